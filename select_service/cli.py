@@ -83,9 +83,9 @@ def _chosen(arguments: list[str]) -> Callable[[], int]:
 
         return _printing(partial(credentials_cli.main, arguments), arguments)
     if arguments[:1] == ["leave"]:
-        from select_service.edge import departure
+        from select_service.edge import leave_command
 
-        return partial(departure.main, arguments[1:])
+        return partial(leave_command.main, arguments[1:])
     if arguments[:1] == ["doctor"]:
         from select_service.doctor import cli as doctor
 
@@ -94,7 +94,7 @@ def _chosen(arguments: list[str]) -> Callable[[], int]:
         from select_service.client import cli as client
 
         return _printing(partial(client.main, arguments), arguments)
-    gc.disable()  # modules are no garbage; `edge/garbage.py` decides when the service is up
+    gc.disable()  # modules are no garbage; `edge/garbage_collection.py` decides when the service is up
     # numpy brings OpenBLAS, which at once starts a thread per core that spins for work: 100 ms of
     # processor time beside our start, for products of matrices that nobody here asks for
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -124,7 +124,7 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Settings, Lay
     if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         given["tracing"] = "none"
     env = _said_by(environ, warnings)
-    from select_service.edge.reloading import check_settings  # numpy; see `main`
+    from select_service.edge.config_reload import check_settings  # numpy; see `main`
 
     try:
         file = {} if given.get("config") is None else read_file(given["config"])

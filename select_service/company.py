@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from select_service.client.meeting import Present
     from select_service.config import Settings
-    from select_service.edge.driver import Driver
+    from select_service.edge.driver.driver import Driver
     from select_service.edge.security.passport import Passport
 
 __all__ = ["CATALOG", "Company"]

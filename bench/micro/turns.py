@@ -37,7 +37,7 @@ from select_service.edge.server import Server
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from select_service.edge.driver import Driver
+    from select_service.edge.driver.driver import Driver
 
 HOST: Final = "127.0.0.1"
 DARK: Final = "tcp://127.0.0.1:9"  # nobody publishes there: events are given to the streams here

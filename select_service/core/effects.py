@@ -1,6 +1,6 @@
 """What must be done after a verb of the core: the only way the core affects the outside world.
 
-The core appends; the driver (`edge/driver.py`) carries out, in the order of the fields below. A
+The core appends; the driver (`edge/driver/driver.py`) carries out, in the order of the fields below. A
 verb without outside effects returns `NOTHING`, which is shared and stays empty.
 """
 

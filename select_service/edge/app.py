@@ -20,11 +20,13 @@ from select_service.config import Layers
 from select_service.edge import logs
 from select_service.edge.codec.bulk import BodyGuard
 from select_service.edge.codec.writing import show_hashes
+from select_service.edge.config_reload import ConfigReload
 from select_service.edge.console.routes import Booth
 from select_service.edge.construction import create_driver, create_security
 from select_service.edge.descriptors import raise_limit
-from select_service.edge.driver import Driver
-from select_service.edge.garbage import GarbageCollection
+from select_service.edge.driver.driver import Driver
+from select_service.edge.garbage_collection import GarbageCollection
+from select_service.edge.graceful_shutdown import GracefulShutdown
 from select_service.edge.http.api import Api
 from select_service.edge.http.asgi import Door
 from select_service.edge.http.document import Document
@@ -33,9 +35,7 @@ from select_service.edge.http.listening import (
     Entrances,
 )
 from select_service.edge.http.traffic import Traffic
-from select_service.edge.late import load
-from select_service.edge.leaving import Leaving
-from select_service.edge.reloading import Reloading
+from select_service.edge.lazy_imports import load
 from select_service.edge.security.openness import open_doors, side_address
 from select_service.edge.server import TICK_MIN_S, Server
 from select_service.errors import (
@@ -99,12 +99,14 @@ def create_door(
     traffic = Traffic()
     if service.security is None:  # the driver was built without these settings
         service.security = create_security(settings)
-    reloading = Reloading(layers or Layers.of(settings), service)
+    reloading = ConfigReload(layers or Layers.of(settings), service)
     service.answer_doors(show_hashes)
 
     @functools.cache
     def metrics() -> Metrics:
-        from select_service.edge.metrics.exposition import Metrics  # loaded late, see `late.py`
+        from select_service.edge.metrics.exposition import (
+            Metrics,  # loaded late, see `lazy_imports.py`
+        )
 
         return Metrics(service, traffic, settings, reloading)
 
@@ -208,7 +210,7 @@ async def _serve(settings: Settings, layers: Layers | None, entrances: Entrances
     server = Server(settings, door, traffic, entrances, service.security)
     loop = asyncio.get_running_loop()
     garbage = GarbageCollection(traffic, loop.time)
-    leaving = Leaving(
+    leaving = GracefulShutdown(
         *(service, settings.leave_notice_s, settings.leave_grace_s),
         *(server.close_answers, server.go),
     )

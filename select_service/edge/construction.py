@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from select_service.config import Durability
 from select_service.core.routing.policy import PolicyBook, PolicyError, read_policy
-from select_service.edge.driver import Driver
-from select_service.edge.driving.outfit import Companions, EdgeLimits
+from select_service.edge.driver.driver import Driver
+from select_service.edge.driver.driver_options import DriverOptions, EdgeLimits
 
 if TYPE_CHECKING:
     from select_service.config import PolicyFile, Settings
@@ -52,7 +52,7 @@ def create_driver(settings: Settings) -> Driver:
             ready_timeout_s=settings.ready_timeout_s,
         ),
         policies=_policies(router.policy, router.config.queue_threshold),
-        companions=Companions(
+        companions=DriverOptions(
             keeper=_keeper(settings),
             security=security,
             tracing=_tracing(settings),

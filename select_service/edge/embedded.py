@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from indexer.types import EventLossPolicy, SnapshotLimits
 from select_service.edge.arguments import taken, taken_or_none, taken_wave
 from select_service.edge.batch_runner import explained
-from select_service.edge.driver import Driver
-from select_service.edge.driving.outfit import Companions, EdgeLimits
+from select_service.edge.decision_report import Wanted, as_told
+from select_service.edge.driver.driver import Driver
+from select_service.edge.driver.driver_options import DriverOptions, EdgeLimits
 from select_service.edge.state.keeper import Keeper
-from select_service.edge.telling import Wanted, as_told
 from select_service.types import (
     BatchAnswer,
     BatchRequest,
@@ -117,7 +117,7 @@ class SelectionService:
             config,
             limits=limits,
             edge_limits=EdgeLimits(snapshot=SnapshotLimits()),
-            companions=Companions(keeper=keeper),
+            companions=DriverOptions(keeper=keeper),
             admission=admission,
             trust=trust,
             shadow=shadow,

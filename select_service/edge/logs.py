@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import orjson
 from typing_extensions import override
 
-from select_service.edge.log_outlet import LogOutlet
+from select_service.edge.log_writer import LogWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -59,13 +59,13 @@ def configure(
         ids: returns the trace ids of the current request, if tracing is on.
     """
     taker = sys.stderr if stream is None else stream
-    handler = logging.NullHandler() if taker is None else LogOutlet(taker)  # `2>&-` leaves none
+    handler = logging.NullHandler() if taker is None else LogWriter(taker)  # `2>&-` leaves none
     handler.setFormatter(JsonLines() if log_format == "json" else TextLines())
     if ids is not None:
         handler.addFilter(_Identified(ids))
     root = logging.getLogger()
     for old in root.handlers:
-        if isinstance(old, LogOutlet):
+        if isinstance(old, LogWriter):
             old.close()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())

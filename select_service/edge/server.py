@@ -16,14 +16,14 @@ import uvicorn
 from typing_extensions import override
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
+from select_service.edge.graceful_shutdown import CLOSE
 from select_service.edge.http.asgi import Door
 from select_service.edge.http.connections import ConnectionLimits
 from select_service.edge.http.dates import http_date
 from select_service.edge.http.fast_lane import FastLane, fast_lane
 from select_service.edge.http.listening import NOT_AT_THE_SIDE, SIDE_PATHS
 from select_service.edge.http.preamble import status_line
-from select_service.edge.late import load_in_turns
-from select_service.edge.leaving import CLOSE
+from select_service.edge.lazy_imports import load_in_turns
 
 if TYPE_CHECKING:
     import socket

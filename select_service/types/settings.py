@@ -61,7 +61,7 @@ class TrustSettings(Struct, frozen=True, kw_only=True):
 class CoreLimits(Struct, kw_only=True):
     """Bounds of the core's own memory and of one turn of housekeeping.
 
-    One object that everybody reads each time: `edge/reloading.py` writes it.
+    One object that everybody reads each time: `edge/config_reload.py` writes it.
     """
 
     data_parallel_size_max: int = 1024

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from select_service.edge.driver import Driver
+from select_service.edge.driver.driver import Driver
 from select_service.edge.http.traffic import Traffic
 from select_service.edge.metrics.exposition import Metrics
 from tests.deploy.dashboard import BOARD

@@ -18,8 +18,8 @@ import jsonschema  # type: ignore[import-untyped]
 import msgspec
 
 from select_service.config.environment import RouterSettings
+from select_service.edge.config_reload import ConfigChange
 from select_service.edge.http.openapi import describe
-from select_service.edge.reloading import ConfigChange
 from select_service.edge.routing import Route
 from select_service.types import RouterConfig
 from tests.fuzz.bodies import PATHS, Body, path_of, templates, to_json, to_msgpack

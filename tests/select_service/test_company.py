@@ -12,7 +12,7 @@ import pytest
 from select_service.client.meeting import Meeting, Present
 from select_service.company import Company
 from select_service.edge.discovery.source import SourceFailed
-from select_service.edge.driver import Driver
+from select_service.edge.driver.driver import Driver
 from select_service.types import WorkerSpec
 
 ME = ("http://me", "tcp://me:1")

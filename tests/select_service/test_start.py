@@ -17,7 +17,7 @@ TELL = """
 import json, os, signal, sys
 from select_service import cli
 before = sorted(sys.modules)
-from select_service.edge import late
+from select_service.edge import lazy_imports
 
 async def tell(_):
     import gc
@@ -29,7 +29,7 @@ async def tell(_):
     }))
     os.kill(os.getpid(), signal.SIGTERM)
 
-late.load_in_turns = tell
+lazy_imports.load_in_turns = tell
 sys.exit(cli.main(sys.argv[1:]))
 """
 

@@ -35,7 +35,7 @@ class Flag(Struct, frozen=True):
     help: str
     watch: str = ""  # the metric that shows how near it is, or how often it was reached
     env: str = ""  # the variable that sets it if the flag does not
-    reloads: bool = False  # whether it may change at run time: see `edge/reloading.py`
+    reloads: bool = False  # whether it may change at run time: see `edge/config_reload.py`
 
     @property
     def is_limit(self) -> bool:

@@ -20,14 +20,14 @@ from select_service.edge.console.prefix import look_up
 from select_service.edge.console.reservations import reservations
 from select_service.edge.console.sections import actions
 from select_service.edge.console.stream import INTERVAL_S, LiveView
+from select_service.edge.decision_report import Wanted
 from select_service.edge.http.traffic import LATENCY_BUCKETS_S
 from select_service.edge.routing import read_count, read_id, read_query
-from select_service.edge.telling import Wanted
 from select_service.version import __version__
 
 if TYPE_CHECKING:
     from select_service.edge.console.history import History
-    from select_service.edge.driver import Driver
+    from select_service.edge.driver.driver import Driver
     from select_service.edge.http.api import Request
     from select_service.edge.http.traffic import Traffic
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from select_service.core.admission.load_reports import Report
     from select_service.core.fleet.catalog import Worker
     from select_service.core.partition import Partition
-    from select_service.edge.driver import Driver
-    from select_service.edge.slices import Slices
+    from select_service.edge.cooperative import TimeSlices
+    from select_service.edge.driver.driver import Driver
 
 __all__ = ["RANK_FIELDS", "Fleet", "News"]
 
@@ -85,7 +85,7 @@ class Fleet:
             [one.text for one in seen], [row for one in seen for row in one.rows.values()], []
         )
 
-    async def look(self, slices: Slices) -> News:
+    async def look(self, slices: TimeSlices) -> News:
         """Return what has changed since the last call, yielding to the loop in between."""
         core = self._service.core
         news = News([], [], [])

@@ -15,7 +15,7 @@ from select_service.edge.http.traffic import LATENCY_BUCKETS_S
 if TYPE_CHECKING:
     import asyncio
 
-    from select_service.edge.driver import Driver
+    from select_service.edge.driver.driver import Driver
     from select_service.edge.http.traffic import Traffic
 
 __all__ = ["HISTORY_POINTS", "HISTORY_STEP_S", "POINT", "History"]

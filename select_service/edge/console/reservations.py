@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from select_service.core.ledger.reservation_ids import Booking
-    from select_service.edge.driver import Driver
+    from select_service.edge.driver.driver import Driver
 
 __all__ = ["reservations"]
 

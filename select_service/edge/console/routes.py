@@ -16,7 +16,7 @@ from select_service.edge.routing import OPEN, Route
 
 if TYPE_CHECKING:
     from select_service.edge.console.answering import Console
-    from select_service.edge.driver import Driver
+    from select_service.edge.driver.driver import Driver
     from select_service.edge.http.api import Answer, Api, Handler, Request
     from select_service.edge.http.traffic import Traffic
 

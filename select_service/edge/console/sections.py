@@ -18,14 +18,14 @@ from select_service.edge.http.routes import ROUTES
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from select_service.edge.driver import Driver
-    from select_service.edge.slices import Slices
+    from select_service.edge.cooperative import TimeSlices
+    from select_service.edge.driver.driver import Driver
     from select_service.types.admission import BusyThreshold, ScopeAdmission
 
 __all__ = ["actions", "sections"]
 
 
-async def sections(service: Driver, slices: Slices) -> dict[str, bytes]:
+async def sections(service: Driver, slices: TimeSlices) -> dict[str, bytes]:
     """Return all sections by name, yielding to the loop in between."""
     admission = await _admission(service, slices)
     await slices.breathe()
@@ -55,7 +55,7 @@ def _state(service: Driver) -> dict[str, Any]:
     }
 
 
-async def _admission(service: Driver, slices: Slices) -> bytes:
+async def _admission(service: Driver, slices: TimeSlices) -> bytes:
     """Describe admission like GET /admission, plus the refusals by reason."""
     core = service.core
     steps = status_in_steps(core.admitting, core.membership)
@@ -79,7 +79,7 @@ async def _admission(service: Driver, slices: Slices) -> bytes:
     return b"{" + b",".join(members) + b"}"
 
 
-async def _rows(rows: Sequence[BusyThreshold | ScopeAdmission], slices: Slices) -> bytes:
+async def _rows(rows: Sequence[BusyThreshold | ScopeAdmission], slices: TimeSlices) -> bytes:
     written = []
     for row in rows:
         written.append(orjson.dumps(for_browser(row)))

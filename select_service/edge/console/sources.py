@@ -11,14 +11,14 @@ import orjson
 from msgspec import UNSET
 
 from select_service.edge.console.browser import for_browser
-from select_service.edge.slices import Slices
-from select_service.edge.telling import Wanted
+from select_service.edge.cooperative import TimeSlices
+from select_service.edge.decision_report import Wanted
 from select_service.errors import DecisionsOff
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from select_service.edge.driver import Driver
+    from select_service.edge.driver.driver import Driver
     from select_service.types.decisions import Decision
 
 __all__ = ["decision", "decisions", "findings"]
@@ -75,7 +75,7 @@ async def findings(service: Driver) -> bytes:
 
 async def _rows(values: Iterable[object]) -> bytes:
     """Encode an array that may be long."""
-    slices, rows = Slices(), []
+    slices, rows = TimeSlices(), []
     for value in values:
         rows.append(orjson.dumps(for_browser(value)))
         await slices.breathe()

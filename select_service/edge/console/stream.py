@@ -17,14 +17,14 @@ import orjson
 
 from select_service.edge.console.fleet import Fleet, News, joined
 from select_service.edge.console.sections import sections
-from select_service.edge.slices import Slices
+from select_service.edge.cooperative import TimeSlices
 from select_service.errors import TooManyConsoles
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
 
     from select_service.edge.console.history import History
-    from select_service.edge.driver import Driver
+    from select_service.edge.driver.driver import Driver
     from select_service.edge.http.traffic import ConsoleTraffic
 
 __all__ = ["BEHIND_MAX", "INTERVAL_S", "LiveView"]
@@ -194,7 +194,7 @@ class _View:
 
     async def look(self) -> bytes:
         """Return the members of a tick: what has changed."""
-        slices = Slices()
+        slices = TimeSlices()
         fresh = await sections(self._service, slices)
         self._whole = None
         news = await self._fleet.look(slices)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from indexer.core.stream import EventStream
     from indexer.types import LinkState
     from select_service.edge.discovery.source import Source
-    from select_service.edge.driving.turn import Turn
+    from select_service.edge.driver.call_context import CallContext
     from select_service.edge.readiness import Readiness
     from select_service.edge.replication.plane import Replicas
     from select_service.types import WorkerSpec
@@ -72,7 +72,7 @@ class WorkerFollower:
     def __init__(
         self,
         source: Source[dict[int, WorkerSpec]],
-        turn: Turn,
+        turn: CallContext,
         verbs: Verbs,
         *,
         link_of: Callable[[EventStream], LinkState | None] = lambda _: None,

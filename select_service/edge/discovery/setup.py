@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from select_service.config import Settings
     from select_service.edge.discovery.source import Source
-    from select_service.edge.driver import Driver
-    from select_service.edge.driving.turn import Turn
+    from select_service.edge.driver.call_context import CallContext
+    from select_service.edge.driver.driver import Driver
     from select_service.types import WorkerSpec
 
 __all__ = ["create_discovery", "watched_replicas", "watched_workers", "worker_follower"]
@@ -99,7 +99,7 @@ def worker_follower(
     service: Driver,
     settings: Settings,
     *,
-    turn: Turn | None = None,
+    turn: CallContext | None = None,
     grace_s: float,
     lets_end: bool = False,
 ) -> WorkerFollower:

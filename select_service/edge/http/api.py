@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from select_service.config import FieldValidation
     from select_service.edge.codec.json_codec import Decoded
-    from select_service.edge.driver import Driver
-    from select_service.edge.reloading import Reloading
+    from select_service.edge.config_reload import ConfigReload
+    from select_service.edge.driver.driver import Driver
     from select_service.edge.routing import Route
     from select_service.edge.state.keeper import Keeper
 
@@ -72,7 +72,7 @@ class Api:
         *,
         metrics: Callable[[], Awaitable[tuple[bytes, str]]],
         openapi: Callable[[], Awaitable[bytes]],
-        reloading: Reloading | None = None,
+        reloading: ConfigReload | None = None,
         guard: BodyGuard | None = None,
         refused: Callable[[Exception], None] = lambda _: None,
         reads: Form = Form.JSON,

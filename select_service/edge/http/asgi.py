@@ -48,9 +48,9 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from select_service.config import Settings
+    from select_service.edge.config_reload import ConfigReload
     from select_service.edge.console.routes import Booth
     from select_service.edge.http.document import Document
-    from select_service.edge.reloading import Reloading
     from select_service.edge.security.authority import Authority
 
 __all__ = ["HANDED_OVER", "Door"]
@@ -101,7 +101,7 @@ class Door:
         self.lead_to(routes, signpost=_signpost(booth, authority))
         self._leaving = asyncio.Event()
         self._sending = Sending(traffic, self._leaving)
-        self.reloading: Reloading
+        self.reloading: ConfigReload
         self.document: Document
         """Both set by the creator."""
 

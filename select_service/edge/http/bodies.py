@@ -9,7 +9,7 @@ import msgspec
 from select_service.edge.batch_runner import BatchBody
 from select_service.edge.codec.forms import Form
 from select_service.edge.codec.json_codec import RequestDecoder
-from select_service.edge.reloading import ConfigChange
+from select_service.edge.config_reload import ConfigChange
 from select_service.types import (
     BatchRequest,
     LeaseRenewal,
@@ -60,7 +60,9 @@ class Bodies:
         def read(kind: type[R]) -> RequestDecoder[R] | MsgpackDecoder[R]:
             if form is Form.JSON:
                 return RequestDecoder(kind, validation, guard)
-            from select_service.edge.codec.msgpack_codec import MsgpackDecoder  # see `late.py`
+            from select_service.edge.codec.msgpack_codec import (
+                MsgpackDecoder,  # see `lazy_imports.py`
+            )
 
             return MsgpackDecoder(kind, validation, guard)
 

@@ -13,7 +13,7 @@ __all__ = ["ConnectionLimits"]
 class ConnectionLimits(Struct):
     """Limits of connections; times in seconds.
 
-    All connections read one shared object, which `reloading.py` updates.
+    All connections read one shared object, which `config_reload.py` updates.
     """
 
     header_timeout_s: float

@@ -1,14 +1,14 @@
 """GET /openapi.json as text: built in steps once the port is open, or sooner if requested.
 
 `openapi.py` builds it, which takes 30 ms that no request should wait for; the module is not even
-loaded before (see `late.py`, which takes the steps).
+loaded before (see `lazy_imports.py`, which takes the steps).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from select_service.edge.slices import Slices
+from select_service.edge.cooperative import TimeSlices
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,13 +47,13 @@ class Document:
         Raises:
             OSError: as `steps`.
         """
-        slices = Slices()
+        slices = TimeSlices()
         for _ in self.steps():
             await slices.breathe()
         self._steps = None
         return self._made[self._overload_status]
 
     def _make(self) -> Iterator[None]:
-        from select_service.edge.http.openapi import describing  # see `late.py`
+        from select_service.edge.http.openapi import describing  # see `lazy_imports.py`
 
         self._made[self._overload_status] = yield from describing(self._overload_status)

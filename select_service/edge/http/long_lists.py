@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from select_service.edge.slices import Slices
+from select_service.edge.cooperative import TimeSlices
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 async def written(writer: Writer, items: Sequence[T]) -> list[T]:
     """Return the items encoded; the encoder of the answer copies them verbatim."""
-    slices, rows = Slices(), list[object]()
+    slices, rows = TimeSlices(), list[object]()
     for item in items:
         rows.append(writer.written(item))
         await slices.breathe()

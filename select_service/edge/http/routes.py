@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from select_service.edge.codec.answers import Status
+from select_service.edge.config_reload import ConfigChange, ConfigStatus
 from select_service.edge.http.bodies import PeerRequest
 from select_service.edge.http.handlers import (
     inspection,
@@ -26,7 +27,6 @@ from select_service.edge.http.handlers.process import READY_QUERY
 from select_service.edge.http.handlers.reservations import LEASE_QUERY
 from select_service.edge.http.handlers.workers import CANDIDATE_QUERY
 from select_service.edge.http.scope_query import SCOPE_QUERY
-from select_service.edge.reloading import ConfigChange, ConfigStatus
 from select_service.edge.routing import OPEN, Route
 from select_service.types import Answer as Decided
 from select_service.types import (

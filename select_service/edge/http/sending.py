@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from select_service.edge.codec.answers import JSON_WRITER, Feed
 from select_service.edge.http.receiving import until_gone
-from select_service.edge.places import StreamCut
+from select_service.edge.stream_limit import StreamCut
 from select_service.errors import HttpVersionTooOld
 
 if TYPE_CHECKING:

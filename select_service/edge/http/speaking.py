@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from starlette.types import Scope
 
-    from select_service.edge.driver import Driver
+    from select_service.edge.driver.driver import Driver
     from select_service.edge.http.api import Api
     from select_service.edge.security.authority import Authority, Grant
     from select_service.edge.tenancy.views import TenantView
@@ -88,7 +88,7 @@ class Speaking:
         writer = JSON_WRITER if name is None else msgpack_writer(name)
         if grant is None or self._authority is None:
             return self._api.speaking(reads, writer)
-        from select_service.edge.tenancy.views import Outside, TenantView  # see `late.py`
+        from select_service.edge.tenancy.views import Outside, TenantView  # see `lazy_imports.py`
 
         note, tenants = self._authority.note_foreign, grant.tenants
         seen: Callable[[Driver], object] | None = None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from select_service.edge.slices import Slices
+from select_service.edge.cooperative import TimeSlices
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +34,7 @@ async def records(
         model_name: only workers of this model, if given.
         tenant_id: likewise.
     """
-    slices, told = Slices(), list[msgspec.Raw]()
+    slices, told = TimeSlices(), list[msgspec.Raw]()
     for worker_id in ids:
         record = api.service.worker_record(worker_id)
         if (

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from select_service.config import Settings
     from select_service.core.admission.partition_admission import PartitionAdmission
     from select_service.core.partition import Partition
-    from select_service.edge.driver import Driver
+    from select_service.edge.driver.driver import Driver
     from select_service.edge.metrics.families import Steps
     from select_service.edge.metrics.scope_series import ScopeGroups
 

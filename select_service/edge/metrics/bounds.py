@@ -12,8 +12,8 @@ from select_service.edge.metrics.families import Collector, counter, counters, g
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from select_service.edge.driver import Driver
-    from select_service.edge.reloading import Reloading
+    from select_service.edge.config_reload import ConfigReload
+    from select_service.edge.driver.driver import Driver
 
 _ASKED_BY = ("put", "sighup", "restored")
 _OUTCOMES = ("applied", "unchanged", "refused")
@@ -22,7 +22,7 @@ _OUTCOMES = ("applied", "unchanged", "refused")
 class BoundsMetrics(Collector):
     """Counters of what bounds did beside those of `limits.py`."""
 
-    def __init__(self, service: Driver, reloading: Reloading | None) -> None:
+    def __init__(self, service: Driver, reloading: ConfigReload | None) -> None:
         self._service = service
         self._reloading = reloading
 

@@ -12,7 +12,7 @@ from select_service.edge.metrics.families import Collector, counter, gauge
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from select_service.edge.driver import Driver
+    from select_service.edge.driver.driver import Driver
 
 
 class DecisionMetrics(Collector):

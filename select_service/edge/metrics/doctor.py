@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from prometheus_client.metrics_core import Metric
 
-    from select_service.edge.driver import Driver
+    from select_service.edge.driver.driver import Driver
 
 __all__ = ["DoctorMetrics"]
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from select_service.edge.cooperative import TimeSlices
 from select_service.edge.metrics.admission import AdmissionMetrics
 from select_service.edge.metrics.bounds import BoundsMetrics
 from select_service.edge.metrics.decisions import DecisionMetrics
@@ -36,7 +37,6 @@ from select_service.edge.metrics.tenants import TenantMetrics
 from select_service.edge.metrics.text import text_of
 from select_service.edge.metrics.tracing import TracingMetrics
 from select_service.edge.metrics.trust import TrustMetrics
-from select_service.edge.slices import Slices
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -44,10 +44,10 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
     from select_service.config import Settings
-    from select_service.edge.driver import Driver
+    from select_service.edge.config_reload import ConfigReload
+    from select_service.edge.driver.driver import Driver
     from select_service.edge.http.traffic import Traffic
     from select_service.edge.metrics.families import Collector, Steps
-    from select_service.edge.reloading import Reloading
 
 __all__ = ["Metrics"]
 
@@ -60,7 +60,7 @@ class Metrics:
         service: Driver,
         traffic: Traffic,
         settings: Settings,
-        reloading: Reloading | None = None,
+        reloading: ConfigReload | None = None,
     ) -> None:
         self._traffic = traffic
         groups = ScopeGroups(service.core, settings.metrics_scope_series_max)
@@ -122,7 +122,7 @@ class Metrics:
             # Reads /proc for every open file: 4 ms with those of 1,000 workers.
             read = asyncio.get_running_loop().run_in_executor
             process = await read(self._thread, lambda: list(self._process.collect()))
-            slices, pieces = Slices(), list[bytes]()
+            slices, pieces = TimeSlices(), list[bytes]()
             for step in chain(self._steps(), process):
                 if step is not None:
                     for piece in text_of(step):

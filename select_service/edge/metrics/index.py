@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from indexer.core.stream import EventStream
     from indexer.core.stream_counters import StreamCounters
     from select_service.config import Settings
-    from select_service.edge.driver import Driver
+    from select_service.edge.driver.driver import Driver
     from select_service.edge.metrics.families import Steps
     from select_service.edge.metrics.scope_series import ScopeGroups
 

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
     from select_service.config import Settings
-    from select_service.edge.driver import Driver
+    from select_service.edge.config_reload import ConfigReload
+    from select_service.edge.driver.driver import Driver
     from select_service.edge.http.traffic import Traffic
-    from select_service.edge.reloading import Reloading
 
 __all__ = ["TURN_BUDGETS", "LimitMetrics", "limit_hits", "limit_values"]
 
@@ -48,7 +48,7 @@ class LimitMetrics(Collector):
     """Limits in force, and how often they were reached."""
 
     def __init__(
-        self, service: Driver, traffic: Traffic, settings: Settings, reloading: Reloading | None
+        self, service: Driver, traffic: Traffic, settings: Settings, reloading: ConfigReload | None
     ) -> None:
         self._service = service
         self._traffic = traffic

@@ -18,7 +18,7 @@ from select_service.edge.metrics.families import Collector, counter, counters, g
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from select_service.edge.driver import Driver
+    from select_service.edge.driver.driver import Driver
     from select_service.edge.replication.plane import Replicas
     from select_service.types import ReplicaStatus
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from select_service.config import Settings
-    from select_service.edge.driver import Driver
+    from select_service.edge.driver.driver import Driver
 
 __all__ = ["SecurityMetrics"]
 

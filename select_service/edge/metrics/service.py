@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from typing_extensions import override
 
 from indexer.compiled import kernels_in_use
-from select_service.edge.log_outlet import LOST
+from select_service.edge.log_writer import LOST
 from select_service.edge.metrics.families import (
     RANK,
     ROWS_PER_STEP,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
     from select_service.config import Settings
-    from select_service.edge.driver import Driver
+    from select_service.edge.driver.driver import Driver
     from select_service.edge.metrics.families import Steps
     from select_service.edge.metrics.scope_series import ScopeGroups
 

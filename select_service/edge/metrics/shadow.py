@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from indexer.types import Scope
     from select_service.core.decisions.shadow_regret import RegretTally
-    from select_service.edge.driver import Driver
+    from select_service.edge.driver.driver import Driver
     from select_service.edge.metrics.families import Steps
     from select_service.edge.metrics.scope_series import ScopeGroups
 

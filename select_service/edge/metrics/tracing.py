@@ -12,7 +12,7 @@ from select_service.edge.metrics.families import Collector, counter, counters, g
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from select_service.edge.driver import Driver
+    from select_service.edge.driver.driver import Driver
 
 __all__ = ["TracingMetrics"]
 

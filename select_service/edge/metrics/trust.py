@@ -11,7 +11,7 @@ from select_service.edge.metrics.families import RANK, ROWS_PER_STEP, Collector,
 
 if TYPE_CHECKING:
     from select_service.config import Settings
-    from select_service.edge.driver import Driver
+    from select_service.edge.driver.driver import Driver
     from select_service.edge.metrics.families import Steps
 
 _REASONS: Final = ("prediction", "lag", "gaps")

@@ -27,9 +27,9 @@ from select_service.core.replication.message_codec import (
     encode_part,
 )
 from select_service.core.replication.messages import OWN_TOPIC
-from select_service.edge.places import Places, StreamCut
 from select_service.edge.replication.pull import LENGTH_BYTES, SLICE_S, PullReader, Pulls
 from select_service.edge.replication.sync import ReplicaPublisher, Subscriptions
+from select_service.edge.stream_limit import StreamCut, StreamLimit
 from select_service.errors import PeerNotFound, PeerRefused, TooManyPeers, TooManySnapshots
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from indexer.edge.curve import ReplicaKeys
     from select_service.core.effects import Effects
     from select_service.core.replication.messages import Heartbeat, ReplicaMessage, SnapshotPart
-    from select_service.edge.places import Place
     from select_service.edge.security.passport import Passport
+    from select_service.edge.stream_limit import StreamSlot
     from select_service.types import CoreLimits, ReplicaLimits
 
 _log = logging.getLogger("select_service")
@@ -147,7 +147,7 @@ class Replicas:
         )
         self._ticker = asyncio.get_running_loop().create_task(self._tick())
         self._is_leaving = False
-        self._giving = Places()  # snapshots being sent
+        self._giving = StreamLimit()  # snapshots being sent
         self.peers_refused = 0
         self.heard = 0
         self.malformed = 0
@@ -299,7 +299,7 @@ class Replicas:
             raise TooManySnapshots
         return self._pieces(self._giving.take())
 
-    async def _pieces(self, place: Place) -> AsyncIterator[bytes]:
+    async def _pieces(self, place: StreamSlot) -> AsyncIterator[bytes]:
         """Yield frames in pieces, yielding to the loop every few hundred microseconds.
 
         Ends after the time limit of our own pulls: no replica like us would still be reading.

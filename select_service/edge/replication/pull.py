@@ -17,8 +17,8 @@ from indexer.errors import EndpointRefused, HostNotFound
 from select_service.core.replication.checksum import GarbledReplicaMessage, is_checked
 from select_service.core.replication.message_codec import MalformedReplicaMessage, decode_part
 from select_service.core.replication.messages import SnapshotEnd, SnapshotHead
+from select_service.edge.log_throttle import LogThrottle
 from select_service.edge.security.passport import Passport
-from select_service.edge.sparing import Sparing
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -142,7 +142,7 @@ class Pulls:
         self._carry_out = carry_out
         self._limits = limits
         self._clock = clock
-        self._failures = Sparing(log, clock)
+        self._failures = LogThrottle(log, clock)
         self.passport = passport or Passport()
         self._addresses = addresses
         self._tasks: dict[int, asyncio.Task[None]] = {}  # by router id of the publisher

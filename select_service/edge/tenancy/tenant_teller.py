@@ -1,6 +1,6 @@
 """Decisions for tokens bound to tenants: their own only, under the client's ids.
 
-Takes the place of `Teller`; `names.py` explains the kept ids.
+Takes the place of `DecisionReporter`; `names.py` explains the kept ids.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from select_service.edge.telling import as_told
+from select_service.edge.decision_report import as_told
 from select_service.errors import DecisionNotFound
 from select_service.types.decisions import Decision
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
     from select_service.core.decisions.record import Record
-    from select_service.edge.telling import Teller, Wanted
+    from select_service.edge.decision_report import DecisionReporter, Wanted
     from select_service.errors import ServiceError
     from select_service.types import Answer, SelectRequest
     from select_service.types.decisions import Candidate
@@ -30,7 +30,7 @@ class TenantTeller:
 
     def __init__(
         self,
-        teller: Teller,
+        teller: DecisionReporter,
         tenants: frozenset[str],
         prefixes: Sequence[str],
         short: Callable[[str], str],

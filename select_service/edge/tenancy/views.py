@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from select_service.core.batches.batch_selection import Item
     from select_service.core.decisions.trust_monitor import TrustSeat
     from select_service.core.ledger.reservation import Lease
-    from select_service.edge.driver import Driver
+    from select_service.edge.driver.driver import Driver
     from select_service.edge.state.keeper import Keeper
     from select_service.types import (
         Answer,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from select_service.core.decisions.shadow_report import ShadowReport
 from select_service.core.ledger.audit import audit
-from select_service.edge.slices import Slices
+from select_service.edge.cooperative import TimeSlices
 from select_service.types import Consistency, LoadDifference
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from select_service.core.decisions.trust_monitor import TrustSeat
     from select_service.core.ledger.audit import Difference
     from select_service.core.partition import Partition
-    from select_service.edge.driving.turn import Turn
+    from select_service.edge.driver.call_context import CallContext
     from select_service.types import (
         LoadRow,
         OverlapScores,
@@ -44,7 +44,7 @@ SHADOW_SLICE = 32
 class Inspecting:
     """Read-only views of the state."""
 
-    def __init__(self, turn: Turn) -> None:
+    def __init__(self, turn: CallContext) -> None:
         self._core, self._clock, _ = turn
         self.checks = Counter(consistent=0, different=0)
         """Outcomes of GET /debug/consistency."""
@@ -84,7 +84,7 @@ class Inspecting:
 
         Ranks of one scope are from one moment; ranks registered later are left out.
         """
-        return await Slices().through(self._core.trusting.seats_in_steps(model_name, tenant_id))
+        return await TimeSlices().through(self._core.trusting.seats_in_steps(model_name, tenant_id))
 
     def trust_row(self, seat: TrustSeat) -> RankTrustRow:
         """GET /trust: one rank."""
@@ -120,7 +120,7 @@ class Inspecting:
 
     async def consistency(self) -> Consistency:
         """GET /debug/consistency; yields to the loop every fraction of a millisecond."""
-        began, slices = self._clock(), Slices()
+        began, slices = self._clock(), TimeSlices()
         found: list[LoadDifference] = []
         partitions = list(self._core.partitions.values())
         ranks = reservations = count = 0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from select_service.edge.slices import Slices
+from select_service.edge.cooperative import TimeSlices
 from select_service.errors import WorkerNotFound
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from select_service.core.effects import Effects
     from select_service.core.instrumentation.recorder import Recorder
-    from select_service.edge.driving.turn import Turn
+    from select_service.edge.driver.call_context import CallContext
     from select_service.types.admission import (
         AdmissionChange,
         AdmissionStatus,
@@ -33,7 +33,7 @@ __all__ = ["Operating"]
 class Operating:
     """Changes made while the service runs."""
 
-    def __init__(self, turn: Turn, witness: Recorder | None) -> None:
+    def __init__(self, turn: CallContext, witness: Recorder | None) -> None:
         """Operate one driver.
 
         Args:
@@ -50,7 +50,7 @@ class Operating:
 
     async def admission_in_slices(self) -> AdmissionStatus:
         """GET /admission; yields to the loop every fraction of a millisecond."""
-        return await Slices().through(self._core.admission_in_steps())
+        return await TimeSlices().through(self._core.admission_in_steps())
 
     async def change_admission_in_slices(self, change: AdmissionChange) -> AdmissionStatus:
         """PUT /admission; in force everywhere once answered, even if the caller disconnects.
@@ -70,7 +70,7 @@ class Operating:
         return await asyncio.shield(task)
 
     async def _drive(self, steps: Generator[Effects, float, AdmissionStatus]) -> AdmissionStatus:
-        slices = Slices()
+        slices = TimeSlices()
         while True:
             try:
                 effects = steps.send(self._clock())
@@ -93,7 +93,7 @@ class Operating:
 
     async def busy_thresholds_in_slices(self) -> BusyThresholds:
         """GET /busy_threshold; yields to the loop every fraction of a millisecond."""
-        return await Slices().through(self._core.busy_thresholds_in_steps())
+        return await TimeSlices().through(self._core.busy_thresholds_in_steps())
 
     def change_threshold(self, change: BusyThresholdChange) -> BusyThreshold:
         """POST /busy_threshold."""

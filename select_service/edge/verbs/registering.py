@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from select_service.core.effects import Effects
-    from select_service.edge.driving.turn import Turn
+    from select_service.edge.driver.call_context import CallContext
     from select_service.types import Role, WorkerPatch, WorkerRecord, WorkerSpec
     from select_service.types.drains import DrainRequest, DrainStatus, ScaleDownCandidate
 
@@ -25,7 +25,7 @@ CANDIDATES_SLICE_S = 0.0003
 class Registering:
     """Changes to the catalog."""
 
-    def __init__(self, turn: Turn) -> None:
+    def __init__(self, turn: CallContext) -> None:
         self._core, self._clock, self._carry_out = turn
 
     def upsert_worker(self, spec: WorkerSpec, source: str = API) -> WorkerRecord:

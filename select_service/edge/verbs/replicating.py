@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from indexer.edge.addresses import Addresses
-    from select_service.edge.driving.carrying import Carrier
-    from select_service.edge.driving.turn import Turn
+    from select_service.edge.driver.call_context import CallContext
+    from select_service.edge.driver.effects_executor import EffectsExecutor
     from select_service.edge.readiness import Readiness
     from select_service.edge.replication.plane import Replicas
     from select_service.edge.security.credentials import Credentials
@@ -36,7 +36,7 @@ class Replicating:
     """What this process exchanges with other replicas."""
 
     def __init__(
-        self, turn: Turn, carrier: Carrier, port: int | None, limits: ReplicaLimits
+        self, turn: CallContext, carrier: EffectsExecutor, port: int | None, limits: ReplicaLimits
     ) -> None:
         """Publish nothing yet.
 

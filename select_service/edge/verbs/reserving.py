@@ -10,7 +10,7 @@ from select_service.edge.lifecycle_batches import LifecycleBatches
 
 if TYPE_CHECKING:
     from select_service.core.ledger.reservation import Lease
-    from select_service.edge.driving.turn import Turn
+    from select_service.edge.driver.call_context import CallContext
     from select_service.types import (
         BatchAnswer,
         BatchRequest,
@@ -30,7 +30,7 @@ __all__ = ["Reserving"]
 class Reserving:
     """Changes to reservations and leases."""
 
-    def __init__(self, turn: Turn, *, is_kept: bool) -> None:
+    def __init__(self, turn: CallContext, *, is_kept: bool) -> None:
         """Book for one driver.
 
         Args:

@@ -16,7 +16,7 @@ from msgspec import UNSET
 from select_service.core.admission.queue import Ticket
 from select_service.core.effects import NOTHING
 from select_service.edge.batch_runner import BatchRunner
-from select_service.edge.telling import Teller
+from select_service.edge.decision_report import DecisionReporter
 from select_service.errors import ServiceError
 from select_service.types import Selection
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from indexer.types import PackedHashes
     from select_service.core.batches.batch_selection import Item
-    from select_service.edge.driving.turn import Turn
+    from select_service.edge.driver.call_context import CallContext
     from select_service.types import (
         Answer,
         SelectAndReserveRequest,
@@ -43,7 +43,7 @@ class Selecting:
     """The verbs that select a worker for a prompt."""
 
     def __init__(
-        self, turn: Turn, wait: Callable[[Ticket], Awaitable[Answer]], *, is_kept: bool
+        self, turn: CallContext, wait: Callable[[Ticket], Awaitable[Answer]], *, is_kept: bool
     ) -> None:
         """Select for one driver.
 
@@ -120,10 +120,10 @@ class Selecting:
         return await self.teller.finish(given, request)
 
     @cached_property
-    def teller(self) -> Teller:
+    def teller(self) -> DecisionReporter:
         """Renders recorded decisions."""
         transfer_cost = self._core.reader.config.kv_transfer_cost_per_block
-        return Teller(self._core.decisions, self._clock, transfer_cost)
+        return DecisionReporter(self._core.decisions, self._clock, transfer_cost)
 
     def answer_doors(self, show_hashes: Callable[[PackedHashes], list[int]]) -> None:
         """Set how hashes appear in answers sent over HTTP.

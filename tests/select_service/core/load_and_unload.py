@@ -29,7 +29,7 @@ def rss_mb() -> float:
 
 
 def settled_mb() -> float:
-    """The same in a quiet moment, as `edge/garbage.py` makes them."""
+    """The same in a quiet moment, as `edge/garbage_collection.py` makes them."""
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

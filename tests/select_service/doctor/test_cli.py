@@ -12,7 +12,7 @@ import pytest
 from select_service import cli
 from select_service.doctor.asking import Answer
 from select_service.doctor.telling import tell
-from select_service.edge.driver import Driver
+from select_service.edge.driver.driver import Driver
 from select_service.types import WorkerSpec
 from select_service.types.doctor import Finding, Subject
 from tests.live.ports import HOST, free_port

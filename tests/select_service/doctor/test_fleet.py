@@ -11,7 +11,7 @@ import zmq
 from select_service.core.replication.dynamo_events import TOPIC
 from select_service.core.replication.message_codec import encode_message
 from select_service.core.replication.messages import OWN_TOPIC, Heartbeat
-from select_service.edge.driver import Driver
+from select_service.edge.driver.driver import Driver
 from select_service.errors import NoSchedulableWorker
 from select_service.types import (
     ReservationRequest,

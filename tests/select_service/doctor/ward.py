@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from indexer.core.stream import EventStream
 from indexer.types import StreamLimits
-from select_service.edge.driver import Driver
-from select_service.edge.driving.outfit import EdgeLimits
+from select_service.edge.driver.driver import Driver
+from select_service.edge.driver.driver_options import EdgeLimits
 from select_service.types import CoreLimits, RouterConfig, SelectAndReserveRequest, WorkerSpec
 from select_service.types.doctor import DoctorLimits, Finding
 from tests import wait

@@ -14,8 +14,8 @@ from pathlib import Path
 import httpx
 import msgspec
 
-from select_service.edge import garbage
-from select_service.edge.driver import Driver
+from select_service.edge import garbage_collection
+from select_service.edge.driver.driver import Driver
 from tests.select_service.edge.serving import in_process, seat
 from tests.wait import until
 
@@ -43,7 +43,7 @@ async def come_and_go(service: Driver, now: float, others: int) -> float:
 async def use(_: httpx.AsyncClient, service: Driver) -> None:
     now = asyncio.get_running_loop().time() + 1e6  # beyond what housekeeping sees
     service.core.limits.scope_linger_s = 0.0
-    others, trim = len(asyncio.all_tasks()), garbage._trimmer()
+    others, trim = len(asyncio.all_tasks()), garbage_collection._trimmer()
     for _turn in range(int(sys.argv[1])):
         now = await come_and_go(service, now, others)
         gc.collect()

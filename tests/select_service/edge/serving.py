@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from select_service.config import Settings
 from select_service.edge.app import create_app, create_door, create_driver
-from select_service.edge.driver import Driver
+from select_service.edge.driver.driver import Driver
 from select_service.edge.http.listening import Entrances
 from select_service.edge.security.openness import side_address
 from select_service.edge.server import Server

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from select_service.edge.app import create_driver
-from select_service.edge.driver import Driver
+from select_service.edge.driver.driver import Driver
 from select_service.edge.http.traffic import Traffic
 from select_service.edge.metrics.exposition import Metrics
 from select_service.edge.server import Server
@@ -481,7 +481,7 @@ def test_who_leaves_with_more_requests_behind_the_waiting_one_waits_no_longer() 
 
 def test_a_change_of_policy_lets_others_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """With gates for 1,024 models it held the loop for 300 ms; it is finished whoever goes."""
-    monkeypatch.setattr("select_service.edge.slices.SLICE_S", 0.0)
+    monkeypatch.setattr("select_service.edge.cooperative.SLICE_S", 0.0)
 
     async def use(client: httpx.AsyncClient, service: Driver) -> None:
         for number in range(20):

@@ -21,7 +21,7 @@ from tests.select_service.edge.serving import in_process, worker
 from tests.wait import until
 
 if TYPE_CHECKING:
-    from select_service.edge.driver import Driver
+    from select_service.edge.driver.driver import Driver
 
 _ONE: dict[str, Any] = {"block_hashes": [1], "sequence_hashes": [1], "isl_tokens": 16}
 _hashes = count(1 << 20)

@@ -19,7 +19,7 @@ from tests.wait import until
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from select_service.edge.driver import Driver
+    from select_service.edge.driver.driver import Driver
 
 MSGPACK = "application/msgpack"
 

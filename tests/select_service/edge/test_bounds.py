@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from indexer.errors import EndpointRefused
-from select_service.edge.driver import Driver
+from select_service.edge.driver.driver import Driver
 from select_service.edge.embedded import SelectionService
 from select_service.errors import TooManyReservations, TooManyWorkers
 from select_service.types import (

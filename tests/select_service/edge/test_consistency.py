@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from indexer.types import Scope
-from select_service.edge.driver import Driver
+from select_service.edge.driver.driver import Driver
 from select_service.edge.verbs.inspecting import DIFFERENCES_LISTED
 from tests.select_service.edge.metrics.test_exposition import scrape, value
 from tests.select_service.edge.serving import PROMPT, in_process, seat

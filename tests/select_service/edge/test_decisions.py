@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from select_service import NoEligibleWorker, SelectionService, SelectRequest, WorkerSpec
-from select_service.edge.driver import Driver
-from select_service.edge.telling import SLICE, Wanted
+from select_service.edge.decision_report import SLICE, Wanted
+from select_service.edge.driver.driver import Driver
 from select_service.types.decisions import Candidate
 from tests.select_service.edge.http.test_api import problem
 from tests.select_service.edge.serving import PROMPT, in_process, seat
@@ -69,7 +69,7 @@ def test_a_decision_told_twice_was_at_one_time(monkeypatch: pytest.MonkeyPatch) 
 
     async def use(client: httpx.AsyncClient, service: Driver) -> None:
         monkeypatch.setattr(
-            "select_service.edge.telling.time",
+            "select_service.edge.decision_report.time",
             SimpleNamespace(time=lambda: service._clock() + apart[0]),
         )
         seat(service, 1)

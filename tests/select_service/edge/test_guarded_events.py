@@ -11,7 +11,7 @@ import pytest
 import zmq
 
 from indexer.edge.curve import KeyPair
-from select_service.edge.driver import Driver
+from select_service.edge.driver.driver import Driver
 from tests import wait
 from tests.live.relay import Relay
 from tests.select_service.edge.serving import listening, seat

@@ -19,7 +19,7 @@ from select_service import (
     SelectionService,
     WorkerSpec,
 )
-from select_service.edge.driver import Driver
+from select_service.edge.driver.driver import Driver
 from select_service.edge.lifecycle_batches import LifecycleBatches
 from select_service.edge.server import Server
 from select_service.types import BatchAnswer, Operation, OperationResult

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from select_service import NoEligibleWorker, SelectionService, SelectPairRequest, WorkerSpec
-from select_service.edge.driver import Driver
+from select_service.edge.driver.driver import Driver
 from tests.live.server import Server
 from tests.select_service.edge.http.test_api import JSON, problem
 from tests.select_service.edge.serving import PROMPT, in_process, seat, worker

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from select_service.edge.driving.turn import Turn
+from select_service.edge.driver.call_context import CallContext
 from select_service.edge.readiness import Readiness
 from select_service.edge.verbs.replicating import Replicating
 from select_service.types import ReplicaLimits
@@ -50,7 +50,7 @@ def test_the_ledgers_of_replicas_are_waited_for() -> None:
     limits = SimpleNamespace(replica_heartbeat_s=1.0)
     core: Any = SimpleNamespace(limits=limits, replica_status=lambda _: status)
     carrier: Any = SimpleNamespace(replicas=None)
-    turn = Turn(core, lambda: now, lambda _: None)
+    turn = CallContext(core, lambda: now, lambda _: None)
     is_settled = False
     readiness = Readiness(60.0, lambda: now)
     replicating = Replicating(turn, carrier, 9091, ReplicaLimits())

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from select_service.edge.driver import Driver
+from select_service.edge.driver.driver import Driver
 from tests.live.ports import HOST, free_port
 from tests.live.server import Server
 from tests.select_service.edge.security.credentials_made import TokenFile

@@ -9,7 +9,7 @@ from tests.select_service.edge.serving import PROMPT, in_process, seat
 if TYPE_CHECKING:
     import httpx
 
-    from select_service.edge.driver import Driver
+    from select_service.edge.driver.driver import Driver
 
 
 def test_a_session_follows_its_last_request() -> None:

@@ -12,7 +12,7 @@ import httpx
 from indexer.core.hashing import pack_u64
 from indexer.types import Scope, Tier, WorkerRank
 from select_service import SelectionService, SelectRequest, ShadowSettings, WorkerSpec
-from select_service.edge.driver import Driver
+from select_service.edge.driver.driver import Driver
 from tests.select_service.edge.http.test_api import problem
 from tests.select_service.edge.metrics.test_exposition import SCOPE, scrape, value
 from tests.select_service.edge.security.credentials_made import TokenFile

@@ -6,7 +6,7 @@ import asyncio
 
 import httpx
 
-from select_service.edge.driver import Driver
+from select_service.edge.driver.driver import Driver
 from tests.indexer.edge.test_recovery import DUMP, hangs_after, peer, whole
 from tests.select_service.edge.serving import PROMPT, in_process, worker
 from tests.wait import until

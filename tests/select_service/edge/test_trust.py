@@ -16,7 +16,7 @@ from select_service import SelectAndReserveRequest, SelectionService, TrustSetti
 from select_service.demo.encoding import encode_batch
 from select_service.demo.pool import Stored
 from select_service.demo.publisher import EventPublisher
-from select_service.edge.driver import Driver
+from select_service.edge.driver.driver import Driver
 from select_service.edge.server import Server
 from tests.select_service.edge.http.test_api import problem
 from tests.select_service.edge.metrics.test_exposition import SCOPE, scrape, value

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from select_service.edge.codec.answers import ALWAYS_JSON, Response
+from select_service.edge.cooperative import TimeSlices
+from select_service.edge.decision_report import LISTED, LISTED_MAX, Wanted
 from select_service.edge.http.scope_query import SCOPE_QUERY, read_scope, scope_in
 from select_service.edge.routing import read_count, read_id, read_query, read_switch
-from select_service.edge.slices import Slices
-from select_service.edge.telling import LISTED, LISTED_MAX, Wanted
 from select_service.edge.verbs.inspecting import SHADOW_SCOPES_LISTED
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def loads(api: Api, request: Request) -> Answer:
 
 
 async def _loads(api: Api, scopes: list[Scope]) -> Response:
-    slices, written = Slices(), list[msgspec.Raw]()
+    slices, written = TimeSlices(), list[msgspec.Raw]()
     for scope in scopes:
         if (told := api.service.load_of(scope)) is not None:
             written.append(msgspec.Raw(api.writer.encode(told)))

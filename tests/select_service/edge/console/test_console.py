@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from select_service.edge.console.assets import Assets
-from select_service.edge.driver import Driver
+from select_service.edge.driver.driver import Driver
 from select_service.edge.http.routes import ROUTES
 from select_service.types import LeaseRequest, SelectAndReserveRequest
 from tests.select_service.edge.serving import in_process, seat

@@ -10,17 +10,17 @@ import pytest
 
 from indexer.types import LinkState
 from select_service.core.diagnostics import causes
-from select_service.edge import slices
+from select_service.edge import cooperative
 from select_service.edge.app import create_driver
 from select_service.edge.console.fleet import RANK_FIELDS, Fleet, News
-from select_service.edge.slices import Slices
+from select_service.edge.cooperative import TimeSlices
 from select_service.types import SelectAndReserveRequest, WorkerPatch
 from select_service.types.admission import RankMetrics, WorkerMetrics
 from tests.select_service.edge.serving import SETTINGS, seat
 
 
 def look(view: Fleet) -> News:
-    return asyncio.run(view.look(Slices()))
+    return asyncio.run(view.look(TimeSlices()))
 
 
 def row(news: News, at: int = 0) -> dict[str, Any]:
@@ -129,14 +129,14 @@ def test_an_engine_with_a_mad_clock(stamp: float) -> None:
 
 
 def test_a_large_fleet_is_looked_at_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slices, "SLICE_S", 0.0)  # every step is too long
+    monkeypatch.setattr(cooperative, "SLICE_S", 0.0)  # every step is too long
     service = create_driver(SETTINGS)
     for worker_id in range(64):
         seat(service, worker_id)
     view = Fleet(service)
 
     async def run() -> tuple[News, int]:
-        looking = asyncio.ensure_future(view.look(Slices()))
+        looking = asyncio.ensure_future(view.look(TimeSlices()))
         turns = 0
         while not looking.done():
             turns += 1

@@ -14,7 +14,7 @@ from indexer.types import Tier
 from select_service.edge.app import create_driver
 from select_service.edge.console import history
 from select_service.edge.console.history import HISTORY_POINTS, POINT, History
-from select_service.edge.driver import Driver
+from select_service.edge.driver.driver import Driver
 from select_service.edge.http.traffic import LATENCY_BUCKETS_S, RouteTraffic, Traffic
 from tests import wait
 from tests.select_service.edge.serving import SETTINGS, in_process, seat

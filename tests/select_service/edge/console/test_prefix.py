@@ -10,7 +10,7 @@ import pytest
 from indexer.core.hashing import block_hashes, sequence_hashes, unpack_u64
 from indexer.types import Tier, WorkerRank
 from select_service.edge.console import prefix
-from select_service.edge.driver import Driver
+from select_service.edge.driver.driver import Driver
 from tests.select_service.edge.serving import in_process, seat
 
 TOKENS = list(range(64))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from select_service.edge import slices
+from select_service.edge import cooperative
 from select_service.edge.console import sources
 
 FINDINGS = [{"code": "events-refused", "worker_id": number} for number in range(40)]
@@ -17,7 +17,7 @@ FINDINGS = [{"code": "events-refused", "worker_id": number} for number in range(
 
 def test_findings_let_others_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundred of them held the loop for 4 ms."""
-    monkeypatch.setattr(slices, "SLICE_S", 0.0)
+    monkeypatch.setattr(cooperative, "SLICE_S", 0.0)
 
     async def report() -> Any:
         return SimpleNamespace(findings=FINDINGS, left_out=3)

@@ -11,9 +11,9 @@ import pytest
 from select_service.edge.console import fleet, stream
 from select_service.edge.console.sections import sections
 from select_service.edge.console.stream import LiveView
-from select_service.edge.driver import Driver
+from select_service.edge.cooperative import TimeSlices
+from select_service.edge.driver.driver import Driver
 from select_service.edge.server import Server
-from select_service.edge.slices import Slices
 from select_service.types import SelectAndReserveRequest
 from tests.select_service.edge.console.watching import ranks_of, watching
 from tests.select_service.edge.serving import Wire, on_a_port, seat
@@ -197,7 +197,7 @@ def test_a_fault_ends_one_look_and_no_more(monkeypatch: pytest.MonkeyPatch) -> N
     looked = fleet.Fleet.look
     faults = iter([RuntimeError("a bug")])
 
-    async def look(self: fleet.Fleet, slices: Slices) -> fleet.News:
+    async def look(self: fleet.Fleet, slices: TimeSlices) -> fleet.News:
         for fault in faults:
             raise fault
         return await looked(self, slices)
@@ -216,7 +216,7 @@ def test_what_a_failed_look_had_found_is_told(monkeypatch: pytest.MonkeyPatch) -
     looked = fleet.Fleet.look
     is_ill = False
 
-    async def look(self: fleet.Fleet, slices: Slices) -> fleet.News:
+    async def look(self: fleet.Fleet, slices: TimeSlices) -> fleet.News:
         nonlocal is_ill
         news = await looked(self, slices)
         if is_ill and news.ranks:
@@ -241,7 +241,7 @@ def test_what_a_failed_look_had_found_is_told(monkeypatch: pytest.MonkeyPatch) -
     on_a_port(use)
 
 
-class Breaths(Slices):
+class Breaths(TimeSlices):
     """Counts the places where others could have their turn."""
 
     def __init__(self) -> None:

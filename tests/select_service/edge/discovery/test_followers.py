@@ -14,7 +14,7 @@ from select_service.edge.app import create_driver
 from select_service.edge.discovery.dns import DnsReplicas
 from select_service.edge.discovery.followers import Discovery, ReplicaFollower
 from select_service.edge.discovery.setup import create_discovery
-from select_service.edge.driver import Driver
+from select_service.edge.driver.driver import Driver
 from select_service.types import PinnedWorker, SelectAndReserveRequest
 from tests import wait
 from tests.live.ports import free_port

@@ -17,7 +17,7 @@ from indexer.types import Scope, Tier, WorkerRank
 from select_service.edge.app import create_app, create_driver
 from select_service.edge.discovery.followers import WorkerFollower
 from select_service.edge.discovery.setup import create_discovery
-from select_service.edge.driver import Driver
+from select_service.edge.driver.driver import Driver
 from select_service.types import WorkerSpec
 from tests.select_service.edge.discovery.fake_kubernetes import FakeKubernetes, pod
 from tests.select_service.edge.serving import PROMPT, SETTINGS, in_process, worker

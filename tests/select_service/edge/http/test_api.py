@@ -12,7 +12,7 @@ import pytest
 from indexer.errors import EndpointRefused
 from select_service.config import FieldValidation
 from select_service.edge.codec.answers import JSON_WRITER
-from select_service.edge.driver import Driver
+from select_service.edge.driver.driver import Driver
 from select_service.edge.http.routes import ROUTES
 from select_service.version import __version__
 from tests.select_service.edge.metrics.test_exposition import scrape, value

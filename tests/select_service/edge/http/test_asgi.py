@@ -12,7 +12,7 @@ import pytest
 
 from select_service.edge import server
 from select_service.edge.app import create_door
-from select_service.edge.driver import Driver
+from select_service.edge.driver.driver import Driver
 from select_service.edge.http.traffic import CLIENT_GONE
 from select_service.edge.server import Server
 from tests.select_service.edge.serving import PROMPT, SETTINGS, Wire, in_process, on_a_port, seat

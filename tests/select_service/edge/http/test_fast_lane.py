@@ -11,7 +11,7 @@ import pytest
 
 from select_service.edge.app import create_door, create_driver
 from select_service.edge.codec.answers import Response
-from select_service.edge.driver import Driver
+from select_service.edge.driver.driver import Driver
 from select_service.edge.http.asgi import Door
 from select_service.edge.http.fast_lane import FastLane
 from select_service.edge.http.routes import ROUTES

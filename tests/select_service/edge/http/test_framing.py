@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from select_service.edge.driver import Driver
+from select_service.edge.driver.driver import Driver
 from select_service.edge.http.pieces import LINES_PER_TURN
 from select_service.edge.http.protocol import GuardedProtocol
 from select_service.edge.server import Server

@@ -8,7 +8,7 @@ import re
 import h11
 import pytest
 
-from select_service.edge.driver import Driver
+from select_service.edge.driver.driver import Driver
 from select_service.edge.http.head_reader import HeadReader
 from select_service.edge.server import Server
 from tests.select_service.edge.serving import Wire, on_a_port

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from select_service.edge.driver import Driver
+from select_service.edge.driver.driver import Driver
 from select_service.edge.http.asgi import Door
 from select_service.edge.http.listening import CannotListenError, Entrances, UnixSocket, bind
 from select_service.edge.server import Server

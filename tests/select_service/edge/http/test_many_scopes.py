@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from indexer.types import Scope, Tier, WorkerRank
-from select_service.edge import dumping, slices
-from select_service.edge.driver import Driver
+from select_service.edge import cooperative, dump_stream
+from select_service.edge.driver.driver import Driver
 from select_service.types import ReservationRequest, WorkerSpec
 from tests.select_service.edge.serving import in_process
 
@@ -55,8 +55,8 @@ def test_an_answer_about_all_models_is_made_in_turns(
     async def use(client: httpx.AsyncClient, service: Driver) -> None:
         empty = (await client.get(path)).status_code
         fill(service)
-        monkeypatch.setattr(slices, "SLICE_S", -1.0)
-        monkeypatch.setattr(dumping, "SLICE_S", -1.0)
+        monkeypatch.setattr(cooperative, "SLICE_S", -1.0)
+        monkeypatch.setattr(dump_stream, "SLICE_S", -1.0)
         answer = asyncio.create_task(client.get(path))
         turns = await turns_of(answer)
         assert empty == (await answer).status_code == 200
@@ -90,8 +90,8 @@ def test_a_model_that_goes_meanwhile_is_left_out(
 ) -> None:
     async def use(client: httpx.AsyncClient, service: Driver) -> None:
         fill(service)
-        monkeypatch.setattr(slices, "SLICE_S", -1.0)
-        monkeypatch.setattr(dumping, "SLICE_S", -1.0)
+        monkeypatch.setattr(cooperative, "SLICE_S", -1.0)
+        monkeypatch.setattr(dump_stream, "SLICE_S", -1.0)
         answer = asyncio.create_task(client.get(path))
         for _ in range(10):
             await asyncio.sleep(0)

@@ -9,7 +9,7 @@ import httpx
 import jsonschema  # type: ignore[import-untyped]
 from openapi_spec_validator import validate
 
-from select_service.edge.driver import Driver
+from select_service.edge.driver.driver import Driver
 from select_service.edge.http.openapi import describe
 from select_service.edge.http.routes import ROUTES
 from select_service.types import PromptFields

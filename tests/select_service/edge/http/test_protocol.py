@@ -13,7 +13,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from select_service.edge.driver import Driver
+from select_service.edge.driver.driver import Driver
 from select_service.edge.http import protocol
 from select_service.edge.http.connections import ConnectionLimits
 from select_service.edge.http.protocol import RESERVED_MAX, GuardedProtocol, Phase

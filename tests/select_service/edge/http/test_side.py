@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from select_service.edge import server as server_module
-from select_service.edge.driver import Driver
+from select_service.edge.driver.driver import Driver
 from select_service.edge.http.listening import SIDE_PATHS
 from select_service.edge.server import Server
 from tests import wait

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 
 from indexer.core.hashing import pack_u64
 from indexer.types import Scope, Tier, WorkerRank
-from select_service.edge.driver import Driver
+from select_service.edge.driver.driver import Driver
 from select_service.edge.server import Server
 from tests.select_service.edge.serving import HOST, Wire, on_a_port, seat
 from tests.wait import until

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from select_service.edge.codec.answers import Response, Settling
-from select_service.edge.driver import Driver
+from select_service.edge.driver.driver import Driver
 from select_service.edge.http.api import Api
 from select_service.edge.http.fast_lane import FastLane
 from select_service.edge.server import Server

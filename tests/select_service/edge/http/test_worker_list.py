@@ -8,7 +8,7 @@ import httpx
 import msgspec
 import pytest
 
-from select_service.edge.driver import Driver
+from select_service.edge.driver.driver import Driver
 from select_service.edge.http.worker_list import AT_ONCE_MAX
 from tests.select_service.edge.serving import in_process, seat
 
@@ -18,7 +18,7 @@ MSGPACK = {"accept": "application/msgpack"}
 
 @pytest.fixture(autouse=True)
 def _every_record_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("select_service.edge.slices.SLICE_S", 0.0, raising=False)
+    monkeypatch.setattr("select_service.edge.cooperative.SLICE_S", 0.0, raising=False)
 
 
 def people(service: Driver) -> None:

@@ -27,7 +27,7 @@ from prometheus_client.registry import Collector
 from select_service.core.ledger.unserved_demand import UnservedDemand
 from select_service.core.partition import Partition
 from select_service.edge.app import create_driver
-from select_service.edge.driver import Driver
+from select_service.edge.driver.driver import Driver
 from select_service.edge.http.traffic import Traffic
 from select_service.edge.metrics.admission import AdmissionMetrics
 from select_service.edge.metrics.demand import DemandMetrics
@@ -436,7 +436,7 @@ def test_a_scrape_is_read_in_small_steps(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_others_have_their_turn_while_one_scrapes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("select_service.edge.slices.SLICE_S", 0.0, raising=False)
+    monkeypatch.setattr("select_service.edge.cooperative.SLICE_S", 0.0, raising=False)
 
     async def use(client: httpx.AsyncClient, service: Driver) -> None:
         for number in range(200):
@@ -454,7 +454,7 @@ def test_others_have_their_turn_while_one_scrapes(monkeypatch: pytest.MonkeyPatc
 
 def test_a_scrape_lives_with_workers_that_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two of its steps anybody may come and go; no series comes twice for it."""
-    monkeypatch.setattr("select_service.edge.slices.SLICE_S", 0.0)
+    monkeypatch.setattr("select_service.edge.cooperative.SLICE_S", 0.0)
 
     async def use(client: httpx.AsyncClient, service: Driver) -> None:
         for number in range(100):
@@ -495,7 +495,7 @@ def test_a_rank_is_told_with_its_own_load_wherever_it_sits_by_then() -> None:
 
 
 def test_who_scrapes_meanwhile_shares_the_next_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("select_service.edge.slices.SLICE_S", 0.0)
+    monkeypatch.setattr("select_service.edge.cooperative.SLICE_S", 0.0)
     begun = 0
 
     async def use(client: httpx.AsyncClient, service: Driver) -> None:
@@ -523,7 +523,7 @@ def test_who_scrapes_meanwhile_shares_the_next_text(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_scraper_that_goes_ends_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("select_service.edge.slices.SLICE_S", 0.0)
+    monkeypatch.setattr("select_service.edge.cooperative.SLICE_S", 0.0)
 
     async def run() -> None:
         metrics = Metrics(create_driver(SETTINGS), Traffic(), SETTINGS)

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from indexer.types import StreamLimits, Tier
 from select_service.config import FLAGS
 from select_service.edge.app import create_driver
-from select_service.edge.driver import Driver
+from select_service.edge.driver.driver import Driver
 from select_service.edge.http.traffic import Traffic
 from select_service.edge.metrics.exposition import Metrics
 from select_service.edge.metrics.families import PREFIX

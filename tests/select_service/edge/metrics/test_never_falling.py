@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from select_service.core.admission.slo_shed import SloShed
-from select_service.edge.driver import Driver
+from select_service.edge.driver.driver import Driver
 from tests.select_service.edge.serving import PROMPT, in_process, seat
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]

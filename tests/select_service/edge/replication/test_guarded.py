@@ -18,7 +18,7 @@ from indexer.edge.curve import KeyPair, new_key_file
 from indexer.edge.sockets import Link
 from indexer.errors import KeyFileUnusable
 from select_service.core.replication.dynamo_events import TOPIC
-from select_service.edge.driver import Driver
+from select_service.edge.driver.driver import Driver
 from select_service.edge.security.passport import Passport
 from select_service.types import ReservationRequest
 from tests import wait

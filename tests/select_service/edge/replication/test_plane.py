@@ -15,10 +15,10 @@ from select_service.core.replication.checksum import is_checked, with_checksum
 from select_service.core.replication.dynamo_events import TOPIC
 from select_service.core.replication.message_codec import decode_part
 from select_service.core.replication.messages import OWN_TOPIC, SnapshotEnd, SnapshotHead
-from select_service.edge.driver import Driver
-from select_service.edge.places import StreamCut
+from select_service.edge.driver.driver import Driver
 from select_service.edge.replication.plane import ENDPOINT_CHARS_MAX
 from select_service.edge.replication.pull import Frames
+from select_service.edge.stream_limit import StreamCut
 from select_service.errors import TooManySnapshots
 from select_service.types import ReservationRequest
 from tests.effort import examples

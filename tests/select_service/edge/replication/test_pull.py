@@ -20,13 +20,13 @@ from select_service.core.replication.messages import (
     SnapshotHead,
     SnapshotPart,
 )
+from select_service.edge.log_throttle import LINES_MAX, PERIOD_S
 from select_service.edge.replication.pull import (
     Frames,
     PullFailed,
     Pulls,
     snapshot_url,
 )
-from select_service.edge.sparing import LINES_MAX, PERIOD_S
 from select_service.types import ReplicaLimits
 from tests import wait
 from tests.wait import until

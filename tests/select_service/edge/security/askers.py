@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
+from select_service.edge.config_reload import ConfigChange
 from select_service.edge.http.api import Handler
 from select_service.edge.http.bodies import PeerRequest
-from select_service.edge.reloading import ConfigChange
 from select_service.edge.routing import Route
 from select_service.types import (
     BatchRequest,

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from select_service.edge.console.routes import Booth
-from select_service.edge.driver import Driver
+from select_service.edge.driver.driver import Driver
 from select_service.edge.http.api import Handler
 from select_service.edge.http.routes import ROUTES
 from select_service.edge.http.traffic import Traffic

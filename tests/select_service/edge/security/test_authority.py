@@ -12,7 +12,7 @@ import httpx
 import msgspec
 import pytest
 
-from select_service.edge.driver import Driver
+from select_service.edge.driver.driver import Driver
 from select_service.edge.security.authority import Authority, certificate_names
 from select_service.errors import TokenFileUnusable
 from tests.select_service.edge.security.credentials_made import TokenFile

@@ -20,7 +20,7 @@ from indexer.edge import endpoint_follower
 from indexer.edge.addresses import Addresses
 from indexer.types import EgressSettings
 from select_service.core.effects import Pull
-from select_service.edge.driver import Driver
+from select_service.edge.driver.driver import Driver
 from select_service.edge.replication.pull import Pulls
 from select_service.types import ReplicaLimits, WorkerSpec
 from tests import wait

@@ -19,7 +19,7 @@ from indexer.edge.curve import new_key_file, read_key_file
 from indexer.errors import KeyFileUnusable
 from select_service import cli
 from select_service.config import Settings
-from select_service.edge.driver import Driver
+from select_service.edge.driver.driver import Driver
 from select_service.edge.security.guards import Guards
 from select_service.edge.security.openness import open_doors, side_address
 from select_service.edge.security.tokens import read_token_file

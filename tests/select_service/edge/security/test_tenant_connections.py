@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from select_service.edge.driver import Driver
+from select_service.edge.driver.driver import Driver
 from select_service.edge.http.protocol import RESERVED_MAX
 from select_service.edge.http.traffic import Connections
 from select_service.edge.server import Server

@@ -11,7 +11,7 @@ import pytest
 
 from select_service.config import Settings
 from select_service.core.tenancy.shares import prefix_of
-from select_service.edge.driver import Driver
+from select_service.edge.driver.driver import Driver
 from tests import wait
 from tests.select_service.edge.security.credentials_made import TokenFile
 from tests.select_service.edge.serving import PROMPT, in_process, listening, seat, worker

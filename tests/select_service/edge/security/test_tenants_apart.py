@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from select_service.edge.driver import Driver
+from select_service.edge.driver.driver import Driver
 from select_service.edge.http.routes import ROUTES
 from select_service.edge.routing import OPEN, Route
 from select_service.edge.security.tokens import SCOPES

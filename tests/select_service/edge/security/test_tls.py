@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from select_service.edge import server as server_module
-from select_service.edge.driver import Driver
+from select_service.edge.driver.driver import Driver
 from select_service.edge.http import protocol
 from select_service.edge.security.tls import FILE_BYTES_MAX, Certificates
 from select_service.edge.server import Server

@@ -8,7 +8,7 @@ import httpx
 from msgspec.structs import replace
 
 from select_service.edge.app import create_app, create_driver
-from select_service.edge.driver import Driver
+from select_service.edge.driver.driver import Driver
 from tests import wait
 from tests.select_service.edge.serving import PROMPT, SETTINGS
 

@@ -18,7 +18,7 @@ import pytest
 from msgspec.structs import replace
 
 from select_service.config import Durability
-from select_service.edge.driver import Driver
+from select_service.edge.driver.driver import Driver
 from select_service.edge.state import journal as journal_module
 from select_service.errors import StateDirUnusable
 from select_service.types import ReservationRequest

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from select_service.core.changes import StateKey
 from select_service.edge.app import create_driver
-from select_service.edge.driver import Driver
+from select_service.edge.driver.driver import Driver
 from select_service.edge.state.keeper import EPOCHS_SINCE, next_epoch
 from select_service.edge.state.store import Store
 from select_service.errors import StateDirUnusable

@@ -10,7 +10,7 @@ import httpx
 import msgspec
 import pytest
 
-from select_service.edge.driver import Driver
+from select_service.edge.driver.driver import Driver
 from tests.select_service.edge.state.lives import life, post
 
 WRITTEN = Path(__file__).parents[3] / "golden" / "state"

@@ -17,7 +17,7 @@ from indexer.core.hashing import block_hashes
 from indexer.edge.snapshot_file import NAME, NEW
 from indexer.types import Scope
 from select_service.edge.app import create_driver
-from select_service.edge.driver import Driver
+from select_service.edge.driver.driver import Driver
 from select_service.edge.state.warm_start import WarmStart
 from tests import wait
 from tests.indexer.edge.fake_engine import FakeEngine

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from select_service.edge.app import create_driver
-from select_service.edge.driver import Driver
+from select_service.edge.driver.driver import Driver
 from tests.live.collector import Collector
 from tests.select_service.edge.serving import PROMPT, SETTINGS, Wire, on_a_port
 from tests.select_service.edge.tracing.traced import ON, ask, run, traced

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from select_service.edge import logs
-from select_service.edge.driver import Driver
+from select_service.edge.driver.driver import Driver
 from select_service.edge.tracing.spans import HERE
 from tests.live.collector import Collector
 from tests.select_service.edge.serving import PROMPT, Wire, in_process, seat

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from select_service.edge.driver import Driver
+from select_service.edge.driver.driver import Driver
 from tests import wait
 from tests.select_service.edge.serving import Wire, listening, seat
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from typing_extensions import override
 
 from select_service.edge.app import create_app, create_driver
-from select_service.edge.driver import Driver
+from select_service.edge.driver.driver import Driver
 from select_service.planner.cli import main
 from select_service.planner.core.leaving import GONE_S
 from select_service.planner.edge.connectors.kubernetes import KubernetesConnector

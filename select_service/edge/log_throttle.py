@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Sparing"]
+__all__ = ["LogThrottle"]
 
 PERIOD_S: Final = 10.0
 LINES_MAX: Final = 4
@@ -22,7 +22,7 @@ PARTIES_REMEMBERED: Final = 1024
 """The most recently mentioned ones."""
 
 
-class Sparing:
+class LogThrottle:
     """Writes lines of one kind."""
 
     def __init__(self, log: Callable[[str], object], clock: Callable[[], float]) -> None:

@@ -1,7 +1,7 @@
 """Counts concurrent streams of a kind, so that they can be limited; also the error that cuts one.
 
 A place is taken when a stream is requested, not when its first piece is read: many may be requested
-in one turn of the loop. `dumping.py` and `replicas/plane.py` use this.
+in one turn of the loop. `dump_stream.py` and `replicas/plane.py` use this.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Place", "Places", "StreamCut"]
+__all__ = ["StreamSlot", "StreamLimit", "StreamCut"]
 
 
 class StreamCut(Exception):
     """A stream is cut short, for a reason already counted; the client sees it end incomplete."""
 
 
-class Places:
+class StreamLimit:
     """The places of one kind of stream.
 
     Attributes:
@@ -30,18 +30,18 @@ class Places:
     def __init__(self) -> None:
         self.taken = 0
 
-    def take(self, released: Callable[[], None] | None = None) -> Place:
+    def take(self, released: Callable[[], None] | None = None) -> StreamSlot:
         """Take one, and have `released` called at its end; the caller has checked for room."""
-        return Place(self, released)
+        return StreamSlot(self, released)
 
 
-class Place:
+class StreamSlot:
     """One place; released when its stream ends, or is discarded unread."""
 
     __slots__ = ("_places", "_released")
 
-    def __init__(self, places: Places, released: Callable[[], None] | None = None) -> None:
-        self._places: Places | None = places
+    def __init__(self, places: StreamLimit, released: Callable[[], None] | None = None) -> None:
+        self._places: StreamLimit | None = places
         self._released = released
         places.taken += 1
 

@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from select_service.core.admission.queue import Ticket
     from select_service.core.effects import Effects, TrustNews
     from select_service.core.routing.placement import Placement
-    from select_service.edge.driving.sources import EventSources
-    from select_service.edge.driving.waiting import Waiting
+    from select_service.edge.driver.sources import EventSources
+    from select_service.edge.driver.waiting_callers import WaitingCallers
     from select_service.edge.replication.plane import Replicas
     from select_service.edge.state.keeper import Keeper
     from select_service.edge.tracing.spans import Tracing
 
-__all__ = ["Carrier"]
+__all__ = ["EffectsExecutor"]
 
 _log = logging.getLogger("select_service")
 
 
-class Carrier:
+class EffectsExecutor:
     """Carries out the effects of one driver.
 
     Attributes:
@@ -37,7 +37,7 @@ class Carrier:
     """
 
     sources: EventSources  # set later, like `waiting`: building either needs `carry_out`
-    waiting: Waiting
+    waiting: WaitingCallers
 
     def __init__(self, keeper: Keeper | None, tracing: Tracing | None) -> None:
         """Accept effects from now on.

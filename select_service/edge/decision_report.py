@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from select_service.types import Answer, SelectRequest
     from select_service.types.decisions import Candidate, Decision
 
-__all__ = ["LISTED", "LISTED_MAX", "Teller", "Wanted", "as_told"]
+__all__ = ["LISTED", "LISTED_MAX", "DecisionReporter", "Wanted", "as_told"]
 
 SLICE: Final = 64
 """Ranks rendered in one go, and encoded if wanted: some 150 µs."""
@@ -61,7 +61,7 @@ def as_told(candidate: Candidate) -> Candidate:
     return candidate
 
 
-class Teller:
+class DecisionReporter:
     """Finds records and renders them with wall-clock times."""
 
     def __init__(

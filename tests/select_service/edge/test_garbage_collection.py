@@ -8,7 +8,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from select_service.edge.garbage import FULL_S, LOAD, LOAD_S, QUIET_FULL_S, GarbageCollection
+from select_service.edge.garbage_collection import (
+    FULL_S,
+    LOAD,
+    LOAD_S,
+    QUIET_FULL_S,
+    GarbageCollection,
+)
 from select_service.edge.http.traffic import Traffic
 
 

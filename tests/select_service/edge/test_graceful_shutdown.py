@@ -13,8 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from select_service.edge.departure import is_service, serves
-from select_service.edge.leaving import Leaving
+from select_service.edge.graceful_shutdown import GracefulShutdown
+from select_service.edge.leave_command import is_service, serves
 from tests.live.ports import HOST
 from tests.live.replicas import Replica
 from tests.live.server import Server
@@ -37,8 +37,8 @@ class House:
     def note(self, what: str) -> Callable[[], None]:
         return lambda: self.told.append(what)
 
-    def leaving(self, notice_s: float, grace_s: float) -> Leaving:
-        return Leaving(self, notice_s, grace_s, self.note("closing"), self.note("ended"))
+    def leaving(self, notice_s: float, grace_s: float) -> GracefulShutdown:
+        return GracefulShutdown(self, notice_s, grace_s, self.note("closing"), self.note("ended"))
 
 
 @pytest.mark.parametrize("awaited", [0, 1])
@@ -61,7 +61,7 @@ def test_it_goes_when_nobody_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
         await until(lambda: len(house.told) == 3)
         assert house.told == ["announced", "closing", "ended"]
 
-    monkeypatch.setattr("select_service.edge.leaving.LOOK_S", 0.001)
+    monkeypatch.setattr("select_service.edge.graceful_shutdown.LOOK_S", 0.001)
     asyncio.run(run())
 
 
@@ -77,7 +77,9 @@ def test_the_word_may_come_long_before_the_order(monkeypatch: pytest.MonkeyPatch
         await until(lambda: len(house.told) == 3)
         assert house.told == ["announced", "closing", "ended"]
 
-    monkeypatch.setattr("select_service.edge.leaving.LOOK_S", 3600.0)  # notice and grace are over
+    monkeypatch.setattr(
+        "select_service.edge.graceful_shutdown.LOOK_S", 3600.0
+    )  # notice and grace are over
     asyncio.run(run())
 
 
@@ -88,7 +90,7 @@ def test_it_goes_when_the_grace_is_over(monkeypatch: pytest.MonkeyPatch) -> None
         await until(lambda: len(house.told) == 3)
         assert house.told == ["announced", "closing", "ended"]
 
-    monkeypatch.setattr("select_service.edge.leaving.LOOK_S", 0.001)
+    monkeypatch.setattr("select_service.edge.graceful_shutdown.LOOK_S", 0.001)
     asyncio.run(run())
 
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from select_service.edge.doctor import Doctor
-    from select_service.edge.driving.carrying import Carrier
-    from select_service.edge.driving.turn import Turn
+    from select_service.edge.driver.call_context import CallContext
+    from select_service.edge.driver.effects_executor import EffectsExecutor
     from select_service.edge.readiness import Readiness
     from select_service.edge.state.keeper import Keeper
     from select_service.types.doctor import DoctorLimits, SourceLink
@@ -40,8 +40,8 @@ class Health:
 
     def __init__(
         self,
-        turn: Turn,
-        carrier: Carrier,
+        turn: CallContext,
+        carrier: EffectsExecutor,
         readiness: Readiness,
         keeper: Keeper | None,
         limits: DoctorLimits,
@@ -110,7 +110,7 @@ class Health:
     def doctor(self) -> Doctor:
         """Return the doctor, created on first use."""
         if self.diagnosed is None:
-            from select_service.edge.doctor import Doctor  # see `late.py`
+            from select_service.edge.doctor import Doctor  # see `lazy_imports.py`
 
             carrier = self._carrier
             self.diagnosed = Doctor(

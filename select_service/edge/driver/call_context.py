@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from select_service.core.effects import Effects
     from select_service.core.service import SelectionCore
 
-__all__ = ["Turn"]
+__all__ = ["CallContext"]
 
 
-class Turn(NamedTuple):
+class CallContext(NamedTuple):
     """Read the clock, call the core, carry out its effects: every verb does these three."""
 
     core: SelectionCore

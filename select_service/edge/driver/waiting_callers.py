@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from select_service.core.admission.queue import Ticket
-    from select_service.edge.driving.turn import Turn
+    from select_service.edge.driver.call_context import CallContext
     from select_service.types import Answer
 
-__all__ = ["Waiting"]
+__all__ = ["WaitingCallers"]
 
 
-class Waiting:
+class WaitingCallers:
     """The waiting callers of one driver."""
 
-    def __init__(self, turn: Turn, free: Callable[[str], None]) -> None:
+    def __init__(self, turn: CallContext, free: Callable[[str], None]) -> None:
         """Start with nobody waiting.
 
         Args:

@@ -1,6 +1,6 @@
 """The workers' event sources: opened, held and closed as the core asks.
 
-`carrying.py` passes on which; `indexer/edge/listener.py` has the sockets. What an earlier run or a
+`effects_executor.py` passes on which; `indexer/edge/listener.py` has the sockets. What an earlier run or a
 peer knew of a stream comes first: until it is in place, the stream is not opened, or is held.
 """
 
@@ -14,7 +14,7 @@ from indexer.edge.descriptors import descriptors_left
 from indexer.edge.listener import Listeners
 from indexer.errors import EndpointRefused, NoDescriptorLeft
 from indexer.types import StreamLimits
-from select_service.edge.sparing import Sparing
+from select_service.edge.log_throttle import LogThrottle
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from indexer.edge.addresses import Addresses
     from indexer.types import LinkState
     from select_service.core.effects import Effects, Listen
-    from select_service.edge.driving.recovering import Recovering
-    from select_service.edge.driving.turn import Turn
+    from select_service.edge.driver.call_context import CallContext
+    from select_service.edge.driver.startup_recovery import StartupRecovery
     from select_service.edge.load_topic import LoadTopic
     from select_service.edge.security.credentials import Credentials
     from select_service.edge.state.recording import Recording
@@ -51,8 +51,8 @@ class EventSources:
 
     def __init__(
         self,
-        turn: Turn,
-        recovering: Recovering,
+        turn: CallContext,
+        recovering: StartupRecovery,
         addresses: Addresses,
         load_topic: LoadTopic,
         *,
@@ -79,7 +79,7 @@ class EventSources:
         self._credentials = credentials
         self._recording = recording
         self._held: list[Listen] = []  # until recovery is over
-        self._refusals = Sparing(_log.warning, turn.clock)
+        self._refusals = LogThrottle(_log.warning, turn.clock)
         self._poor: dict[int, None] = {}  # workers waiting for a descriptor, in order of arrival
         self._again: asyncio.Handle | None = None
         self.listeners: Listeners | None = None

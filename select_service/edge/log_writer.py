@@ -19,7 +19,7 @@ from typing_extensions import override
 if TYPE_CHECKING:
     from typing import TextIO
 
-__all__ = ["LOST", "LogOutlet"]
+__all__ = ["LOST", "LogWriter"]
 
 PIECE_BYTES: Final = getattr(select, "PIPE_BUF", 512)
 """A pipe that reports room takes this much without blocking, all of it or nothing."""
@@ -37,7 +37,7 @@ LOST: Final[dict[str, int]] = {"blocked": 0, "failed": 0}
 """Lost lines of this process: there was no room, or the write failed."""
 
 
-class LogOutlet(logging.Handler):
+class LogWriter(logging.Handler):
     """Writes formatted lines to a stream, through its descriptor if it has one."""
 
     def __init__(self, stream: TextIO) -> None:

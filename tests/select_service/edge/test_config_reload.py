@@ -18,14 +18,14 @@ from msgspec.structs import replace
 from select_service import cli
 from select_service.config import FLAGS, ConfigError, Settings
 from select_service.edge.app import create_door, create_driver
-from select_service.edge.driver import Driver
-from select_service.edge.metrics.limits import limit_values
-from select_service.edge.reloading import (
+from select_service.edge.config_reload import (
     BOUND_ID_LENGTH_MIN,
     ConfigChange,
-    Reloading,
+    ConfigReload,
     check_settings,
 )
+from select_service.edge.driver.driver import Driver
+from select_service.edge.metrics.limits import limit_values
 from select_service.edge.tenancy.names import prefix_of
 from select_service.errors import InvalidField, NeedsRestart
 from tests import wait
@@ -37,7 +37,7 @@ BY_FIELD = {flag.field: flag for flag in FLAGS}
 RELOADABLE = [flag.field for flag in FLAGS if flag.reloads]
 
 
-def started(*argv: str) -> tuple[Driver, Reloading]:
+def started(*argv: str) -> tuple[Driver, ConfigReload]:
     """A service from a command line, which is not started."""
     settings, layers = cli.read(argv, {})
     service = create_driver(settings)
@@ -45,11 +45,11 @@ def started(*argv: str) -> tuple[Driver, Reloading]:
 
 
 @functools.cache
-def shared() -> tuple[Driver, Reloading]:
+def shared() -> tuple[Driver, ConfigReload]:
     return started()
 
 
-def put(reloading: Reloading, **settings: Any) -> None:
+def put(reloading: ConfigReload, **settings: Any) -> None:
     reloading.put(ConfigChange(settings=settings))
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from select_service.edge.state.recording import Recording
     from select_service.edge.tracing.spans import Tracing
 
-__all__ = ["Companions", "EdgeLimits"]
+__all__ = ["DriverOptions", "EdgeLimits"]
 
 READY_TIMEOUT_S: Final = 120.0
 """Default time that /ready waits for recoveries."""
@@ -45,7 +45,7 @@ class EdgeLimits(Struct, frozen=True, kw_only=True):
     """How long /ready waits for recoveries."""
 
 
-class Companions(Struct, frozen=True, kw_only=True):
+class DriverOptions(Struct, frozen=True, kw_only=True):
     """Optional parts that the caller opens and the driver closes. None: absent."""
 
     keeper: Keeper | None = None

@@ -10,7 +10,7 @@ from importlib import import_module
 
 import pytest
 
-from select_service.edge import late, slices
+from select_service.edge import cooperative, lazy_imports
 from select_service.edge.http.document import Document
 from select_service.edge.http.openapi import describe
 from select_service.edge.http.routes import ROUTES
@@ -21,21 +21,23 @@ from tests.wait import until
 
 def test_one_module_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: list[str] = []
-    monkeypatch.setattr(late, "import_module", loaded.append)
-    monkeypatch.setattr(late, "PAUSE_S", 0.0)
+    monkeypatch.setattr(lazy_imports, "import_module", loaded.append)
+    monkeypatch.setattr(lazy_imports, "PAUSE_S", 0.0)
 
     async def run() -> None:
-        loading = asyncio.ensure_future(late.load_in_turns())
+        loading = asyncio.ensure_future(lazy_imports.load_in_turns())
         seen = []
         while not loading.done():
             seen.append(len(loaded))
             await asyncio.sleep(0)
         await loading
-        steps = {later - sooner for sooner, later in itertools.pairwise([*seen, len(late.LATE)])}
+        steps = {
+            later - sooner for sooner, later in itertools.pairwise([*seen, len(lazy_imports.LATE)])
+        }
         assert steps <= {0, 1}, "others have their turn between two"
 
     asyncio.run(run())
-    assert tuple(loaded) == late.LATE
+    assert tuple(loaded) == lazy_imports.LATE
 
 
 def test_what_cannot_be_read_now_is_left_to_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,14 +45,14 @@ def test_what_cannot_be_read_now_is_left_to_who_asks(monkeypatch: pytest.MonkeyP
     loaded: list[str] = []
 
     def load(name: str) -> None:
-        if name == late.LATE[2]:
+        if name == lazy_imports.LATE[2]:
             raise OSError(24, "Too many open files")
         loaded.append(name)
 
-    monkeypatch.setattr(late, "import_module", load)
-    monkeypatch.setattr(late, "PAUSE_S", 0.0)
-    asyncio.run(late.load_in_turns())
-    assert loaded == [name for name in late.LATE if name != late.LATE[2]]
+    monkeypatch.setattr(lazy_imports, "import_module", load)
+    monkeypatch.setattr(lazy_imports, "PAUSE_S", 0.0)
+    asyncio.run(lazy_imports.load_in_turns())
+    assert loaded == [name for name in lazy_imports.LATE if name != lazy_imports.LATE[2]]
 
 
 def test_what_breaks_is_told_and_the_rest_loaded(
@@ -59,7 +61,7 @@ def test_what_breaks_is_told_and_the_rest_loaded(
     loaded: list[str] = []
 
     def load(name: str) -> None:
-        if name == late.LATE[2]:
+        if name == lazy_imports.LATE[2]:
             raise MemoryError
         loaded.append(name)
 
@@ -67,30 +69,30 @@ def test_what_breaks_is_told_and_the_rest_loaded(
         yield
         raise ValueError("odd")
 
-    monkeypatch.setattr(late, "import_module", load)
-    monkeypatch.setattr(late, "PAUSE_S", 0.0)
-    asyncio.run(late.load_in_turns(steps()))
-    assert loaded == [name for name in late.LATE if name != late.LATE[2]]
+    monkeypatch.setattr(lazy_imports, "import_module", load)
+    monkeypatch.setattr(lazy_imports, "PAUSE_S", 0.0)
+    asyncio.run(lazy_imports.load_in_turns(steps()))
+    assert loaded == [name for name in lazy_imports.LATE if name != lazy_imports.LATE[2]]
     assert [record.getMessage() for record in caplog.records] == [
-        f"loaded when it is asked for: {late.LATE[2]}: MemoryError()",
+        f"loaded when it is asked for: {lazy_imports.LATE[2]}: MemoryError()",
         "made when it is asked for: ValueError('odd')",
     ]
 
 
 def test_every_name_is_one() -> None:
-    late.load()
-    for name in late.LATE:
+    lazy_imports.load()
+    for name in lazy_imports.LATE:
         assert sys.modules[name] is import_module(name)
 
 
 def test_a_server_loads_it_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: list[str] = []
-    monkeypatch.setattr(late, "import_module", loaded.append)
-    monkeypatch.setattr(late, "PAUSE_S", 0.0)
+    monkeypatch.setattr(lazy_imports, "import_module", loaded.append)
+    monkeypatch.setattr(lazy_imports, "PAUSE_S", 0.0)
 
     async def run() -> None:
         async with listening() as (port, _, _):
-            await until(lambda: tuple(loaded) == late.LATE)
+            await until(lambda: tuple(loaded) == lazy_imports.LATE)
             answer = await asyncio.to_thread(exchange, port, "GET", "/metrics")
             assert answer.status == 200
 
@@ -100,8 +102,8 @@ def test_a_server_loads_it_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_document_is_made_before_anybody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who asked first held the loop for 30 ms."""
     monkeypatch.setattr(Document, "_made", {})
-    monkeypatch.setattr(late, "PAUSE_S", 0.0)
-    monkeypatch.setattr(late, "STEP_PAUSE_S", 0.0)
+    monkeypatch.setattr(lazy_imports, "PAUSE_S", 0.0)
+    monkeypatch.setattr(lazy_imports, "STEP_PAUSE_S", 0.0)
 
     async def run() -> None:
         async with listening() as (port, _, _):
@@ -126,7 +128,7 @@ def test_who_asks_before_does_not_wait_for_it(monkeypatch: pytest.MonkeyPatch) -
 def test_who_asks_before_lets_others_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first to ask, in the first seconds, held the loop for 30 ms."""
     monkeypatch.setattr(Document, "_made", {})
-    monkeypatch.setattr(slices, "SLICE_S", 0.0)
+    monkeypatch.setattr(cooperative, "SLICE_S", 0.0)
 
     async def run() -> None:
         document, turns = Document(503), 0
@@ -157,5 +159,5 @@ def test_a_document_that_could_not_be_made_is_made_later(
         for _ in range(2):
             with pytest.raises(type(error)):
                 asyncio.run(document.text())
-        asyncio.run(late.load_in_turns(document.steps()))
+        asyncio.run(lazy_imports.load_in_turns(document.steps()))
     assert asyncio.run(document.text()) == describe(503)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from select_service.edge import log_outlet
-from select_service.edge.log_outlet import LOST, PIECE_BYTES, LogOutlet
+from select_service.edge import log_writer
+from select_service.edge.log_writer import LOST, PIECE_BYTES, LogWriter
 from tests.live.replicas import Replica
 from tests.live.server import OURS
 from tests.wait import PATIENCE_S, block_until
@@ -34,11 +34,11 @@ def pipe() -> Iterator[tuple[int, int]]:
     os.close(writes)
 
 
-def outlet(number: int) -> LogOutlet:
-    return LogOutlet(os.fdopen(number, "w", closefd=False))
+def outlet(number: int) -> LogWriter:
+    return LogWriter(os.fdopen(number, "w", closefd=False))
 
 
-def say(taker: LogOutlet, text: str) -> None:
+def say(taker: LogWriter, text: str) -> None:
     taker.emit(logging.makeLogRecord({"msg": text, "levelno": logging.INFO}))
 
 
@@ -81,7 +81,7 @@ def test_a_line_longer_than_a_pipe(pipe: tuple[int, int]) -> None:
 
 
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("select_service.edge.log_outlet.RETRY_S", 0.0)
+    monkeypatch.setattr("select_service.edge.log_writer.RETRY_S", 0.0)
     number = os.open("/dev/full", os.O_WRONLY)
     taker, before = outlet(number), LOST["failed"]
     for _ in range(3):
@@ -155,7 +155,7 @@ def test_patience_is_in_vain_once_a_second(
             return [(0, 0)] if is_roomy else []
 
     monkeypatch.setattr(select, "poll", Room)
-    monkeypatch.setattr("select_service.edge.log_outlet.time.monotonic", lambda: now)
+    monkeypatch.setattr("select_service.edge.log_writer.time.monotonic", lambda: now)
     taker = outlet(pipe[1])
     for _ in range(5):
         is_roomy = False
@@ -163,11 +163,11 @@ def test_patience_is_in_vain_once_a_second(
         say(taker, "lost")
         is_roomy = True
         say(taker, "taken")
-    assert waits == [log_outlet.PATIENCE_MS]
-    now += 2 * log_outlet.HASTE_S
+    assert waits == [log_writer.PATIENCE_MS]
+    now += 2 * log_writer.HASTE_S
     is_roomy = False
     say(taker, "lost")
-    assert waits == [log_outlet.PATIENCE_MS] * 2
+    assert waits == [log_writer.PATIENCE_MS] * 2
 
 
 def test_one_patience_for_a_line_of_many_pieces(
@@ -188,17 +188,17 @@ def test_one_patience_for_a_line_of_many_pieces(
     now = iter(range(100))
     monkeypatch.setattr(select, "poll", Room)
     monkeypatch.setattr(
-        "select_service.edge.log_outlet.time.monotonic", lambda: next(now) * 0.001 * 0.75
+        "select_service.edge.log_writer.time.monotonic", lambda: next(now) * 0.001 * 0.75
     )
     say(outlet(pipe[1]), "x" * 9 * PIECE_BYTES)
-    assert 0 < sum(waits) <= 2 * log_outlet.PATIENCE_MS
+    assert 0 < sum(waits) <= 2 * log_writer.PATIENCE_MS
 
 
 def test_a_stream_without_a_descriptor() -> None:
     closed = io.StringIO()
     closed.close()
     before = LOST["failed"]
-    say(LogOutlet(closed), "nobody reads this")
+    say(LogWriter(closed), "nobody reads this")
     assert LOST["failed"] - before == 1
 
     class Deaf(io.StringIO):
@@ -211,7 +211,7 @@ def test_a_stream_without_a_descriptor() -> None:
             self.write, self.flush = self.text.write, self.text.flush
 
     for stream in (Deaf(), missing := Missing()):
-        say(LogOutlet(stream), "read")  # type: ignore[arg-type]
+        say(LogWriter(stream), "read")  # type: ignore[arg-type]
         text = missing.text if stream is missing else stream
         assert text.getvalue() == "read\n"  # type: ignore[union-attr]
 
@@ -222,13 +222,13 @@ def test_a_system_that_cannot_be_asked_for_room(
     """Windows has neither of the two; the module did not even load."""
     monkeypatch.delattr(select, "poll")
     monkeypatch.delattr(select, "PIPE_BUF")
-    path = log_outlet.__file__
+    path = log_writer.__file__
     spec = importlib.util.spec_from_file_location("elsewhere", path)
     assert spec is not None
     assert spec.loader is not None
     elsewhere = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(elsewhere)
-    say(elsewhere.LogOutlet(os.fdopen(pipe[1], "w", closefd=False)), "said")
+    say(elsewhere.LogWriter(os.fdopen(pipe[1], "w", closefd=False)), "said")
     assert read(pipe[0]) == ["said"]
 
 

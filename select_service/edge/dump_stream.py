@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from select_service.edge.places import Places, StreamCut
+from select_service.edge.stream_limit import StreamCut, StreamLimit
 from select_service.errors import TooManyDumps
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Generator
 
     from select_service.core.service import SelectionCore
-    from select_service.edge.places import Place
+    from select_service.edge.stream_limit import StreamSlot
     from select_service.types import DumpLimits
 
 __all__ = ["COMPANY_S", "PAUSE_S", "SLICE_S", "Dumps"]
@@ -54,7 +54,7 @@ class Dumps:
             clock: monotonic seconds.
         """
         self._core, self._limits, self._clock = core, limits, clock
-        self._places = Places()
+        self._places = StreamLimit()
         self._tenants = core.shares.bound("dumps_max", lambda: limits.at_once_max)
         self.outcomes = dict.fromkeys(("complete", "cut_off", "timeout", "refused"), 0)
 
@@ -81,7 +81,9 @@ class Dumps:
         self._tenants.take(whose)
         return self._pieces(tenants, self._places.take(lambda: self._tenants.give(whose)))
 
-    async def _pieces(self, tenants: frozenset[str] | None, place: Place) -> AsyncIterator[bytes]:
+    async def _pieces(
+        self, tenants: frozenset[str] | None, place: StreamSlot
+    ) -> AsyncIterator[bytes]:
         outcome, ends_at = "cut_off", self._clock() + self._limits.timeout_s
         counters = self._core.counters
         now = self._clock()

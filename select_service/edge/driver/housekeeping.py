@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from select_service.edge.driving.turn import Turn
+    from select_service.edge.driver.call_context import CallContext
 
 __all__ = ["HOUSEKEEPING_S", "Housekeeping"]
 
@@ -29,7 +29,7 @@ class Housekeeping:
         faults: turns that raised, which is a bug.
     """
 
-    def __init__(self, turn: Turn, hurry: asyncio.Event) -> None:
+    def __init__(self, turn: CallContext, hurry: asyncio.Event) -> None:
         """Do nothing yet.
 
         Args:

@@ -14,8 +14,8 @@ from select_service import AdmissionRefused, AdmissionSettings
 from select_service.core.admission.queue import Ticket
 from select_service.core.effects import Effects
 from select_service.core.replication.dynamo_events import TOPIC
-from select_service.edge.driver import Driver
-from select_service.edge.driving import housekeeping
+from select_service.edge.driver import housekeeping
+from select_service.edge.driver.driver import Driver
 from select_service.edge.embedded import SelectionService
 from select_service.errors import ShuttingDown
 from select_service.types import (

@@ -5,15 +5,15 @@ import logging
 import httpx
 import pytest
 
-from select_service.edge.driver import Driver
-from select_service.edge.sparing import LINES_MAX, PARTIES_REMEMBERED, PERIOD_S, Sparing
+from select_service.edge.driver.driver import Driver
+from select_service.edge.log_throttle import LINES_MAX, PARTIES_REMEMBERED, PERIOD_S, LogThrottle
 from tests.select_service.edge.serving import in_process, worker
 
 
 def test_each_party_has_its_lines_and_says_what_it_left_out() -> None:
     said: list[str] = []
     now = 1.0
-    sparing = Sparing(said.append, lambda: now)
+    sparing = LogThrottle(said.append, lambda: now)
     for number in range(10):
         sparing.tell("a", f"a {number}")
         sparing.tell("b", f"b {number}")
@@ -26,7 +26,7 @@ def test_each_party_has_its_lines_and_says_what_it_left_out() -> None:
 
 def test_of_so_many_parties_it_is_remembered() -> None:
     said: list[str] = []
-    sparing = Sparing(said.append, lambda: 1.0)
+    sparing = LogThrottle(said.append, lambda: 1.0)
     for number in range(2 * PARTIES_REMEMBERED):
         sparing.tell(str(number), "failed")
     assert len(said) == 2 * PARTIES_REMEMBERED

@@ -1,7 +1,7 @@
 """Reads the clock, calls the core, carries out its effects: the only caller of `core/service.py`.
 
 HTTP and embedding both reach the core through this file. The verbs are implemented in
-`edge/verbs/`, grouped as in the core, and attached here; `edge/driving/` has what runs around the
+`edge/verbs/`, grouped as in the core, and attached here; `edge/driver/` has what runs around the
 core (waiting requests, event sources, housekeeping). This file decides nothing.
 """
 
@@ -19,15 +19,15 @@ from indexer.types import EventLossPolicy
 from select_service.core.instrumentation.instrumented import Watch
 from select_service.core.service import Life, SelectionCore
 from select_service.edge.clocks import forwards_only
-from select_service.edge.driving.carrying import Carrier
-from select_service.edge.driving.health import Health
-from select_service.edge.driving.housekeeping import Housekeeping
-from select_service.edge.driving.outfit import Companions, EdgeLimits
-from select_service.edge.driving.recovering import Recovering
-from select_service.edge.driving.sources import EventSources
-from select_service.edge.driving.turn import Turn
-from select_service.edge.driving.waiting import Waiting
-from select_service.edge.dumping import Dumps
+from select_service.edge.driver.call_context import CallContext
+from select_service.edge.driver.driver_options import DriverOptions, EdgeLimits
+from select_service.edge.driver.effects_executor import EffectsExecutor
+from select_service.edge.driver.health import Health
+from select_service.edge.driver.housekeeping import Housekeeping
+from select_service.edge.driver.sources import EventSources
+from select_service.edge.driver.startup_recovery import StartupRecovery
+from select_service.edge.driver.waiting_callers import WaitingCallers
+from select_service.edge.dump_stream import Dumps
 from select_service.edge.load_topic import LoadTopic
 from select_service.edge.readiness import Readiness
 from select_service.edge.verbs.inspecting import Inspecting
@@ -50,13 +50,13 @@ if TYPE_CHECKING:
     from select_service.config import Settings
     from select_service.core.instrumentation.recorder import Recorder
     from select_service.core.routing.policy import PolicyBook, PolicyError
+    from select_service.edge.decision_report import DecisionReporter
     from select_service.edge.discovery.followers import Discovery
     from select_service.edge.doctor import Doctor
     from select_service.edge.replication.plane import Replicas
     from select_service.edge.state.keeper import Keeper
     from select_service.edge.state.recording import Recording
     from select_service.edge.state.warm_start import WarmStart
-    from select_service.edge.telling import Teller
     from select_service.edge.tracing.spans import Tracing
     from select_service.types import CoreLimits, TrustSettings
     from select_service.types.shadow import ShadowSettings
@@ -80,7 +80,7 @@ class Driver:
         *,
         limits: CoreLimits | None = None,
         edge_limits: EdgeLimits | None = None,
-        companions: Companions | None = None,
+        companions: DriverOptions | None = None,
         policies: PolicyBook | PolicyError | None = None,
         admission: AdmissionSettings | None = None,
         trust: TrustSettings | None = None,
@@ -115,7 +115,7 @@ class Driver:
         """
         self._clock = clock = forwards_only(clock)
         self.addresses = Addresses(reach, clock=clock)
-        bounds, beside = edge_limits or EdgeLimits(), companions or Companions()
+        bounds, beside = edge_limits or EdgeLimits(), companions or DriverOptions()
         keeper = self.keeper = beside.keeper
         self.security, self.tracing = beside.security, beside.tracing
         self.recording = beside.recording
@@ -138,12 +138,12 @@ class Driver:
         self.dumps = Dumps(self.core, bounds.dumps, clock)
         self.discovery: Discovery | None = None
         self.readiness = Readiness(bounds.ready_timeout_s, clock)
-        self._recovering = Recovering(self.core, self.readiness, clock)
+        self._recovering = StartupRecovery(self.core, self.readiness, clock)
         self._recovering.ask_peers(indexer_peers, bounds.recovery, self.credentials, self.addresses)
         self._recovering.look_back(keeper, bounds.snapshot, self._is_fleet_known)
-        self._carrier = Carrier(keeper, self.tracing)
+        self._carrier = EffectsExecutor(keeper, self.tracing)
         self._carry_out = self._carrier.carry_out
-        self.turn = turn = Turn(self.core, clock, self._carry_out)
+        self.turn = turn = CallContext(self.core, clock, self._carry_out)
         self._hang_verbs(turn, witness, replica_sync_port)
         self._replicating.hold(self.readiness, self._is_fleet_known)
         self._listen_to_workers(turn, admission or AdmissionSettings())
@@ -151,7 +151,7 @@ class Driver:
         self._hang_health(turn, bounds.doctor)
 
     def _hang_verbs(  # noqa: PLR0915 - one line per verb
-        self, turn: Turn, witness: Recorder | None, replica_port: int | None
+        self, turn: CallContext, witness: Recorder | None, replica_port: int | None
     ) -> None:
         """Attach every verb as an attribute, where the HTTP handlers look for it."""
         registering = Registering(turn)
@@ -178,7 +178,7 @@ class Driver:
         self.close_lease_now = reserving.close_lease_now
         self.clear_lease = reserving.clear_lease
         self.leases = reserving.leases
-        waiting = self._waiting = self._carrier.waiting = Waiting(turn, reserving.free)
+        waiting = self._waiting = self._carrier.waiting = WaitingCallers(turn, reserving.free)
         self.wait = waiting.wait
         selecting = self._selecting = Selecting(turn, waiting.wait, is_kept=is_kept)
         self.select = selecting.select
@@ -220,7 +220,7 @@ class Driver:
         self.deregister_peer = replicating.deregister_peer
         self.replica_status = replicating.status
 
-    def _listen_to_workers(self, turn: Turn, admission: AdmissionSettings) -> None:
+    def _listen_to_workers(self, turn: CallContext, admission: AdmissionSettings) -> None:
         """Prepare to receive what workers publish: KV events and load reports."""
         self.load_topic = LoadTopic(
             self._operating.hear_load,
@@ -234,7 +234,7 @@ class Driver:
             recording=self.recording,
         )
 
-    def _hang_health(self, turn: Turn, limits: DoctorLimits) -> None:
+    def _hang_health(self, turn: CallContext, limits: DoctorLimits) -> None:
         health = self._health = Health(
             *(turn, self._carrier, self.readiness, self.keeper, limits),
             lambda: [] if self.discovery is None else self.discovery.links(),
@@ -323,7 +323,7 @@ class Driver:
         return await self._recovering.finished(timeout_s)
 
     def reconfigure(self, old: Settings, new: Settings) -> None:
-        """Apply new settings at once; `reloading.py` has validated them."""
+        """Apply new settings at once; `config_reload.py` has validated them."""
         for limits, before, after in (
             (self.core.registry.limits, old.stream_limits, new.stream_limits),
             (self._limits.replicas, old.replica_limits, new.replica_limits),
@@ -347,7 +347,7 @@ class Driver:
         return self._clock()
 
     @property
-    def teller(self) -> Teller:
+    def teller(self) -> DecisionReporter:
         """The reader of recorded decisions."""
         return self._selecting.teller
 

@@ -32,9 +32,9 @@ from select_service.errors import InvalidField, NeedsRestart, SecurityFileUnusab
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from select_service.edge.driver import Driver
+    from select_service.edge.driver.driver import Driver
 
-__all__ = ["ConfigChange", "ConfigStatus", "Reloading", "Setting", "check_settings"]
+__all__ = ["ConfigChange", "ConfigStatus", "ConfigReload", "Setting", "check_settings"]
 
 _log = logging.getLogger("select_service")
 
@@ -76,7 +76,7 @@ class ConfigStatus(Struct, frozen=True):
     settings: dict[str, Setting]
 
 
-class Reloading:
+class ConfigReload:
     """The settings in force in one process, and changes to them.
 
     Attributes:

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from select_service.edge.state.keeper import Keeper
     from select_service.edge.state.warm_start import WarmStart
 
-__all__ = ["Recovering"]
+__all__ = ["StartupRecovery"]
 
 
-class Recovering:
+class StartupRecovery:
     """Recovery of one driver's index.
 
     Attributes:

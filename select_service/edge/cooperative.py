@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-__all__ = ["SLICE_S", "Slices"]
+__all__ = ["SLICE_S", "TimeSlices"]
 
 Told = TypeVar("Told")
 
@@ -17,7 +17,7 @@ SLICE_S: Final = 0.0002
 """A fifth of the delay that a request notices."""
 
 
-class Slices:
+class TimeSlices:
     """Yields to the event loop every `SLICE_S`."""
 
     __slots__ = ("_until",)

@@ -1,1 +1,0 @@
-"""Parts of `driver.py`: carrying out effects, event sources, waiting callers, housekeeping."""
