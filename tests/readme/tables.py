@@ -21,7 +21,7 @@ from select_service.edge.app import create_driver
 from select_service.edge.http.traffic import Traffic
 from select_service.edge.metrics.exposition import Metrics
 from select_service.edge.metrics.families import PREFIX
-from select_service.edge.metrics.limits import TURN_BUDGETS, limit_values
+from select_service.edge.metrics.limit_metrics import TURN_BUDGETS, limit_values
 from select_service.errors import ServiceError
 from tests.readme.document import README, REFERENCE, anchor, headings
 

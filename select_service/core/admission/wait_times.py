@@ -1,4 +1,4 @@
-"""Wait times of requests, in plain integers; `edge/metrics/admission.py` reads them."""
+"""Wait times of requests, in plain integers; `edge/metrics/admission_metrics.py` reads them."""
 
 from __future__ import annotations
 

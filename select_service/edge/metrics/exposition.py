@@ -16,27 +16,27 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from select_service.edge.cooperative import TimeSlices
-from select_service.edge.metrics.admission import AdmissionMetrics
-from select_service.edge.metrics.bounds import BoundsMetrics
-from select_service.edge.metrics.decisions import DecisionMetrics
-from select_service.edge.metrics.demand import DemandMetrics
-from select_service.edge.metrics.doctor import DoctorMetrics
-from select_service.edge.metrics.http import HttpMetrics
-from select_service.edge.metrics.index import IndexMetrics
-from select_service.edge.metrics.limits import LimitMetrics
-from select_service.edge.metrics.recording import RecordingMetrics
-from select_service.edge.metrics.recovery import RecoveryMetrics
-from select_service.edge.metrics.replicas import ReplicaMetrics
+from select_service.edge.metrics.admission_metrics import AdmissionMetrics
+from select_service.edge.metrics.bounds_metrics import BoundsMetrics
+from select_service.edge.metrics.decision_metrics import DecisionMetrics
+from select_service.edge.metrics.demand_metrics import DemandMetrics
+from select_service.edge.metrics.doctor_metrics import DoctorMetrics
+from select_service.edge.metrics.http_metrics import HttpMetrics
+from select_service.edge.metrics.index_metrics import IndexMetrics
+from select_service.edge.metrics.limit_metrics import LimitMetrics
+from select_service.edge.metrics.recording_metrics import RecordingMetrics
+from select_service.edge.metrics.recovery_metrics import RecoveryMetrics
+from select_service.edge.metrics.replica_metrics import ReplicaMetrics
 from select_service.edge.metrics.scope_series import ScopeGroups
-from select_service.edge.metrics.security import SecurityMetrics
-from select_service.edge.metrics.service import ServiceMetrics
-from select_service.edge.metrics.shadow import ShadowMetrics
-from select_service.edge.metrics.snapshots import SnapshotMetrics
-from select_service.edge.metrics.state import StateMetrics
-from select_service.edge.metrics.tenants import TenantMetrics
+from select_service.edge.metrics.security_metrics import SecurityMetrics
+from select_service.edge.metrics.service_metrics import ServiceMetrics
+from select_service.edge.metrics.shadow_metrics import ShadowMetrics
+from select_service.edge.metrics.snapshot_metrics import SnapshotMetrics
+from select_service.edge.metrics.state_metrics import StateMetrics
+from select_service.edge.metrics.tenant_metrics import TenantMetrics
 from select_service.edge.metrics.text import text_of
-from select_service.edge.metrics.tracing import TracingMetrics
-from select_service.edge.metrics.trust import TrustMetrics
+from select_service.edge.metrics.tracing_metrics import TracingMetrics
+from select_service.edge.metrics.trust_metrics import TrustMetrics
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -25,7 +25,7 @@ from select_service.edge.config_reload import (
     check_settings,
 )
 from select_service.edge.driver.driver import Driver
-from select_service.edge.metrics.limits import limit_values
+from select_service.edge.metrics.limit_metrics import limit_values
 from select_service.edge.tenancy.names import prefix_of
 from select_service.errors import InvalidField, NeedsRestart
 from tests import wait

@@ -29,8 +29,8 @@ from select_service.core.partition import Partition
 from select_service.edge.app import create_driver
 from select_service.edge.driver.driver import Driver
 from select_service.edge.http.traffic import Traffic
-from select_service.edge.metrics.admission import AdmissionMetrics
-from select_service.edge.metrics.demand import DemandMetrics
+from select_service.edge.metrics.admission_metrics import AdmissionMetrics
+from select_service.edge.metrics.demand_metrics import DemandMetrics
 from select_service.edge.metrics.exposition import Metrics
 from select_service.edge.metrics.families import ROWS_PER_STEP, Steps
 from select_service.edge.metrics.scope_series import ScopeGroups, totals

@@ -17,7 +17,7 @@ from select_service.edge.driver.driver import Driver
 from select_service.edge.http.traffic import Traffic
 from select_service.edge.metrics.exposition import Metrics
 from select_service.edge.metrics.families import PREFIX
-from select_service.edge.metrics.limits import TURN_BUDGETS, limit_hits, limit_values
+from select_service.edge.metrics.limit_metrics import TURN_BUDGETS, limit_hits, limit_values
 from select_service.errors import InvalidRequest
 from select_service.types import CoreLimits, ReservationRequest, WorkerSpec
 from tests.select_service.edge.serving import SETTINGS, in_process, worker

@@ -20,7 +20,7 @@ _OUTCOMES = ("applied", "unchanged", "refused")
 
 
 class BoundsMetrics(Collector):
-    """Counters of what bounds did beside those of `limits.py`."""
+    """Counters of what bounds did beside those of `limit_metrics.py`."""
 
     def __init__(self, service: Driver, reloading: ConfigReload | None) -> None:
         self._service = service
