@@ -23,7 +23,7 @@ from select_service import cli
 from select_service.client.meeting import NAMESPACE, Meeting
 from select_service.company import CATALOG, Company
 from select_service.edge.app import create_door, create_driver
-from select_service.edge.http.listening import Entrances
+from select_service.edge.http.listening_sockets import ListeningSockets
 from select_service.edge.logs import configure
 from select_service.edge.server import Server
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send
 
     from select_service.config import Layers, Settings
-    from select_service.edge.http.asgi import Door
+    from select_service.edge.http.application import Application
 
 __all__ = ["Selector", "app"]
 
@@ -94,7 +94,7 @@ class Front:
     changes the catalog is told to each.
     """
 
-    door: Door | None = None
+    door: Application | None = None
     company: Company | None = None
 
     def add_exception_handler(self, *_: object) -> None:
@@ -166,7 +166,7 @@ class Selector:
         settings, layers = _read(flags)
         configure(settings.log_format, settings.log_level, access_log=settings.access_log)
         host = ray.util.get_node_ip_address() if _is_any(settings.host) else settings.host
-        self._entrances = Entrances.bound((host, _port(layers, settings)), None, 0o600)
+        self._entrances = ListeningSockets.bound((host, _port(layers, settings)), None, 0o600)
         scheme = "http" if settings.tls_cert is None else "https"
         self.url = f"{scheme}://{host}:{self._entrances.port}"
         settings = replace(

@@ -42,7 +42,7 @@ from indexer.core.hashing import pack_u64
 from indexer.types import Scope, Tier, WorkerRank
 from select_service.config import Settings
 from select_service.edge.app import create_door, create_driver
-from select_service.edge.http.connections import ConnectionLimits
+from select_service.edge.http.connection_limits import ConnectionLimits
 from select_service.edge.http.fast_lane import FastLane, fast_lane
 from select_service.types import WorkerSpec
 

@@ -24,7 +24,7 @@ from bench.load.http import Answer, BadAnswer, ask, drive, request_bytes
 from select_service.config.environment import RouterSettings
 from select_service.config.settings import Settings
 from select_service.edge.app import create_door, create_driver, loop_factory
-from select_service.edge.http.listening import Entrances
+from select_service.edge.http.listening_sockets import ListeningSockets
 from select_service.edge.server import Server
 from select_service.types import RouterConfig
 
@@ -47,7 +47,7 @@ async def serve(records: int) -> None:
             chosen = Settings(host=HOST, port=0, decision_ring=kept, router=router)
             driver = create_driver(chosen)
             await driver.start()
-            entrances = doors.enter_context(Entrances.bound((HOST, 0), None, 0))
+            entrances = doors.enter_context(ListeningSockets.bound((HOST, 0), None, 0))
             server = Server(chosen, *create_door(driver, chosen), entrances)
             tasks.append(asyncio.ensure_future(server.serve(sockets=entrances.sockets)))
             while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it

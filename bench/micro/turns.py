@@ -30,7 +30,7 @@ import orjson
 from bench.micro.holds import stored
 from select_service.config import Settings, read_environment
 from select_service.edge.app import create_door, create_driver
-from select_service.edge.http.listening import Entrances
+from select_service.edge.http.listening_sockets import ListeningSockets
 from select_service.edge.http.routes import ROUTES
 from select_service.edge.server import Server
 
@@ -324,7 +324,7 @@ async def run(chosen: argparse.Namespace, directory: Path) -> None:
     turns, service = Turns(), create_driver(settings)
     with turns.watched():
         await service.start(0)
-        with Entrances.bound((HOST, 0), None, 0o600) as entrances:
+        with ListeningSockets.bound((HOST, 0), None, 0o600) as entrances:
             server = Server(settings, *create_door(service, settings), entrances)
             serving = asyncio.ensure_future(server.serve(sockets=entrances.sockets))
             await asyncio.sleep(QUIET_S)  # what is loaded late is loaded

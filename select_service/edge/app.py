@@ -18,8 +18,8 @@ from indexer.compiled import complaints, kernels_in_use
 from indexer.errors import IndexerError
 from select_service.config import Layers
 from select_service.edge import logs
-from select_service.edge.codec.bulk import BodyGuard
-from select_service.edge.codec.writing import show_hashes
+from select_service.edge.codec.body_limits import BodyGuard
+from select_service.edge.codec.encoder import show_hashes
 from select_service.edge.config_reload import ConfigReload
 from select_service.edge.console.routes import Booth
 from select_service.edge.construction import create_driver, create_security
@@ -28,12 +28,12 @@ from select_service.edge.driver.driver import Driver
 from select_service.edge.garbage_collection import GarbageCollection
 from select_service.edge.graceful_shutdown import GracefulShutdown
 from select_service.edge.http.api import Api
-from select_service.edge.http.asgi import Door
-from select_service.edge.http.document import Document
-from select_service.edge.http.listening import (
+from select_service.edge.http.application import Application
+from select_service.edge.http.listening_sockets import (
     CannotListenError,
-    Entrances,
+    ListeningSockets,
 )
+from select_service.edge.http.openapi_document import OpenApiDocument
 from select_service.edge.http.traffic import Traffic
 from select_service.edge.lazy_imports import load
 from select_service.edge.security.openness import open_doors, side_address
@@ -89,7 +89,7 @@ def create_app(service: Driver, settings: Settings) -> Starlette:
 
 def create_door(
     service: Driver, settings: Settings, layers: Layers | None = None
-) -> tuple[Door, Traffic]:
+) -> tuple[Application, Traffic]:
     """Return the bare ASGI application and its traffic counters.
 
     Raises:
@@ -110,7 +110,7 @@ def create_door(
 
         return Metrics(service, traffic, settings, reloading)
 
-    document = Document(settings.overload_status_code)
+    document = OpenApiDocument(settings.overload_status_code)
     guard = BodyGuard(settings.body_limits)
     reloading.followers.append(lambda settings: guard.follow(settings.body_limits))
     api = Api(
@@ -132,7 +132,7 @@ def create_door(
         _name_tenants(service, authority)
         traffic.connections.shares = service.core.shares
     if service.tracing is None:
-        door = Door(
+        door = Application(
             *(api, traffic),
             max_body_bytes=bytes_max,
             access_log=access_log,
@@ -140,9 +140,11 @@ def create_door(
             booth=booth,
         )
     else:
-        from select_service.edge.tracing.traced_door import TracedDoor  # only if tracing is on
+        from select_service.edge.tracing.traced_http import (
+            TracedApplication,  # only if tracing is on
+        )
 
-        door = TracedDoor(
+        door = TracedApplication(
             *(api, traffic, service.tracing),
             max_body_bytes=bytes_max,
             access_log=access_log,
@@ -179,7 +181,7 @@ def serve(settings: Settings, layers: Layers | None = None) -> int:
     raise_limit()
     address = None if settings.port is None else (settings.host, settings.port)
     try:
-        entrances = Entrances.bound(
+        entrances = ListeningSockets.bound(
             address, settings.uds, int(settings.uds_mode, 8), side_address(settings)
         )
     except CannotListenError as error:
@@ -200,7 +202,7 @@ def _configure_logs(settings: Settings) -> None:
     logs.configure(form, level, access_log=settings.access_log, ids=ids)
 
 
-async def _serve(settings: Settings, layers: Layers | None, entrances: Entrances) -> int:
+async def _serve(settings: Settings, layers: Layers | None, entrances: ListeningSockets) -> int:
     try:
         service = create_driver(settings)
     except (RecordingUnusable, StateDirUnusable, SecurityFileUnusable, IndexerError) as error:

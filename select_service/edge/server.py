@@ -17,12 +17,12 @@ from typing_extensions import override
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from select_service.edge.graceful_shutdown import CLOSE
-from select_service.edge.http.asgi import Door
-from select_service.edge.http.connections import ConnectionLimits
+from select_service.edge.http.application import Application
+from select_service.edge.http.connection_limits import ConnectionLimits
 from select_service.edge.http.dates import http_date
 from select_service.edge.http.fast_lane import FastLane, fast_lane
-from select_service.edge.http.listening import NOT_AT_THE_SIDE, SIDE_PATHS
-from select_service.edge.http.preamble import status_line
+from select_service.edge.http.listening_sockets import NOT_AT_THE_SIDE, SIDE_PATHS
+from select_service.edge.http.response_head import status_line
 from select_service.edge.lazy_imports import load_in_turns
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from select_service.config import Settings
     from select_service.core.tenancy.shares import Bound, Party
     from select_service.edge.http.handshakes import Handshakes
-    from select_service.edge.http.listening import Entrances
+    from select_service.edge.http.listening_sockets import ListeningSockets
     from select_service.edge.http.protocol import GuardedProtocol
     from select_service.edge.http.traffic import Traffic
     from select_service.edge.security.guards import Guards
@@ -72,9 +72,9 @@ class Server(uvicorn.Server):
     def __init__(
         self,
         settings: Settings,
-        door: Door,
+        door: Application,
         traffic: Traffic,
-        entrances: Entrances,
+        entrances: ListeningSockets,
         security: Guards | None = None,
     ) -> None:
         limits = ConnectionLimits(
@@ -309,11 +309,11 @@ class Server(uvicorn.Server):
         yield
 
 
-def _lane(door: Door) -> type[FastLane]:
+def _lane(door: Application) -> type[FastLane]:
     """Return the protocol class that goes with a door."""
-    if type(door) is Door:
+    if type(door) is Application:
         return FastLane
-    from select_service.edge.tracing.traced_door import TracedLane  # only if tracing is on
+    from select_service.edge.tracing.traced_http import TracedLane  # only if tracing is on
 
     return TracedLane
 

@@ -15,9 +15,9 @@ from msgspec import Struct
 
 from indexer.types import HASH_BYTES
 from select_service import cli
-from select_service.edge.codec.answers import Response
-from select_service.edge.codec.writing import encode
-from select_service.edge.http import asgi
+from select_service.edge.codec.encoder import encode
+from select_service.edge.codec.responses import Response
+from select_service.edge.http import application
 from select_service.edge.http.api import Api, Request
 from select_service.edge.http.routes import ROUTES
 from select_service.edge.routing import Route
@@ -99,7 +99,7 @@ def count_tasks(_: Api, __: Request) -> Response:
 
 def main() -> int:
     """Run the service with the windows open."""
-    vars(asgi)["ROUTES"] = (
+    vars(application)["ROUTES"] = (
         *ROUTES,
         Route("GET", WINDOW, look, None, View),
         Route("GET", BIN, empty_bin, None, Garbage),

@@ -18,16 +18,16 @@ from indexer.compiled import usable
 from indexer.core.hashing import pack_tokens, pack_u64
 from indexer.types import U64_MASK
 from select_service.config import FieldValidation
-from select_service.edge.codec.bulk import BodyGuard
-from select_service.edge.codec.forms import Form
-from select_service.edge.codec.members import (
+from select_service.edge.codec.body_limits import BodyGuard
+from select_service.edge.codec.encoder import ECHOED, echo
+from select_service.edge.codec.formats import Format
+from select_service.edge.codec.member_names import (
     DuplicateMemberError,
     flat_names,
     is_deeper,
     top_level_names,
     without_items,
 )
-from select_service.edge.codec.writing import ECHOED, echo
 from select_service.errors import (
     InvalidField,
     InvalidJson,
@@ -402,12 +402,12 @@ def _check_ranks(request: msgspec.Struct) -> None:
 # -- errors and their paths --------------------------------------------------------------------
 
 _AT: Final = re.compile(r"(?s)(.*) - at `(?:key`? in `?)?\$\.?(.*)`")
-MALFORMED: Final = {Form.JSON: InvalidJson, Form.MSGPACK: InvalidMsgpack}
+MALFORMED: Final = {Format.JSON: InvalidJson, Format.MSGPACK: InvalidMsgpack}
 _MISSING: Final = re.compile(r"Object missing required field `(.*)`")
 _NAMED: Final = re.compile(r"(\w+) (?:must be |and \w+ name)")  # `__post_init__` of the types
 
 
-def refusal_of(error: ValueError | RecursionError, form: Form = Form.JSON) -> ServiceError:
+def refusal_of(error: ValueError | RecursionError, form: Format = Format.JSON) -> ServiceError:
     """Convert msgspec's error about a body to ours, with the path of the field."""
     if isinstance(error, RecursionError):
         return MALFORMED[form](f"not {form.value} that can be read: nested too deeply")

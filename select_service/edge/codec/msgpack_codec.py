@@ -18,8 +18,8 @@ from msgspec import Raw, inspect
 
 from indexer.core.hashing import TOKEN_BYTES
 from indexer.types import HASH_BYTES
-from select_service.edge.codec.bulk import BodyGuard
-from select_service.edge.codec.forms import Form
+from select_service.edge.codec.body_limits import BodyGuard
+from select_service.edge.codec.formats import Format
 from select_service.edge.codec.json_codec import (
     HASHES,
     MEDIA_TOKENS,
@@ -32,7 +32,7 @@ from select_service.edge.codec.json_codec import (
     put_media,
     refusal_of,
 )
-from select_service.edge.codec.members import DuplicateMemberError
+from select_service.edge.codec.member_names import DuplicateMemberError
 from select_service.errors import InvalidField, InvalidMsgpack
 from select_service.types import U32, AnyHash, MmRoutingInfo, PromptFields, Token
 
@@ -114,7 +114,7 @@ class MsgpackDecoder(Generic[T]):
         except TypeError as error:  # of unhashable keys, since msgspec 0.21.0
             raise InvalidMsgpack(f"not msgpack: {error}") from None
         except (ValueError, RecursionError) as error:
-            raise refusal_of(error, Form.MSGPACK) from None
+            raise refusal_of(error, Format.MSGPACK) from None
         warning = judge_unknown(unknown, self._validation) if unknown else None
         if tools.has_lists:
             _pack_unless_packed(cast("PromptFields", request), members)

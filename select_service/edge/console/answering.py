@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import orjson
 
-from select_service.edge.codec.answers import Feed, Response
+from select_service.edge.codec.responses import Feed, Response
 from select_service.edge.console import sources
 from select_service.edge.console.assets import PAGE, SAFE, Assets
 from select_service.edge.console.browser import for_browser

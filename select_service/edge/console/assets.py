@@ -11,7 +11,7 @@ from typing import Final
 
 from xxhash import xxh3_64_hexdigest
 
-from select_service.edge.codec.answers import Response
+from select_service.edge.codec.responses import Response
 from select_service.errors import RouteNotFound
 
 __all__ = ["PAGE", "SAFE", "Assets"]

@@ -10,7 +10,7 @@ import asyncio
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from select_service.edge.codec.answers import Response
+from select_service.edge.codec.responses import Response
 from select_service.edge.console.history import History
 from select_service.edge.routing import OPEN, Route
 

@@ -15,7 +15,7 @@ import msgspec
 if TYPE_CHECKING:
     from starlette.types import Scope
 
-    from select_service.edge.codec.answers import Response
+    from select_service.edge.codec.responses import Response
 
 __all__ = ["TRACE_IDS", "log_access", "short"]
 

@@ -1,7 +1,7 @@
 """The environment of handlers: decoders for bodies, writers for answers, settling on disk.
 
 The route table is in `routes.py`, the handlers in `handlers/`. They take a neutral request and
-return a neutral response, so that any transport can serve them: `asgi.py` is one, and `driver.py`
+return a neutral response, so that any transport can serve them: `application.py` is one, and `driver.py`
 behind them does the work. They are independent of the format of bodies and answers: an `Api` holds
 the decoders and the writer for one pair of formats.
 """
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar, cast
 import msgspec
 
 from indexer.errors import IndexerError
-from select_service.edge.codec.answers import JSON_WRITER, Response, Settling, Writer
-from select_service.edge.codec.bulk import BodyGuard
-from select_service.edge.codec.forms import Form
+from select_service.edge.codec.body_limits import BodyGuard
+from select_service.edge.codec.formats import Format
 from select_service.edge.codec.json_codec import judge_unknown
+from select_service.edge.codec.responses import JSON_WRITER, DurableResponse, Response, Writer
 from select_service.edge.http.bodies import Bodies
 from select_service.edge.routing import unknown_in_query
 from select_service.errors import ServiceError
@@ -75,7 +75,7 @@ class Api:
         reloading: ConfigReload | None = None,
         guard: BodyGuard | None = None,
         refused: Callable[[Exception], None] = lambda _: None,
-        reads: Form = Form.JSON,
+        reads: Format = Format.JSON,
         writer: Writer = JSON_WRITER,
         brief: Callable[[], ServiceError] | None = None,
     ) -> None:
@@ -106,7 +106,7 @@ class Api:
 
     def speaking(
         self,
-        reads: Form,
+        reads: Format,
         writer: Writer,
         seen: Callable[[Driver], object] | None = None,
         brief: Callable[[], ServiceError] | None = None,
@@ -177,13 +177,13 @@ class Api:
         return self.writer.refusal(error, warning)
 
 
-def _settling(answer: Response, keeper: Keeper) -> Response | Settling:
+def _settling(answer: Response, keeper: Keeper) -> Response | DurableResponse:
     if answer.status >= _REFUSED:
         return answer
     written = keeper.settled()
-    return answer if written is None else Settling(answer, written)
+    return answer if written is None else DurableResponse(answer, written)
 
 
 async def _settle_later(answer: Awaitable[Response], keeper: Keeper) -> Response:
     settling = _settling(await answer, keeper)
-    return await settling if isinstance(settling, Settling) else settling
+    return await settling if isinstance(settling, DurableResponse) else settling

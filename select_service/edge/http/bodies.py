@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from select_service.edge.batch_runner import BatchBody
-from select_service.edge.codec.forms import Form
+from select_service.edge.codec.formats import Format
 from select_service.edge.codec.json_codec import RequestDecoder
 from select_service.edge.config_reload import ConfigChange
 from select_service.types import (
@@ -31,7 +31,7 @@ from select_service.types.drains import DrainRequest
 
 if TYPE_CHECKING:
     from select_service.config import FieldValidation
-    from select_service.edge.codec.bulk import BodyGuard
+    from select_service.edge.codec.body_limits import BodyGuard
     from select_service.edge.codec.msgpack_codec import MsgpackDecoder
 
 __all__ = ["Bodies", "PeerRequest"]
@@ -48,7 +48,7 @@ class PeerRequest(msgspec.Struct):
 class Bodies:
     """The decoders of the API, by the type they produce."""
 
-    def __init__(self, form: Form, validation: FieldValidation, guard: BodyGuard) -> None:
+    def __init__(self, form: Format, validation: FieldValidation, guard: BodyGuard) -> None:
         """Create decoders for one format.
 
         Args:
@@ -58,7 +58,7 @@ class Bodies:
         """
 
         def read(kind: type[R]) -> RequestDecoder[R] | MsgpackDecoder[R]:
-            if form is Form.JSON:
+            if form is Format.JSON:
                 return RequestDecoder(kind, validation, guard)
             from select_service.edge.codec.msgpack_codec import (
                 MsgpackDecoder,  # see `lazy_imports.py`

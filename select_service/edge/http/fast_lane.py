@@ -3,10 +3,10 @@
 Most requests arrive whole, are answered from memory and fit one write; for those a task, an event
 and a scope per request cost more than the answer. Anything unusual (`Expect`, HEAD, a client that
 pipelines or does not read, an answer that has to wait or is a stream) takes the ASGI path through
-the same `Door`, routes and counters.
+the same `Application`, routes and counters.
 
 If a request arrives in one piece, usually not even its head is parsed: the header lines that matter
-are the same in every request of a client (`steady.py`), so their parsed meaning is looked up by
+are the same in every request of a client (`header_cache.py`), so their parsed meaning is looked up by
 their bytes (`head_memory.py`).
 """
 
@@ -19,29 +19,29 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 from typing_extensions import override
 
-from select_service.edge.codec.answers import ONLY_JSON, Response, Settling
-from select_service.edge.http.asgi import HANDED_OVER
+from select_service.edge.codec.responses import ONLY_JSON, DurableResponse, Response
+from select_service.edge.http.application import HANDED_OVER
 from select_service.edge.http.head_memory import Heads, Peers
+from select_service.edge.http.header_cache import GUARDED, KEPT, HeaderCache
+from select_service.edge.http.negotiation import CERTIFICATE
 from select_service.edge.http.outbox import ANSWERS_MAX, Outbox
 from select_service.edge.http.plain_fields import credentials_in, plain_fields
-from select_service.edge.http.preamble import (
+from select_service.edge.http.protocol import GuardedProtocol, Phase, TurnedAway
+from select_service.edge.http.response_head import (
     CLOSE_LINE,
-    Preamble,
+    ResponseHead,
     header_lines,
     length_line,
     status_line,
 )
-from select_service.edge.http.protocol import GuardedProtocol, Phase, TurnedAway
-from select_service.edge.http.speaking import CERTIFICATE
-from select_service.edge.http.steady import GUARDED, KEPT, Steady
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Awaitable
 
-    from select_service.edge.http.asgi import Door
+    from select_service.edge.http.application import Application
     from select_service.edge.http.calls import Call, Head
-    from select_service.edge.http.connections import ConnectionLimits
+    from select_service.edge.http.connection_limits import ConnectionLimits
     from select_service.edge.http.traffic import Connections
     from select_service.edge.security.authority import Authority, Grant
     from select_service.errors import ServiceError
@@ -83,17 +83,17 @@ _NO_EVENT: Final = _NoEvent()
 class FastLane(GuardedProtocol):
     """One connection. Created through `fast_lane`, which sets `door`, `limits` and `counts`."""
 
-    door: Door
+    door: Application
     heads: Heads
     peers: Peers
     outbox: Outbox
-    steady: Steady
+    steady: HeaderCache
 
     _certificate: tuple[str, ...] = ()  # the client's names, if they grant access
     _is_between = True  # between requests: nothing of the next one has arrived, no answer is owed
     _lines_read = b""  # the kept lines of the head being parsed, to be remembered
     _handed: Response | Awaitable[Response] | None = None  # answered before it was parsed
-    preamble = Preamble()
+    preamble = ResponseHead()
     _call: Call | None = None  # the request whose body is arriving
     _head: Head  # of that request
     _body: bytes | bytearray = b""
@@ -186,7 +186,7 @@ class FastLane(GuardedProtocol):
 
     def hand_on(self, call: Call, head: Head, answer: Response | Awaitable[Response]) -> bool:
         """Arrange for an answer that takes time; False if the ASGI path must send it."""
-        if isinstance(answer, Settling):
+        if isinstance(answer, DurableResponse):
             self._is_between = False
             self._owe(call, head, answer)
             return True
@@ -316,7 +316,7 @@ class FastLane(GuardedProtocol):
             self._enter_rest()
             self.write_answer(answer)
             return
-        if isinstance(answer, Settling):
+        if isinstance(answer, DurableResponse):
             self._enter_rest()
             self._owe(call, self._head, answer)
             return
@@ -326,14 +326,16 @@ class FastLane(GuardedProtocol):
 
     # -- answers that wait for the disk --------------------------------------------------------
 
-    def _owe(self, call: Call, head: Head, answer: Settling) -> None:
+    def _owe(self, call: Call, head: Head, answer: DurableResponse) -> None:
         """Answer once the disk has responded; what the client sends meanwhile queues up."""
         self._debt = debt = _Debt()
         self.cycle = debt  # type: ignore[assignment] # it has the attributes that uvicorn uses
         since = perf_counter()
         answer.written.add_done_callback(lambda _: self._pay(debt, call, head, answer, since))
 
-    def _pay(self, debt: _Debt, call: Call, head: Head, answer: Settling, since: float) -> None:
+    def _pay(
+        self, debt: _Debt, call: Call, head: Head, answer: DurableResponse, since: float
+    ) -> None:
         debt.response_complete = True
         self._debt = None
         if self.transport.is_closing() or not self.hears:
@@ -464,13 +466,16 @@ class FastLane(GuardedProtocol):
 
 
 def fast_lane(
-    door: Door, limits: ConnectionLimits, counts: Connections, kind: type[FastLane] = FastLane
+    door: Application,
+    limits: ConnectionLimits,
+    counts: Connections,
+    kind: type[FastLane] = FastLane,
 ) -> type[FastLane]:
     """Create the protocol class of one server, as uvicorn creates the instances itself."""
     lane: type[FastLane] = type("Lane", (kind,), {})
     lane.door, lane.limits, lane.counts = door, limits, counts
     lane.heads, lane.peers, lane.outbox = Heads(), Peers(), Outbox(ANSWERS_MAX)
-    lane.steady = Steady(KEPT if door.authority is None else GUARDED)
+    lane.steady = HeaderCache(KEPT if door.authority is None else GUARDED)
     if door.authority is not None:
         door.authority.on_change(lane.heads.forget)
         door.authority.on_change(lane.peers.forget)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Mapping
 
-    from select_service.edge.http.connections import ConnectionLimits
+    from select_service.edge.http.connection_limits import ConnectionLimits
     from select_service.edge.http.traffic import Connections
 
 __all__ = ["Handshakes"]

@@ -1,6 +1,6 @@
 """Collects the answers to everything one turn of the loop has read, and sends them together.
 
-It takes complete answers only: `preamble.py` writes heads, and streams take the ASGI path.
+It takes complete answers only: `response_head.py` writes heads, and streams take the ASGI path.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from select_service.edge.http.framing import is_host
-from select_service.edge.http.steady import LENGTH_DIGITS_MAX
+from select_service.edge.http.header_cache import LENGTH_DIGITS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable

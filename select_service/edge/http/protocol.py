@@ -24,7 +24,7 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from indexer.edge.descriptors import descriptors_end
-from select_service.edge.codec.writing import encode
+from select_service.edge.codec.encoder import encode
 from select_service.edge.http.framing import (
     CHUNKED,
     UNTIL_CLOSED,
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from uvicorn.server import ServerState
 
     from select_service.core.tenancy.shares import Party
-    from select_service.edge.http.connections import ConnectionLimits
+    from select_service.edge.http.connection_limits import ConnectionLimits
     from select_service.edge.http.traffic import Connections
 
 __all__ = ["GuardedProtocol", "Phase", "TurnedAway"]

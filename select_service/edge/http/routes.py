@@ -1,6 +1,6 @@
 """The route table, which is the API: paths, handlers, bodies, answers and refusals.
 
-`asgi.py` finds the route of a request, `api.py` calls its handler; /openapi.json, the API reference
+`application.py` finds the route of a request, `api.py` calls its handler; /openapi.json, the API reference
 and the access matrix are generated from this table.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from select_service.edge.codec.answers import Status
+from select_service.edge.codec.responses import Status
 from select_service.edge.config_reload import ConfigChange, ConfigStatus
 from select_service.edge.http.bodies import PeerRequest
 from select_service.edge.http.handlers import (

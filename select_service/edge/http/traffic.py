@@ -1,6 +1,6 @@
 """Plain counters of the HTTP side: requests by route and status, latencies, connections.
 
-Incremented where things happen (`asgi.py`, `protocol.py`) in a fraction of a microsecond, read by
+Incremented where things happen (`application.py`, `protocol.py`) in a fraction of a microsecond, read by
 `metrics/exposition.py` at scrape time. Nothing here knows Prometheus.
 """
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from select_service.config import Settings
 from select_service.edge.app import create_app, create_door, create_driver
 from select_service.edge.driver.driver import Driver
-from select_service.edge.http.listening import Entrances
+from select_service.edge.http.listening_sockets import ListeningSockets
 from select_service.edge.security.openness import side_address
 from select_service.edge.server import Server
 from select_service.types import WorkerSpec
@@ -81,7 +81,7 @@ async def listening(**settings: Any) -> AsyncIterator[tuple[int, Driver, Server]
     assert chosen.port is not None
     mode, address = int(chosen.uds_mode, 8), (chosen.host, chosen.port)
     side = side_address(chosen)
-    with Entrances.bound(address, chosen.uds, mode, side) as entrances:
+    with ListeningSockets.bound(address, chosen.uds, mode, side) as entrances:
         server = Server(chosen, *create_door(service, chosen), entrances, service.security)
         serving = asyncio.ensure_future(server.serve(sockets=entrances.sockets))
         try:

@@ -11,8 +11,8 @@ from importlib import import_module
 import pytest
 
 from select_service.edge import cooperative, lazy_imports
-from select_service.edge.http.document import Document
 from select_service.edge.http.openapi import describe
+from select_service.edge.http.openapi_document import OpenApiDocument
 from select_service.edge.http.routes import ROUTES
 from tests.live.http import exchange
 from tests.select_service.edge.serving import listening
@@ -101,37 +101,37 @@ def test_a_server_loads_it_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_document_is_made_before_anybody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who asked first held the loop for 30 ms."""
-    monkeypatch.setattr(Document, "_made", {})
+    monkeypatch.setattr(OpenApiDocument, "_made", {})
     monkeypatch.setattr(lazy_imports, "PAUSE_S", 0.0)
     monkeypatch.setattr(lazy_imports, "STEP_PAUSE_S", 0.0)
 
     async def run() -> None:
         async with listening() as (port, _, _):
-            await until(lambda: bool(Document._made))
+            await until(lambda: bool(OpenApiDocument._made))
             answer = await asyncio.to_thread(exchange, port, "GET", "/openapi.json")
-            assert answer.raw == Document._made[503] == describe(503)
+            assert answer.raw == OpenApiDocument._made[503] == describe(503)
 
     asyncio.run(run())
 
 
 def test_who_asks_before_does_not_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Document, "_made", {})
-    document = Document(529)
+    monkeypatch.setattr(OpenApiDocument, "_made", {})
+    document = OpenApiDocument(529)
     steps = document.steps()
     for _ in range(10):
         next(steps)
-    assert not Document._made
+    assert not OpenApiDocument._made
     assert asyncio.run(document.text()) == describe(529)
     assert list(steps) == []
 
 
 def test_who_asks_before_lets_others_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first to ask, in the first seconds, held the loop for 30 ms."""
-    monkeypatch.setattr(Document, "_made", {})
+    monkeypatch.setattr(OpenApiDocument, "_made", {})
     monkeypatch.setattr(cooperative, "SLICE_S", 0.0)
 
     async def run() -> None:
-        document, turns = Document(503), 0
+        document, turns = OpenApiDocument(503), 0
         both = [asyncio.ensure_future(document.text()) for _ in range(2)]
         while not all(one.done() for one in both):
             await asyncio.sleep(0)
@@ -152,8 +152,8 @@ def test_a_document_that_could_not_be_made_is_made_later(
         yield
         raise error
 
-    monkeypatch.setattr(Document, "_made", {})
-    document = Document(503)
+    monkeypatch.setattr(OpenApiDocument, "_made", {})
+    document = OpenApiDocument(503)
     with monkeypatch.context() as without:
         without.setattr("select_service.edge.http.openapi.describing", describing)
         for _ in range(2):

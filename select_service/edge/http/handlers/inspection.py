@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from select_service.edge.codec.answers import ALWAYS_JSON, Response
+from select_service.edge.codec.responses import ALWAYS_JSON, Response
 from select_service.edge.cooperative import TimeSlices
 from select_service.edge.decision_report import LISTED, LISTED_MAX, Wanted
 from select_service.edge.http.scope_query import SCOPE_QUERY, read_scope, scope_in

@@ -12,7 +12,7 @@ from select_service.errors import InvalidQuery, ServiceError
 from select_service.types.admission import BusyThresholds
 
 if TYPE_CHECKING:
-    from select_service.edge.codec.answers import Response
+    from select_service.edge.codec.responses import Response
     from select_service.edge.http.api import Answer, Api, Request
     from select_service.types.admission import AdmissionStatus
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import UNSET
 from msgspec.structs import asdict
 
-from select_service.edge.codec.answers import ALWAYS_JSON, Response, retry_after_line
+from select_service.edge.codec.responses import ALWAYS_JSON, Response, retry_after_line
 from select_service.edge.http.worker_list import AT_ONCE_MAX, records
 from select_service.edge.routing import read_query
 from select_service.errors import InvalidQuery

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from indexer.errors import IndexerError
-from select_service.edge.codec.answers import Response, Status
+from select_service.edge.codec.responses import Response, Status
 from select_service.errors import ServiceError
 
 if TYPE_CHECKING:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from select_service.edge.codec.answers import Status
+from select_service.edge.codec.responses import Status
 from select_service.edge.routing import read_count, read_query
 from select_service.errors import ServiceError
 from select_service.types import BatchAnswer
 
 if TYPE_CHECKING:
     from select_service.core.ledger.reservation import Lease
-    from select_service.edge.codec.answers import Response
+    from select_service.edge.codec.responses import Response
     from select_service.edge.http.api import Answer, Api, Request
     from select_service.types import PrefillCompleteRequest
 

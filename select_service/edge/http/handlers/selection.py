@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from select_service.core.batches.batch_selection import Item
     from select_service.edge.batch_runner import BatchBody
-    from select_service.edge.codec.answers import Response
     from select_service.edge.codec.json_codec import Decoded
+    from select_service.edge.codec.responses import Response
     from select_service.edge.http.api import Answer, Api, Request
     from select_service.types import Answer as Decided
 

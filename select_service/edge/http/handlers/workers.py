@@ -13,7 +13,7 @@ from select_service.types import Role
 from select_service.types.drains import HIT_RATE_LOSS_MAX, ScaleDownCandidates
 
 if TYPE_CHECKING:
-    from select_service.edge.codec.answers import Response
+    from select_service.edge.codec.responses import Response
     from select_service.edge.http.api import Answer, Api, Request
 
 CANDIDATE_QUERY: Final = ("count", "hit_rate_loss_max", "role", *SCOPE_QUERY)

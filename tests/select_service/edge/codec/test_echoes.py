@@ -13,9 +13,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from select_service.config import FieldValidation
-from select_service.edge.codec import writing
+from select_service.edge.codec import encoder
+from select_service.edge.codec.encoder import encode, show_hashes
 from select_service.edge.codec.json_codec import RequestDecoder
-from select_service.edge.codec.writing import encode, show_hashes
 from select_service.errors import ServiceError
 from select_service.types import SelectAndReserveRequest
 
@@ -84,8 +84,8 @@ def test_of_two_members_of_one_name_nothing_is_remembered_wrongly() -> None:
 
 def test_the_text_is_taken_over_and_no_more_of_it_than_is_bounded() -> None:
     few = DECODER.decode(b'{"sequence_hashes":[1,-2]}').request.sequence_hashes
-    assert writing.echo.last[0] is few
+    assert encoder.echo.last[0] is few
     text = ",".join(["-9223372036854775807"] * 4096)
     many = DECODER.decode(f'{{"sequence_hashes":[{text}]}}'.encode()).request.sequence_hashes
-    assert writing.echo.last[0] is few
+    assert encoder.echo.last[0] is few
     assert shown(many) == printed(text.split(","))

@@ -11,7 +11,7 @@ import pytest
 
 from indexer.errors import EndpointRefused
 from select_service.config import FieldValidation
-from select_service.edge.codec.answers import JSON_WRITER
+from select_service.edge.codec.responses import JSON_WRITER
 from select_service.edge.driver.driver import Driver
 from select_service.edge.http.routes import ROUTES
 from select_service.version import __version__

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from select_service.edge.app import create_door, create_driver
-from select_service.edge.codec.answers import Response
+from select_service.edge.codec.responses import Response
 from select_service.edge.driver.driver import Driver
-from select_service.edge.http.asgi import Door
+from select_service.edge.http.application import Application
 from select_service.edge.http.fast_lane import FastLane
 from select_service.edge.http.routes import ROUTES
 from select_service.edge.server import Server
@@ -62,21 +62,21 @@ EXCHANGES: list[tuple[str, str, object]] = [
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """The paths of the requests answered in the fast lane."""
     paths: list[bytes] = []
-    real = Door.answer_now
+    real = Application.answer_now
 
-    def spy(self: Door, call: Any, head: Any, body: bytes) -> Any:
+    def spy(self: Application, call: Any, head: Any, body: bytes) -> Any:
         answer = real(self, call, head, body)
         if isinstance(answer, Response) and answer.stream is None:
             paths.append(call.path)
         return answer
 
-    monkeypatch.setattr(Door, "answer_now", spy)
+    monkeypatch.setattr(Application, "answer_now", spy)
     return paths
 
 
 def _close_the_fast_lane(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FastLane, "_answer_whole", lambda *_: False)
-    monkeypatch.setattr(Door, "call_for", lambda *_: None)
+    monkeypatch.setattr(Application, "call_for", lambda *_: None)
 
 
 async def _exchange(

@@ -24,7 +24,7 @@ from select_service.config import Durability
 from select_service.edge.app import create_door, create_driver
 from select_service.edge.http.fast_lane import FastLane
 from select_service.edge.http.head_memory import PEERS_MAX, Peers
-from select_service.edge.http.listening import Entrances
+from select_service.edge.http.listening_sockets import ListeningSockets
 from select_service.edge.http.traffic import CLIENT_GONE
 from select_service.edge.server import Server
 from tests.conftest import MEMORY
@@ -271,7 +271,7 @@ async def answers(streams: list[Stream], **chosen: Any) -> Outcome:
     try:
         seat(service)
         service.dumps._clock = lambda: 0.0  # how a dump is cut in pieces is a matter of time
-        with Entrances.bound((options.host, 0), None, 0) as entrances:
+        with ListeningSockets.bound((options.host, 0), None, 0) as entrances:
             server = Server(options, *create_door(service, options), entrances)
             server.config.load()
             said = [await told(server, stream) for stream in streams]

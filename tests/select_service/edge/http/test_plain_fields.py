@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from select_service.edge.http.header_cache import KEPT, LENGTH_DIGITS_MAX
 from select_service.edge.http.plain_fields import PlainFields, plain_fields
-from select_service.edge.http.steady import KEPT, LENGTH_DIGITS_MAX
 
 HOST = (b"host", b"s")
 

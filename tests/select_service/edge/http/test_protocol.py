@@ -15,7 +15,7 @@ from uvicorn.server import ServerState
 
 from select_service.edge.driver.driver import Driver
 from select_service.edge.http import protocol
-from select_service.edge.http.connections import ConnectionLimits
+from select_service.edge.http.connection_limits import ConnectionLimits
 from select_service.edge.http.protocol import RESERVED_MAX, GuardedProtocol, Phase
 from select_service.edge.http.traffic import Connections
 from select_service.edge.server import Server

@@ -15,13 +15,13 @@ import pytest
 
 from select_service.edge import server as server_module
 from select_service.edge.driver.driver import Driver
-from select_service.edge.http.listening import SIDE_PATHS
+from select_service.edge.http.listening_sockets import SIDE_PATHS
 from select_service.edge.server import Server
 from tests import wait
 from tests.live.lossy import CALM, LossyLink, Weather
 from tests.live.ports import free_port
 from tests.select_service.edge.http.test_head_reader import MOST, head, say
-from tests.select_service.edge.http.test_listening import served
+from tests.select_service.edge.http.test_listening_sockets import served
 from tests.select_service.edge.security.credentials_made import Authority, TokenFile
 from tests.select_service.edge.serving import HOST, PROMPT, Wire, listening, seat, worker
 from tests.wait import until

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from select_service.edge.codec.answers import Response, Settling
+from select_service.edge.codec.responses import DurableResponse, Response
 from select_service.edge.driver.driver import Driver
 from select_service.edge.http.api import Api
 from select_service.edge.http.fast_lane import FastLane
@@ -81,7 +81,7 @@ def test_nonsense_behind_an_answer_that_waits_for_the_disk(
 ) -> None:
     async def use(port: int, _: Driver, server: Server) -> None:
         written = asyncio.get_running_loop().create_future()
-        owed = Settling(Response(200, b'"owed"'), written)
+        owed = DurableResponse(Response(200, b'"owed"'), written)
         monkeypatch.setattr(Api, "do", lambda *_: owed)
         wire = await Wire.to(port)
         wire.say(b"GET /health HTTP/1.1\r\nhost: s\r\n\r\nNONSENSE\r\n\r\n")
@@ -107,10 +107,10 @@ def test_after_an_answer_that_waited_for_the_disk_heads_are_known_as_before(
         real(self)
 
     async def use(port: int, _: Driver, __: Server) -> None:
-        def settling(*_: object) -> Settling:
+        def settling(*_: object) -> DurableResponse:
             written = asyncio.get_running_loop().create_future()
             asyncio.get_running_loop().call_soon(written.set_result, None)
-            return Settling(Response(200, b"{}"), written)
+            return DurableResponse(Response(200, b"{}"), written)
 
         monkeypatch.setattr(Api, "do", settling)
         monkeypatch.setattr(FastLane, "on_headers_complete", spy)
@@ -128,7 +128,9 @@ def test_who_is_owed_an_answer_by_the_disk_may_take_its_time(
 ) -> None:
     async def use(port: int, _: Driver, server: Server) -> None:
         written = asyncio.get_running_loop().create_future()
-        monkeypatch.setattr(Api, "do", lambda *_: Settling(Response(200, b'"owed"'), written))
+        monkeypatch.setattr(
+            Api, "do", lambda *_: DurableResponse(Response(200, b'"owed"'), written)
+        )
         wire = await Wire.to(port)
         wire.say(b"GET /health HTTP/1.1\r\nhost: s\r\n\r\nGET")
         await until(lambda: any(getattr(one, "_debt", None) for one in _connections(server)))

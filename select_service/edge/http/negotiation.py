@@ -1,15 +1,15 @@
 """Interprets header lines: the caller's rights and formats, and the `Api` that serves it.
 
 Each pair of formats, and each caller with a restricted view, has an `Api` of its own, created on
-first use. `asgi.py` and `fast_lane.py` call this with the headers they have read.
+first use. `application.py` and `fast_lane.py` call this with the headers they have read.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from select_service.edge.codec.answers import JSON_WRITER, msgpack_writer
-from select_service.edge.codec.forms import Form, answer_type, form_of
+from select_service.edge.codec.formats import Format, answer_type, form_of
+from select_service.edge.codec.responses import JSON_WRITER, msgpack_writer
 from select_service.edge.http.calls import Head
 
 if TYPE_CHECKING:
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from select_service.edge.security.authority import Authority, Grant
     from select_service.edge.tenancy.views import TenantView
 
-__all__ = ["CERTIFICATE", "Speaking"]
+__all__ = ["CERTIFICATE", "Negotiation"]
 
 CERTIFICATE: Final = "select_service.certificate"
 """Scope key of the names in the client's certificate, which only the transport knows."""
 
 
-class Speaking:
+class Negotiation:
     """Interprets the heads of one door."""
 
     def __init__(self, api: Api, authority: Authority | None) -> None:
@@ -39,8 +39,8 @@ class Speaking:
             authority: checks tokens; None: everybody may do everything.
         """
         self._api, self._authority = api, authority
-        self._apis: dict[tuple[Form, bytes | None, Grant | None], Api] = {
-            (Form.JSON, None, None): api
+        self._apis: dict[tuple[Format, bytes | None, Grant | None], Api] = {
+            (Format.JSON, None, None): api
         }
         if authority is not None:
             authority.on_change(self._apis.clear)
@@ -65,7 +65,7 @@ class Speaking:
         if self._authority is not None:
             grant = self._authority.grant(credentials, certificate)
         view = None if grant is None or grant.sees_all else grant
-        key = (form or Form.JSON, None if accept is None else answer_type(accept), view)
+        key = (form or Format.JSON, None if accept is None else answer_type(accept), view)
         api = self._apis.get(key)
         if api is None:
             api = self._apis[key] = self._api_for(*key)
@@ -83,7 +83,7 @@ class Speaking:
                 credentials = value if credentials is None else credentials + b"," + value
         return self.head_of(content_type, accept, credentials, scope.get(CERTIFICATE, ()))
 
-    def _api_for(self, reads: Form, name: bytes | None, grant: Grant | None) -> Api:
+    def _api_for(self, reads: Format, name: bytes | None, grant: Grant | None) -> Api:
         """Create the `Api` for one pair of formats and, if restricted, one caller."""
         writer = JSON_WRITER if name is None else msgpack_writer(name)
         if grant is None or self._authority is None:

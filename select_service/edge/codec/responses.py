@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from select_service.edge.codec.forms import Form
-from select_service.edge.codec.writing import encode, encode_capped, encode_msgpack
+from select_service.edge.codec.encoder import encode, encode_capped, encode_msgpack
+from select_service.edge.codec.formats import Format
 from select_service.errors import ServiceError, problem, retry_after, retry_after_header
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ __all__ = [
     "ONLY_JSON",
     "Feed",
     "Response",
-    "Settling",
+    "DurableResponse",
     "Status",
     "Writer",
     "msgpack_writer",
@@ -58,7 +58,7 @@ class Feed(Response, eq=False):
     """A stream that ends only with its reader; it counts neither as in flight nor as slow."""
 
 
-class Settling:
+class DurableResponse:
     """An answer that may be given once its changes are on disk: a matter of milliseconds."""
 
     __slots__ = ("response", "written")
@@ -81,7 +81,7 @@ class Writer:
         self,
         encode: Callable[[object], bytes],
         headers: tuple[tuple[bytes, bytes], ...],
-        form: Form = Form.JSON,
+        form: Format = Format.JSON,
     ) -> None:
         self.encode = encode
         self._headers = headers
@@ -118,7 +118,7 @@ class Writer:
     async def _list(
         self, name: str, items: AsyncIterator[object], count: int
     ) -> AsyncIterator[bytes]:
-        is_json = self._form is Form.JSON
+        is_json = self._form is Format.JSON
         if is_json:
             yield b'{"%b":[' % name.encode()
         else:
@@ -156,4 +156,4 @@ JSON_WRITER: Final = Writer(encode, ONLY_JSON)
 
 def msgpack_writer(name: bytes) -> Writer:
     """Return a writer that uses this media type, by which the client knows msgpack."""
-    return Writer(encode_msgpack, ((b"content-type", name), _VARY), Form.MSGPACK)
+    return Writer(encode_msgpack, ((b"content-type", name), _VARY), Format.MSGPACK)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from select_service.edge.http.steady import GUARDED, KEPT, Steady
+from select_service.edge.http.header_cache import GUARDED, KEPT, HeaderCache
 from select_service.edge.tracing.propagation import parent_in
 
 PARENT = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -17,14 +17,14 @@ def test_lines_of_no_matter_go_and_others_stay() -> None:
         b"\r\nhost: s\r\nTraceParent: \t " + PARENT + b"\r\nX-Forwarded-For: 10.0.0.1\r\nCookie:a=b"
         b"\r\nb3 : x\r\nACCEPT: b3:x\r\nContent-Length:\t 17 "
     )
-    assert Steady(KEPT).read(lines) == (b"\r\nhost: s\r\nb3 : x\r\nACCEPT: b3:x", 17)
+    assert HeaderCache(KEPT).read(lines) == (b"\r\nhost: s\r\nb3 : x\r\nACCEPT: b3:x", 17)
     assert parent_in(lines) is not None
 
 
 def test_credentials_matter_where_they_are_asked_for() -> None:
     lines = b"\r\nhost: s\r\nauthorization: Bearer x"
-    assert Steady(KEPT).read(lines) == (b"\r\nhost: s", 0)
-    assert Steady(GUARDED).read(lines) == (lines, 0)
+    assert HeaderCache(KEPT).read(lines) == (b"\r\nhost: s", 0)
+    assert HeaderCache(GUARDED).read(lines) == (lines, 0)
 
 
 @pytest.mark.parametrize(
@@ -37,12 +37,12 @@ def test_credentials_matter_where_they_are_asked_for() -> None:
 )
 def test_what_is_odd_stays(line: bytes) -> None:
     lines = b"\r\nhost: s\r\n" + line
-    assert Steady(KEPT).read(lines) == (lines, 0)
+    assert HeaderCache(KEPT).read(lines) == (lines, 0)
 
 
 def test_one_length_is_read_and_a_second_one_stays() -> None:
     lines = b"\r\ncontent-length: 5\r\ncontent-length: 6"
-    assert Steady(KEPT).read(lines) == (b"\r\ncontent-length: 6", 5)
+    assert HeaderCache(KEPT).read(lines) == (b"\r\ncontent-length: 6", 5)
 
 
 @pytest.mark.parametrize("name", [b"b3:", b"content-length:", b"traceparent:"])
@@ -51,7 +51,7 @@ def test_one_length_is_read_and_a_second_one_stays() -> None:
 def test_a_long_line_is_read_once(name: bytes, blank: bytes, end: bytes) -> None:
     """Minutes, were every blank tried with every length of what follows."""
     lines = b"\r\n" + name + blank * 4_000_000 + end
-    kept, length = Steady(KEPT).read(lines)
+    kept, length = HeaderCache(KEPT).read(lines)
     assert not length
     assert (kept == b"") is (end != b"\x80" and not name.startswith(b"content"))
     assert parent_in(lines) is None
@@ -69,7 +69,7 @@ _line = st.builds(
 @example([b"host: s", b"a: b", b"content-length: 3"])
 def test_what_is_kept_are_lines_as_they_came(lines: list[bytes]) -> None:
     """Against splitting them: lines with breaks inside are none of ours to tell apart."""
-    kept, _ = Steady(KEPT).read(b"".join(b"\r\n" + line for line in lines))
+    kept, _ = HeaderCache(KEPT).read(b"".join(b"\r\n" + line for line in lines))
     if any(b"\r" in line or b"\n" in line for line in lines):
         return
     left = kept.split(b"\r\n")[1:]

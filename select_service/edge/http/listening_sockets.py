@@ -23,7 +23,7 @@ __all__ = [
     "NOT_AT_THE_SIDE",
     "SIDE_PATHS",
     "CannotListenError",
-    "Entrances",
+    "ListeningSockets",
     "UnixSocket",
     "bind",
 ]
@@ -138,7 +138,7 @@ class UnixSocket:
         self.socket.close()
 
 
-class Entrances:
+class ListeningSockets:
     """All sockets a process listens on. A context manager; leaving it closes them."""
 
     def __init__(
@@ -158,7 +158,7 @@ class Entrances:
         path: str | None,
         mode: int,
         side: tuple[str, int] | None = None,
-    ) -> Entrances:
+    ) -> ListeningSockets:
         """Bind the requested sockets: TCP at an address, a Unix socket at a path, a side entrance.
 
         Raises:

@@ -1,7 +1,7 @@
 """ASGI in front of the API: runs one exchange, and watches for clients that disconnect.
 
 It handles what is independent of the route: disconnections, refusals, crashes and their counters.
-`speaking.py` interprets heads, `receiving.py` reads bodies, `sending.py` sends answers. Uvicorn
+`negotiation.py` interprets heads, `asgi_receive.py` reads bodies, `asgi_send.py` sends answers. Uvicorn
 (through `protocol.py`) stands before it, `api.py` and its handlers behind it.
 """
 
@@ -16,20 +16,20 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Final, cast
 
 from indexer.errors import IndexerError
-from select_service.edge.codec.answers import Feed, Response, Settling
+from select_service.edge.codec.responses import DurableResponse, Feed, Response
 from select_service.edge.http.access_log import log_access, short
 from select_service.edge.http.api import Api, Handler, Request
-from select_service.edge.http.calls import Call, Head, OpenLines, plain_lines
-from select_service.edge.http.receiving import (
+from select_service.edge.http.asgi_receive import (
     ClientGoneError,
     has_no_body,
     read_body,
     refuse_encoding,
     until_gone,
 )
+from select_service.edge.http.asgi_send import Sending
+from select_service.edge.http.calls import Call, Head, OpenLines, plain_lines
+from select_service.edge.http.negotiation import Negotiation
 from select_service.edge.http.routes import ROUTES
-from select_service.edge.http.sending import Sending
-from select_service.edge.http.speaking import Speaking
 from select_service.edge.http.traffic import CLIENT_GONE, RouteTraffic, Traffic
 from select_service.edge.routing import Route, Router
 from select_service.errors import (
@@ -50,22 +50,22 @@ if TYPE_CHECKING:
     from select_service.config import Settings
     from select_service.edge.config_reload import ConfigReload
     from select_service.edge.console.routes import Booth
-    from select_service.edge.http.document import Document
+    from select_service.edge.http.openapi_document import OpenApiDocument
     from select_service.edge.security.authority import Authority
 
-__all__ = ["HANDED_OVER", "Door"]
+__all__ = ["HANDED_OVER", "Application"]
 
 _log = logging.getLogger("select_service.http")
 
 HANDED_OVER: Final = "select_service.answer"
-"""Scope key of a response from `Door.answer_now` that the fast lane cannot write itself."""
+"""Scope key of a response from `Application.answer_now` that the fast lane cannot write itself."""
 
 _BAD_REQUEST: Final = 400
 _MISSED: Final = frozenset(("GET", "POST", "PUT", "PATCH", "DELETE"))
 """Methods whose answers have a body."""
 
 
-class Door:
+class Application:
     """The ASGI application that serves every request of the API."""
 
     def __init__(
@@ -89,7 +89,7 @@ class Door:
             booth: of the console, if there is one.
         """
         self._booth = booth
-        speaking = Speaking(api, authority)
+        speaking = Negotiation(api, authority)
         self.head_of, self._head_in = speaking.head_of, speaking.head_in
         """Interpret header lines, for the fast lane and for ASGI."""
         self.authority = authority
@@ -102,10 +102,10 @@ class Door:
         self._leaving = asyncio.Event()
         self._sending = Sending(traffic, self._leaving)
         self.reloading: ConfigReload
-        self.document: Document
+        self.document: OpenApiDocument
         """Both set by the creator."""
 
-    def narrowed(self, paths: Sequence[str], missing: str) -> Door:
+    def narrowed(self, paths: Sequence[str], missing: str) -> Application:
         """Return a door with only some of the routes; counts, tokens and shutdown are shared.
 
         Args:
@@ -207,7 +207,9 @@ class Door:
             self._stats[id(route)].observe(answer.status, perf_counter() - started)
         return answer
 
-    def answer_settled(self, call: Call, head: Head, answer: Settling, since: float) -> Response:
+    def answer_settled(
+        self, call: Call, head: Head, answer: DurableResponse, since: float
+    ) -> Response:
         """Return and count an answer whose wait for the disk is over. Never raises.
 
         Args:
@@ -277,7 +279,7 @@ class Door:
             if not bare:
                 body = await read_body(route, head, scope, receive, self.max_body_bytes)
             answer = self._do(call, head, body, scope)
-        if isinstance(answer, Settling):
+        if isinstance(answer, DurableResponse):
             return await answer  # soon, whether or not the client waits
         response = answer if isinstance(answer, Response) else await self._wait(answer, receive)
         if isinstance(response, Feed) and head.grant is not None:
@@ -387,7 +389,7 @@ def _body_is_unwelcome(scope: Scope, status: int) -> bool:
 
 def _warned(answer: Response | Awaitable[Response], warning: str) -> Response | Awaitable[Response]:
     """Add a Warning header to an answer, even if it comes later."""
-    if isinstance(answer, Settling):
+    if isinstance(answer, DurableResponse):
         answer.response = _with_warning(answer.response, warning)
     elif isinstance(answer, Response):
         answer = _with_warning(answer, warning)

@@ -10,7 +10,7 @@ import re
 from enum import Enum
 from typing import Final
 
-__all__ = ["MSGPACK_TYPES", "Form", "answer_type", "form_of"]
+__all__ = ["MSGPACK_TYPES", "Format", "answer_type", "form_of"]
 
 MSGPACK_TYPES: Final = (
     b"application/msgpack",
@@ -25,14 +25,14 @@ _QUALITY: Final = re.compile(rb"[ \t]*q=(0(?:\.[0-9]{0,3})?|1(?:\.0{0,3})?)[ \t]
 _ALSO_JSON: Final = (b"application/json", b"application/*", b"*/*")  # the most specific one counts
 
 
-class Form(Enum):
+class Format(Enum):
     """How a value is encoded."""
 
     JSON = "JSON"
     MSGPACK = "msgpack"
 
 
-def form_of(content_type: bytes | None) -> Form | None:
+def form_of(content_type: bytes | None) -> Format | None:
     """Return the format a Content-Type header announces; None: not one we read.
 
     JSON is application/json or application/<x>+json.
@@ -40,9 +40,9 @@ def form_of(content_type: bytes | None) -> Form | None:
     if content_type is None:
         return None
     if content_type == b"application/json" or _JSON.fullmatch(content_type.strip()):
-        return Form.JSON
+        return Format.JSON
     media_type = content_type.partition(b";")[0].strip().lower()
-    return Form.MSGPACK if media_type in MSGPACK_TYPES else None
+    return Format.MSGPACK if media_type in MSGPACK_TYPES else None
 
 
 def answer_type(accept: bytes) -> bytes | None:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Final
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from select_service.edge.codec.answers import ONLY_JSON
+from select_service.edge.codec.responses import ONLY_JSON
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["CLOSE_LINE", "Preamble", "header_lines", "length_line", "status_line"]
+__all__ = ["CLOSE_LINE", "ResponseHead", "header_lines", "length_line", "status_line"]
 
 CLOSE_LINE: Final = b"connection: close\r\n"
 _OK: Final = 200
@@ -24,7 +24,7 @@ _FORMS_MAX: Final = 8
 _LENGTHS_MAX: Final = 1024  # most answers have one of few lengths
 
 
-class Preamble:
+class ResponseHead:
     """Cached beginnings of answers; uvicorn replaces its list of default headers every second."""
 
     __slots__ = ("_others", "headers", "lines", "ok")

@@ -15,8 +15,13 @@ from typing import Any
 import pytest
 
 from select_service.edge.driver.driver import Driver
-from select_service.edge.http.asgi import Door
-from select_service.edge.http.listening import CannotListenError, Entrances, UnixSocket, bind
+from select_service.edge.http.application import Application
+from select_service.edge.http.listening_sockets import (
+    CannotListenError,
+    ListeningSockets,
+    UnixSocket,
+    bind,
+)
 from select_service.edge.server import Server
 from tests import wait
 from tests.live.ports import free_port
@@ -129,28 +134,30 @@ def test_paths_that_cannot_be(tmp_path: Path, name: str) -> None:
 
 
 def test_both_or_none(path: str) -> None:
-    with Entrances.bound(("127.0.0.1", 0), path, MODE) as both:
+    with ListeningSockets.bound(("127.0.0.1", 0), path, MODE) as both:
         assert len(both.sockets) == 2
         assert both.describe() == {"host": "127.0.0.1", "port": both.port, "uds": path}
         assert both.tcp is not None
         both.tcp.listen()
         with pytest.raises(CannotListenError, match=f"127.0.0.1 port {both.port}: "):
-            Entrances.bound(("127.0.0.1", both.port), f"{path}2", MODE)
-    with Entrances.bound(None, path, MODE) as alone:
+            ListeningSockets.bound(("127.0.0.1", both.port), f"{path}2", MODE)
+    with ListeningSockets.bound(None, path, MODE) as alone:
         assert (alone.port, alone.tcp) == (0, None)
     port = free_port()
     Path(path).touch()
     with pytest.raises(CannotListenError):
-        Entrances.bound(("127.0.0.1", port), path, MODE)
+        ListeningSockets.bound(("127.0.0.1", port), path, MODE)
     os.unlink(path)
-    with Entrances.bound(("127.0.0.1", port), None, MODE) as free_again:
+    with ListeningSockets.bound(("127.0.0.1", port), None, MODE) as free_again:
         assert (free_again.port, free_again.replica_port) == (port, port)
         assert free_again.tcp is not None
         free_again.tcp.listen()
         other = free_port()
         with pytest.raises(CannotListenError, match=f"127.0.0.1 port {port}: "):
-            Entrances.bound(("127.0.0.1", other), path, MODE, ("127.0.0.1", port))
-        with Entrances.bound(("127.0.0.1", other), path, MODE, ("127.0.0.1", 0)) as all_three:
+            ListeningSockets.bound(("127.0.0.1", other), path, MODE, ("127.0.0.1", port))
+        with ListeningSockets.bound(
+            ("127.0.0.1", other), path, MODE, ("127.0.0.1", 0)
+        ) as all_three:
             assert all_three.port == other
             assert all_three.replica_port not in {0, other}
             told = all_three.describe()
@@ -162,13 +169,13 @@ def test_both_or_none(path: str) -> None:
 
 def test_both_doors_lead_to_one_service(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     slowly: list[object] = []
-    real = Door.__call__
+    real = Application.__call__
 
-    async def spy(self: Door, scope: Any, receive: Any, send: Any) -> None:
+    async def spy(self: Application, scope: Any, receive: Any, send: Any) -> None:
         slowly.append(scope["path"])
         await real(self, scope, receive, send)
 
-    monkeypatch.setattr(Door, "__call__", spy)
+    monkeypatch.setattr(Application, "__call__", spy)
 
     async def run() -> None:
         async with listening(uds=path, connections_max=2) as (port, service, server):

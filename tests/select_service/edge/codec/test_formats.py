@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from select_service.edge.codec.forms import MSGPACK_TYPES, Form, answer_type, form_of
+from select_service.edge.codec.formats import MSGPACK_TYPES, Format, answer_type, form_of
 
 
 @pytest.mark.parametrize(
@@ -15,18 +15,18 @@ from select_service.edge.codec.forms import MSGPACK_TYPES, Form, answer_type, fo
         (None, None),
         (b"", None),
         (b"text/plain", None),
-        (b"application/json", Form.JSON),
-        (b"Application/JSON ; charset=utf-8", Form.JSON),
-        (b"application/vnd.x+json", Form.JSON),
+        (b"application/json", Format.JSON),
+        (b"Application/JSON ; charset=utf-8", Format.JSON),
+        (b"application/vnd.x+json", Format.JSON),
         (b"application/jsonx", None),
-        (b"application/msgpack", Form.MSGPACK),
-        (b" application/X-MsgPack;v=1", Form.MSGPACK),
-        (b"application/vnd.msgpack", Form.MSGPACK),
+        (b"application/msgpack", Format.MSGPACK),
+        (b" application/X-MsgPack;v=1", Format.MSGPACK),
+        (b"application/vnd.msgpack", Format.MSGPACK),
         (b"application/msgpack2", None),
         (b"msgpack", None),
     ],
 )
-def test_bodies(content_type: bytes | None, form: Form | None) -> None:
+def test_bodies(content_type: bytes | None, form: Format | None) -> None:
     assert form_of(content_type) is form
 
 

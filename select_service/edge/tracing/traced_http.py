@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
 
-from select_service.edge.codec.answers import Feed, Response, Settling
-from select_service.edge.codec.writing import encode
+from select_service.edge.codec.encoder import encode
+from select_service.edge.codec.responses import DurableResponse, Feed, Response
 from select_service.edge.http.access_log import TRACE_IDS
-from select_service.edge.http.asgi import Door
+from select_service.edge.http.application import Application
 from select_service.edge.http.fast_lane import READ_BYTES_MAX, FastLane
 from select_service.edge.http.traffic import CLIENT_GONE
 from select_service.edge.tracing.propagation import parent_in, read_parent
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from select_service.edge.security.authority import Authority
     from select_service.edge.tracing.spans import Span, Tracing
 
-__all__ = ["TracedDoor", "TracedLane"]
+__all__ = ["TracedApplication", "TracedLane"]
 
 _QUIET: Final = frozenset(("/health", "/ready", "/metrics"))
 """Polled by machines: traced only with a parent."""
@@ -43,8 +43,8 @@ _FAILED: Final = 500
 _REFUSED: Final = 400
 
 
-class TracedDoor(Door):
-    """Answers like `Door`, and traces some requests."""
+class TracedApplication(Application):
+    """Answers like `Application`, and traces some requests."""
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class TracedDoor(Door):
             else:
                 answer.stream = self._watch(span, answer.status, answer.stream)
             return answer
-        if isinstance(answer, Settling):
+        if isinstance(answer, DurableResponse):
             response = answer.response
             answer.written.add_done_callback(lambda disk: self._settled(span, disk, response))
             return answer
@@ -200,7 +200,7 @@ class TracedDoor(Door):
 class TracedLane(FastLane):
     """Passes the parent of each request to the door."""
 
-    door: TracedDoor  # type: ignore[mutable-override] # set once, by `fast_lane`
+    door: TracedApplication  # type: ignore[mutable-override] # set once, by `fast_lane`
 
     _parent: SpanContext | None = None  # of the request whose body is arriving
 

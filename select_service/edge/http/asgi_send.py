@@ -7,8 +7,8 @@ import logging
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING
 
-from select_service.edge.codec.answers import JSON_WRITER, Feed
-from select_service.edge.http.receiving import until_gone
+from select_service.edge.codec.responses import JSON_WRITER, Feed
+from select_service.edge.http.asgi_receive import until_gone
 from select_service.edge.stream_limit import StreamCut
 from select_service.errors import HttpVersionTooOld
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from starlette.types import Receive, Scope, Send
 
-    from select_service.edge.codec.answers import Response
+    from select_service.edge.codec.responses import Response
     from select_service.edge.http.traffic import Traffic
 
 __all__ = ["Sending"]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["GUARDED", "KEPT", "LENGTH_DIGITS_MAX", "Steady"]
+__all__ = ["GUARDED", "KEPT", "LENGTH_DIGITS_MAX", "HeaderCache"]
 
 KEPT: Final = frozenset(
     (
@@ -38,7 +38,7 @@ _LENGTH: Final = re.compile(
 )
 
 
-class Steady:
+class HeaderCache:
     """Reads the lines of heads.
 
     Attributes:

@@ -13,10 +13,10 @@ from select_service.edge.cooperative import TimeSlices
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Document"]
+__all__ = ["OpenApiDocument"]
 
 
-class Document:
+class OpenApiDocument:
     """The document of a service whose refusals for load have this status."""
 
     _made: ClassVar[dict[int, bytes]] = {}  # shared: documents differ only in the status
