@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from select_service.client.meeting import Present
     from select_service.config import Settings
     from select_service.edge.driver.driver import Driver
-    from select_service.edge.security.passport import Passport
+    from select_service.edge.security.client_credentials import ClientCredentials
 
 __all__ = ["CATALOG", "Company"]
 
@@ -52,7 +52,7 @@ class Company:
     """The other selectors, and the workers of the cluster, as they come and go."""
 
     def __init__(
-        self, meeting: Meeting, url: str, endpoint: str, passport: Passport | None = None
+        self, meeting: Meeting, url: str, endpoint: str, passport: ClientCredentials | None = None
     ) -> None:
         """Look for nobody yet.
 

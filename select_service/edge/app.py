@@ -21,7 +21,7 @@ from select_service.edge import logs
 from select_service.edge.codec.body_limits import BodyGuard
 from select_service.edge.codec.encoder import show_hashes
 from select_service.edge.config_reload import ConfigReload
-from select_service.edge.console.routes import Booth
+from select_service.edge.console.console_app import ConsoleApp
 from select_service.edge.construction import create_driver, create_security
 from select_service.edge.descriptors import raise_limit
 from select_service.edge.driver.driver import Driver
@@ -36,7 +36,7 @@ from select_service.edge.http.listening_sockets import (
 from select_service.edge.http.openapi_document import OpenApiDocument
 from select_service.edge.http.traffic import Traffic
 from select_service.edge.lazy_imports import load
-from select_service.edge.security.openness import open_doors, side_address
+from select_service.edge.security.exposure import open_doors, side_address
 from select_service.edge.server import TICK_MIN_S, Server
 from select_service.errors import (
     InvalidReplicaPeer,
@@ -122,9 +122,9 @@ def create_door(
         guard=guard,
         refused=traffic.refused,
     )
-    booth: Booth | None = None
+    booth: ConsoleApp | None = None
     if not settings.no_console:
-        booth = Booth(service, traffic, clients_max=settings.console_clients_max)
+        booth = ConsoleApp(service, traffic, clients_max=settings.console_clients_max)
     bytes_max, access_log = settings.max_body_bytes, settings.access_log
     authority = None if service.security is None else service.security.authority
     if authority is not None:

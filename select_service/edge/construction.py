@@ -19,9 +19,9 @@ from select_service.edge.driver.driver_options import DriverOptions, EdgeLimits
 if TYPE_CHECKING:
     from select_service.config import PolicyFile, Settings
     from select_service.edge.discovery.followers import Discovery
-    from select_service.edge.security.guards import Guards
+    from select_service.edge.security.security_files import SecurityFiles
     from select_service.edge.state.keeper import Keeper
-    from select_service.edge.state.recording import Recording
+    from select_service.edge.state.recording_file import Recording
     from select_service.edge.tracing.spans import Tracing
 
 __all__ = ["create_driver", "create_security"]
@@ -70,7 +70,7 @@ def create_driver(settings: Settings) -> Driver:
     return service
 
 
-def create_security(settings: Settings) -> Guards | None:
+def create_security(settings: Settings) -> SecurityFiles | None:
     """Read tokens, certificates and keys; None if none are configured.
 
     Raises:
@@ -78,9 +78,9 @@ def create_security(settings: Settings) -> Guards | None:
     """
     if not settings.is_guarded:
         return None
-    from select_service.edge.security.guards import Guards  # loads OpenSSL
+    from select_service.edge.security.security_files import SecurityFiles  # loads OpenSSL
 
-    return Guards(settings)
+    return SecurityFiles(settings)
 
 
 def _tracing(settings: Settings) -> Tracing | None:
@@ -112,7 +112,7 @@ def _keeper(settings: Settings) -> Keeper | None:
 def _recording(settings: Settings) -> Recording | None:
     if settings.record is None:
         return None
-    from select_service.edge.state.recording import (  # only if recording
+    from select_service.edge.state.recording_file import (  # only if recording
         SWITCH_S,
         Recording,
         RecordSettings,

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from select_service.edge.http.listening_sockets import ListeningSockets
     from select_service.edge.http.protocol import GuardedProtocol
     from select_service.edge.http.traffic import Traffic
-    from select_service.edge.security.guards import Guards
+    from select_service.edge.security.security_files import SecurityFiles
 
 __all__ = ["TICK_MIN_S", "TICK_S", "Server"]
 
@@ -75,7 +75,7 @@ class Server(uvicorn.Server):
         door: Application,
         traffic: Traffic,
         entrances: ListeningSockets,
-        security: Guards | None = None,
+        security: SecurityFiles | None = None,
     ) -> None:
         limits = ConnectionLimits(
             header_timeout_s=settings.header_timeout_s,

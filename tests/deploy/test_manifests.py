@@ -23,7 +23,7 @@ from referencing import Registry, Resource
 from referencing.jsonschema import DRAFT7
 
 from select_service.cli import parse
-from select_service.edge.security.openness import side_address
+from select_service.edge.security.exposure import side_address
 from tests.deploy import tools
 from tests.deploy.manifests import (
     CHART,

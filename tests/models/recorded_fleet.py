@@ -25,7 +25,7 @@ from select_service.core.recording.encoder import Packer, message
 from select_service.core.recording.items import FRAME, LENGTH, OPENING, End, Header, Item
 from select_service.core.recording.notes import Note
 from select_service.core.service import SelectionCore
-from select_service.edge.state.recording import WitnessRandom
+from select_service.edge.state.recording_file import RecordedRng
 from select_service.errors import ServiceError
 from select_service.types import (
     Answer,
@@ -142,7 +142,7 @@ class RecordedFleet:
             )
         self.tape = Cassette(self.config, is_whole=is_whole)
         self.core = SelectionCore(
-            *(Registry(), self.config, WitnessRandom(self.tape.draws, seed)),
+            *(Registry(), self.config, RecordedRng(self.tape.draws, seed)),
             limits=CoreLimits(
                 decision_ring=draw.choice([0, 64]),
                 reservation_ttl_s=20.0,

@@ -111,7 +111,7 @@ FIXED = (
     ("select_service.edge.console.stream", "BEHIND_MAX", "messages a page may leave unread"),
     ("select_service.edge.console.history", "HISTORY_POINTS", "points of the last minutes kept"),
     ("select_service.edge.console.history", "HISTORY_STEP_S", "seconds between two of them"),
-    ("select_service.edge.console.answering", "LISTED_MAX", "rows of a list of the console"),
+    ("select_service.edge.console.console_handlers", "LISTED_MAX", "rows of a list of the console"),
     ("select_service.edge.console.prefix", "HOLDERS_MAX", "ranks the prefix browser shows"),
     (
         "select_service.edge.lazy_imports",
@@ -296,10 +296,14 @@ FIXED = (
         "FILE_BYTES_MAX",
         "bytes of a file of certificates, or of a key",
     ),
-    ("select_service.edge.security.passport", "TOKEN_BYTES_MAX", "bytes of --peer-token-file"),
+    (
+        "select_service.edge.security.client_credentials",
+        "TOKEN_BYTES_MAX",
+        "bytes of --peer-token-file",
+    ),
     ("select_service.edge.logs", "TRACE_LINES_MAX", "lines of a traceback in the log"),
     (
-        "select_service.edge.state.recording",
+        "select_service.edge.state.recording_file",
         "CLOSE_S",
         "seconds the end of the process waits for a recording's disk",
     ),

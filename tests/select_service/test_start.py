@@ -40,7 +40,7 @@ NEVER = (
     "rich",
     "select_service.demo",
     "select_service.edge.console.assets",
-    "select_service.edge.console.answering",
+    "select_service.edge.console.console_handlers",
     "select_service.edge.console.stream",
     "select_service.simulator",
     "structlog",

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from select_service.edge.doctor import Doctor
     from select_service.edge.replication.plane import Replicas
     from select_service.edge.state.keeper import Keeper
-    from select_service.edge.state.recording import Recording
+    from select_service.edge.state.recording_file import Recording
     from select_service.edge.state.warm_start import WarmStart
     from select_service.edge.tracing.spans import Tracing
     from select_service.types import CoreLimits, TrustSettings

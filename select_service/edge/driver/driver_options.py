@@ -15,9 +15,9 @@ from select_service.types.doctor import DoctorLimits
 
 if TYPE_CHECKING:
     from indexer.types import RecoveryLimits, SnapshotLimits
-    from select_service.edge.security.guards import Guards
+    from select_service.edge.security.security_files import SecurityFiles
     from select_service.edge.state.keeper import Keeper
-    from select_service.edge.state.recording import Recording
+    from select_service.edge.state.recording_file import Recording
     from select_service.edge.tracing.spans import Tracing
 
 __all__ = ["DriverOptions", "EdgeLimits"]
@@ -50,7 +50,7 @@ class DriverOptions(Struct, frozen=True, kw_only=True):
 
     keeper: Keeper | None = None
     """Keeps the state on disk; without it the state ends with the process."""
-    security: Guards | None = None
+    security: SecurityFiles | None = None
     """Authorizes requests, and has our keys towards workers and replicas."""
     tracing: Tracing | None = None
     """Traces some requests."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from select_service.edge.driver.startup_recovery import StartupRecovery
     from select_service.edge.load_topic import LoadTopic
     from select_service.edge.security.credentials import Credentials
-    from select_service.edge.state.recording import Recording
+    from select_service.edge.state.recording_file import Recording
 
 __all__ = ["EventSources"]
 

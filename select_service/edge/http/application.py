@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from select_service.config import Settings
     from select_service.edge.config_reload import ConfigReload
-    from select_service.edge.console.routes import Booth
+    from select_service.edge.console.console_app import ConsoleApp
     from select_service.edge.http.openapi_document import OpenApiDocument
     from select_service.edge.security.authority import Authority
 
@@ -76,7 +76,7 @@ class Application:
         max_body_bytes: int,
         access_log: bool = False,
         authority: Authority | None = None,
-        booth: Booth | None = None,
+        booth: ConsoleApp | None = None,
     ) -> None:
         """Set up the routes.
 
@@ -351,7 +351,7 @@ class Application:
         return api.writer.refusal(ServiceError("internal error"))
 
 
-def _signpost(booth: Booth | None, authority: Authority | None) -> dict[str, object]:
+def _signpost(booth: ConsoleApp | None, authority: Authority | None) -> dict[str, object]:
     """Return the details of the 404 at `/`, which the contract leaves undefined.
 
     If tokens are required, the version is omitted: strangers could look up its weaknesses.

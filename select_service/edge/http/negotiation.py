@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from select_service.edge.driver.driver import Driver
     from select_service.edge.http.api import Api
     from select_service.edge.security.authority import Authority, Grant
-    from select_service.edge.tenancy.views import TenantView
+    from select_service.edge.tenancy.tenant_view import TenantView
 
 __all__ = ["CERTIFICATE", "Negotiation"]
 
@@ -88,7 +88,10 @@ class Negotiation:
         writer = JSON_WRITER if name is None else msgpack_writer(name)
         if grant is None or self._authority is None:
             return self._api.speaking(reads, writer)
-        from select_service.edge.tenancy.views import Outside, TenantView  # see `lazy_imports.py`
+        from select_service.edge.tenancy.tenant_view import (  # see `lazy_imports.py`
+            Outside,
+            TenantView,
+        )
 
         note, tenants = self._authority.note_foreign, grant.tenants
         seen: Callable[[Driver], object] | None = None

@@ -8,7 +8,7 @@ from prometheus_client.metrics_core import Metric
 from typing_extensions import override
 
 from select_service.edge.metrics.families import Collector, counter, gauge
-from select_service.edge.security.openness import open_doors
+from select_service.edge.security.exposure import open_doors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from indexer.edge.curve import ReplicaKeys
     from select_service.core.effects import Effects
     from select_service.core.replication.messages import Heartbeat, ReplicaMessage, SnapshotPart
-    from select_service.edge.security.passport import Passport
+    from select_service.edge.security.client_credentials import ClientCredentials
     from select_service.edge.stream_limit import StreamSlot
     from select_service.types import CoreLimits, ReplicaLimits
 
@@ -114,7 +114,7 @@ class Replicas:
         addresses: Addresses,
         *,
         keys: ReplicaKeys | None = None,
-        passport: Passport | None = None,
+        passport: ClientCredentials | None = None,
     ) -> None:
         """Bind, and listen to nobody yet.
 

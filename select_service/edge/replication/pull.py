@@ -18,7 +18,7 @@ from select_service.core.replication.checksum import GarbledReplicaMessage, is_c
 from select_service.core.replication.message_codec import MalformedReplicaMessage, decode_part
 from select_service.core.replication.messages import SnapshotEnd, SnapshotHead
 from select_service.edge.log_throttle import LogThrottle
-from select_service.edge.security.passport import Passport
+from select_service.edge.security.client_credentials import ClientCredentials
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -120,7 +120,7 @@ class Pulls:
         log: Callable[[str], None],
         addresses: Addresses,
         *,
-        passport: Passport | None = None,
+        passport: ClientCredentials | None = None,
     ) -> None:
         """Fetch nothing yet.
 
@@ -143,7 +143,7 @@ class Pulls:
         self._limits = limits
         self._clock = clock
         self._failures = LogThrottle(log, clock)
-        self.passport = passport or Passport()
+        self.passport = passport or ClientCredentials()
         self._addresses = addresses
         self._tasks: dict[int, asyncio.Task[None]] = {}  # by router id of the publisher
         self._turn = asyncio.Semaphore(limits.pulls_max)

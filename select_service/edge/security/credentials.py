@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from indexer.edge.curve import ReplicaKeys, read_key_file
-from select_service.edge.security.passport import Passport
+from select_service.edge.security.client_credentials import ClientCredentials
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -45,7 +45,7 @@ class Credentials:
         certificate = None
         if settings.tls_cert is not None:
             certificate = settings.tls_cert, settings.tls_key
-        self.passport = Passport(settings.peer_token_file, settings.peer_ca, certificate)
+        self.passport = ClientCredentials(settings.peer_token_file, settings.peer_ca, certificate)
         self._has_ca = settings.peer_ca is not None
 
     def prepare(self) -> Callable[[], None] | None:
@@ -76,5 +76,5 @@ class Credentials:
         return {"headers": partial(_headers, self.passport), "tls": tls}
 
 
-def _headers(passport: Passport, url: str) -> Mapping[str, str]:
+def _headers(passport: ClientCredentials, url: str) -> Mapping[str, str]:
     return passport.headers(url, urlsplit(url).hostname)  # the host was configured

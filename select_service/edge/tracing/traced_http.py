@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import SpanContext
     from starlette.types import Receive, Scope, Send
 
-    from select_service.edge.console.routes import Booth
+    from select_service.edge.console.console_app import ConsoleApp
     from select_service.edge.http.api import Api
     from select_service.edge.http.calls import Call, Head
     from select_service.edge.http.traffic import Traffic
@@ -55,7 +55,7 @@ class TracedApplication(Application):
         max_body_bytes: int,
         access_log: bool = False,
         authority: Authority | None = None,
-        booth: Booth | None = None,
+        booth: ConsoleApp | None = None,
     ) -> None:
         super().__init__(
             *(api, traffic),

@@ -17,7 +17,7 @@ from select_service.config import Settings
 from select_service.edge.app import create_app, create_door, create_driver
 from select_service.edge.driver.driver import Driver
 from select_service.edge.http.listening_sockets import ListeningSockets
-from select_service.edge.security.openness import side_address
+from select_service.edge.security.exposure import side_address
 from select_service.edge.server import Server
 from select_service.types import WorkerSpec
 from tests import wait

@@ -26,7 +26,7 @@ from select_service.edge.config_reload import (
 )
 from select_service.edge.driver.driver import Driver
 from select_service.edge.metrics.limit_metrics import limit_values
-from select_service.edge.tenancy.names import prefix_of
+from select_service.edge.tenancy.tenant_ids import prefix_of
 from select_service.errors import InvalidField, NeedsRestart
 from tests import wait
 from tests.select_service.edge.security.credentials_made import TokenFile

@@ -19,7 +19,7 @@ from indexer.edge.sockets import Link
 from indexer.errors import KeyFileUnusable
 from select_service.core.replication.dynamo_events import TOPIC
 from select_service.edge.driver.driver import Driver
-from select_service.edge.security.passport import Passport
+from select_service.edge.security.client_credentials import ClientCredentials
 from select_service.types import ReservationRequest
 from tests import wait
 from tests.live.ports import free_port
@@ -393,7 +393,7 @@ def test_a_token_is_shown_to_whom_it_is_meant_for(
 ) -> None:
     """A heartbeat may name any address; the token does not follow it."""
     (tmp_path / "token").write_text("secret\n")
-    passport = Passport(str(tmp_path / "token"), ca)
+    passport = ClientCredentials(str(tmp_path / "token"), ca)
     assert passport.headers(url, host) == ({"authorization": "Bearer secret"} if shown else {})
     assert passport.withheld == (not shown)
 
@@ -402,6 +402,6 @@ def test_a_token_is_shown_to_whom_it_is_meant_for(
 def test_a_file_without_a_token(tmp_path: Path, content: str) -> None:
     (tmp_path / "token").write_text(content)
     for path in (tmp_path / "token", tmp_path / "none"):
-        passport = Passport(str(path))
+        passport = ClientCredentials(str(path))
         assert passport.headers("http://h/", "h") == {}
         assert passport.failures == 1

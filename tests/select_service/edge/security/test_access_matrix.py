@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from select_service.edge.console.routes import Booth
+from select_service.edge.console.console_app import ConsoleApp
 from select_service.edge.driver.driver import Driver
 from select_service.edge.http.api import Handler
 from select_service.edge.http.routes import ROUTES
@@ -98,7 +98,7 @@ def test_the_page_is_for_everybody_and_what_it_shows_for_who_may_read_all(tmp_pa
     async def use(port: int, service: Driver, _: object) -> None:
         wire = await Wire.to(port)
         statuses = {}
-        for route in Booth(service, Traffic(), clients_max=1).routes:
+        for route in ConsoleApp(service, Traffic(), clients_max=1).routes:
             path = route.pattern.replace("{name}", "app.js").replace("{id}", "x")
             is_page = path in ("/console", "/console/") or "/static/" in path
             assert route.scope == ("open" if is_page else "read")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from select_service.edge.tenancy.names import TenantNames, prefix_of
+from select_service.edge.tenancy.tenant_ids import TenantIds, prefix_of
 from select_service.errors import ReservationNotFound
 from tests.select_service.core.replication.replica import Replica, acquainted
 from tests.select_service.core.replication.test_absent_workers import tell
@@ -25,7 +25,7 @@ def test_its_own(is_plain: bool) -> None:
     kept = "r" if is_plain else prefix_of("ours") + "r"  # unbound clients book plain ids
     here = known(kept, "ours")
     foreign: list[None] = []
-    names = TenantNames(here.core, ("others", "ours"), lambda: foreign.append(None))
+    names = TenantIds(here.core, ("others", "ours"), lambda: foreign.append(None))
     assert names.reservation("r") == kept
     here.done(names.reservation("r"))
     here.free(names.reservation("r"))
@@ -36,7 +36,7 @@ def test_its_own(is_plain: bool) -> None:
 def test_not_another_tenants(is_plain: bool) -> None:
     here = known("r" if is_plain else prefix_of("ours") + "r", "theirs")
     foreign: list[None] = []
-    names = TenantNames(here.core, ("ours",), lambda: foreign.append(None))
+    names = TenantIds(here.core, ("ours",), lambda: foreign.append(None))
     with pytest.raises(ReservationNotFound):
         here.done(names.reservation("r"))
     with pytest.raises(ReservationNotFound):

@@ -20,8 +20,8 @@ from indexer.errors import KeyFileUnusable
 from select_service import cli
 from select_service.config import Settings
 from select_service.edge.driver.driver import Driver
-from select_service.edge.security.guards import Guards
-from select_service.edge.security.openness import open_doors, side_address
+from select_service.edge.security.exposure import open_doors, side_address
+from select_service.edge.security.security_files import SecurityFiles
 from select_service.edge.security.tokens import read_token_file
 from select_service.errors import CertificatesUnusable
 from tests.live.ports import HOST, free_port
@@ -123,7 +123,7 @@ def test_one_bad_file_and_nothing_is_changed(tmp_path: Path) -> None:
     file.add("a", "read")
     new_key_file(str(tmp_path / "key"))
     (tmp_path / "replicas").write_text("")
-    security = Guards(
+    security = SecurityFiles(
         Settings(
             token_file=str(file.path),
             tls_cert=str(cert),
@@ -164,10 +164,10 @@ def test_secrets_that_others_can_read_are_warned_of(
     new_key_file(str(tmp_path / "key"))
     settings = Settings(replica_sync_port=1, curve_key=str(tmp_path / "key"))
     with caplog.at_level(logging.WARNING):
-        Guards(settings)
+        SecurityFiles(settings)
         assert caplog.text == ""
         os.chmod(tmp_path / "key", 0o644)
-        Guards(settings)
+        SecurityFiles(settings)
     assert "can be read by others" in caplog.text
 
 

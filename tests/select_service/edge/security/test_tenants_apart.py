@@ -14,7 +14,7 @@ from select_service.edge.driver.driver import Driver
 from select_service.edge.http.routes import ROUTES
 from select_service.edge.routing import OPEN, Route
 from select_service.edge.security.tokens import SCOPES
-from select_service.edge.tenancy.names import prefix_of
+from select_service.edge.tenancy.tenant_ids import prefix_of
 from tests.select_service.edge.security.askers import (
     BODIES,
     NOBODYS,

@@ -16,13 +16,13 @@ from indexer.edge.plain_file import open_plain
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Passport"]
+__all__ = ["ClientCredentials"]
 
 TOKEN_BYTES_MAX: Final = 4096
 """Limit of the file: eight times the longest token there is."""
 
 
-class Passport:
+class ClientCredentials:
     """Credentials of this process as a client of other replicas and peers.
 
     Attributes:

@@ -16,8 +16,8 @@ from select_service.edge.console.assets import PAGE, SAFE, Assets
 from select_service.edge.console.browser import for_browser
 from select_service.edge.console.fleet import RANK_FIELDS
 from select_service.edge.console.history import HISTORY_STEP_S, POINT
+from select_service.edge.console.newest_reservations import reservations
 from select_service.edge.console.prefix import look_up
-from select_service.edge.console.reservations import reservations
 from select_service.edge.console.sections import actions
 from select_service.edge.console.stream import INTERVAL_S, LiveView
 from select_service.edge.decision_report import Wanted
@@ -48,7 +48,7 @@ _DECISION_QUERY: Final = ("limit", "worker_id", "model_name", "tenant_id")
 
 
 class Console:
-    """The handlers, under the names used in `routes.py`."""
+    """The handlers, under the names used in `console_app.py`."""
 
     def __init__(
         self, service: Driver, traffic: Traffic, history: History, *, clients_max: int

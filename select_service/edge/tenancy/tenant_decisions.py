@@ -1,6 +1,6 @@
 """Decisions for tokens bound to tenants: their own only, under the client's ids.
 
-Takes the place of `DecisionReporter`; `names.py` explains the kept ids.
+Takes the place of `DecisionReporter`; `tenant_ids.py` explains the kept ids.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from select_service.types import Answer, SelectRequest
     from select_service.types.decisions import Candidate
 
-__all__ = ["TenantTeller"]
+__all__ = ["TenantDecisions"]
 
 
-class TenantTeller:
+class TenantDecisions:
     """Renders the decisions of some tenants; others do not exist."""
 
     def __init__(

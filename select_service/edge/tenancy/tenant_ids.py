@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from select_service.types import LeaseRecord, ReservationRequest, SelectAndReserveRequest
     from select_service.types.batches import WaveResult
 
-__all__ = ["TenantNames", "prefix_of"]
+__all__ = ["TenantIds", "prefix_of"]
 
 _NOBODYS: Final = "\0"
 """Suffix that no reservation id has: the core then reports it as missing, without the real reason.
@@ -35,7 +35,7 @@ _IDS: Final = ("reservation_id", "selection_id", "lease_id")
 A = TypeVar("A")
 
 
-class TenantNames:
+class TenantIds:
     """The ids of a token bound to tenants.
 
     Attributes:

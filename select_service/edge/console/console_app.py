@@ -15,12 +15,12 @@ from select_service.edge.console.history import History
 from select_service.edge.routing import OPEN, Route
 
 if TYPE_CHECKING:
-    from select_service.edge.console.answering import Console
+    from select_service.edge.console.console_handlers import Console
     from select_service.edge.driver.driver import Driver
     from select_service.edge.http.api import Answer, Api, Handler, Request
     from select_service.edge.http.traffic import Traffic
 
-__all__ = ["CONSOLE_PATH", "Booth"]
+__all__ = ["CONSOLE_PATH", "ConsoleApp"]
 
 CONSOLE_PATH: Final = "/console"
 
@@ -45,7 +45,7 @@ _GETS: Final = (
 )
 
 
-class Booth:
+class ConsoleApp:
     """The routes and the history of the console, whether or not anybody has opened it."""
 
     path: Final = CONSOLE_PATH
@@ -76,7 +76,7 @@ class Booth:
             import_module(f"select_service.edge.console.{name}")
             await asyncio.sleep(0)
         if self._console is None:  # no concurrent call was faster
-            from select_service.edge.console.answering import Console  # already loaded
+            from select_service.edge.console.console_handlers import Console  # already loaded
 
             self.start(asyncio.get_running_loop())  # for embedding apps, which do not call `start`
             self._console = Console(

@@ -3,7 +3,7 @@
 Both views take the driver's place before the handlers, which do not notice. To a bound token,
 things of other tenants do not exist: errors are worded exactly as for missing ones. Verbs not
 defined here are refused, so that a new verb of the driver stays closed until somebody has
-considered tenants. The tenants' ids are kept under a prefix: see `names.py`.
+considered tenants. The tenants' ids are kept under a prefix: see `tenant_ids.py`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from msgspec import UNSET
 
 from select_service.core.admission.queue import Ticket
 from select_service.core.fleet.catalog import worker_not_found
-from select_service.edge.tenancy.names import TenantNames
-from select_service.edge.tenancy.tenant_teller import TenantTeller
+from select_service.edge.tenancy.tenant_decisions import TenantDecisions
+from select_service.edge.tenancy.tenant_ids import TenantIds
 from select_service.errors import (
     NoSchedulableWorker,
     ServiceError,
@@ -115,16 +115,16 @@ class TenantView:
         self._service = service
         self._tenants = frozenset(tenants)
         self._whose = tenants[0]  # who is charged with what is of no scope
-        self._names = TenantNames(service.core, tenants, note_foreign)
+        self._names = TenantIds(service.core, tenants, note_foreign)
         self._note_foreign = note_foreign
 
     def __getattr__(self, name: str) -> NoReturn:
         raise TokenIsBound
 
     @property
-    def teller(self) -> TenantTeller:
+    def teller(self) -> TenantDecisions:
         """Renders the tenants' own decisions."""
-        return TenantTeller(
+        return TenantDecisions(
             *(self._service.teller, self._tenants, self._names.prefixes),
             short=self._names.short,
             note_foreign=self._note_foreign,

@@ -22,8 +22,8 @@ from indexer.types import Scope
 from select_service.core.recording.decoder import Tape
 from select_service.core.recording.items import OPENING, End, Gap, Header, Life
 from select_service.core.recording.notes import BirthNote, SeatsNote
-from select_service.edge.state import recording as module
-from select_service.edge.state.recording import Recording, RecordSettings, WitnessRandom
+from select_service.edge.state import recording_file as module
+from select_service.edge.state.recording_file import RecordedRng, Recording, RecordSettings
 from select_service.errors import RecordingUnusable
 from select_service.simulator.recordings import Played, files_of, play
 from select_service.types import RouterConfig, WorkerSpec
@@ -204,7 +204,7 @@ def test_a_file_that_somebody_took_away_is_made_anew(
 
 def test_what_is_drawn_is_noted_and_what_a_copy_draws_is_not() -> None:
     draws: list[float | int] = []
-    one, plain = WitnessRandom(draws, 5), random.Random(5)
+    one, plain = RecordedRng(draws, 5), random.Random(5)
     other = copy(one)
     said = [one.random(), one.randrange(9), *one.choices(range(3), [1.0, 2.0, 3.0])]
     assert said == [plain.random(), plain.randrange(9), *plain.choices(range(3), [1.0, 2.0, 3.0])]

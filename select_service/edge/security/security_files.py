@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
     from select_service.config import Settings
 
-__all__ = ["Guards"]
+__all__ = ["SecurityFiles"]
 
 _log = logging.getLogger("select_service")
 
 
-class Guards:
+class SecurityFiles:
     """The security of this process.
 
     Attributes:

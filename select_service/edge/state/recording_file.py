@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from select_service.core.recording.notes import Note
     from select_service.types import RouterConfig
 
-__all__ = ["RecordSettings", "Recording", "WitnessRandom"]
+__all__ = ["RecordSettings", "Recording", "RecordedRng"]
 
 _log = logging.getLogger("select_service.recording")
 
@@ -89,7 +89,7 @@ class RecordSettings(Struct, frozen=True, kw_only=True):
     flush_s: float = 1.0
 
 
-class WitnessRandom(random.Random):
+class RecordedRng(random.Random):
     """The random generator of a recorded service: everything drawn is recorded.
 
     Args:
@@ -196,9 +196,9 @@ class Recording:
         facts = stream.scope, stream.rank, is_eagle, is_replay
         self.put(EventNote(self._clock(), *facts, frames), 128 + sum(map(len, frames)))
 
-    def random(self, seed: int | None) -> WitnessRandom:
+    def random(self, seed: int | None) -> RecordedRng:
         """Return the random generator for the recorded core."""
-        return WitnessRandom(self.draws, seed)
+        return RecordedRng(self.draws, seed)
 
     # -- lifecycle -----------------------------------------------------------------------------
 
