@@ -1,7 +1,7 @@
 """The service as a Ray Serve application: `serve run select_service.serve_ray:app replicas=2`.
 
 Every replica is a whole selector with its own address, which it tells at the meeting point
-(`client/meeting.py`); there it finds the others, whose bookings it carries, and the workers of the
+(`client/ray/registry.py`); there it finds the others, whose bookings it carries, and the workers of the
 cluster. Serve's proxies reach any of them: what they are told of the catalog goes to all.
 """
 
@@ -20,8 +20,8 @@ from msgspec.structs import replace
 from ray import serve
 
 from select_service import cli
-from select_service.client.meeting import NAMESPACE, Meeting
-from select_service.company import CATALOG, Company
+from select_service.client.ray.ray_discovery import CATALOG, RayDiscovery
+from select_service.client.ray.registry import NAMESPACE, Registry
 from select_service.edge.app import create_door, create_driver
 from select_service.edge.http.listening_sockets import ListeningSockets
 from select_service.edge.logs import configure
@@ -95,7 +95,7 @@ class Front:
     """
 
     door: Application | None = None
-    company: Company | None = None
+    company: RayDiscovery | None = None
 
     def add_exception_handler(self, *_: object) -> None:
         """For nothing: the door lets none out. Older Serves have one for every app."""
@@ -178,7 +178,7 @@ class Selector:
         place = f"tcp://{host}:{settings.replica_sync_port}"
         known = self._service.credentials
         passport = None if known is None else known.passport
-        self._company = Company(Meeting(namespace), self.url, place, passport)
+        self._company = RayDiscovery(Registry(namespace), self.url, place, passport)
         self._service.discovery = self._company.followed_by(self._service, settings)
         door, traffic = create_door(self._service, settings, layers)
         self._server = Server(settings, door, traffic, self._entrances, self._service.security)

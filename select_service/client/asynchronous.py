@@ -11,19 +11,19 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from select_service.client.asynchronous_calls import AsyncCalls
+from select_service.client.base_client import seconds
 from select_service.client.connections import AsyncConnections
 from select_service.client.core.exchange import Outcome, Send
 from select_service.client.core.problems import OtherLoop
-from select_service.client.face import seconds
-from select_service.client.reserving import AsyncReserving
+from select_service.client.reserve_context import AsyncReserve
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable
 
+    from select_service.client.base_client import Book
     from select_service.client.core.exchange import Command, Run
     from select_service.client.core.options import Options
-    from select_service.client.face import Book
     from select_service.client.reservation import Held
 
 __all__ = ["AsyncClient"]
@@ -167,13 +167,13 @@ class AsyncClient(AsyncCalls):
         body: dict[str, Any],
         name: str | None,
         timeout_ms: float | None,
-    ) -> AsyncReserving[R]:
+    ) -> AsyncReserve[R]:
         async def begin() -> R:
             made = self._session.new_id() if name is None else name
             run = book(body, made, monotonic(), seconds(timeout_ms))
             return self._held(kind, await self._drive(run))
 
-        return AsyncReserving(begin)
+        return AsyncReserve(begin)
 
     async def _drive(self, run: Run[T], *, is_errand: bool = False) -> T:
         """Carry out a run; a run that is dropped, for example cancelled, cleans up after itself."""

@@ -16,7 +16,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from indexer.core.packing import unpack_i64
-from select_service.client import showing
+from select_service.client import text_output
 from select_service.client.core.options import Options
 from select_service.client.core.problems import ClientError, MissingPackage
 from select_service.client.synchronous import Client
@@ -108,7 +108,7 @@ def _call(client: Client, chosen: argparse.Namespace) -> None:
 
 def _workers(client: Client, chosen: argparse.Namespace) -> None:
     found = client.workers(chosen.model_name, chosen.tenant_id)
-    _show(found, showing.workers, chosen)
+    _show(found, text_output.workers, chosen)
 
 
 def _loads(client: Client, chosen: argparse.Namespace) -> None:
@@ -118,7 +118,7 @@ def _loads(client: Client, chosen: argparse.Namespace) -> None:
     if chosen.watch:
         _watch(ask, chosen.every_s)
     else:
-        _show(ask(), showing.loads, chosen)
+        _show(ask(), text_output.loads, chosen)
 
 
 def _watch(ask: Callable[[], list[ScopeLoads]], every_s: float) -> None:
@@ -126,13 +126,13 @@ def _watch(ask: Callable[[], list[ScopeLoads]], every_s: float) -> None:
         from rich.live import Live  # an optional extra, only for --watch
     except ImportError as error:
         raise MissingPackage("--watch needs rich: pip install 'rich>=13.7'") from error
-    shown = showing.table(ask())
+    shown = text_output.table(ask())
     screen = sys.stdout.isatty()
     with suppress(KeyboardInterrupt), Live(shown, auto_refresh=False, screen=screen) as live:
         while True:
             time.sleep(every_s)
             try:
-                shown, trouble = showing.table(ask()), None
+                shown, trouble = text_output.table(ask()), None
             except ClientError as error:  # keep watching: it may come back
                 trouble = f"what is shown may be old: {error}"
             shown.caption = trouble
@@ -152,9 +152,9 @@ def _explain(client: Client, chosen: argparse.Namespace) -> None:
     if chosen.id is None:
         query = urlencode({"limit": chosen.limit})
         found = client.call("GET", f"/decisions?{query}", kind=dict[str, list[dict[str, Any]]])
-        _show(found["decisions"], showing.decisions, chosen)
+        _show(found["decisions"], text_output.decisions, chosen)
     else:
-        _show(msgspec.to_builtins(client.decision(chosen.id)), showing.decision, chosen)
+        _show(msgspec.to_builtins(client.decision(chosen.id)), text_output.decision, chosen)
 
 
 def _show(found: Found, told: Callable[[Found], str], chosen: argparse.Namespace) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from select_service.client.core.exchange import Send
     from select_service.client.streams import AsyncioConnection, SocketConnection
-    from select_service.client.transport import Doors
+    from select_service.client.transport import Endpoints
 
 __all__ = ["AsyncConnections", "Connections"]
 
@@ -30,7 +30,7 @@ __all__ = ["AsyncConnections", "Connections"]
 class AsyncConnections:
     """The pool of an asyncio client."""
 
-    def __init__(self, doors: Doors, selector: int) -> None:
+    def __init__(self, doors: Endpoints, selector: int) -> None:
         self._doors = doors
         self._selector = selector
         self._idle: deque[AsyncioConnection] = deque()
@@ -96,7 +96,7 @@ class AsyncConnections:
 class Connections:
     """The pool of a client for threads."""
 
-    def __init__(self, doors: Doors, selector: int) -> None:
+    def __init__(self, doors: Endpoints, selector: int) -> None:
         self._doors = doors
         self._selector = selector
         self._idle: deque[SocketConnection] = deque()

@@ -1,6 +1,6 @@
 """Hashing a prompt as the service does, so that it need not leave this process. Needs xxhash.
 
-`verbs.py` and `core/prompts.py` use it.
+`calls.py` and `core/prompts.py` use it.
 """
 
 from __future__ import annotations

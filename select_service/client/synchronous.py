@@ -10,18 +10,18 @@ import threading
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from select_service.client.base_client import seconds
 from select_service.client.connections import Connections
 from select_service.client.core.exchange import Outcome, Send
-from select_service.client.face import seconds
 from select_service.client.synchronous_calls import Calls
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable
 
+    from select_service.client.base_client import Book
     from select_service.client.core.exchange import Command, Run
     from select_service.client.core.options import Options
-    from select_service.client.face import Book
     from select_service.client.reservation import Held
 
 __all__ = ["Client"]

@@ -9,16 +9,16 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
-from select_service.client import verbs
+from select_service.client import calls
+from select_service.client.base_client import BaseClient, seconds
 from select_service.client.core.exchange import Ask
-from select_service.client.face import Face, seconds
 from select_service.client.reservation import PairReservation, Reservation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from select_service.client.base_client import Book
     from select_service.client.core.exchange import Run
-    from select_service.client.face import Book
     from select_service.client.reservation import Held
     from select_service.types import (
         CacheThreshold,
@@ -44,7 +44,7 @@ T = TypeVar("T")
 R = TypeVar("R", bound="Held")
 
 
-class Calls(Face):
+class Calls(BaseClient):
     """Every verb of the service."""
 
     def reserve(
@@ -56,7 +56,7 @@ class Calls(Face):
         isl_tokens: int | None = None,
         reservation_id: str | None = None,
         timeout_ms: float | None = None,
-        **options: Unpack[verbs.SelectOptions],
+        **options: Unpack[calls.SelectOptions],
     ) -> Reservation:
         """Choose a worker and book it: `with client.reserve(…) as r:`; leaving it frees.
 
@@ -77,7 +77,7 @@ class Calls(Face):
             NotCached: nobody holds enough of the prompt for `cache_hit_threshold`.
             ClientError: no selector answers, and there is no catalog to choose from.
         """
-        body = verbs.prompt_body(token_ids, block_hashes, sequence_hashes, isl_tokens, options)
+        body = calls.prompt_body(token_ids, block_hashes, sequence_hashes, isl_tokens, options)
         book = self._session.reserve
         return self._reserving(book, Reservation, body, reservation_id, timeout_ms)
 
@@ -90,13 +90,13 @@ class Calls(Face):
         isl_tokens: int | None = None,
         reservation_id: str | None = None,
         timeout_ms: float | None = None,
-        **options: Unpack[verbs.SelectOptions],
+        **options: Unpack[calls.SelectOptions],
     ) -> PairReservation:
         """Choose a prefill and a decode worker, or one for both, and book them (/select_pair).
 
         Arguments, use and errors as in `reserve`.
         """
-        body = verbs.prompt_body(token_ids, block_hashes, sequence_hashes, isl_tokens, options)
+        body = calls.prompt_body(token_ids, block_hashes, sequence_hashes, isl_tokens, options)
         book = self._session.reserve_pair
         return self._reserving(book, PairReservation, body, reservation_id, timeout_ms)
 
@@ -112,7 +112,7 @@ class Calls(Face):
         block_size: int | None = None,
         reservation_id: str | None = None,
         timeout_ms: float | None = None,
-        **options: Unpack[verbs.BookingOptions],
+        **options: Unpack[calls.BookingOptions],
     ) -> Reservation:
         """Book a rank that was chosen elsewhere, for example by `select` (POST /reservations).
 
@@ -131,7 +131,7 @@ class Calls(Face):
             timeout_ms: total time of this call.
             options: the other fields of POST /reservations.
         """
-        body = verbs.prompt_body(token_ids, block_hashes, sequence_hashes, isl_tokens, options)
+        body = calls.prompt_body(token_ids, block_hashes, sequence_hashes, isl_tokens, options)
         body |= {"worker_id": worker_id, "dp_rank": dp_rank}
         book = partial(self._session.book, block_size=block_size)
         return self._reserving(book, Reservation, body, reservation_id, timeout_ms)
@@ -144,10 +144,10 @@ class Calls(Face):
         sequence_hashes: Sequence[int] | bytes | None = None,
         isl_tokens: int | None = None,
         timeout_ms: float | None = None,
-        **options: Unpack[verbs.SelectOptions],
+        **options: Unpack[calls.SelectOptions],
     ) -> Selection | CacheThreshold:
         """Choose a worker and book nothing; arguments as in `reserve`."""
-        body = verbs.prompt_body(token_ids, block_hashes, sequence_hashes, isl_tokens, options)
+        body = calls.prompt_body(token_ids, block_hashes, sequence_hashes, isl_tokens, options)
         return self._drive(self._session.select(body, monotonic(), seconds(timeout_ms)))
 
     @overload
@@ -181,47 +181,47 @@ class Calls(Face):
         timeout_ms: float | None = None,
     ) -> T | Any:
         """Call any route, and decode the answer as `kind`. The path is used unchanged."""
-        return self._do(verbs.Verb(Ask(method, path, body), kind), timeout_ms)
+        return self._do(calls.Verb(Ask(method, path, body), kind), timeout_ms)
 
-    def ready(self) -> verbs.Readiness:
+    def ready(self) -> calls.Readiness:
         """GET /ready: whether anything can be scheduled."""
-        return self._do(verbs.ready())
+        return self._do(calls.ready())
 
     def workers(
         self, model_name: str | None = None, tenant_id: str | None = None
     ) -> list[WorkerRecord]:
         """GET /workers: the catalog, by ascending id."""
-        return self._do(verbs.workers(model_name, tenant_id))
+        return self._do(calls.workers(model_name, tenant_id))
 
     def upsert_worker(self, spec: WorkerSpec) -> WorkerRecord:
         """POST /workers: put a whole record into the catalog."""
-        return self._do(verbs.upsert_worker(spec))
+        return self._do(calls.upsert_worker(spec))
 
     def patch_worker(self, worker_id: int, patch: WorkerPatch) -> WorkerRecord:
         """PATCH /workers/{id}: merge a patch into a record. Raises WorkerNotFound."""
-        return self._do(verbs.patch_worker(worker_id, patch))
+        return self._do(calls.patch_worker(worker_id, patch))
 
     def delete_worker(self, worker_id: int) -> WorkerRecord:
         """DELETE /workers/{id}: with its load and index. Raises WorkerNotFound."""
-        return self._do(verbs.delete_worker(worker_id))
+        return self._do(calls.delete_worker(worker_id))
 
     def drain_worker(self, worker_id: int, reason: str | None = None) -> DrainStatus:
         """POST /workers/{id}/drain: place nothing new there. Raises WorkerNotFound."""
-        return self._do(verbs.drain_worker(worker_id, reason))
+        return self._do(calls.drain_worker(worker_id, reason))
 
     def drain_status(self, worker_id: int) -> DrainStatus:
         """GET /workers/{id}/drain: how far it is from being idle. Raises WorkerNotFound."""
-        return self._do(verbs.drain_status(worker_id))
+        return self._do(calls.drain_status(worker_id))
 
     def undrain_worker(self, worker_id: int) -> DrainStatus:
         """DELETE /workers/{id}/drain: it takes requests again. Raises WorkerNotFound."""
-        return self._do(verbs.undrain_worker(worker_id))
+        return self._do(calls.undrain_worker(worker_id))
 
     def loads(
         self, model_name: str | None = None, tenant_id: str | None = None
     ) -> list[ScopeLoads]:
         """GET /loads: the load of every rank, by scope."""
-        return self._do(verbs.loads(model_name, tenant_id))
+        return self._do(calls.loads(model_name, tenant_id))
 
     def potential_loads(
         self,
@@ -230,11 +230,11 @@ class Calls(Face):
         block_hashes: Sequence[int] | bytes | None = None,
         sequence_hashes: Sequence[int] | bytes | None = None,
         isl_tokens: int | None = None,
-        **options: Unpack[verbs.SelectOptions],
+        **options: Unpack[calls.SelectOptions],
     ) -> list[LoadRow]:
         """POST /potential_loads: what every rank would carry with this prompt."""
-        body = verbs.prompt_body(token_ids, block_hashes, sequence_hashes, isl_tokens, options)
-        return self._do(verbs.potential_loads(body))
+        body = calls.prompt_body(token_ids, block_hashes, sequence_hashes, isl_tokens, options)
+        return self._do(calls.potential_loads(body))
 
     def overlap_scores(
         self,
@@ -243,19 +243,19 @@ class Calls(Face):
         block_hashes: Sequence[int] | bytes | None = None,
         sequence_hashes: Sequence[int] | bytes | None = None,
         isl_tokens: int | None = None,
-        **options: Unpack[verbs.SelectOptions],
+        **options: Unpack[calls.SelectOptions],
     ) -> OverlapScores:
         """POST /overlap_scores: what every rank holds of this prompt."""
-        body = verbs.prompt_body(token_ids, block_hashes, sequence_hashes, isl_tokens, options)
-        return self._do(verbs.overlap_scores(body))
+        body = calls.prompt_body(token_ids, block_hashes, sequence_hashes, isl_tokens, options)
+        return self._do(calls.overlap_scores(body))
 
     def decision(self, name: str) -> Decision:
         """GET /decisions/{id}: why this worker. Raises DecisionNotFound."""
-        return self._do(verbs.decision(name))
+        return self._do(calls.decision(name))
 
     def decisions(self, limit: int = 50) -> list[Decision]:
         """GET /decisions: the last ones, newest first."""
-        return self._do(verbs.decisions(limit)).decisions
+        return self._do(calls.decisions(limit)).decisions
 
     def batch(self, operations: Sequence[Operation]) -> list[OperationResult]:
         """POST /reservations/batch: lifecycle calls by id, in order, and the result of each.
@@ -263,7 +263,7 @@ class Calls(Face):
         For ids that no reservation object of this client represents. A request whose reply is lost
         is repeated, so report output by `total`, which may be repeated, and not by `count`.
         """
-        return self._do(verbs.batch(operations)).results
+        return self._do(calls.batch(operations)).results
 
     def select_batch(self, wave: SelectBatchRequest) -> WaveAnswer:
         """POST /select_batch: workers for many prompts together, booked if `wave.reserve`.
@@ -276,26 +276,26 @@ class Calls(Face):
             for item in wave.requests:
                 if item.reservation_id is None:
                     item.reservation_id = self._session.new_id()
-        return self._do(verbs.select_batch(wave))
+        return self._do(calls.select_batch(wave))
 
     def open_lease(
         self, lease_id: str | None = None, *, ttl_s: float = 30.0, owner: str | None = None
     ) -> LeaseRecord:
         """POST /leases: one of your own, besides that of `reserve`; its id a UUID unless given."""
         name = self._session.new_id() if lease_id is None else lease_id
-        return self._do(verbs.open_lease(name, owner or self._session.owner, ttl_s))
+        return self._do(calls.open_lease(name, owner or self._session.owner, ttl_s))
 
     def renew_lease(self, lease_id: str, ttl_s: float | None = None) -> LeaseRecord:
         """POST /leases/{id}/renew. Raises LeaseNotFound."""
-        return self._do(verbs.renew_lease(lease_id, ttl_s))
+        return self._do(calls.renew_lease(lease_id, ttl_s))
 
     def close_lease(self, lease_id: str) -> None:
         """DELETE /leases/{id}: with all that is booked under it. Raises LeaseNotFound."""
-        self._do(verbs.close_lease(lease_id))
+        self._do(calls.close_lease(lease_id))
 
     def leases(self, owner: str | None = None, limit: int = 100) -> LeaseList:
         """GET /leases: the open ones, oldest first."""
-        return self._do(verbs.leases(owner, limit))
+        return self._do(calls.leases(owner, limit))
 
     # -- for the face ---------------------------------------------------------------------------
 
@@ -314,6 +314,6 @@ class Calls(Face):
         """Book, and return an object that represents the booking."""
         raise NotImplementedError
 
-    def _do(self, verb: verbs.Verb[T], timeout_ms: float | None = None) -> T:
+    def _do(self, verb: calls.Verb[T], timeout_ms: float | None = None) -> T:
         run = self._session.read(verb.ask, verb.kind, monotonic(), seconds(timeout_ms))
         return self._drive(run)

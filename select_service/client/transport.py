@@ -13,8 +13,8 @@ from urllib.parse import quote, urlsplit
 
 import httpcore
 
+from select_service.client.core.codec import ACCEPT
 from select_service.client.core.exchange import Failure, Outcome
-from select_service.client.core.wire import ACCEPT
 from select_service.client.streams import AsyncioConnection, SocketConnection
 from select_service.version import __version__
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from select_service.client.core.exchange import Send
     from select_service.client.core.options import Options
 
-__all__ = ["DEFAULT_SELECTOR", "Address", "Doors", "Gathering", "failed", "read_address"]
+__all__ = ["DEFAULT_SELECTOR", "Address", "Endpoints", "Gathering", "failed", "read_address"]
 
 DEFAULT_SELECTOR: Final = "http://127.0.0.1:8092"
 _UNIX: Final = "unix:"
@@ -70,7 +70,7 @@ def read_address(text: str) -> Address:
     return Address(text, origin, host, parts.path.rstrip("/"))
 
 
-class Doors:
+class Endpoints:
     """What the connections to all selectors share; creates connections and requests."""
 
     def __init__(

@@ -26,7 +26,7 @@ from select_service.client import (
     ServiceError,
     hash_prompt,
 )
-from select_service.client.core.wire import to_jsonable
+from select_service.client.core.codec import to_jsonable
 from select_service.errors import (
     AdmissionRefused,
     InvalidField,

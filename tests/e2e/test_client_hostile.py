@@ -189,7 +189,7 @@ class Broken(Upkeep):
 def test_what_runs_beside_outlives_an_error(
     calm: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("select_service.client.face.Upkeep", Broken)
+    monkeypatch.setattr("select_service.client.base_client.Upkeep", Broken)
 
     async def use() -> None:
         async with AsyncClient(url(calm)) as client:

@@ -55,9 +55,9 @@ class Selectors:
         """Addresses of every selector that is there."""
         import asyncio
 
-        from select_service.client.meeting import Meeting
+        from select_service.client.ray.registry import Registry
 
-        present = asyncio.run(Meeting(self.name).present())
+        present = asyncio.run(Registry(self.name).present())
         return sorted(url for url, _ in present.selectors.values())
 
     def active(self, url: str) -> int:

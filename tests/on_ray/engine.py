@@ -7,7 +7,7 @@ import itertools
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from select_service.client.serving import ServeWorker
+from select_service.client.ray.serve_worker import ServeWorker
 from select_service.demo.encoding import encode_batch
 from select_service.demo.pool import Stored
 from select_service.demo.publisher import EventPublisher

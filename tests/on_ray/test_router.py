@@ -52,7 +52,7 @@ def _run_engines(namespace: str) -> Any:
         num_replicas=ENGINES,
         ray_actor_options={"num_cpus": 0.1},
         request_router_config=RequestRouterConfig(
-            request_router_class="select_service.client.ray:SelectServiceRouter",
+            request_router_class="select_service.client.ray.request_router:SelectServiceRouter",
             request_router_kwargs={
                 "namespace": namespace,
                 "selection_keyword": "selection",

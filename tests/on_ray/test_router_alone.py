@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from select_service.client import Client
-from select_service.client.worker_ids import reservation_id_of, worker_id_of
+from select_service.client.ray.worker_ids import reservation_id_of, worker_id_of
 from select_service.types import LoadRow, WorkerSpec
 from tests.live.ports import free_port
 from tests.live.server import OURS_EXTRA, Server
@@ -53,7 +53,7 @@ class Scene:
     def __init__(self, server: Server, **options: Any) -> None:
         from ray.serve._private.common import DeploymentHandleSource, DeploymentID, ReplicaID
 
-        from select_service.client.ray import SelectServiceRouter
+        from select_service.client.ray.request_router import SelectServiceRouter
 
         where = DeploymentID(name="engine", app_name="app")
         self.router: Any = SelectServiceRouter(
@@ -258,7 +258,7 @@ def test_who_serve_takes_first_of_its_own_choice_is_not_always_the_same(server: 
 def test_an_agent_that_takes_two_hours_is_not_forgotten(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from select_service.client import routing
+    from select_service.client.ray import routing
 
     clock = [0.0]
     monkeypatch.setattr(routing, "monotonic", lambda: clock[0])

@@ -10,10 +10,10 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING, Final, Protocol
 
-from select_service.client.core.between import heard
+from select_service.client.core.codec import MSGPACK, encode
 from select_service.client.core.exchange import Ask, Failure, Outcome, Send, Sleep, Trail
+from select_service.client.core.gateway_errors import heard
 from select_service.client.core.problems import code_of
-from select_service.client.core.wire import MSGPACK, encode
 
 if TYPE_CHECKING:
     import random

@@ -12,7 +12,7 @@ from msgspec import UNSET
 from select_service.types import Selection
 
 if TYPE_CHECKING:
-    from select_service.client.core.leases import Lease
+    from select_service.client.core.lease_book import Lease
     from select_service.types import PairSelection
 
 __all__ = ["Booking", "Draft"]

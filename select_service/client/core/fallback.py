@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Iterable, Mapping
 
-    from select_service.client.core.wire import CatalogWorker
+    from select_service.client.core.codec import CatalogWorker
 
 __all__ = ["Catalog", "Rank", "length_of", "no_overlap", "scope_of"]
 

@@ -1,6 +1,6 @@
 """All limits and waits of a client, with their defaults; none is read from the environment.
 
-Both faces take them; `attempts.py`, `leases.py` and `upkeep.py` obey them.
+Both faces take them; `attempts.py`, `lease_book.py` and `upkeep.py` obey them.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from select_service import errors
-from select_service.client.core.between import TEXT_MAX, is_of_service
 from select_service.client.core.exchange import Failure, Outcome
+from select_service.client.core.gateway_errors import TEXT_MAX, is_of_service
 from select_service.errors import AdmissionRefused, InvalidField, InvalidRequest, ServiceError
 
 if TYPE_CHECKING:

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from select_service.client.core.attempts import Attempts, always
 from select_service.client.core.booking import Booking, Draft
+from select_service.client.core.booking_kinds import booking_of, choosing, chosen, pairing
+from select_service.client.core.codec import CatalogWorker, decode
 from select_service.client.core.exchange import Ask, Failure, Outcome, Sleep, Trail
 from select_service.client.core.fallback import Catalog, scope_of
-from select_service.client.core.leases import LeaseBook
+from select_service.client.core.lease_book import LeaseBook
 from select_service.client.core.outbox import Outbox
 from select_service.client.core.problems import (
     ClientClosed,
@@ -23,8 +25,6 @@ from select_service.client.core.problems import (
 )
 from select_service.client.core.prompts import Prompts
 from select_service.client.core.selectors import Selectors
-from select_service.client.core.ways import booking_of, choosing, chosen, pairing
-from select_service.client.core.wire import CatalogWorker, decode
 from select_service.types import CacheThreshold
 
 if TYPE_CHECKING:
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import SupportsFloat, SupportsIndex
 
+    from select_service.client.core.booking_kinds import BookingKind
     from select_service.client.core.exchange import Run
-    from select_service.client.core.leases import Lease
+    from select_service.client.core.lease_book import Lease
     from select_service.client.core.options import Options
-    from select_service.client.core.ways import Way
     from select_service.types import Selection
 
 
@@ -166,7 +166,7 @@ class Session:
 
     def _make(
         self,
-        way: Way,
+        way: BookingKind,
         prompt: dict[str, Any],
         reservation_id: str,
         now: float,
@@ -232,7 +232,7 @@ class Session:
 
     def _ask_for(
         self,
-        way: Way,
+        way: BookingKind,
         prompt: dict[str, Any],
         draft: Draft,
         times: tuple[float, float],
@@ -331,7 +331,7 @@ class Session:
             self.outbox.entry(draft.reservation_id, now).is_freed = True
         draft.use(None)
 
-    def _degrade(self, way: Way, draft: Draft) -> Booking | None:
+    def _degrade(self, way: BookingKind, draft: Draft) -> Booking | None:
         answer = way.stand_in()
         if answer is None:
             return None

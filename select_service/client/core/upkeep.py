@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from select_service.client.core.attempts import always
+from select_service.client.core.codec import decode
 from select_service.client.core.exchange import Ask, Outcome, Sleep, Trail
 from select_service.client.core.problems import ClientError, NotAnAnswer
 from select_service.client.core.session import renewing
-from select_service.client.core.wire import decode
 from select_service.errors import ServiceError
 from select_service.types import BatchAnswer
 
 if TYPE_CHECKING:
     from select_service.client.core.booking import Booking
     from select_service.client.core.exchange import Run
-    from select_service.client.core.leases import Lease
+    from select_service.client.core.lease_book import Lease
     from select_service.client.core.session import Session
     from select_service.types import OperationResult
 

@@ -25,7 +25,7 @@ WORDS = (
     (r"\bawait ", ""),
     (r"AsyncReserving\[(\w+)\]", r"\1"),
     (r"\bAsync(Calls|Client)\b", r"\1"),
-    (r"^from select_service.client.reserving import AsyncReserving\n", ""),
+    (r"^from select_service.client.reserve_context import AsyncReserve\n", ""),
     (r"^        Awaited instead.*\n", "        Without `with`, call `r.free()` yourself.\n"),
     (r"\((self\._do\([^\n]*\))\)\.", r"\1."),
 )

@@ -1,6 +1,6 @@
 """Worker ids of Ray Serve replicas, the same in every process that knows a replica.
 
-`ray.py` and `serving.py` share it.
+`request_router.py` and `serve_worker.py` share it.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A request is booked when it is ranked, under an id its replica also knows; the booking moves if
 Serve sends the request to another replica than the best; and it is freed when Serve reports that
 the request has ended or was never sent. Any failure results in `None`: Serve then chooses by
-itself. `ray.py` connects it to Serve.
+itself. `request_router.py` connects it to Serve.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from msgspec import UNSET, Struct
 
 from select_service.client.core.problems import ClientError, TimedOut, Unreachable
-from select_service.client.request_prompt import read_prompt
+from select_service.client.ray.request_prompt import read_prompt
 from select_service.errors import NoEligibleWorker, NoSchedulableWorker, ReservationConflict
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from select_service.client.asynchronous import AsyncClient
-    from select_service.client.outlet import Outlet
-    from select_service.client.request_prompt import RequestPrompt
+    from select_service.client.ray.client_pool import ClientPool
+    from select_service.client.ray.request_prompt import RequestPrompt
     from select_service.client.reservation import Reservation
 
     Tokenizer = Callable[[Any], Sequence[int] | Awaitable[Sequence[int] | None] | None]
@@ -91,7 +91,7 @@ class Routing:
 
     def __init__(
         self,
-        outlet: Outlet,
+        outlet: ClientPool,
         options: RoutingOptions,
         tokenizer: Tokenizer | None = None,
         on_choice: Callable[[str], None] = lambda _: None,

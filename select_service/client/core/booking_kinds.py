@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from select_service.client.core.codec import decode
 from select_service.client.core.fallback import length_of, no_overlap, scope_of
 from select_service.client.core.problems import NotAnAnswer
-from select_service.client.core.wire import decode
 from select_service.types import (
     CacheThreshold,
     PairLeg,
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from select_service.client.core.exchange import Outcome
     from select_service.client.core.fallback import Catalog
 
-__all__ = ["Way", "booking_of", "choosing", "chosen", "pairing"]
+__all__ = ["BookingKind", "booking_of", "choosing", "chosen", "pairing"]
 
 Answer: TypeAlias = Selection | PairSelection
 
 
-class Way(NamedTuple):
+class BookingKind(NamedTuple):
     """One kind of booking."""
 
     path: str
@@ -43,19 +43,19 @@ class Way(NamedTuple):
     additions."""
 
 
-def choosing(catalog: Catalog, rng: random.Random, prompt: dict[str, Any]) -> Way:
+def choosing(catalog: Catalog, rng: random.Random, prompt: dict[str, Any]) -> BookingKind:
     """POST /select_and_reserve."""
-    return Way("/select_and_reserve", chosen, lambda: catalog.choose(prompt, rng))
+    return BookingKind("/select_and_reserve", chosen, lambda: catalog.choose(prompt, rng))
 
 
-def pairing(catalog: Catalog, rng: random.Random, prompt: dict[str, Any]) -> Way:
+def pairing(catalog: Catalog, rng: random.Random, prompt: dict[str, Any]) -> BookingKind:
     """POST /select_pair; if no selector can be reached, one worker does both, if there is one."""
 
     def alone() -> PairSelection | None:
         found = catalog.choose(prompt, rng)
         return None if found is None else _alone(found)
 
-    return Way("/select_pair", lambda outcome: decode(outcome, PairSelection), alone)
+    return BookingKind("/select_pair", lambda outcome: decode(outcome, PairSelection), alone)
 
 
 def _alone(found: Selection) -> PairSelection:
@@ -85,7 +85,7 @@ def _alone(found: Selection) -> PairSelection:
     )
 
 
-def booking_of(body: dict[str, Any], block_size: int) -> Way:
+def booking_of(body: dict[str, Any], block_size: int) -> BookingKind:
     """POST /reservations; if no selector can be reached, the choice stands, unbooked."""
     scope, length = scope_of(body), length_of(body)
     track = body.get("track_prefill_tokens")
@@ -112,7 +112,7 @@ def booking_of(body: dict[str, Any], block_size: int) -> Way:
         found.reservation_id = answer.reservation_id
         return found
 
-    return Way("/reservations", read, selection, may_wait=False, again={})
+    return BookingKind("/reservations", read, selection, may_wait=False, again={})
 
 
 def chosen(outcome: Outcome) -> Selection | CacheThreshold:

@@ -10,8 +10,8 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
+from select_service.client.core.codec import packed, packed_prompt
 from select_service.client.core.exchange import Ask
-from select_service.client.core.wire import packed, packed_prompt
 from select_service.client.hashing import chain
 from select_service.types import (
     BatchAnswer,

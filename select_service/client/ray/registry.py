@@ -1,8 +1,8 @@
 """How selectors and workers of one Ray cluster find each other: a named actor, and its client.
 
-`MeetingPoint` knows who has reported within the last seconds, and nothing else: what it forgets
-when it dies is reported again within a beat. `serve_ray.py` and `serving.py` report themselves,
-`outlet.py` asks who is there.
+`RegistryActor` knows who has reported within the last seconds, and nothing else: what it forgets
+when it dies is reported again within a beat. `serve_ray.py` and `serve_worker.py` report themselves,
+`client_pool.py` asks who is there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from msgspec import Struct
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["BEAT_S", "NAMESPACE", "Meeting", "MeetingPoint", "Present"]
+__all__ = ["BEAT_S", "NAMESPACE", "Registry", "RegistryActor", "Present"]
 
 NAMESPACE: Final = "select-service"
 """Namespace of the actor; several independent services in one cluster have one each."""
@@ -46,7 +46,7 @@ class Present(Struct, frozen=True):
     """By id: bodies of POST /workers."""
 
 
-class MeetingPoint:
+class RegistryActor:
     """The actor; a plain object in tests."""
 
     def __init__(
@@ -92,7 +92,7 @@ class MeetingPoint:
         book[key] = (self._clock(), told)
 
 
-class Meeting:
+class Registry:
     """Access to the actor from any process of the cluster; starts it if nobody has.
 
     Awaited on one event loop. After any failure the next call looks up the actor again.
@@ -103,7 +103,7 @@ class Meeting:
         self._actor: Any = None
 
     async def selector(self, name: str, url: str, endpoint: str) -> Present:
-        """Report a selector, see `MeetingPoint`."""
+        """Report a selector, see `RegistryActor`."""
         present: Present = await self._ask("selector", name, url, endpoint)
         return present
 
@@ -138,7 +138,7 @@ def _find(namespace: str) -> Any:
     import ray  # the extra `ray`
 
     return (
-        ray.remote(MeetingPoint)
+        ray.remote(RegistryActor)
         .options(
             name=_NAME,
             namespace=namespace,

@@ -2,7 +2,7 @@
 
     @serve.deployment(
         request_router_config=RequestRouterConfig(
-            request_router_class="select_service.client.ray:SelectServiceRouter",
+            request_router_class="select_service.client.ray.request_router:SelectServiceRouter",
             request_router_kwargs={"model_name": "llama"},
         )
     )
@@ -25,16 +25,16 @@ from ray.serve.request_router import LocalityMixin, MultiplexMixin, RequestRoute
 from ray.util.metrics import Counter
 
 from select_service.client.core.options import Options
-from select_service.client.meeting import NAMESPACE
-from select_service.client.outlet import outlet_for
-from select_service.client.routing import Routing, RoutingOptions
-from select_service.client.serving import ServeWorker
-from select_service.client.worker_ids import reservation_id_of, worker_id_of
+from select_service.client.ray.client_pool import outlet_for
+from select_service.client.ray.registry import NAMESPACE
+from select_service.client.ray.routing import Routing, RoutingOptions
+from select_service.client.ray.serve_worker import ServeWorker
+from select_service.client.ray.worker_ids import reservation_id_of, worker_id_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from select_service.client.routing import Call, Ticket
+    from select_service.client.ray.routing import Call, Ticket
 
 __all__ = ["SelectServiceRouter", "ServeWorker", "worker_id_of"]
 

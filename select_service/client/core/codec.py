@@ -1,6 +1,6 @@
 """Bodies to bytes and answers to types: MessagePack with packed numbers, or JSON.
 
-`attempts.py` encodes with it, `session.py` and `ways.py` decode.
+`attempts.py` encodes with it, `session.py` and `booking_kinds.py` decode.
 """
 
 from __future__ import annotations

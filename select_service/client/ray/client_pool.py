@@ -2,7 +2,7 @@
 
 A process has one outlet for everything that asks the same selectors. When the set changes, new
 requests go to a new client; the old one is closed once its bookings are over. `routing.py` and
-`serving.py` use it.
+`serve_worker.py` use it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from weakref import WeakKeyDictionary
 
 from select_service.client.asynchronous import AsyncClient
 from select_service.client.core.options import Options
-from select_service.client.meeting import Meeting
+from select_service.client.ray.registry import Registry
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from select_service.client.reservation import Reservation
 
-__all__ = ["LOOK_S", "Outlet", "outlet_for"]
+__all__ = ["LOOK_S", "ClientPool", "outlet_for"]
 
 LOOK_S: Final = 2.0
 """Interval at which the selectors are looked up."""
@@ -31,7 +31,7 @@ _OLD_MAX: Final = 8
 """Old clients that may wait for their last booking; beyond it the oldest is closed early."""
 
 
-class Outlet:
+class ClientPool:
     """The client in use, and its predecessors."""
 
     def __init__(
@@ -116,12 +116,14 @@ class Outlet:
             await asyncio.sleep(LOOK_S)
 
 
-_outlets: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[object, Outlet]] = WeakKeyDictionary()
+_outlets: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[object, ClientPool]] = (
+    WeakKeyDictionary()
+)
 
 
 def outlet_for(
     selectors: Sequence[str] | None, namespace: str, options: Options | None = None
-) -> Outlet:
+) -> ClientPool:
     """Return this loop's outlet for these selectors; it lives as long as the process.
 
     Args:
@@ -135,13 +137,13 @@ def outlet_for(
     outlet = outlets.get(key)
     if outlet is None:
         find = None if selectors is not None else _finder(namespace)
-        outlet = outlets[key] = Outlet(selectors or (), options, find)
+        outlet = outlets[key] = ClientPool(selectors or (), options, find)
     outlet.begin()
     return outlet
 
 
 def _finder(namespace: str) -> Callable[[], Awaitable[list[str]]]:
-    meeting = Meeting(namespace)
+    meeting = Registry(namespace)
 
     async def find() -> list[str]:
         present = await meeting.present()

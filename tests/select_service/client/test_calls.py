@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from select_service.client import verbs
-from select_service.client.core.wire import to_jsonable
+from select_service.client import calls
+from select_service.client.core.codec import to_jsonable
 from select_service.types.batches import SelectBatchRequest, WaveItem
 
 TOKENS = [1, 2**32 - 1]
@@ -20,7 +20,7 @@ def test_the_prompts_of_a_batch_are_packed() -> None:
         WaveItem(token_ids=TOKENS),
         WaveItem(block_hashes=HASHES, sequence_hashes=PACKED_HASHES, isl_tokens=32),
     ]
-    body: Any = verbs.select_batch(SelectBatchRequest(requests=items)).ask.body
+    body: Any = calls.select_batch(SelectBatchRequest(requests=items)).ask.body
     first, second = body["requests"]
     assert first["token_ids"] == PACKED_TOKENS
     assert second["block_hashes"] == second["sequence_hashes"] == PACKED_HASHES
@@ -30,7 +30,7 @@ def test_the_prompts_of_a_batch_are_packed() -> None:
 
 
 def test_tokens_around_media_are_packed() -> None:
-    body = verbs.prompt_body(TOKENS, None, None, None, {"mm_routing_info": MEDIA})
+    body = calls.prompt_body(TOKENS, None, None, None, {"mm_routing_info": MEDIA})
     assert body["mm_routing_info"] == MEDIA | {"routing_token_ids": PACKED_TOKENS}
     assert to_jsonable(body)["mm_routing_info"] == MEDIA
     assert to_jsonable(body)["token_ids"] == TOKENS

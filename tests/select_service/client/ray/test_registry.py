@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from select_service.client import meeting
-from select_service.client.meeting import MeetingPoint
+from select_service.client.ray import registry
+from select_service.client.ray.registry import RegistryActor
 
 
 class Clock:
@@ -18,7 +18,7 @@ class Clock:
 
 
 def test_everybody_hears_of_everybody() -> None:
-    point = MeetingPoint()
+    point = RegistryActor()
     point.selector("a", "http://a", "tcp://a")
     present = point.worker({"worker_id": 2**64 - 1, "block_size": 16})
     assert present.selectors == {"a": ("http://a", "tcp://a")}
@@ -28,7 +28,7 @@ def test_everybody_hears_of_everybody() -> None:
 
 def test_silence_and_goodbyes() -> None:
     clock = Clock()
-    point = MeetingPoint(silence_s=5.0, clock=clock)
+    point = RegistryActor(silence_s=5.0, clock=clock)
     point.selector("a", "http://a", "tcp://a")
     point.selector("b", "http://b", "tcp://b")
     point.worker({"worker_id": 1})
@@ -45,8 +45,8 @@ def test_silence_and_goodbyes() -> None:
 
 
 def test_it_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "PRESENT_MAX", 2)
-    point = MeetingPoint()
+    monkeypatch.setattr(registry, "PRESENT_MAX", 2)
+    point = RegistryActor()
     specs: list[dict[str, Any]] = [{"worker_id": n} for n in range(3)]
     point.worker(specs[0])
     point.worker(specs[1])

@@ -9,7 +9,7 @@ import pytest
 
 from select_service.client.asynchronous import AsyncClient
 from select_service.client.core.options import Options
-from select_service.client.outlet import Outlet, outlet_for
+from select_service.client.ray.client_pool import ClientPool, outlet_for
 
 ONE, TWO = "http://127.0.0.1:1", "http://127.0.0.1:2"
 
@@ -28,7 +28,7 @@ def test_selectors_come_and_go() -> None:
         return found
 
     async def run() -> None:
-        outlet = Outlet((), Options(), find)
+        outlet = ClientPool((), Options(), find)
         await outlet.look()
         assert len(outlet._live) == 0
         found.append(ONE)
@@ -68,4 +68,4 @@ def test_one_for_everybody_who_asks_the_same() -> None:
 
 def test_no_address() -> None:
     with pytest.raises(ValueError, match="neither http"):
-        Outlet(["nowhere"], Options())
+        ClientPool(["nowhere"], Options())

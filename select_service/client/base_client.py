@@ -20,7 +20,7 @@ from select_service.client.core.session import Session
 from select_service.client.core.upkeep import Upkeep
 from select_service.client.hashing import hash_prompt
 from select_service.client.reservation import Held
-from select_service.client.transport import Doors
+from select_service.client.transport import Endpoints
 
 if TYPE_CHECKING:
     import ssl
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from select_service.client.core.booking import Booking
     from select_service.client.core.exchange import Run
 
-__all__ = ["Book", "Face", "seconds"]
+__all__ = ["Book", "BaseClient", "seconds"]
 
 R = TypeVar("R", bound=Held)
 
@@ -39,7 +39,7 @@ Book: TypeAlias = "Callable[[dict[str, Any], str, float, float | None], Run[Book
 """A verb of the session that books: body, id, now, timeout in seconds."""
 
 
-class Face:
+class BaseClient:
     """The part of a client that does not depend on how it waits."""
 
     def __init__(
@@ -53,7 +53,7 @@ class Face:
     ) -> None:
         options = Options() if options is None else options
         self._lock = threading.RLock()
-        self._doors = Doors(selectors, options, token=token, ca=ca, cert=cert)
+        self._doors = Endpoints(selectors, options, token=token, ca=ca, cert=cert)
         self._session = Session(
             self._doors.names,
             options,

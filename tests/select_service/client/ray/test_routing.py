@@ -8,12 +8,12 @@ from typing import Any, cast
 
 import pytest
 
-from select_service.client import routing as rooms
 from select_service.client.asynchronous import AsyncClient
 from select_service.client.core.options import Options
 from select_service.client.core.problems import BlockSizeUnknown, TimedOut, Unreachable
-from select_service.client.outlet import Outlet
-from select_service.client.routing import Routing, RoutingOptions, Ticket
+from select_service.client.ray import routing as rooms
+from select_service.client.ray.client_pool import ClientPool
+from select_service.client.ray.routing import Routing, RoutingOptions, Ticket
 from select_service.errors import NoSchedulableWorker, ReservationConflict
 from select_service.types import Overlap, Selection
 
@@ -89,7 +89,7 @@ def play(act: Play, tokenizer: Any = None, **options: Any) -> Routing:
     made: list[Routing] = []
 
     async def run() -> None:
-        outlet, client = Outlet((), Options()), Pretender()
+        outlet, client = ClientPool((), Options()), Pretender()
         outlet.client = cast(AsyncClient, client)
         routing = Routing(outlet, RoutingOptions(**options), tokenizer)
         made.append(routing)

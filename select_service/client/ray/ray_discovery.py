@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import httpx
 import msgspec
 
-from select_service.client.meeting import BEAT_S, Meeting
+from select_service.client.ray.registry import BEAT_S, Registry
 from select_service.edge.discovery.followers import Discovery, ReplicaFollower
 from select_service.edge.discovery.setup import worker_follower
 from select_service.edge.discovery.source import Source, SourceFailed
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
     from starlette.types import Scope
 
-    from select_service.client.meeting import Present
+    from select_service.client.ray.registry import Present
     from select_service.config import Settings
     from select_service.edge.driver.driver import Driver
     from select_service.edge.security.client_credentials import ClientCredentials
 
-__all__ = ["CATALOG", "Company"]
+__all__ = ["CATALOG", "RayDiscovery"]
 
 _log = logging.getLogger("select_service")
 
@@ -48,11 +48,11 @@ _PASSED_HEADERS: Final = (b"content-type", b"authorization")
 _records: Final = msgspec.json.Decoder(list[dict[str, Any]])
 
 
-class Company:
+class RayDiscovery:
     """The other selectors, and the workers of the cluster, as they come and go."""
 
     def __init__(
-        self, meeting: Meeting, url: str, endpoint: str, passport: ClientCredentials | None = None
+        self, meeting: Registry, url: str, endpoint: str, passport: ClientCredentials | None = None
     ) -> None:
         """Look for nobody yet.
 
@@ -173,7 +173,7 @@ class _Peers(_Told):
 class _Workers(_Told):
     """Looks, for both."""
 
-    def __init__(self, company: Company) -> None:
+    def __init__(self, company: RayDiscovery) -> None:
         super().__init__(_SOURCE, BEAT_S)
         self._company = company
 

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from select_service.client import AsyncClient, Options
-from select_service.client.serving import Replica, ServeWorker
-from select_service.client.worker_ids import reservation_id_of, worker_id_of
+from select_service.client.ray.serve_worker import Replica, ServeWorker
+from select_service.client.ray.worker_ids import reservation_id_of, worker_id_of
 from tests import wait
 from tests.live.ports import free_port
 from tests.live.server import OURS_EXTRA, Server

@@ -9,12 +9,12 @@ from select_service.client.reservation import Held
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
 
-__all__ = ["AsyncReserving"]
+__all__ = ["AsyncReserve"]
 
 R = TypeVar("R", bound=Held)
 
 
-class AsyncReserving(Generic[R]):
+class AsyncReserve(Generic[R]):
     """A booking to be made: `async with` frees it at the end; after `await` the caller must."""
 
     __slots__ = ("_begin", "_reservation")

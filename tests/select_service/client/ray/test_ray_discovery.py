@@ -9,8 +9,8 @@ import httpx
 import msgspec
 import pytest
 
-from select_service.client.meeting import Meeting, Present
-from select_service.company import Company
+from select_service.client.ray.ray_discovery import RayDiscovery
+from select_service.client.ray.registry import Present, Registry
 from select_service.edge.discovery.source import SourceFailed
 from select_service.edge.driver.driver import Driver
 from select_service.types import WorkerSpec
@@ -38,8 +38,8 @@ class Place:
         self.left.append(selector)
 
 
-def company_at(place: Place, answer: Any = None) -> Company:
-    company = Company(cast(Meeting, place), *ME)
+def company_at(place: Place, answer: Any = None) -> RayDiscovery:
+    company = RayDiscovery(cast(Registry, place), *ME)
     company._http = httpx.AsyncClient(transport=httpx.MockTransport(answer))
     return company
 

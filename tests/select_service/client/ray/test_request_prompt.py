@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from select_service.client.request_prompt import read_prompt
+from select_service.client.ray.request_prompt import read_prompt
 
 TOKENS = [1, 2, 3]
 
