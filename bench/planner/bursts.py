@@ -30,11 +30,11 @@ from select_service.planner.core.demand import Forecast, intervals_of
 from select_service.planner.core.lengths import Lengths, from_values
 from select_service.planner.core.sizing import Goals, size_decode, size_prefill
 from select_service.planner.core.surface import Surface
-from select_service.planner.core.warming import TracedRequest
+from select_service.planner.core.warm_up import TracedRequest
+from select_service.planner.edge.baselines import make_policy
 from select_service.planner.edge.predictors import PredictorSettings
 from select_service.planner.edge.profile_files import read_profile
-from select_service.planner.edge.replaying import DECODE, PREFILL, Replay, ReplaySettings
-from select_service.planner.edge.rivals import make_policy
+from select_service.planner.edge.trace_replay import DECODE, PREFILL, Replay, ReplaySettings
 from select_service.planner.types import Load, PoolKey, PoolState, Window
 
 PROFILE: Final = Path(__file__).parents[2] / "tests" / "golden" / "planner" / "profile_a"

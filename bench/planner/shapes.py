@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from select_service.planner.core.warming import TracedRequest
+from select_service.planner.core.warm_up import TracedRequest
 
 HOUR_S: Final = 3600.0
 

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from select_service.planner.core.demand import Interval
-    from select_service.planner.edge.replayed import ReplayQuestion
-    from select_service.planner.edge.running import RunSettings
-    from select_service.planner.edge.settings import ModelSettings
+    from select_service.planner.edge.replay_command import ReplayQuestion
+    from select_service.planner.edge.run_command import RunSettings
+    from select_service.planner.edge.run_settings import ModelSettings
 
 __all__ = [
     "add_question",
@@ -250,8 +250,8 @@ def add_replay(parser: argparse.ArgumentParser) -> None:
 
 def replay_of(arguments: argparse.Namespace) -> ReplayQuestion:
     """Return what `replay` is asked."""
-    from select_service.planner.edge.replayed import ReplayQuestion  # the simulator
-    from select_service.planner.edge.replaying import ReplaySettings
+    from select_service.planner.edge.replay_command import ReplayQuestion  # the simulator
+    from select_service.planner.edge.trace_replay import ReplaySettings
 
     settings = ReplaySettings(
         interval_s=arguments.adjustment_interval,
@@ -391,7 +391,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 def settings_of(arguments: argparse.Namespace) -> RunSettings:
     """Return what `run` is told."""
-    from select_service.planner.edge.running import RunSettings  # a server
+    from select_service.planner.edge.run_command import RunSettings  # a server
 
     _expect_used(arguments)
     plain = {
@@ -466,7 +466,7 @@ def _expect_used(arguments: argparse.Namespace) -> None:
 
 
 def _single(arguments: argparse.Namespace) -> ModelSettings | None:
-    from select_service.planner.edge.running import single_model
+    from select_service.planner.edge.run_command import single_model
 
     if arguments.model_name is None or arguments.profile_results_dir is None:
         return None

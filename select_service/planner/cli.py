@@ -86,7 +86,7 @@ def _flags() -> ModuleType:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from select_service.planner.edge.running import run  # a server, for who runs
+    from select_service.planner.edge.run_command import run  # a server, for who runs
 
     return run(_flags().settings_of(arguments))
 
@@ -142,17 +142,17 @@ def _tell(line: str) -> None:
 
 
 def _profile(arguments: argparse.Namespace) -> int:
-    from select_service.planner.edge import inspecting
+    from select_service.planner.edge import profile_report
     from select_service.planner.edge.profile_files import read_profile
 
     _expect_writable(arguments.out)
     profile = read_profile(arguments.directory)
-    for text in inspecting.measured(profile):
+    for text in profile_report.measured(profile):
         print(text)
-    for text in inspecting.findings(profile):
+    for text in profile_report.findings(profile):
         print(f"repaired: {text}")
     if arguments.out is not None:
-        _write(arguments.out, inspecting.html(profile, str(arguments.directory)))
+        _write(arguments.out, profile_report.html(profile, str(arguments.directory)))
     return 0
 
 

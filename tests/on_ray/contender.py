@@ -11,7 +11,7 @@ import os
 import sys
 import time
 
-from select_service.planner.edge.leases.ray import RayLease
+from select_service.planner.edge.leases.ray_lease import RayLease
 from select_service.planner.edge.ray_cluster import joined
 
 LOOK_S = 0.1

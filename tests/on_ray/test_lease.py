@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from select_service.planner.edge.leases import tenure
-from select_service.planner.edge.leases.ray import NAMESPACE
+from select_service.planner.edge.leases import lease_actor
+from select_service.planner.edge.leases.ray_lease import NAMESPACE
 from tests.on_ray.cluster import Cluster, wait_until
 
 pytestmark = [pytest.mark.heavy, pytest.mark.e2e]
@@ -153,11 +153,11 @@ def _process_of(_: object) -> int:
 def test_the_actor_needs_nothing_of_this_package_where_it_runs(cluster: Cluster) -> None:
     import ray
 
-    ray.cloudpickle.register_pickle_by_value(tenure)
+    ray.cloudpickle.register_pickle_by_value(lease_actor)
     try:
-        shipped: Any = ray.cloudpickle.dumps(tenure.Tenure)
+        shipped: Any = ray.cloudpickle.dumps(lease_actor.LeaseActor)
     finally:
-        ray.cloudpickle.unregister_pickle_by_value(tenure)
+        ray.cloudpickle.unregister_pickle_by_value(lease_actor)
     elsewhere = (
         "import pickle, sys; sys.modules['select_service'] = None; "
         "made = pickle.load(sys.stdin.buffer)(); "

@@ -11,14 +11,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from select_service.planner.core.surprises import EXACT
+from select_service.planner.core.forecast_errors import EXACT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from select_service.planner.core.forecast_errors import Spread
     from select_service.planner.core.lengths import Lengths
     from select_service.planner.core.surface import DecodeSurface
-    from select_service.planner.core.surprises import Spread
 
 __all__ = ["KEEP_UP", "DecodeNeed", "decode_late", "decode_need"]
 

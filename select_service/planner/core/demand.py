@@ -14,21 +14,21 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from select_service.planner.core.catching import PARTS_BEFORE, caught
+from select_service.planner.core.catch_up import PARTS_BEFORE, caught
+from select_service.planner.core.forecast_errors import EXACT, ForecastErrors
 from select_service.planner.core.lengths import Lengths
 from select_service.planner.core.parts import NEIGHBOURS, PARTS, Looks, runs
-from select_service.planner.core.recurring import RECURRING, WINDOW
-from select_service.planner.core.surprises import EXACT, Surprises
-from select_service.planner.core.warming import whole_bins
+from select_service.planner.core.recurrence import RECURRING, WINDOW
+from select_service.planner.core.warm_up import whole_bins
 from select_service.planner.types import Idle, Missing, Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from select_service.planner.core.forecast_errors import Spread
     from select_service.planner.core.parts import Parts
     from select_service.planner.core.prediction import Predictor
-    from select_service.planner.core.surprises import Spread
-    from select_service.planner.core.warming import TracedRequest
+    from select_service.planner.core.warm_up import TracedRequest
     from select_service.planner.types import Reading, Window
 
 __all__ = [
@@ -153,7 +153,7 @@ class Demand:
         """Whether a fast loop counts arrivals, and orders engines for unforeseen ones."""
         self.missed = 0
         """Unknown intervals in a row."""
-        self._surprises: dict[str, Surprises] = {}  # by model, as each has its own errors
+        self._surprises: dict[str, ForecastErrors] = {}  # by model, as each has its own errors
         self._ahead = 1  # intervals ahead at which forecasts are judged
         # of the fast loop, and the length of a part, in seconds
         self._lead: tuple[float, float] | None = None
@@ -236,9 +236,9 @@ class Demand:
         self._mix = {tokens: share for tokens, share in blended.items() if share > _SHARE_LEAST}
 
     @property
-    def surprises(self) -> Surprises:
+    def surprises(self) -> ForecastErrors:
         """The forecast errors of the model in use."""
-        return self._surprises.setdefault(self._predictors.requests.speaker, Surprises())
+        return self._surprises.setdefault(self._predictors.requests.speaker, ForecastErrors())
 
     @property
     def recurs(self) -> bool:
@@ -333,7 +333,7 @@ class Demand:
         self._period = self._predictors.requests.period
         for expected in self._expected.values():
             expected.pop(RECURRING, None)
-        found = self._surprises[RECURRING] = Surprises()
+        found = self._surprises[RECURRING] = ForecastErrors()
         for forecast, actual in self._predictors.requests.hindcast():
             found.add(forecast, actual)
 
@@ -349,7 +349,7 @@ class Demand:
         predictor = self._predictors.requests
         self._learnt += 1
         for name, forecast in self._expected.pop(self._learnt, {}).items():
-            surprises = self._surprises.setdefault(name, Surprises())
+            surprises = self._surprises.setdefault(name, ForecastErrors())
             surprises.add(self._caught(name, forecast, one), one.requests)
         if one.parts:
             self._before.extend(one.parts)

@@ -1,7 +1,7 @@
 """One model's part of a decision: its traffic, targets and pools, and the need of each pool.
 
 The slow loop forecasts and sizes, the fast one looks at the current load and may only add; where
-the past shows how traffic continues from here, that decides instead (`likeness.py`). `planning.py`
+the past shows how traffic continues from here, that decides instead (`analog_forecast.py`). `fleet_plan.py`
 calls both loops.
 """
 
@@ -11,16 +11,18 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from select_service.planner.core.correcting import (
+from select_service.planner.core.analog_forecast import AnalogForecast
+from select_service.planner.core.correction import (
     Correction,
     expected_itl_ms,
     expected_ttft_ms,
 )
 from select_service.planner.core.demand import Demand
-from select_service.planner.core.likeness import Likeness
+from select_service.planner.core.forecast_errors import EXACT
+from select_service.planner.core.marginal_value import table_of
 from select_service.planner.core.parts import PARTS
-from select_service.planner.core.pool import SAME, Course, Pool, PoolSettings
-from select_service.planner.core.reacting import ArrivalRate, Surge, rate_ended
+from select_service.planner.core.pool import SAME, Pool, PoolSettings, TimeSeries
+from select_service.planner.core.reactive import ArrivalRate, Surge, rate_ended
 from select_service.planner.core.sizing import (
     Goals,
     Need,
@@ -29,8 +31,6 @@ from select_service.planner.core.sizing import (
     size_decode,
     size_prefill,
 )
-from select_service.planner.core.surprises import EXACT
-from select_service.planner.core.worth import table_of
 from select_service.planner.types import (
     Idle,
     Load,
@@ -46,10 +46,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from select_service.planner.core.demand import Forecast, Interval, Predictors, Stretch
+    from select_service.planner.core.forecast_errors import Spread
+    from select_service.planner.core.marginal_value import Table
     from select_service.planner.core.profile import Floats
     from select_service.planner.core.surface import Surface
-    from select_service.planner.core.surprises import Spread
-    from select_service.planner.core.worth import Table
 
 __all__ = ["Model", "Told"]
 
@@ -100,7 +100,7 @@ class Model:
         self._interval_s = 0.0  # of forecasts
         self._began: float | None = None  # begin of the first observed interval
         self._taken_in = 0  # intervals since then, including skipped ones
-        self.likeness = Likeness(None if goals.attainment is None else 1.0 - goals.attainment)
+        self.likeness = AnalogForecast(None if goals.attainment is None else 1.0 - goals.attainment)
 
     def observe(
         self, window: Window, interval_s: float, now: float, look_s: float, *, correct: bool
@@ -160,7 +160,7 @@ class Model:
             needs = [self._need(pool, one.forecast) for one in known]
             sure = self._sure(pool, known, needs, window)
             courses = [
-                Course(
+                TimeSeries(
                     *(now + one.begin_s, now + one.end_s, need.engines),
                     *(self._least(pool, one.forecast), engines),
                 )

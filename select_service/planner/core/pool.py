@@ -11,8 +11,12 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from select_service.planner.core.reacting import Backlog
-from select_service.planner.core.steadying import PoolLimits, StartTime, Steady
+from select_service.planner.core.reactive import Backlog
+from select_service.planner.core.stabilization_window import (
+    PoolLimits,
+    StabilizationWindow,
+    StartTime,
+)
 from select_service.planner.types import PoolState
 
 if TYPE_CHECKING:
@@ -20,7 +24,7 @@ if TYPE_CHECKING:
 
     from select_service.planner.types import PoolKey
 
-__all__ = ["SAME", "Course", "Pool", "PoolSettings"]
+__all__ = ["SAME", "TimeSeries", "Pool", "PoolSettings"]
 
 STEPS_MOST: Final = 10
 """The most intervals forecast ahead, however long engines take to start."""
@@ -36,7 +40,7 @@ class PoolSettings:
     limits: PoolLimits = field(default_factory=PoolLimits)
 
 
-class Course(NamedTuple):
+class TimeSeries(NamedTuple):
     """The need during one stretch of time."""
 
     begin: float  # monotonic seconds
@@ -54,7 +58,7 @@ class Pool:
     def __init__(self, key: PoolKey, settings: PoolSettings) -> None:
         self.key = key
         self.settings = settings
-        self.steady = Steady(settings.limits)
+        self.steady = StabilizationWindow(settings.limits)
         self.start_time = StartTime(settings.limits.start_s, settings.limits.give_up_s)
         self.state = PoolState(settings.limits.least, settings.limits.least)
         self.held = self.state.desired
@@ -69,7 +73,7 @@ class Pool:
         self.why = ""
         """Why `slow` is not what the plan needs, in words; empty: it is."""
         self.sure: int | None = None
-        self._plan: list[Course] = []
+        self._plan: list[TimeSeries] = []
         self._has_surged = self._had_surged = False  # since the slow loop last ran, and before
 
     def look(self, state: PoolState, now: float) -> None:
@@ -100,7 +104,7 @@ class Pool:
         """Whether the current load needs more than was planned."""
         return self.slow is not None and self.fast is not None and self.fast > self.slow
 
-    def plan(self, courses: Sequence[Course], past_until: float | None) -> None:
+    def plan(self, courses: Sequence[TimeSeries], past_until: float | None) -> None:
         """Take over the plan of the slow loop.
 
         Args:

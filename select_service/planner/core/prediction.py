@@ -1,7 +1,7 @@
 """One time series of a model's traffic, and its forecasts.
 
 A model forecasts; a `Predictor` decides what the model sees: no leading zeros, no NaN, logarithms
-on request. `kalman.py`, `smoothing.py` and `fitted.py` are models, `choosing.py` picks among
+on request. `kalman.py`, `smoothing.py` and `fitted.py` are models, `predictor_choice.py` picks among
 several; `demand.py` uses the forecasts.
 """
 
@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
-from select_service.planner.core.choosing import Chooser
 from select_service.planner.core.fitted import Fitted
-from select_service.planner.core.recurring import RECURRING, Recurring
+from select_service.planner.core.predictor_choice import Chooser
+from select_service.planner.core.recurrence import RECURRING, Recurrence
 
 if TYPE_CHECKING:
-    from select_service.planner.core.choosing import Model
+    from select_service.planner.core.predictor_choice import Model
 
 __all__ = ["Constant", "Predictor"]
 
@@ -71,7 +71,7 @@ class Predictor:
         """The model behind the forecast; a key of `opinions`."""
         if isinstance(self._model, Chooser):
             return self._model.chosen
-        recurs = isinstance(self._model, Recurring) and self._model.period > 0
+        recurs = isinstance(self._model, Recurrence) and self._model.period > 0
         return RECURRING if recurs else ""
 
     @property
@@ -85,10 +85,10 @@ class Predictor:
         return [(self._told(forecast), self._told(actual)) for forecast, actual in pairs]
 
     @property
-    def _recurring(self) -> Recurring | None:
+    def _recurring(self) -> Recurrence | None:
         if isinstance(self._model, Chooser):
             return self._model.recurring
-        return self._model if isinstance(self._model, Recurring) else None
+        return self._model if isinstance(self._model, Recurrence) else None
 
     def opinions(self, steps: int = 1) -> dict[str, float]:
         """Return the forecast of every candidate model, by name."""
@@ -116,7 +116,7 @@ class Predictor:
 
         Only models with periods depend on when something came.
         """
-        if not self.points or not isinstance(self._model, Chooser | Recurring):
+        if not self.points or not isinstance(self._model, Chooser | Recurrence):
             return []
         return [self._told(value) for value in self._model.skip(intervals)]
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from select_service.planner.core.fitted import Fit, Forecast
-    from select_service.planner.edge.fitting import Fitter
+    from select_service.planner.edge.fit_thread import Fitter
 
 __all__ = ["arima", "prophet"]
 

@@ -23,10 +23,10 @@ from select_service.planner.types import Missing, PoolState, Target, Value
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from select_service.planner.core.planning import Fleet
+    from select_service.planner.core.fleet_plan import Fleet
     from select_service.planner.edge.connectors.connector import Connector
+    from select_service.planner.edge.engine_drain import EngineDrain
     from select_service.planner.edge.leases.lease import Lease
-    from select_service.planner.edge.retiring import Retiring
     from select_service.planner.edge.sources.source import Source
     from select_service.planner.edge.state_file import StateFile
     from select_service.planner.types import Decision, Load, ModelKey, PoolKey, Window
@@ -103,7 +103,7 @@ class Loop:
         fast_s: float | None = 5.0,
         state: StateFile | None = None,
         first_id: int = 0,
-        retiring: Retiring | None = None,
+        retiring: EngineDrain | None = None,
     ) -> None:
         self.fleet = fleet
         self.source = source

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from select_service.planner.core.choosing import Chooser
 from select_service.planner.core.kalman import Kalman
 from select_service.planner.core.prediction import Constant, Predictor
-from select_service.planner.core.recurring import RECURRING, Recurring
+from select_service.planner.core.predictor_choice import Chooser
+from select_service.planner.core.recurrence import RECURRING, Recurrence
 from select_service.planner.core.smoothing import DampedSmoothing
 from select_service.planner.edge import libraries
-from select_service.planner.edge.fitting import DEADLINE_S, Fitter
+from select_service.planner.edge.fit_thread import DEADLINE_S, Fitter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from select_service.planner.core.choosing import Model
+    from select_service.planner.core.predictor_choice import Model
 
 __all__ = ["PREDICTORS", "PredictorSettings", "make_predictor"]
 
@@ -75,7 +75,7 @@ def _chooser(settings: PredictorSettings, fitter: Fitter) -> Model:
             "constant": Constant(),
             "kalman": _kalman(settings, fitter),
             "ets": DampedSmoothing(),
-            RECURRING: Recurring(),
+            RECURRING: Recurrence(),
         }
     )
 
@@ -84,7 +84,7 @@ _MODELS: Final[dict[str, Callable[[PredictorSettings, Fitter], Model]]] = {
     "constant": lambda _, __: Constant(),
     "kalman": _kalman,
     "ets": lambda _, __: DampedSmoothing(),
-    RECURRING: lambda _, __: Recurring(),
+    RECURRING: lambda _, __: Recurrence(),
     "arima": lambda _, fitter: libraries.arima(fitter),
     "prophet": lambda settings, fitter: libraries.prophet(
         fitter, settings.prophet_window, settings.interval_s

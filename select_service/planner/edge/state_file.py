@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from select_service.planner.core.planning import Fleet
+    from select_service.planner.core.fleet_plan import Fleet
 
 __all__ = ["Memory", "StateFile", "signed"]
 

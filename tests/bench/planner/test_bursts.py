@@ -11,7 +11,7 @@ from bench.planner.__main__ import SETTINGS, Task
 from bench.planner.__main__ import run as run_shape
 from bench.planner.bursts import RISES_S, Lawful, run
 from bench.planner.shapes import HOUR_S, Burst, Bursts
-from select_service.planner.edge.replaying import DECODE, PREFILL
+from select_service.planner.edge.trace_replay import DECODE, PREFILL
 
 
 @pytest.mark.parametrize("rise_s", RISES_S)

@@ -16,7 +16,7 @@ import yaml
 from select_service.planner.arguments import settings_of
 from select_service.planner.cli import _parser, main
 from select_service.planner.edge.predictors import PredictorSettings
-from select_service.planner.edge.settings import build_fleet, read_targets
+from select_service.planner.edge.run_settings import build_fleet, read_targets
 from select_service.planner.errors import SettingsError
 from tests.select_service.planner.golden import PROFILE, golden
 

@@ -28,17 +28,17 @@ from select_service.planner.core.compatible_sizing import (
 )
 from select_service.planner.core.demand import Demand, Forecast, Predictors
 from select_service.planner.core.fitted import Fitted
+from select_service.planner.core.fleet_plan import Fleet, Model, PoolSettings
 from select_service.planner.core.lengths import Lengths
-from select_service.planner.core.planning import Fleet, Model, PoolSettings
 from select_service.planner.core.prediction import Constant, Predictor
 from select_service.planner.core.prefill_sizing import PrefillQueue
 from select_service.planner.core.sizing import Goals, size_decode, size_prefill
-from select_service.planner.core.steadying import PoolLimits
+from select_service.planner.core.stabilization_window import PoolLimits
 from select_service.planner.core.surface import Surface
+from select_service.planner.edge.baselines import Reference
 from select_service.planner.edge.predictors import PredictorSettings, make_predictor
 from select_service.planner.edge.profile_files import read_profile
-from select_service.planner.edge.replaying import DECODE, KEY, PREFILL, ReplaySettings
-from select_service.planner.edge.rivals import Reference
+from select_service.planner.edge.trace_replay import DECODE, KEY, PREFILL, ReplaySettings
 from select_service.planner.errors import InfeasiblePlan
 from select_service.planner.types import IDLE, Missing, PoolState, Value, Window
 from tests.select_service.planner.core.test_sizing import MIXED, waits

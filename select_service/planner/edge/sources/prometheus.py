@@ -17,8 +17,8 @@ import httpx
 import msgspec
 
 from select_service.planner.core.lengths import from_buckets
-from select_service.planner.edge.sources.names import DYNAMO, MATCH, SELECTOR
 from select_service.planner.edge.sources.scraped import Arrived, Sample, ScrapedArrivals
+from select_service.planner.edge.sources.series_names import DYNAMO, MATCH, SELECTOR
 from select_service.planner.edge.sources.source import counted, fetched, ratio
 from select_service.planner.errors import SourceError
 from select_service.planner.types import Idle, Load, Missing, Value, Window
@@ -26,7 +26,7 @@ from select_service.planner.types import Idle, Load, Missing, Value, Window
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from select_service.planner.edge.sources.names import Names
+    from select_service.planner.edge.sources.series_names import Names
     from select_service.planner.types import ModelKey, Reading
 
 __all__ = ["PrometheusSource"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import msgspec
 
 from select_service.planner.core.lengths import from_values
-from select_service.planner.core.warming import TracedRequest
+from select_service.planner.core.warm_up import TracedRequest
 from select_service.planner.errors import TraceError
 from select_service.planner.types import IDLE, Load, Missing, Value, Window
 

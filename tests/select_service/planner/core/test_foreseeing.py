@@ -9,12 +9,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from select_service.planner.core.choosing import Chooser, Model
+from select_service.planner.core.forecast_errors import EXACT, POINTS_MIN, ForecastErrors
 from select_service.planner.core.kalman import Kalman
 from select_service.planner.core.prediction import Constant, Predictor
-from select_service.planner.core.recurring import Recurring
+from select_service.planner.core.predictor_choice import Chooser, Model
+from select_service.planner.core.recurrence import Recurrence
 from select_service.planner.core.smoothing import DampedSmoothing
-from select_service.planner.core.surprises import EXACT, POINTS_MIN, Surprises
 
 
 def bursts(count: int, period: int = 15, noise: float = 20.0) -> list[float]:
@@ -26,7 +26,7 @@ def bursts(count: int, period: int = 15, noise: float = 20.0) -> list[float]:
 
 
 def test_a_period_is_found_and_forecast_ahead() -> None:
-    model, series = Recurring(), bursts(75)
+    model, series = Recurrence(), bursts(75)
     for value in series[:60]:
         model.add(value)
     assert model.period == 15
@@ -46,7 +46,7 @@ def test_a_period_is_found_and_forecast_ahead() -> None:
     ids=["ramp", "noise", "constant", "nothing", "enormous"],
 )
 def test_what_has_no_period_is_given_none(shape: object) -> None:
-    model = Recurring()
+    model = Recurrence()
     for step in range(120):
         model.add(shape(step))  # type: ignore[operator]
         assert math.isfinite(model.predict())
@@ -54,7 +54,7 @@ def test_what_has_no_period_is_given_none(shape: object) -> None:
 
 
 def test_a_day_at_another_level_is_forecast_at_that_level() -> None:
-    model = Recurring()
+    model = Recurrence()
     for step in range(169):
         model.add((1.5 if step >= 144 else 1.0) * (300 + 200 * math.sin(step * math.pi / 24)))
     assert model.period == 48
@@ -63,7 +63,7 @@ def test_a_day_at_another_level_is_forecast_at_that_level() -> None:
 
 
 def test_the_chooser_lets_what_recurs_speak_after_some_periods() -> None:
-    chooser = Chooser({"constant": Constant(), "recurring": Recurring()})
+    chooser = Chooser({"constant": Constant(), "recurring": Recurrence()})
     for value in bursts(90):
         assert chooser.chosen == "constant" or value
         chooser.add(value)
@@ -78,7 +78,7 @@ def test_the_chooser_lets_what_recurs_speak_after_some_periods() -> None:
 def test_every_model_is_linear_in_steps_or_tells_the_same_twice(
     values: list[float], steps: int
 ) -> None:
-    models: list[Model] = [Constant(), Kalman(), DampedSmoothing(), Recurring()]
+    models: list[Model] = [Constant(), Kalman(), DampedSmoothing(), Recurrence()]
     for model in models:
         for value in values:
             model.add(value)
@@ -102,7 +102,7 @@ def test_what_recurs_is_on_time_after_a_while_of_which_nothing_is_known(
     gap: int, *, log1p: bool
 ) -> None:
     """Whatever was not counted was left out: bursts were expected that much too late."""
-    predictor, rng = Predictor(Recurring(), log1p=log1p), random.Random(3)
+    predictor, rng = Predictor(Recurrence(), log1p=log1p), random.Random(3)
 
     def at(step: int) -> float:
         return (2100.0 if step % 15 >= 13 else 600.0) + rng.gauss(0, 20)
@@ -119,7 +119,7 @@ def test_what_recurs_is_on_time_after_a_while_of_which_nothing_is_known(
 
 
 def test_a_period_is_found_although_some_of_it_was_not_counted() -> None:
-    chooser = Chooser({"constant": Constant(), "recurring": Recurring()})
+    chooser = Chooser({"constant": Constant(), "recurring": Recurrence()})
     assert chooser.skip(9) == []
     told = bursts(90)
     for step, value in enumerate(told):
@@ -130,18 +130,18 @@ def test_a_period_is_found_although_some_of_it_was_not_counted() -> None:
     assert chooser.recurring is not None
     assert chooser.recurring.period == 15
     assert chooser.skip(10**6) != [], "a share of a period"
-    fresh = Chooser({"constant": Constant(), "recurring": Recurring()})
+    fresh = Chooser({"constant": Constant(), "recurring": Recurrence()})
     for value in told[:20]:
         fresh.add(value)
     assert fresh.skip(6) == [], "more than a quarter of what is known"
 
 
 def test_what_is_foreseen_costs_no_headroom() -> None:
-    surprises, rng = Surprises(), random.Random(2)
+    surprises, rng = ForecastErrors(), random.Random(2)
     for _ in range(POINTS_MIN - 1):
         surprises.add(1000.0, 3000.0)
     assert surprises.spread(1000.0) == EXACT, "too few to know"
-    surprises = Surprises()
+    surprises = ForecastErrors()
     for _ in range(100):
         surprises.add(1000.0, 1000.0 + rng.gauss(0, 30))
     assert max(factor for factor, _ in surprises.spread(1000.0)) < 1.1
@@ -149,7 +149,7 @@ def test_what_is_foreseen_costs_no_headroom() -> None:
 
 
 def test_one_event_is_chance_and_two_are_a_pattern() -> None:
-    surprises = Surprises()
+    surprises = ForecastErrors()
     for step in range(60):
         surprises.add(600.0, 2100.0 if step in (30, 31) else 600.0)
     assert max(factor for factor, _ in surprises.spread(600.0)) < 1.1
@@ -166,7 +166,7 @@ def test_one_event_is_chance_and_two_are_a_pattern() -> None:
 @given(st.lists(st.tuples(st.floats(0, 1e7), st.floats(0, 1e7)), max_size=80), st.floats(0, 1e7))
 @example([*[(0.0, 0.0)] * 10, (1.0, 5e-324), (2.0, 2.0)], 1.0)
 def test_shares_add_up_whatever_came(pairs: list[tuple[float, float]], forecast: float) -> None:
-    surprises = Surprises()
+    surprises = ForecastErrors()
     for expected, actual in pairs:
         surprises.add(expected, actual)
     spread = surprises.spread(forecast)

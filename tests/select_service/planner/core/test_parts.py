@@ -10,12 +10,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from select_service.planner.core.demand import Demand, Interval, Predictors, intervals_of
+from select_service.planner.core.forecast_errors import ForecastErrors
 from select_service.planner.core.parts import PARTS, Looks, runs
-from select_service.planner.core.pool import Course, Pool, PoolSettings
+from select_service.planner.core.pool import Pool, PoolSettings, TimeSeries
 from select_service.planner.core.prediction import Constant, Predictor
-from select_service.planner.core.recurring import RECURRING, Recurring
-from select_service.planner.core.surprises import Surprises
-from select_service.planner.core.warming import TracedRequest
+from select_service.planner.core.recurrence import RECURRING, Recurrence
+from select_service.planner.core.warm_up import TracedRequest
 from select_service.planner.types import (
     IDLE,
     ModelKey,
@@ -116,7 +116,7 @@ def bursts(steps: int, seed: int = 5) -> list[Interval]:
 
 
 def recurring() -> Demand:
-    return Demand(Predictors(Predictor(Recurring()), *(Predictor(Constant()) for _ in range(2))))
+    return Demand(Predictors(Predictor(Recurrence()), *(Predictor(Constant()) for _ in range(2))))
 
 
 def test_what_recurs_is_forecast_part_by_part() -> None:
@@ -176,7 +176,7 @@ def test_forecasts_are_judged_by_the_interval_they_were_made_for() -> None:
 
 
 def test_chance_is_no_surprise_and_a_burst_remains_one() -> None:
-    surprises, rng = Surprises(), random.Random(8)
+    surprises, rng = ForecastErrors(), random.Random(8)
     for _ in range(200):
         surprises.add(600.0, rng.gauss(600.0, math.sqrt(600.0)))
     assert max(factor for factor, _ in surprises.spread(600.0)) < 1.10
@@ -190,7 +190,9 @@ def planned(desired: int, *courses: tuple[float, float, float]) -> Pool:
     pool = Pool(POOL, PoolSettings())
     pool.look(PoolState(desired, desired), 0.0)
     pool.start_time.seconds = 60.0
-    pool.plan([Course(begin, end, need, 0.95 * need, need) for begin, end, need in courses], None)
+    pool.plan(
+        [TimeSeries(begin, end, need, 0.95 * need, need) for begin, end, need in courses], None
+    )
     return pool
 
 
@@ -216,7 +218,7 @@ def test_who_was_surprised_is_sure_of_nothing_until_the_interval_after() -> None
     pool = planned(3, (0, 300, 1.0))
     told: list[int | None] = []
     for begin in (0.0, 300.0, 600.0):
-        pool.plan([Course(begin, begin + 300, 1.0, 1.0, 1.0)], None)
+        pool.plan([TimeSeries(begin, begin + 300, 1.0, 1.0, 1.0)], None)
         pool.follow(begin, 5.0, 5.0)
         told.append(pool.sure)
         if not begin:

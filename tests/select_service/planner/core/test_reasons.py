@@ -10,13 +10,13 @@ from collections.abc import Callable
 import pytest
 
 from select_service.planner.core.demand import Interval, Predictors
+from select_service.planner.core.fleet_plan import Fleet, Model, PoolSettings
 from select_service.planner.core.parts import PARTS
-from select_service.planner.core.planning import Fleet, Model, PoolSettings
 from select_service.planner.core.sizing import Goals
-from select_service.planner.core.steadying import PoolLimits
+from select_service.planner.core.stabilization_window import PoolLimits
 from select_service.planner.edge.predictors import PredictorSettings, make_predictor
 from select_service.planner.types import Decision, Load, PoolKey, PoolState, Value, Window
-from tests.select_service.planner.core.test_planning import DECODE, KEY, PREFILL, SURFACE
+from tests.select_service.planner.core.test_fleet_plan import DECODE, KEY, PREFILL, SURFACE
 
 INTERVAL_S, LOOK_S = 60.0, 5.0
 START_S = 60.0

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from select_service.planner.core.planning import Model
+from select_service.planner.core.fleet_plan import Model
 from select_service.planner.types import IDLE, Load, Missing, Value
-from tests.select_service.planner.core.test_planning import BUSY, DECODE, INTERVAL, Run, model
+from tests.select_service.planner.core.test_fleet_plan import BUSY, DECODE, INTERVAL, Run, model
 
 SCRAPE_S = 15.0
 

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from select_service.planner.edge.leases.file import FileLease, model_locks
+from select_service.planner.edge.leases.file_lease import FileLease, model_locks
 from select_service.planner.edge.leases.lease import DURATION_S, Timed, duration_of
-from select_service.planner.edge.leases.tenure import Tenure
+from select_service.planner.edge.leases.lease_actor import LeaseActor
 from select_service.planner.errors import ConnectorError, PlannerError, SettingsError
 from select_service.planner.types import ModelKey
 from tests.live.ports import free_port
@@ -43,7 +43,7 @@ class World:
 
     def __init__(self) -> None:
         self.clock = Clock()
-        self.actor = Tenure(self.clock)
+        self.actor = LeaseActor(self.clock)
         self.late_s = (0.0, 0.0)  # there, and back
         self.is_cut = (False, False)
 
@@ -96,7 +96,7 @@ def test_whatever_happens_two_never_act_at_once(steps: list[Any]) -> None:
         world.clock.now += passes_s
         world.late_s, world.is_cut = late_s, is_cut
         if what == "actor dies":
-            world.actor = Tenure(world.clock)
+            world.actor = LeaseActor(world.clock)
         elif what == "leave":
             world.clock.now = max(world.clock.now, busy_until[who])  # it ends what it has begun
             answer(planners[who].close())
@@ -112,7 +112,7 @@ def test_a_new_actor_waits_for_who_held_it_before() -> None:
     assert not answer(one.held())  # who knows what was before
     world.clock.now += DURATION_S
     assert answer(one.held())
-    world.actor = Tenure(world.clock)
+    world.actor = LeaseActor(world.clock)
     assert not answer(two.held())
     assert answer(one.held())
     world.clock.now += DURATION_S - 1
@@ -218,7 +218,7 @@ def test_a_lock_of_who_was_killed_is_free(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     hold = (
         "import asyncio, sys; from pathlib import Path; "
-        "from select_service.planner.edge.leases.file import FileLease; "
+        "from select_service.planner.edge.leases.file_lease import FileLease; "
         "lease = FileLease(Path(sys.argv[1]), whose='it'); "
         "print(asyncio.run(lease.held()), flush=True); sys.stdin.read()"
     )

@@ -15,20 +15,20 @@ import msgspec
 import pytest
 
 from select_service.planner.core.demand import Demand, Predictors
-from select_service.planner.core.planning import Fleet
-from select_service.planner.core.warming import TracedRequest
+from select_service.planner.core.fleet_plan import Fleet
+from select_service.planner.core.warm_up import TracedRequest
 from select_service.planner.edge import loop as loop_module
 from select_service.planner.edge.connectors.connector import Connector, DryRun, Outcome
 from select_service.planner.edge.connectors.kubernetes import KubernetesConnector
 from select_service.planner.edge.connectors.virtual import Completion, VirtualConnector
-from select_service.planner.edge.leases.file import FileLease
-from select_service.planner.edge.leases.kubernetes import KubeLease
+from select_service.planner.edge.http_server import create_app
+from select_service.planner.edge.leases.file_lease import FileLease
+from select_service.planner.edge.leases.kubernetes_lease import KubeLease
 from select_service.planner.edge.leases.lease import DURATION_S, Lease, NoLease
 from select_service.planner.edge.loop import Loop, _next
 from select_service.planner.edge.predictors import PredictorSettings, make_predictor
-from select_service.planner.edge.running import _listener, single_model
-from select_service.planner.edge.serving import create_app
-from select_service.planner.edge.settings import build_fleet, read_targets
+from select_service.planner.edge.run_command import _listener, single_model
+from select_service.planner.edge.run_settings import build_fleet, read_targets
 from select_service.planner.edge.sources.trace import TraceSource
 from select_service.planner.edge.state_file import Memory, StateFile
 from select_service.planner.errors import InfeasiblePlan, SettingsError, SourceError
@@ -43,7 +43,7 @@ from select_service.planner.types import (
     Value,
     Window,
 )
-from tests.select_service.planner.core.test_planning import BUSY
+from tests.select_service.planner.core.test_fleet_plan import BUSY
 from tests.select_service.planner.edge.fakes import DECODE, KEY, PREFILL, Clock, FakeKube, run
 from tests.select_service.planner.golden import PROFILE
 from tests.wait import PATIENCE_S

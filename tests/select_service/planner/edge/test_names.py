@@ -7,8 +7,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from select_service.planner.edge.sources.names import DYNAMO, SELECTOR, read_names
 from select_service.planner.edge.sources.prometheus import PrometheusSource
+from select_service.planner.edge.sources.series_names import DYNAMO, SELECTOR, read_names
 from select_service.planner.errors import SettingsError
 from select_service.planner.types import ModelKey
 from tests.select_service.planner.edge.fakes import run

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from select_service.planner.core.choosing import loss_of
+from select_service.planner.core.predictor_choice import loss_of
 from select_service.planner.edge.predictors import PredictorSettings, make_predictor
 from select_service.planner.errors import MissingExtra
 from tests.select_service.planner.golden import golden

@@ -10,8 +10,8 @@ from typing import Self
 
 import pytest
 
-from select_service.planner.edge.sources.names import SELECTOR
 from select_service.planner.edge.sources.prometheus import PrometheusSource
+from select_service.planner.edge.sources.series_names import SELECTOR
 from select_service.planner.types import IDLE, Load, Missing, ModelKey, Reading, Value, Window
 from tests.deploy.test_live import prometheus
 

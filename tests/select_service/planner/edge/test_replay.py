@@ -14,12 +14,12 @@ import pytest
 
 from select_service.planner.cli import main
 from select_service.planner.core.demand import intervals_of
-from select_service.planner.core.warming import TracedRequest
+from select_service.planner.core.warm_up import TracedRequest
+from select_service.planner.edge.baselines import make_policy
 from select_service.planner.edge.predictors import PredictorSettings
 from select_service.planner.edge.profile_files import read_profile
-from select_service.planner.edge.replayed import ReplayQuestion, replay
-from select_service.planner.edge.replaying import DECODE, PREFILL, Replay, ReplaySettings, Result
-from select_service.planner.edge.rivals import make_policy
+from select_service.planner.edge.replay_command import ReplayQuestion, replay
+from select_service.planner.edge.trace_replay import DECODE, PREFILL, Replay, ReplaySettings, Result
 from select_service.planner.errors import InfeasiblePlan, MissingExtra
 from select_service.planner.types import Load, PoolKey, Value, Window
 from tests.select_service.planner.golden import GOLDEN, PROFILE

@@ -14,9 +14,9 @@ import pytest
 from select_service.planner.edge.sources import prometheus as prometheus_module
 from select_service.planner.edge.sources import selector as selector_module
 from select_service.planner.edge.sources import source as source_module
-from select_service.planner.edge.sources.names import SELECTOR
 from select_service.planner.edge.sources.prometheus import PrometheusSource
 from select_service.planner.edge.sources.selector import SelectorSource, parse
+from select_service.planner.edge.sources.series_names import SELECTOR
 from select_service.planner.edge.sources.trace import TraceSource, read_trace
 from select_service.planner.errors import TraceError
 from select_service.planner.types import IDLE, Load, Missing, ModelKey, Reading, Value, Window

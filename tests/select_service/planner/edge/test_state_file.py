@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from select_service.planner.core.demand import Interval
-from select_service.planner.core.planning import Fleet
-from select_service.planner.edge.serving import create_app
+from select_service.planner.core.fleet_plan import Fleet
+from select_service.planner.edge.http_server import create_app
 from select_service.planner.edge.state_file import StateFile, signed
 from select_service.planner.errors import PlannerError
 from select_service.planner.types import PoolState

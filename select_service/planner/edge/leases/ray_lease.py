@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
 
-from select_service.planner.edge.leases import tenure
+from select_service.planner.edge.leases import lease_actor
 from select_service.planner.edge.leases.lease import DURATION_S, Timed
 from select_service.planner.errors import ConnectorError
 
@@ -73,9 +73,9 @@ class RayLease(Timed):
 
 
 def _find(ray: Any, name: str) -> Any:
-    ray.cloudpickle.register_pickle_by_value(tenure)  # its machine need not have this package
+    ray.cloudpickle.register_pickle_by_value(lease_actor)  # its machine need not have this package
     try:
-        made = ray.remote(tenure.Tenure).options(
+        made = ray.remote(lease_actor.LeaseActor).options(
             name=name,
             namespace=NAMESPACE,
             get_if_exists=True,
@@ -85,4 +85,4 @@ def _find(ray: Any, name: str) -> Any:
         )
         return made.remote()
     finally:
-        ray.cloudpickle.unregister_pickle_by_value(tenure)
+        ray.cloudpickle.unregister_pickle_by_value(lease_actor)

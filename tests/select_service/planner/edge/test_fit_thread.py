@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from select_service.planner.core.demand import Demand, Interval, Predictors
 from select_service.planner.core.fitted import Fitted
 from select_service.planner.core.prediction import Constant, Predictor
-from select_service.planner.edge.fitting import Fitter
+from select_service.planner.edge.fit_thread import Fitter
 from tests.wait import PATIENCE_S, block_until
 
 

@@ -8,7 +8,7 @@ past for another. For every place it is known what came within the start time of
 belief is a distribution of the coming need.
 
 How well this works is tried on the past itself: every part is predicted from all others except
-those around it, which belong to the same event. `likeness.py` uses this.
+those around it, which belong to the same event. `analog_forecast.py` uses this.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The actor behind `ray.py`: which planner may act in a Ray cluster, and until when.
+"""The actor behind `ray_lease.py`: which planner may act in a Ray cluster, and until when.
 
 It has nothing on disk. Losing its memory is harmless: a new one lets no planner begin for one
 duration, in which the previous holder renews the lease, or has lost it. This file is shipped whole
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Tenure"]
+__all__ = ["LeaseActor"]
 
 
-class Tenure:
+class LeaseActor:
     """The actor, and a plain object in tests."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:

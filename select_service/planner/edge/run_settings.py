@@ -14,11 +14,11 @@ import msgspec
 import yaml
 
 from select_service.planner.core.demand import Predictors
-from select_service.planner.core.planning import Fleet, Model, PoolSettings
+from select_service.planner.core.fleet_plan import Fleet, Model, PoolSettings
 from select_service.planner.core.sizing import Goals
-from select_service.planner.core.steadying import GIVE_UP_S, PoolLimits
+from select_service.planner.core.stabilization_window import GIVE_UP_S, PoolLimits
 from select_service.planner.core.surface import Surface
-from select_service.planner.edge.fitting import Fitter
+from select_service.planner.edge.fit_thread import Fitter
 from select_service.planner.edge.predictors import PredictorSettings, make_predictor
 from select_service.planner.edge.profile_files import read_profile
 from select_service.planner.errors import SettingsError

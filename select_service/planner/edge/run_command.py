@@ -19,34 +19,34 @@ import uvicorn
 from select_service.planner.core.demand import intervals_of
 from select_service.planner.edge.connectors.connector import DryRun
 from select_service.planner.edge.connectors.virtual import VirtualConnector
+from select_service.planner.edge.engine_drain import EngineDrain
+from select_service.planner.edge.http_server import create_app
 from select_service.planner.edge.kube import Kube
-from select_service.planner.edge.leases.file import FileLease, model_locks
-from select_service.planner.edge.leases.kubernetes import KubeLease
+from select_service.planner.edge.leases.file_lease import FileLease, model_locks
+from select_service.planner.edge.leases.kubernetes_lease import KubeLease
 from select_service.planner.edge.leases.lease import NoLease, duration_of
-from select_service.planner.edge.leases.ray import RayLease
+from select_service.planner.edge.leases.ray_lease import RayLease
 from select_service.planner.edge.loop import Loop
 from select_service.planner.edge.predictors import PredictorSettings
 from select_service.planner.edge.ray_cluster import joined
-from select_service.planner.edge.retiring import Retiring
-from select_service.planner.edge.selectors import Selectors
-from select_service.planner.edge.serving import create_app
-from select_service.planner.edge.settings import (
+from select_service.planner.edge.run_settings import (
     ModelSettings,
     PoolTarget,
     build_fleet,
     read_targets,
     resources_of,
 )
-from select_service.planner.edge.sources.names import read_names
+from select_service.planner.edge.selectors import Selectors
 from select_service.planner.edge.sources.prometheus import PrometheusSource
 from select_service.planner.edge.sources.selector import SelectorSource
+from select_service.planner.edge.sources.series_names import read_names
 from select_service.planner.edge.sources.trace import TraceSource, read_trace
 from select_service.planner.edge.state_file import Memory, StateFile
 from select_service.planner.errors import LeaseHeld, SettingsError
 from select_service.planner.types import PoolState
 
 if TYPE_CHECKING:
-    from select_service.planner.core.planning import Fleet
+    from select_service.planner.core.fleet_plan import Fleet
     from select_service.planner.edge.connectors.connector import Connector
     from select_service.planner.edge.leases.lease import Lease
     from select_service.planner.edge.sources.source import Source
@@ -304,7 +304,7 @@ def _connector(
     return KubernetesConnector(kube, resources)
 
 
-def _retiring(settings: RunSettings, connector: Connector) -> Retiring | None:
+def _retiring(settings: RunSettings, connector: Connector) -> EngineDrain | None:
     """Return what drains engines before they go.
 
     Raises:
@@ -320,7 +320,7 @@ def _retiring(settings: RunSettings, connector: Connector) -> Retiring | None:
         raise SettingsError(f"--drain: who goes is not for us to say with {settings.connector}")
     pods = connector.pods() if isinstance(connector, KubernetesConnector) else {}
     selectors = Selectors(settings.selectors, _token(settings.token_file))
-    return Retiring(selectors, pods, time.monotonic, settings.drain_s)
+    return EngineDrain(selectors, pods, time.monotonic, settings.drain_s)
 
 
 def single_model(

@@ -14,13 +14,13 @@ from typing_extensions import override
 from select_service.edge.app import create_app, create_driver
 from select_service.edge.driver.driver import Driver
 from select_service.planner.cli import main
-from select_service.planner.core.leaving import GONE_S
+from select_service.planner.core.scale_down import GONE_S
 from select_service.planner.edge.connectors.kubernetes import KubernetesConnector
 from select_service.planner.edge.connectors.pods import DELETION_COST
 from select_service.planner.edge.connectors.virtual import VirtualConnector
-from select_service.planner.edge.retiring import Retiring
+from select_service.planner.edge.engine_drain import EngineDrain
+from select_service.planner.edge.http_server import create_app as create_planner
 from select_service.planner.edge.selectors import Selectors
-from select_service.planner.edge.serving import create_app as create_planner
 from select_service.planner.types import Decision, ModelKey, PoolKey, PoolState
 from tests.select_service.edge.serving import SETTINGS, seat
 from tests.select_service.planner.edge.fakes import DECODE, PREFILL, Clock, FakeKube, run, target
@@ -101,11 +101,11 @@ class House:
         self.retiring = self.another()
         self.kept = 0
 
-    def another(self) -> Retiring:
+    def another(self) -> EngineDrain:
         """A planner, as if the one before had ended."""
         urls = [f"http://{name}" for name in NAMES]
         selectors = Selectors(urls, client=self.selecting.client())
-        return Retiring(selectors, self.connector.pods(), self.clock, MOST_S)
+        return EngineDrain(selectors, self.connector.pods(), self.clock, MOST_S)
 
     async def wants(self, replicas: int, desired: int) -> str:
         """Return what the lower count waits for."""
@@ -344,7 +344,7 @@ def test_an_answer_that_hangs_keeps_no_other_pool() -> None:
             return httpx.Response(200, json={"candidates": []})
 
         client = httpx.AsyncClient(transport=httpx.MockTransport(hang))
-        retiring = Retiring(Selectors(["http://s"], client=client), {}, house.clock, MOST_S)
+        retiring = EngineDrain(Selectors(["http://s"], client=client), {}, house.clock, MOST_S)
         targets = [target(DECODE, 1), target(PREFILL, 1)]
         states = {DECODE: PoolState(2, 2), PREFILL: PoolState(2, 2)}
         waiting = await asyncio.wait_for(retiring.settle(targets, states), PATIENCE_S)
@@ -787,7 +787,7 @@ def test_readers_of_the_virtual_connector_are_told_by_the_selectors_who_goes() -
     async def use(house: House) -> None:
         connector = VirtualConnector({DECODE: PoolState(4, 4)}, house.clock, lambda: 0.0, 60.0)
         selectors = Selectors(["http://one", "http://two"], client=house.selecting.client())
-        retiring = Retiring(selectors, {}, house.clock, MOST_S)
+        retiring = EngineDrain(selectors, {}, house.clock, MOST_S)
         states = await connector.states([DECODE])
         assert await retiring.settle([target(DECODE, 3)], states) == {}
         async with house.selecting.client() as client:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     Spread: TypeAlias = tuple[tuple[float, float], ...]
     """(factor of the expected rate, share of requests), shares adding up to 1."""
 
-__all__ = ["EXACT", "Surprises"]
+__all__ = ["EXACT", "ForecastErrors"]
 
 EXACT: Final[Spread] = ((1.0, 1.0),)
 POINTS_MIN: Final = 12
@@ -35,7 +35,7 @@ _CHANCE_MOST: Final = 1.5  # three standard deviations of such a root
 _FACTOR_MOST: Final = 20.0  # for forecasts near 0
 
 
-class Surprises:
+class ForecastErrors:
     """Differences between the forecasts and the actual values of one series."""
 
     def __init__(self) -> None:

@@ -14,21 +14,21 @@ from select_service.planner.core.compatible_sizing import (
     terms_of,
 )
 from select_service.planner.core.demand import Forecast, Predictors
+from select_service.planner.core.fleet_plan import Fleet, Model, PoolSettings
 from select_service.planner.core.lengths import Lengths, from_values
-from select_service.planner.core.planning import Fleet, Model, PoolSettings
 from select_service.planner.core.sizing import Goals, size_decode, size_prefill
-from select_service.planner.core.steadying import PoolLimits
+from select_service.planner.core.stabilization_window import PoolLimits
 from select_service.planner.core.surface import Surface
 from select_service.planner.edge.predictors import PredictorSettings, make_predictor
-from select_service.planner.edge.replaying import DECODE, KEY, PREFILL
+from select_service.planner.edge.trace_replay import DECODE, KEY, PREFILL
 from select_service.planner.types import Load, PoolKey, PoolState, Value, Window
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from select_service.planner.core.profile import Profile
-    from select_service.planner.core.warming import TracedRequest
-    from select_service.planner.edge.replaying import Policy, ReplaySettings
+    from select_service.planner.core.warm_up import TracedRequest
+    from select_service.planner.edge.trace_replay import Policy, ReplaySettings
 
 __all__ = ["POLICIES", "Oracle", "Ours", "Reactive", "Reference", "make_policy"]
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from select_service.planner.core.warming import TracedRequest
+from select_service.planner.core.warm_up import TracedRequest
+from select_service.planner.edge.baselines import make_policy
 from select_service.planner.edge.profile_files import read_profile
-from select_service.planner.edge.replaying import Replay
-from select_service.planner.edge.rivals import make_policy
 from select_service.planner.edge.sources.trace import read_trace
+from select_service.planner.edge.trace_replay import Replay
 from select_service.planner.errors import TraceError
 from select_service.simulator.page import figure, page, table
 from select_service.simulator.plots import Series, lines
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from select_service.planner.edge.predictors import PredictorSettings
-    from select_service.planner.edge.replaying import ReplaySettings, Result
+    from select_service.planner.edge.trace_replay import ReplaySettings, Result
 
 __all__ = ["ReplayQuestion", "brief", "html", "replay"]
 

@@ -3,7 +3,7 @@
 The slow loop forecasts intervals, the fast one sees that more comes than was forecast; neither
 knows how a rise continues. Where enough of the past was counted part by part, and a trial on the
 past shows that the promise can be kept, this module decides instead of both, at every look:
-`resembling.py` predicts what may come until engines have started, `worth.py` what they are worth.
+`similar_past.py` predicts what may come until engines have started, `marginal_value.py` what they are worth.
 It abstains while traffic recurs (its course is known), jumps as quickly as engines start, is unlike
 all that was learnt, or is not counted.
 """
@@ -14,21 +14,21 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from select_service.planner.core.catching import COUNT_S, DEVIATIONS
+from select_service.planner.core.catch_up import COUNT_S, DEVIATIONS
+from select_service.planner.core.marginal_value import price_of
 from select_service.planner.core.parts import PARTS
-from select_service.planner.core.resembling import Past, Place, tried
-from select_service.planner.core.worth import price_of
+from select_service.planner.core.similar_past import Past, Place, tried
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from select_service.planner.core.demand import Interval
+    from select_service.planner.core.marginal_value import Table
     from select_service.planner.core.profile import Floats
-    from select_service.planner.core.resembling import Trial
-    from select_service.planner.core.worth import Table
+    from select_service.planner.core.similar_past import Trial
     from select_service.planner.types import PoolKey
 
-__all__ = ["Likeness"]
+__all__ = ["AnalogForecast"]
 
 LEARNT_MIN: Final = 60
 """Intervals that must be known part by part: an hour of one-minute ones."""
@@ -40,7 +40,7 @@ UNLIKE: Final = 0.2
 """Traffic this far above its expected rate, beyond chance, is unlike anything learnt."""
 
 
-class Likeness:
+class AnalogForecast:
     """The similarity of one model's traffic to its past.
 
     Args:

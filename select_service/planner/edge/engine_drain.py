@@ -13,7 +13,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from select_service.planner.core.leaving import Leaving
+from select_service.planner.core.scale_down import Leaving
 from select_service.planner.edge.connectors.pods import Homes
 from select_service.planner.errors import ConnectorError, SelectorError
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from select_service.planner.edge.selectors import Selectors, Worker
     from select_service.planner.types import PoolKey, PoolState, Target
 
-__all__ = ["REASON", "Kept", "Retiring"]
+__all__ = ["REASON", "Kept", "EngineDrain"]
 
 REASON: Final = "select-planner"
 """Start of the reason of all our drains, by which a restarted planner recognises them."""
@@ -44,7 +44,7 @@ class Kept(NamedTuple):
     """What is in flight on which worker, in words."""
 
 
-class Retiring:
+class EngineDrain:
     """Drains the workers of several pools before they go.
 
     Args:

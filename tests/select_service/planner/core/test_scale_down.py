@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from select_service.planner.core.leaving import GONE_S, Leaving
+from select_service.planner.core.scale_down import GONE_S, Leaving
 from tests.effort import examples
 
 

@@ -13,13 +13,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from select_service.planner.core.catching import COUNT_S, deviations, is_surge
-from select_service.planner.core.surprises import EXACT
+from select_service.planner.core.catch_up import COUNT_S, deviations, is_surge
+from select_service.planner.core.forecast_errors import EXACT
 from select_service.planner.types import Value
 
 if TYPE_CHECKING:
+    from select_service.planner.core.forecast_errors import Spread
     from select_service.planner.core.surface import Surface
-    from select_service.planner.core.surprises import Spread
     from select_service.planner.types import Load, Reading
 
 __all__ = ["ArrivalRate", "Backlog", "Growth", "Surge", "rate_ended"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from select_service.planner.core.catching import caught, is_surge
+from select_service.planner.core.catch_up import caught, is_surge
 from select_service.planner.core.demand import Demand, Interval, Predictors
 from select_service.planner.core.prediction import Constant, Predictor
 

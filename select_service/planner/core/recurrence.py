@@ -1,4 +1,4 @@
-"""Recurring traffic: the values one, two and three periods ago, at the current level.
+"""Recurrence traffic: the values one, two and three periods ago, at the current level.
 
 The period is the lag with the highest autocorrelation; the search is repeated from time to time,
 and the period must explain most of the variance over at least two whole periods. Until then, and
@@ -14,7 +14,7 @@ import numpy as np
 if TYPE_CHECKING:
     from select_service.planner.core.profile import Floats
 
-__all__ = ["RECURRING", "WINDOW", "Recurring"]
+__all__ = ["RECURRING", "WINDOW", "Recurrence"]
 
 RECURRING: Final = "recurring"
 """The name of this model."""
@@ -34,7 +34,7 @@ _WEIGHTS: Final = (0.5, 0.3, 0.2)
 """Weights of the latest periods: three contain less chance than one; the last is the nearest."""
 
 
-class Recurring:
+class Recurrence:
     """Finds the period by itself.
 
     `add` is O(1), except for a search, O(n log n), every few values.

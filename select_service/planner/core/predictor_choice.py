@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final, Protocol
 
-from select_service.planner.core.recurring import Recurring
+from select_service.planner.core.recurrence import Recurrence
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,7 +44,7 @@ def loss_of(forecast: float, actual: float) -> float:
 
 
 def _has_opinion(model: Model) -> bool:
-    return not isinstance(model, Recurring) or model.period > 0
+    return not isinstance(model, Recurrence) or model.period > 0
 
 
 class Chooser:
@@ -82,7 +82,7 @@ class Chooser:
                 self.chosen = best
 
     def skip(self, intervals: int) -> list[float]:
-        """Let unknown time pass, as `Recurring.skip`; forecasts for it are not judged."""
+        """Let unknown time pass, as `Recurrence.skip`; forecasts for it are not judged."""
         for made in self._forecasts.values():
             made.clear()
         return self.recurring.skip(intervals) if self.recurring else []
@@ -96,9 +96,9 @@ class Chooser:
         }
 
     @property
-    def recurring(self) -> Recurring | None:
+    def recurring(self) -> Recurrence | None:
         """The candidate that looks for periods, if there is one."""
-        found = (one for one in self._models.values() if isinstance(one, Recurring))
+        found = (one for one in self._models.values() if isinstance(one, Recurrence))
         return next(found, None)
 
     def predict(self, steps: int = 1) -> float:

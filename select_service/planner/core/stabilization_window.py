@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from select_service.planner.types import PoolState
 
-__all__ = ["GIVE_UP_S", "PoolLimits", "StartTime", "Steady"]
+__all__ = ["GIVE_UP_S", "PoolLimits", "StartTime", "StabilizationWindow"]
 
 GIVE_UP_S: Final = 1800.0
 """The longest engine start that is waited for: weights of hundreds of GB, read cold."""
@@ -79,7 +79,7 @@ class StartTime:
         self.overdue = state.starting if is_late else 0
 
 
-class Steady:
+class StabilizationWindow:
     """Remembers what one pool wanted recently."""
 
     def __init__(self, limits: PoolLimits) -> None:

@@ -8,14 +8,18 @@ from typing import Any
 import pytest
 
 from select_service.planner.core.budget import PoolNeed, share_out
-from select_service.planner.core.correcting import Correction
+from select_service.planner.core.correction import Correction
 from select_service.planner.core.demand import Demand, Interval, Predictors
+from select_service.planner.core.fleet_plan import Fleet, Model, PoolSettings
 from select_service.planner.core.kalman import Kalman
-from select_service.planner.core.planning import Fleet, Model, PoolSettings
 from select_service.planner.core.prediction import Constant, Predictor
-from select_service.planner.core.recurring import Recurring
+from select_service.planner.core.recurrence import Recurrence
 from select_service.planner.core.sizing import Goals
-from select_service.planner.core.steadying import PoolLimits, StartTime, Steady
+from select_service.planner.core.stabilization_window import (
+    PoolLimits,
+    StabilizationWindow,
+    StartTime,
+)
 from select_service.planner.core.surface import Surface
 from select_service.planner.edge.profile_files import read_profile
 from select_service.planner.errors import InfeasiblePlan
@@ -210,7 +214,7 @@ def test_what_recurs_is_foreseen_on_time_after_what_nobody_counted(how: str) -> 
 
     planned = model()
     planned.demand = Demand(
-        Predictors(Predictor(Recurring()), Predictor(Constant()), Predictor(Constant()))
+        Predictors(Predictor(Recurrence()), Predictor(Constant()), Predictor(Constant()))
     )
     run, known = Run(planned), 90
     for step in range(known):
@@ -232,7 +236,7 @@ def test_what_recurs_is_foreseen_on_time_after_what_nobody_counted(how: str) -> 
 def test_time_passes_while_metrics_are_missing_from_the_start() -> None:
     planned = model()
     planned.demand = Demand(
-        Predictors(Predictor(Recurring()), Predictor(Constant()), Predictor(Constant()))
+        Predictors(Predictor(Recurrence()), Predictor(Constant()), Predictor(Constant()))
     )
     run, past = Run(planned), [Interval(6_000.0, 3000.0, 300.0)] * 40
     planned.recall(past, 1.0, 1.0, 1.0, INTERVAL)
@@ -247,7 +251,7 @@ def test_turns_that_are_late_now_and_then_are_no_intervals_more() -> None:
     """Of decisions that take long by turns: a gap was seen behind each, and filled."""
     planned = model()
     planned.demand = Demand(
-        Predictors(Predictor(Recurring()), Predictor(Constant()), Predictor(Constant()))
+        Predictors(Predictor(Recurrence()), Predictor(Constant()), Predictor(Constant()))
     )
     run = Run(planned)
     for turn in range(40):
@@ -325,7 +329,7 @@ def test_engines_of_different_sizes_fill_the_budget_and_never_more() -> None:
 
 
 def test_down_only_after_the_window_and_not_while_replicas_start() -> None:
-    steady = Steady(PoolLimits(stabilisation_s=300.0, step_down=1, step_up=4))
+    steady = StabilizationWindow(PoolLimits(stabilisation_s=300.0, step_down=1, step_up=4))
     assert steady.next(9, 3, 0, now=0.0)[0] == 7  # at most four more
     assert steady.next(2, 7, 0, now=100.0) == (7, "7 were wanted within 300 s")
     assert steady.next(2, 7, 2, now=301.0)[0] == 7
@@ -335,7 +339,7 @@ def test_down_only_after_the_window_and_not_while_replicas_start() -> None:
 
 
 def test_down_at_once_where_the_forecasts_are_sure() -> None:
-    steady = Steady(PoolLimits(stabilisation_s=300.0, step_down=9))
+    steady = StabilizationWindow(PoolLimits(stabilisation_s=300.0, step_down=9))
     assert steady.next(9, 9, 0, now=0.0) == (9, "")
     assert steady.next(4, 9, 0, now=60.0, sure=6)[0] == 6
     assert steady.next(4, 6, 0, now=120.0, sure=3) == (4, "")
@@ -343,7 +347,7 @@ def test_down_at_once_where_the_forecasts_are_sure() -> None:
 
 
 def test_noise_does_not_flap() -> None:
-    steady = Steady(PoolLimits(stabilisation_s=600.0))
+    steady = StabilizationWindow(PoolLimits(stabilisation_s=600.0))
     current, changes = 5, 0
     for step in range(100):
         count, _ = steady.next(5 + step % 2, current, 0, now=180.0 * step)

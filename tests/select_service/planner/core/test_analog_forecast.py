@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from select_service.planner.core.analog_forecast import LEARNT_MIN, AnalogForecast
 from select_service.planner.core.demand import Interval
-from select_service.planner.core.likeness import LEARNT_MIN, Likeness
+from select_service.planner.core.marginal_value import Table, table_of
 from select_service.planner.core.parts import PARTS
 from select_service.planner.core.profile import Floats
-from select_service.planner.core.worth import Table, table_of
 from select_service.planner.types import ModelKey, PoolKey
-from tests.select_service.planner.core.test_resembling import rising
-from tests.select_service.planner.core.test_worth import late, needed
+from tests.select_service.planner.core.test_marginal_value import late, needed
+from tests.select_service.planner.core.test_similar_past import rising
 
 POOL = PoolKey(ModelKey("m"), "decode")
 PART_S, LOOK_S = 10.0, 5.0
@@ -21,13 +21,13 @@ def tables_of(grid: Floats) -> dict[PoolKey, Table]:
     return {POOL: table_of(grid, needed, late, 1)}
 
 
-def plan(likeness: Likeness, *, is_known: bool = False) -> Likeness:
+def plan(likeness: AnalogForecast, *, is_known: bool = False) -> AnalogForecast:
     likeness.plan(PART_S, 65.0, is_known=is_known, tables_of=tables_of)
     return likeness
 
 
-def learnt(intervals: int = 200, late_most: float | None = 0.03) -> Likeness:
-    likeness = Likeness(late_most)
+def learnt(intervals: int = 200, late_most: float | None = 0.03) -> AnalogForecast:
+    likeness = AnalogForecast(late_most)
     counts = rising(12, rise=60)
     for at in range(0, min(intervals * PARTS, len(counts)), PARTS):
         parts = tuple(counts[at : at + PARTS])
@@ -38,7 +38,7 @@ def learnt(intervals: int = 200, late_most: float | None = 0.03) -> Likeness:
 class Live:
     """Traffic that is counted every five seconds."""
 
-    def __init__(self, likeness: Likeness) -> None:
+    def __init__(self, likeness: AnalogForecast) -> None:
         self.likeness, self.now = likeness, 0.0
         self._rng = np.random.default_rng(4)
 
@@ -80,7 +80,7 @@ def test_it_says_nothing_where_it_knows_nothing() -> None:
 
 
 def test_where_no_price_keeps_the_promise_it_says_nothing() -> None:
-    likeness = Likeness(0.01)
+    likeness = AnalogForecast(0.01)
     for index in range(100):  # of a burst that came once no other tells
         rate = 400.0 if 50 <= index < 60 else 100.0
         likeness.learn(Interval(6 * rate, 1000.0, 100.0, (rate,) * PARTS))
@@ -125,7 +125,7 @@ def test_after_a_while_of_which_nothing_is_known_it_looks_for_its_place_anew() -
 
 
 def test_while_traffic_rises_above_all_that_was_it_says_nothing() -> None:
-    likeness = Likeness(0.03)
+    likeness = AnalogForecast(0.03)
     rng = np.random.default_rng(5)
     for index in range(LEARNT_MIN + 40):
         parts = tuple(float(one) for one in rng.poisson(40.0 + 4.0 * index, PARTS))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from select_service.planner.core.profile import Floats
-    from select_service.planner.core.resembling import Trial
+    from select_service.planner.core.similar_past import Trial
 
 __all__ = ["COUNTS_MOST", "KEPT", "PRICES", "TRIED_LATE", "Table", "price_of", "table_of"]
 

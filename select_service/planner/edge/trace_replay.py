@@ -2,7 +2,7 @@
 
 The loop is closed: the policy's decisions start and stop simulated engines, which take time to
 start, and their measurements are its next inputs. Engines are as fast as the profile says.
-`rivals.py` has the policies to compare.
+`baselines.py` has the policies to compare.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from select_service.planner.core.demand import Interval
     from select_service.planner.core.profile import Profile
-    from select_service.planner.core.warming import TracedRequest
+    from select_service.planner.core.warm_up import TracedRequest
     from select_service.planner.types import Reading
     from select_service.simulator.core.observing import Observation
     from select_service.simulator.core.requests import Outcome

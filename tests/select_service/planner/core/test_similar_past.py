@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from select_service.planner.core import resembling
-from select_service.planner.core.resembling import ANEW, Past, Place, tried
+from select_service.planner.core import similar_past
+from select_service.planner.core.similar_past import ANEW, Past, Place, tried
 
 PART_S = 10.0
 
@@ -24,7 +24,7 @@ def naive(past: Past, heard: list[float]) -> list[float]:
     for requests in heard:
         moved = {place + 1: share for place, share in belief.items() if past.usable[place + 1]}
         total = sum(moved.values())
-        ease = past._ease + resembling._ALIKE**2 * requests
+        ease = past._ease + similar_past._ALIKE**2 * requests
         weighed = {}
         for place in places:
             before = moved.get(place, 0.0) / total if total else 1.0 / len(places)

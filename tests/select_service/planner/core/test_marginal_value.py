@@ -9,8 +9,7 @@ import re
 import numpy as np
 import pytest
 
-from select_service.planner.core.resembling import Past, Trial, tried
-from select_service.planner.core.worth import (
+from select_service.planner.core.marginal_value import (
     COUNTS_MOST,
     PRICES,
     TRIED_LATE,
@@ -18,7 +17,8 @@ from select_service.planner.core.worth import (
     price_of,
     table_of,
 )
-from tests.select_service.planner.core.test_resembling import rising
+from select_service.planner.core.similar_past import Past, Trial, tried
+from tests.select_service.planner.core.test_similar_past import rising
 
 
 def needed(rate: float) -> int:

@@ -9,7 +9,7 @@ import pytest
 
 from select_service.planner.core.demand import HISTORY_MAX, Interval, intervals_of, resampled
 from select_service.planner.core.prediction import Predictor
-from select_service.planner.core.warming import (
+from select_service.planner.core.warm_up import (
     Bin,
     TracedRequest,
     compatible_bins,
