@@ -18,7 +18,7 @@ from select_service.core.admission.policies import Built, build
 from select_service.core.admission.policy_api import Ask
 from select_service.core.admission.pool_load import SaturationLimits
 from select_service.errors import retry_after_header
-from select_service.simulator.told_loads import RankLoad, ToldPool
+from select_service.simulator.recorded_loads import RankLoad, RecordedPool
 
 if TYPE_CHECKING:
     from bench.admission.contender import Contender
@@ -49,7 +49,7 @@ class Simulated:
         self.refused_at: list[tuple[float, str]] = []
         built: Built[Client] = build(policy, config)
         limits = SaturationLimits(target_ttft_s=TARGET_TTFT_S)
-        self.pool = ToldPool(limits)
+        self.pool = RecordedPool(limits)
         self.gate: Gate[Client] = Gate(built.classes, built.policy, self.pool, queue=built.queue)
         self._slots = {worker_id: slot for slot, worker_id in enumerate(self.play.workers)}
         self._ranks = [_Rank() for _ in self._slots]

@@ -23,7 +23,7 @@ from select_service.core.admission.hit_threshold import filter_rows
 from select_service.core.admission.policies import Built, build
 from select_service.core.admission.policy_api import Ask
 from select_service.core.admission.thresholds import Thresholds
-from select_service.simulator.told_loads import RankLoad, ToldPool
+from select_service.simulator.recorded_loads import RankLoad, RecordedPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,7 +53,7 @@ _random = random.Random(1)
 def gate_of(policy: str, config: dict[str, Any], workers: int) -> Gate[None]:
     """Every book on, a little load everywhere, the first workers busy and full."""
     built: Built[None] = build(policy, config | BUDGETS)
-    pool, busy, caps = ToldPool(), BusyRanks(), WorkerCaps()
+    pool, busy, caps = RecordedPool(), BusyRanks(), WorkerCaps()
     busy.set_thresholds(Thresholds(0.9, 50_000, 10.0))
     for slot in range(workers):
         pool.seat(slot, 8192)

@@ -24,8 +24,8 @@ from select_service.core.instrumentation.instrumented import Watch
 from select_service.core.instrumentation.recorder import Recorder
 from select_service.core.service import SelectionCore
 from select_service.edge.state.recording_file import SWITCH_S, Recording, RecordSettings
+from select_service.simulator.recording_replay import replay
 from select_service.simulator.recordings import files_of
-from select_service.simulator.replaying import replay
 from select_service.types import RouterConfig, SelectAndReserveRequest, WorkerSpec
 
 ROUNDS = 1000

@@ -24,8 +24,8 @@ from bench.policy.shapes import SHAPES, drawn, write
 from bench.provenance import provenance
 from select_service.simulator.comparison import METRICS, as_text
 from select_service.simulator.core.cluster import Cluster, ClusterSettings
+from select_service.simulator.core.cluster_settings import PoolSettings
 from select_service.simulator.core.measures import Measures, measure
-from select_service.simulator.core.settings import PoolSettings
 from select_service.simulator.runs import (
     Change,
     Engine,

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from select_service.doctor.asking import CannotAskError, ask, context
-from select_service.doctor.telling import tell
+from select_service.doctor.query import CannotAskError, ask, context
+from select_service.doctor.report import tell
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,7 +47,7 @@ def _examine(arguments: argparse.Namespace) -> int:
         return _NO_ANSWER
     findings = list(answer.findings or [])
     if arguments.probe:
-        from select_service.doctor.probing import probe  # starts threads: only if requested
+        from select_service.doctor.probe import probe  # starts threads: only if requested
 
         findings += probe(answer.workers, min(arguments.timeout_s, PROBE_TIMEOUT_S))
     if arguments.json:

@@ -15,7 +15,7 @@ import msgspec
 from select_service.core.admission.gate import Gate
 from select_service.core.admission.policies import Built, build
 from select_service.core.admission.policy_api import Ask, InstanceSnapshot, checked
-from select_service.simulator.pool import ComputingPool, PoolSettings, SnapshotPool
+from select_service.simulator.trial_pool import ComputingPool, PoolSettings, SnapshotPool
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -23,7 +23,7 @@ from select_service.core.admission.gaie_legacy import (
 from select_service.core.admission.policy_api import InstanceSnapshot
 from select_service.core.admission.slo_shed import ceilings
 from select_service.simulator.admit import Snapshot
-from select_service.simulator.pool import SnapshotPool
+from select_service.simulator.trial_pool import SnapshotPool
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -1,7 +1,7 @@
 """Recordings of `select-service --record FILE`: their files, their items, and their requests.
 
 `FILE` and its full predecessors (`FILE.000001` and so on) are one recording, read in order; a
-predecessor alone is one, too. `replaying.py` repeats the decisions.
+predecessor alone is one, too. `recording_replay.py` repeats the decisions.
 """
 
 from __future__ import annotations

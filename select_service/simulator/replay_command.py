@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from select_service.simulator.options import pairs_of, weights_with
+from select_service.simulator.recording_replay import replay
 from select_service.simulator.recordings import files_of
 from select_service.simulator.replay_report import html_of
 from select_service.simulator.replay_text import as_text, missing
-from select_service.simulator.replaying import replay
 from select_service.simulator.results import expect_writable, write_whole
 from select_service.simulator.run_command import write_json
 from select_service.types import RouterConfig

@@ -1,10 +1,10 @@
-"""The results of a replay: `replaying.py` fills them; JSON, a page and terminal text show them."""
+"""The results of a replay: `recording_replay.py` fills them; JSON, a page and terminal text show them."""
 
 from __future__ import annotations
 
 from msgspec import Struct
 
-from select_service.simulator.course import Part
+from select_service.simulator.time_series import Part
 from select_service.types import RouterConfig
 
 __all__ = ["Difference", "Missing", "Place", "RankWork", "Replay", "Spread", "WhatIf"]

@@ -16,8 +16,8 @@ from select_service.simulator.replay_text import in_words, missing, percent
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from select_service.simulator.course import Part
     from select_service.simulator.replay_findings import Difference, RankWork, Replay, WhatIf
+    from select_service.simulator.time_series import Part
 
 __all__ = ["html_of"]
 

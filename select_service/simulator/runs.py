@@ -21,6 +21,7 @@ import msgspec
 from msgspec.structs import replace
 
 from select_service.simulator.core.cluster import Cluster, ClusterSettings
+from select_service.simulator.core.cluster_settings import PoolSettings
 from select_service.simulator.core.core_router import CoreRouter, CoreSettings
 from select_service.simulator.core.latency import AnalyticLatency, Latency, SlowedLatency
 from select_service.simulator.core.measures import Measures, measure
@@ -33,7 +34,6 @@ from select_service.simulator.core.routers import (
     RandomChoice,
     RoundRobin,
 )
-from select_service.simulator.core.settings import PoolSettings
 from select_service.simulator.core.worker import EngineSettings
 from select_service.simulator.core.workloads import WorkloadSettings, workload_of
 from select_service.simulator.profiles import read_profile

@@ -22,8 +22,8 @@ from typing import Any
 import pytest
 
 from select_service.core.recording.items import FRAME, OPENING, Decided, Events, Life
+from select_service.simulator.recording_replay import replay
 from select_service.simulator.recordings import files_of, play
-from select_service.simulator.replaying import replay
 from tests.e2e.stage import BLOCK_SIZE, Stage
 from tests.live.engine import FakeEngine
 from tests.live.ports import HOST, free_port

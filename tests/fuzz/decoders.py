@@ -47,8 +47,8 @@ from select_service.edge.codec.msgpack_codec import MsgpackDecoder
 from select_service.edge.http.routes import ROUTES
 from select_service.edge.state.wal import inspect
 from select_service.errors import ServiceError
+from select_service.simulator.recording_replay import replay
 from select_service.simulator.recordings import read_recording
-from select_service.simulator.replaying import replay
 from tests.indexer.encoding import comparable
 
 MEMORY: Final = "/dev/shm"  # where there is one, files cost nothing

@@ -327,8 +327,8 @@ FIXED = (
         "VERDICTS_MAX",
         "prompts judged and kept, of each",
     ),
-    ("select_service.doctor.asking", "ANSWER_BYTES_MAX", "bytes of an answer the command reads"),
-    ("select_service.doctor.probing", "ENDPOINTS_MAX", "ports the command tries with --probe"),
+    ("select_service.doctor.query", "ANSWER_BYTES_MAX", "bytes of an answer the command reads"),
+    ("select_service.doctor.probe", "ENDPOINTS_MAX", "ports the command tries with --probe"),
 )
 
 

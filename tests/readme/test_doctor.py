@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from select_service.core.diagnostics.causes import SALT_MISMATCH
-from select_service.doctor.asking import Answer, Worker
-from select_service.doctor.telling import tell
+from select_service.doctor.query import Answer, Worker
+from select_service.doctor.report import tell
 from select_service.types.doctor import Finding, Subject
 from tests.readme import document
 

@@ -29,7 +29,7 @@ from select_service.planner.types import (
 )
 from select_service.simulator.core.cluster import Cluster, ClusterSettings, PoolSettings
 from select_service.simulator.core.latency import ProfileLatency
-from select_service.simulator.core.observing import ISL_EDGES
+from select_service.simulator.core.observation import ISL_EDGES
 from select_service.simulator.core.requests import Request, chain_of
 from select_service.simulator.core.routers import Counting, Placed
 from select_service.simulator.core.worker import EngineSettings
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from select_service.planner.core.profile import Profile
     from select_service.planner.core.warm_up import TracedRequest
     from select_service.planner.types import Reading
-    from select_service.simulator.core.observing import Observation
+    from select_service.simulator.core.observation import Observation
     from select_service.simulator.core.requests import Outcome
     from select_service.simulator.core.routers import Verdict
 

@@ -23,11 +23,11 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
+from select_service.simulator.core.cluster_settings import ClusterSettings, PoolSettings
 from select_service.simulator.core.fleet import Fleet, Seat
-from select_service.simulator.core.observing import Observation, Tally, bin_of
+from select_service.simulator.core.observation import Observation, Tally, bin_of
 from select_service.simulator.core.requests import LOST, OK, TOO_LARGE, Outcome, Request
 from select_service.simulator.core.routers import Placed, Refused
-from select_service.simulator.core.settings import ClusterSettings, PoolSettings
 from select_service.simulator.core.timeline import Timeline
 from select_service.simulator.core.worker import Job, Worker
 

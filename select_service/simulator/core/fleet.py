@@ -9,14 +9,14 @@ from collections import Counter, defaultdict
 from itertools import count
 from typing import TYPE_CHECKING, Literal
 
-from select_service.simulator.core.observing import PoolState, coefficient_of_variation
+from select_service.simulator.core.observation import PoolState, coefficient_of_variation
 from select_service.simulator.core.routers import Member
 from select_service.simulator.core.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from select_service.simulator.core.settings import PoolSettings
+    from select_service.simulator.core.cluster_settings import PoolSettings
 
 __all__ = ["Fleet", "Seat"]
 

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from select_service.simulator.core.kv_pool import BlockSet
-from select_service.simulator.core.observing import coefficient_of_variation, middle_of_bin
+from select_service.simulator.core.observation import coefficient_of_variation, middle_of_bin
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from select_service import cli
-from select_service.doctor.asking import Answer
-from select_service.doctor.telling import tell
+from select_service.doctor.query import Answer
+from select_service.doctor.report import tell
 from select_service.edge.driver.driver import Driver
 from select_service.types import WorkerSpec
 from select_service.types.doctor import Finding, Subject

@@ -13,7 +13,7 @@ from select_service.core.admission.gate import Gate
 from select_service.core.admission.policies import Built, build
 from select_service.core.admission.policy_api import Ask
 from select_service.errors import retry_after_header
-from select_service.simulator.pool import ComputingPool, PoolSettings
+from select_service.simulator.trial_pool import ComputingPool, PoolSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

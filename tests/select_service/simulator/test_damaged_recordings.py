@@ -9,8 +9,8 @@ import pytest
 from select_service.core.recording.decoder import BadRecording
 from select_service.core.recording.items import FRAME, OPENING
 from select_service.simulator.cli import main
+from select_service.simulator.recording_replay import replay
 from select_service.simulator.recordings import requests_of
-from select_service.simulator.replaying import replay
 from tests.harms import HARMS, Harm, flipped
 from tests.models.recorded_fleet import RecordedFleet
 

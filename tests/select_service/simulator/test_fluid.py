@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from select_service.simulator.pool import PoolSettings
+from select_service.simulator.trial_pool import PoolSettings
 from tests.select_service.simulator.fluid import MEAN_TOKENS, Fluid
 
 TARGETS = {"critical": 2.0, "standard": 5.0, "batch": 20.0, "background": 60.0}

@@ -18,11 +18,11 @@ from select_service.core.recording.decoder import BadRecording
 from select_service.core.recording.encoder import message
 from select_service.core.recording.items import FRAME, LENGTH, OPENING, Header
 from select_service.simulator.cli import main
-from select_service.simulator.course import PARTS_MAX, Clock, Course
+from select_service.simulator.recording_replay import replay
 from select_service.simulator.replay_findings import Difference, Missing, Place, Replay
 from select_service.simulator.replay_report import html_of
 from select_service.simulator.replay_text import missing
-from select_service.simulator.replaying import replay
+from select_service.simulator.time_series import PARTS_MAX, Clock, TimeSeries
 from select_service.types import RouterConfig
 from tests.models.recorded_fleet import Cassette, RecordedFleet
 
@@ -188,7 +188,7 @@ def test_moments_that_no_clock_tells_are_damage(at: float) -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_a_course_holds_what_it_was_told_however_long_it_gets(seed: int) -> None:
     rng = random.Random(seed)
-    course, told, at = Course(), [], 0.0
+    course, told, at = TimeSeries(), [], 0.0
     for _ in range(rng.randint(1, 400)):
         at += rng.expovariate(rng.choice([0.001, 1.0, 1e5]))
         moment = rng.uniform(0.9, 1.0) * at

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from select_service.core.admission.policy_api import InstanceSnapshot
-from select_service.simulator.pool import SnapshotPool
+from select_service.simulator.trial_pool import SnapshotPool
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -17,14 +17,14 @@ from select_service.core.admission.policy_api import Ask
 from select_service.core.admission.tallies import OTHER, ClassTally, TenantTally
 from select_service.core.admission.thresholds import Thresholds
 from select_service.core.admission.token_bucket import TokenBucketPolicy
-from select_service.simulator.told_loads import RankLoad, ToldPool
+from select_service.simulator.recorded_loads import RankLoad, RecordedPool
 
 RANKS = slice(0, 2)
 
 
 def gate_of(policy: str = "always-admit", ranks: int = 2, **config: Any) -> Gate[str]:
     built: Built[str] = build(policy, config)
-    pool = ToldPool(prior_tokens_per_s=1000)
+    pool = RecordedPool(prior_tokens_per_s=1000)
     busy, caps = BusyRanks(), WorkerCaps()
     busy.set_thresholds(Thresholds(active_prefill_tokens_threshold=5000))
     for slot in range(ranks):
@@ -37,7 +37,7 @@ def gate_of(policy: str = "always-admit", ranks: int = 2, **config: Any) -> Gate
 def carry(gate: Gate[str], slot: int, tokens: int = 0, inflight: int = 0, now: float = 0.0) -> None:
     assert gate.busy is not None
     assert gate.caps is not None
-    assert isinstance(gate.pool, ToldPool)
+    assert isinstance(gate.pool, RecordedPool)
     gate.pool.note(slot, RankLoad(tokens, 0, inflight, inflight), now)
     gate.busy.note(slot, tokens, 0)
     gate.caps.note(slot, inflight)

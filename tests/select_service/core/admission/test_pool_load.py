@@ -9,7 +9,7 @@ from select_service.core.admission.gaie_legacy import GaieLegacy, utilization
 from select_service.core.admission.policy_api import Ask
 from select_service.core.admission.pool_load import PoolLoad
 from select_service.core.ledger.ledger import Ledger
-from select_service.simulator.told_loads import RankLoad, ToldPool
+from select_service.simulator.recorded_loads import RankLoad, RecordedPool
 
 loads = st.builds(
     RankLoad,
@@ -21,8 +21,8 @@ loads = st.builds(
 ).map(lambda load: load._replace(prefilling=min(load.prefilling, load.requests)))
 
 
-def pool_of(ranks: int, rate: float = 1000.0) -> ToldPool:
-    pool = ToldPool(prior_tokens_per_s=rate)
+def pool_of(ranks: int, rate: float = 1000.0) -> RecordedPool:
+    pool = RecordedPool(prior_tokens_per_s=rate)
     for slot in range(ranks):
         pool.seat(slot, 100)
     return pool
@@ -48,7 +48,7 @@ def test_nobody_and_the_silent_are_full() -> None:
     assert pool.saturation == pytest.approx(0.5)
     pool.mark_stale(0, stale=False)
     assert pool.saturation == 0.0
-    assert ToldPool().saturation == 1.0
+    assert RecordedPool().saturation == 1.0
     pool.unseat(0)
     pool.unseat(1)
     pool.unseat(1)
@@ -116,7 +116,7 @@ def test_tenants_are_counted_while_they_have_requests() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["note", "seat", "leave"]), loads)))
 def test_sums_follow_every_change(steps: list[tuple[int, str, RankLoad]]) -> None:
-    pool = ToldPool()
+    pool = RecordedPool()
     seated: set[int] = set()
     for number, (slot, what, load) in enumerate(steps):
         if what == "seat":
@@ -149,7 +149,7 @@ def test_a_longer_ledger_needs_no_new_seat() -> None:
 @pytest.mark.parametrize("total", [35, 55, 70, 95, 100, 605])
 def test_a_share_of_blocks_at_the_limit_is_at_the_limit(total: int) -> None:
     """28 times 1/35 is a little less than 28/35, and 0.8 refuses."""
-    pool = ToldPool(prior_tokens_per_s=1000.0)
+    pool = RecordedPool(prior_tokens_per_s=1000.0)
     pool.seat(0, total)
     pool.note(0, RankLoad(decode_blocks=total * 4 / 5), 0.0)
     assert utilization(pool, 5, 0.8) == 1.0

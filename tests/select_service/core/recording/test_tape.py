@@ -42,7 +42,7 @@ from select_service.core.recording.notes import (
 from select_service.core.routing.cost import Found
 from select_service.core.routing.prompt import Prompt
 from select_service.core.routing.weights import weights_in_force
-from select_service.simulator.replaying import replay
+from select_service.simulator.recording_replay import replay
 from select_service.types import RouterConfig, SelectRequest, WorkerSpec
 from tests.effort import examples
 from tests.models.recorded_fleet import RecordedFleet

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from select_service.simulator.core.cluster import Cluster, ClusterSettings
+from select_service.simulator.core.cluster_settings import PoolSettings
 from select_service.simulator.core.core_router import CoreRouter, CoreSettings
-from select_service.simulator.core.observing import ISL_EDGES, middle_of_bin
+from select_service.simulator.core.observation import ISL_EDGES, middle_of_bin
 from select_service.simulator.core.replicated import Replicated
 from select_service.simulator.core.requests import Outcome
 from select_service.simulator.core.routers import (
@@ -22,7 +23,6 @@ from select_service.simulator.core.routers import (
     RoundRobin,
     Router,
 )
-from select_service.simulator.core.settings import PoolSettings
 from select_service.types.admission import AdmissionSettings
 from tests.effort import examples
 from tests.select_service.simulator.core.engines import BLOCK, SMALL, Given, request, some

@@ -13,10 +13,10 @@ from heapq import heappop, heappush
 import pytest
 
 from select_service.simulator.core.cluster import Cluster, ClusterSettings
+from select_service.simulator.core.cluster_settings import PoolSettings
 from select_service.simulator.core.latency import AnalyticLatency
 from select_service.simulator.core.requests import Request, chain_of
 from select_service.simulator.core.routers import RoundRobin
-from select_service.simulator.core.settings import PoolSettings
 from select_service.simulator.core.worker import EngineSettings
 from tests.select_service.simulator.core.engines import Given
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from select_service.core.columns import Floats
 
-__all__ = ["RankLoad", "ToldLoads", "ToldPool"]
+__all__ = ["RankLoad", "RecordedLoads", "RecordedPool"]
 
 
 class RankLoad(NamedTuple):
@@ -28,7 +28,7 @@ class RankLoad(NamedTuple):
     waiting: int | None = None  # inside the engine, if reported
 
 
-class ToldLoads:
+class RecordedLoads:
     """The columns of a pool; see `Loads`."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class ToldLoads:
         self.requests[slot], self.computing[slot] = load.requests, load.prefilling
 
 
-class ToldPool(PoolLoad):
+class RecordedPool(PoolLoad):
     """A pool with its own loads."""
 
     def __init__(
@@ -73,7 +73,7 @@ class ToldPool(PoolLoad):
         *,
         prior_tokens_per_s: float = PRIOR_TOKENS_PER_S,
     ) -> None:
-        self.told = ToldLoads()
+        self.told = RecordedLoads()
         meter = DrainMeter(self.told.work, prior_tokens_per_s=prior_tokens_per_s)
         super().__init__(self.told, limits, meter)
 

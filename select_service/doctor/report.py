@@ -10,7 +10,7 @@ from msgspec import UNSET
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from select_service.doctor.asking import Answer
+    from select_service.doctor.query import Answer
     from select_service.types.doctor import Finding, Subject
 
 __all__ = ["tell"]

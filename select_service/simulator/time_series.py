@@ -16,7 +16,7 @@ from select_service.core.recording.decoder import BadRecording
 if TYPE_CHECKING:
     from select_service.core.recording.items import Header
 
-__all__ = ["Clock", "Course", "Part"]
+__all__ = ["Clock", "TimeSeries", "Part"]
 
 PARTS_MAX: Final = 120
 """More would be closer together than a plot can show."""
@@ -60,7 +60,7 @@ class Part(Struct):
         self.prefill_tokens += other.prefill_tokens
 
 
-class Course:
+class TimeSeries:
     """Parts of equal length, except the last."""
 
     def __init__(self) -> None:

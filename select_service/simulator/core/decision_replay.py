@@ -26,7 +26,12 @@ from select_service.core.routing.policy import default_policy
 from select_service.core.routing.prompt import Prompt
 from select_service.core.routing.weights import Weights, weights_in_force
 from select_service.errors import NoEligibleWorker, NoWorkerForRole, WorkerDraining
-from select_service.simulator.core.told_books import ToldIndex, ToldLedger, ToldTrust, matches
+from select_service.simulator.core.recorded_state import (
+    RecordedIndex,
+    RecordedLedger,
+    RecordedTrust,
+    matches,
+)
 from select_service.types import (
     PinnedWorker,
     RouterConfig,
@@ -50,8 +55,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Choice",
     "Rank",
-    "Seatings",
-    "Stage",
+    "SlotTables",
+    "DecisionReplay",
     "WeightsFor",
     "changed_weights",
     "recorded_choice",
@@ -85,14 +90,14 @@ class Choice(NamedTuple):
         return self.kind, self.rank, self.prefill_rank, self.code
 
 
-class Seatings(NamedTuple):
+class SlotTables(NamedTuple):
     """A wave's plan compared: recorded and newly planned seats, by position."""
 
     recorded: dict[int, Rank]
     planned: dict[int, Rank]
 
 
-class Stage:
+class DecisionReplay:
     """One recorded scope, valid while its workers do not change."""
 
     def __init__(self, house: House, capacity: int, config: RouterConfig) -> None:
@@ -104,9 +109,9 @@ class Stage:
         self.house = house
         self.capacity = capacity
         self._transfer_cost = config.kv_transfer_cost_per_block
-        self._index = ToldIndex(house.block_size, capacity)
-        self._ledger = ToldLedger(capacity)
-        self._trust = ToldTrust()
+        self._index = RecordedIndex(house.block_size, capacity)
+        self._ledger = RecordedLedger(capacity)
+        self._trust = RecordedTrust()
         if house.block_size < 1:
             raise BadRecording("nobody said how long a block is")
         partition = self.partition = Partition(
@@ -291,7 +296,7 @@ class Stage:
         wave: Wave,
         weights: WeightsFor,
         rng: Callable[[Step], random.Random],
-    ) -> Seatings:
+    ) -> SlotTables:
         """Repeat the plan of a wave, every step with its recorded loads.
 
         Args:
@@ -320,13 +325,13 @@ class Stage:
                 planned |= {seat.member.number: self._planned_at(seat.slot) for seat in piece}
                 if piece:
                     guide.next()
-        return Seatings(recorded, planned)
+        return SlotTables(recorded, planned)
 
 
 class _Guide:
     """Leads a plan through the recorded steps."""
 
-    def __init__(self, stage: Stage, wave: Wave) -> None:
+    def __init__(self, stage: DecisionReplay, wave: Wave) -> None:
         self._stage = stage
         self._steps = iter(wave.steps)
         self._looked = {
@@ -389,7 +394,7 @@ class _Guided(BatchPlan):
         return super()._price(member)
 
 
-def recorded_choice(stage: Stage, item: Decided) -> Choice:
+def recorded_choice(stage: DecisionReplay, item: Decided) -> Choice:
     """Return the recorded decision."""
     if item.refused is not None:
         return Choice("refused", None, code=item.refused)

@@ -19,9 +19,13 @@ from select_service.core.recording.decoder import BadRecording, House, slots_of
 from select_service.core.recording.items import Decided, Item, Prompted, Wave
 from select_service.core.routing.weights import weights_in_force
 from select_service.simulator.cli import main
-from select_service.simulator.core.stage import Stage, changed_weights, recorded_choice
+from select_service.simulator.core.decision_replay import (
+    DecisionReplay,
+    changed_weights,
+    recorded_choice,
+)
+from select_service.simulator.recording_replay import RecordedRandom, replay
 from select_service.simulator.recordings import play, requests_of
-from select_service.simulator.replaying import RecordedRandom, replay
 from select_service.types import RouterConfig
 from tests.models.recorded_fleet import RecordedFleet
 
@@ -111,7 +115,7 @@ def test_a_wave_is_planned_again_with_the_sequences_it_counted(tmp_path: Path) -
             continue
         assert wave.sequence_blocks > 0
         ranks = ranks_in(wave.steps[0].load.whole or b"")
-        stage = Stage(tape.house(wave.scope), ranks, fleet.config)
+        stage = DecisionReplay(tape.house(wave.scope), ranks, fleet.config)
         for counted in (wave, replace(wave, sequence_blocks=0)):
             made = stage.plan(counted, weights, lambda step: RecordedRandom(step.draws, 6))
             assert made.planned == made.recorded or counted is not wave
@@ -143,7 +147,7 @@ def test_what_is_recorded_is_what_callers_were_answered(tmp_path: Path) -> None:
         fleet, path = recorded(tmp_path, seed)
         answers: dict[str, tuple[Any, ...]] = {}
         for house, one in single(path):
-            stage = Stage(house, ranks_in(one.load.whole or b""), fleet.config)
+            stage = DecisionReplay(house, ranks_in(one.load.whole or b""), fleet.config)
             choice = recorded_choice(stage, one)
             met[choice.kind] += 1
             met["queued"] += one.since >= 0.0

@@ -13,7 +13,7 @@ from select_service.types.doctor import Finding, Subject
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from select_service.doctor.asking import Worker
+    from select_service.doctor.query import Worker
 
 __all__ = ["ENDPOINTS_MAX", "probe"]
 

@@ -14,7 +14,7 @@ import numpy as np
 from typing_extensions import override
 
 from select_service.core.admission.pool_load import SaturationLimits
-from select_service.simulator.told_loads import RankLoad, ToldPool
+from select_service.simulator.recorded_loads import RankLoad, RecordedPool
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["ComputingPool", "PoolSettings", "SnapshotPool"]
 
 
-class SnapshotPool(ToldPool):
+class SnapshotPool(RecordedPool):
     """A pool as described by arrivals; values they leave out stay as they were."""
 
     queue_depth: Floats = np.zeros(0)
@@ -123,7 +123,7 @@ class _Rank:
         self.prefilling = 0
 
 
-class ComputingPool(ToldPool):
+class ComputingPool(RecordedPool):
     """Ranks that compute prompts one after another and decode with unlimited batches.
 
     A fluid model: good enough to see whether a policy keeps its promises, not to predict latency.

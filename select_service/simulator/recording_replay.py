@@ -25,8 +25,11 @@ from select_service.core.recording.items import (
     Seats,
     Wave,
 )
-from select_service.simulator.core.stage import Stage, changed_weights, recorded_choice
-from select_service.simulator.course import Clock, Course
+from select_service.simulator.core.decision_replay import (
+    DecisionReplay,
+    changed_weights,
+    recorded_choice,
+)
 from select_service.simulator.recordings import play
 from select_service.simulator.replay_findings import (
     Difference,
@@ -37,6 +40,7 @@ from select_service.simulator.replay_findings import (
     Spread,
     WhatIf,
 )
+from select_service.simulator.time_series import Clock, TimeSeries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -44,7 +48,7 @@ if TYPE_CHECKING:
 
     from select_service.core.columns import Floats
     from select_service.core.recording.decoder import House
-    from select_service.simulator.core.stage import Choice, Rank, WeightsFor
+    from select_service.simulator.core.decision_replay import Choice, Rank, WeightsFor
     from select_service.simulator.recordings import Played
 
 __all__ = ["RecordedRandom", "replay"]
@@ -165,9 +169,9 @@ class _Player:
         self._is_meant = scope
         self._examples_max = examples
         self._examples: list[Difference] = []
-        self._stages: dict[int, Stage] = {}
+        self._stages: dict[int, DecisionReplay] = {}
         self._tape: Tape | None = None
-        self._clock, self._course = Clock(), Course()
+        self._clock, self._course = Clock(), TimeSeries()
         self._ranks: set[tuple[str, str, int, int]] = set()
         self._then, self._now = _Tally(), _Tally()
         self._isl_tokens = self._changed = self._compared = self._moved = 0
@@ -229,12 +233,12 @@ class _Player:
         self._as_was = changed_weights(header.config, {})
         self._other = changed_weights(header.config, self._changes) if self._changes else None
 
-    def _stage(self, tape: Tape, scope: int, loads: bytes | None) -> Stage:
+    def _stage(self, tape: Tape, scope: int, loads: bytes | None) -> DecisionReplay:
         house, capacity = tape.house(scope), ranks_in(loads or b"")
         stage = self._stages.get(scope)
         if stage is None or stage.house is not house or stage.capacity != capacity:
             assert tape.header is not None
-            stage = self._stages[scope] = Stage(house, capacity, tape.header.config)
+            stage = self._stages[scope] = DecisionReplay(house, capacity, tape.header.config)
         return stage
 
     # -- single decisions ------------------------------------------------------------------------

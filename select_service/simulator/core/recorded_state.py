@@ -1,6 +1,6 @@
 """Substitutes for index, ledger and trust on a stage, which answer as recorded.
 
-They implement what `Partition` uses on the way from candidates to a choice, and no more; `stage.py`
+They implement what `Partition` uses on the way from candidates to a choice, and no more; `decision_replay.py`
 installs them, and sets their answers before each decision.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from select_service.core.ledger.recent_activity import RecentActivity
     from select_service.core.recording.items import Found
 
-__all__ = ["ToldIndex", "ToldLedger", "ToldTrust", "matches"]
+__all__ = ["RecordedIndex", "RecordedLedger", "RecordedTrust", "matches"]
 
 
 class _Found:
@@ -43,7 +43,7 @@ class _Found:
         return self._slots[mask]
 
 
-class ToldIndex:
+class RecordedIndex:
     """Replaces the index: finds what was recorded."""
 
     is_eagle = False
@@ -75,7 +75,7 @@ class _Recent:
         self.pace = self.turnover = 0.0
 
 
-class ToldLedger:
+class RecordedLedger:
     """Replaces the ledger: carries the recorded loads."""
 
     def __init__(self, capacity: int) -> None:
@@ -119,7 +119,7 @@ class ToldLedger:
         return self._shared
 
 
-class ToldTrust:
+class RecordedTrust:
     """Replaces trust: returns the recorded factors."""
 
     def __init__(self) -> None:
