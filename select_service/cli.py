@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from select_service import NOT_OF_THE_CLIENT
-from select_service.config import (
+from select_service.settings import (
     FLAGS,
     ConfigError,
     Flag,
@@ -23,8 +23,8 @@ from select_service.config import (
     Settings,
     read_environment,
 )
-from select_service.config.flags import ROOMS
-from select_service.config.layers import read_file
+from select_service.settings.flags import ROOMS
+from select_service.settings.layers import read_file
 from select_service.standard_output import printing
 from select_service.version import __version__
 

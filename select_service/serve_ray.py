@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     from starlette.types import Message, Receive, Scope, Send
 
-    from select_service.config import Layers, Settings
     from select_service.edge.http.application import Application
+    from select_service.settings import Layers, Settings
 
 __all__ = ["Selector", "app"]
 

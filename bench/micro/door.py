@@ -40,10 +40,10 @@ from bench.micro.instructions import instruction_counter
 from bench.micro.variations import FRESH, VARIATIONS, variation
 from indexer.core.hashing import pack_u64
 from indexer.types import Scope, Tier, WorkerRank
-from select_service.config import Settings
 from select_service.edge.app import create_door, create_driver
 from select_service.edge.http.connection_limits import ConnectionLimits
 from select_service.edge.http.fast_lane import FastLane, fast_lane
+from select_service.settings import Settings
 from select_service.types import WorkerSpec
 
 if TYPE_CHECKING:

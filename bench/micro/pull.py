@@ -22,10 +22,10 @@ import msgspec
 
 from bench.compare.servers import Contender, RunningServer
 from bench.load.http import ask, request_bytes
-from select_service.config import Settings, read_environment
 from select_service.edge.app import create_driver
 from select_service.edge.garbage_collection import GarbageCollection
 from select_service.edge.http.traffic import Traffic
+from select_service.settings import Settings, read_environment
 from select_service.types import WorkerSpec
 
 if TYPE_CHECKING:

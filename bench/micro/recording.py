@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from bench.load.http import Answer, BadAnswer, ask, drive, request_bytes
-from select_service.config.environment import RouterSettings
-from select_service.config.settings import Settings
 from select_service.edge.app import create_door, create_driver, loop_factory
 from select_service.edge.http.listening_sockets import ListeningSockets
 from select_service.edge.server import Server
+from select_service.settings.environment import RouterSettings
+from select_service.settings.settings import Settings
 from select_service.types import RouterConfig
 
 if TYPE_CHECKING:

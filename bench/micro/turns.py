@@ -28,11 +28,11 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from bench.micro.holds import stored
-from select_service.config import Settings, read_environment
 from select_service.edge.app import create_door, create_driver
 from select_service.edge.http.listening_sockets import ListeningSockets
 from select_service.edge.http.routes import ROUTES
 from select_service.edge.server import Server
+from select_service.settings import Settings, read_environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Final
 
 from indexer.compiled import complaints, kernels_in_use
 from indexer.errors import IndexerError
-from select_service.config import Layers
 from select_service.edge import logs
 from select_service.edge.codec.body_limits import BodyGuard
 from select_service.edge.codec.encoder import show_hashes
@@ -45,6 +44,7 @@ from select_service.errors import (
     ServiceError,
     StateDirUnusable,
 )
+from select_service.settings import Layers
 from select_service.version import __version__
 
 if TYPE_CHECKING:
@@ -52,9 +52,9 @@ if TYPE_CHECKING:
 
     from starlette.applications import Starlette
 
-    from select_service.config import Settings
     from select_service.edge.metrics.exposition import Metrics
     from select_service.edge.security.authority import Authority
+    from select_service.settings import Settings
 
 __all__ = [
     "create_app",

@@ -14,10 +14,10 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from select_service.config import FieldValidation
 from select_service.edge.batch_runner import BatchBody
 from select_service.edge.codec.json_codec import HASHES, TOKENS, RequestDecoder
 from select_service.errors import ServiceError
+from select_service.settings import FieldValidation
 from select_service.types import PromptFields
 from select_service.types.batches import SelectBatchRequest, WaveItem
 

@@ -17,8 +17,10 @@ from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
 from indexer.errors import KeyFileUnusable
-from select_service.config import FLAGS, Flag, Settings
-from select_service.config.layers import (
+from select_service.core.admission.controller import check_admission
+from select_service.errors import InvalidField, NeedsRestart, SecurityFileUnusable
+from select_service.settings import FLAGS, Flag, Settings
+from select_service.settings.layers import (
     ConfigError,
     Layers,
     Source,
@@ -26,8 +28,6 @@ from select_service.config.layers import (
     read_file,
     read_values,
 )
-from select_service.core.admission.controller import check_admission
-from select_service.errors import InvalidField, NeedsRestart, SecurityFileUnusable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

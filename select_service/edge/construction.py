@@ -11,18 +11,18 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from select_service.config import Durability
 from select_service.core.routing.policy import PolicyBook, PolicyError, read_policy
 from select_service.edge.driver.driver import Driver
 from select_service.edge.driver.driver_options import DriverOptions, EdgeLimits
+from select_service.settings import Durability
 
 if TYPE_CHECKING:
-    from select_service.config import PolicyFile, Settings
     from select_service.edge.discovery.followers import Discovery
     from select_service.edge.security.security_files import SecurityFiles
     from select_service.edge.state.keeper import Keeper
     from select_service.edge.state.recording_file import Recording
     from select_service.edge.tracing.spans import Tracing
+    from select_service.settings import PolicyFile, Settings
 
 __all__ = ["create_driver", "create_security"]
 

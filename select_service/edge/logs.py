@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import TextIO
 
-    from select_service.config import LogFormat
+    from select_service.settings import LogFormat
 
 __all__ = ["JsonLines", "TextLines", "configure", "tame"]
 

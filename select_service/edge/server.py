@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-    from select_service.config import Settings
     from select_service.core.tenancy.shares import Bound, Party
     from select_service.edge.http.handshakes import Handshakes
     from select_service.edge.http.listening_sockets import ListeningSockets
     from select_service.edge.http.protocol import GuardedProtocol
     from select_service.edge.http.traffic import Traffic
     from select_service.edge.security.security_files import SecurityFiles
+    from select_service.settings import Settings
 
 __all__ = ["TICK_MIN_S", "TICK_S", "Server"]
 

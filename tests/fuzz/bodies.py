@@ -12,9 +12,9 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from hypothesis import strategies as st
 
-from select_service.config.flags import FLAGS
 from select_service.edge.http.routes import ROUTES
 from select_service.edge.routing import Route
+from select_service.settings.flags import FLAGS
 
 U64_END: Final = 1 << 64
 

@@ -29,7 +29,6 @@ from indexer.edge.recovery import read_event
 from indexer.edge.snapshot_file import BadSnapshot, SnapshotReader
 from indexer.errors import BadDump
 from indexer.types import U64_MASK, StreamLimits
-from select_service.config import FieldValidation
 from select_service.core.recording.decoder import BadRecording
 from select_service.core.recording.items import FRAME, LENGTH, OPENING
 from select_service.core.replication.dynamo_events import TOPIC
@@ -47,6 +46,7 @@ from select_service.edge.codec.msgpack_codec import MsgpackDecoder
 from select_service.edge.http.routes import ROUTES
 from select_service.edge.state.wal import inspect
 from select_service.errors import ServiceError
+from select_service.settings import FieldValidation
 from select_service.simulator.recording_replay import replay
 from select_service.simulator.recordings import read_recording
 from tests.indexer.encoding import comparable

@@ -14,8 +14,6 @@ from typing import Final
 
 import select_service.errors
 from indexer.errors import EndpointRefused, IndexerError, InvalidEndpoint
-from select_service.config import ENVIRONMENT, FLAGS, Settings
-from select_service.config.flags import ROOMS, Flag
 from select_service.core.diagnostics.causes import CAUSES, UNREACHABLE_FROM_HERE
 from select_service.edge.app import create_driver
 from select_service.edge.http.traffic import Traffic
@@ -23,6 +21,8 @@ from select_service.edge.metrics.exposition import Metrics
 from select_service.edge.metrics.families import PREFIX
 from select_service.edge.metrics.limit_metrics import TURN_BUDGETS, limit_values
 from select_service.errors import ServiceError
+from select_service.settings import ENVIRONMENT, FLAGS, Settings
+from select_service.settings.flags import ROOMS, Flag
 from tests.readme.document import README, REFERENCE, anchor, headings
 
 COMMAND = "make readme"
@@ -149,7 +149,7 @@ FIXED = (
     ("indexer.core.budget", "TOLERATED", "of --index-bytes-max, then the largest is dropped"),
     ("select_service.core.fleet.pins", "PINS_MAX", "closed scopes whose block size is pinned"),
     ("indexer.core.registry", "SWEPT_PER_TURN", "indexes asked in a turn whether they are clean"),
-    ("select_service.config.layers", "FILE_BYTES_MAX", "bytes of the file of --config"),
+    ("select_service.settings.layers", "FILE_BYTES_MAX", "bytes of the file of --config"),
     ("select_service.edge.load_topic", "APPLY_AFTER_S", "seconds workers' reports are gathered"),
     ("select_service.edge.load_topic", "RANKS_MAX", "ranks whose report is not taken in yet"),
     (
@@ -400,7 +400,7 @@ for limits with a count of their own. For the others the last column names the
 [metric](metrics.md) to watch. Limits without a flag are in [limits.md](limits.md).
 """)
     for room, flags_in_it in ROOMS.items():
-        heading = importlib.import_module(f"select_service.config.flags.{room}").__doc__
+        heading = importlib.import_module(f"select_service.settings.flags.{room}").__doc__
         yield from ("", f"## {room.capitalize()}", "", str(heading), "")
         yield "| flag | default | | watch |"
         yield "|---|---|---|---|"

@@ -10,8 +10,8 @@ import pytest
 
 from select_service import SelectionService, errors, types
 from select_service.cli import parse
-from select_service.config import ENVIRONMENT
 from select_service.edge.http.routes import ROUTES
+from select_service.settings import ENVIRONMENT
 from tests.live.server import Server
 from tests.readme.document import MIGRATION
 

@@ -14,12 +14,12 @@ import yaml
 
 from select_service import client
 from select_service.client import ClientError
-from select_service.config import FLAGS
 from select_service.core.admission.policies import KEYS
 from select_service.edge.discovery import objects
 from select_service.edge.http.routes import ROUTES
 from select_service.edge.routing import OPEN
 from select_service.edge.tracing import spans
+from select_service.settings import FLAGS
 from tests.readme import tables
 from tests.readme.document import CHAPTERS, DOCS, README
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from select_service.config import FLAGS
+from select_service.settings import FLAGS
 from tests.readme import api, tables
 from tests.readme.document import CHAPTERS, README, REFERENCE
 

@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from select_service import cli
-from select_service.config import FLAGS, FieldValidation, Layers, Settings
-from select_service.config.flags import ROOMS
 from select_service.demo import cli as demo
 from select_service.edge import app
+from select_service.settings import FLAGS, FieldValidation, Layers, Settings
+from select_service.settings.flags import ROOMS
 from select_service.types import TrustSettings
 from select_service.version import __version__
 

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from starlette.types import Scope
 
     from select_service.client.ray.registry import Present
-    from select_service.config import Settings
     from select_service.edge.driver.driver import Driver
     from select_service.edge.security.client_credentials import ClientCredentials
+    from select_service.settings import Settings
 
 __all__ = ["CATALOG", "RayDiscovery"]
 

@@ -17,7 +17,6 @@ import msgspec
 from indexer.compiled import usable
 from indexer.core.hashing import pack_tokens, pack_u64
 from indexer.types import U64_MASK
-from select_service.config import FieldValidation
 from select_service.edge.codec.body_limits import BodyGuard
 from select_service.edge.codec.encoder import ECHOED, echo
 from select_service.edge.codec.formats import Format
@@ -35,6 +34,7 @@ from select_service.errors import (
     ServiceError,
     UnknownField,
 )
+from select_service.settings import FieldValidation
 from select_service.types import (
     MmRoutingInfo,
     OverlapScoresRequest,

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any, TypeAlias
 
-    from select_service.config import FieldValidation
+    from select_service.settings import FieldValidation
 
     Shape: TypeAlias = "_MapOf | _ListOf | _Loose | None"
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 import msgspec
 from typing_extensions import override
 
-from select_service.config import Settings
 from select_service.edge.discovery.source import BACKOFF_S, Source, SourceFailed, insist
+from select_service.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Mapping

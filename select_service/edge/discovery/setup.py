@@ -31,10 +31,10 @@ from select_service.edge.discovery.workers_file import WorkersFile
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from select_service.config import Settings
     from select_service.edge.discovery.source import Source
     from select_service.edge.driver.call_context import CallContext
     from select_service.edge.driver.driver import Driver
+    from select_service.settings import Settings
     from select_service.types import WorkerSpec
 
 __all__ = ["create_discovery", "watched_replicas", "watched_workers", "worker_follower"]

@@ -17,8 +17,8 @@ import msgspec
 from typing_extensions import override
 
 from indexer.edge.plain_file import open_plain
-from select_service.config import Settings
 from select_service.edge.discovery.source import Source, SourceFailed, poll
+from select_service.settings import Settings
 from select_service.types import WorkerSpec
 
 _log = logging.getLogger("select_service")

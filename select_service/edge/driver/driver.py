@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 
     from indexer.edge.recovery import Recovery
     from indexer.types import EgressSettings
-    from select_service.config import Settings
     from select_service.core.instrumentation.recorder import Recorder
     from select_service.core.routing.policy import PolicyBook, PolicyError
     from select_service.edge.decision_report import DecisionReporter
@@ -58,6 +57,7 @@ if TYPE_CHECKING:
     from select_service.edge.state.recording_file import Recording
     from select_service.edge.state.warm_start import WarmStart
     from select_service.edge.tracing.spans import Tracing
+    from select_service.settings import Settings
     from select_service.types import CoreLimits, TrustSettings
     from select_service.types.shadow import ShadowSettings
 

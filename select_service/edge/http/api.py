@@ -24,12 +24,12 @@ from select_service.errors import ServiceError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from select_service.config import FieldValidation
     from select_service.edge.codec.json_codec import Decoded
     from select_service.edge.config_reload import ConfigReload
     from select_service.edge.driver.driver import Driver
     from select_service.edge.routing import Route
     from select_service.edge.state.keeper import Keeper
+    from select_service.settings import FieldValidation
 
 __all__ = ["Answer", "Api", "Handler", "Request"]
 

@@ -47,11 +47,11 @@ if TYPE_CHECKING:
 
     from starlette.types import Receive, Scope, Send
 
-    from select_service.config import Settings
     from select_service.edge.config_reload import ConfigReload
     from select_service.edge.console.console_app import ConsoleApp
     from select_service.edge.http.openapi_document import OpenApiDocument
     from select_service.edge.security.authority import Authority
+    from select_service.settings import Settings
 
 __all__ = ["HANDED_OVER", "Application"]
 

@@ -30,9 +30,9 @@ from select_service.types.batches import WaveItem
 from select_service.types.drains import DrainRequest
 
 if TYPE_CHECKING:
-    from select_service.config import FieldValidation
     from select_service.edge.codec.body_limits import BodyGuard
     from select_service.edge.codec.msgpack_codec import MsgpackDecoder
+    from select_service.settings import FieldValidation
 
 __all__ = ["Bodies", "PeerRequest"]
 

@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping, Sequence
 
     from indexer.types import WorkerRank
-    from select_service.config import Settings
     from select_service.core.admission.partition_admission import PartitionAdmission
     from select_service.core.partition import Partition
     from select_service.edge.driver.driver import Driver
     from select_service.edge.metrics.families import Steps
     from select_service.edge.metrics.scope_series import ScopeGroups
+    from select_service.settings import Settings
 
 _OUTCOMES: Final = ("offered", "admitted", "refused", "withdrawn")
 _WORKER_TYPE: Final = "aggregated"

@@ -43,11 +43,11 @@ if TYPE_CHECKING:
 
     from prometheus_client.metrics_core import Metric
 
-    from select_service.config import Settings
     from select_service.edge.config_reload import ConfigReload
     from select_service.edge.driver.driver import Driver
     from select_service.edge.http.traffic import Traffic
     from select_service.edge.metrics.families import Collector, Steps
+    from select_service.settings import Settings
 
 __all__ = ["Metrics"]
 

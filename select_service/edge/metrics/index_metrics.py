@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from indexer.core.index_size import IndexStats
     from indexer.core.stream import EventStream
     from indexer.core.stream_counters import StreamCounters
-    from select_service.config import Settings
     from select_service.edge.driver.driver import Driver
     from select_service.edge.metrics.families import Steps
     from select_service.edge.metrics.scope_series import ScopeGroups
+    from select_service.settings import Settings
 
 __all__ = ["IndexMetrics"]
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
 
-from select_service.config import FLAGS
 from select_service.edge.metrics.families import Collector, counter, gauge
+from select_service.settings import FLAGS
 from select_service.types import CoreLimits
 
 if TYPE_CHECKING:
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
     from prometheus_client.metrics_core import Metric
 
-    from select_service.config import Settings
     from select_service.edge.config_reload import ConfigReload
     from select_service.edge.driver.driver import Driver
     from select_service.edge.http.traffic import Traffic
+    from select_service.settings import Settings
 
 __all__ = ["TURN_BUDGETS", "LimitMetrics", "limit_hits", "limit_values"]
 

@@ -13,8 +13,8 @@ from select_service.edge.security.exposure import open_doors
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from select_service.config import Settings
     from select_service.edge.driver.driver import Driver
+    from select_service.settings import Settings
 
 __all__ = ["SecurityMetrics"]
 

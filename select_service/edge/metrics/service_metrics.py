@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
     from prometheus_client.metrics_core import Metric
 
-    from select_service.config import Settings
     from select_service.edge.driver.driver import Driver
     from select_service.edge.metrics.families import Steps
     from select_service.edge.metrics.scope_series import ScopeGroups
+    from select_service.settings import Settings
 
 __all__ = ["ServiceMetrics"]
 

@@ -10,9 +10,9 @@ from typing_extensions import override
 from select_service.edge.metrics.families import RANK, ROWS_PER_STEP, Collector, counters, gauge
 
 if TYPE_CHECKING:
-    from select_service.config import Settings
     from select_service.edge.driver.driver import Driver
     from select_service.edge.metrics.families import Steps
+    from select_service.settings import Settings
 
 _REASONS: Final = ("prediction", "lag", "gaps")
 

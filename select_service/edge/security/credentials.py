@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from indexer.edge.curve import KeyPair
-    from select_service.config import Settings
+    from select_service.settings import Settings
 
 __all__ = ["Credentials"]
 

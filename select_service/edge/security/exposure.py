@@ -6,7 +6,7 @@ import ipaddress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from select_service.config import Settings
+    from select_service.settings import Settings
 
 __all__ = ["open_doors", "side_address"]
 

@@ -18,7 +18,7 @@ from select_service.errors import CertificatesUnusable, TokenFileUnusable
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from select_service.config import Settings
+    from select_service.settings import Settings
 
 __all__ = ["SecurityFiles"]
 

@@ -19,8 +19,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 from indexer.edge.plain_file import open_plain
-from select_service.config import Settings
 from select_service.errors import TokenFileUnusable
+from select_service.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

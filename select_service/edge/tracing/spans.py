@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import SpanContext
 
-    from select_service.config import Settings
     from select_service.core.admission.queue import Ticket
     from select_service.core.routing.placement import Placement
+    from select_service.settings import Settings
     from select_service.types import Answer
 
 __all__ = ["HERE", "Span", "Tracing", "TracingUnavailableError", "create_tracing", "log_ids"]

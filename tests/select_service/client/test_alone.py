@@ -37,7 +37,7 @@ try:
 except ImportError as error:
     print(error)
 """
-SERVER_ROOMS = ("select_service.edge", "select_service.core", "select_service.config")
+SERVER_ROOMS = ("select_service.edge", "select_service.core", "select_service.settings")
 MODULES = {
     "prometheus-client": "prometheus_client",
     "pyyaml": "yaml",

@@ -13,12 +13,12 @@ import httpx
 import msgspec
 from msgspec.structs import replace
 
-from select_service.config import Settings
 from select_service.edge.app import create_app, create_door, create_driver
 from select_service.edge.driver.driver import Driver
 from select_service.edge.http.listening_sockets import ListeningSockets
 from select_service.edge.security.exposure import side_address
 from select_service.edge.server import Server
+from select_service.settings import Settings
 from select_service.types import WorkerSpec
 from tests import wait
 from tests.wait import until

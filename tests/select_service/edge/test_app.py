@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from select_service.config import PolicyFile, RouterSettings, Settings
 from select_service.edge import app
 from select_service.edge.app import create_driver
+from select_service.settings import PolicyFile, RouterSettings, Settings
 from select_service.types import RouterConfig
 from tests.live.http import exchange
 from tests.live.ports import HOST, free_port

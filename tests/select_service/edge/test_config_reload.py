@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from select_service import cli
-from select_service.config import FLAGS, ConfigError, Settings
 from select_service.edge.app import create_door, create_driver
 from select_service.edge.config_reload import (
     BOUND_ID_LENGTH_MIN,
@@ -28,6 +27,7 @@ from select_service.edge.driver.driver import Driver
 from select_service.edge.metrics.limit_metrics import limit_values
 from select_service.edge.tenancy.tenant_ids import prefix_of
 from select_service.errors import InvalidField, NeedsRestart
+from select_service.settings import FLAGS, ConfigError, Settings
 from tests import wait
 from tests.select_service.edge.security.credentials_made import TokenFile
 from tests.select_service.edge.serving import PROMPT, SETTINGS, in_process, listening, seat, worker

@@ -10,10 +10,10 @@ import httpx
 import msgspec
 import pytest
 
-from select_service.config.environment import RouterSettings
 from select_service.core.diagnostics.causes import CAUSES
 from select_service.edge import doctor as doctors
 from select_service.edge.driver.driver import Driver
+from select_service.settings.environment import RouterSettings
 from select_service.types import RouterConfig, WorkerSpec
 from select_service.types.doctor import DoctorLimits
 from tests.select_service.edge.serving import in_process, seat

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from select_service.config import LogFormat
 from select_service.edge import logs
+from select_service.settings import LogFormat
 
 
 @pytest.fixture(autouse=True)

@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from select_service.config import FieldValidation
 from select_service.edge.batch_runner import ITEMS_MAX, BatchBody
 from select_service.edge.codec.json_codec import RequestDecoder
 from select_service.edge.codec.msgpack_codec import MsgpackDecoder
 from select_service.errors import BodyTooLarge, InvalidField
+from select_service.settings import FieldValidation
 from select_service.types import (
     BatchRequest,
     BodyLimits,

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from select_service.config import FieldValidation
 from select_service.edge.codec import encoder
 from select_service.edge.codec.encoder import encode, show_hashes
 from select_service.edge.codec.json_codec import RequestDecoder
 from select_service.errors import ServiceError
+from select_service.settings import FieldValidation
 from select_service.types import SelectAndReserveRequest
 
 DECODER = RequestDecoder(SelectAndReserveRequest, FieldValidation.WARN)

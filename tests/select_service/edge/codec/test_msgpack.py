@@ -12,9 +12,9 @@ import httpx
 import msgspec
 import pytest
 
-from select_service.config import FieldValidation
 from select_service.edge.driver.driver import Driver
 from select_service.edge.http.routes import ROUTES
+from select_service.settings import FieldValidation
 from tests.select_service.edge.serving import PROMPT, in_process, seat, worker
 from tests.wait import until
 

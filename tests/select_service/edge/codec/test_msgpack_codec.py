@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from select_service.config import FieldValidation
 from select_service.core.reservations.fingerprints import fingerprint_of
 from select_service.edge.codec.json_codec import Decoded, RequestDecoder
 from select_service.edge.codec.msgpack_codec import MsgpackDecoder
 from select_service.edge.http.routes import ROUTES
 from select_service.errors import InvalidField, InvalidMsgpack, ServiceError
+from select_service.settings import FieldValidation
 from select_service.types import (
     BatchRequest,
     MmRoutingInfo,

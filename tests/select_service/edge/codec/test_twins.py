@@ -11,9 +11,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from select_service.config import FieldValidation
 from select_service.edge.codec.json_codec import Decoded, RequestDecoder, Scanner
 from select_service.errors import ServiceError
+from select_service.settings import FieldValidation
 from select_service.types import (
     OverlapScoresRequest,
     PotentialLoadsRequest,

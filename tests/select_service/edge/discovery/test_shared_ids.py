@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from select_service.config.environment import RouterSettings
 from select_service.core.fleet.roster import Unready
 from select_service.edge.app import create_app, create_driver
 from select_service.edge.discovery.objects import NOT_READY, TERMINATING, Found
 from select_service.edge.discovery.setup import create_discovery
 from select_service.edge.discovery.shared_ids import Claims
 from select_service.edge.driver.driver import Driver
+from select_service.settings.environment import RouterSettings
 from select_service.types import RouterConfig, WorkerSpec
 from tests.select_service.edge.discovery.fake_kubernetes import FakeKubernetes, pod
 from tests.select_service.edge.discovery.test_kubernetes import (

@@ -10,10 +10,10 @@ import httpx
 import pytest
 
 from indexer.errors import EndpointRefused
-from select_service.config import FieldValidation
 from select_service.edge.codec.responses import JSON_WRITER
 from select_service.edge.driver.driver import Driver
 from select_service.edge.http.routes import ROUTES
+from select_service.settings import FieldValidation
 from select_service.version import __version__
 from tests.select_service.edge.metrics.test_exposition import scrape, value
 from tests.select_service.edge.security.credentials_made import TokenFile

@@ -20,13 +20,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from select_service.config import Durability
 from select_service.edge.app import create_door, create_driver
 from select_service.edge.http.fast_lane import FastLane
 from select_service.edge.http.head_memory import PEERS_MAX, Peers
 from select_service.edge.http.listening_sockets import ListeningSockets
 from select_service.edge.http.traffic import CLIENT_GONE
 from select_service.edge.server import Server
+from select_service.settings import Durability
 from tests.conftest import MEMORY
 from tests.effort import examples, share_of
 from tests.select_service.edge.serving import PROMPT, SETTINGS, seat

@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from indexer.types import StreamLimits, Tier
-from select_service.config import FLAGS
 from select_service.edge.app import create_driver
 from select_service.edge.driver.driver import Driver
 from select_service.edge.http.traffic import Traffic
@@ -19,6 +18,7 @@ from select_service.edge.metrics.exposition import Metrics
 from select_service.edge.metrics.families import PREFIX
 from select_service.edge.metrics.limit_metrics import TURN_BUDGETS, limit_hits, limit_values
 from select_service.errors import InvalidRequest
+from select_service.settings import FLAGS
 from select_service.types import CoreLimits, ReservationRequest, WorkerSpec
 from tests.select_service.edge.serving import SETTINGS, in_process, worker
 

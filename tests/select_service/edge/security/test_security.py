@@ -18,12 +18,12 @@ import pytest
 from indexer.edge.curve import new_key_file, read_key_file
 from indexer.errors import KeyFileUnusable
 from select_service import cli
-from select_service.config import Settings
 from select_service.edge.driver.driver import Driver
 from select_service.edge.security.exposure import open_doors, side_address
 from select_service.edge.security.security_files import SecurityFiles
 from select_service.edge.security.tokens import read_token_file
 from select_service.errors import CertificatesUnusable
+from select_service.settings import Settings
 from tests.live.ports import HOST, free_port
 from tests.live.server import Server
 from tests.select_service.edge.security.credentials_made import Authority, TokenFile

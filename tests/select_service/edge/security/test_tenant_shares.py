@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from select_service.config import Settings
 from select_service.core.tenancy.shares import prefix_of
 from select_service.edge.driver.driver import Driver
+from select_service.settings import Settings
 from tests import wait
 from tests.select_service.edge.security.credentials_made import TokenFile
 from tests.select_service.edge.serving import PROMPT, in_process, listening, seat, worker

@@ -17,10 +17,10 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
-from select_service.config import Durability
 from select_service.edge.driver.driver import Driver
 from select_service.edge.state import journal as journal_module
 from select_service.errors import StateDirUnusable
+from select_service.settings import Durability
 from select_service.types import ReservationRequest
 from tests.select_service.edge.serving import PROMPT, worker
 from tests.select_service.edge.state.lives import body, life, post

@@ -4,17 +4,17 @@
 ends the process (exit 2); an unreadable environment variable leaves the default and a warning.
 """
 
-from select_service.config.defaults import Durability, FieldValidation, LogFormat
-from select_service.config.environment import (
+from select_service.settings.defaults import Durability, FieldValidation, LogFormat
+from select_service.settings.environment import (
     ENVIRONMENT,
     PolicyFile,
     RouterSettings,
     Variable,
     read_environment,
 )
-from select_service.config.flags import FLAGS, Flag
-from select_service.config.layers import ConfigError, Layers
-from select_service.config.settings import Settings
+from select_service.settings.flags import FLAGS, Flag
+from select_service.settings.layers import ConfigError, Layers
+from select_service.settings.settings import Settings
 
 __all__ = [
     "ENVIRONMENT",

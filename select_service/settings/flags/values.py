@@ -14,7 +14,7 @@ from indexer.core.curve_key import is_curve_key
 from indexer.core.egress import Egress
 from indexer.core.endpoint import SCHEMES, why_elsewhere, why_no_base
 from indexer.edge.plain_file import open_plain
-from select_service.config.environment import parse_float
+from select_service.settings.environment import parse_float
 from select_service.types.shadow import Weight, read_shadow_weights
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import pytest
 
 from indexer.config import RecoveryLimits, SnapshotLimits, StreamLimits
 from indexer.types import EgressSettings
-from select_service.config import Settings
 from select_service.edge.metrics.limit_metrics import TURN_BUDGETS
+from select_service.settings import Settings
 from select_service.types import BodyLimits, CoreLimits, DumpLimits, ReplicaLimits, TrustSettings
 from select_service.types.admission import AdmissionSettings
 from select_service.types.doctor import DoctorLimits

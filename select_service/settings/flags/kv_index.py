@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from indexer.config import EventLossPolicy
-from select_service.config.flags import values
-from select_service.config.flags.flag import Flag
+from select_service.settings.flags import values
+from select_service.settings.flags.flag import Flag
 
 INDEX: Final = (
     Flag(

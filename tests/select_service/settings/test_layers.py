@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from select_service import cli
-from select_service.config import FLAGS, ConfigError, FieldValidation, Settings
-from select_service.config.layers import FILE_BYTES_MAX, Layers, plain, read_file, read_values
+from select_service.settings import FLAGS, ConfigError, FieldValidation, Settings
+from select_service.settings.layers import FILE_BYTES_MAX, Layers, plain, read_file, read_values
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from indexer.config import (
     SnapshotLimits,
     StreamLimits,
 )
-from select_service.config.environment import RouterSettings
+from select_service.settings.environment import RouterSettings
 from select_service.types import (
     BodyLimits,
     CacheBasis,

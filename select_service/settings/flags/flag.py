@@ -8,7 +8,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from select_service.config.settings import Settings
+from select_service.settings.settings import Settings
 
 _NO_LIMITS: Final = frozenset(
     {

@@ -16,7 +16,7 @@ from indexer.config import (
     SnapshotLimits,
     StreamLimits,
 )
-from select_service.config.defaults import Defaults
+from select_service.settings.defaults import Defaults
 from select_service.types import (
     BodyLimits,
     CoreLimits,

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from select_service.config import ENVIRONMENT, FLAGS, read_environment
+from select_service.settings import ENVIRONMENT, FLAGS, read_environment
 from select_service.types import RouterConfig
 
 

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 import msgspec
 
 from indexer.edge.plain_file import open_plain
-from select_service.config.flags import FLAGS, Flag
-from select_service.config.settings import Settings
+from select_service.settings.flags import FLAGS, Flag
+from select_service.settings.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from select_service.config.environment import RouterSettings
+    from select_service.settings.environment import RouterSettings
 
 __all__ = ["ConfigError", "Layers", "Source", "plain", "read_file", "read_values"]
 
