@@ -94,7 +94,8 @@ def _chosen(arguments: list[str]) -> Callable[[], int]:
         from select_service.client import cli as client
 
         return _printing(partial(client.main, arguments), arguments)
-    gc.disable()  # modules are no garbage; `edge/garbage_collection.py` decides when the service is up
+    # modules are no garbage; `edge/garbage_collection.py` decides when the service is up
+    gc.disable()
     # numpy brings OpenBLAS, which at once starts a thread per core that spins for work: 100 ms of
     # processor time beside our start, for products of matrices that nobody here asks for
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

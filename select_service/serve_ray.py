@@ -1,8 +1,8 @@
 """The service as a Ray Serve application: `serve run select_service.serve_ray:app replicas=2`.
 
 Every replica is a whole selector with its own address, which it tells at the meeting point
-(`client/ray/registry.py`); there it finds the others, whose bookings it carries, and the workers of the
-cluster. Serve's proxies reach any of them: what they are told of the catalog goes to all.
+(`client/ray/registry.py`); there it finds the others, whose bookings it carries, and the workers of
+the cluster. Serve's proxies reach any of them: what they are told of the catalog goes to all.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from msgspec.structs import replace
 from ray import serve
 
 from select_service import cli
-from select_service.client.ray.ray_discovery import CATALOG, RayDiscovery
 from select_service.client.ray.registry import NAMESPACE, Registry
 from select_service.edge.app import create_door, create_driver
 from select_service.edge.http.listening_sockets import ListeningSockets
 from select_service.edge.logs import configure
 from select_service.edge.server import Server
+from select_service.ray_discovery import CATALOG, RayDiscovery
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

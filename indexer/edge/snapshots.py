@@ -1,7 +1,7 @@
 """Writes the index to disk periodically, and restores streams from it after a restart.
 
-Each rank is frozen at one moment between two batches (`core/checkpoint.py`): its stream is held while
-its nodes are copied, a slice per turn of the loop, and continues before anything is written.
+Each rank is frozen at one moment between two batches (`core/checkpoint.py`): its stream is held
+while its nodes are copied, a slice per turn of the loop, and continues before anything is written.
 Restored blocks stay invisible until the engine has proven to be the same (`Repair.recall`). No
 failure here is fatal: without a snapshot the start is merely cold. `snapshot_file.py` does the file
 format, `listener.py` holds the streams.

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from select_service.client.core.booking import Booking
     from select_service.client.core.exchange import Run
 
-__all__ = ["Book", "BaseClient", "seconds"]
+__all__ = ["BaseClient", "Book", "seconds"]
 
 R = TypeVar("R", bound=Held)
 

@@ -74,7 +74,7 @@ cdef inline Py_ssize_t _size(Node *node) noexcept nogil:
 
 
 @cython.final
-cdef class Memory:
+cdef class ExpiringMap:
     """Keys with the time they were put and a value, oldest first. All moves O(1)."""
 
     cdef Shard _shards[SHARDS]

@@ -1,8 +1,8 @@
 import random
 
 from select_service.core.columns import Floats, Groups, Slots
-from select_service.core.routing.cost import Found
-from select_service.core.routing.weights import Weights
+from select_service.core.pricing.cost import Found
+from select_service.core.pricing.weights import Weights
 
 ABI: int
 

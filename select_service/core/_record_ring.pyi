@@ -1,9 +1,9 @@
 from select_service.core.admission.queue import Ticket
 from select_service.core.columns import Rows
-from select_service.core.decisions.fleet_snapshot import Lookout
+from select_service.core.decisions.fleet_snapshot import FleetSnapshot
 from select_service.core.decisions.record import Look, Odds, Record
-from select_service.core.routing.placement import Placement, Seen
-from select_service.core.routing.weights import Weights
+from select_service.core.pricing.placement import Placement, Seen
+from select_service.core.pricing.weights import Weights
 from select_service.types import CacheHit
 
 ABI: int
@@ -33,7 +33,7 @@ class RecordRing:
         rows: Rows,
         now: float,
         cache_hit: CacheHit | None,
-        lookout: Lookout,
+        lookout: FleetSnapshot,
     ) -> bool: ...
     def numbered(self, number: int) -> Record | None: ...
     def numbers_of(self, names: frozenset[str]) -> list[int]: ...

@@ -1,7 +1,7 @@
 """What must be done after a verb of the core: the only way the core affects the outside world.
 
-The core appends; the driver (`edge/driver/driver.py`) carries out, in the order of the fields below. A
-verb without outside effects returns `NOTHING`, which is shared and stays empty.
+The core appends; the driver (`edge/driver/driver.py`) carries out, in the order of the fields
+below. A verb without outside effects returns `NOTHING`, which is shared and stays empty.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from indexer.core.stream import EventStream
     from indexer.types import Scope, WorkerRank
     from select_service.core.admission.queue import Ticket
+    from select_service.core.pricing.placement import Placement
     from select_service.core.replication.messages import ReplicaMessage
-    from select_service.core.routing.placement import Placement
 
 
 class Listen(Struct, frozen=True):

@@ -22,7 +22,7 @@ from select_service.core.fleet.catalog import (
 from select_service.core.fleet.pins import Pins
 from select_service.core.ledger.drain_meter import PRIOR_TOKENS_PER_S
 from select_service.core.partition import Partition
-from select_service.core.routing.policy import PolicyBook, PolicyError
+from select_service.core.pricing.policy import PolicyBook, PolicyError
 from select_service.core.tenancy.shares import Shares
 from select_service.errors import scope_text
 from select_service.types import CoreLimits

@@ -22,16 +22,16 @@ from select_service.core.fleet.eligibility import eligible_slots, wants_everyone
 from select_service.core.fleet.slots import FleetSlots
 from select_service.core.ledger.demand_tally import DemandTally
 from select_service.core.ledger.ledger import Ledger
-from select_service.core.routing.cost import Found, Size, preferences, terms_of
-from select_service.core.routing.placement import Placement, worker_overlap
-from select_service.core.routing.weights import SEQUENCE_TOKENS, wait_blocks
+from select_service.core.pricing.cost import Found, Size, preferences, terms_of
+from select_service.core.pricing.placement import Placement, worker_overlap
+from select_service.core.pricing.weights import SEQUENCE_TOKENS, wait_blocks
 from select_service.errors import NoEligibleWorker, NoWorkerForRole
 from select_service.types import Overlap, SelectPairRequest, TrustSettings
 
 if not TYPE_CHECKING and usable("select_service.core._pricer", 3):
     from select_service.core._pricer import Pricer
 else:
-    from select_service.core.routing.plain_pricer import Pricer
+    from select_service.core.pricing.plain_pricer import Pricer
 
 if TYPE_CHECKING:
     import random
@@ -46,11 +46,11 @@ if TYPE_CHECKING:
     from select_service.core.decisions.shadow_regret import ShadowTally
     from select_service.core.fleet.catalog import Worker
     from select_service.core.fleet.roles import Legs
-    from select_service.core.routing.cost import Terms
-    from select_service.core.routing.placement import Seen
-    from select_service.core.routing.policy import RoutingPolicy
-    from select_service.core.routing.prompt import Prompt
-    from select_service.core.routing.weights import Weights
+    from select_service.core.pricing.cost import Terms
+    from select_service.core.pricing.placement import Seen
+    from select_service.core.pricing.policy import RoutingPolicy
+    from select_service.core.pricing.prompt import Prompt
+    from select_service.core.pricing.weights import Weights
     from select_service.types import SelectRequest
 
 

@@ -1,6 +1,6 @@
 """Ended things, remembered for a while: keys with the time they were put, and a value.
 
-The plain twin of the one in `_memory.pyx`: same names, same answers, with a dict and some objects
+The plain twin of the one in `_expiring_map.pyx`: same names, same answers, with a dict and some objects
 per entry.
 """
 

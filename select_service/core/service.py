@@ -46,12 +46,12 @@ from select_service.core.operations.replica_operations import ReplicaOperations
 from select_service.core.operations.reservation_calls import ReservationCalls
 from select_service.core.operations.scale_down import ScaleDown
 from select_service.core.operations.waiting_requests import WaitingRequests
+from select_service.core.pricing.overtaking import overtaking
+from select_service.core.pricing.policy import default_policy
 from select_service.core.replication.durable_rows import ClaimRows, ClosedLeaseRows, TombstoneRows
 from select_service.core.replication.plane import Replicas
 from select_service.core.reservations.pairs import Pairs
 from select_service.core.reservations.sessions import Sessions
-from select_service.core.routing.overtaking import overtaking
-from select_service.core.routing.policy import default_policy
 from select_service.core.routing.read import RequestReader
 from select_service.core.state import (
     AdmissionSection,
@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     from indexer.core.registry import Registry
     from indexer.types import Scope, WorkerRank
     from select_service.core.instrumentation.instrumented import Kinds
-    from select_service.core.routing.policy import PolicyBook, PolicyError
+    from select_service.core.pricing.policy import PolicyBook, PolicyError
     from select_service.types import RouterConfig
     from select_service.types.shadow import ShadowSettings
 

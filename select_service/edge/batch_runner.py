@@ -1,7 +1,7 @@
 """Runs waves in slices, so that they do not hold the loop.
 
-`core/batches/batch_selection.py` defines the steps; this takes them, until a slice of time is used up. If the
-client disconnects, nothing of its wave stays booked.
+`core/batches/batch_selection.py` defines the steps; this takes them, until a slice of time is used
+up. If the client disconnects, nothing of its wave stays booked.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from select_service.edge.driver.driver import Driver
 
-__all__ = ["ConfigChange", "ConfigStatus", "ConfigReload", "Setting", "check_settings"]
+__all__ = ["ConfigChange", "ConfigReload", "ConfigStatus", "Setting", "check_settings"]
 
 _log = logging.getLogger("select_service")
 

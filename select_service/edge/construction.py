@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from select_service.core.routing.policy import PolicyBook, PolicyError, read_policy
+from select_service.core.pricing.policy import PolicyBook, PolicyError, read_policy
 from select_service.edge.driver.driver import Driver
 from select_service.edge.driver.driver_options import DriverOptions, EdgeLimits
 from select_service.settings import Durability

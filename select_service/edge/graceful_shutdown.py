@@ -1,7 +1,7 @@
 """Graceful exit: announce it, keep serving for a while, end when nobody needs the process.
 
-It begins with SIGTERM, or with SIGUSR1 (`leave_command.py`) if SIGTERM will follow later. From then on
-/ready is 503, replicas know, and every answer closes its connection, so that clients reconnect
+It begins with SIGTERM, or with SIGUSR1 (`leave_command.py`) if SIGTERM will follow later. From then
+on /ready is 503, replicas know, and every answer closes its connection, so that clients reconnect
 through their load balancer to the replicas that stay. All requests are answered until the end:
 clients that have not heard yet must not fail. `app.py` wires this up.
 """

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["StreamSlot", "StreamLimit", "StreamCut"]
+__all__ = ["StreamCut", "StreamLimit", "StreamSlot"]
 
 
 class StreamCut(Exception):

@@ -125,15 +125,15 @@ def _predict(arguments: argparse.Namespace) -> int:
 
 
 def _replay(arguments: argparse.Namespace) -> int:
-    from select_service.planner.edge import replayed  # the simulator
+    from select_service.planner.edge import replay_command  # the simulator
 
     _expect_writable(arguments.out)
     question = _flags().replay_of(arguments)
-    results = replayed.replay(question, print_line=_tell)
+    results = replay_command.replay(question, print_line=_tell)
     if arguments.json:
-        _print({"results": [replayed.brief(one) for one in results]})
+        _print({"results": [replay_command.brief(one) for one in results]})
     if arguments.out is not None:
-        _write(arguments.out, replayed.html(results, question))
+        _write(arguments.out, replay_command.html(results, question))
     return 0
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 
 from msgspec import Struct
 
-from indexer.config import (
+from indexer.settings import (
     EgressSettings,
     EventLossPolicy,
     RecoveryLimits,

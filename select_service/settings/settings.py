@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from indexer.config import (
+from indexer.settings import (
     EgressSettings,
     RecoveryLimits,
     SnapshotLimits,

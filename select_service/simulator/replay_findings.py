@@ -1,4 +1,4 @@
-"""The results of a replay: `recording_replay.py` fills them; JSON, a page and terminal text show them."""
+"""The results of a replay: `recording_replay.py` fills them; JSON, page and terminal show them."""
 
 from __future__ import annotations
 

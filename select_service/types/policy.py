@@ -7,4 +7,4 @@ from typing import Literal
 __all__ = ["Policy"]
 
 Policy = Literal["kv-cost", "first-token"]
-"""By the contract's formula, or by when first tokens come (`core/routing/cost.py`)."""
+"""By the contract's formula, or by when first tokens come (`core/pricing/cost.py`)."""

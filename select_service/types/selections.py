@@ -43,7 +43,7 @@ class PrefillCandidate(Struct, frozen=True, kw_only=True):
 
 
 class Advice(Struct, frozen=True, kw_only=True):
-    """Whether one worker or a pair should serve a request: `core/routing/pair.py` says why."""
+    """Whether one worker or a pair should serve a request: `core/pricing/pair.py` says why."""
 
     mode: Literal["aggregated", "disaggregated"]
     reason: str

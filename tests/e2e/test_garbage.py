@@ -1,4 +1,4 @@
-"""What the service lets go is freed by its last reference; see `select_service/edge/garbage_collection.py`."""
+"""What the service lets go is freed by its last reference; see `edge/garbage_collection.py`."""
 
 from __future__ import annotations
 

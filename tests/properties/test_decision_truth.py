@@ -22,7 +22,7 @@ from select_service.core import partition
 from select_service.core.admission.queue import Ticket
 from select_service.core.decisions.explain import Told
 from select_service.core.decisions.record import Record
-from select_service.core.routing import plain_pricer
+from select_service.core.pricing import plain_pricer
 from select_service.core.service import SelectionCore
 from select_service.errors import ServiceError
 from select_service.types import (

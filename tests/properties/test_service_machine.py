@@ -33,7 +33,7 @@ from indexer.core.hashing import block_hashes, pack_u64, sequence_hashes, unpack
 from indexer.core.registry import Registry
 from select_service.core.admission.queue import Ticket
 from select_service.core.instrumentation.instrumented import Watch
-from select_service.core.routing.placement import Placement
+from select_service.core.pricing.placement import Placement
 from select_service.core.service import SelectionCore
 from select_service.errors import (
     LeaseConflict,

@@ -19,7 +19,7 @@ from select_service.core import partition
 from select_service.core.decisions.record import Record
 from select_service.core.decisions.shadow import SKIPPED
 from select_service.core.decisions.shadow_regret import ShadowTally
-from select_service.core.routing import plain_pricer
+from select_service.core.pricing import plain_pricer
 from select_service.types import Answer
 from select_service.types.shadow import REGRET_BOUNDS, ShadowSettings
 from tests.indexer.kernels import twins

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from select_service.core.routing.policy import _Class, _Profile
+from select_service.core.pricing.policy import _Class, _Profile
 from tests.contract.comparison import mismatch
 from tests.live.http import exchange_raw
 from tests.live.ports import free_port

@@ -1,8 +1,8 @@
 """How selectors and workers of one Ray cluster find each other: a named actor, and its client.
 
 `RegistryActor` knows who has reported within the last seconds, and nothing else: what it forgets
-when it dies is reported again within a beat. `serve_ray.py` and `serve_worker.py` report themselves,
-`client_pool.py` asks who is there.
+when it dies is reported again within a beat. `serve_ray.py` and `serve_worker.py` report
+themselves, `client_pool.py` asks who is there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from msgspec import Struct
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["BEAT_S", "NAMESPACE", "Registry", "RegistryActor", "Present"]
+__all__ = ["BEAT_S", "NAMESPACE", "Present", "Registry", "RegistryActor"]
 
 NAMESPACE: Final = "select-service"
 """Namespace of the actor; several independent services in one cluster have one each."""

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from select_service.core.admission.hit_threshold import Hits, Source, Threshold
     from select_service.core.columns import Floats, Rows, Slots
     from select_service.core.partition import Partition
-    from select_service.core.routing.cost import Terms
-    from select_service.core.routing.prompt import Prompt
+    from select_service.core.pricing.cost import Terms
+    from select_service.core.pricing.prompt import Prompt
     from select_service.types import SelectRequest
     from select_service.types.admission import AdmissionSettings
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from select_service.core.fleet.catalog import Worker
     from select_service.core.fleet.slots import FleetSlots
     from select_service.core.ledger.slot_loads import SlotLoads
-    from select_service.core.routing.policy import PolicyClass, RoutingPolicy
+    from select_service.core.pricing.policy import PolicyClass, RoutingPolicy
 
 _NEVER_BUSY = np.inf
 _ENDLESS: Final = 1 << 200

@@ -1,8 +1,8 @@
 """Admission of the whole process: the policy in force, the thresholds, the scopes with a gate.
 
-A partition gets a keeper (`partition_admission.py`) when there is something to judge, and keeps it; with
-all defaults there is none, and nothing is checked. Operators' changes apply at once, and survive
-the process if there is a state directory (`state.py`).
+A partition gets a keeper (`partition_admission.py`) when there is something to judge, and keeps it;
+with all defaults there is none, and nothing is checked. Operators' changes apply at once, and
+survive the process if there is a state directory (`state.py`).
 """
 
 from __future__ import annotations

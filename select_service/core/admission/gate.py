@@ -79,8 +79,8 @@ class Decision(NamedTuple):
 class Gate(Generic[T]):
     """All checks of one partition; `T` is the item that waits in a policy's queue.
 
-    Others (`partition_admission.py`, or the simulator's pool) keep its books up to date with every change
-    of load; the gate only reads them.
+    Others (`partition_admission.py`, or the simulator's pool) keep its books up to date with every
+    change of load; the gate only reads them.
     """
 
     def __init__(

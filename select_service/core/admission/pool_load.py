@@ -1,8 +1,9 @@
 """The load of a partition's ranks as policies see it: columns, evaluated on demand.
 
-The columns are kept by the ledger (`slot_loads.py`), in simulations by `simulator/recorded_loads.py`.
-Nothing here follows their changes: one expression over all ranks costs less than following the
-three changes of each request, and no sum can drift. It knows no classes and decides nothing.
+The columns are kept by the ledger (`slot_loads.py`), in simulations by
+`simulator/recorded_loads.py`. Nothing here follows their changes: one expression over all ranks
+costs less than following the three changes of each request, and no sum can drift. It knows no
+classes and decides nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from select_service.core.ledger.drain_meter import DrainMeter
 if not TYPE_CHECKING and usable("select_service.core._pricer", 3):
     from select_service.core._pricer import Fill
 else:
-    from select_service.core.routing.plain_pricer import Fill
+    from select_service.core.pricing.plain_pricer import Fill
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

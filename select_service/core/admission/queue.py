@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from select_service.core.admission.gate import Decision
     from select_service.core.admission.policy_api import Ask, Held
     from select_service.core.partition import Partition
-    from select_service.core.routing.policy import QueuePolicy
-    from select_service.core.routing.prompt import Prompt
-    from select_service.core.routing.weights import Weights
+    from select_service.core.pricing.policy import QueuePolicy
+    from select_service.core.pricing.prompt import Prompt
+    from select_service.core.pricing.weights import Weights
     from select_service.errors import ServiceError
     from select_service.types import Answer, SelectRequest
 

@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from select_service.core.effects import Effects
     from select_service.core.operations.waiting_requests import WaitingRequests
     from select_service.core.partition import Partition
+    from select_service.core.pricing.prompt import Prompt
+    from select_service.core.pricing.weights import Weights
     from select_service.core.reservations.lifecycle import Lifecycle
     from select_service.core.routing.place import Placer
-    from select_service.core.routing.prompt import Prompt
     from select_service.core.routing.read import RequestReader
-    from select_service.core.routing.weights import Weights
     from select_service.types import (
         Answer,
         PairSelection,
@@ -70,8 +70,8 @@ class BatchPlacement:
         self._known = _KnownPrompt(reader)
         self._placing = _Guided(placing, admitting.settings)
         self._selecting = _Guiding(
-            *(cast("Reader", self._known), desk, admitting),
-            *(cast("Placing", self._placing), room, rng),
+            *(cast("RequestReader", self._known), desk, admitting),
+            *(cast("Placer", self._placing), room, rng),
         )
 
     def choose(

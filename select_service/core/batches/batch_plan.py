@@ -16,7 +16,7 @@ from msgspec import UNSET
 
 from indexer.core import runs
 from indexer.types import HASH_BYTES
-from select_service.core.routing.pick import pick
+from select_service.core.pricing.pick import pick
 
 if TYPE_CHECKING:
     import random
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
     from select_service.core.columns import Floats, Rows, Slots
     from select_service.core.partition import Partition
-    from select_service.core.routing.prompt import Prompt
-    from select_service.core.routing.weights import Weights
+    from select_service.core.pricing.prompt import Prompt
+    from select_service.core.pricing.weights import Weights
     from select_service.types import SelectRequest
 
 __all__ = [
+    "BatchPlan",
     "Group",
     "Member",
     "PlannedRank",
-    "BatchPlan",
     "common_blocks",
     "even_share",
     "groups_of",

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from select_service.core.counters import Counters
     from select_service.core.effects import Effects
     from select_service.core.partition import Partition
+    from select_service.core.pricing.prompt import Prompt
+    from select_service.core.pricing.weights import Weights
     from select_service.core.reservations.lifecycle import Lifecycle
     from select_service.core.routing.place import Placer
-    from select_service.core.routing.prompt import Prompt
     from select_service.core.routing.read import RequestReader
-    from select_service.core.routing.weights import Weights
     from select_service.types import Answer, CoreLimits
     from select_service.types.batches import SelectBatchRequest
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     Steps: TypeAlias = Generator[Effects, float, WaveAnswer]
     Read: TypeAlias = tuple[Partition, Prompt, Weights]
 
-__all__ = ["RunningBatch", "BatchSelection"]
+__all__ = ["BatchSelection", "RunningBatch"]
 
 _SAMPLES_PER_STEP: Final = 16
 """Copied or planned in one step: some tens of microseconds."""

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from select_service.core.columns import Rows
     from select_service.core.fleet.catalog import Catalog
     from select_service.core.partition import Partition
-    from select_service.core.routing.placement import Match, Placement, Seen
-    from select_service.core.routing.weights import Weights
+    from select_service.core.pricing.placement import Match, Placement, Seen
+    from select_service.core.pricing.weights import Weights
     from select_service.errors import ServiceError
     from select_service.types import CacheHit
 

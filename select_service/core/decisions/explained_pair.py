@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from select_service.core.columns import Floats, Slots
     from select_service.core.decisions.explained_terms import RankTerms
     from select_service.core.decisions.record import Record
-    from select_service.core.routing.pair import WorkerPair
+    from select_service.core.pricing.pair import WorkerPair
 
 
 class PairTerms:

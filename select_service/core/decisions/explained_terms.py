@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from select_service.core.ledger.loads import unpacked
-from select_service.core.routing.cost import Size, preferences, terms_of
+from select_service.core.pricing.cost import Size, preferences, terms_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from select_service.core.columns import Floats
     from select_service.core.decisions.record import Record
-    from select_service.core.routing.cost import Terms
+    from select_service.core.pricing.cost import Terms
 
 __all__ = ["RankTerms"]
 

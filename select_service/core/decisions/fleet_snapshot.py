@@ -17,8 +17,8 @@ from select_service.core.decisions.record import (
     REPLAYING,
     STREAM_STATES,
     Absent,
-    FleetSlots,
     RankState,
+    RankStates,
 )
 from select_service.core.fleet.roles import role_of
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from indexer.types import Scope
     from select_service.core.columns import Rows
     from select_service.core.fleet.catalog import Catalog, Worker
-    from select_service.core.fleet.slots import FleetSlots as SeatingNow
+    from select_service.core.fleet.slots import FleetSlots
 
 STREAMS_S: Final = 0.25
 """Maximum age of the noted stream states: reading a thousand takes 0.2 ms."""
@@ -73,7 +73,7 @@ class FleetSnapshot:
     def __init__(
         self,
         scope: Scope,
-        seating: SeatingNow,
+        seating: FleetSlots,
         block_size: int,
         catalog: Catalog,
         stream_of: Callable[[WorkerRank], EventStream | None],
@@ -95,7 +95,7 @@ class FleetSnapshot:
         self._fresh = 0  # seats and absent ranks no record was charged with yet
         here = [worker.worker_id for worker in catalog if worker.scope == scope]
         self._noted = dict.fromkeys([*here, *seating.workers])  # the latest last
-        self.told = FleetSlots(scope, block_size, (), ()), b"", b""
+        self.told = RankStates(scope, block_size, (), ()), b"", b""
         self.everyone: Rows = seating.everyone
         self.size = 0
         self.until = -inf
@@ -123,7 +123,7 @@ class FleetSnapshot:
         self.size += 9 * len(states)
         self.until = now + STREAMS_S
 
-    def _seated_now(self) -> FleetSlots:
+    def _seated_now(self) -> RankStates:
         for worker_id in list(self._noted):
             self._look_at(worker_id)
         known, fresh, self._fresh = self._parts, self._fresh, 0
@@ -133,7 +133,7 @@ class FleetSnapshot:
         self._open = tuple(chain.from_iterable([part.streams for part in ordered]))
         places = len(seats) + len(absent)
         self.size += _SEATING_BYTES + _SEAT_BYTES * fresh + _PLACE_BYTES * places
-        return FleetSlots(self._scope, self._block_size, seats, absent)
+        return RankStates(self._scope, self._block_size, seats, absent)
 
     def _look_at(self, worker_id: int) -> None:
         del self._noted[worker_id]

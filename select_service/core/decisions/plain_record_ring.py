@@ -1,7 +1,8 @@
 """The latest records of decisions: a ring bounded by count and by bytes.
 
 The pure-Python twin of `RecordRing` in `_record_ring.pyx`: same names, same records, same sizes. It
-also makes the records, because every selection pays for that; `decision_log.py` finds and returns them.
+also makes the records, because every selection pays for that; `decision_log.py` finds and returns
+them.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from select_service.core.columns import Rows
     from select_service.core.decisions.fleet_snapshot import FleetSnapshot
     from select_service.core.decisions.record import Look, Odds, Record
-    from select_service.core.routing.placement import Placement, Seen
-    from select_service.core.routing.weights import Weights
+    from select_service.core.pricing.placement import Placement, Seen
+    from select_service.core.pricing.weights import Weights
     from select_service.types import CacheHit
 
 __all__ = ["RecordRing"]

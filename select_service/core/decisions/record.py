@@ -1,9 +1,9 @@
 """The record of one decision: references and cheap copies, evaluated only if it is asked for.
 
 A record must stay true while ranks come and go and load changes: columns are copied as bytes, slot
-lists are never written to, and the seats are in a `Seating` that is replaced, not changed.
-`plain_record_ring.py` and its kernel make and keep records for `decision_log.py`; `explain.py` reads
-them.
+lists are never written to, and the seats are in a `RankStates` that is replaced, not changed.
+`plain_record_ring.py` and its kernel make and keep records for `decision_log.py`; `explain.py`
+reads them.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from select_service.core.columns import Rows, Slots
     from select_service.core.decisions.shadow_regret import Sighting
     from select_service.core.fleet.roles import Legs, Roles
-    from select_service.core.routing.pair import Plan
-    from select_service.core.routing.placement import Seen
-    from select_service.core.routing.weights import Weights
+    from select_service.core.pricing.pair import Plan
+    from select_service.core.pricing.placement import Seen
+    from select_service.core.pricing.weights import Weights
     from select_service.types import CacheHit, PinnedWorker, RoutingConstraints
     from select_service.types.decisions import DecisionRefusal
 
@@ -52,7 +52,7 @@ class Absent(NamedTuple):
     endpoint: str | None
 
 
-class Seating:
+class RankStates:
     """The seats of a partition between two changes of its workers. Never written to."""
 
     def __init__(
@@ -105,7 +105,7 @@ class Odds(Struct, gc=False):
     shadow: Sighting | None = None  # the choice of the shadow weights, if it was scored
 
 
-Look: TypeAlias = "tuple[Seating, bytes, bytes]"
+Look: TypeAlias = "tuple[RankStates, bytes, bytes]"
 """The seating; by seat, states of event streams and wall times of their last batches (doubles)."""
 
 
@@ -135,7 +135,7 @@ class Record(NamedTuple):
     size: int  # the bytes it is charged with, without its columns
 
     @property
-    def seating(self) -> Seating:
+    def seating(self) -> RankStates:
         """The seating."""
         return self.lookout[0]
 

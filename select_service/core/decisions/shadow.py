@@ -16,8 +16,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from select_service.core.decisions.shadow_regret import ShadowTally, Side, Sighting
-from select_service.core.routing.pick import pick
-from select_service.core.routing.weights import weights_in_force
+from select_service.core.pricing.pick import pick
+from select_service.core.pricing.weights import weights_in_force
 
 if TYPE_CHECKING:
     import random
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from select_service.core.admission.queue import Ticket
     from select_service.core.columns import Floats, Rows
     from select_service.core.partition import Partition
-    from select_service.core.routing.cost import Terms
-    from select_service.core.routing.placement import Placement
-    from select_service.core.routing.weights import Weights
+    from select_service.core.pricing.cost import Terms
+    from select_service.core.pricing.placement import Placement
+    from select_service.core.pricing.weights import Weights
     from select_service.types import RouterConfig
     from select_service.types.shadow import ShadowSettings
 

@@ -13,7 +13,7 @@ from msgspec import Struct
 from select_service.types.shadow import REGRET_BOUNDS
 
 if TYPE_CHECKING:
-    from select_service.core.routing.weights import Weights
+    from select_service.core.pricing.weights import Weights
 
 
 class Side(NamedTuple):

@@ -1,7 +1,7 @@
 """Prompts that recur and match nothing: whose blocks should be there, and why they are not.
 
-A sample (`prompt_sample.py`) is judged if the same beginning was requested half a minute earlier: by
-then an engine has reported it, and the index has it unless something is wrong. A hit clears its
+A sample (`prompt_sample.py`) is judged if the same beginning was requested half a minute earlier:
+by then an engine has reported it, and the index has it unless something is wrong. A hit clears its
 scope and its rank of all suspicion. Prompts that never match are tried in other ways, with the
 salts and adapters that events carry, or shifted by a token: a way that matches is proof.
 """

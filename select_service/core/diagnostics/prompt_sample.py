@@ -16,8 +16,8 @@ from indexer.types import BASE_NAMESPACE, HASH_BYTES, Namespace
 
 if TYPE_CHECKING:
     from indexer.types import Scope
-    from select_service.core.routing.placement import Placement
-    from select_service.core.routing.prompt import Prompt
+    from select_service.core.pricing.placement import Placement
+    from select_service.core.pricing.prompt import Prompt
     from select_service.types import SelectRequest
 
 BEGINNING_TOKENS: Final = 16

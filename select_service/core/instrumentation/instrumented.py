@@ -54,9 +54,9 @@ def kinds_for(watch: Watch) -> Kinds:
     """Return the rooms to build for these observers."""
     recorder, witness, kinds = watch.recorder, watch.witness, Kinds()
     if recorder is not None:
-        from select_service.core.instrumentation import recording  # only when tracing
+        from select_service.core.instrumentation import traced  # only when tracing
 
-        kinds = Kinds(*recording.rooms_for(recorder))
+        kinds = Kinds(*traced.rooms_for(recorder))
     if witness is not None:
         from select_service.core.instrumentation.recorder import rooms_for  # only when recording
 

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
     from select_service.core.admission.queue import Ticket
     from select_service.core.fleet.catalog import Worker
-    from select_service.core.routing.placement import Placement
+    from select_service.core.pricing.placement import Placement
     from select_service.types import Answer
 
-__all__ = ["ADMISSION", "BOOK", "MATCH", "PICK", "WAIT", "Booked", "Marks", "MarkRecorder"]
+__all__ = ["ADMISSION", "BOOK", "MATCH", "PICK", "WAIT", "Booked", "MarkRecorder", "Marks"]
 
 ADMISSION: Final = "admission"
 WAIT: Final = "wait"

@@ -38,15 +38,15 @@ if TYPE_CHECKING:
     from select_service.core.ledger.reservation import Lease, Reservation
     from select_service.core.ledger.reservation_ids import Booking
     from select_service.core.partition import Partition
+    from select_service.core.pricing.placement import Seen
+    from select_service.core.pricing.weights import Weights
     from select_service.core.recording.notes import Note
     from select_service.core.replication.messages import ClaimRecord
     from select_service.core.reservations.lifecycle import BookingSpec
-    from select_service.core.routing.placement import Seen
-    from select_service.core.routing.weights import Weights
     from select_service.types import Answer, CacheHit
     from select_service.types.admission import AdmissionSettings
 
-__all__ = ["Rooms", "Sink", "Recorder", "rooms_for"]
+__all__ = ["Recorder", "Rooms", "Sink", "rooms_for"]
 
 LIFE_BYTES: Final = 256
 """Bytes charged for a note of a reservation."""

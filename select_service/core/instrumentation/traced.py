@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from select_service.core.instrumentation.marks import MarkRecorder, Marks
     from select_service.core.ledger.reservation import Reservation
     from select_service.core.partition import Partition
+    from select_service.core.pricing.placement import Placement
     from select_service.core.reservations.lifecycle import BookingSpec
-    from select_service.core.routing.placement import Placement
     from select_service.types import Answer, SelectAndReserveRequest, Selection, SelectRequest
 
 __all__ = ["rooms_for"]

@@ -2,8 +2,8 @@
 
 A call for a reservation that has ended by silence proves that its request outlived its time to
 live: its load was removed while it ran, and its worker was given more. Callers that never free
-leave no such proof. It works beside `reservation_ids.py`, which answers such calls like those for any
-ended id.
+leave no such proof. It works beside `reservation_ids.py`, which answers such calls like those for
+any ended id.
 """
 
 from __future__ import annotations

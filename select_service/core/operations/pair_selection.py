@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec import UNSET
 
-from select_service.core.routing.pair import PairQuery, plan
-from select_service.core.routing.placement import Match
+from select_service.core.pricing.pair import PairQuery, plan
+from select_service.core.pricing.placement import Match
 from select_service.errors import NoEligibleWorker, NoTransfer, NoWorkerForRole
 
 if TYPE_CHECKING:
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from select_service.core.effects import Effects
     from select_service.core.fleet.roles import Legs
     from select_service.core.partition import Partition
+    from select_service.core.pricing.cost import Terms
+    from select_service.core.pricing.pair import Plan
     from select_service.core.reservations.pairs import Pairs
-    from select_service.core.routing.cost import Terms
-    from select_service.core.routing.pair import Plan
     from select_service.types import Advice, PairSelection
 
 

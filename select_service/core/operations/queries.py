@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from indexer.types import Scope
     from select_service.core.membership import Membership
     from select_service.core.partition import Partition
-    from select_service.core.routing.prompt import Prompt
+    from select_service.core.pricing.prompt import Prompt
+    from select_service.core.pricing.weights import Weights
     from select_service.core.routing.read import RequestReader
-    from select_service.core.routing.weights import Weights
     from select_service.types import OverlapScoresRequest, PotentialLoadsRequest
 
 

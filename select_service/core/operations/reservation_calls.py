@@ -12,9 +12,9 @@ import numpy as np
 from msgspec import UNSET
 
 from select_service.core.effects import NOTHING, Effects
+from select_service.core.pricing.prompt import read_booking
 from select_service.core.reservations.fingerprints import fingerprint_of
 from select_service.core.reservations.lifecycle import BookingSpec
-from select_service.core.routing.prompt import read_booking
 from select_service.errors import (
     InvalidField,
     InvalidRequest,
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
     from select_service.core.ledger.reservation import Lease
     from select_service.core.operations.waiting_requests import WaitingRequests
     from select_service.core.partition import Partition
+    from select_service.core.pricing.prompt import Prompt
     from select_service.core.replication.shared_leases import SharedLeases
     from select_service.core.reservations.lifecycle import Lifecycle
     from select_service.core.reservations.pairs import Pairs
-    from select_service.core.routing.prompt import Prompt
     from select_service.core.routing.read import RequestReader
     from select_service.types import (
         BatchRequest,

@@ -51,11 +51,11 @@ if TYPE_CHECKING:
     from indexer.types import Scope
     from select_service.core.columns import Rows, Slots
     from select_service.core.decisions.record import Odds
+    from select_service.core.pricing.cost import Found as FoundNow
+    from select_service.core.pricing.placement import Seen
+    from select_service.core.pricing.prompt import Prompt
     from select_service.core.recording.items import Item
     from select_service.core.recording.notes import Note, Seated
-    from select_service.core.routing.cost import Found as FoundNow
-    from select_service.core.routing.placement import Seen
-    from select_service.core.routing.prompt import Prompt
     from select_service.types import SelectRequest
 
 __all__ = ["Packer", "message"]

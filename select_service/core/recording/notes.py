@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from indexer.types import Scope, WorkerRank
     from select_service.core.columns import Rows
     from select_service.core.decisions.record import Odds
-    from select_service.core.routing.pair import WorkerPair
-    from select_service.core.routing.placement import Seen
-    from select_service.core.routing.prompt import Prompt
-    from select_service.core.routing.weights import Weights
+    from select_service.core.pricing.pair import WorkerPair
+    from select_service.core.pricing.placement import Seen
+    from select_service.core.pricing.prompt import Prompt
+    from select_service.core.pricing.weights import Weights
     from select_service.types import SelectRequest, WorkerSpec
 
 __all__ = [

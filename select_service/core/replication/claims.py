@@ -2,8 +2,8 @@
 
 A claim is named (owner, born) and only grows until it has ended; its end is remembered for a while,
 so statements may arrive in any order and any number of times. The desk opens, grows and ends claims
-on behalf of its callers, `apply_messages.py` on behalf of publishers; `resolver.py` books the winner.
-Nothing here knows a ledger, a publisher's silence or a snapshot.
+on behalf of its callers, `apply_messages.py` on behalf of publishers; `resolver.py` books the
+winner. Nothing here knows a ledger, a publisher's silence or a snapshot.
 """
 
 from __future__ import annotations

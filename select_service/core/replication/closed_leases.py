@@ -2,8 +2,8 @@
 
 A close is final for the reservations that the closing replica knew under the lease, and for those
 that took them over: all claims up to a number of each owner. The same lease id may be opened anew
-later, and what is booked under it then has higher numbers. ClosedLeases are remembered for a while, and
-every snapshot retells them. Only `claims.py` writes here.
+later, and what is booked under it then has higher numbers. ClosedLeases are remembered for a while,
+and every snapshot retells them. Only `claims.py` writes here.
 """
 
 from __future__ import annotations

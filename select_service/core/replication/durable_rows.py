@@ -1,8 +1,8 @@
 """What replicas are still to learn from us, as it is kept on disk: see `core/state.py`.
 
-A caller was answered, so it must hold whatever restarts: what is over (`TombstoneRows`, `ClosedLeaseRows`),
-and how far reservations of other replicas have come (`ClaimRows`). Once restored it is retold as
-before, in snapshots and to whoever states otherwise.
+A caller was answered, so it must hold whatever restarts: what is over (`TombstoneRows`,
+`ClosedLeaseRows`), and how far reservations of other replicas have come (`ClaimRows`). Once
+restored it is retold as before, in snapshots and to whoever states otherwise.
 """
 
 from __future__ import annotations

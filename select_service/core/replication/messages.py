@@ -1,6 +1,7 @@
 """Messages between replicas of this service, beyond the reference's plane, and their snapshots.
 
-Shapes only. `message_codec.py` encodes them; `plane.py` and `apply_messages.py` send and handle them.
+Shapes only. `message_codec.py` encodes them; `plane.py` and `apply_messages.py` send and handle
+them.
 
 A *claim* is "publisher P says id X is booked on rank R with this load". Its name is (owner, born):
 the router id of P and the number of P's statement. The state of a claim only ever grows, so all who

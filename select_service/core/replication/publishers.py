@@ -1,7 +1,8 @@
 """All publishers heard of on the replica plane: present, lost, and to be forgotten.
 
-A `SequenceTracker` says how far each has been heard. Their statements are not interpreted here. Slices of work
-remind a returned publisher of what it may have missed, and clear what a lost one leaves.
+A `SequenceTracker` says how far each has been heard. Their statements are not interpreted here.
+Slices of work remind a returned publisher of what it may have missed, and clear what a lost one
+leaves.
 """
 
 from __future__ import annotations

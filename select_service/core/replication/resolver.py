@@ -1,8 +1,8 @@
 """Of all claims on an id, one is booked: the same one wherever the same claims are known.
 
 It is the one with the lowest router id among those that have not ended and whose rank is here; its
-state becomes the booking's. `apply_messages.py` and `dynamo_peers.py` call this whenever the claims on an id
-change; claims whose rank is absent wait until it comes.
+state becomes the booking's. `apply_messages.py` and `dynamo_peers.py` call this whenever the claims
+on an id change; claims whose rank is absent wait until it comes.
 """
 
 from __future__ import annotations

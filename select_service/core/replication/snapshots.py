@@ -1,7 +1,8 @@
 """Snapshots of the replica plane: ours, sent part by part, and the effects of a peer's here.
 
 `plane.py` decides when to fetch one, the edge transfers it. Its parts are applied like live
-statements (`apply_messages.py`); earlier claims of the publisher that it does not contain have ended.
+statements (`apply_messages.py`); earlier claims of the publisher that it does not contain have
+ended.
 """
 
 from __future__ import annotations

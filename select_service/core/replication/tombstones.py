@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from select_service.core.tenancy.shares import Party
 
 ENDS_KEPT_MAX: Final = 64
-"""Tombstones of claims on one id that are kept on disk, the latest: an id is rarely booked again."""
+"""Tombstones of claims on one id kept on disk, the latest: an id is rarely booked again."""
 
 
 class _End(msgspec.Struct, array_like=True, frozen=True):

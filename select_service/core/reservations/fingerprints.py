@@ -12,7 +12,7 @@ import msgspec
 import xxhash
 from msgspec import UNSET
 
-from select_service.core.routing.prompt import packed
+from select_service.core.pricing.prompt import packed
 from select_service.types import PromptFields, SelectRequest
 
 __all__ = ["fingerprint_of", "in_order"]

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from select_service.core.ledger.reservation import Lease, Reservation
     from select_service.core.membership import Lost
     from select_service.core.partition import Partition
+    from select_service.core.pricing.prompt import Prompt
     from select_service.core.replication.messages import ClaimRecord
-    from select_service.core.routing.prompt import Prompt
     from select_service.types import (
         CoreLimits,
         PairSelection,

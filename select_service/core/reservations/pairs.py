@@ -13,10 +13,10 @@ from msgspec import UNSET
 
 from select_service.core.effects import NOTHING, Effects
 from select_service.core.ledger.reservation_ids import leg_ids
+from select_service.core.pricing.placement import worker_overlap
+from select_service.core.pricing.prompt import Prompt
 from select_service.core.replication.messages import Ended
 from select_service.core.reservations.lifecycle import BookingSpec
-from select_service.core.routing.placement import worker_overlap
-from select_service.core.routing.prompt import Prompt
 from select_service.errors import ReservationNotFound
 from select_service.types import PairLeg, PairSelection, SelectPairRequest
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from select_service.core.counters import Counters
     from select_service.core.ledger.reservation_ids import Booking
     from select_service.core.partition import Partition
+    from select_service.core.pricing.cost import Found
+    from select_service.core.pricing.pair import Plan
+    from select_service.core.pricing.placement import Placement
     from select_service.core.replication.messages import ReplicaMessage
     from select_service.core.reservations.lifecycle import Lifecycle
-    from select_service.core.routing.cost import Found
-    from select_service.core.routing.pair import Plan
-    from select_service.core.routing.placement import Placement
 
 
 class Pairs:

@@ -1,8 +1,8 @@
 """Reservations known by the claims of other replicas only, because their worker is not here.
 
 They have no load here, but their ids are taken, and calls for them reach their owners: progress
-and ends are noted on the claims and told to the others. `lifecycle.py` asks here for whatever has no
-booking.
+and ends are noted on the claims and told to the others. `lifecycle.py` asks here for whatever has
+no booking.
 """
 
 from __future__ import annotations

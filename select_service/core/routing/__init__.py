@@ -1,1 +1,1 @@
-"""What a prompt would cost on each rank, and which one is cheapest."""
+"""The whole decision: read, candidates, match, price, pick, book."""

@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from select_service.core.fleet.catalog import Worker
     from select_service.core.operations.pair_selection import PairSelector
     from select_service.core.partition import Partition
+    from select_service.core.pricing.placement import Placement
     from select_service.core.reservations.lifecycle import Lifecycle
     from select_service.core.reservations.sessions import Sessions
-    from select_service.core.routing.placement import Placement
     from select_service.errors import ServiceError
     from select_service.types import Overlap
     from select_service.types.decisions import Decision

@@ -12,8 +12,8 @@ from msgspec import UNSET
 
 from select_service.core.fleet.eligibility import check_wishes
 from select_service.core.ledger.unserved_demand import UnservedDemand
-from select_service.core.routing.prompt import read_prompt
-from select_service.core.routing.weights import weights_in_force
+from select_service.core.pricing.prompt import read_prompt
+from select_service.core.pricing.weights import weights_in_force
 from select_service.errors import NoSchedulableWorker
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from indexer.types import Scope
     from select_service.core.fleet.pins import Pins
     from select_service.core.partition import Partition
-    from select_service.core.routing.prompt import Prompt
-    from select_service.core.routing.weights import Weights
+    from select_service.core.pricing.prompt import Prompt
+    from select_service.core.pricing.weights import Weights
     from select_service.types import (
         CoreLimits,
         PromptFields,

@@ -25,8 +25,8 @@ __all__ = ["CONSOLE_PATH", "ConsoleApp"]
 CONSOLE_PATH: Final = "/console"
 
 _ROOMS: Final = (
-    *("browser", "assets", "fleet", "prefix", "reservations"),
-    *("sections", "sources", "stream", "answering"),
+    *("browser", "assets", "fleet", "prefix", "newest_reservations"),
+    *("sections", "sources", "stream", "console_handlers"),
 )
 _READ: Final = "read"
 _GETS: Final = (
@@ -39,7 +39,7 @@ _GETS: Final = (
     ("/api/decisions", "decisions", _READ),
     ("/api/decisions/{id}", "decision", _READ),
     ("/api/leases", "leases", _READ),
-    ("/api/reservations", "reservations", _READ),
+    ("/api/reservations", "newest_reservations", _READ),
     ("/api/findings", "findings", _READ),
     ("/api/shadow", "shadow", _READ),
 )

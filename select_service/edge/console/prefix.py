@@ -20,7 +20,7 @@ from select_service.types import U32, OverlapScoresRequest
 
 if TYPE_CHECKING:
     from select_service.core.partition import Partition
-    from select_service.core.routing.cost import Held
+    from select_service.core.pricing.cost import Held
     from select_service.edge.driver.driver import Driver
 
 __all__ = ["HOLDERS_MAX", "PrefixRequest", "look_up"]

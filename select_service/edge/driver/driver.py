@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from indexer.edge.recovery import Recovery
     from indexer.types import EgressSettings
     from select_service.core.instrumentation.recorder import Recorder
-    from select_service.core.routing.policy import PolicyBook, PolicyError
+    from select_service.core.pricing.policy import PolicyBook, PolicyError
     from select_service.edge.decision_report import DecisionReporter
     from select_service.edge.discovery.followers import Discovery
     from select_service.edge.doctor import Doctor

@@ -16,7 +16,7 @@ from select_service.core.effects import NOTHING
 if TYPE_CHECKING:
     from select_service.core.admission.queue import Ticket
     from select_service.core.effects import Effects, TrustNews
-    from select_service.core.routing.placement import Placement
+    from select_service.core.pricing.placement import Placement
     from select_service.edge.driver.sources import EventSources
     from select_service.edge.driver.waiting_callers import WaitingCallers
     from select_service.edge.replication.plane import Replicas

@@ -1,7 +1,8 @@
 """The workers' event sources: opened, held and closed as the core asks.
 
-`effects_executor.py` passes on which; `indexer/edge/listener.py` has the sockets. What an earlier run or a
-peer knew of a stream comes first: until it is in place, the stream is not opened, or is held.
+`effects_executor.py` passes on which; `indexer/edge/listener.py` has the sockets. What an earlier
+run or a peer knew of a stream comes first: until it is in place, the stream is not opened, or is
+held.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """ASGI in front of the API: runs one exchange, and watches for clients that disconnect.
 
 It handles what is independent of the route: disconnections, refusals, crashes and their counters.
-`negotiation.py` interprets heads, `asgi_receive.py` reads bodies, `asgi_send.py` sends answers. Uvicorn
-(through `protocol.py`) stands before it, `api.py` and its handlers behind it.
+`negotiation.py` interprets heads, `asgi_receive.py` reads bodies, `asgi_send.py` sends answers.
+Uvicorn (through `protocol.py`) stands before it, `api.py` and its handlers behind it.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ pipelines or does not read, an answer that has to wait or is a stream) takes the
 the same `Application`, routes and counters.
 
 If a request arrives in one piece, usually not even its head is parsed: the header lines that matter
-are the same in every request of a client (`header_cache.py`), so their parsed meaning is looked up by
-their bytes (`head_memory.py`).
+are the same in every request of a client (`header_cache.py`), so their parsed meaning is looked up
+by their bytes (`head_memory.py`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The route table, which is the API: paths, handlers, bodies, answers and refusals.
 
-`application.py` finds the route of a request, `api.py` calls its handler; /openapi.json, the API reference
-and the access matrix are generated from this table.
+`application.py` finds the route of a request, `api.py` calls its handler; /openapi.json, the API
+reference and the access matrix are generated from this table.
 """
 
 from __future__ import annotations

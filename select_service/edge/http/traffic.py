@@ -1,7 +1,7 @@
 """Plain counters of the HTTP side: requests by route and status, latencies, connections.
 
-Incremented where things happen (`application.py`, `protocol.py`) in a fraction of a microsecond, read by
-`metrics/exposition.py` at scrape time. Nothing here knows Prometheus.
+Incremented where things happen (`application.py`, `protocol.py`) in a fraction of a microsecond,
+read by `metrics/exposition.py` at scrape time. Nothing here knows Prometheus.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Tokens, certificates and keys of one process together: read at the start, and again on SIGHUP.
 
-All of them are read before any is put in force, so that a bad file changes nothing; `config_reload.py`
-does it, together with the settings.
+All of them are read before any is put in force, so that a bad file changes nothing;
+`config_reload.py` does it, together with the settings.
 """
 
 from __future__ import annotations

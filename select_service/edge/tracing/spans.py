@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import SpanContext
 
     from select_service.core.admission.queue import Ticket
-    from select_service.core.routing.placement import Placement
+    from select_service.core.pricing.placement import Placement
     from select_service.settings import Settings
     from select_service.types import Answer
 

@@ -1,6 +1,7 @@
 """The replica plane's verbs and lifecycle: opening it, registering peers, reporting on them.
 
-`edge/replication/` has the sockets and is loaded with the first plane; the core decides what is sent.
+`edge/replication/` has the sockets and is loaded with the first plane; the core decides what is
+sent.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 The slow loop forecasts intervals, the fast one sees that more comes than was forecast; neither
 knows how a rise continues. Where enough of the past was counted part by part, and a trial on the
 past shows that the promise can be kept, this module decides instead of both, at every look:
-`similar_past.py` predicts what may come until engines have started, `marginal_value.py` what they are worth.
-It abstains while traffic recurs (its course is known), jumps as quickly as engines start, is unlike
-all that was learnt, or is not counted.
+`similar_past.py` predicts what may come until engines have started, `marginal_value.py` what they
+are worth. It abstains while traffic recurs (its course is known), jumps as quickly as engines
+start, is unlike all that was learnt, or is not counted.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from select_service.planner.types import PoolKey
 
-__all__ = ["SAME", "TimeSeries", "Pool", "PoolSettings"]
+__all__ = ["SAME", "Pool", "PoolSettings", "TimeSeries"]
 
 STEPS_MOST: Final = 10
 """The most intervals forecast ahead, however long engines take to start."""

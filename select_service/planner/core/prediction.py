@@ -1,8 +1,8 @@
 """One time series of a model's traffic, and its forecasts.
 
 A model forecasts; a `Predictor` decides what the model sees: no leading zeros, no NaN, logarithms
-on request. `kalman.py`, `smoothing.py` and `fitted.py` are models, `predictor_choice.py` picks among
-several; `demand.py` uses the forecasts.
+on request. `kalman.py`, `smoothing.py` and `fitted.py` are models, `predictor_choice.py` picks
+among several; `demand.py` uses the forecasts.
 """
 
 from __future__ import annotations

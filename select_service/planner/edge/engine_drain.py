@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from select_service.planner.edge.selectors import Selectors, Worker
     from select_service.planner.types import PoolKey, PoolState, Target
 
-__all__ = ["REASON", "Kept", "EngineDrain"]
+__all__ = ["REASON", "EngineDrain", "Kept"]
 
 REASON: Final = "select-planner"
 """Start of the reason of all our drains, by which a restarted planner recognises them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from indexer.config import EventLossPolicy
+from indexer.settings import EventLossPolicy
 from select_service.settings.flags import values
 from select_service.settings.flags.flag import Flag
 

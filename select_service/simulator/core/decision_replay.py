@@ -19,12 +19,12 @@ from select_service.core.batches.batch_plan import BatchPlan, Member
 from select_service.core.fleet.catalog import Worker
 from select_service.core.fleet.roles import Legs
 from select_service.core.partition import Partition
+from select_service.core.pricing.pair import PairQuery, plan
+from select_service.core.pricing.policy import default_policy
+from select_service.core.pricing.prompt import Prompt
+from select_service.core.pricing.weights import Weights, weights_in_force
 from select_service.core.recording.decoder import BadRecording, hashes_of, slots_of
 from select_service.core.recording.items import Asked
-from select_service.core.routing.pair import PairQuery, plan
-from select_service.core.routing.policy import default_policy
-from select_service.core.routing.prompt import Prompt
-from select_service.core.routing.weights import Weights, weights_in_force
 from select_service.errors import NoEligibleWorker, NoWorkerForRole, WorkerDraining
 from select_service.simulator.core.recorded_state import (
     RecordedIndex,
@@ -54,9 +54,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Choice",
+    "DecisionReplay",
     "Rank",
     "SlotTables",
-    "DecisionReplay",
     "WeightsFor",
     "changed_weights",
     "recorded_choice",

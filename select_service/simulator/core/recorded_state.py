@@ -1,7 +1,7 @@
 """Substitutes for index, ledger and trust on a stage, which answer as recorded.
 
-They implement what `Partition` uses on the way from candidates to a choice, and no more; `decision_replay.py`
-installs them, and sets their answers before each decision.
+They implement what `Partition` uses on the way from candidates to a choice, and no more;
+`decision_replay.py` installs them, and sets their answers before each decision.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class RecordedLedger:
         self.loads = SlotLoads()
         self.loads.ensure(capacity)
         self._recent = _Recent()
-        self.loads.recent = cast("Recent", self._recent)
+        self.loads.recent = cast("RecentActivity", self._recent)
         # added by a wave's requests; booked ones are already in the context
         self.sequence_blocks = 0
         self.blocks = _Blocks()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from select_service.core.routing.policy import PolicyBook, PolicyClass, RoutingPolicy
+from select_service.core.pricing.policy import PolicyBook, PolicyClass, RoutingPolicy
 from select_service.errors import NoEligibleWorker, QueueFull, ReservationConflict, ServiceError
 from select_service.types import RouterConfig, Selection
 from tests.select_service.core.whole_fleet import Fleet, selection_of, ticket_of

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from select_service.core.routing.weights import weights_in_force
+from select_service.core.pricing.weights import weights_in_force
 from select_service.settings import ConfigError, Settings
 from select_service.settings.layers import plain, read_values
 from select_service.types import RouterConfig, RouterConfigOverride

@@ -15,9 +15,9 @@ import pytest
 from msgspec.structs import replace
 
 from select_service.core.ledger.loads import ranks_in, unpacked
+from select_service.core.pricing.weights import weights_in_force
 from select_service.core.recording.decoder import BadRecording, House, slots_of
 from select_service.core.recording.items import Decided, Item, Prompted, Wave
-from select_service.core.routing.weights import weights_in_force
 from select_service.simulator.cli import main
 from select_service.simulator.core.decision_replay import (
     DecisionReplay,

@@ -1,9 +1,9 @@
 """The protocol of leases: the right to act, requested before every action.
 
 If engines live in a cluster the lease lives there, too, where all possible scalers see it: a Lease
-of Kubernetes (`kubernetes_lease.py`), an actor of Ray (`ray_lease.py`). If only this machine knows the planner
-it is a lock on this machine (`file_lease.py`). A planner without it watches and learns, and changes
-nothing.
+of Kubernetes (`kubernetes_lease.py`), an actor of Ray (`ray_lease.py`). If only this machine knows
+the planner it is a lock on this machine (`file_lease.py`). A planner without it watches and learns,
+and changes nothing.
 """
 
 from __future__ import annotations

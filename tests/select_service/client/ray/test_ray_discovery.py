@@ -9,10 +9,10 @@ import httpx
 import msgspec
 import pytest
 
-from select_service.client.ray.ray_discovery import RayDiscovery
 from select_service.client.ray.registry import Present, Registry
 from select_service.edge.discovery.source import SourceFailed
 from select_service.edge.driver.driver import Driver
+from select_service.ray_discovery import RayDiscovery
 from select_service.types import WorkerSpec
 
 ME = ("http://me", "tcp://me:1")

@@ -9,7 +9,7 @@ import pytest
 
 from select_service.core.admission.queue import Ticket
 from select_service.core.admission.tallies import ClassTally
-from select_service.core.routing.policy import PolicyBook, PolicyClass, RoutingPolicy
+from select_service.core.pricing.policy import PolicyBook, PolicyClass, RoutingPolicy
 from select_service.errors import (
     AdmissionRefused,
     InvalidField,

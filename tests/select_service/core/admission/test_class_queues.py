@@ -15,9 +15,9 @@ from select_service.core.admission.queue import Ticket
 from select_service.core.fleet.catalog import Worker
 from select_service.core.fleet.slots import FleetSlots
 from select_service.core.ledger.ledger import Ledger
-from select_service.core.routing.overtaking import Overtaking
-from select_service.core.routing.policy import PolicyClass, RoutingPolicy
-from select_service.core.routing.prompt import Prompt
+from select_service.core.pricing.overtaking import Overtaking
+from select_service.core.pricing.policy import PolicyClass, RoutingPolicy
+from select_service.core.pricing.prompt import Prompt
 from select_service.errors import QueueFull
 from select_service.types import SelectRequest, WorkerSpec
 from tests.effort import examples

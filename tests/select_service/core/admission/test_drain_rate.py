@@ -9,7 +9,7 @@ import pytest
 from select_service.core.admission.drain_rate import RETURN_MAX_S, DrainRate
 from select_service.core.admission.queue import Ticket
 from select_service.core.ledger.work_done import WorkDone
-from select_service.core.routing.policy import PolicyBook, PolicyClass, RoutingPolicy
+from select_service.core.pricing.policy import PolicyBook, PolicyClass, RoutingPolicy
 from select_service.errors import (
     RETRY_AFTER_S,
     AdmissionRefused,

@@ -11,8 +11,8 @@ import pytest
 
 from indexer.core.registry import Registry
 from select_service.core.admission.queue import PendingQueue, Ticket, order_key
-from select_service.core.routing.policy import QueuePolicy
-from select_service.core.routing.prompt import Prompt
+from select_service.core.pricing.policy import QueuePolicy
+from select_service.core.pricing.prompt import Prompt
 from select_service.core.service import SelectionCore
 from select_service.types import RouterConfig, SelectRequest, WorkerSpec
 

@@ -15,8 +15,8 @@ from select_service.core.admission.policy_api import Ask
 from select_service.core.admission.queue import Ticket
 from select_service.core.decisions import plain_record_ring
 from select_service.core.decisions.record import Record
-from select_service.core.routing.placement import Placement
-from select_service.core.routing.prompt import Prompt
+from select_service.core.pricing.placement import Placement
+from select_service.core.pricing.prompt import Prompt
 from select_service.types import Overlap, RoutingConstraints, SelectRequest
 from tests.effort import examples
 from tests.indexer.kernels import twins

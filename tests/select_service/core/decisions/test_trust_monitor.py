@@ -13,9 +13,16 @@ from indexer.types import Tier, WorkerRank
 from select_service.core.replication.message_codec import decode_message, encode_message
 from select_service.errors import InvalidField, ReservationNotFound, ServiceError
 from select_service.types import BatchPrefillComplete, PairSelection, RouterConfigOverride
+from tests.select_service.core.decisions.doubted import (
+    FINDABLE,
+    ISL,
+    PROMPT,
+    fleet_of,
+    serve,
+    trust,
+)
 from tests.select_service.core.replication.replica import Replica
 from tests.select_service.core.test_state import Disk, restored
-from tests.select_service.core.trust.doubted import FINDABLE, ISL, PROMPT, fleet_of, serve, trust
 from tests.select_service.core.whole_fleet import DEFAULT, Fleet
 
 

@@ -17,6 +17,9 @@ from msgspec.structs import replace
 from indexer.types import Scope
 from select_service.core.columns import Slots
 from select_service.core.ledger.loads import COLUMNS, ranks_in
+from select_service.core.pricing.cost import Found
+from select_service.core.pricing.prompt import Prompt
+from select_service.core.pricing.weights import weights_in_force
 from select_service.core.recording import decoder, encoder
 from select_service.core.recording.decoder import BadRecording, Tape, hashes_of, slots_of
 from select_service.core.recording.encoder import Packer, message
@@ -39,9 +42,6 @@ from select_service.core.recording.notes import (
     Note,
     SeatsNote,
 )
-from select_service.core.routing.cost import Found
-from select_service.core.routing.prompt import Prompt
-from select_service.core.routing.weights import weights_in_force
 from select_service.simulator.recording_replay import replay
 from select_service.types import RouterConfig, SelectRequest, WorkerSpec
 from tests.effort import examples

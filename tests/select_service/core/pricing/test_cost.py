@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from select_service.core.ledger.loads import Loads
-from select_service.core.routing.cost import Found, Size, Terms, preferences, terms_of
-from select_service.core.routing.weights import Weights, weights_in_force
+from select_service.core.pricing.cost import Found, Size, Terms, preferences, terms_of
+from select_service.core.pricing.weights import Weights, weights_in_force
 from select_service.types import RouterConfig, RouterConfigOverride
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from select_service.core.columns import Floats, Groups, Rows, Slots
     from select_service.core.ledger.loads import Loads
     from select_service.core.ledger.slot_loads import SlotLoads
-    from select_service.core.routing.weights import Weights
+    from select_service.core.pricing.weights import Weights
 
 __all__ = ["Found", "Held", "Size", "Terms", "preferences", "terms_of"]
 

@@ -8,4 +8,4 @@ from indexer.types import (
     StreamLimits,
 )
 
-__all__ = ["EventLossPolicy", "EgressSettings", "RecoveryLimits", "SnapshotLimits", "StreamLimits"]
+__all__ = ["EgressSettings", "EventLossPolicy", "RecoveryLimits", "SnapshotLimits", "StreamLimits"]

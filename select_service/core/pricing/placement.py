@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from select_service.core.columns import Groups
     from select_service.core.fleet.catalog import Worker
     from select_service.core.fleet.roles import Legs
-    from select_service.core.routing.cost import Found
-    from select_service.core.routing.pair import Plan
-    from select_service.core.routing.weights import Weights
+    from select_service.core.pricing.cost import Found
+    from select_service.core.pricing.pair import Plan
+    from select_service.core.pricing.weights import Weights
 
 
 Seen: TypeAlias = "tuple[bytes, Found | None, Groups | None, bytes | None]"

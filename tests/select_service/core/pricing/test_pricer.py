@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from select_service.core.ledger.loads import ranks_in, unpacked
 from select_service.core.ledger.slot_loads import SlotLoads
-from select_service.core.routing import plain_pricer
-from select_service.core.routing.cost import Found
-from select_service.core.routing.pick import pick
-from select_service.core.routing.weights import Weights
+from select_service.core.pricing import plain_pricer
+from select_service.core.pricing.cost import Found
+from select_service.core.pricing.pick import pick
+from select_service.core.pricing.weights import Weights
 from tests.indexer.kernels import twins
-from tests.select_service.core.routing.test_cost import groups
+from tests.select_service.core.pricing.test_cost import groups
 
 EITHER = pytest.mark.parametrize("twin", twins("select_service.core._pricer", plain_pricer))
 ROWS = 12

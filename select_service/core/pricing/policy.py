@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from select_service.core.routing.overtaking import NO_OVERTAKING
+from select_service.core.pricing.overtaking import NO_OVERTAKING
 
 if TYPE_CHECKING:
-    from select_service.core.routing.overtaking import Overtaking
+    from select_service.core.pricing.overtaking import Overtaking
 
 
 QueuePolicy: TypeAlias = Literal["fcfs", "wspt"]

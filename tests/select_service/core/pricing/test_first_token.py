@@ -19,9 +19,9 @@ from select_service.core import partition as rooms
 from select_service.core.ledger.ledger import Ledger
 from select_service.core.ledger.loads import Loads
 from select_service.core.ledger.recent_activity import CHURN_MEMORY_S
-from select_service.core.routing import plain_pricer
-from select_service.core.routing.cost import Found, Size, terms_of
-from select_service.core.routing.weights import weights_in_force
+from select_service.core.pricing import plain_pricer
+from select_service.core.pricing.cost import Found, Size, terms_of
+from select_service.core.pricing.weights import weights_in_force
 from select_service.core.service import SelectionCore
 from select_service.simulator.core.workloads import WorkloadSettings
 from select_service.simulator.runs import RunSettings, run

@@ -12,7 +12,7 @@ from indexer.types import WorkerRank
 from select_service.core.decisions.trust_monitor import DOUBTFUL_PER_TURN, TrustMonitor
 from select_service.types import PotentialLoadsRequest, Selection, SelectRequest, TrustSettings
 from tests.indexer.encoding import CLEARED, encode_batch, message
-from tests.select_service.core.trust.doubted import (
+from tests.select_service.core.decisions.doubted import (
     FINDABLE,
     ISL,
     PROMPT,

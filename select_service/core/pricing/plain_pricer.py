@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from select_service.core.ledger.loads import Loads
-from select_service.core.routing.cost import Size, terms_of
-from select_service.core.routing.pick import pick
+from select_service.core.pricing.cost import Size, terms_of
+from select_service.core.pricing.pick import pick
 
 if TYPE_CHECKING:
     import random
 
     from select_service.core.columns import Floats, Groups, Slots
-    from select_service.core.routing.cost import Found, Held
-    from select_service.core.routing.weights import Weights
+    from select_service.core.pricing.cost import Found, Held
+    from select_service.core.pricing.weights import Weights
 
 __all__ = ["Fill", "Pricer"]
 

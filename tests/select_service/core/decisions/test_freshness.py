@@ -9,7 +9,7 @@ import pytest
 from select_service.core.decisions.trust_monitor import BASE_S, LOOK_S
 from select_service.types import CoreLimits, TrustSettings
 from tests.indexer.encoding import encode_batch, stored
-from tests.select_service.core.trust.doubted import Late, fleet_of
+from tests.select_service.core.decisions.doubted import Late, fleet_of
 from tests.select_service.core.whole_fleet import DEFAULT, Fleet
 
 

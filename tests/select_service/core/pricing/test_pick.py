@@ -9,7 +9,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from select_service.core.routing.pick import pick
+from select_service.core.pricing.pick import pick
 
 
 def draws(costs: list[float], temperature: float, count: int = 4000) -> list[float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from select_service.core.routing.policy import PolicyError, default_policy, read_policy
+from select_service.core.pricing.policy import PolicyError, default_policy, read_policy
 
 DOCUMENTED = """
 default_policy_family: default

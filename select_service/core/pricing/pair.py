@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 import numpy as np
 from msgspec import UNSET
 
-from select_service.core.routing.cost import preferences
-from select_service.core.routing.pick import pick
+from select_service.core.pricing.cost import preferences
+from select_service.core.pricing.pick import pick
 from select_service.types import Advice, PrefillCandidate
 
 if TYPE_CHECKING:
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from select_service.core.columns import Floats, Slots
     from select_service.core.fleet.roles import Legs, Transfer
     from select_service.core.fleet.slots import FleetSlots
-    from select_service.core.routing.cost import Found, Terms
-    from select_service.core.routing.prompt import Prompt
-    from select_service.core.routing.weights import Weights
+    from select_service.core.pricing.cost import Found, Terms
+    from select_service.core.pricing.prompt import Prompt
+    from select_service.core.pricing.weights import Weights
     from select_service.types import SelectRequest
 
 Mode = Literal["aggregated", "disaggregated"]

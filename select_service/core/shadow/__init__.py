@@ -1,1 +1,0 @@
-"""Shadow weights, which score live traffic without acting on it."""
