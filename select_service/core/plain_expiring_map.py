@@ -1,7 +1,7 @@
 """Ended things, remembered for a while: keys with the time they were put, and a value.
 
-The plain twin of the one in `_expiring_map.pyx`: same names, same answers, with a dict and some objects
-per entry.
+The plain twin of the one in `_expiring_map.pyx`: same names, same answers, with a dict and some
+objects per entry.
 """
 
 from __future__ import annotations

@@ -39,15 +39,16 @@ BACK_REFERENCES: Mapping[tuple[str, str], str] = {
 """Arcs that close a circle and may stay, and why."""
 
 UPWARD: Final = (
-    (CORE + "books.bookings", CORE + "admission.queue"),
-    # the desk speaks to replicas, and what they say goes to the desk
-    (CORE + "replicas.foreigners", CORE + "booking.desk"),
-    (CORE + "replicas.hearing", CORE + "booking.desk"),
-    (CORE + "replicas.plane", CORE + "booking.desk"),
-    (CORE + "replicas.resolver", CORE + "booking.desk"),
-    (CORE + "replicas.shared_leases", CORE + "booking.desk"),
+    (CORE + "ledger.reservation_ids", CORE + "admission.queue"),
+    # reservations speak to replicas, and what they say goes to them
+    (CORE + "replication.dynamo_peers", CORE + "reservations.lifecycle"),
+    (CORE + "replication.apply_messages", CORE + "reservations.lifecycle"),
+    (CORE + "replication.plane", CORE + "reservations.lifecycle"),
+    (CORE + "replication.resolver", CORE + "reservations.lifecycle"),
+    (CORE + "replication.shared_leases", CORE + "reservations.lifecycle"),
     # who looks on hangs where there is something to see
-    (CORE + "verbs.placing", CORE + "doctor.sampling"),
+    (CORE + "routing.place", CORE + "diagnostics.prompt_sample"),
+    (CORE + "routing.place", CORE + "operations.pair_selection"),
 )
 """Arcs for types alone that go up between rooms, or from one to its neighbour. No circle comes of
 them, as other files are at either end; a room as a whole is not as independent as its order says.

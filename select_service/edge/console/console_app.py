@@ -39,7 +39,7 @@ _GETS: Final = (
     ("/api/decisions", "decisions", _READ),
     ("/api/decisions/{id}", "decision", _READ),
     ("/api/leases", "leases", _READ),
-    ("/api/reservations", "newest_reservations", _READ),
+    ("/api/reservations", "reservations", _READ),
     ("/api/findings", "findings", _READ),
     ("/api/shadow", "shadow", _READ),
 )

@@ -21,16 +21,16 @@ from select_service.settings.flags.security import SECURITY
 __all__ = ["FLAGS", "ROOMS", "Flag"]
 
 ROOMS: Final = {
-    "entrance": ENTRANCE,
+    "listening": ENTRANCE,
     "security": SECURITY,
     "booking": BOOKING,
-    "choice": CHOICE,
-    "admission": ADMISSION,
-    "index": INDEX,
-    "recovery": RECOVERY,
+    "cost": CHOICE,
+    "admission_flags": ADMISSION,
+    "kv_index": INDEX,
+    "peer_recovery": RECOVERY,
     "replication": REPLICATION,
     "discovery": DISCOVERY,
-    "keeping": KEEPING,
-    "telling": TELLING,
+    "durability": KEEPING,
+    "observability": TELLING,
 }
 FLAGS: Final = tuple(flag for room in ROOMS.values() for flag in room)

@@ -86,7 +86,9 @@ async def peer(*answers: Answer) -> AsyncIterator[str]:
         task = asyncio.current_task()
         assert task is not None
         serving[task] = writer
-        with contextlib.suppress(ConnectionError, asyncio.CancelledError):
+        with contextlib.suppress(
+            ConnectionError, asyncio.CancelledError, asyncio.IncompleteReadError
+        ):
             request = await reader.readuntil(b"\r\n\r\n")
             assert request.startswith(b"GET /dump HTTP/1.1\r\n")
             await (left.pop(0) if len(left) > 1 else left[0])(writer)

@@ -23,7 +23,7 @@ WORDS = (
     (r"\basync def ", "def "),
     (r"\basync with ", "with "),
     (r"\bawait ", ""),
-    (r"AsyncReserving\[(\w+)\]", r"\1"),
+    (r"AsyncReserve\[(\w+)\]", r"\1"),
     (r"\bAsync(Calls|Client)\b", r"\1"),
     (r"^from select_service.client.reserve_context import AsyncReserve\n", ""),
     (r"^        Awaited instead.*\n", "        Without `with`, call `r.free()` yourself.\n"),

@@ -28,7 +28,7 @@ others = st.tuples(st.sampled_from(["discard", "pop"]), texts, values)
 @EITHER
 @given(steps=st.lists(puts | others, max_size=60))
 def test_it_is_a_list_in_the_order_of_the_last_words(twin: ModuleType, steps: list[Any]) -> None:
-    real: Any = twin.Memory()
+    real: Any = twin.ExpiringMap()
     naive: list[tuple[str, float, bytes]] = []
     for now, (verb, key, value) in enumerate(steps):
         known = next((one for one in naive if one[0] == key), None)
@@ -53,7 +53,7 @@ def test_it_is_a_list_in_the_order_of_the_last_words(twin: ModuleType, steps: li
 
 @EITHER
 def test_many_come_and_go_and_nothing_is_left(twin: ModuleType) -> None:
-    memory: Any = twin.Memory()
+    memory: Any = twin.ExpiringMap()
     for number in range(20_000):
         memory.put(b"%d" % number, number, b"v")
     assert memory.nbytes < 300 * 20_000
@@ -71,7 +71,7 @@ def test_many_come_and_go_and_nothing_is_left(twin: ModuleType) -> None:
 @settings(max_examples=8)
 def test_holes_do_not_pile_up(twin: ModuleType, seed: int) -> None:
     """Some are said anew all the time, some leave early, and some stay: as when replicas resync."""
-    memory: Any = twin.Memory()
+    memory: Any = twin.ExpiringMap()
     dice, naive = random.Random(seed), dict[bytes, bytes]()
     for number in range(30_000):
         key = b"%d" % (dice.randrange(60) if dice.random() < 0.9 else number)
@@ -92,14 +92,14 @@ def test_holes_do_not_pile_up(twin: ModuleType, seed: int) -> None:
 
 @EITHER
 def test_a_text_and_its_bytes_are_two(twin: ModuleType) -> None:
-    memory: Any = twin.Memory()
+    memory: Any = twin.ExpiringMap()
     memory.put("a", 1.0)
     assert b"a" not in memory
 
 
 def test_the_compiled_one_makes_no_object_per_entry() -> None:
     compiled = pytest.importorskip("select_service.core._expiring_map")
-    memory = compiled.Memory()
+    memory = compiled.ExpiringMap()
     before = sys.getallocatedblocks()
     for number in range(1000):
         memory.put(str(number), 1.0)

@@ -121,7 +121,11 @@ async def serving(handler: Handler | bytes) -> AsyncIterator[int]:
         task = asyncio.current_task()
         assert task is not None
         callers.add(task)
-        head = await reader.readuntil(b"\r\n\r\n")
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+        except asyncio.IncompleteReadError:  # the caller has gone before it asked
+            writer.close()
+            return
         assert head.startswith(b"GET /replica_sync/snapshot HTTP/1.1")
         assert b"gzip" not in head, "a small answer must not become a large one"
         with contextlib.suppress(ConnectionError):

@@ -754,7 +754,9 @@ def test_who_waits_for_gpus_of_those_that_finish_first_floods_nothing(
         assert len(ids) == 1, "it is told once"
         assert set(loop.decisions[-1].waiting) == {"m prefill", "m decode"}
         assert loop.counts.failures == 0
-        assert not [one for one in caplog.records if one.levelname == "ERROR"]
+        errors = [one for one in caplog.records if one.levelname == "ERROR"]
+        # the service beside it has a doctor of its own, which speaks once it has looked
+        assert not [one for one in errors if one.name.startswith("select_planner")]
         (named,) = house.selecting.drained()
         await house.selecting.end("two", f"r{named}")
         await loop._act(decision, "fast")
