@@ -159,6 +159,7 @@ class AsyncCalls(BaseClient):
         body: dict[str, object] | None = None,
         *,
         timeout_ms: float | None = None,
+        accepts: tuple[int, ...] = (),
     ) -> Any: ...
 
     @overload
@@ -170,6 +171,7 @@ class AsyncCalls(BaseClient):
         kind: type[T] = ...,
         *,
         timeout_ms: float | None = None,
+        accepts: tuple[int, ...] = (),
     ) -> T: ...
 
     async def call(
@@ -180,9 +182,14 @@ class AsyncCalls(BaseClient):
         kind: type[T] = Any,  # type: ignore[assignment]
         *,
         timeout_ms: float | None = None,
+        accepts: tuple[int, ...] = (),
     ) -> T | Any:
-        """Call any route, and decode the answer as `kind`. The path is used unchanged."""
-        return await self._do(calls.Verb(Ask(method, path, body), kind), timeout_ms)
+        """Call any route, and decode the answer as `kind`. The path is used unchanged.
+
+        `accepts` names statuses from 400 on whose body is such an answer too, as 503 of /ready.
+        """
+        verb = calls.Verb(Ask(method, path, body, accepts=accepts), kind)
+        return await self._do(verb, timeout_ms)
 
     async def ready(self) -> calls.Readiness:
         """GET /ready: whether anything can be scheduled."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import select
+import socket
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
@@ -206,9 +208,53 @@ class SocketBackend(httpcore.NetworkBackend):
         timeout: float | None = None,
         socket_options: SocketOptions = None,
     ) -> httpcore.NetworkStream:
-        """Connect to a Unix domain socket."""
-        stream = self._plain.connect_unix_socket(path, timeout, socket_options)
-        return _Joined(stream, self._deadline)
+        """Connect to a Unix domain socket; httpcore's own leaves it open if nobody listens."""
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            made.settimeout(timeout)
+            made.connect(path)
+        except TimeoutError as error:
+            made.close()
+            raise httpcore.ConnectTimeout(str(error)) from None
+        except OSError as error:
+            made.close()
+            raise httpcore.ConnectError(str(error)) from None
+        return _Joined(_UnixStream(made), self._deadline)
+
+
+class _UnixStream(httpcore.NetworkStream):
+    """A connected Unix domain socket; no TLS is spoken over it."""
+
+    def __init__(self, made: socket.socket) -> None:
+        self._socket = made
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        try:
+            self._socket.settimeout(timeout)
+            return self._socket.recv(max_bytes)
+        except TimeoutError as error:
+            raise httpcore.ReadTimeout(str(error)) from None
+        except OSError as error:
+            raise httpcore.ReadError(str(error)) from None
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        try:
+            self._socket.settimeout(timeout)
+            self._socket.sendall(buffer)
+        except TimeoutError as error:
+            raise httpcore.WriteTimeout(str(error)) from None
+        except OSError as error:
+            raise httpcore.WriteError(str(error)) from None
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def get_extra_info(self, info: str) -> Any:
+        if info != "is_readable":
+            return None
+        waiting = select.poll()  # not `select`, which refuses descriptors from 1024 on
+        waiting.register(self._socket, select.POLLIN)
+        return bool(waiting.poll(0))
 
 
 class _Joined(httpcore.NetworkStream):

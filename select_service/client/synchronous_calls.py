@@ -158,6 +158,7 @@ class Calls(BaseClient):
         body: dict[str, object] | None = None,
         *,
         timeout_ms: float | None = None,
+        accepts: tuple[int, ...] = (),
     ) -> Any: ...
 
     @overload
@@ -169,6 +170,7 @@ class Calls(BaseClient):
         kind: type[T] = ...,
         *,
         timeout_ms: float | None = None,
+        accepts: tuple[int, ...] = (),
     ) -> T: ...
 
     def call(
@@ -179,9 +181,14 @@ class Calls(BaseClient):
         kind: type[T] = Any,  # type: ignore[assignment]
         *,
         timeout_ms: float | None = None,
+        accepts: tuple[int, ...] = (),
     ) -> T | Any:
-        """Call any route, and decode the answer as `kind`. The path is used unchanged."""
-        return self._do(calls.Verb(Ask(method, path, body), kind), timeout_ms)
+        """Call any route, and decode the answer as `kind`. The path is used unchanged.
+
+        `accepts` names statuses from 400 on whose body is such an answer too, as 503 of /ready.
+        """
+        verb = calls.Verb(Ask(method, path, body, accepts=accepts), kind)
+        return self._do(verb, timeout_ms)
 
     def ready(self) -> calls.Readiness:
         """GET /ready: whether anything can be scheduled."""

@@ -1,17 +1,14 @@
-"""Queries a running service, over TCP or a Unix domain socket."""
+"""Queries a running service with the SDK, over TCP or a Unix domain socket."""
 
 from __future__ import annotations
 
-import socket
 import ssl
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Final
 from urllib.parse import urlsplit
 
-import msgspec
 from msgspec import UNSET, Struct, UnsetType
-from typing_extensions import override
 
+from select_service.client import Client, ClientError, NotAnAnswer, Options, ServiceError
 from select_service.types.doctor import Finding
 
 __all__ = ["Answer", "CannotAskError", "Worker", "ask", "context"]
@@ -21,7 +18,7 @@ ANSWER_BYTES_MAX: Final = 256 << 20
 
 _PATH: Final = "/ready?verbose=true"
 _NEEDS_TOKEN: Final = (401, 403)
-_STATUSES: Final = (200, 503)  # both with the same body
+_NOT_READY: Final = 503  # with the same body as 200
 
 
 class CannotAskError(Exception):
@@ -87,63 +84,45 @@ def ask(
     Args:
         url: http or https; its path is prepended to the route's.
         uds: a Unix domain socket to connect to instead of the URL's host.
-        timeout_s: longest wait for the connection, and for each piece of the answer.
+        timeout_s: longest wait for the whole answer.
         token: with the scope read, if the service requires one.
         tls: the context for https; None: the system's certificates are trusted.
 
     Raises:
         CannotAskError: nothing answers, or something other than such a service.
     """
-    connection, prefix = _connection(url, uds, timeout_s, tls)
+    once = Options(
+        timeout_ms=timeout_s * 1e3,
+        attempt_timeout_ms=timeout_s * 1e3,
+        connect_timeout_ms=timeout_s * 1e3,
+        attempts_max=1,
+        rounds_max=1,
+        answer_bytes_max=ANSWER_BYTES_MAX,
+        lease_ttl_s=None,
+        degraded=False,
+    )
     try:
-        headers = {"accept": "application/json"}
-        if token is not None:
-            headers["authorization"] = f"Bearer {token}"
-        connection.request("GET", prefix + _PATH, headers=headers)
-        response = connection.getresponse()
-        body = response.read(ANSWER_BYTES_MAX)
-    except (OSError, HTTPException) as error:
-        raise CannotAskError(f"no answer: {str(error) or type(error).__name__}") from error
-    finally:
-        connection.close()
-    if response.status in _NEEDS_TOKEN:
-        raise CannotAskError("it asks for a token that allows to read: --token-file")
-    if response.status not in _STATUSES:
-        raise CannotAskError(f"GET {_PATH} was answered with status {response.status}")
+        prefix = "" if uds is None else urlsplit(url).path.rstrip("/")
+        client = Client(url if uds is None else f"unix:{uds}", token=token, ca=tls, options=once)
+    except (ValueError, OSError) as error:
+        raise CannotAskError(f"{url}: {error}") from error
+    with client:
+        return _asked(client, prefix + _PATH)
+
+
+def _asked(client: Client, path: str) -> Answer:
     try:
-        answer = msgspec.json.decode(body, type=Answer)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        answer: Answer = client.call("GET", path, kind=Answer, accepts=(_NOT_READY,))
+    except ServiceError as error:
+        if error.status in _NEEDS_TOKEN:
+            why = "it asks for a token that allows to read: --token-file"
+        else:
+            why = f"GET {_PATH} was answered with status {error.status}"
+        raise CannotAskError(why) from error
+    except NotAnAnswer as error:
         raise CannotAskError(f"what answers is no select-service: {error}") from error
+    except ClientError as error:
+        raise CannotAskError(f"no answer: {error}") from error
     if answer.findings is UNSET:
         raise CannotAskError("the service tells no findings: it is older than this command")
     return answer
-
-
-def _connection(
-    url: str, uds: str | None, timeout_s: float, tls: ssl.SSLContext | None
-) -> tuple[HTTPConnection, str]:
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname or "", parts.port
-    except ValueError as error:
-        raise CannotAskError(f"{url}: {error}") from error
-    prefix = parts.path.rstrip("/")
-    if uds is not None:
-        return _UnixConnection(uds, timeout_s), prefix
-    if parts.scheme not in {"http", "https"} or not host:
-        raise CannotAskError(f"{url}: not an http or https URL")
-    if parts.scheme == "https":
-        return HTTPSConnection(host, port, timeout=timeout_s, context=tls), prefix
-    return HTTPConnection(host, port, timeout=timeout_s), prefix
-
-
-class _UnixConnection(HTTPConnection):
-    def __init__(self, path: str, timeout_s: float) -> None:
-        super().__init__("localhost", timeout=timeout_s)
-        self._path = path
-
-    @override
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
