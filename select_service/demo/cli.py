@@ -10,8 +10,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import httpx
-
 from select_service.demo.client import SelectorRefused
 from select_service.demo.service_process import ServiceDidNotStart, ServiceProcess
 
@@ -115,7 +113,7 @@ async def _run(args: argparse.Namespace) -> int:
     try:
         async with _service(args.url) as url:
             return await _show(args, url)
-    except* (ServiceDidNotStart, SelectorRefused, httpx.TransportError, OSError) as group:
+    except* (ServiceDidNotStart, SelectorRefused, OSError) as group:
         for error in _leaves(group):
             print(f"demo: {str(error) or type(error).__name__}", file=sys.stderr)
     return 1

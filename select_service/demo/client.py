@@ -1,8 +1,7 @@
-"""The few HTTP calls of the demo, as any frontend would make them.
+"""The few calls of the demo: route by route with the SDK's `call`, as a frontend may make them.
 
-Deliberately not the SDK: the demo shows the bare API, and works with every service that implements
-it. Each booking has the same reservation_id and selection_id, so that both generations of the
-interface accept it.
+It shows the bare API, and works with every service that implements it. Each booking has the same
+reservation_id and selection_id, so that both generations of the interface accept it.
 """
 
 from __future__ import annotations
@@ -11,7 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-import httpx
+from select_service.client import (
+    AsyncClient,
+    ClientError,
+    NotAnAnswer,
+    Options,
+    ServiceError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +27,7 @@ _TIMEOUT_S = 30.0  # a selection may wait in the service's queue
 
 
 class SelectorRefused(Exception):
-    """The service gave an answer that the demo cannot continue with."""
+    """The service gave no answer, or one that the demo cannot continue with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,31 +40,25 @@ class Booking:
 
 
 class SelectorClient:
-    """One HTTP connection pool to one service."""
+    """The connections to one service."""
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        model_name: str,
-        transport: httpx.AsyncBaseTransport | None = None,
-    ) -> None:
+    def __init__(self, url: str, *, model_name: str) -> None:
         self.model_name = model_name
-        # the demo talks to what it started or was pointed at, never through a proxy
-        self._http = httpx.AsyncClient(
-            base_url=url, timeout=_TIMEOUT_S, trust_env=False, transport=transport
-        )
+        self._sdk = AsyncClient(url, options=Options.single_attempt(_TIMEOUT_S, msgpack=False))
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._http.aclose()
+        await self._sdk.aclose()
 
     async def healthy(self) -> bool:
         """Whether the service answers at all."""
         try:
-            return (await self._http.get("/health")).status_code == httpx.codes.OK
-        except httpx.TransportError:
+            await self._sdk.call("GET", "/health")
+        except NotAnAnswer:  # the body does not matter
+            return True
+        except (ServiceError, ClientError):
             return False
+        return True
 
     async def register(self, worker: dict[str, Any]) -> str:
         """POST /workers; returns its lifecycle."""
@@ -119,13 +118,15 @@ class SelectorClient:
 
     async def device_blocks(self, token_ids: Sequence[int]) -> dict[int, int]:
         """Worker → leading blocks of a prompt on its device, as the service sees it."""
-        body = {"model_name": self.model_name, "token_ids": token_ids}
+        body = {"model_name": self.model_name, "token_ids": list(token_ids)}
         answer = await self._call("POST", "/overlap_scores", body)
         return {row["worker_id"]: row["device_blocks"] for row in answer["workers"]}
 
-    async def _call(self, method: str, path: str, body: object = None) -> Any:
-        response = await self._http.request(method, path, json=body)
-        if response.is_success:
-            return response.json()
-        reason = f"{method} {path}: {response.status_code} {response.text[:200]}"
-        raise SelectorRefused(reason)
+    async def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        try:
+            return await self._sdk.call(method, path, body)
+        except ServiceError as error:
+            reason = f"{method} {path}: {error.status} {error}"
+            raise SelectorRefused(reason) from error
+        except ClientError as error:
+            raise SelectorRefused(f"{method} {path}: {error}") from error

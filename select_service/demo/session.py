@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-import httpx
-
 from select_service.demo.chat import ChatShape, Turn, new_conversation, system_prompts
 from select_service.demo.client import SelectorClient, SelectorRefused
 from select_service.demo.engine import Job
@@ -134,7 +132,7 @@ class Session:
             try:
                 if not await self._serve(f"chat-{self.settings.seed}-{number}", turn):
                     return
-            except (SelectorRefused, httpx.HTTPError) as error:
+            except SelectorRefused as error:
                 self.stats.gave_up(str(error) or type(error).__name__)
                 return
 
@@ -266,7 +264,7 @@ class Session:
             try:
                 rows = await self._client.loads()
                 self._loads = {row["worker_id"]: row for row in rows}
-            except (SelectorRefused, httpx.HTTPError) as error:
+            except SelectorRefused as error:
                 self.stats.gave_up(f"GET /loads: {error}")
                 return
             await asyncio.sleep(0.5)
@@ -276,7 +274,7 @@ class Session:
         try:
             for worker_id in self._registered:
                 await self._client.deregister(worker_id)
-        except (SelectorRefused, httpx.HTTPError):
+        except SelectorRefused:
             pass  # the run has its verdict already; a dead service cannot be cleaned up
         finally:
             for worker in self.workers.values():

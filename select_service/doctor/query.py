@@ -91,16 +91,7 @@ def ask(
     Raises:
         CannotAskError: nothing answers, or something other than such a service.
     """
-    once = Options(
-        timeout_ms=timeout_s * 1e3,
-        attempt_timeout_ms=timeout_s * 1e3,
-        connect_timeout_ms=timeout_s * 1e3,
-        attempts_max=1,
-        rounds_max=1,
-        answer_bytes_max=ANSWER_BYTES_MAX,
-        lease_ttl_s=None,
-        degraded=False,
-    )
+    once = Options.single_attempt(timeout_s, answer_bytes_max=ANSWER_BYTES_MAX)
     try:
         prefix = "" if uds is None else urlsplit(url).path.rstrip("/")
         client = Client(url if uds is None else f"unix:{uds}", token=token, ca=tls, options=once)

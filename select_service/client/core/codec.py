@@ -141,7 +141,7 @@ def decode(outcome: Outcome, kind: type[T]) -> T:
             found: Any = from_msgpack(outcome.body)
         else:
             found = from_json(outcome.body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise NotAnAnswer(f"status {outcome.status} with a body that is none: {error}") from None
     if kind is Selection and isinstance(found.sequence_hashes, bytes):
         found.sequence_hashes = unpack_i64(found.sequence_hashes)

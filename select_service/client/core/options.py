@@ -5,9 +5,13 @@ Both faces take them; `attempts.py`, `lease_book.py` and `upkeep.py` obey them.
 
 from __future__ import annotations
 
+from typing import Any, Final, Self
+
 from msgspec import Struct
 
 __all__ = ["Options"]
+
+_NEVER_S: Final = 1e9
 
 
 class Options(Struct, frozen=True, kw_only=True):
@@ -84,6 +88,30 @@ class Options(Struct, frozen=True, kw_only=True):
     unless the next field gives it."""
 
     block_size: int | None = None
+
+    @classmethod
+    def single_attempt(cls, timeout_s: float, **fields: Any) -> Self:
+        """Return options for a program that only asks: one attempt, and nothing in the background.
+
+        A selector that says when to come again is asked again, within the timeout.
+
+        Args:
+            timeout_s: seconds of a call, to connect and to the last byte of the answer.
+            fields: the other options.
+        """
+        wait_ms = timeout_s * 1e3
+        alone: dict[str, Any] = {
+            "timeout_ms": wait_ms,
+            "attempt_timeout_ms": wait_ms,
+            "selection_timeout_ms": wait_ms,
+            "connect_timeout_ms": wait_ms,
+            "attempts_max": 1,
+            "rounds_max": 1,
+            "lease_ttl_s": None,
+            "degraded": False,
+            "probe_s": _NEVER_S,
+        }
+        return cls(**alone | fields)
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:

@@ -159,7 +159,7 @@ def _members(outcome: Outcome) -> dict[str, Any]:
     )
     try:
         body = decode(outcome.body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         text = outcome.body.decode(errors="replace").strip()[:TEXT_MAX]
         return {"error": text}  # from something in between
     return body if isinstance(body, dict) else {}

@@ -1,4 +1,4 @@
-"""The planner's client of selectors: reads their workers, and drains those that leave.
+"""Reads the workers of all selectors with the SDK, and drains those that leave.
 
 Catalogs are not shared, so every selector is told; one that does not know a worker is skipped. Work
 in flight is shared between replicas, but with a delay: a worker is idle when all of them say so.
@@ -10,14 +10,13 @@ import asyncio
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 from urllib.parse import urlencode, urlsplit
 
-import httpx
 import msgspec
-import orjson
 
+from select_service.client import AsyncClient, ClientError, Options, ServiceError, TimedOut
 from select_service.planner.errors import SelectorError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Sequence
 
     from select_service.planner.types import ModelKey, PoolKey
 
@@ -28,9 +27,10 @@ CANDIDATES_MAX: Final = 64
 """Maximum candidates per request."""
 _DRAINING: Final = "draining"
 DRAINING: Final = f"{_DRAINING}: "
-_JSON: Final = {"content-type": "application/json"}
-_OK, _NOT_FOUND = 200, 404
+_NOT_FOUND: Final = 404
 _T = TypeVar("_T")
+
+_ONCE: Final = Options.single_attempt(TIMEOUT_S)  # the loop looks again anyway
 
 
 class _Record(msgspec.Struct, frozen=True):
@@ -66,27 +66,22 @@ class _Candidates(msgspec.Struct):
     candidates: list[Candidate]
 
 
-class _Status(msgspec.Struct):
-    safe_to_terminate: bool = False
-    waiting_for: list[str] = []
-
-
 class Selectors:
     """All selectors of a fleet.
 
     Args:
         urls: one per selector.
         token: bearer token, if required; it must permit draining.
-        client: for tests.
+
+    Raises:
+        SelectorError: an address is invalid.
     """
 
-    def __init__(
-        self, urls: Sequence[str], token: str | None = None, client: httpx.AsyncClient | None = None
-    ) -> None:
-        self._urls = [url.rstrip("/") for url in urls]
-        headers = {} if token is None else {"authorization": f"Bearer {token}"}
-        self._client = client or httpx.AsyncClient(timeout=TIMEOUT_S)
-        self._headers = headers
+    def __init__(self, urls: Sequence[str], token: str | None = None) -> None:
+        try:
+            self._clients = [AsyncClient(url, token=token, options=_ONCE) for url in urls]
+        except ValueError as error:
+            raise SelectorError(str(error)) from error
 
     async def workers(self, model: ModelKey, known: Collection[int] = ()) -> dict[int, Worker]:
         """Return a model's catalog by id, merged from all selectors that answer.
@@ -123,8 +118,7 @@ class Selectors:
         Raises:
             SelectorError: a selector does not answer.
         """
-        path = f"/workers/{worker_id}/drain"
-        told = await asyncio.gather(*(self._ask("GET", url + path, _Status) for url in self._urls))
+        told = await asyncio.gather(*self._ask(lambda client: client.drain_status(worker_id)))
         busy = [", ".join(one.waiting_for) for one in told if one and not one.safe_to_terminate]
         return next((one or "work" for one in busy), "")
 
@@ -134,8 +128,7 @@ class Selectors:
         Raises:
             SelectorError: one of them was not told.
         """
-        body = orjson.dumps({"reason": reason})
-        await self._tell("POST", worker_id, body)
+        await self._tell(lambda client: client.drain_worker(worker_id, reason))
 
     async def undrain(self, worker_id: int) -> None:
         """Let a worker be chosen again, everywhere. Repeatable.
@@ -143,18 +136,15 @@ class Selectors:
         Raises:
             SelectorError: one of them was not told.
         """
-        await self._tell("DELETE", worker_id)
+        await self._tell(lambda client: client.undrain_worker(worker_id))
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._client.aclose()
+        for client in self._clients:
+            await client.aclose()
 
-    async def _tell(self, method: str, worker_id: int, body: bytes | None = None) -> None:
-        path = f"/workers/{worker_id}/drain"
-        told = await asyncio.gather(
-            *(self._ask(method, url + path, _Status, body) for url in self._urls),
-            return_exceptions=True,
-        )
+    async def _tell(self, call: Callable[[AsyncClient], Awaitable[object]]) -> None:
+        told = await asyncio.gather(*self._ask(call), return_exceptions=True)
         for one in told:  # all were asked, even after a failure
             if isinstance(one, BaseException):
                 raise one
@@ -165,9 +155,8 @@ class Selectors:
         Raises:
             SelectorError: there is no answer.
         """
-        told = await asyncio.gather(
-            *(self._ask("GET", url + path, kind) for url in self._urls), return_exceptions=True
-        )
+        asked = self._ask(lambda client: client.call("GET", path, kind=kind))
+        told = await asyncio.gather(*asked, return_exceptions=True)
         found: list[_T] = []
         for one in told:
             if isinstance(one, BaseException):
@@ -180,30 +169,28 @@ class Selectors:
             return found, errors
         raise SelectorError(errors or f"no selector knows {path}")
 
-    async def _ask(
-        self, method: str, url: str, kind: type[_T], body: bytes | None = None
-    ) -> _T | None:
-        """Return an answer; None: the subject is unknown there.
+    def _ask(self, call: Callable[[AsyncClient], Awaitable[_T]]) -> list[Awaitable[_T | None]]:
+        """Return a call of every selector."""
+        return [_answer(client, call) for client in self._clients]
 
-        Raises:
-            SelectorError: no readable answer came in time.
-        """
-        headers = self._headers if body is None else {**self._headers, **_JSON}
-        try:
-            async with asyncio.timeout(TIMEOUT_S):
-                answer = await self._client.request(method, url, content=body, headers=headers)
-        except TimeoutError as error:
-            raise SelectorError(f"{url}: no whole answer within {TIMEOUT_S:g} s") from error
-        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
-            raise SelectorError(f"{url}: {str(error) or type(error).__name__}") from error
-        if answer.status_code == _NOT_FOUND:
+
+async def _answer(client: AsyncClient, call: Callable[[AsyncClient], Awaitable[_T]]) -> _T | None:
+    """Return an answer; None: the subject is unknown there.
+
+    Raises:
+        SelectorError: no readable answer came in time.
+    """
+    try:
+        return await call(client)
+    except ServiceError as error:
+        if error.status == _NOT_FOUND:
             return None
-        if answer.status_code != _OK:
-            raise SelectorError(f"{url}: answered {answer.status_code}")
-        try:
-            return msgspec.json.decode(answer.content, type=kind)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise SelectorError(f"{url}: {error}") from error
+        raise SelectorError(f"{client.selector}: answered {error.status}: {error}") from error
+    except TimedOut as error:
+        why = f"{client.selector}: no whole answer within {TIMEOUT_S:g} s"
+        raise SelectorError(why) from error
+    except ClientError as error:  # it names the selector
+        raise SelectorError(str(error)) from error
 
 
 def _scope(model: ModelKey) -> str:

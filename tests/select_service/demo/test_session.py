@@ -15,6 +15,7 @@ from select_service.demo.chat import ChatShape
 from select_service.demo.client import SelectorClient
 from select_service.demo.session import Session, Settings
 from select_service.demo.worker import EngineShape
+from tests.live.simulated_transport import answered_by
 from tests.wait import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class Selector:
         if self.refuse_after is not None:
             self.refuse_after -= 1
             if self.refuse_after < 0:
-                return httpx.Response(503, json={"error": "no"})
+                return httpx.Response(503, json={"error": "no", "code": "no_eligible_worker"})
         allowed = body.get("allowed_worker_ids", list(self.workers))
         worker_id = self.rng.choice(allowed)
         self.live[body["reservation_id"]] = worker_id
@@ -137,12 +138,15 @@ class Selector:
         return self.workers[worker_id].engine.pool.match(tokens) + self.index_error
 
 
+def client_of(selector: Selector) -> SelectorClient:
+    client = SelectorClient("http://selector", model_name="demo")
+    answered_by(client._sdk, httpx.MockTransport(selector))
+    return client
+
+
 def run(selector: Selector, settings: Settings = SETTINGS) -> tuple[Session, Summary]:
     async def main() -> tuple[Session, Summary]:
-        transport = httpx.MockTransport(selector)
-        session = Session(
-            settings, SelectorClient("http://selector", model_name="demo", transport=transport)
-        )
+        session = Session(settings, client_of(selector))
         selector.workers = session.workers
         return session, await session.run()
 
@@ -191,8 +195,7 @@ def test_a_request_that_finds_no_engine_up_is_given_up_and_freed() -> None:
     selector = Selector()
 
     async def main() -> Summary:
-        transport = httpx.MockTransport(selector)
-        client = SelectorClient("http://selector", model_name="demo", transport=transport)
+        client = client_of(selector)
         session = Session(SETTINGS, client)
         selector.workers = session.workers
         for worker in session.workers.values():
@@ -263,8 +266,7 @@ def test_stop_ends_an_endless_run() -> None:
     selector = Selector()
 
     async def main() -> Summary:
-        transport = httpx.MockTransport(selector)
-        client = SelectorClient("http://selector", model_name="demo", transport=transport)
+        client = client_of(selector)
         session = Session(
             Settings(url="http://selector", rate=300.0, engines=2, engine=SETTINGS.engine), client
         )

@@ -22,6 +22,7 @@ from select_service.planner.edge.engine_drain import EngineDrain
 from select_service.planner.edge.http_server import create_app as create_planner
 from select_service.planner.edge.selectors import Selectors
 from select_service.planner.types import Decision, ModelKey, PoolKey, PoolState
+from tests.live.simulated_transport import answered_by
 from tests.select_service.edge.serving import SETTINGS, seat
 from tests.select_service.planner.edge.fakes import DECODE, PREFILL, Clock, FakeKube, run, target
 from tests.select_service.planner.edge.test_loop import Told, loop_of
@@ -87,6 +88,13 @@ class Selecting(httpx.AsyncBaseTransport):
             await service.close()
 
 
+def selectors_at(urls: list[str], transport: httpx.AsyncBaseTransport) -> Selectors:
+    selectors = Selectors(urls)
+    for client in selectors._clients:
+        answered_by(client, transport)
+    return selectors
+
+
 class House:
     """Selectors, an API server, and who lets engines go."""
 
@@ -104,7 +112,7 @@ class House:
     def another(self) -> EngineDrain:
         """A planner, as if the one before had ended."""
         urls = [f"http://{name}" for name in NAMES]
-        selectors = Selectors(urls, client=self.selecting.client())
+        selectors = selectors_at(urls, self.selecting)
         return EngineDrain(selectors, self.connector.pods(), self.clock, MOST_S)
 
     async def wants(self, replicas: int, desired: int) -> str:
@@ -343,8 +351,8 @@ def test_an_answer_that_hangs_keeps_no_other_pool() -> None:
                 await asyncio.sleep(3600)
             return httpx.Response(200, json={"candidates": []})
 
-        client = httpx.AsyncClient(transport=httpx.MockTransport(hang))
-        retiring = EngineDrain(Selectors(["http://s"], client=client), {}, house.clock, MOST_S)
+        selectors = selectors_at(["http://s"], httpx.MockTransport(hang))
+        retiring = EngineDrain(selectors, {}, house.clock, MOST_S)
         targets = [target(DECODE, 1), target(PREFILL, 1)]
         states = {DECODE: PoolState(2, 2), PREFILL: PoolState(2, 2)}
         waiting = await asyncio.wait_for(retiring.settle(targets, states), PATIENCE_S)
@@ -788,7 +796,7 @@ def test_drains_that_nobody_could_carry_out_are_refused(
 def test_readers_of_the_virtual_connector_are_told_by_the_selectors_who_goes() -> None:
     async def use(house: House) -> None:
         connector = VirtualConnector({DECODE: PoolState(4, 4)}, house.clock, lambda: 0.0, 60.0)
-        selectors = Selectors(["http://one", "http://two"], client=house.selecting.client())
+        selectors = selectors_at(["http://one", "http://two"], house.selecting)
         retiring = EngineDrain(selectors, {}, house.clock, MOST_S)
         states = await connector.states([DECODE])
         assert await retiring.settle([target(DECODE, 3)], states) == {}
