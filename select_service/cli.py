@@ -17,13 +17,13 @@ from msgspec.structs import replace
 from select_service import NOT_OF_THE_CLIENT
 from select_service.settings import (
     FLAGS,
+    SECTIONS,
     ConfigError,
     Flag,
     Layers,
     Settings,
     read_environment,
 )
-from select_service.settings.flags import ROOMS
 from select_service.settings.layers import read_file
 from select_service.standard_output import printing
 from select_service.version import __version__
@@ -147,14 +147,8 @@ def _what_is(strange: str) -> str:
     from difflib import get_close_matches  # a service that starts needs none
 
     name = strange.partition("=")[0]
-    known = [flag.name for flag in FLAGS] + [
-        "demo",
-        "doctor",
-        "leave",
-        "token",
-        "keys",
-        *_CLIENT_COMMANDS,
-    ]
+    commands = ("demo", "doctor", "leave", "token", "keys", *_CLIENT_COMMANDS)
+    known = [*(flag.name for flag in FLAGS), *commands]
     near = get_close_matches(name, known, n=1)
     return f"unknown argument: {strange}" + (f" (is {near[0]} meant?)" if near else "")
 
@@ -163,13 +157,13 @@ def _said_by(environ: Mapping[str, str], warnings: list[str]) -> dict[str, objec
     """Return what variables say in the place of flags; one that cannot be read leaves a warning."""
     said: dict[str, object] = {}
     for flag in FLAGS:
-        text = environ.get(flag.env) if flag.env else None
-        if not text or flag.parse is None:
+        text = environ.get(flag.type.env) if flag.type.env else None
+        if not text or flag.type.parse is None:
             continue
         try:
-            said[flag.field] = flag.parse(text)
+            said[flag.field] = flag.type.parse(text)
         except ValueError as error:
-            warnings.append(f"{flag.env}: {error}; ignored")
+            warnings.append(f"{flag.type.env}: {error}; ignored")
     return said
 
 
@@ -203,24 +197,24 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"select-service {__version__}")
-    for name, room in ROOMS.items():
+    for name, section in SECTIONS.items():
         group = parser.add_argument_group(name)
-        for flag in room:
+        for flag in section:
             _add(group, flag)
     return parser
 
 
 def _add(parser: argparse._ArgumentGroup, flag: Flag) -> None:
-    if flag.parse is None:
+    if flag.type.parse is None:
         parser.add_argument(
             flag.name, action="store_true", default=argparse.SUPPRESS, help=_help(flag.help)
         )
         return
     parser.add_argument(
         flag.name,
-        type=_type(flag.parse),
+        type=_type(flag.type.parse),
         default=argparse.SUPPRESS,  # what is not there was not given
-        metavar=flag.metavar,
+        metavar=flag.type.metavar,
         help=_help(f"{flag.help} (default: {flag.default_text})"),
     )
 

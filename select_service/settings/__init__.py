@@ -1,10 +1,10 @@
-"""Settings of the process: flags in `flags`, environment in `environment`, combined in `settings`.
+"""Settings of the process: one row each in `table`, combined by source in `layers`.
 
 `cli.py` and the edges read them, never a core: a core is passed what it needs. An unreadable flag
 ends the process (exit 2); an unreadable environment variable leaves the default and a warning.
 """
 
-from select_service.settings.defaults import Durability, FieldValidation, LogFormat
+from select_service.settings.choices import Durability, FieldValidation, LogFormat
 from select_service.settings.environment import (
     ENVIRONMENT,
     PolicyFile,
@@ -12,13 +12,15 @@ from select_service.settings.environment import (
     Variable,
     read_environment,
 )
-from select_service.settings.flags import FLAGS, Flag
 from select_service.settings.layers import ConfigError, Layers
+from select_service.settings.row import Flag
 from select_service.settings.settings import Settings
+from select_service.settings.table import FLAGS, SECTIONS
 
 __all__ = [
     "ENVIRONMENT",
     "FLAGS",
+    "SECTIONS",
     "ConfigError",
     "Durability",
     "FieldValidation",

@@ -1,7 +1,7 @@
 """The sources of settings (flag, variable, file, PUT /config), and their combination.
 
-There is only one table, that of the flags: values from every source are parsed by the flag's own
-parser, so a file and a request accept what the command line does, with the same errors.
+There is only one table, in `table`: values from every source are parsed by the setting's own
+type, so a file and a request accept what the command line does, with the same errors.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 import msgspec
 
 from indexer.edge.plain_file import open_plain
-from select_service.settings.flags import FLAGS, Flag
 from select_service.settings.settings import Settings
+from select_service.settings.table import FLAGS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from select_service.settings.environment import RouterSettings
+    from select_service.settings.row import Flag
 
 __all__ = ["ConfigError", "Layers", "Source", "plain", "read_file", "read_values"]
 
@@ -192,13 +193,13 @@ def read_values(said: Mapping[str, object]) -> dict[str, object]:
 
 
 def _read(flag: Flag, value: object) -> object:
-    if flag.parse is None:
+    if flag.type.parse is None:
         if not isinstance(value, bool):
             raise ValueError("must be true or false")
         return value
     if type(flag.default) is str and not isinstance(value, str):  # YAML reads 0660 as 432
         raise ValueError(f"{str(value)[:64]!r} is no text: put it in quotes")
-    return flag.parse(_text(value))
+    return flag.type.parse(_text(value))
 
 
 def _text(value: object) -> str:

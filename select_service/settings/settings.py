@@ -1,6 +1,6 @@
 """All settings of the process, and the parts of them that each component gets.
 
-The fields are those of `defaults.py`. A component's field has the name of its setting, or that name
+The fields are the rows of `table`. A component's field has the name of its setting, or that name
 without the component's prefix; the few exceptions are spelt out here.
 """
 
@@ -16,7 +16,8 @@ from indexer.settings import (
     SnapshotLimits,
     StreamLimits,
 )
-from select_service.settings.defaults import Defaults
+from select_service.settings.environment import RouterSettings
+from select_service.settings.table import ObservabilitySettings
 from select_service.types import (
     BodyLimits,
     CoreLimits,
@@ -32,37 +33,31 @@ from select_service.types.shadow import ShadowSettings
 
 __all__ = ["Settings"]
 
-Room = TypeVar("Room", bound=msgspec.Struct)
+Component = TypeVar("Component", bound=msgspec.Struct)
 
 
-class Settings(Defaults, frozen=True, kw_only=True):
-    """All settings of the process; the defaults are those of the flags."""
+class Settings(ObservabilitySettings, frozen=True, kw_only=True):
+    """All settings of the process: the last section, which inherits from all others."""
+
+    router: RouterSettings = RouterSettings(RouterConfig(), None, ())
 
     @property
     def is_guarded(self) -> bool:
         """Whether there are tokens, certificates or keys."""
-        asked_for = (
-            *(self.token_file, self.tls_cert, self.peer_token_file, self.peer_ca),
-            *(self.curve_key, self.curve_worker_key),
+        credentials = (
+            self.token_file,
+            self.tls_cert,
+            self.peer_token_file,
+            self.peer_ca,
+            self.curve_key,
+            self.curve_worker_key,
         )
-        return any(one is not None for one in asked_for)
+        return any(one is not None for one in credentials)
 
     @property
     def router_config(self) -> RouterConfig:
         """Weights and switches, from the environment and from flags."""
-        return msgspec.structs.replace(
-            self.router.config,
-            policy=self.policy,
-            decode_load_scale=self.decode_load_scale,
-            delay_scale=self.delay_scale,
-            eviction_scale=self.eviction_scale,
-            expects_booked=self.expects_booked,
-            context_load_scale=self.context_load_scale,
-            pace_scale=self.pace_scale,
-            overtaking_s=self.overtaking_s,
-            overtaking_share=self.overtaking_share,
-            kv_transfer_cost_per_block=self.kv_transfer_cost_per_block,
-        )
+        return msgspec.structs.replace(self.router.config, **self._named(RouterConfig))
 
     @property
     def core_limits(self) -> CoreLimits:
@@ -157,15 +152,18 @@ class Settings(Defaults, frozen=True, kw_only=True):
         """Bounds of GET /dump."""
         return DumpLimits(at_once_max=self.dumps_max, timeout_s=self.dump_timeout_s)
 
-    def _of(self, kind: type[Room], prefix: str = "", **otherwise: Any) -> Room:
+    def _of(self, kind: type[Component], prefix: str = "", **otherwise: Any) -> Component:
         """Build a component's settings from ours by name; `otherwise` has those of other names.
 
         A field without a setting keeps its default: operators cannot change it.
         """
-        named = {
+        return kind(**self._named(kind, prefix) | otherwise)
+
+    def _named(self, kind: type[msgspec.Struct], prefix: str = "") -> dict[str, Any]:
+        """Return our values for the fields of a component's settings that have our names."""
+        return {
             name: getattr(self, setting)
             for name in kind.__struct_fields__
             for setting in (name, prefix + name)
             if setting in self.__struct_fields__
         }
-        return kind(**named | otherwise)

@@ -1,6 +1,6 @@
 """The weights and switches in force, and the limits of core and edge.
 
-One limit, one name: `config/` makes them out of flags, and shows them.
+One limit, one name: the rows of `settings/table` set them, and take their defaults from here.
 """
 
 from msgspec import Struct

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from select_service.edge.http.routes import ROUTES
 from select_service.edge.routing import Route
-from select_service.settings.flags import FLAGS
+from select_service.settings import FLAGS
 
 U64_END: Final = 1 << 64
 

@@ -21,8 +21,7 @@ from select_service.edge.metrics.exposition import Metrics
 from select_service.edge.metrics.families import PREFIX
 from select_service.edge.metrics.limit_metrics import TURN_BUDGETS, limit_values
 from select_service.errors import ServiceError
-from select_service.settings import ENVIRONMENT, FLAGS, Settings
-from select_service.settings.flags import ROOMS, Flag
+from select_service.settings import ENVIRONMENT, FLAGS, SECTIONS, Flag, Settings
 from tests.readme.document import README, REFERENCE, anchor, headings
 
 COMMAND = "make readme"
@@ -399,9 +398,9 @@ in force, and `select_service_limit_hits_total` with the same name counts how of
 for limits with a count of their own. For the others the last column names the
 [metric](metrics.md) to watch. Limits without a flag are in [limits.md](limits.md).
 """)
-    for room, flags_in_it in ROOMS.items():
-        heading = importlib.import_module(f"select_service.settings.flags.{room}").__doc__
-        yield from ("", f"## {room.capitalize()}", "", str(heading), "")
+    for section, flags_in_it in SECTIONS.items():
+        heading = importlib.import_module(f"select_service.settings.table.{section}").__doc__
+        yield from ("", f"## {section.capitalize()}", "", str(heading), "")
         yield "| flag | default | | watch |"
         yield "|---|---|---|---|"
         yield from map(_flag, flags_in_it)
@@ -414,8 +413,8 @@ for limits with a count of their own. For the others the last column names the
 
 
 def _flag(flag: Flag) -> str:
-    watch = f"`{flag.watch}`" if flag.watch else ""
-    text = f"{flag.help} (`{flag.env}`)" if flag.env else flag.help
+    watch = f"`{flag.type.watch}`" if flag.type.watch else ""
+    text = f"{flag.help} (`{flag.type.env}`)" if flag.type.env else flag.help
     if flag.reloads:
         text += " ↻"
     return f"| `{flag.name}` | {flag.default_text} | {_cell(text)} | {_cell(watch)} |"

@@ -42,8 +42,8 @@ def test_every_chapter_is_named_in_the_readme() -> None:
 def test_what_to_watch_exists() -> None:
     exposed = set(re.findall(r"^\| `(\w+)`", tables.page("metrics"), re.MULTILINE))
     for flag in FLAGS:
-        if flag.watch:
-            assert flag.watch.partition("{")[0] in exposed, flag.name
+        if flag.type.watch:
+            assert flag.type.watch.partition("{")[0] in exposed, flag.name
 
 
 SOURCE = README.parent

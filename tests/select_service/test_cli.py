@@ -13,8 +13,7 @@ import pytest
 from select_service import cli
 from select_service.demo import cli as demo
 from select_service.edge import app
-from select_service.settings import FLAGS, FieldValidation, Layers, Settings
-from select_service.settings.flags import ROOMS
+from select_service.settings import FLAGS, SECTIONS, FieldValidation, Layers, Settings
 from select_service.types import TrustSettings
 from select_service.version import __version__
 
@@ -112,10 +111,10 @@ def test_help_lists_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
     for command in ("demo", "doctor", "leave", "token new", "keys new", "workers", "explain"):
         assert any(command in line for line in head), "who looks for a command reads no 570 lines"
     titles = [line[:-1] for line in text.splitlines() if line.endswith(":") and line[:1].isalpha()]
-    assert titles == ["commands", "options", *ROOMS], "in the order of the reference, by subject"
-    for name, room in ROOMS.items():
+    assert titles == ["commands", "options", *SECTIONS], "in the order of the reference, by subject"
+    for name, section in SECTIONS.items():
         begin = text.index(f"\n{name}:")
-        assert all(text.index(f"  {flag.name}", begin) for flag in room)
+        assert all(text.index(f"  {flag.name}", begin) for flag in section)
 
 
 @pytest.mark.usefixtures("_as_in_a_process_of_its_own")

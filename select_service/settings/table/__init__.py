@@ -1,0 +1,52 @@
+"""The table of settings: one class per section, one row per setting.
+
+A new flag is one row in one of these files and its use; nothing else names it. For example
+
+    drain_timeout_s: Annotated[
+        float,
+        seconds().live("drains_expired_total", env="DYN_DRAIN_TIMEOUT"),
+        "a drain is given up after this long",
+    ] = 30.0
+
+makes `--drain-timeout-s S` with its help and default, the variable, `drain_timeout_s:` in the file
+of `--config`, `PUT /config` (`live`; `watched` waits for a restart), `select_service_limit`, the
+row of deploy/reference/flags.md and the typed attribute `Settings.drain_timeout_s`. A default that
+belongs to a component is taken from it: `= _CORE.leases_max`; `Settings` hands the value to the
+component's field of that name.
+
+Each section inherits from the one before it, as msgspec's structs have one base.
+"""
+
+from typing import Final
+
+from select_service.settings.row import flags_of
+from select_service.settings.table.admission import AdmissionControlSettings
+from select_service.settings.table.booking import BookingSettings
+from select_service.settings.table.cost import CostSettings
+from select_service.settings.table.discovery import DiscoverySettings
+from select_service.settings.table.durability import DurabilitySettings
+from select_service.settings.table.kv_index import KvIndexSettings
+from select_service.settings.table.listening import ListeningSettings
+from select_service.settings.table.observability import ObservabilitySettings
+from select_service.settings.table.peer_recovery import PeerRecoverySettings
+from select_service.settings.table.replication import ReplicationSettings
+from select_service.settings.table.security import SecuritySettings
+
+__all__ = ["FLAGS", "SECTIONS", "ObservabilitySettings"]
+
+_CLASSES: Final = (
+    ListeningSettings,
+    SecuritySettings,
+    BookingSettings,
+    CostSettings,
+    AdmissionControlSettings,
+    KvIndexSettings,
+    PeerRecoverySettings,
+    ReplicationSettings,
+    DiscoverySettings,
+    DurabilitySettings,
+    ObservabilitySettings,
+)
+SECTIONS: Final = {one.__module__.rpartition(".")[2]: flags_of(one) for one in _CLASSES}
+"""The rows by section, in the order of the reference."""
+FLAGS: Final = tuple(flag for flags in SECTIONS.values() for flag in flags)

@@ -1,0 +1,153 @@
+"""Reservations, leases, sessions, workers and scopes: how many, how long, how large."""
+
+from typing import Annotated, Final
+
+from select_service.settings.table.security import SecuritySettings
+from select_service.settings.value_types import count, length, number, seconds, whole
+from select_service.types import CoreLimits
+
+_CORE: Final = CoreLimits()
+
+
+class BookingSettings(SecuritySettings, frozen=True, kw_only=True):
+    """Reservations, leases, sessions, workers and scopes: how many, how long, how large."""
+
+    reservation_ttl_s: Annotated[
+        float,
+        seconds(zero=True).live('reservation_events_total{event="expired"}'),
+        "a reservation without a lease ends this long after its last lifecycle call; 0 = never",
+    ] = _CORE.reservation_ttl_s
+    reservation_ttl_max_s: Annotated[
+        float,
+        seconds().live('reservation_events_total{event="expired"}'),
+        "longest ttl_s a booking may ask for instead, 422 beyond",
+    ] = _CORE.reservation_ttl_max_s
+    freed_ids_max: Annotated[
+        int,
+        count(0).watched("freed_reservation_ids"),
+        "ids of ended reservations remembered, for ten minutes; ending one again is no error",
+    ] = _CORE.freed_ids_max
+    leases_max: Annotated[int, count(0).live("leases"), "open leases, 503 beyond; a KiB each"] = (
+        _CORE.leases_max
+    )
+    tenant_share: Annotated[
+        float,
+        number(0.0, 1.0, metavar="SHARE").live("tenant_bound_refused_total"),
+        "share of every bound that is kept for the tenants of the token file, each an equal "
+        "part of it that nobody else can use up; 0 = none, first come first served",
+    ] = _CORE.tenant_share
+    lease_copies_max: Annotated[
+        int,
+        count(0).live("lease_copies"),
+        "leases known through replicas; beyond, no renewal for them is taken here",
+    ] = _CORE.lease_copies_max
+    ended_leases_max: Annotated[
+        int,
+        count(0).watched("ended_leases"),
+        "ids of ended leases remembered, for ten minutes; a late renewal is told what happened",
+    ] = _CORE.ended_leases_max
+    lease_reopen_s: Annotated[
+        float,
+        seconds(zero=True).live('lease_events_total{event="reopening"}'),
+        "a lease closed so lately is not opened again, 409; 0 = at once, at most ten minutes",
+    ] = _CORE.lease_reopen_s
+    lease_ttl_min_s: Annotated[
+        float,
+        seconds().live('lease_events_total{event="expired"}'),
+        "shortest time to live of a lease, 422 below",
+    ] = _CORE.lease_ttl_min_s
+    lease_ttl_max_s: Annotated[
+        float,
+        seconds().live('lease_events_total{event="expired"}'),
+        "longest, 422 beyond: how long the load of a client that died may stay",
+    ] = _CORE.lease_ttl_max_s
+    lease_name_length_max: Annotated[
+        int,
+        length().live('limit_hits_total{name="lease_name_length_max"}'),
+        "characters of a lease_id and of an owner, 422 beyond",
+    ] = _CORE.lease_name_length_max
+    batch_operations_max: Annotated[
+        int,
+        count().live('limit_hits_total{name="batch_operations_max"}'),
+        "operations of one batch, 422 beyond",
+    ] = _CORE.batch_operations_max
+    wave_samples_max: Annotated[
+        int,
+        whole(1, 1 << 16).live(
+            'limit_hits_total{name="wave_samples_max"}'
+        ),  # they are sorted in one go
+        "samples of one POST /select_batch, 422 beyond",
+    ] = _CORE.wave_samples_max
+    session_ttl_s: Annotated[
+        float,
+        seconds(zero=True).watched("sessions"),
+        "requests with a session_id go where its last one went, until silent for this long; 0: off",
+    ] = _CORE.session_ttl_s
+    sessions_max: Annotated[
+        int,
+        count().watched("sessions_evicted_total"),
+        "sessions remembered; the one silent for longest is forgotten first",
+    ] = _CORE.sessions_max
+    data_parallel_size_max: Annotated[
+        int,
+        whole(1, 1 << 16).live("ranks"),  # all of a worker's are seated in one turn of the loop
+        "most ranks a worker may have, 400 beyond",
+    ] = _CORE.data_parallel_size_max
+    workers_max: Annotated[
+        int, count().live('limit_hits_total{name="workers_max"}'), "workers registered, 409 beyond"
+    ] = _CORE.workers_max
+    worker_bytes_max: Annotated[
+        int,
+        count().live('limit_hits_total{name="worker_bytes_max"}'),
+        "longest record of a worker, in MessagePack; 422 beyond",
+    ] = _CORE.worker_bytes_max
+    scopes_max: Annotated[
+        int,
+        count().live('limit_hits_total{name="scopes_max"}'),
+        "scopes (model and tenant) with workers; a worker that would open one more is incomplete",
+    ] = _CORE.scopes_max
+    unserved_scopes_max: Annotated[
+        int,
+        whole(1, 1000).live(
+            'limit_hits_total{name="unserved_scopes_max"}'
+        ),  # all are looked at when one has to leave: 0.1 ms
+        "scopes without a worker whose requests are counted by name, and as many that never "
+        "had one; the tenant that has most loses one for another",
+    ] = _CORE.unserved_scopes_max
+    event_sources_max: Annotated[
+        int,
+        count().live('limit_hits_total{name="event_sources_max"}'),
+        "ranks whose KV events are listened to; a worker that would open one more is incomplete",
+    ] = _CORE.event_sources_max
+    scope_linger_s: Annotated[
+        float,
+        seconds(zero=True).live("scopes_closed_total"),
+        "a scope without workers is given up after this long, or when its place is needed; "
+        "its block size stays pinned",
+    ] = _CORE.scope_linger_s
+    reservations_max: Annotated[
+        int,
+        count().live('limit_hits_total{name="reservations_max"}'),
+        "live reservations booked here, with those that wait; 503 beyond",
+    ] = _CORE.reservations_max
+    blocks_per_request_max: Annotated[
+        int,
+        count().live('selections_failed_total{code="too_many_blocks"}'),
+        "blocks of a prompt, 422 beyond",
+    ] = _CORE.blocks_per_request_max
+    id_length_max: Annotated[
+        int,
+        length().live('limit_hits_total{name="id_length_max"}'),
+        "characters of a session_id, and of a reservation_id or selection_id that is booked, "
+        "422 beyond",
+    ] = _CORE.id_length_max
+    name_length_max: Annotated[
+        int,
+        length().live('limit_hits_total{name="name_length_max"}'),
+        "characters of a model, tenant, lora_name or fairness_id, 422 beyond",
+    ] = _CORE.name_length_max
+    queue_recheck_s: Annotated[
+        float,
+        seconds().live("pending_requests"),
+        "waiting requests are looked at again this often, whatever did not happen",
+    ] = _CORE.queue_recheck_s

@@ -1,0 +1,188 @@
+"""Where clients come in, and how much they may send, hold open and leave unfinished."""
+
+from typing import Annotated, Final
+
+from msgspec import Struct
+
+from indexer.settings import StreamLimits
+from select_service.settings.choices import FieldValidation
+from select_service.settings.value_types import (
+    count,
+    file_mode,
+    member,
+    path,
+    seconds,
+    size,
+    tcp_port,
+    text,
+    whole,
+)
+from select_service.types import BodyLimits
+
+_STREAMS: Final = StreamLimits()
+_BODIES: Final = BodyLimits()
+
+
+class ListeningSettings(Struct, frozen=True, kw_only=True):
+    """Where clients come in, and how much they may send, hold open and leave unfinished."""
+
+    # The contract's default; an open process warns of it, and the README says how to restrict it.
+    host: Annotated[str, text("ADDRESS"), "address to listen on"] = "0.0.0.0"  # noqa: S104  # nosec B104
+    port: Annotated[
+        int | None, tcp_port(0).watched(limit=False), "port to listen on; 0 picks a free one"
+    ] = 8092  # None: no TCP
+    uds: Annotated[
+        str | None,
+        path("PATH").watched("http_connections", env="SELECT_SERVICE_UDS"),
+        "listen on a Unix domain socket at this path: besides TCP if --port is given, else alone",
+    ] = None
+    uds_mode: Annotated[
+        str,
+        file_mode().watched(env="SELECT_SERVICE_UDS_MODE"),
+        "permissions of that file: who may write it may connect",
+    ] = "0660"  # connecting takes write permission on the file
+    side_port: Annotated[
+        int | None,
+        tcp_port(0).watched("http_connections"),
+        "a second TCP port, with GET /health, /ready, /metrics and /replica_sync/snapshot "
+        "alone: for probes, Prometheus and replicas where the API is on loopback or a Unix "
+        "socket",
+    ] = None  # entrance for replicas, probes and Prometheus only
+    side_host: Annotated[
+        str | None,
+        text("ADDRESS"),
+        "address of that; off: the one of --host, or every address where that is loopback",
+    ] = None  # None: that of `host`, or every address if that is loopback
+    threads: Annotated[
+        int,
+        count(0).watched(limit=False),
+        "accepted for compatibility; no effect, one event loop serves everything",
+    ] = 4
+    field_validation: Annotated[
+        FieldValidation,
+        member(FieldValidation),
+        "unknown top-level fields and query parameters: refuse (422), warn in a header, or ignore",
+    ] = FieldValidation.WARN
+    max_body_bytes: Annotated[
+        int,
+        count(128).live(
+            'limit_hits_total{name="max_body_bytes"}'
+        ),  # of fewer, PUT /config could not be taken back
+        "longest request body, 413 beyond",
+    ] = 8 * 1024 * 1024
+    head_bytes_max: Annotated[
+        int,
+        count(1024).live(
+            'http_connections_cut_total{reason="malformed"}'
+        ),  # a token has up to 512 by default
+        "longest request line with its headers, and longest line between chunks or behind "
+        "them, 431 beyond",
+    ] = 64 * 1024  # several times what common proxies allow
+    header_lines_max: Annotated[
+        int,
+        count(16).live('limit_hits_total{name="header_lines_max"}'),
+        "header lines of a request, 431 beyond",
+    ] = 128  # each costs forty times its bytes; proxies allow some 100
+    header_timeout_s: Annotated[
+        float,
+        seconds().live('http_connections_cut_total{reason="header_timeout"}'),
+        "a connection that has not finished a request head by then is closed (408)",
+    ] = 10.0
+    body_timeout_s: Annotated[
+        float,
+        seconds().live('http_connections_cut_total{reason=~"(body|write)_timeout"}'),
+        "the same for a request body, and for a client that does not read its answer",
+    ] = 30.0
+    keep_alive_timeout_s: Annotated[
+        int,
+        count(metavar="S").watched("http_connections"),
+        "an idle connection is closed after this long",
+    ] = 75
+    connections_max: Annotated[
+        int,
+        count().live("http_connections"),
+        "open connections, 503 beyond, but for 16 that ask for /config, /health or /metrics "
+        "once, or show the token of a tenant that has room",
+    ] = 8192
+    connections_per_address_max: Annotated[
+        int,
+        count().live('limit_hits_total{name="connections_per_address_max"}'),
+        "of them, those from one address; 503 beyond",
+    ] = 4096  # half: a gateway is one address
+    descriptors_kept: Annotated[
+        int,
+        count(0).live('limit_hits_total{name="descriptors_kept"}'),
+        "open files that connections leave to others, 503 beyond, but for the 16 of "
+        "--connections-max; event sources of workers leave half of them",
+    ] = _STREAMS.descriptors_kept
+    unread_bytes_max: Annotated[
+        int,
+        size().live("http_unread_bytes"),
+        "bytes of answers, of all connections together, that clients have yet to read; "
+        "beyond, those that have read nothing for longest are cut off, of tenants beyond "
+        "their part",
+    ] = 256 << 20  # a /metrics of 512 ranks and 64 scopes takes half a megabyte
+    tls_handshakes_max: Annotated[
+        int,
+        count().live("tls_handshakes"),
+        "TLS handshakes at one time, each no longer than --header-timeout-s; closed beyond",
+    ] = 8192  # 60 KB each
+    json_depth_max: Annotated[
+        int,
+        whole(8, 900).live('limit_hits_total{name="json_depth_max"}'),
+        "arrays and objects within each other in a body, 400 beyond",
+    ] = _BODIES.depth_max
+    body_parts_max: Annotated[
+        int,
+        count(64).live(
+            'limit_hits_total{name="body_parts_max"}'
+        ),  # of fewer, PUT /config could not be taken back
+        "strings, objects and arrays in a body, or in each request of a wave, 422 beyond: "
+        "they are read in one go",
+    ] = _BODIES.parts_max
+    body_numbers_max: Annotated[
+        int,
+        count(64).live('limit_hits_total{name="body_numbers_max"}'),
+        "numbers of a body that are not packed (in JSON: commas), 422 beyond",
+    ] = _BODIES.numbers_max
+    body_short_bytes_max: Annotated[
+        int,
+        count(128).live('limit_hits_total{name="body_short_bytes_max"}'),
+        "longest body of a route that takes no prompt, 413 beyond",
+    ] = _BODIES.short_bytes_max
+    body_unknown_bytes_max: Annotated[
+        int,
+        count(64).live('limit_hits_total{name="body_unknown_bytes_max"}'),
+        "bytes of an unknown member, in MessagePack, unless it is text or binary; 422 beyond",
+    ] = _BODIES.unknown_bytes_max
+    body_media_bytes_max: Annotated[
+        int,
+        count(64).live('limit_hits_total{name="body_media_bytes_max"}'),
+        "bytes of an array of objects in MessagePack, as of media items; 422 beyond",
+    ] = _BODIES.media_bytes_max
+    listen_backlog: Annotated[
+        int,
+        whole(1, 65535).watched("http_connections_accepted_total"),
+        "connections the system holds until they are accepted",
+    ] = 2048
+    leave_notice_s: Annotated[
+        float,
+        seconds(zero=True).watched('waiting_for{name="leaving"}'),
+        "after SIGTERM /ready is 503, but all requests are served for at least this long, "
+        "while the news spreads",
+    ] = 0.0
+    leave_grace_s: Annotated[
+        float,
+        seconds(zero=True).watched('waiting_for{name="leaving"}'),
+        "and for at most this long, while reservations made here are in flight; no wait on SIGINT",
+    ] = 0.0
+    shutdown_timeout_s: Annotated[
+        int,
+        count(metavar="S").watched("http_requests_in_flight"),
+        "how long answers under way may take after SIGTERM or SIGINT",
+    ] = 5
+    config: Annotated[
+        str | None,
+        path("FILE").watched("config_reloads_total"),
+        "settings in YAML or TOML (.toml), named as the flags, which win; read again on SIGHUP",
+    ] = None

@@ -1,0 +1,56 @@
+"""The table of settings: one row each, and nothing else of the package names a setting."""
+
+from __future__ import annotations
+
+import tokenize
+from collections import defaultdict
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import select_service.settings
+from select_service.settings import FLAGS, SECTIONS, Settings
+
+PACKAGE = Path(select_service.settings.__file__).parent
+COMBINED = {"settings.py", "layers.py"}
+"""Where a component has another name for a setting, and where one setting implies another."""
+
+
+def mentions() -> dict[str, dict[str, int]]:
+    """How often each file of the package has each identifier, or text that is nothing else."""
+    found: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    for path in PACKAGE.rglob("*.py"):
+        with path.open("rb") as file:
+            previous = ""
+            for token in tokenize.tokenize(file.readline):
+                if token.type in (tokenize.NAME, tokenize.STRING) and previous != ".":
+                    word = token.string.strip("'\"").removeprefix("--").replace("-", "_")
+                    found[word][path.name] += 1
+                previous = token.string
+    return found
+
+
+def test_a_flag_is_named_by_its_row_alone() -> None:
+    """A new one takes one row in one file, and its use."""
+    found = mentions()
+    for section, flags in SECTIONS.items():
+        for flag in flags:
+            rows = (PACKAGE / "table" / f"{section}.py").read_text("utf-8")
+            assert rows.count(f"    {flag.field}: Annotated[") == 1, flag.name
+            if "_" in flag.field:  # others are common words
+                assert set(found[flag.field]) <= {f"{section}.py"} | COMBINED, flag.name
+
+
+def test_sections_make_up_the_settings() -> None:
+    fields = {one.name for one in msgspec.structs.fields(Settings)} - {"router"}
+    assert {flag.field for flag in FLAGS} == fields
+    assert len(FLAGS) == len(fields), "no section overrides another"
+
+
+@pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)
+def test_rows_are_whole(flag: select_service.settings.Flag) -> None:
+    assert flag.help
+    assert not flag.help.endswith(".")
+    assert (flag.type.parse is None) == (flag.type.metavar == "")
+    assert flag.type.parse is not None or flag.default is False
