@@ -100,7 +100,7 @@ def create_door(
     if service.security is None:  # the driver was built without these settings
         service.security = create_security(settings)
     reloading = ConfigReload(layers or Layers.of(settings), service)
-    service.answer_doors(show_hashes)
+    service.show_hashes_with(show_hashes)
 
     @functools.cache
     def metrics() -> Metrics:

@@ -1,8 +1,9 @@
 """Reads the clock, calls the core, carries out its effects: the only caller of `core/service.py`.
 
-HTTP and embedding both reach the core through this file. The verbs are implemented in
-`edge/verbs/`, grouped as in the core, and attached here; `edge/driver/` has what runs around the
-core (waiting requests, event sources, housekeeping). This file decides nothing.
+HTTP and embedding both reach the core through this class. It inherits its operations, which are
+grouped as in the core (`worker_operations.py`, `selection_operations.py` and so on). The parts that
+run around the core (waiting requests, event sources, housekeeping) lie beside them. It decides
+nothing.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 import logging
 import random
 import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from indexer.core.registry import Registry
@@ -18,30 +20,31 @@ from indexer.edge.addresses import Addresses
 from indexer.types import EventLossPolicy
 from select_service.core.instrumentation.instrumented import Watch
 from select_service.core.service import Life, SelectionCore
+from select_service.edge.batch_runner import BatchRunner
 from select_service.edge.clocks import forwards_only
+from select_service.edge.driver.admission_operations import AdmissionOperations
 from select_service.edge.driver.call_context import CallContext
 from select_service.edge.driver.driver_options import DriverOptions, EdgeLimits
 from select_service.edge.driver.effects_executor import EffectsExecutor
 from select_service.edge.driver.health import Health
 from select_service.edge.driver.housekeeping import Housekeeping
+from select_service.edge.driver.query_operations import QueryOperations
+from select_service.edge.driver.replica_sync import ReplicaSync
+from select_service.edge.driver.reservation_operations import ReservationOperations
+from select_service.edge.driver.selection_operations import SelectionOperations
 from select_service.edge.driver.sources import EventSources
 from select_service.edge.driver.startup_recovery import StartupRecovery
 from select_service.edge.driver.waiting_callers import WaitingCallers
+from select_service.edge.driver.worker_operations import WorkerOperations
 from select_service.edge.dump_stream import Dumps
+from select_service.edge.lifecycle_batches import LifecycleBatches
 from select_service.edge.load_topic import LoadTopic
 from select_service.edge.readiness import Readiness
-from select_service.edge.verbs.inspecting import Inspecting
-from select_service.edge.verbs.operating import Operating
-from select_service.edge.verbs.registering import Registering
-from select_service.edge.verbs.replicating import Replicating
-from select_service.edge.verbs.reserving import Reserving
-from select_service.edge.verbs.selecting import Selecting
 from select_service.types import RouterConfig
 from select_service.types.admission import AdmissionSettings
-from select_service.types.doctor import DoctorLimits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
     import msgspec
 
@@ -49,7 +52,6 @@ if TYPE_CHECKING:
     from indexer.types import EgressSettings
     from select_service.core.instrumentation.recorder import Recorder
     from select_service.core.pricing.policy import PolicyBook, PolicyError
-    from select_service.edge.decision_report import DecisionReporter
     from select_service.edge.discovery.followers import Discovery
     from select_service.edge.doctor import Doctor
     from select_service.edge.replication.plane import Replicas
@@ -58,18 +60,24 @@ if TYPE_CHECKING:
     from select_service.edge.state.warm_start import WarmStart
     from select_service.edge.tracing.spans import Tracing
     from select_service.settings import Settings
-    from select_service.types import CoreLimits, TrustSettings
+    from select_service.types import BriefReady, CoreLimits, Ready, ReplicaStatus, TrustSettings
     from select_service.types.shadow import ShadowSettings
 
 _log = logging.getLogger("select_service")
 
 
-class Driver:
+class Driver(
+    WorkerOperations,
+    SelectionOperations,
+    ReservationOperations,
+    AdmissionOperations,
+    QueryOperations,
+):
     """One core, its clock and its sockets; callers wait only for a selection.
 
     Attributes:
-        core: the state, and the verbs that change it.
-        turn: the core, clock and effects that every verb shares.
+        core: the state, and the operations that change it.
+        turn: the core, clock and effects that every part shares.
         discovery: finds workers and replicas; set before `start`.
         sources: the workers' event streams.
     """
@@ -120,7 +128,7 @@ class Driver:
         self.security, self.tracing = beside.security, beside.tracing
         self.recording = beside.recording
         self.credentials = None if self.security is None else self.security.credentials
-        rng, witness = _chance(seed, self.recording)
+        rng, recorder = _chance(seed, self.recording)
         self.core = SelectionCore(
             Registry(on_event_loss=on_event_loss, limits=bounds.streams),
             config or RouterConfig(),
@@ -130,7 +138,7 @@ class Driver:
             admission=admission,
             trust=trust,
             life=_life(keeper, None if replica_sync_port is None else rng),
-            watch=_watch(self.tracing, witness),
+            watch=_watch(self.tracing, recorder),
         )
         self.core.trusting.wall_ahead = time.time() - clock()  # noqa: TID251 - accurate to a day at best
         self.core.follow_shadow(shadow, clock())
@@ -144,106 +152,41 @@ class Driver:
         self._carrier = EffectsExecutor(keeper, self.tracing)
         self._carry_out = self._carrier.carry_out
         self.turn = turn = CallContext(self.core, clock, self._carry_out)
-        self._hang_verbs(turn, witness, replica_sync_port)
-        self._replicating.hold(self.readiness, self._is_fleet_known)
+        self._waiting = self._carrier.waiting = WaitingCallers(turn, self.free)
+        self._batches = LifecycleBatches(self._operate, clock)
+        self._batch_runner = BatchRunner(self._carry_out, clock)
+        self._recorder = recorder
+        self._changing = set()
+        self.consistency_checks = Counter(consistent=0, different=0)
+        self._replica_sync = ReplicaSync(turn, self._carrier, replica_sync_port, bounds.replicas)
+        self._replica_sync.hold(self.readiness, self._is_fleet_known)
         self._listen_to_workers(turn, admission or AdmissionSettings())
         self._housekeeping = Housekeeping(turn, self._carrier.hurry)
-        self._hang_health(turn, bounds.doctor)
-
-    def _hang_verbs(  # noqa: PLR0915 - one line per verb
-        self, turn: CallContext, witness: Recorder | None, replica_port: int | None
-    ) -> None:
-        """Attach every verb as an attribute, where the HTTP handlers look for it."""
-        registering = Registering(turn)
-        self.upsert_worker = registering.upsert_worker
-        self.patch_worker = registering.patch_worker
-        self.delete_worker = registering.delete_worker
-        self.drain_worker = registering.drain_worker
-        self.undrain_worker = registering.undrain_worker
-        self.hold_worker_back = registering.hold_worker_back
-        self.drain_status = registering.drain_status
-        self.scale_down_candidates = registering.scale_down_candidates
-        self.workers = registering.workers
-        self.worker_ids = registering.worker_ids
-        self.worker_record = registering.worker_record
-        is_kept = self.keeper is not None
-        reserving = self._reserving = Reserving(turn, is_kept=is_kept)
-        self.reserve = reserving.reserve
-        self.prefill_complete = reserving.prefill_complete
-        self.output_block = reserving.output_block
-        self.free = reserving.free
-        self.batch_now = reserving.batch_now
-        self.open_lease = reserving.open_lease
-        self.renew_lease = reserving.renew_lease
-        self.close_lease_now = reserving.close_lease_now
-        self.clear_lease = reserving.clear_lease
-        self.leases = reserving.leases
-        waiting = self._waiting = self._carrier.waiting = WaitingCallers(turn, reserving.free)
-        self.wait = waiting.wait
-        selecting = self._selecting = Selecting(turn, waiting.wait, is_kept=is_kept)
-        self.select = selecting.select
-        self.select_now = selecting.select_now
-        self.select_and_reserve = selecting.select_and_reserve
-        self.select_and_reserve_now = selecting.select_and_reserve_now
-        self.select_pair = selecting.select_pair
-        self.select_pair_now = selecting.select_pair_now
-        self.select_batch = selecting.select_batch
-        self.answer_doors = selecting.answer_doors
-        operating = self._operating = Operating(turn, witness)
-        self.admission = operating.admission
-        self.admission_in_slices = operating.admission_in_slices
-        self.change_admission = operating.change_admission
-        self.change_admission_in_slices = operating.change_admission_in_slices
-        self.busy_thresholds = operating.busy_thresholds
-        self.busy_thresholds_in_slices = operating.busy_thresholds_in_slices
-        self.change_threshold = operating.change_threshold
-        self.forget_threshold = operating.forget_threshold
-        self.report = operating.report
-        inspecting = Inspecting(turn)
-        self.loads = inspecting.loads
-        self.load_scopes = inspecting.load_scopes
-        self.load_of = inspecting.load_of
-        self.potential_loads = inspecting.potential_loads
-        self.overlap_scores = inspecting.overlap_scores
-        self.trust = inspecting.trust
-        self.trust_seats = inspecting.trust_seats
-        self.trust_row = inspecting.trust_row
-        self.shadow = inspecting.shadow
-        self.consistency = inspecting.consistency
-        self.consistency_checks = inspecting.checks
-        self.dump = self.dumps.begin
-        replicating = self._replicating = Replicating(
-            *(turn, self._carrier, replica_port, self._limits.replicas)
+        self._health = Health(
+            turn,
+            self._carrier,
+            self.readiness,
+            self.keeper,
+            bounds.doctor,
+            lambda: [] if self.discovery is None else self.discovery.links(),
         )
-        self.replica_plane = replicating.plane
-        self.register_peer = replicating.register_peer
-        self.deregister_peer = replicating.deregister_peer
-        self.replica_status = replicating.status
 
     def _listen_to_workers(self, turn: CallContext, admission: AdmissionSettings) -> None:
         """Prepare to receive what workers publish: KV events and load reports."""
         self.load_topic = LoadTopic(
-            self._operating.hear_load,
+            self.hear_load,
             bytes_max=admission.load_report_bytes_max,
             ranks_max=self.core.limits.data_parallel_size_max,
         )
         self.sources = self._carrier.sources = EventSources(
-            *(turn, self._recovering, self.addresses, self.load_topic),
+            turn,
+            self._recovering,
+            self.addresses,
+            self.load_topic,
             limits=self._limits.streams,
             credentials=self.credentials,
             recording=self.recording,
         )
-
-    def _hang_health(self, turn: CallContext, limits: DoctorLimits) -> None:
-        health = self._health = Health(
-            *(turn, self._carrier, self.readiness, self.keeper, limits),
-            lambda: [] if self.discovery is None else self.discovery.links(),
-        )
-        self.ready = health.ready
-        self.is_ready = health.is_ready
-        self.ready_for_traffic = health.ready_for_traffic
-        self.ready_verbose = health.ready_verbose
-        self.doctor = health.doctor
 
     # -- lifecycle -----------------------------------------------------------------------------
 
@@ -264,7 +207,7 @@ class Driver:
         await self._recovering.open(listeners)
         if self.keeper is not None:
             await self._restore(self.keeper)
-        await self._replicating.open(self.addresses, self.credentials, http_port, advertise_url)
+        await self._replica_sync.open(self.addresses, self.credentials, http_port, advertise_url)
         if self.tracing is not None:
             self.tracing.start()
         self.readiness.start()
@@ -280,12 +223,12 @@ class Driver:
         changes = self.core.keep_changes()
         for key in dropped:
             changes.mark(*key)
-        keeper.start(changes, self._reserving.take_back)
+        keeper.start(changes, self.take_back)
 
     def announce_leaving(self) -> None:
         """Become not ready; tell replicas now, so that they inherit our bookings in time."""
         self.readiness.is_leaving = True
-        self._replicating.leave()
+        self._replica_sync.leave()
 
     async def close(self) -> None:
         """Dismiss waiting requests, stop timers, close sockets. Idempotent."""
@@ -293,14 +236,14 @@ class Driver:
             await self.discovery.close()
         self._waiting.close()
         self.load_topic.close()
-        await self._reserving.close()
-        await self._selecting.close()
+        await self._batches.close()
+        await self._batch_runner.close()
         await self._recovering.stop()
         await self._housekeeping.close()
         await self._health.close()
         await self._recovering.close()
         await self.sources.close()
-        await self._replicating.close()
+        await self._replica_sync.close()
         self.addresses.close()
         if self.keeper is not None:
             await self.keeper.close()
@@ -338,18 +281,61 @@ class Driver:
         core = _differing(old.core_limits, new.core_limits)
         admission = _differing(old.admission, new.admission)
         self._carry_out(self.core.reconfigure(core, admission, self._clock()))
-        self._operating.note_change("settings", {**core, **admission})
+        self.note_change("settings", {**core, **admission})
+
+    # -- readiness, the dump, replicas -----------------------------------------------------------
+
+    def ready(self, *, with_workers: bool = True) -> Ready:
+        """GET /ready."""
+        return self._health.ready(with_workers=with_workers)
+
+    def is_ready(self) -> bool:
+        """Whether GET /ready would say ready; costs next to nothing."""
+        return self._health.is_ready()
+
+    def ready_for_traffic(self) -> BriefReady:
+        """GET /ready?for=traffic: whether to send requests here, even while there is no worker."""
+        return self._health.ready_for_traffic()
+
+    async def ready_verbose(self, *, with_workers: bool = True) -> Ready:
+        """GET /ready?verbose=true: includes the doctor's findings."""
+        return await self._health.ready_verbose(with_workers=with_workers)
+
+    def doctor(self) -> Doctor:
+        """Return the doctor, created on first use."""
+        return self._health.doctor()
+
+    def dump(
+        self, tenants: frozenset[str] | None = None, whose: str | None = None
+    ) -> AsyncIterator[bytes]:
+        """GET /dump, as pieces of JSON; see `Dumps.begin`."""
+        return self.dumps.begin(tenants, whose)
+
+    def replica_plane(self) -> Replicas:
+        """Return the replica plane.
+
+        Raises:
+            ReplicaSyncDisabled: there is no `--replica-sync-port`.
+        """
+        return self._replica_sync.plane()
+
+    def register_peer(self, endpoint: str) -> bool:
+        """POST /replica_sync/register_peer; False if already registered."""
+        return self._replica_sync.register_peer(endpoint)
+
+    def deregister_peer(self, endpoint: str) -> None:
+        """POST /replica_sync/deregister_peer."""
+        self._replica_sync.deregister_peer(endpoint)
+
+    def replica_status(self) -> list[ReplicaStatus]:
+        """Return what is known of every other publisher."""
+        return self._replica_sync.status()
 
     # -- what other parts read -----------------------------------------------------------------
 
     def now(self) -> float:
         """Return the monotonic seconds that everything here uses."""
         return self._clock()
-
-    @property
-    def teller(self) -> DecisionReporter:
-        """The reader of recorded decisions."""
-        return self._selecting.teller
 
     @property
     def waiting(self) -> int:
@@ -396,7 +382,7 @@ class Driver:
 
 
 def _chance(seed: int | None, recording: Recording | None) -> tuple[random.Random, Recorder | None]:
-    """Return the random source, and its witness if everything is recorded."""
+    """Return the random source, and its recorder if everything is recorded."""
     if recording is None:
         return random.Random(seed), None
     from select_service.core.instrumentation.recorder import Recorder  # only if recording
@@ -412,10 +398,10 @@ def _life(keeper: Keeper | None, rng: random.Random | None) -> Life:
     return Life(0 if rng is None else rng.getrandbits(64) | 1, 1, first_decision)
 
 
-def _watch(tracing: Tracing | None, witness: Recorder | None) -> Watch:
+def _watch(tracing: Tracing | None, recorder: Recorder | None) -> Watch:
     return Watch(
         None if tracing is None else tracing.recorder,
-        witness,
+        recorder,
         stopwatch=time.perf_counter,
         trace_decisions=_log.isEnabledFor(logging.DEBUG),
     )

@@ -114,7 +114,8 @@ class Health:
 
             carrier = self._carrier
             self.diagnosed = Doctor(
-                *(self._core, self._limits),
+                self._core,
+                self._limits,
                 link_of=carrier.sources.link,
                 peers=lambda: (
                     [] if carrier.replicas is None else carrier.replicas.subscriptions.links()

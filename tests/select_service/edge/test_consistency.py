@@ -7,7 +7,7 @@ import pytest
 
 from indexer.types import Scope
 from select_service.edge.driver.driver import Driver
-from select_service.edge.verbs.inspecting import DIFFERENCES_LISTED
+from select_service.edge.driver.query_operations import DIFFERENCES_LISTED
 from tests.select_service.edge.metrics.test_exposition import scrape, value
 from tests.select_service.edge.serving import PROMPT, in_process, seat
 

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from select_service.edge.driver.call_context import CallContext
+from select_service.edge.driver.replica_sync import ReplicaSync
 from select_service.edge.readiness import Readiness
-from select_service.edge.verbs.replicating import Replicating
 from select_service.types import ReplicaLimits
 
 
@@ -53,7 +53,7 @@ def test_the_ledgers_of_replicas_are_waited_for() -> None:
     turn = CallContext(core, lambda: now, lambda _: None)
     is_settled = False
     readiness = Readiness(60.0, lambda: now)
-    replicating = Replicating(turn, carrier, 9091, ReplicaLimits())
+    replicating = ReplicaSync(turn, carrier, 9091, ReplicaLimits())
     replicating.hold(readiness, lambda: is_settled)
     applied = replicating.ledgers_applied
     assert not applied(), "not started"

@@ -10,9 +10,9 @@ import msgspec
 from select_service.edge.codec.responses import ALWAYS_JSON, Response
 from select_service.edge.cooperative import TimeSlices
 from select_service.edge.decision_report import LISTED, LISTED_MAX, Wanted
+from select_service.edge.driver.query_operations import SHADOW_SCOPES_LISTED
 from select_service.edge.http.scope_query import SCOPE_QUERY, read_scope, scope_in
 from select_service.edge.routing import read_count, read_id, read_query, read_switch
-from select_service.edge.verbs.inspecting import SHADOW_SCOPES_LISTED
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

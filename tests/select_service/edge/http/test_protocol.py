@@ -98,11 +98,11 @@ def test_a_body_that_does_not_end_after_its_answer() -> None:
 
 def test_a_client_that_does_not_read() -> None:
     async def use(port: int, service: Driver, server: Server) -> None:
-        async def endless(_: object = None) -> AsyncIterator[bytes]:
+        async def endless(*_: object, **__: object) -> AsyncIterator[bytes]:
             while True:
                 yield b"x" * 65536
 
-        service.dump = endless  # type: ignore[assignment]
+        service.dump = endless  # type: ignore[method-assign]
         wire = await Wire.to(port)
         wire.ask("GET", "/dump")
         await until(lambda: _counts(server).write_timeouts == 1)

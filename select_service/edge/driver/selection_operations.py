@@ -1,4 +1,4 @@
-"""The verbs that select workers, and the wait of their callers while all workers are busy.
+"""The driver's operations that select workers, and the wait of callers while all are busy.
 
 Each has two forms: `…_now` goes as far as it can without waiting and may return a `Ticket` for
 `wait` (HTTP uses these: most requests need no task of their own); the awaitable form is for callers
@@ -15,8 +15,8 @@ from msgspec import UNSET
 
 from select_service.core.admission.queue import Ticket
 from select_service.core.effects import NOTHING
-from select_service.edge.batch_runner import BatchRunner
 from select_service.edge.decision_report import DecisionReporter
+from select_service.edge.driver.core_calls import CoreCalls
 from select_service.errors import ServiceError
 from select_service.types import Selection
 
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
     from indexer.types import PackedHashes
     from select_service.core.batches.batch_selection import Item
-    from select_service.edge.driver.call_context import CallContext
+    from select_service.edge.batch_runner import BatchRunner
+    from select_service.edge.driver.waiting_callers import WaitingCallers
     from select_service.types import (
         Answer,
         SelectAndReserveRequest,
@@ -34,33 +35,21 @@ if TYPE_CHECKING:
     )
     from select_service.types.batches import SelectBatchRequest, WaveAnswer
 
-__all__ = ["Selecting"]
+__all__ = ["SelectionOperations"]
 
 S = TypeVar("S", bound="SelectRequest")
 
 
-class Selecting:
-    """The verbs that select a worker for a prompt."""
+class SelectionOperations(CoreCalls):
+    """Selections, and the wait for one."""
 
-    def __init__(
-        self, turn: CallContext, wait: Callable[[Ticket], Awaitable[Answer]], *, is_kept: bool
-    ) -> None:
-        """Select for one driver.
-
-        Args:
-            turn: of the core that decides.
-            wait: waits for the answer of a ticket.
-            is_kept: state is on disk, so the keeper must hear of calls without effects, too.
-        """
-        self._core, self._clock, self._carry_out = turn
-        self._wait = wait
-        self._is_kept = is_kept
-        self._waves = BatchRunner(turn.carry_out, turn.clock)
+    _waiting: WaitingCallers
+    _batch_runner: BatchRunner
 
     def select_now(self, request: SelectRequest, unknown: bytes = b"") -> Answer | Ticket:
         """POST /select up to the point of waiting; pass a returned Ticket to `wait`."""
-        answer, effects = self._core.select(request, self._clock())
-        if effects is not NOTHING or self._is_kept:  # otherwise there is nothing to do
+        answer, effects = self.core.select(request, self._clock())
+        if effects is not NOTHING or self.keeper is not None:  # otherwise there is nothing to do
             self._carry_out(effects)
         return answer
 
@@ -68,16 +57,20 @@ class Selecting:
         self, request: SelectAndReserveRequest, unknown: bytes = b""
     ) -> Answer | Ticket:
         """POST /select_and_reserve up to the point of waiting; pass a returned Ticket to `wait`."""
-        answer, effects = self._core.select_and_reserve(request, self._clock(), unknown=unknown)
-        if effects is not NOTHING or self._is_kept:  # otherwise there is nothing to do
+        answer, effects = self.core.select_and_reserve(request, self._clock(), unknown=unknown)
+        if effects is not NOTHING or self.keeper is not None:  # otherwise there is nothing to do
             self._carry_out(effects)
         return answer
 
     def select_pair_now(self, request: SelectPairRequest, unknown: bytes = b"") -> Answer | Ticket:
         """POST /select_pair up to the point of waiting; pass a returned Ticket to `wait`."""
-        answer, effects = self._core.select_pair(request, self._clock(), unknown=unknown)
+        answer, effects = self.core.select_pair(request, self._clock(), unknown=unknown)
         self._carry_out(effects)
         return answer
+
+    def wait(self, ticket: Ticket) -> Awaitable[Answer]:
+        """Wait for a ticket's answer; cancelling the caller removes it from the queue."""
+        return self._waiting.wait(ticket)
 
     async def select_batch(self, request: SelectBatchRequest, items: Sequence[Item]) -> WaveAnswer:
         """POST /select_batch; if the caller is cancelled, nothing stays booked.
@@ -90,7 +83,7 @@ class Selecting:
         Raises:
             ServiceError: as `Waves.begin`, and if all or none was requested.
         """
-        return await self._waves.run(self._core.select_batch(request, items))
+        return await self._batch_runner.run(self.core.select_batch(request, items))
 
     async def select(self, request: SelectRequest) -> Answer:
         """POST /select, waiting while every eligible rank is busy; cancelling withdraws."""
@@ -111,7 +104,7 @@ class Selecting:
         """Wait if necessary, and render the decision if `explain` was set."""
         try:
             answer = verb(request)
-            given = await self._wait(answer) if isinstance(answer, Ticket) else answer
+            given = await self._waiting.wait(answer) if isinstance(answer, Ticket) else answer
         except ServiceError as error:
             await self.teller.finish_refusal(error)
             raise
@@ -122,19 +115,15 @@ class Selecting:
     @cached_property
     def teller(self) -> DecisionReporter:
         """Renders recorded decisions."""
-        transfer_cost = self._core.reader.config.kv_transfer_cost_per_block
-        return DecisionReporter(self._core.decisions, self._clock, transfer_cost)
+        transfer_cost = self.core.reader.config.kv_transfer_cost_per_block
+        return DecisionReporter(self.core.decisions, self._clock, transfer_cost)
 
-    def answer_doors(self, show_hashes: Callable[[PackedHashes], list[int]]) -> None:
+    def show_hashes_with(self, show_hashes: Callable[[PackedHashes], list[int]]) -> None:
         """Set how hashes appear in answers sent over HTTP.
 
         This affects the verbs whose name ends in `_now`, and `wait`.
         """
-        self._core.desk.show_hashes = show_hashes
-
-    async def close(self) -> None:
-        """Finish undoing broken-off waves."""
-        await self._waves.close()
+        self.core.desk.show_hashes = show_hashes
 
 
 def _legible(answer: Answer) -> Answer:

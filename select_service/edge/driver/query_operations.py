@@ -1,4 +1,4 @@
-"""The read-only verbs: load, overlap, trust, shadow, the index."""
+"""The read-only operations of the driver: load, overlap, trust, shadow, the ledger's audit."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from select_service.core.decisions.shadow_report import ShadowReport
 from select_service.core.ledger.audit import audit
 from select_service.edge.cooperative import TimeSlices
+from select_service.edge.driver.core_calls import CoreCalls
 from select_service.types import Consistency, LoadDifference
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from select_service.core.decisions.trust_monitor import TrustSeat
     from select_service.core.ledger.audit import Difference
     from select_service.core.partition import Partition
-    from select_service.edge.driver.call_context import CallContext
     from select_service.types import (
         LoadRow,
         OverlapScores,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     )
     from select_service.types.shadow import ShadowStatus
 
-__all__ = ["DIFFERENCES_LISTED", "SHADOW_SCOPES_LISTED", "Inspecting"]
+__all__ = ["DIFFERENCES_LISTED", "SHADOW_SCOPES_LISTED", "QueryOperations"]
 
 _log = logging.getLogger("select_service")
 
@@ -41,41 +41,42 @@ SHADOW_SLICE = 32
 """Scopes of GET /shadow per slice, some 10 µs each."""
 
 
-class Inspecting:
-    """Read-only views of the state."""
+class QueryOperations(CoreCalls):
+    """Read-only views of the state.
 
-    def __init__(self, turn: CallContext) -> None:
-        self._core, self._clock, _ = turn
-        self.checks = Counter(consistent=0, different=0)
-        """Outcomes of GET /debug/consistency."""
+    Attributes:
+        consistency_checks: outcomes of GET /debug/consistency.
+    """
+
+    consistency_checks: Counter[str]
 
     def loads(
         self, model_name: str | None = None, tenant_id: str | None = None
     ) -> list[ScopeLoads]:
         """GET /loads, all at once."""
-        return self._core.loads(model_name, tenant_id)
+        return self.core.loads(model_name, tenant_id)
 
     def load_scopes(
         self, model_name: str | None = None, tenant_id: str | None = None
     ) -> list[Scope]:
         """GET /loads: the scopes to report, each by one call of `load_of`."""
-        return self._core.load_scopes(model_name, tenant_id)
+        return self.core.load_scopes(model_name, tenant_id)
 
     def load_of(self, scope: Scope) -> ScopeLoads | None:
         """GET /loads: one scope; None: it is gone by now."""
-        return self._core.load_of(scope)
+        return self.core.load_of(scope)
 
     def potential_loads(self, request: PotentialLoadsRequest) -> list[LoadRow]:
         """POST /potential_loads."""
-        return self._core.potential_loads(request)
+        return self.core.potential_loads(request)
 
     def overlap_scores(self, request: OverlapScoresRequest) -> OverlapScores:
         """POST /overlap_scores."""
-        return self._core.overlap_scores(request)
+        return self.core.overlap_scores(request)
 
     def trust(self, model_name: str | None = None, tenant_id: str | None = None) -> TrustTable:
         """GET /trust, all at once."""
-        return self._core.trust(model_name, tenant_id)
+        return self.core.trust(model_name, tenant_id)
 
     async def trust_seats(
         self, model_name: str | None = None, tenant_id: str | None = None
@@ -84,11 +85,11 @@ class Inspecting:
 
         Ranks of one scope are from one moment; ranks registered later are left out.
         """
-        return await TimeSlices().through(self._core.trusting.seats_in_steps(model_name, tenant_id))
+        return await TimeSlices().through(self.core.trusting.seats_in_steps(model_name, tenant_id))
 
     def trust_row(self, seat: TrustSeat) -> RankTrustRow:
         """GET /trust: one rank."""
-        return self._core.trusting.row(*seat)
+        return self.core.trusting.row(*seat)
 
     async def shadow(
         self,
@@ -105,8 +106,8 @@ class Inspecting:
             limit: scopes listed one by one.
             tenants: visible to the caller; None: all, plus the cost to the process.
         """
-        telling = ShadowReport(self._core.shadowing, limit)
-        for number, partition in enumerate(list(self._core.partitions.values()), 1):
+        telling = ShadowReport(self.core.shadowing, limit)
+        for number, partition in enumerate(list(self.core.partitions.values()), 1):
             scope = partition.scope
             if (
                 model_name in {None, scope.model_name}
@@ -122,7 +123,7 @@ class Inspecting:
         """GET /debug/consistency; yields to the loop every fraction of a millisecond."""
         began, slices = self._clock(), TimeSlices()
         found: list[LoadDifference] = []
-        partitions = list(self._core.partitions.values())
+        partitions = list(self.core.partitions.values())
         ranks = reservations = count = 0
         for partition in partitions:
             ranks += sum(len(one.slots) for one in partition.seating.present.values())
@@ -133,7 +134,7 @@ class Inspecting:
                     if len(found) < DIFFERENCES_LISTED:
                         found.append(_told(partition, one))
                 await slices.breathe()
-        self.checks["different" if count else "consistent"] += 1
+        self.consistency_checks["different" if count else "consistent"] += 1
         if count:
             _log.error("the ledger differs from its reservations in %d places: %s", count, found[0])
         return Consistency(

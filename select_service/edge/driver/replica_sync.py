@@ -1,4 +1,4 @@
-"""The replica plane's verbs and lifecycle: opening it, registering peers, reporting on them.
+"""The replica plane's operations and lifecycle: opening it, registering peers, reporting on them.
 
 `edge/replication/` has the sockets and is loaded with the first plane; the core decides what is
 sent.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from select_service.edge.security.credentials import Credentials
     from select_service.types import ReplicaLimits, ReplicaStatus
 
-__all__ = ["Replicating"]
+__all__ = ["ReplicaSync"]
 
 _log = logging.getLogger("select_service")
 
@@ -33,7 +33,7 @@ HEARTBEATS_AWAITED: Final = 3
 """Grace for a replica not heard yet, in heartbeats: time to connect, and for one that gets lost."""
 
 
-class Replicating:
+class ReplicaSync:
     """What this process exchanges with other replicas."""
 
     def __init__(
@@ -77,8 +77,12 @@ class Replicating:
 
         self._core.replica_announce(http_port, advertise_url)
         plane = self._carrier.replicas = Replicas(
-            *(self._port, self._core, self._carry_out, self._limits),
-            *(self._clock, addresses),
+            self._port,
+            self._core,
+            self._carry_out,
+            self._limits,
+            self._clock,
+            addresses,
             keys=None if credentials is None else credentials.replica_keys,
             passport=None if credentials is None else credentials.passport,
         )

@@ -1,4 +1,4 @@
-"""The operator's verbs: admission, busy thresholds, load reports of workers."""
+"""The operator's operations of the driver: admission, busy thresholds, load reports of workers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from select_service.edge.cooperative import TimeSlices
+from select_service.edge.driver.core_calls import CoreCalls
 from select_service.errors import WorkerNotFound
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
     from select_service.core.effects import Effects
     from select_service.core.instrumentation.recorder import Recorder
-    from select_service.edge.driver.call_context import CallContext
     from select_service.types.admission import (
         AdmissionChange,
         AdmissionStatus,
@@ -27,30 +27,22 @@ if TYPE_CHECKING:
         WorkerMetricsAnswer,
     )
 
-__all__ = ["Operating"]
+__all__ = ["AdmissionOperations"]
 
 
-class Operating:
+class AdmissionOperations(CoreCalls):
     """Changes made while the service runs."""
 
-    def __init__(self, turn: CallContext, witness: Recorder | None) -> None:
-        """Operate one driver.
-
-        Args:
-            turn: of the core to operate.
-            witness: records changes, if everything is recorded.
-        """
-        self._core, self._clock, self._carry_out = turn
-        self._witness = witness
-        self._changing: set[asyncio.Task[AdmissionStatus]] = set()
+    _recorder: Recorder | None
+    _changing: set[asyncio.Task[AdmissionStatus]]
 
     def admission(self) -> AdmissionStatus:
         """GET /admission, all at once."""
-        return self._core.admission()
+        return self.core.admission()
 
     async def admission_in_slices(self) -> AdmissionStatus:
         """GET /admission; yields to the loop every fraction of a millisecond."""
-        return await TimeSlices().through(self._core.admission_in_steps())
+        return await TimeSlices().through(self.core.admission_in_steps())
 
     async def change_admission_in_slices(self, change: AdmissionChange) -> AdmissionStatus:
         """PUT /admission; in force everywhere once answered, even if the caller disconnects.
@@ -61,7 +53,7 @@ class Operating:
         Raises:
             InvalidField: there is no such policy, or its configuration is invalid.
         """
-        steps = self._core.change_admission_in_steps(change)
+        steps = self.core.change_admission_in_steps(change)
         self._carry_out(next(steps))
         self.note_change("admission", msgspec.to_builtins(change))
         task = asyncio.get_running_loop().create_task(self._drive(steps))
@@ -82,36 +74,36 @@ class Operating:
 
     def change_admission(self, change: AdmissionChange) -> AdmissionStatus:
         """PUT /admission, all at once; housekeeping then re-evaluates waiting requests."""
-        status, effects = self._core.change_admission(change, self._clock())
+        status, effects = self.core.change_admission(change, self._clock())
         self._carry_out(effects)
         self.note_change("admission", msgspec.to_builtins(change))
         return status
 
     def busy_thresholds(self) -> BusyThresholds:
         """GET /busy_threshold, all at once."""
-        return self._core.busy_thresholds()
+        return self.core.busy_thresholds()
 
     async def busy_thresholds_in_slices(self) -> BusyThresholds:
         """GET /busy_threshold; yields to the loop every fraction of a millisecond."""
-        return await TimeSlices().through(self._core.busy_thresholds_in_steps())
+        return await TimeSlices().through(self.core.busy_thresholds_in_steps())
 
     def change_threshold(self, change: BusyThresholdChange) -> BusyThreshold:
         """POST /busy_threshold."""
-        answer, effects = self._core.change_threshold(change, self._clock())
+        answer, effects = self.core.change_threshold(change, self._clock())
         self._carry_out(effects)
         self.note_change("busy_threshold", msgspec.to_builtins(change))
         return answer
 
     def forget_threshold(self, model: str, tenant_id: str | None) -> BusyThreshold:
         """DELETE /busy_threshold."""
-        answer, effects = self._core.forget_threshold(model, tenant_id, self._clock())
+        answer, effects = self.core.forget_threshold(model, tenant_id, self._clock())
         self._carry_out(effects)
         self.note_change("busy_threshold_forgotten", {"model": model, "tenant_id": tenant_id})
         return answer
 
     def report(self, worker_id: int, metrics: WorkerMetrics) -> WorkerMetricsAnswer:
         """POST /workers/{id}/metrics."""
-        answer, effects = self._core.report(worker_id, metrics, self._clock())
+        answer, effects = self.core.report(worker_id, metrics, self._clock())
         self._carry_out(effects)
         return answer
 
@@ -122,5 +114,5 @@ class Operating:
 
     def note_change(self, what: str, values: dict[str, object]) -> None:
         """Note a change in the recording, if there is one."""
-        if self._witness is not None:
-            self._witness.change(self._clock(), what, values)
+        if self._recorder is not None:
+            self._recorder.change(self._clock(), what, values)

@@ -1,4 +1,4 @@
-"""The catalog's verbs: workers register, change, drain and leave, through the API or discovery."""
+"""The driver's operations on workers, which come and go through the API or discovery."""
 
 from __future__ import annotations
 
@@ -6,70 +6,67 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from select_service.core.fleet.roster import API
+from select_service.edge.driver.core_calls import CoreCalls
 from select_service.types.drains import HIT_RATE_LOSS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from select_service.core.effects import Effects
-    from select_service.edge.driver.call_context import CallContext
     from select_service.types import Role, WorkerPatch, WorkerRecord, WorkerSpec
     from select_service.types.drains import DrainRequest, DrainStatus, ScaleDownCandidate
 
-__all__ = ["Registering"]
+__all__ = ["WorkerOperations"]
 
 CANDIDATES_SLICE_S = 0.0003
 """How long the search for workers that are cheap to remove may hold the loop."""
 
 
-class Registering:
+class WorkerOperations(CoreCalls):
     """Changes to the catalog."""
-
-    def __init__(self, turn: CallContext) -> None:
-        self._core, self._clock, self._carry_out = turn
 
     def upsert_worker(self, spec: WorkerSpec, source: str = API) -> WorkerRecord:
         """POST /workers, or discovery has found the worker."""
-        record, effects = self._core.upsert_worker(spec, self._clock(), source)
+        record, effects = self.core.upsert_worker(spec, self._clock(), source)
         return self._listened(record, effects)
 
     def patch_worker(self, worker_id: int, patch: WorkerPatch) -> WorkerRecord:
         """PATCH /workers/{id}."""
-        record, effects = self._core.patch_worker(worker_id, patch, self._clock())
+        record, effects = self.core.patch_worker(worker_id, patch, self._clock())
         return self._listened(record, effects)
 
     def _listened(self, record: WorkerRecord, effects: Effects) -> WorkerRecord:
         """Follow the worker's event sources; if ZMQ refuses one, the worker is out of service."""
         self._carry_out(effects)
         if effects.listen:
-            record = self._core.worker(record.worker_id)
+            record = self.core.worker(record.worker_id)
         return record
 
     def delete_worker(self, worker_id: int, source: str = API) -> WorkerRecord:
         """DELETE /workers/{id}, or discovery no longer finds the worker."""
-        record, effects = self._core.delete_worker(worker_id, self._clock(), source)
+        record, effects = self.core.delete_worker(worker_id, self._clock(), source)
         self._carry_out(effects)
         return record
 
     def drain_worker(self, worker_id: int, request: DrainRequest) -> DrainStatus:
         """POST /workers/{id}/drain."""
-        return self._drain_told(*self._core.drain(worker_id, request, self._clock()))
+        return self._drain_told(*self.core.drain(worker_id, request, self._clock()))
 
     def undrain_worker(self, worker_id: int) -> DrainStatus:
         """DELETE /workers/{id}/drain."""
-        return self._drain_told(*self._core.undrain(worker_id, self._clock()))
+        return self._drain_told(*self.core.undrain(worker_id, self._clock()))
 
     def hold_worker_back(self, worker_id: int, source: str, why: str | None) -> None:
         """Discovery says why a worker takes no new work; None: it takes work again."""
-        self._carry_out(self._core.hold_back(worker_id, source, why, self._clock()))
+        self._carry_out(self.core.hold_back(worker_id, source, why, self._clock()))
 
     def _drain_told(self, status: DrainStatus, effects: Effects) -> DrainStatus:
         self._carry_out(effects)
-        return self._core.drain_status(status.worker_id) if effects.listen else status
+        return self.core.drain_status(status.worker_id) if effects.listen else status
 
     def drain_status(self, worker_id: int) -> DrainStatus:
         """GET /workers/{id}/drain."""
-        return self._core.drain_status(worker_id)
+        return self.core.drain_status(worker_id)
 
     async def scale_down_candidates(
         self,
@@ -86,7 +83,7 @@ class Registering:
         Yields to the loop every few hundred microseconds.
         """
         tenant_ids = among if tenant_id is None else (tenant_id,)
-        asked = self._core.scale_down_candidates(
+        asked = self.core.scale_down_candidates(
             count, model_name, tenant_ids, role, hit_rate_loss_max
         )
         until = self._clock() + CANDIDATES_SLICE_S
@@ -104,13 +101,13 @@ class Registering:
         self, model_name: str | None = None, tenant_id: str | None = None
     ) -> list[WorkerRecord]:
         """GET /workers."""
-        return self._core.workers(model_name, tenant_id)
+        return self.core.workers(model_name, tenant_id)
 
     def worker_ids(self, model_name: str | None = None, tenant_id: str | None = None) -> list[int]:
         """GET /workers: the ids to report, each by one call of `worker_record`."""
-        return self._core.worker_ids(model_name, tenant_id)
+        return self.core.worker_ids(model_name, tenant_id)
 
     def worker_record(self, worker_id: int) -> WorkerRecord | None:
         """GET /workers: one record; None: deleted by now."""
-        known = self._core.catalog.find(worker_id)
-        return None if known is None else self._core.worker(worker_id)
+        known = self.core.catalog.find(worker_id)
+        return None if known is None else self.core.worker(worker_id)

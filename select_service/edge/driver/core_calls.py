@@ -1,0 +1,33 @@
+"""What every operation of the driver works with; the groups of operations inherit it.
+
+Each operation reads the clock, calls the core and carries out its effects. The groups are in
+`worker_operations.py`, `selection_operations.py` and so on; `driver.py` joins them in one class and
+creates what they declare.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from select_service.core.effects import Effects
+    from select_service.core.service import SelectionCore
+    from select_service.edge.state.keeper import Keeper
+
+__all__ = ["CoreCalls"]
+
+
+class CoreCalls:
+    """The core, the clock, and where effects go.
+
+    Attributes:
+        core: the state, and the operations that change it.
+        keeper: keeps the state on disk, so it must hear of calls without effects, too; None: none.
+    """
+
+    core: SelectionCore
+    keeper: Keeper | None
+    _clock: Callable[[], float]  # monotonic seconds
+    _carry_out: Callable[[Effects], None]
