@@ -66,10 +66,9 @@ _REFUSED: Final = {
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: "key",  # our key is not on its list
 }
 _BROKEN: Final = frozenset({zmq.EVENT_DISCONNECTED, *_REFUSED})
-_RETRYING: Final = frozenset(
-    {zmq.EVENT_CONNECT_RETRIED, zmq.EVENT_CONNECT_DELAYED, zmq.EVENT_CLOSED}
-)
-_WATCHED: Final = sum(_CONNECTED | _BROKEN | _RETRYING)
+_CONNECTING: Final = frozenset({zmq.EVENT_CONNECT_DELAYED, zmq.EVENT_CLOSED})
+_RETRYING: Final = frozenset({zmq.EVENT_CONNECT_RETRIED})
+_WATCHED: Final = sum(_CONNECTED | _BROKEN | _CONNECTING | _RETRYING)
 
 
 class Link(Enum):
@@ -77,7 +76,8 @@ class Link(Enum):
 
     CONNECTED = "connected"
     BROKEN = "broken"  # and libzmq may or may not try again
-    RETRYING = "retrying"
+    RETRYING = "retrying"  # libzmq will try again by itself
+    CONNECTING = "connecting"  # an attempt began or failed
 
 
 class Subscriber(Receiver):
@@ -122,8 +122,10 @@ class Subscriber(Receiver):
                 self.is_refused = False
             if event in _CONNECTED:
                 yield Link.CONNECTED
+            elif event in _BROKEN:
+                yield Link.BROKEN
             else:
-                yield Link.BROKEN if event in _BROKEN else Link.RETRYING
+                yield Link.RETRYING if event in _RETRYING else Link.CONNECTING
 
     def connect_again(self) -> None:
         """Replace the connection by a new one."""

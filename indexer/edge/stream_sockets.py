@@ -75,7 +75,7 @@ class StreamSockets:
         self.is_connected = False
         self.is_faulty = False  # its sockets failed; the next tick tries again
         self.was_connected = False
-        self.has_broken = False  # a connection that was up, and libzmq has not tried again since
+        self.has_broken = False  # a connection that was up, and nothing has been told of it since
         self.changed_at = now  # time of the last connect or disconnect
         self.connections = 0
         self.load_reports = 0
@@ -91,7 +91,14 @@ class StreamSockets:
         )
 
     def follow(self, link: Link, now: float) -> None:
-        """Handle a change of the connection; schedule a reconnect where libzmq will not retry."""
+        """Handle a change of the connection; schedule a reconnect where libzmq will not retry.
+
+        libzmq says right behind a loss that it retries, and its events keep their order. So a
+        connection is known to have been given up once the event that follows is of another attempt,
+        which is ours; how late that is, on a busy machine, says nothing.
+        """
+        if self.has_broken and link in {Link.CONNECTED, Link.CONNECTING}:
+            self.stream.on_breach()
         self.has_broken = link is Link.BROKEN and (self.is_connected or self.has_broken)
         if self.is_connected is not (link is Link.CONNECTED):
             self.is_connected, self.changed_at = not self.is_connected, now
@@ -111,8 +118,5 @@ class StreamSockets:
 
     def connect_again(self, now: float) -> None:
         """Reconnect, and schedule the next attempt."""
-        if self.has_broken:
-            self.has_broken = False
-            self.stream.on_breach()
         self.reconnect_at = now + self.patience.next_s()
         self.subscriber.connect_again()
