@@ -217,7 +217,7 @@ FIXED = (
     ("select_service.edge.discovery.kubernetes", "LINE_BYTES_MAX", "bytes of an event of a watch"),
     ("select_service.edge.discovery.source", "BACKOFF_MAX_S", "longest pause after a failed look"),
     (
-        "select_service.edge.discovery.source",
+        "select_service.kubernetes_api",
         "RETRY_AFTER_MAX_S",
         "seconds a source is left alone, however long it asks for",
     ),

@@ -1,6 +1,6 @@
-"""The Kubernetes API over httpx: a list, then a watch from where the list ended, forever.
+"""Objects of the Kubernetes API: a list, then a watch from where the list ended, forever.
 
-Token and CA are reread for every connection, since both rotate. A watch whose connection breaks
+A watch whose connection breaks
 resumes from the last version seen (bookmarks keep it recent); after anything else that goes wrong,
 and if resuming does not help, the objects are listed again. `objects.py` interprets the objects.
 """
@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import ssl
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 import msgspec
 from typing_extensions import override
 
 from select_service.edge.discovery.source import BACKOFF_S, Source, SourceFailed, insist
-from select_service.settings import Settings
+from select_service.kubernetes_api import KubernetesError, Status
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Mapping
@@ -26,15 +23,15 @@ if TYPE_CHECKING:
     import httpx
 
     from select_service.edge.discovery.objects import EndpointSlice, Pod
+    from select_service.kubernetes_api import KubernetesApi
 
     HasMeta = Pod | EndpointSlice
 
-__all__ = ["KubernetesApi", "Watched"]
+__all__ = ["Watched"]
 
 O = TypeVar("O", bound="HasMeta")  # noqa: E741 - an object of the API
 T = TypeVar("T")
 
-_SETTINGS: Final = Settings()
 PAGE_OBJECTS: Final = 200
 PAGE_BYTES_MAX: Final = 64 << 20
 LINE_BYTES_MAX: Final = 4 << 20
@@ -61,9 +58,7 @@ REFUSAL_BYTES_MAX: Final = 64 << 10
 """Of an error's body, which is read for its message."""
 
 _OK: Final = 200
-_GONE: Final = 410
 _TOO_MANY: Final = 429
-_EXPIRED: Final = frozenset({"Expired", "Gone"})
 _CHANGES: Final = frozenset({"ADDED", "MODIFIED", "DELETED"})
 
 
@@ -77,22 +72,6 @@ class _WatchEvent(msgspec.Struct):
     object: msgspec.Raw
 
 
-class _Details(msgspec.Struct):
-    retryAfterSeconds: float | None = None
-
-
-class _Status(msgspec.Struct):
-    code: int | None = 0
-    reason: str | None = ""
-    message: str | None = ""
-    details: _Details | None = None
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether the version watched from is too old."""
-        return self.code == _GONE or self.reason in _EXPIRED
-
-
 class _Bookmark(msgspec.Struct):
     """An object of which only the version counts; its other fields are null."""
 
@@ -100,81 +79,8 @@ class _Bookmark(msgspec.Struct):
 
 
 _decode_event: Final = msgspec.json.Decoder(_WatchEvent).decode
-_decode_status: Final = msgspec.json.Decoder(_Status).decode
+_decode_status: Final = msgspec.json.Decoder(Status).decode
 _decode_bookmark: Final = msgspec.json.Decoder(_Bookmark).decode
-
-
-class KubernetesApi:
-    """The API server and our credentials."""
-
-    def __init__(
-        self,
-        url: str | None,
-        credentials: str,
-        namespace: str | None = None,
-        *,
-        objects_max: int = _SETTINGS.discovery_objects_max,
-    ) -> None:
-        """Read nothing yet.
-
-        Args:
-            url: of the API server; None: from the environment.
-            credentials: the folder with token, ca.crt and namespace, as mounted into pods.
-            namespace: None: that of the service account.
-            objects_max: most objects a selector may match.
-        """
-        self.objects_max = objects_max
-        self._url = url
-        self._folder = Path(credentials)
-        self._namespace = namespace
-
-    @property
-    def url(self) -> str:
-        """The URL of the API server.
-
-        Raises:
-            SourceFailed: it is not configured.
-        """
-        if self._url is not None:
-            return self._url
-        host, port = (
-            os.environ.get("KUBERNETES_SERVICE_HOST"),
-            os.environ.get("KUBERNETES_SERVICE_PORT", "443"),
-        )
-        if not host:
-            raise SourceFailed("unconfigured", "no --kubernetes-api, and not in a cluster")
-        return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
-
-    @property
-    def namespace(self) -> str:
-        """The namespace to look in."""
-        return self._namespace or self._mounted("namespace") or "default"
-
-    def headers(self) -> dict[str, str]:
-        """Return the request headers; the token is replaced every hour or so."""
-        token = self._mounted("token")
-        headers = {"accept": "application/json"}
-        return headers | ({"authorization": f"Bearer {token}"} if token else {})
-
-    def client(self) -> httpx.AsyncClient:
-        """Open a client that trusts the cluster's current CA."""
-        import httpx  # 0.1 s, paid only with Kubernetes
-
-        ca = self._folder / "ca.crt"
-        try:
-            trust = ssl.create_default_context(cafile=str(ca) if ca.exists() else None)
-        except (OSError, ssl.SSLError) as error:
-            raise SourceFailed("credentials", f"{ca}: {error}") from None
-        timeout = httpx.Timeout(CONNECT_TIMEOUT_S, read=WATCH_S + WATCH_LATE_S)
-        return httpx.AsyncClient(base_url=self.url, verify=trust, timeout=timeout, trust_env=False)
-
-    def _mounted(self, name: str) -> str:
-        try:
-            return (self._folder / name).read_text("ascii").strip()
-        except FileNotFoundError:
-            return ""
-        except (OSError, ValueError) as error:
-            raise SourceFailed("credentials", f"{self._folder / name}: {error}") from None
 
 
 class Watched(Source[T], Generic[O, T]):
@@ -238,13 +144,16 @@ class Watched(Source[T], Generic[O, T]):
         import httpx
 
         try:
-            async with self._api.client() as client:
+            timeout = httpx.Timeout(CONNECT_TIMEOUT_S, read=WATCH_S + WATCH_LATE_S)
+            async with self._api.client(timeout) as client:
                 if not self._version:
                     await self._list(client)
                     self._say()
                 while True:
                     await self._watch(client)
                     await asyncio.sleep(min(self._backoff_s, BACKOFF_S))
+        except KubernetesError as error:
+            raise SourceFailed(error.kind, str(error)) from None
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:  # nothing was asked yet
             why = f"{type(error).__name__}: {error}"
             raise SourceFailed("connection", why, is_transient=True) from None
@@ -296,7 +205,7 @@ class Watched(Source[T], Generic[O, T]):
 
     def _count(self, found: Mapping[str, O]) -> None:
         most = self._api.objects_max
-        if len(found) > most:
+        if most is not None and len(found) > most:
             raise SourceFailed("too_large", f"more than {most} objects (--discovery-objects-max)")
 
     # -- watch ---------------------------------------------------------------------------------
@@ -347,7 +256,7 @@ class Watched(Source[T], Generic[O, T]):
             if status.is_gone:
                 raise _gone(status)
             why = f"watch ended with {status.code} {status.reason}: {(status.message or '')[:200]}"
-            raise SourceFailed("refused", why, retry_after_s=_asked_to_wait(status))
+            raise SourceFailed("refused", why, retry_after_s=status.retry_after_s())
         changes = event.type in _CHANGES
         if changes:
             one = self._decode(bytes(event.object))
@@ -383,7 +292,7 @@ class Watched(Source[T], Generic[O, T]):
                 yield data
 
     async def _refusal(self, answer: httpx.Response, path: str) -> SourceFailed:
-        status = _Status()
+        status = Status()
         with contextlib.suppress(msgspec.MsgspecError):
             body = bytearray()
             async for data in answer.aiter_bytes():
@@ -396,24 +305,17 @@ class Watched(Source[T], Generic[O, T]):
             return _gone(status)
         is_busy = status.code == _TOO_MANY  # it has not looked at what we ask for
         self._resumes += is_busy
-        told = answer.headers.get("retry-after", "")
-        # API servers send whole seconds; a date would come from a proxy
-        wait_s = float(told) if told.isdecimal() else _asked_to_wait(status)
         return SourceFailed(
             "unauthorized" if status.code in (401, 403) else "status",
             f"status {status.code} for {path}: {(status.message or '')[:200]}",
             is_transient=is_busy,
-            retry_after_s=wait_s,
+            retry_after_s=status.retry_after_s(answer.headers),
         )
 
 
-def _gone(status: _Status) -> SourceFailed:
+def _gone(status: Status) -> SourceFailed:
     why = f"the version watched from is gone ({status.code} {status.reason}); listing anew"
-    return SourceFailed("gone", why, retry_after_s=_asked_to_wait(status))
-
-
-def _asked_to_wait(status: _Status) -> float:
-    return 0.0 if status.details is None else status.details.retryAfterSeconds or 0.0
+    return SourceFailed("gone", why, retry_after_s=status.retry_after_s())
 
 
 def _key(one: HasMeta) -> str:

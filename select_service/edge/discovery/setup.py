@@ -14,7 +14,7 @@ from select_service.edge.discovery.followers import (
     Verbs,
     WorkerFollower,
 )
-from select_service.edge.discovery.kubernetes import KubernetesApi, Watched
+from select_service.edge.discovery.kubernetes import Watched
 from select_service.edge.discovery.objects import (
     BadAnnotation,
     EndpointSlice,
@@ -27,6 +27,7 @@ from select_service.edge.discovery.objects import (
 from select_service.edge.discovery.shared_ids import Claims
 from select_service.edge.discovery.source import BACKOFF_S
 from select_service.edge.discovery.workers_file import WorkersFile
+from select_service.kubernetes_api import KubernetesApi
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -67,7 +68,8 @@ def create_discovery(
         followers.append(made)
 
     api = KubernetesApi(
-        *(settings.kubernetes_api, settings.kubernetes_credentials),
+        settings.kubernetes_api,
+        settings.kubernetes_credentials,
         settings.kubernetes_namespace,
         objects_max=settings.discovery_objects_max,
     )
@@ -140,10 +142,10 @@ def watched_workers(
     if slices:
         of_slices = _Reader(workers_of_slice)
         return Watched(
-            *("kubernetes", api, EndpointSlice, _SLICES, selector), of_slices.read, backoff_s
+            "kubernetes", api, EndpointSlice, _SLICES, selector, of_slices.read, backoff_s
         )
     of_pods = _Reader(workers_of_pod)
-    return Watched(*("kubernetes", api, Pod, _PODS, selector), of_pods.read, backoff_s)
+    return Watched("kubernetes", api, Pod, _PODS, selector, of_pods.read, backoff_s)
 
 
 def watched_replicas(
@@ -151,7 +153,11 @@ def watched_replicas(
 ) -> Source[frozenset[str]]:
     """Return EndpointSlices as a source of replica endpoints."""
     return Watched(
-        *("kubernetes_replicas", api, EndpointSlice, _SLICES, selector),
+        "kubernetes_replicas",
+        api,
+        EndpointSlice,
+        _SLICES,
+        selector,
         lambda _, found: frozenset(e for piece in found for e in replicas_of_slice(piece, own)),
         backoff_s,
     )

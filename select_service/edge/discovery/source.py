@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from indexer.edge.backoff import Backoff
+from select_service.kubernetes_api import RETRY_AFTER_MAX_S
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -22,9 +23,6 @@ _log = logging.getLogger("select_service")
 BACKOFF_S: Final = 1.0
 BACKOFF_MAX_S: Final = 30.0
 """Pause after a source failed, doubled up to the second number; half of it is left to chance."""
-
-RETRY_AFTER_MAX_S: Final = 60.0
-"""A longer Retry-After of the other side is shortened to this."""
 
 
 class SourceFailed(Exception):

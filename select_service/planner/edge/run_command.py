@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import uvicorn
 
+from select_service.kubernetes_api import KubernetesApi
 from select_service.planner.core.demand import intervals_of
 from select_service.planner.edge.connectors.connector import DryRun
 from select_service.planner.edge.connectors.virtual import VirtualConnector
@@ -230,7 +231,7 @@ def _state(fleet: Fleet, settings: RunSettings) -> tuple[StateFile | None, Memor
 def _kube(settings: RunSettings) -> Kube | None:
     if settings.connector != "kubernetes":
         return None
-    return Kube.in_cluster(settings.kubernetes_api, settings.namespace)
+    return Kube(KubernetesApi(settings.kubernetes_api, namespace=settings.namespace))
 
 
 def _lease(settings: RunSettings, models: list[ModelSettings], kube: Kube | None) -> Lease:

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from select_service.edge.discovery import kubernetes
-from select_service.edge.discovery.kubernetes import KubernetesApi, Watched
+from select_service.edge.discovery.kubernetes import Watched
 from select_service.edge.discovery.setup import watched_replicas, watched_workers
 from select_service.edge.discovery.source import Source
+from select_service.kubernetes_api import KubernetesApi
 from select_service.types import WorkerSpec
 from tests import wait
 from tests.select_service.edge.discovery.fake_kubernetes import FakeKubernetes, pod

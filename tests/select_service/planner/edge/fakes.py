@@ -9,11 +9,13 @@ from typing import Any
 
 import httpx
 
+from select_service.kubernetes_api import KubernetesApi
 from select_service.planner.edge.kube import Kube
 from select_service.planner.types import ModelKey, PoolKey, Target
 from tests import wait
 
 KEY = ModelKey("m")
+NOWHERE = Path("/nonexistent")  # has no credentials
 PREFILL, DECODE = PoolKey(KEY, "prefill"), PoolKey(KEY, "decode")
 
 
@@ -104,9 +106,9 @@ class FakeKube:
         self.objects[path]["status"] = {"replicas": wanted, "readyReplicas": wanted}
         return {str(pod["status"]["podIP"]) for pod in gone}
 
-    def kube(self, token_file: Path | None = None) -> Kube:
+    def kube(self, credentials: Path = NOWHERE) -> Kube:
         client = httpx.AsyncClient(transport=httpx.MockTransport(self.answer))
-        return Kube("https://kube", "inference", token_file, client=client)
+        return Kube(KubernetesApi("https://kube", str(credentials), "inference"), client)
 
     def answer(self, request: httpx.Request) -> httpx.Response:
         if self.is_down:

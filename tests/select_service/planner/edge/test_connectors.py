@@ -14,6 +14,7 @@ import httpx
 import msgspec
 import pytest
 
+from select_service.kubernetes_api import KubernetesApi
 from select_service.planner.edge import kube as kube_module
 from select_service.planner.edge.connectors import connector as connector_module
 from select_service.planner.edge.connectors import ray as ray_module
@@ -24,7 +25,15 @@ from select_service.planner.edge.connectors.virtual import Completion, There, Vi
 from select_service.planner.edge.kube import Kube
 from select_service.planner.errors import ConnectorError, MissingExtra, SettingsError
 from select_service.planner.types import ModelKey, PoolKey, PoolState
-from tests.select_service.planner.edge.fakes import DECODE, PREFILL, Clock, FakeKube, run, target
+from tests.select_service.planner.edge.fakes import (
+    DECODE,
+    NOWHERE,
+    PREFILL,
+    Clock,
+    FakeKube,
+    run,
+    target,
+)
 
 RESOURCES = {PREFILL: "deployments/prefill", DECODE: "apps/v1/deployments/decode"}
 
@@ -37,7 +46,7 @@ def test_kubernetes_patches_scales_and_nothing_else(tmp_path: Path) -> None:
     token.write_text("first\n")
 
     async def use() -> None:
-        connector = KubernetesConnector(fake.kube(token), RESOURCES)
+        connector = KubernetesConnector(fake.kube(tmp_path), RESOURCES)
         states = await connector.states([PREFILL, DECODE])
         assert states == {PREFILL: PoolState(3, 2), DECODE: PoolState(6, 6)}
         token.write_text("second\n")  # it is rotated
@@ -174,7 +183,7 @@ def test_kubernetes_that_is_slow_is_given_up() -> None:
         server = await asyncio.start_server(listen, "127.0.0.1", 0)
         host, port = server.sockets[0].getsockname()
         impatient = httpx.AsyncClient(timeout=httpx.Timeout(None, read=0.05))
-        kube = Kube(f"http://{host}:{port}", "n", client=impatient)
+        kube = Kube(KubernetesApi(f"http://{host}:{port}", str(NOWHERE), "n"), impatient)
         connector = KubernetesConnector(kube, RESOURCES)
         assert await connector.states([PREFILL]) == {}
         assert "ReadTimeout" in connector.problems[PREFILL]
@@ -563,7 +572,7 @@ def test_a_balancer_before_the_api_server_is_heard(page: str) -> None:
 
     async def use() -> None:
         client = httpx.AsyncClient(transport=httpx.MockTransport(answer))
-        kube = Kube("http://kube", "inference", client=client)
+        kube = Kube(KubernetesApi("http://kube", str(NOWHERE), "inference"), client)
         connector = KubernetesConnector(kube, {DECODE: "deployments/decode"}, Clock())
         assert await connector.states([DECODE]) == {}
         assert connector.problems[DECODE].endswith("/scale: 503")
@@ -588,7 +597,7 @@ def test_an_answer_that_never_ends_holds_nobody_up(monkeypatch: pytest.MonkeyPat
         return httpx.AsyncClient(transport=httpx.MockTransport(lambda _: answer))
 
     async def use() -> None:
-        kube = Kube("http://kube", "inference", client=client())
+        kube = Kube(KubernetesApi("http://kube", str(NOWHERE), "inference"), client())
         for connector in (
             KubernetesConnector(kube, {DECODE: "deployments/decode"}),
             RayConnector({DECODE: "serve/app/decode"}, "http://ray", client=client()),
