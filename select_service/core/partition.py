@@ -1,8 +1,8 @@
-"""One scope, (model_name, tenant_id): `place` is the whole decision on one screen.
+"""One scope, (model_name, tenant_id): its index, ledger, ranks and queues, and who may be chosen.
 
 A partition joins the index (which rank holds what), the ledger (which rank carries what), the
-seating (who may be chosen) and the queues (who waits). It books nothing and knows no reservation
-ids: `service.py` comes before it; eligibility, `pricing/cost.py` and the pricer come after it.
+slots (who may be chosen) and the queues (who waits). It decides nothing and knows no reservation
+ids: `routing/place.py` decides with it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from select_service.core.fleet.slots import FleetSlots
 from select_service.core.ledger.demand_tally import DemandTally
 from select_service.core.ledger.ledger import Ledger
 from select_service.core.pricing.cost import Found, Size, preferences, terms_of
-from select_service.core.pricing.placement import Placement, worker_overlap
+from select_service.core.pricing.placement import worker_overlap
 from select_service.core.pricing.weights import SEQUENCE_TOKENS, wait_blocks
 from select_service.errors import NoEligibleWorker, NoWorkerForRole
 from select_service.types import Overlap, SelectPairRequest, TrustSettings
@@ -34,8 +34,6 @@ else:
     from select_service.core.pricing.plain_pricer import Pricer
 
 if TYPE_CHECKING:
-    import random
-
     from indexer.core.index import KvIndex
     from indexer.core.tiers import Matches
     from indexer.types import Scope
@@ -76,13 +74,13 @@ class Partition:
         self.trust = Trust(trust or TrustSettings())
         self.drainage = DrainRate(self.ledger.loads.work, prior_tokens_per_s=prefill_tokens_per_s)
         self.policy = policy
-        self._weights: Weights | None = None  # of the last decision
-        self._is_kv_cost = True  # whether they are nothing but the contract's formula
+        self.weights: Weights | None = None  # of the last decision
+        self.is_kv_cost = True  # whether they are nothing but the contract's formula
         self.queues = ClassQueues(policy, self.seating, self.ledger.loads, self.drainage)
         self.holds_to_cache = False
         """Whether a cache-hit threshold also applies to requests without one of their own."""
         self.pricer = self._new_pricer()
-        self._unmatched: dict[int, Overlap] = {}  # by worker, its overlap if nothing matched
+        self.unmatched: dict[int, Overlap] = {}  # by worker, its overlap if nothing matched
         self.admission: PartitionAdmission | None = None
         """Only if something is to be judged; see `admission/admitting.py`."""
         self.hit_tally = HitTally()
@@ -122,69 +120,6 @@ class Partition:
             raise
         except NoEligibleWorker as none:
             raise self.seating.only_draining(request) or none from None
-
-    def place(  # noqa: PLR0917 - every selection pays for names
-        self,
-        request: SelectRequest,
-        prompt: Prompt,
-        rows: Rows,
-        weights: Weights,
-        rng: random.Random,
-        now: float,
-        matches: Matches | None = None,
-    ) -> Placement:
-        """Choose a rank among the candidate rows: match, price, prefer, pick.
-
-        The prompt is looked up in the index unless `matches` is given.
-        """
-        index, ledger, found, shared = self.index, self.ledger, None, None
-        if matches is None:
-            matches = index.find_matches(prompt.block_hashes)
-        if matches.groups or matches.host or matches.disk:
-            found = Found(*matches.by_slot())
-        if ledger.blocks.begins(prompt.first_hash):
-            shared = ledger.shared_groups(prompt.sequence_hashes)
-        if weights is not self._weights:
-            self._weights, self._is_kv_cost = weights, weights.is_kv_cost
-        present = weights if self._is_kv_cost else self.at_present(weights)
-        wished = request.routing_constraints is not UNSET
-        isl_tokens, size, pricer = prompt.isl_tokens, index.block_size, self.pricer
-        # positional, because every selection pays for building arguments
-        slot, cost, decode, cached, most_cached = pricer.choose(
-            rows.stop if type(rows) is slice else rows,
-            isl_tokens,
-            size,
-            prompt.blocks,
-            present,
-            found,
-            shared,
-            self.trust.column,
-            self.preference(request, rows) if wished else None,
-            now,
-            rng,
-        )
-        worker, dp_rank = self.seating.rank_at(slot)
-        left, held = max(0, isl_tokens - cached), (0, 0, 0)
-        if found is None:
-            overlap = self._unmatched.get(worker.worker_id) or self._no_overlap(worker)
-        else:
-            overlap, held = worker_overlap(worker, pricer.held_at, size), pricer.held_at(slot)
-        seen: Seen | None = None
-        if self.is_watched or request.explain:
-            seen = ledger.loads.packed or ledger.loads.pack(), found, shared, self._believed()
-        return Placement(
-            worker,
-            dp_rank,
-            slot,
-            cost,
-            overlap,
-            held,
-            left,
-            left - max(0, isl_tokens - most_cached) if left else 0,
-            decode,
-            present,
-            seen,
-        )
 
     # -- the parts of a decision, for callers that do not place -----------------------------------
 
@@ -237,10 +172,10 @@ class Partition:
         trust = self.trust.column
         return None if trust is None else trust.tobytes()
 
-    def _no_overlap(self, worker: Worker) -> Overlap:
+    def no_overlap(self, worker: Worker) -> Overlap:
         """Return a worker's overlap when nothing matched, and keep it."""
         none = worker_overlap(worker, lambda _: (0, 0, 0), self.index.block_size)
-        self._unmatched[worker.worker_id] = none
+        self.unmatched[worker.worker_id] = none
         return none
 
     def class_of(self, prompt: Prompt, weights: Weights) -> int:
@@ -310,7 +245,7 @@ class Partition:
     def _leave(self, worker_id: int, slots: list[int]) -> None:
         """Forget what was known about the previous occupants of these slots."""
         self.queues.leave(slots)
-        self._unmatched.pop(worker_id, None)
+        self.unmatched.pop(worker_id, None)
 
     def _new_pricer(self) -> Pricer:
         loads = self.ledger.loads

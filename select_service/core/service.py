@@ -29,6 +29,7 @@ from select_service.core.changes import (
     Changes,
 )
 from select_service.core.counters import Counters
+from select_service.core.decisions.decision_log import DecisionLog
 from select_service.core.decisions.shadow import Shadowing
 from select_service.core.decisions.trust_monitor import TrustMonitor
 from select_service.core.dict_compaction import DictCompaction, all_tables
@@ -45,6 +46,7 @@ from select_service.core.operations.registration import Registration
 from select_service.core.operations.replica_operations import ReplicaOperations
 from select_service.core.operations.reservation_calls import ReservationCalls
 from select_service.core.operations.scale_down import ScaleDown
+from select_service.core.operations.selection import SelectionCalls
 from select_service.core.operations.waiting_requests import WaitingRequests
 from select_service.core.pricing.overtaking import overtaking
 from select_service.core.pricing.policy import default_policy
@@ -52,6 +54,7 @@ from select_service.core.replication.durable_rows import ClaimRows, ClosedLeaseR
 from select_service.core.replication.plane import Replicas
 from select_service.core.reservations.pairs import Pairs
 from select_service.core.reservations.sessions import Sessions
+from select_service.core.routing.place import Placer
 from select_service.core.routing.read import RequestReader
 from select_service.core.state import (
     AdmissionSection,
@@ -148,7 +151,7 @@ class SelectionCore:
         )
         self.partitions = self.membership.partitions
         """Every scope that ever had a schedulable worker."""
-        self._open_books(kinds, trust, life)
+        self._open_books(kinds, trust, life, watch)
         self.reader = RequestReader(config, self.partitions, self.membership.pins, self.limits)
         self.admitting = AdmissionController(settings, self.catalog, self.partitions, self.limits)
         self.membership.on_closed = self.admitting.left
@@ -156,20 +159,28 @@ class SelectionCore:
         # a recording must be able to tell what any other policy would have done
         self._prices_queues = watch.witness is not None or self.reader.weights.pace > 0.0
         self.membership.follow_queues(self._prices_queues)
-        self._open_line(kinds, config, trace_decisions=watch.trace_decisions)
+        self._open_line(config, watch)
         self._open_rooms(kinds)
         self._open_state()
 
-    def _open_books(self, kinds: Kinds, trust: TrustSettings, life: Life) -> None:
+    def _open_books(self, kinds: Kinds, trust: TrustSettings, life: Life, watch: Watch) -> None:
         """Create the stores: bookings, decisions, trust, replica news."""
         limits = self.limits
-        self.desk = kinds.desk(*(limits, self.counters, life.router_id, life.epoch, self.shares))
-        self.decisions = kinds.decisions(
+        self.desk = kinds.lifecycle(
+            limits,
+            self.counters,
+            life.router_id,
+            life.epoch,
+            shares=self.shares,
+            tracing=watch.recorder,
+        )
+        self.decisions = DecisionLog(
             *(self.catalog, self.membership.stream_at, self.partitions),
             count_max=limits.decision_ring,
             bytes_max=limits.decision_ring_bytes,
             first=life.first_decision,
             shares=self.shares,
+            recorder=watch.witness,
         )
         self.membership.is_watched = self.decisions.is_wanted
         self.trusting = TrustMonitor(
@@ -181,7 +192,7 @@ class SelectionCore:
             self.registry, self.partitions, unclaimed_s=limits.recovery_unclaimed_s
         )
 
-    def _open_line(self, kinds: Kinds, config: RouterConfig, *, trace_decisions: bool) -> None:
+    def _open_line(self, config: RouterConfig, watch: Watch) -> None:
         """Set up the line of a request: who selects, places, and lets wait."""
         rng = self._rng
         self.pairs = Pairs(self.desk, self.counters)
@@ -190,16 +201,19 @@ class SelectionCore:
             *(self.pairs, cache_hits, self.counters, rng),
             transfer_cost=config.kv_transfer_cost_per_block,
         )
-        placing = self.placing = kinds.placing(
+        placing = self.placing = Placer(
             *(self.desk, cache_hits, matchmaker, self.decisions, self.counters, rng),
-            trace_decisions=trace_decisions,
+            trace_decisions=watch.trace_decisions,
+            tracing=watch.recorder,
+            recorder=watch.witness,
         )
         self.sessions = placing.sessions = Sessions(self.limits, self.shares)
         self.room = WaitingRequests(
             *(placing, self.desk, self.admitting, self.counters, self.limits)
         )
-        self.selecting = kinds.selecting(
-            *(self.reader, self.desk, self.admitting, placing, self.room, rng)
+        self.selecting = SelectionCalls(
+            *(self.reader, self.desk, self.admitting, placing, self.room, rng),
+            tracing=watch.recorder,
         )
         self._usher = BatchPlacement(
             *(self.reader, self.desk, self.admitting, placing, self.room, rng)

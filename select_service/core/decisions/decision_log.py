@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from select_service.core.admission.queue import Ticket
     from select_service.core.columns import Rows
     from select_service.core.fleet.catalog import Catalog
+    from select_service.core.instrumentation.recorder import Recorder
     from select_service.core.partition import Partition
     from select_service.core.pricing.placement import Match, Placement, Seen
     from select_service.core.pricing.weights import Weights
@@ -75,6 +76,7 @@ class DecisionLog:
         bytes_max: int,
         first: int = 1,
         shares: Shares | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         """Start empty.
 
@@ -86,7 +88,9 @@ class DecisionLog:
             bytes_max: bytes they may take together.
             first: number of the first record; above those of earlier lives of the process.
             shares: knows the tenants that have rings of their own; None: there are none.
+            recorder: notes every decision, whether or not its record is kept.
         """
+        self._recorder = recorder
         self.is_on = count_max > 0 and bytes_max > 0
         self._catalog = catalog
         self._partitions = partitions
@@ -114,16 +118,9 @@ class DecisionLog:
     @property
     def is_wanted(self) -> bool:
         """Whether decisions are recorded."""
-        return self.is_on
+        return self.is_on or self._recorder is not None
 
-    @property
     def keep_usual(
-        self,
-    ) -> Callable[[Ticket, Placement, Rows, float, CacheHit | None, FleetSnapshot], bool]:
-        """`RecordRing.keep_usual` of the tenant's ring; see there. Look it up once."""
-        return self._keep_usual
-
-    def _keep_usual(
         self,
         ticket: Ticket,
         placement: Placement,
@@ -132,6 +129,9 @@ class DecisionLog:
         cache_hit: CacheHit | None,
         lookout: FleetSnapshot,
     ) -> bool:
+        """Record a decision if nothing about it is unusual; see `RecordRing.keep_usual`."""
+        if self._recorder is not None:
+            return False  # otherwise the ring would take it, unnoticed
         rings = self._rings
         ring = rings.of(ticket.partition.scope.tenant_id) if rings.is_parted else rings.common
         return ring.keep_usual(ticket, placement, rows, now, cache_hit, lookout)
@@ -171,6 +171,8 @@ class DecisionLog:
             cache_hit: hit rate and threshold, if one is in force.
             weights: used for the choice; None: those of the ticket.
         """
+        if self._recorder is not None:
+            self._recorder.decision(ticket, seen, rows, slot, now, odds)
         partition, more = ticket.partition, 0
         if odds is None and (
             rows is not partition.seating.everyone

@@ -1,7 +1,6 @@
-"""The observers of a service, and the kinds of rooms to build for them.
+"""The observers of a service, and the kinds of objects to build for them.
 
-`core/service.py` calls this before it builds. The observing rooms are in `traced.py` and
-`recorder.py`, which are imported only for tracing or recording.
+`core/service.py` calls this before it builds. `recorder.py` is imported only for recording.
 """
 
 from __future__ import annotations
@@ -11,10 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec import Struct
 
 from select_service.core.batches.batch_plan import BatchPlan
-from select_service.core.decisions.decision_log import DecisionLog
-from select_service.core.operations.selection import SelectionCalls
 from select_service.core.reservations.lifecycle import Lifecycle
-from select_service.core.routing.place import Placer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,30 +35,16 @@ class Watch(Struct, frozen=True):
 
 
 class Kinds(NamedTuple):
-    """The rooms to build: plain ones, or observed ones."""
+    """The kinds to build: plain ones, or recorded ones."""
 
-    desk: type[Lifecycle] = Lifecycle
-    placing: type[Placer] = Placer
-    selecting: type[SelectionCalls] = SelectionCalls
-    decisions: type[DecisionLog] = DecisionLog
+    lifecycle: type[Lifecycle] = Lifecycle
     plan: type[BatchPlan] = BatchPlan
-    draws: list[float | int] | None = None
-    """The random draws for a decision, where they are noted."""
 
 
 def kinds_for(watch: Watch) -> Kinds:
-    """Return the rooms to build for these observers."""
-    recorder, witness, kinds = watch.recorder, watch.witness, Kinds()
-    if recorder is not None:
-        from select_service.core.instrumentation import traced  # only when tracing
+    """Return the kinds to build for these observers."""
+    if watch.witness is None:
+        return Kinds()
+    from select_service.core.instrumentation import recorder  # only when recording
 
-        kinds = Kinds(*traced.rooms_for(recorder))
-    if witness is not None:
-        from select_service.core.instrumentation.recorder import rooms_for  # only when recording
-
-        rooms = rooms_for(witness, kinds.desk, kinds.placing)
-        kinds = Kinds(
-            *(rooms.desk, rooms.placing, kinds.selecting, rooms.decisions, rooms.plan),
-            witness.sink.draws,
-        )
-    return kinds
+    return Kinds(*recorder.kinds_for(watch.witness))

@@ -1,17 +1,16 @@
-"""The recorded kinds of the rooms a request passes through.
+"""The recorder: it notes what a service decides, books and ends; references, no copies.
 
-Each does what its base does, and notes its inputs: references, no copies. A service without
-recording has the plain rooms and pays nothing. `tape/notes.py` has the notes.
+Placement and decision log call it where there is one; reservations and plans have recorded kinds.
+`recording/notes.py` has the notes.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from typing_extensions import override
 
 from select_service.core.batches.batch_plan import BatchPlan
-from select_service.core.decisions.decision_log import DecisionLog
 from select_service.core.recording.items import Gap, Life
 from select_service.core.recording.notes import (
     BirthNote,
@@ -22,31 +21,27 @@ from select_service.core.recording.notes import (
     WaveNote,
 )
 from select_service.core.reservations.lifecycle import Lifecycle
-from select_service.core.routing.place import Placer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from indexer.core.tiers import Matches
     from indexer.types import Scope
     from select_service.core.admission.queue import Ticket
     from select_service.core.batches.batch_plan import Member, PlannedRank
     from select_service.core.columns import Floats, Rows
-    from select_service.core.decisions.record import Odds, Record
+    from select_service.core.decisions.record import Odds
     from select_service.core.effects import Effects
     from select_service.core.fleet.roles import Roles
     from select_service.core.ledger.reservation import Lease, Reservation
     from select_service.core.ledger.reservation_ids import Booking
     from select_service.core.partition import Partition
     from select_service.core.pricing.placement import Seen
-    from select_service.core.pricing.weights import Weights
     from select_service.core.recording.notes import Note
     from select_service.core.replication.messages import ClaimRecord
     from select_service.core.reservations.lifecycle import BookingSpec
-    from select_service.types import Answer, CacheHit
     from select_service.types.admission import AdmissionSettings
 
-__all__ = ["Recorder", "Rooms", "Sink", "rooms_for"]
+__all__ = ["Recorder", "Sink", "kinds_for"]
 
 LIFE_BYTES: Final = 256
 """Bytes charged for a note of a reservation."""
@@ -69,15 +64,6 @@ class Sink(Protocol):
 
     def leave_out(self) -> None:
         """Count a note omitted because a note it depends on found no room."""
-
-
-class Rooms(NamedTuple):
-    """The kinds of rooms to build."""
-
-    desk: type[Lifecycle]
-    placing: type[Placer]
-    decisions: type[DecisionLog]
-    plan: type[BatchPlan]
 
 
 class Recorder:
@@ -174,64 +160,13 @@ class Recorder:
         self.sink.put(ChangeNote(now, what, values), 512)
 
 
-def rooms_for(witness: Recorder, desk: type[Lifecycle], placing: type[Placer]) -> Rooms:
-    """Return the kinds of rooms whose events this witness notes."""
+def kinds_for(witness: Recorder) -> tuple[type[Lifecycle], type[BatchPlan]]:
+    """Return the kinds of lifecycle and plan whose events this recorder notes."""
     told = {"witness": witness}
-    return Rooms(
-        cast("type[Lifecycle]", type("WitnessedDesk", (_Desk, desk), told)),
-        cast("type[Placer]", type("WitnessedPlacing", (_Placing, placing), told)),
-        cast("type[DecisionLog]", type("WitnessedDecisions", (_Decisions,), told)),
-        cast("type[BatchPlan]", type("WitnessedWavePlan", (_WavePlan,), told)),
+    return (
+        cast("type[Lifecycle]", type("RecordedLifecycle", (_Desk,), told)),
+        cast("type[BatchPlan]", type("RecordedBatchPlan", (_WavePlan,), told)),
     )
-
-
-class _Placing(Placer):
-    """Discards the draws of a failed decision before the next one."""
-
-    witness: Recorder
-
-    @override
-    def place(
-        self,
-        ticket: Ticket,
-        rows: Rows,
-        now: float,
-        effects: Effects,
-        matches: Matches | None = None,
-    ) -> tuple[Answer, Effects]:
-        self.witness.sink.draws.clear()
-        return super().place(ticket, rows, now, effects, matches)
-
-
-class _Decisions(DecisionLog):
-    """Notes every decision, whether or not its record is kept."""
-
-    witness: Recorder
-
-    @property
-    @override
-    def keep_usual(self) -> Callable[[object, object, object, float, object, object], bool]:
-        return _nothing_is_usual  # otherwise the ring would take it, unnoticed
-
-    @property
-    @override
-    def is_wanted(self) -> bool:
-        return True
-
-    @override
-    def keep(
-        self,
-        ticket: Ticket,
-        seen: Seen,
-        rows: Rows | None,
-        slot: int,
-        now: float,
-        odds: Odds | None = None,
-        cache_hit: CacheHit | None = None,
-        weights: Weights | None = None,
-    ) -> Record | None:
-        self.witness.decision(ticket, seen, rows, slot, now, odds)
-        return super().keep(ticket, seen, rows, slot, now, odds, cache_hit, weights)
 
 
 class _Desk(Lifecycle):
@@ -375,7 +310,3 @@ class _WavePlan(BatchPlan):
     def _price(self, member: Member) -> tuple[Floats, Floats]:
         self._looked.append((member.number, self._partition.see(member.prompt)))
         return super()._price(member)
-
-
-def _nothing_is_usual(*_: object) -> bool:
-    return False

@@ -14,6 +14,7 @@ from msgspec import UNSET
 
 from select_service.core.pricing.pair import PairQuery, plan
 from select_service.core.pricing.placement import Match
+from select_service.core.routing.place import choose
 from select_service.errors import NoEligibleWorker, NoTransfer, NoWorkerForRole
 
 if TYPE_CHECKING:
@@ -83,8 +84,9 @@ class PairSelector:
             return *booked, Match(legs, found, None)
         if not len(found.whole):
             raise _nobody(legs)
-        asked = request, ticket.prompt, found.whole, ticket.weights
-        placement = partition.place(*asked, self._rng, now)
+        placement = choose(
+            partition, request, ticket.prompt, found.whole, ticket.weights, self._rng, now
+        )
         booked = self.pairs.book_one(ticket, found, placement, now, effects)
         return *booked, Match(legs, found, placement)
 

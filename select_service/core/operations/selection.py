@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from select_service.core.admission.partition_admission import PartitionAdmission
     from select_service.core.admission.policy_api import Ask
     from select_service.core.columns import Rows
+    from select_service.core.instrumentation.marks import MarkRecorder
     from select_service.core.operations.waiting_requests import WaitingRequests
     from select_service.core.reservations.lifecycle import Lifecycle
     from select_service.core.routing.place import Placer
@@ -56,6 +57,8 @@ class SelectionCalls:
         placing: Placer,
         room: WaitingRequests,
         rng: random.Random,
+        *,
+        tracing: MarkRecorder | None = None,
     ) -> None:
         self._reader = reader
         self._desk = desk
@@ -63,6 +66,7 @@ class SelectionCalls:
         self._placing = placing
         self._room = room
         self._rng = rng
+        self._tracing = tracing
 
     def select(self, request: SelectRequest, now: float) -> tuple[Answer | Ticket, Effects]:
         """Choose a worker; returns a Ticket if the request has to wait.
@@ -74,10 +78,13 @@ class SelectionCalls:
         try:
             partition, prompt, weights = self._reader.selection(request)
             ticket = Ticket(partition, request, prompt, weights, None, b"")
-            return self._enter(ticket, now)
+            answer, effects = self._enter(ticket, now)
         except ServiceError as refusal:
             self._placing.refuse(ticket, refusal, now)
             raise
+        if self._tracing is not None:
+            self._tracing.answered(answer)
+        return answer, effects
 
     def select_and_reserve(
         self, request: SelectAndReserveRequest, now: float, *, unknown: bytes = b""
@@ -108,13 +115,16 @@ class SelectionCalls:
                 self._desk.terms(request)
             name = self.new_id() if request.reservation_id is None else request.reservation_id
             ticket = Ticket(partition, request, prompt, weights, name, fingerprint)
-            return self._enter(ticket, now)
+            answer, effects = self._enter(ticket, now)
         except ServiceError as refusal:
             known = self._booked_before(request, refusal, unknown)
             if known is not None:
                 return self._again(request, known), NOTHING
             self._placing.refuse(ticket, refusal, now)
             raise
+        if self._tracing is not None:
+            self._tracing.answered(answer)
+        return answer, effects
 
     def _booked_before(
         self, request: SelectAndReserveRequest, refusal: ServiceError, unknown: bytes
@@ -134,13 +144,18 @@ class SelectionCalls:
         self, request: SelectAndReserveRequest, known: Selection | PairSelection | Ticket
     ) -> Answer | Ticket:
         """Return the earlier answer, or the ticket of the request that still waits."""
-        if isinstance(known, Ticket):
-            return known
-        return self._placing.repeated(request, known) if request.explain else known
+        answer: Answer | Ticket = known
+        if request.explain and not isinstance(known, Ticket):
+            answer = self._placing.repeated(request, known)
+        if self._tracing is not None:
+            self._tracing.answered(answer)
+        return answer
 
     def _enter(self, ticket: Ticket, now: float) -> tuple[Answer | Ticket, Effects]:
         """Place a request or let it wait; the gate, if there is one, decides first."""
         partition, request = ticket.partition, ticket.request
+        if self._tracing is not None:
+            self._tracing.admitted(ticket)
         if request.priority is not None:
             self._admitting.class_of(request)  # raises if the request contradicts itself
         if partition.admission is not None:

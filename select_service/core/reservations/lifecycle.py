@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from indexer.types import PackedHashes
     from select_service.core.admission.queue import Ticket
     from select_service.core.counters import Counters
+    from select_service.core.instrumentation.marks import MarkRecorder
     from select_service.core.ledger.reservation import Lease, Reservation
     from select_service.core.membership import Lost
     from select_service.core.partition import Partition
@@ -82,8 +83,12 @@ class Lifecycle:
         router_id: int,
         epoch: int,
         shares: Shares | None = None,
+        tracing: MarkRecorder | None = None,
     ) -> None:
         shares = shares or Shares(limits)
+        self._tracing = tracing
+        self.ttl_s = limits.reservation_ttl_s
+        """Of a reservation without a lease and a time to live of its own; 0: for ever."""
         self.bookings = ReservationIds(freed_ids_max=limits.freed_ids_max, shares=shares)
         self._tenants = shares.bound("reservations_max", lambda: limits.reservations_max)
         self.leases = Leases(limits, shares)
@@ -168,6 +173,8 @@ class Lifecycle:
 
     def book(self, partition: Partition, slot: int, order: BookingSpec, now: float) -> Reservation:
         """Put the load of a new reservation on a slot; `confirm` then publishes it."""
+        if self._tracing is not None:
+            self._tracing.booking(partition, slot, order)
         reservation = partition.ledger.book(
             order.reservation_id,
             slot,

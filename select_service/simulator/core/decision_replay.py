@@ -25,6 +25,7 @@ from select_service.core.pricing.prompt import Prompt
 from select_service.core.pricing.weights import Weights, weights_in_force
 from select_service.core.recording.decoder import BadRecording, hashes_of, slots_of
 from select_service.core.recording.items import Asked
+from select_service.core.routing.place import choose
 from select_service.errors import NoEligibleWorker, NoWorkerForRole, WorkerDraining
 from select_service.simulator.core.recorded_state import (
     RecordedIndex,
@@ -251,7 +252,7 @@ class DecisionReplay:
         count = rows.stop if isinstance(rows, slice) else len(rows)
         if not count:
             raise BadRecording("a choice among none")
-        chosen = self.partition.place(request, prompt, rows, weights, rng, now)
+        chosen = choose(self.partition, request, prompt, rows, weights, rng, now)
         return Choice(
             "placed",
             self.rank_at(chosen.slot),

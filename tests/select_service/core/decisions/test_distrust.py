@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from indexer.types import WorkerRank
 from select_service.core.decisions.trust_monitor import DOUBTFUL_PER_TURN, TrustMonitor
+from select_service.core.routing.place import choose
 from select_service.types import PotentialLoadsRequest, Selection, SelectRequest, TrustSettings
 from tests.indexer.encoding import CLEARED, encode_batch, message
 from tests.select_service.core.decisions.doubted import (
@@ -75,12 +76,12 @@ def test_every_way_of_pricing_agrees() -> None:
     request = SelectRequest(block_hashes=list(PROMPT), sequence_hashes=list(PROMPT), isl_tokens=ISL)
     _, prompt, weights = read.selection(request)
     rows = partition.candidates(request)
-    plain = partition.place(request, prompt, rows, weights, fleet.core.selecting._rng, 1.0)
+    plain = choose(partition, request, prompt, rows, weights, fleet.core.selecting._rng, 1.0)
     prices = partition.terms(prompt, rows, weights, 1.0, partition.found(prompt)).cost
     assert (plain.cost, plain.slot) == (float(prices.min()), int(prices.argmin()))
     assert plain.worker.worker_id == 2, "the other one is too busy"
     warm = weights._replace(temperature=1e-9)
-    slow = partition.place(request, prompt, rows, warm, fleet.core.selecting._rng, 1.0)
+    slow = choose(partition, request, prompt, rows, warm, fleet.core.selecting._rng, 1.0)
     slow, plain = (replace(one, weights=weights, seen=None) for one in (slow, plain))
     assert slow == plain
 
