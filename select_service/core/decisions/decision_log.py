@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from select_service.core.admission.queue import Ticket
     from select_service.core.columns import Rows
     from select_service.core.fleet.catalog import Catalog
-    from select_service.core.instrumentation.recorder import Recorder
+    from select_service.core.observers import DecisionRecorder
     from select_service.core.partition import Partition
     from select_service.core.pricing.placement import Match, Placement, Seen
     from select_service.core.pricing.weights import Weights
@@ -76,7 +76,7 @@ class DecisionLog:
         bytes_max: int,
         first: int = 1,
         shares: Shares | None = None,
-        recorder: Recorder | None = None,
+        recorder: DecisionRecorder | None = None,
     ) -> None:
         """Start empty.
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from select_service.core.fleet.catalog import Worker
     from select_service.core.partition import Partition
     from select_service.core.pricing.placement import Placement
-    from select_service.core.reservations.lifecycle import BookingSpec
     from select_service.types import Answer
 
 __all__ = ["ADMISSION", "BOOK", "MATCH", "PICK", "WAIT", "Booked", "MarkRecorder", "Marks"]
@@ -112,7 +111,7 @@ class MarkRecorder:
         if self.current is not None:
             self.current.placement = placement
 
-    def booking(self, partition: Partition, slot: int, spec: BookingSpec) -> None:
+    def booking(self, partition: Partition, slot: int, name: str, isl_tokens: int) -> None:
         """A reservation is about to be booked: of the request, or one whose rank is given."""
         marks = self.current
         if marks is None:
@@ -120,9 +119,7 @@ class MarkRecorder:
         marks.enter(BOOK)
         if marks.ticket is None:
             worker, dp_rank = partition.seating.rank_at(slot)
-            marks.booked = Booked(
-                *partition.scope, worker, dp_rank, spec.reservation_id, spec.prompt.isl_tokens
-            )
+            marks.booked = Booked(*partition.scope, worker, dp_rank, name, isl_tokens)
 
     def end(self) -> None:
         """The request is placed or refused; nothing happens if none was being placed."""

@@ -116,6 +116,10 @@ class Recorder:
         draws.clear()
         return said
 
+    def begin(self) -> None:
+        """Discard the draws of a decision that failed."""
+        self.sink.draws.clear()
+
     def decision(
         self,
         ticket: Ticket,

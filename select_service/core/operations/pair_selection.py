@@ -13,8 +13,6 @@ import numpy as np
 from msgspec import UNSET
 
 from select_service.core.pricing.pair import PairQuery, plan
-from select_service.core.pricing.placement import Match
-from select_service.core.routing.place import choose
 from select_service.errors import NoEligibleWorker, NoTransfer, NoWorkerForRole
 
 if TYPE_CHECKING:
@@ -26,13 +24,12 @@ if TYPE_CHECKING:
     from select_service.core.admission.queue import Ticket
     from select_service.core.columns import Rows, Slots
     from select_service.core.counters import Counters
-    from select_service.core.effects import Effects
     from select_service.core.fleet.roles import Legs
     from select_service.core.partition import Partition
     from select_service.core.pricing.cost import Terms
     from select_service.core.pricing.pair import Plan
     from select_service.core.reservations.pairs import Pairs
-    from select_service.types import Advice, PairSelection
+    from select_service.types import Advice
 
 
 class PairSelector:
@@ -62,33 +59,22 @@ class PairSelector:
         self._rng = rng
         self._transfer_cost = transfer_cost
 
-    def serve(
-        self, ticket: Ticket, rows: Rows, now: float, effects: Effects
-    ) -> tuple[PairSelection, Effects, Match]:
-        """Book a pair, or the one rank that is cheaper, for a request that need not wait.
+    def find(self, ticket: Ticket, rows: Rows) -> tuple[Legs, Plan]:
+        """Return the candidates of each role, and whether a pair or one rank is cheaper.
 
         Args:
             ticket: the request.
             rows: the usable candidates, for the whole request and for its prefill leg.
-            now: monotonic seconds.
-            effects: to add to.
 
         Raises:
-            ServiceError: no candidate is left, or as `Pairs.book`.
+            NoEligibleWorker: no candidate is left.
         """
-        partition, request = ticket.partition, ticket.request
-        legs = _within(partition, partition.legs(request), rows)
+        partition = ticket.partition
+        legs = _within(partition, partition.legs(ticket.request), rows)
         found = self._plan(ticket, legs)
-        if found.mode == "disaggregated":
-            booked = self.pairs.book(ticket, found, now, effects)
-            return *booked, Match(legs, found, None)
-        if not len(found.whole):
+        if found.mode != "disaggregated" and not len(found.whole):
             raise _nobody(legs)
-        placement = choose(
-            partition, request, ticket.prompt, found.whole, ticket.weights, self._rng, now
-        )
-        booked = self.pairs.book_one(ticket, found, placement, now, effects)
-        return *booked, Match(legs, found, placement)
+        return legs, found
 
     def advise(self, ticket: Ticket) -> Advice | UnsetType:
         """Return whether a pair would be cheaper than one worker; UNSET if no worker has a role."""

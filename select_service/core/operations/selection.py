@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from select_service.core.admission.partition_admission import PartitionAdmission
     from select_service.core.admission.policy_api import Ask
     from select_service.core.columns import Rows
-    from select_service.core.instrumentation.marks import MarkRecorder
+    from select_service.core.observers import Tracer
     from select_service.core.operations.waiting_requests import WaitingRequests
     from select_service.core.reservations.lifecycle import Lifecycle
     from select_service.core.routing.place import Placer
@@ -58,7 +58,7 @@ class SelectionCalls:
         room: WaitingRequests,
         rng: random.Random,
         *,
-        tracing: MarkRecorder | None = None,
+        tracing: Tracer | None = None,
     ) -> None:
         self._reader = reader
         self._desk = desk

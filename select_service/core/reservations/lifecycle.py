@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from indexer.types import PackedHashes
     from select_service.core.admission.queue import Ticket
     from select_service.core.counters import Counters
-    from select_service.core.instrumentation.marks import MarkRecorder
     from select_service.core.ledger.reservation import Lease, Reservation
     from select_service.core.membership import Lost
+    from select_service.core.observers import Tracer
     from select_service.core.partition import Partition
     from select_service.core.pricing.prompt import Prompt
     from select_service.core.replication.messages import ClaimRecord
@@ -83,7 +83,7 @@ class Lifecycle:
         router_id: int,
         epoch: int,
         shares: Shares | None = None,
-        tracing: MarkRecorder | None = None,
+        tracing: Tracer | None = None,
     ) -> None:
         shares = shares or Shares(limits)
         self._tracing = tracing
@@ -174,7 +174,7 @@ class Lifecycle:
     def book(self, partition: Partition, slot: int, order: BookingSpec, now: float) -> Reservation:
         """Put the load of a new reservation on a slot; `confirm` then publishes it."""
         if self._tracing is not None:
-            self._tracing.booking(partition, slot, order)
+            self._tracing.booking(partition, slot, order.reservation_id, order.prompt.isl_tokens)
         reservation = partition.ledger.book(
             order.reservation_id,
             slot,

@@ -15,7 +15,7 @@ from select_service.core.decisions.decision_log import odds_of
 from select_service.core.decisions.record import Record
 from select_service.core.effects import NOTHING, Effects
 from select_service.core.pricing.cost import Found
-from select_service.core.pricing.placement import Placement, worker_overlap
+from select_service.core.pricing.placement import Match, Placement, worker_overlap
 from select_service.core.reservations.lifecycle import BookingSpec
 from select_service.types import (
     Answer,
@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from select_service.core.decisions.decision_log import DecisionLog
     from select_service.core.decisions.shadow import Shadow
     from select_service.core.diagnostics.prompt_sample import Sampler
-    from select_service.core.instrumentation.marks import MarkRecorder
-    from select_service.core.instrumentation.recorder import Recorder
+    from select_service.core.observers import DecisionRecorder, Tracer
     from select_service.core.operations.pair_selection import PairSelector
     from select_service.core.partition import Partition
     from select_service.core.pricing.placement import Seen
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
     from select_service.core.reservations.lifecycle import Lifecycle
     from select_service.core.reservations.sessions import Sessions
     from select_service.errors import ServiceError
-    from select_service.types import SelectRequest
+    from select_service.types import PairSelection, SelectRequest
     from select_service.types.decisions import Decision
 
 
@@ -65,8 +64,8 @@ class Placer:
         rng: random.Random,
         *,
         trace_decisions: bool,
-        tracing: MarkRecorder | None = None,
-        recorder: Recorder | None = None,
+        tracing: Tracer | None = None,
+        recorder: DecisionRecorder | None = None,
     ) -> None:
         self._desk = desk
         self._cache_hits = cache_hits
@@ -105,7 +104,7 @@ class Placer:
         partition, request, prompt = ticket.partition, ticket.request, ticket.prompt
         tracing, desk, counters = self._tracing, self._desk, self._counters
         if self._recorder is not None:
-            self._recorder.sink.draws.clear()  # those of a decision that failed
+            self._recorder.begin()
         if tracing is not None:
             matches = tracing.begin(ticket, matches)
         if request.is_pair:
@@ -263,15 +262,23 @@ class Placer:
     def _place_pair(
         self, ticket: Ticket, rows: Rows, now: float, effects: Effects
     ) -> tuple[Answer, Effects]:
-        request = ticket.request
+        partition, request, prompt = ticket.partition, ticket.request, ticket.prompt
         if self.shadow is not None:
             self.shadow.skip(ticket, "pair")
-        if not (self.decisions.is_wanted or request.explain):
-            answer, effects, _ = self._matchmaker.serve(ticket, rows, now, effects)
+        seen = placement = None
+        if self.decisions.is_wanted or request.explain:
+            seen = partition.see(prompt)  # before anything is booked
+        answer: PairSelection
+        legs, plan = self._matchmaker.find(ticket, rows)
+        if plan.mode == "disaggregated":
+            answer, effects = self._matchmaker.pairs.book(ticket, plan, now, effects)
         else:
-            seen = ticket.partition.see(ticket.prompt)  # before anything is booked
-            answer, effects, match = self._matchmaker.serve(ticket, rows, now, effects)
-            record = self.decisions.paired(ticket, seen, match, now)
+            placement = choose(
+                partition, request, prompt, plan.whole, ticket.weights, self._rng, now
+            )
+            answer, effects = self._matchmaker.pairs.book_one(ticket, plan, placement, now, effects)
+        if seen is not None:
+            record = self.decisions.paired(ticket, seen, Match(legs, plan, placement), now)
             if record is not None:  # the confirmed answer is kept unchanged for repeats
                 answer = replace(answer)
                 _explain(answer, record)

@@ -1,0 +1,60 @@
+"""What the line of a request reports to those that look on: a tracer, and a recorder of decisions.
+
+Selection, placement and booking call them where there are any, so that observed requests run the
+same lines as all others. `instrumentation/` has them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from indexer.core.tiers import Matches
+    from select_service.core.admission.queue import Ticket
+    from select_service.core.columns import Rows
+    from select_service.core.decisions.record import Odds
+    from select_service.core.partition import Partition
+    from select_service.core.pricing.placement import Placement, Seen
+    from select_service.types import Answer
+
+__all__ = ["DecisionRecorder", "Tracer"]
+
+
+class Tracer(Protocol):
+    """Marks when the steps of a request begin."""
+
+    def admitted(self, ticket: Ticket) -> None:
+        """A new request is about to be judged."""
+
+    def begin(self, ticket: Ticket, matches: Matches | None) -> Matches | None:
+        """A request is about to be placed; return its matches, looked up here if it is traced."""
+
+    def chosen(self, placement: Placement) -> None:
+        """The rank of the request is chosen."""
+
+    def booking(self, partition: Partition, slot: int, name: str, isl_tokens: int) -> None:
+        """A reservation is about to be booked: of the request, or one whose rank is given."""
+
+    def end(self) -> None:
+        """The request is placed or refused; nothing happens if none was being placed."""
+
+    def answered(self, answer: Answer | Ticket) -> None:
+        """The call's request is answered, or waits."""
+
+
+class DecisionRecorder(Protocol):
+    """Notes decisions with their inputs."""
+
+    def begin(self) -> None:
+        """A decision begins; what a failed one before it has drawn is discarded."""
+
+    def decision(
+        self,
+        ticket: Ticket,
+        seen: Seen,
+        rows: Rows | None,
+        slot: int,
+        now: float,
+        odds: Odds | None,
+    ) -> None:
+        """Note a decision; its arguments are those of `DecisionLog.keep`."""
