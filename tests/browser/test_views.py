@@ -348,9 +348,20 @@ def test_traffic_is_what_metrics_say(serve: Serve, tab: Tabs) -> None:
     assert server.request("POST", "/select", {"token_ids": [1], "model_name": "x"}).status == 503
     page.until("[data-table=failed]", "no_schedulable_worker")
     assert page.rows("failed")["no_schedulable_worker"]["Requests"] == "1"
-    drawn = (
-        "d => document.querySelector('[data-chart=rate] path.line').getAttribute('d') !== 'M0 0'"
-    )
+    drawn = """() => {
+      const canvas = document.querySelector('[data-chart=rate] canvas');
+      if (!canvas) return false;
+      const paper = document.createElement('canvas').getContext('2d');
+      paper.fillStyle = getComputedStyle(canvas).getPropertyValue('--a');
+      paper.fillRect(0, 0, 1, 1);
+      const [red, green, blue] = paper.getImageData(0, 0, 1, 1).data;
+      const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+      for (let at = 0; at < data.length; at += 4) {
+        const [r, g, b, opacity] = data.subarray(at, at + 4);
+        if (opacity > 200 && Math.hypot(r - red, g - green, b - blue) < 24) return true;
+      }
+      return false;
+    }"""  # the line of the answered ones, in its color
     page.page.wait_for_function(drawn)
     page.page.wait_for_function(
         "() => document.querySelector('[data-value=hitRate]').innerText === '0 %'"

@@ -1,8 +1,6 @@
 // Elements and words. Text goes in as text, never as markup: names of models, workers and
 // endpoints are whatever somebody has registered.
 
-const SVG = "http://www.w3.org/2000/svg";
-
 function build(node, props, children) {
   for (const [name, value] of Object.entries(props ?? {})) {
     if (value === null || value === undefined || value === false) continue;
@@ -15,7 +13,6 @@ function build(node, props, children) {
 }
 
 export const h = (tag, props, ...children) => build(document.createElement(tag), props, children);
-export const svg = (tag, props, ...children) => build(document.createElementNS(SVG, tag), props, children);
 
 const whole = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
 const short = new Intl.NumberFormat("en-US", { notation: "compact", maximumFractionDigits: 1 });
