@@ -1,5 +1,7 @@
-from collections.abc import Callable, Collection
-from typing import Any
+from collections.abc import Collection
+from typing import TypeAlias
+
+Scanned: TypeAlias = tuple[bytes, list[str] | None, list[tuple[str, bytes]], bytes | None]
 
 ABI: int
 
@@ -13,12 +15,6 @@ class Scanner:
         hashes: Collection[bytes],
         tokens: Collection[bytes],
         shown: bytes | None = None,
-        made: object = None,
-        texts: Collection[bytes] = (),
-        wholes: Collection[bytes] = (),
-        counts: Collection[bytes] = (),
-        note: Callable[[bytes, bytes], None] | None = None,
-        required: Collection[bytes] = (),
         inner: tuple[bytes, bytes] | None = None,
     ) -> None: ...
-    def scan(self, body: bytes, small_bytes: int = 0) -> Any: ...
+    def scan(self, body: bytes) -> Scanned | None: ...

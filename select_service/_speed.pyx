@@ -1,19 +1,14 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, embedsignature=True
-"""Reads the long arrays of a JSON body without making a Python integer of every number.
+"""Reads the long arrays of a JSON body without creating a Python integer for every number.
 
-Optional: without it `edge/codec/json_codec.py` lets msgspec read the arrays and packs them after, with
-the same result; that is its plain twin. Whatever is unusual is left to it, and every refusal. Where
-all else in a body are short texts and a length, the whole request is made here.
+Optional: without it `edge/codec/json_codec.py` lets msgspec read the arrays and packs them
+afterwards, with the same result. Everything unusual is left to it, and so is every refusal.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
-from cpython.unicode cimport PyUnicode_DecodeASCII, PyUnicode_DecodeUTF8
+from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.string cimport memchr, memcmp, memcpy
-
-from select_service._layout cimport Layout, put
-
-from select_service._layout import layout_of
 
 cdef extern from "_body.h" nogil:
     ctypedef const uint8_t *Text
@@ -29,7 +24,7 @@ cdef extern from "_body.h" nogil:
     Text read_hashes(Text at, Text end, size_t count, uint8_t *out, int *others)
     Text read_tokens(Text at, Text end, size_t count, uint8_t *out)
 
-ABI = 7  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 8  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     NAMES_MAX = 64  # bits of `seen`
@@ -39,31 +34,13 @@ cdef enum:
     DIGITS_MAX = 19  # and a sign, and a comma
     TOKEN = 4
     SHOWN_MAX = 65536  # bytes: longer ones are not kept for an answer
-    SIMPLE_MAX = 8  # members that are no arrays, of a request that is made here
-    WHOLE_DIGITS_MAX = 19  # fits 64 bits, whatever the digits are: ids of workers are that long
-    COUNT_DIGITS_MAX = 9  # fits 32 bits, likewise
     UNKNOWN_MAX = 16  # members nobody knows; where there are more, somebody else counts
-
-cdef enum:  # what a member holds, if its request can be made here
-    ANYTHING
-    TEXT
-    WHOLE
-    COUNT
-
 
 cdef struct Name:
     const char *text
     Py_ssize_t length
     int number  # -1: nobody's place
     int width  # bytes of a number, of an array that is to be packed; else 0
-    int holds
-    int place  # in the layout, of an array or what holds something
-
-
-cdef struct Simple:
-    Name *name
-    Text start
-    Text end
 
 
 cdef inline unsigned int place_of(const uint8_t *text, Py_ssize_t length) noexcept nogil:
@@ -80,18 +57,11 @@ cdef class Scanner:
     cdef object _names  # keeps the texts alive
     cdef list _attributes
     cdef int _shown  # number of the one whose text is wanted, -1: none's
-    cdef object _made  # holds the first request
-    cdef Layout _requests, _mades  # None: none is made here
     cdef object _within, _inner  # a member that is an object, and the array of tokens in it
     cdef object _inner_attribute
     cdef int _number_within
-    cdef uint64_t _required  # bits of the members without which there is no request
-    cdef object _note
 
-    def __init__(
-        self, names, hashes, tokens, shown=None, made=None, texts=(), wholes=(), counts=(),
-        note=None, required=(), inner=None,
-    ):
+    def __init__(self, names, hashes, tokens, shown=None, inner=None):
         """Prepare the table.
 
         Args:
@@ -99,17 +69,9 @@ cdef class Scanner:
             hashes: of those, which hold 64-bit hashes.
             tokens: of those, which hold 32-bit tokens.
             shown: of the hashes, those whose text is wanted, too.
-            made: a struct with a request as `request`, all of whose members are defaults but the
-                required ones; like it will be those that are made here. None: none is.
-            texts: of the names, those that hold short texts.
-            wholes: those that hold numbers from 0 to 2^64-1.
-            counts: those that hold numbers from 0 to 2^32-1.
-            note: told (packed, text) of the one that is `shown` when a request is made here.
-            required: of the names, those that a request made here must have.
             inner: (member, name): of the names one that holds an object, and of that object the
                 member that holds 32-bit tokens; it is taken out as `member.name`.
         """
-        self._note = note
         self._names = tuple(names)
         self._shown = self._names.index(shown) if shown is not None else -1
         if len(self._names) > NAMES_MAX:
@@ -118,7 +80,6 @@ cdef class Scanner:
         cdef int i
         cdef unsigned int place
         cdef bytes name
-        self._required = 0
         self._within, self._inner = (None, None) if inner is None else inner
         self._inner_attribute = "" if inner is None else f"{inner[0].decode()}.{inner[1].decode()}"
         for i in range(SLOTS):
@@ -133,19 +94,8 @@ cdef class Scanner:
             self._table[place].width = (
                 HASH if name in hashes else TOKEN if name in tokens else 0
             )
-            self._table[place].holds = (
-                TEXT if name in texts else WHOLE if name in wholes
-                else COUNT if name in counts else ANYTHING
-            )
-            self._table[place].place = i
             if name == self._within:
                 self._number_within = i
-            if name in required:
-                self._required |= <uint64_t>1 << i
-        self._made, self._requests, self._mades = made, None, None
-        if made is not None:
-            self._requests = layout_of(made.request, self._attributes)
-            self._mades = layout_of(made, ("request",))
 
     cdef Name *_find(self, const uint8_t *text, Py_ssize_t length) noexcept:
         cdef unsigned int place = place_of(text, length)
@@ -157,19 +107,18 @@ cdef class Scanner:
             name = &self._table[place]
         return NULL
 
-    def scan(self, bytes body not None, Py_ssize_t small_bytes=0):
+    def scan(self, bytes body not None):
         """Take the long arrays out of a body.
 
         Args:
-            body: as it came.
-            small_bytes: if the rest is no longer, the request may be made here.
+            body: as received.
 
         Returns:
-            None when the body is unusual or wrong. The request, like `made`, if it can be made
-            here. Else (skeleton, unknown, arrays, text): the same JSON with `[]` in place of the
-            arrays; the names nobody knows, None if one may come twice, in the body or in an object
-            inside, or these are deep; (name, packed little-endian numbers) of the arrays; the one
-            that is `shown` if `signed_json` would write it just so, else None.
+            None when the body is unusual or wrong. Else (skeleton, unknown, arrays, text): the same
+            JSON with `[]` in place of the arrays; the unknown names, None if one may occur twice,
+            in the body or in an object inside, or if these are deep; (name, packed little-endian
+            numbers) of the arrays; the text of the one that is `shown` if `signed_json` would print
+            it the same way, else None.
         """
         cdef Text start = <Text>PyBytes_AS_STRING(body)
         cdef Text end = start + PyBytes_GET_SIZE(body)
@@ -177,14 +126,10 @@ cdef class Scanner:
         cdef Text text
         cdef Text cuts[2 * ARRAYS_MAX]  # first byte behind `[`, and the `]`
         cdef uint64_t seen = 0
-        cdef Simple simple[SIMPLE_MAX]
-        cdef Py_ssize_t rest = PyBytes_GET_SIZE(body)  # without the arrays
-        cdef int doubtful = 0, cut = 0, others, simples = 0, unknown_count = 0, at_unknown
+        cdef int doubtful = 0, cut = 0, others, unknown_count = 0, at_unknown
         cdef Member unknown[UNKNOWN_MAX]
-        cdef int is_simple = self._requests is not None
-        cdef int places[ARRAYS_MAX]
         cdef Name *name
-        cdef bytes packed, shown = None, shown_packed = None
+        cdef bytes packed, shown = None
         cdef list arrays = []
         if at >= end or at[0] != c"{":
             return None
@@ -227,10 +172,7 @@ cdef class Scanner:
                 if name.number == self._shown:
                     shown = None
                     if not others and at - cuts[cut] < SHOWN_MAX:
-                        shown_packed = packed
                         shown = (<const char *>cuts[cut] - 1)[: at - cuts[cut] + 1]
-                rest -= cuts[cut + 1] - cuts[cut]
-                places[cut // 2] = name.place
                 cut += 2
                 arrays.append((self._attributes[name.number], packed))
             else:
@@ -244,15 +186,8 @@ cdef class Scanner:
                 ):
                     packed = self._take_inner(text, at, &cuts[cut])
                     if packed is not None:
-                        places[cut // 2] = name.place
-                        rest -= cuts[cut + 1] - cuts[cut]
                         cut += 2
                         arrays.append((self._inner_attribute, packed))
-                if name != NULL and name.holds and simples < SIMPLE_MAX:
-                    simple[simples] = Simple(name, text, at)
-                    simples += 1
-                else:
-                    is_simple = 0
             at = skip_blanks(at, end)
             if at >= end:
                 return None
@@ -263,13 +198,6 @@ cdef class Scanner:
             at = skip_blanks(at + 1, end)
         if skip_blanks(at + 1, end) != end:
             return None
-        is_simple &= seen & self._required == self._required
-        if is_simple and not doubtful and rest <= small_bytes:
-            made = self._make(simple, simples, places, arrays)
-            if made is not None:
-                if shown is not None and self._note is not None:
-                    self._note(shown_packed, shown)
-                return made
         cdef list names = None
         if not doubtful:
             names = []
@@ -325,53 +253,6 @@ cdef class Scanner:
                 return None
             at = skip_blanks(at + 1, end)
         return None
-
-    cdef object _make(self, const Simple *simple, int simples, const int *places, list arrays):
-        """Return the request with these members; None if one is not what it holds as a rule."""
-        cdef Layout requests = self._requests
-        cdef int at
-        request = requests.copy_of(requests.first)
-        for at in range(simples):
-            if simple[at].name.holds == TEXT:
-                value = _text(simple[at].start, simple[at].end)
-            elif simple[at].name.holds == WHOLE:
-                value = _whole(simple[at].start, simple[at].end, WHOLE_DIGITS_MAX)
-            else:
-                value = _whole(simple[at].start, simple[at].end, COUNT_DIGITS_MAX)
-            if value is None:
-                return None
-            put(requests, request, simple[at].name.place, value)
-        for at in range(len(arrays)):
-            put(requests, request, places[at], <object>(<tuple>arrays[at])[1])
-        made = self._mades.copy_of(self._made)
-        put(self._mades, made, 0, request)
-        return made
-
-
-cdef str _text(Text start, Text end):
-    """Return a string of JSON if it says what stands there; None: it has to be looked at."""
-    cdef Text at = start + 1
-    if end - start < 2 or start[0] != c'"':
-        return None
-    while at < end - 1:
-        if not c" " <= at[0] < 127 or at[0] == c"\\":
-            return None
-        at += 1
-    return PyUnicode_DecodeASCII(<const char *>start + 1, end - start - 2, NULL)
-
-
-cdef object _whole(Text start, Text end, Py_ssize_t digits_max):
-    """Return a whole number from 0 on; None: it is another, or very large."""
-    cdef uint64_t value = 0
-    cdef Text at = start
-    if not 0 < end - start <= digits_max or (start[0] == c"0" and end - start > 1):
-        return None
-    while at < end:
-        if not c"0" <= at[0] <= c"9":
-            return None
-        value = value * 10 + (at[0] - c"0")
-        at += 1
-    return value
 
 
 cdef bytes _read_array(Text *at, Text end, int width, int *others):

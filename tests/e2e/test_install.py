@@ -32,7 +32,6 @@ KERNELS = (
     "indexer._run",
     "indexer._speed",
     "indexer._wire",
-    "select_service._layout",
     "select_service._speed",
     "select_service.core._load_rows",
     "select_service.core._expiring_map",
@@ -41,8 +40,6 @@ KERNELS = (
     "select_service.core._value_set",
     "select_service.simulator.core._kv_pool",
 )
-ASKED = [one for one in KERNELS if one != "select_service._layout"]
-"""Those that Python imports; `_layout` is a part of `_speed`."""
 
 
 def source_tree(folder: Path) -> Path:
@@ -97,7 +94,7 @@ def test_a_wheel_brings_the_kernels_to_where_no_compiler_is(tmp_path: Path) -> N
     others = Path(sysconfig.get_paths()["purelib"])  # what it depends on
     where, *report = _report(python, tmp_path, others)
     assert Path(str(where)).is_relative_to(venv)
-    assert report == [dict.fromkeys(ASKED, True), []]
+    assert report == [dict.fromkeys(KERNELS, True), []]
     assert next(venv.rglob("console/static/index.html")).is_file(), "the console is part of it"
 
 
@@ -113,7 +110,7 @@ def test_without_a_compiler(tmp_path: Path) -> None:
     )
     where, *report = _report(sys.executable, tmp_path, target)
     assert Path(str(where)).is_relative_to(target)
-    assert report == [dict.fromkeys(ASKED, False), []]
+    assert report == [dict.fromkeys(KERNELS, False), []]
     assert (target / "select_service/edge/console/static/index.html").is_file()
 
 

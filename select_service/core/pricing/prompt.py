@@ -22,7 +22,7 @@ from indexer.core.hashing import (
 from indexer.types import HASH_BYTES, U64_MASK, Namespace
 from select_service.errors import InvalidField, InvalidRequest, TooManyBlocks
 
-if usable("select_service._speed", 7):
+if usable("select_service._speed", 8):
     from select_service._speed import msgpack_tokens as _msgpack_tokens
 
     msgpack_tokens: Callable[[bytes], bytes] | None = _msgpack_tokens

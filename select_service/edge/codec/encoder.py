@@ -14,7 +14,7 @@ from indexer.compiled import usable
 from indexer.core.hashing import unpack_i64
 from indexer.types import HASH_BYTES, U64_MASK
 
-if usable("select_service._speed", 7):
+if usable("select_service._speed", 8):
     from select_service._speed import signed_json
 
     def _printed(packed: PackedHashes) -> object:

@@ -37,17 +37,14 @@ from select_service.errors import (
 from select_service.settings import FieldValidation
 from select_service.types import (
     MmRoutingInfo,
-    OverlapScoresRequest,
-    PotentialLoadsRequest,
     PromptFields,
-    ReservationRequest,
     SelectAndReserveRequest,
     SelectRequest,
     WorkerPatch,
     WorkerSpec,
 )
 
-if usable("select_service._speed", 7):
+if usable("select_service._speed", 8):
     from select_service._speed import Scanner as _Scanner
 
     Scanner: type[_Scanner] | None = _Scanner
@@ -59,7 +56,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     _Scanned: TypeAlias = tuple[bytes, list[str] | None, list[tuple[str, bytes]], bytes | None]
-    _Scan: TypeAlias = Callable[[bytes, int], "Decoded[Any] | _Scanned | None"]
+    _Scan: TypeAlias = Callable[[bytes], "_Scanned | None"]
 
 __all__ = [
     "Decoded",
@@ -87,23 +84,6 @@ MEDIA_TOKENS: Final = b".".join(_MEDIA).decode()
 _BOUNDS: Final[Sequence[tuple[str, int, int | None]]] = (
     *((TOKENS, 0, _U32_MAX), *((name, -(1 << 63), None) for name in HASHES)),
 )
-_TEXTS: Final = frozenset({b"model_name", b"tenant_id", b"selection_id"})
-_WHOLES: Final = frozenset({b"isl_tokens"})
-_CHOSEN: Final = frozenset({b"worker_id", b"effective_prefill_tokens"})
-_COUNTS: Final = frozenset({b"expected_output_tokens", b"dp_rank"})
-"""Members only required to be, respectively, short texts, 64-bit numbers, 32-bit numbers."""
-_MADE: Final[dict[type, tuple[PromptFields, frozenset[bytes]]]] = {
-    SelectRequest: (SelectRequest(), _TEXTS),
-    SelectAndReserveRequest: (SelectAndReserveRequest(), _TEXTS | {b"reservation_id"}),
-    ReservationRequest: (
-        ReservationRequest(reservation_id="", worker_id=0),
-        _TEXTS | {b"reservation_id"},
-    ),
-    PotentialLoadsRequest: (PotentialLoadsRequest(), _TEXTS),
-    OverlapScoresRequest: (OverlapScoresRequest(), _TEXTS),
-}
-"""Requests that the kernel creates itself if they have no other members: the initial values, and
-the texts allowed. Required members must be present."""
 _Raw: Final = msgspec.Raw
 _RAW_MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -145,7 +125,7 @@ class RequestDecoder(Generic[T]):
         if kind.__struct_config__.frozen and not _required_in(kind):
             self._empty = Decoded(self._decode(b"{}"), None, b"")
 
-    def decode(self, body: bytes) -> Decoded[T]:  # noqa: C901, PLR0912 - one straight path, as every request pays for it
+    def decode(self, body: bytes) -> Decoded[T]:  # noqa: C901 - one straight path, as every request pays for it
         """Decode and check one body; linear in its length.
 
         Raises:
@@ -160,10 +140,8 @@ class RequestDecoder(Generic[T]):
         if is_long:
             self._guard.refuse_bulk(self._type, body)
         if self._scan is not None:
-            scanned = self._scan(body, self._guard.small_bytes)
-            if type(scanned) is Decoded:
-                return scanned
-            if type(scanned) is tuple:
+            scanned = self._scan(body)
+            if scanned is not None:
                 try:
                     return self._fill_in(scanned)
                 except (ServiceError, ValueError, RecursionError):
@@ -210,10 +188,13 @@ class RequestDecoder(Generic[T]):
             setattr(request, name, packed)
             if text is not None and name == ECHOED:
                 echo.last = packed, _Raw(text)
-        pack_media(request)
+        if request.mm_routing_info is not None:  # type: ignore[attr-defined] # see `_scan_for`
+            pack_media(request)
         if unknown is None:
             return self._look_closer(skeleton, request)
-        return self._judged(skeleton, request, unknown)
+        if unknown:
+            return self._judged(skeleton, request, unknown)
+        return Decoded(request, None, b"")
 
     def _weigh(self, text: bytes) -> None:
         if len(text) <= self._guard.small_bytes or _read_later(self._type):
@@ -274,18 +255,17 @@ def judge_unknown(
 def _scan_for(kind: type[msgspec.Struct], names: frozenset[bytes], *, echoes: bool) -> _Scan | None:
     """Return the scanner that takes out long arrays, if there is one and the type has some.
 
-    It also creates requests as a whole that have only a prompt, a scope and ids. Without the kernel
-    msgspec decodes the whole body.
+    Without the kernel msgspec decodes the whole body.
     """
     if Scanner is None or not issubclass(kind, PromptFields):
         return None
     shown = ECHOED.encode() if echoes else None
-    first, texts = _MADE.get(kind, (None, _TEXTS))
-    made = None if first is None else Decoded(first, None, b"")
     return Scanner(
-        *(names, {name.encode() for name in HASHES}, {TOKENS.encode()}, shown, made),
-        *(texts, _WHOLES | _CHOSEN, _COUNTS, echo.note, _required_in(kind)),
-        inner=_MEDIA,
+        names,
+        {name.encode() for name in HASHES},
+        {TOKENS.encode()},
+        shown,
+        _MEDIA,
     ).scan
 
 
