@@ -6,18 +6,41 @@ The batch is an array `[ts, events, data_parallel_rank]`; an event is a map whos
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from select_service.demo.pool import PoolEvent, Removed, Stored
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["encode_batch"]
+__all__ = ["Cleared", "PoolEvent", "Removed", "Stored", "encode_batch"]
 
 _ENCODER = msgspec.msgpack.Encoder()
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Consecutive blocks became reusable; `parent` is the hash before the first, None at a root."""
+
+    hashes: tuple[int, ...]
+    parent: int | None
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """These blocks left the cache."""
+
+    hashes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """The whole cache was dropped."""
+
+
+PoolEvent = Stored | Removed | Cleared
 
 
 def encode_batch(

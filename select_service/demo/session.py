@@ -310,7 +310,7 @@ class Session:
             wrong: dict[int, int] = {}
             for position, prompt in enumerate(suspects):
                 said = await self._client.device_blocks(prompt)
-                misses = sum(said.get(w.worker_id) != w.engine.pool.match(prompt) for w in audible)
+                misses = sum(said.get(w.worker_id) != w.engine.match(prompt) for w in audible)
                 if misses:
                     wrong[position] = misses
             if not wrong or time.perf_counter() > deadline:
@@ -359,7 +359,7 @@ class Session:
             waiting=worker.engine.waiting,
             prefill_tokens=None if load is None else load["potential_prefill_tokens"],
             decode_blocks=None if load is None else load["potential_decode_blocks"],
-            blocks_held=worker.engine.pool.blocks_held,
+            blocks_held=worker.engine.blocks_held,
             blocks_capacity=worker.shape.blocks,
             hit_rate_predicted=_share(tally.predicted_blocks, tally.prompt_blocks),
             hit_rate_actual=_share(tally.actual_blocks, tally.prompt_blocks),

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum, auto
 
-from select_service.demo.encoding import encode_batch
+from select_service.demo.encoding import Removed, Stored, encode_batch
 from select_service.demo.engine import Engine, EngineSpeed, Job, StepReport
-from select_service.demo.pool import BlockPool, Removed, Stored
 from select_service.demo.publisher import EventPublisher
 
 __all__ = ["EngineDown", "EngineShape", "Milestone", "Progress", "SimulatedWorker"]
@@ -67,12 +66,12 @@ class SimulatedWorker:
         self._start()
 
     def _start(self, endpoint: str | None = None, replay_endpoint: str | None = None) -> None:
-        pool = BlockPool(
+        self.engine = Engine(
             self.shape.blocks,
             self.shape.block_size,
+            self.shape.speed,
             hash_seed=self.worker_id * 1000 + self.restarts,
         )
-        self.engine = Engine(pool, self.shape.speed)
         self.publisher = EventPublisher(
             endpoint or "tcp://127.0.0.1:*", replay_endpoint or "tcp://127.0.0.1:*"
         )
@@ -151,10 +150,10 @@ class SimulatedWorker:
             )
             self.publisher.publish(payload)
             self.batches_published += 1
-        for request_id, hits in report.admitted:
-            self._jobs[request_id].cached_blocks = hits
+        for request_id, cached_blocks in report.prefilled:
+            self._jobs[request_id].cached_blocks = cached_blocks
         for milestone, request_ids in (
-            (Milestone.PREFILLED, report.prefilled),
+            (Milestone.PREFILLED, [request_id for request_id, _ in report.prefilled]),
             (Milestone.BLOCK_FILLED, report.blocks_filled),
             (Milestone.FINISHED, report.finished),
             (Milestone.LOST, report.refused),

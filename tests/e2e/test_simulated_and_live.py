@@ -1,7 +1,8 @@
 """One history twice: simulated, and lived through HTTP, events and engines in real time.
 
-The engines of the live run are the demo's, written without the simulator: what both runs share is
-the core of the service and the requests. Their hit rates must be within five points.
+The engines of the live run are the simulator's own, in real time (the demo's): what the runs do not
+share is the way between them and the core of the service, with its delays. Their hit rates must be
+within five points.
 """
 
 from __future__ import annotations

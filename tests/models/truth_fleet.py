@@ -16,9 +16,8 @@ from indexer.core.registry import Registry
 from indexer.core.stream import EventStream
 from indexer.types import WorkerRank
 from select_service.core.service import SelectionCore
-from select_service.demo.encoding import encode_batch
+from select_service.demo.encoding import PoolEvent, Removed, Stored, encode_batch
 from select_service.demo.engine import Engine, EngineSpeed, Job
-from select_service.demo.pool import BlockPool, PoolEvent, Removed, Stored
 from select_service.types import (
     RankTrustRow,
     RouterConfig,
@@ -64,7 +63,7 @@ class SimulatedRank:
 
     def __init__(self, worker_id: int, shape: Shape) -> None:
         self.worker_id = worker_id
-        self.engine = Engine(BlockPool(shape.pool_blocks, BLOCK, hash_seed=worker_id), shape.speed)
+        self.engine = Engine(shape.pool_blocks, BLOCK, shape.speed, hash_seed=worker_id)
         self.lie: Lie | None = None
         self.told: list[bytes] = []
         self.true: list[bytes] = []
@@ -125,7 +124,6 @@ class TruthFleet:
         self.decisions: list[tuple[int, int]] = []  # (worker, effective prefill tokens)
         self.done: list[Done] = []
         self.news: list[tuple[int, tuple[str, ...]]] = []
-        self._hits: dict[str, int] = {}
         self._home: dict[str, tuple[int, int]] = {}  # worker, prompt tokens
         self._ticked_at = self.now
         self._due = 0.0
@@ -177,12 +175,11 @@ class TruthFleet:
 
     def _step_engine(self, rank: SimulatedRank) -> None:
         report = rank.engine.step()
-        self._hits.update(report.admitted)
         payload = rank.publish(report.events, self.now, self.noise)
         if payload is not None:
             self._hear(rank, len(rank.told) - 1, payload)
-        for name in report.prefilled:
-            cached = self._hits.pop(name) * BLOCK
+        for name, cached_blocks in report.prefilled:
+            cached = cached_blocks * BLOCK
             _, tokens = self._home[name]
             self.done.append(Done(int(name[1:]), rank.worker_id, tokens, cached))
             told = cached if self.feedback else None

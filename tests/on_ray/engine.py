@@ -8,8 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from select_service.client.ray.serve_worker import ServeWorker
-from select_service.demo.encoding import encode_batch
-from select_service.demo.pool import Stored
+from select_service.demo.encoding import Stored, encode_batch
 from select_service.demo.publisher import EventPublisher
 
 BLOCK = 16

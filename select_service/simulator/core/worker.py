@@ -155,6 +155,16 @@ class Worker:
         waiting = sum(job.total - job.computed for job in self.waiting)
         return waiting + sum(job.total - job.computed for job in self._prefilling)
 
+    def tokens_of(self, job: Job, now: float) -> int:
+        """Return the tokens of its answer that a job's client has received until now."""
+        if job.start_step == _NO_STEP:
+            return job.generated
+        steps = self.steps - job.start_step
+        if not self._chunks:
+            decoding, seconds = len(self._phases), now - self._begun
+            steps += min(self._latency.steps_in(decoding, self._kv_tokens, seconds), self._stretch)
+        return job.generated + steps
+
     def job_seconds(self, now: float) -> float:
         """Return the total time of all jobs on this worker until now."""
         self._job_seconds += self.jobs * (now - self._counted_at)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from select_service.demo.encoding import encode_batch
-from select_service.demo.pool import Cleared, Removed, Stored
+from select_service.demo.encoding import Cleared, Removed, Stored, encode_batch
 
 # payload of seq 2 in vectors_vllm_0.33.0.json: one block removed on the device
 GOLDEN_REMOVED = bytes.fromhex(

@@ -1,87 +1,93 @@
-"""Steps of one engine, without clock or socket."""
+"""Steps of one engine, without clock or socket: text in, text in its events."""
 
 from __future__ import annotations
 
+import random
+
+import pytest
+
+from select_service.demo.encoding import Removed, Stored
 from select_service.demo.engine import Engine, EngineSpeed, Job, StepReport
-from select_service.demo.pool import BlockPool, Stored
 
 
 def until_idle(engine: Engine) -> list[StepReport]:
     reports = []
     while not engine.idle:
         reports.append(engine.step())
-        engine.pool.check()
+        engine.check()
     return reports
 
 
-def test_a_job_is_admitted_prefilled_in_chunks_decoded_and_finished() -> None:
-    speed = EngineSpeed(prefill_tokens_per_step=6, decode_tokens_per_step=3)
-    engine = Engine(BlockPool(16, 4), speed)
+def test_a_job_is_prefilled_in_chunks_decoded_and_finished() -> None:
+    engine = Engine(16, 4, EngineSpeed(prefill_tokens_per_step=6, decode_tokens_per_step=1))
     engine.submit(Job("a", range(10), range(100, 107)))
     first, second, *rest = until_idle(engine)
-    assert (first.admitted, first.prefilled) == ([("a", 0)], [])
-    assert second.prefilled == ["a"]
-    assert [report.blocks_filled for report in rest] == [["a"], ["a"], []]
-    assert [report.finished for report in rest] == [[], [], ["a"]]
+    assert first.prefilled == []
+    assert second.prefilled == [("a", 0)]
+    assert [report.blocks_filled for report in rest] == [["a"], [], [], [], ["a"], []]
+    assert [report.finished for report in rest][-1] == ["a"]
     stored = [e for r in (first, second, *rest) for e in r.events if isinstance(e, Stored)]
-    assert sum(len(event.hashes) for event in stored) == 17 // 4
-    assert engine.pool.blocks_in_use == 0
+    assert [token for event in stored for token in event.token_ids] == [
+        *range(10),
+        *range(100, 106),
+    ]
+    assert engine.match([*range(10), *range(100, 107)]) == 16 // 4
+    assert (engine.running, engine.waiting) == (0, 0)
 
 
-def test_the_budget_of_a_step_goes_by_order_of_arrival() -> None:
-    engine = Engine(BlockPool(16, 4), EngineSpeed(prefill_tokens_per_step=8))
-    engine.submit(Job("a", range(6), ()))
-    engine.submit(Job("b", range(50, 60), ()))
-    assert engine.step().prefilled == ["a"]
-    assert engine.step().prefilled == ["b"]
-    engine.step()
-    assert engine.idle
-
-
-def test_nobody_overtakes_a_job_that_lacks_room() -> None:
-    engine = Engine(BlockPool(4, 4))
-    engine.submit(Job("a", range(12), ()))
-    engine.step()
-    engine.submit(Job("b", range(50, 62), ()))
-    engine.submit(Job("c", range(90, 92), ()))
-    report = engine.step()  # decode frees "a" before admission
-    assert [name for name, _ in report.admitted] == ["b", "c"]
-
-    engine = Engine(BlockPool(4, 4), EngineSpeed(prefill_tokens_per_step=4))
-    engine.submit(Job("a", range(12), ()))
-    engine.step()
-    engine.submit(Job("b", range(50, 62), ()))
-    engine.submit(Job("c", range(90, 92), ()))
-    assert engine.step().admitted == []
-    assert (engine.running, engine.waiting) == (1, 2)
-
-
-def test_running_max_holds() -> None:
-    engine = Engine(BlockPool(64, 4), EngineSpeed(running_max=1))
-    for name in "ab":
-        engine.submit(Job(name, range(4), range(8)))
-    engine.step()
-    assert (engine.running, engine.waiting) == (1, 1)
+def test_a_prompt_that_is_cached_is_reused_but_for_its_last_token() -> None:
+    engine = Engine(16, 4)
+    engine.submit(Job("a", range(8), (1,)))
+    until_idle(engine)
+    engine.submit(Job("b", range(8), (1,)))
+    engine.submit(Job("c", range(9), (1,)))
+    prefilled = [one for report in until_idle(engine) for one in report.prefilled]
+    assert sorted(prefilled) == [("b", 1), ("c", 2)]
 
 
 def test_what_can_never_fit_is_refused_and_the_next_goes_on() -> None:
-    engine = Engine(BlockPool(2, 4))
-    engine.submit(Job("huge", range(100), ()))
-    engine.submit(Job("small", range(4), ()))
+    engine = Engine(2, 4)
+    engine.submit(Job("huge", range(100), (1,)))
+    engine.submit(Job("small", range(4), (1,)))
     report = engine.step()
     assert report.refused == ["huge"]
-    assert report.prefilled == ["small"]
-
-
-def test_cancel_wherever_the_job_is() -> None:
-    engine = Engine(BlockPool(4, 4), EngineSpeed(running_max=1))
-    engine.submit(Job("a", range(4), range(4)))
-    engine.submit(Job("b", range(4), ()))
-    engine.submit(Job("c", range(4), ()))
-    engine.step()
-    assert engine.cancel("c")
-    assert engine.cancel("b")
-    assert engine.cancel("a")
-    assert not engine.cancel("a")
+    assert report.finished == ["small"]
     assert engine.idle
-    engine.pool.check()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_its_events_tell_what_it_holds(seed: int) -> None:
+    """Whoever follows them knows, for every prompt, as much as the engine."""
+    rng = random.Random(seed)
+    engine = Engine(24, 4, EngineSpeed(16, 2, 4), hash_seed=seed)
+    held: dict[int, tuple[int | None, tuple[int, ...]]] = {}
+    texts: list[list[int]] = []
+    ended = 0
+    for number in range(60):
+        text = [*rng.choice([[], *texts])[:12], *(rng.randrange(3) for _ in range(5))]
+        texts.append(text)
+        outputs = [rng.randrange(3) for _ in range(rng.randrange(1, 20))]
+        engine.submit(Job(str(number), text, outputs))
+        for report in until_idle(engine) if number % 5 == 4 else [engine.step()]:
+            ended += len(report.finished)
+            for event in report.events:
+                if isinstance(event, Stored):
+                    parent = event.parent
+                    assert parent is None or parent in held
+                    for at, block in enumerate(event.hashes):
+                        assert block not in held
+                        held[block] = (parent, event.token_ids[4 * at : 4 * at + 4])
+                        parent = block
+                else:
+                    assert isinstance(event, Removed)
+                    for block in event.hashes:
+                        del held[block]
+        assert engine.blocks_held == len(held)
+        by_content = {content: block for block, content in held.items()}
+        for text in texts:
+            found, parent = 0, None
+            while (parent, tuple(text[4 * found : 4 * found + 4])) in by_content:
+                parent = by_content[parent, tuple(text[4 * found : 4 * found + 4])]
+                found += 1
+            assert engine.match(text) == found
+    assert ended == 60

@@ -135,7 +135,7 @@ class Selector:
         return {"workers": rows}
 
     def _match(self, worker_id: int, tokens: list[int]) -> int:
-        return self.workers[worker_id].engine.pool.match(tokens) + self.index_error
+        return self.workers[worker_id].engine.match(tokens) + self.index_error
 
 
 def client_of(selector: Selector) -> SelectorClient:

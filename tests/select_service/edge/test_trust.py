@@ -13,8 +13,7 @@ import pytest
 from indexer.core.hashing import pack_u64
 from indexer.types import Scope, Tier, WorkerRank
 from select_service import SelectAndReserveRequest, SelectionService, TrustSettings, WorkerSpec
-from select_service.demo.encoding import encode_batch
-from select_service.demo.pool import Stored
+from select_service.demo.encoding import Stored, encode_batch
 from select_service.demo.publisher import EventPublisher
 from select_service.edge.driver.driver import Driver
 from select_service.edge.server import Server

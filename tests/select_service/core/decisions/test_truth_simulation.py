@@ -103,7 +103,7 @@ def decisions_agree(shape: Shape, seed: int, requests: int) -> None:
         fleet.run(requests)
         fleet.drain()
     assert told.decisions == untold.decisions
-    assert sum(rank.engine.pool.evictions for rank in told.ranks.values()) > requests
+    assert sum(rank.engine.evictions for rank in told.ranks.values()) > requests
     rows = told.core.trust().ranks
     assert sum(row.samples for row in rows) > requests / 4
     assert all(row.trust == 1.0 and not row.reasons for row in rows)
