@@ -155,12 +155,9 @@ class LastingWorld(World):
     def workers(self) -> None:
         super().workers()
         node = self.asked[-1]
-        drains, fading = self.drains[node.number], self.fading[node.number]
         for worker_id in WORKERS:
             if node.core.catalog.find(worker_id) is None:
-                drains.pop(worker_id, None)
-                # what it owns there ends with the rank: it need not have heard that it was freed
-                fading -= {name for name in fading if worker_id in self.workers_of.get(name, ())}
+                self.drains[node.number].pop(worker_id, None)
 
     @override
     def crash(self) -> None:

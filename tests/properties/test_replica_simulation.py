@@ -100,7 +100,6 @@ class World:
         self.fading: list[set[str]] = [set() for _ in self.net.nodes]
         self.past: list[set[str]] = [set() for _ in self.net.nodes]
         self.twice: set[str] = set()  # may be two reservations under one id
-        self.workers_of: dict[str, set[int]] = {}  # by name: where it was booked
         self.firsts: dict[str, tuple[Booking, Any]] = {}  # by name: its request and first answer
         # repeats change nothing, so they have chances of their own: worlds are the same without
         self.chances = random.Random(seed ^ 0x2E7247)
@@ -348,7 +347,6 @@ class World:
         except ServiceError:
             return False
         self.firsts[name] = request, answer
-        self.workers_of.setdefault(name, set()).add(worker_id)
         self.lasting.add(name)
         self.acknowledged(node, name)
         node.did(effects)
@@ -441,6 +439,9 @@ class World:
         for name in dropped:
             self.firm.pop(name, None)
         self.over(dropped)
+        # They end here with their rank, whether or not it has heard that one was freed: until then
+        # a replica that took it over before may tell of it.
+        self.fading[node.number] -= set(dropped)
         node.did(node.core.delete_worker(worker_id, self.net.now)[1])
 
     def weather(self) -> None:

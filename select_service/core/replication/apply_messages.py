@@ -239,17 +239,22 @@ class MessageApplier:
         owners = claims.sets.get(item.owner)
         claim = None if owners is None else owners.find(item.reservation_id, item.born)
         by_owner = item.owner in (view.router_id, claims.router_id)
+        is_succeeded = False
+        if claim is not None and item.heir is not None and not claim.dead:
+            self._succeed(claim, claims.ends.living(item.reservation_id, item.heir), now)
+            is_succeeded = not claims.sets[item.owner].holds(claim)
+            if is_succeeded and item.owner == claims.router_id:
+                return  # booking its heir has shown that its rank is not here
+            if is_succeeded:
+                claim = None  # its owner has it again, under another number
         if claim is None:
             claims.note_end(
                 *(item.reservation_id, key, now),
                 by_owner=by_owner,
                 heir=item.heir,
                 freed=item.freed,
+                kept=is_succeeded,
             )
-        elif item.heir is not None and not claim.dead:
-            self._succeed(claim, claims.ends.living(item.reservation_id, item.heir), now)
-            if not claims.sets[item.owner].holds(claim):
-                return  # our own: booking its heir has shown that its rank is not here
         kin = [] if claim is None else [claim]
         if item.freed:
             names = {key} if claim is None else claim.names
@@ -293,7 +298,7 @@ class MessageApplier:
         heard. All but its terms follows from the old claim; if it is over, too, its owner does not
         have it.
         """
-        if heir is None or heir[0] in (claim.owner, self._claims.router_id):
+        if heir is None or heir[0] == self._claims.router_id:
             return
         view = self._publishers.told_of(heir[0], now)
         if view is None or view.has_heard(heir[1]):

@@ -181,10 +181,8 @@ class Claims:
             return False
         owners = self.sets[claim.owner]
         before = owners.by_id.get(name)
-        if before is not None:
-            if before.born >= born:
-                return False
-            self.forget(before)  # its owner states its end; a garbled id never has one
+        if before is not None and before.born >= born:
+            return False
         claim.dead = self.ends.has(name, claim.key)
         early = self._early.take(claim.key)
         if early is not None:
@@ -192,13 +190,15 @@ class Claims:
             claim.tellers = early[1]
             if any(map(self.is_silent, early[1])):
                 self.say_later(claim)  # its owner may have missed it, and cannot ask the tellers
-        self._inherit(claim)
+        self._inherit(claim)  # from `before`, too: perhaps nobody else knows how far that had come
+        if not claim.dead:
+            self.copies.join(claim, now)
+        if before is not None:
+            self.forget(before)  # its owner states its end; a garbled id never has one
         owners.add(claim)
         claim.touched = now
         self.names.add(claim)
         self._of_id.setdefault(name, []).append(claim)
-        if not claim.dead:
-            self.copies.join(claim, now)
         return True
 
     def learn_again(self, claim: Claim, record: ClaimRecord, now: float) -> None:
@@ -262,9 +262,11 @@ class Claims:
 
     def _inherit(self, claim: Claim) -> None:
         """Apply the state of the claims it took over to a claim, and the other way round."""
-        for kin in self.kin_of(claim.reservation_id, claim.names):
-            self._pass_on(claim, kin)
-            self._pass_on(kin, claim)
+        kin = self.kin_of(claim.reservation_id, claim.names)
+        for one in kin:
+            self._pass_on(one, claim)
+        for one in kin:
+            self._pass_on(claim, one)
 
     def _pass_on(self, claim: Claim, heir: Claim) -> None:
         """Apply the state of a claim to one that stands for the same reservation."""

@@ -137,12 +137,13 @@ class Snapshots:
 
     def _hearsay(self, teller: SequenceTracker, part: Hearsay, now: float) -> None:
         """Accept a claim of a publisher that we do not hear ourselves."""
-        owner = part.owner
-        view = self._publishers.views.get(owner)
-        if owner == self._claims.router_id or (view is not None and not view.gone):
-            claim = part.claim  # we hear its owner, but the growth may be news
+        owner, claim = part.owner, part.claim
+        if claim.growth != _NOTHING:
+            # it may be news to whom we hear its owner, or of what has taken this claim over
             grown = Grown(claim.reservation_id, owner, claim.born, claim.growth)
             self._hearing.grown(teller, grown, now)
+        view = self._publishers.views.get(owner)
+        if owner == self._claims.router_id or (view is not None and not view.gone):
             return
         view = self._publishers.told_of(owner, now)
         if view is not None:
