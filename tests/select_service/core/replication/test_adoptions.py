@@ -7,7 +7,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from select_service.core.replication.messages import Ended, Heartbeat, Said, SnapshotHead
+from select_service.core.replication.messages import (
+    ClaimRecord,
+    Ended,
+    Grown,
+    Growth,
+    Hearsay,
+    Heartbeat,
+    Said,
+    SnapshotHead,
+)
 from tests.select_service.core.replication.replica import OURS, Replica, silent
 
 
@@ -136,6 +145,51 @@ def test_two_adoptions_of_one_orphan_are_one_reservation() -> None:
         one.hears(there.effects.published[0])  # it has heard of no adoption
         assert one.load(1) == (0, 0, 0)
         assert not one.core.desk.announcer.claims.alive("a")
+
+
+def taken_back(there: Replica, third: Replica) -> ClaimRecord:
+    """What `third` knows as a reservation of `there`, under its number after another had it."""
+    there.book("a", 1, 1)
+    third.hears(there.effects.published[0])
+    (claim,) = third.core.desk.announcer.claims.alive("a")
+    return claim.succeeded(claim.born + 8)
+
+
+@pytest.mark.parametrize("end_first", [False, True])
+def test_what_we_were_told_is_not_lost_when_its_owner_has_taken_a_claim_back(
+    end_first: bool,
+) -> None:
+    there, third = Replica(2000), Replica(3000)
+    record = taken_back(there, third)
+    third.core.output_block("a", None, third.now)
+    third.turn(1.0)  # nobody hears that
+    if end_first:
+        end = Ended("a", *record.adopts[-1], (2000, record.born))
+        third.hears(Said(2000, 1, record.born + 1, [end]))
+        assert third.load(1) == (16, 2, 1), "the heir is known by the end of the other one"
+    hashes = third.core.desk.elsewhere.chain_of(third.core.desk.announcer.claims.alive("a")[0])
+    third.hears(Said(2000, 1, record.born, [msgspec.structs.replace(record, hashes=hashes)]))
+    assert third.load(1) == (16, 2, 1)
+    (claim,) = third.core.desk.announcer.claims.alive("a")
+    assert claim.born == record.born
+    grown = Grown("a", 2000, record.born, Growth(outputs={3000: 1}))
+    assert [grown] == [one for said in third.turn() if isinstance(said, Said) for one in said.items]
+
+
+def test_what_is_told_of_a_claim_by_hearsay_happened_to_what_took_it_over() -> None:
+    there, third = Replica(2000), Replica(3000)
+    record = taken_back(there, third)
+    (claim,) = third.core.desk.announcer.claims.alive("a")
+    old = msgspec.structs.replace(claim.record, growth=Growth(outputs={OURS: 1}))
+    third.hears(Said(2000, 1, record.born, [record]))
+    assert third.load(1)[1:] == (0, 1)
+    silent(third)
+    third.hears(Heartbeat(OURS, 1, 1, 0, 0, http_port=8093))
+    third.turn()
+    (pull,) = third.pulls
+    assert third.core.replica_snapshot_begin(pull, SnapshotHead(OURS, 1, 1), third.now)
+    third.core.replica_snapshot_part(OURS, Hearsay(2000, old), third.now)
+    assert third.load(1)[1:] == (1, 1)
 
 
 def test_what_has_lapsed_where_it_was_booked_lives_where_it_was_adopted() -> None:

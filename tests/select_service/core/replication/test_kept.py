@@ -151,6 +151,34 @@ def test_what_counts_as_freed_while_its_owner_is_away_can_be_freed_after_a_resta
     assert sizes(net) == [0, 0]
 
 
+@both_falls
+def test_an_end_that_its_owner_has_not_heard_of_ends_an_heir_there_as_soon_as_it_is_heard(
+    falls: Fall,
+) -> None:
+    """With its rank it has ended there too, but that is not the end of what others took over.
+
+    Until the owner hears of the free it cannot tell the heir from one whose client is still there.
+    """
+    net = kept(3, lease=False)
+    one, two, three = net.nodes
+    book(one, "r")
+    net.run(1.0)
+    cut_all(net)
+    net.run(GONE_S)
+    output(three, "r")  # takes it over
+    free(two, "r")
+    one.did(one.core.delete_worker(1, net.now)[1])
+    one.put_worker(1)
+    falls(two)
+    net.cut = {frozenset((0, 1)), frozenset((1, 2))}
+    net.run(1.0)
+    assert one.ledger().keys() == three.ledger().keys() == {"r"}
+    two.reboot()
+    net.cut.clear()
+    net.run(SOON_S)
+    assert sizes(net) == [0, 0, 0]
+
+
 def test_a_name_that_was_freed_may_be_booked_again() -> None:
     net = kept(2, lease=False)
     one, two = net.nodes
@@ -412,6 +440,34 @@ def test_what_the_old_owner_was_told_the_new_one_learns_after_a_restart() -> Non
     one.reboot()
     net.run(SOON_S)
     assert [node.ledger()["r"][5] for node in net.nodes] == [4, 4]
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_progress_told_elsewhere_while_a_reservation_went_and_came_back_is_kept(
+    restarts: bool,
+) -> None:
+    """Its first owner has it again, under another number, and has never heard of that progress."""
+    net = kept(3, lease=False)
+    one, two, three = net.nodes
+    book(one, "r")
+    net.run(1.0)
+    cut_all(net)
+    output(two, "r")
+    net.run(GONE_S)
+    output(three, "r")  # takes it over
+    net.cut = {frozenset((0, 1)), frozenset((1, 2))}
+    net.run(1.0)
+    cut_all(net)
+    net.run(GONE_S)
+    output(one, "r")  # takes it over again
+    three.is_down = True
+    assert one.ledger()["r"][5] == 2
+    if restarts:
+        two.is_down = True
+        two.reboot()
+    net.cut.clear()
+    net.run(SOON_S)
+    assert [node.ledger()["r"][5] for node in (one, two)] == [3, 3]
 
 
 def test_the_last_fraction_is_the_last_one_after_a_restart() -> None:
