@@ -454,7 +454,7 @@ class Claims:
         self.say_later(Ended(claim.reservation_id, *claim.key))
 
     def end_all(self, reservation_id: str, claims: list[Claim], now: float) -> None:
-        """End all claims on an id for our caller; that is being published."""
+        """End all claims on an id as freed; the caller states that, now or with the next batch."""
         for claim in claims:
             ours = claim.owner == self.router_id
             self.end(claim, now, by_owner=ours, freed=True)

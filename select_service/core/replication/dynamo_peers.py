@@ -82,16 +82,16 @@ class DynamoPeers:
             self._book_foreign(envelope, event, now)
 
     def _end_as_told(self, reservation_id: str, now: float) -> None:
-        """End our claims on an id freed by a foreigner, and tell owners that may have missed it."""
+        """End the claims on an id as if a caller freed it here, and tell owners that missed it."""
         claims = self._claims
-        for claim in claims.alive(reservation_id):
+        meant = claims.alive(reservation_id)
+        for claim in meant:
             self._resolver.touch(claim, now)
             self._resolver.unbook(claim, now)
-            if claim.owner == claims.router_id:
-                claims.end_own(claim, now, freed=True)
-            else:
-                claims.end(claim, now, by_owner=False, freed=True)
-                claims.say_later(Ended(reservation_id, *claim.key))
+        if meant:
+            claims.end_all(reservation_id, meant, now)
+        for claim in meant:
+            claims.say_later(Ended(reservation_id, *claim.key))
 
     def _book_foreign(self, envelope: ReplicaEnvelope, event: ReplicaEvent, now: float) -> None:
         name = event.request_id

@@ -104,6 +104,20 @@ def test_what_a_dynamo_freed_is_told_to_ours_but_not_on_its_topic() -> None:
     assert beat.live == 0
 
 
+def test_what_a_dynamo_freed_is_over_with_every_replica_that_took_it_over() -> None:
+    """Two had adopted it, of which one was known here when the Dynamo told of its end."""
+    there, third = Replica(2000), Replica(3000)
+    there.book("x", 1, 1)
+    third.hears(there.effects.published[0])
+    (claim,) = third.core.desk.announcer.claims.alive("x")
+    heirs = [claim.succeeded(7), claim.succeeded(8)]
+    third.hears(Said(OURS, 1, 7, [heirs[0], Ended("x", *claim.key, (OURS, 7))]))
+    third.dynamo("Free")
+    assert third.load(1) == (0, 0, 0)
+    third.hears(Said(4000, 1, 8, [heirs[1]]))
+    assert third.load(1) == (0, 0, 0)
+
+
 def test_a_dynamo_is_listed() -> None:
     here = Replica()
     here.dynamo(add(1))
