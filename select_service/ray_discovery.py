@@ -77,9 +77,7 @@ class RayDiscovery:
         """Have a service agree with it, beside what its settings have it follow."""
         grace_s = settings.discovery_grace_s
         before = [] if service.discovery is None else service.discovery.followers
-        workers = worker_follower(
-            *(self._workers, service, settings), grace_s=grace_s, lets_end=True
-        )
+        workers = worker_follower(self._workers, service, settings, grace_s=grace_s, lets_end=True)
         clock = service.turn.clock
         peers = ReplicaFollower(self._peers, service.replica_plane, clock, grace_s=grace_s)
         return Discovery(service.readiness, [*before, workers, peers])

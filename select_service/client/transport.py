@@ -134,7 +134,7 @@ class Endpoints:
         target = _target(address.prefix + send.path)
         url = httpcore.URL(scheme=scheme, host=host, port=port, target=target)
         return httpcore.Request(
-            *(send.method, url), headers=headers, content=send.body, extensions={"timeout": timeout}
+            send.method, url, headers=headers, content=send.body, extensions={"timeout": timeout}
         )
 
     def _shown_token(self) -> str:

@@ -39,7 +39,9 @@ class ServiceProcess:
         # a session of its own: Ctrl-C in the terminal ends the demo first, then the service
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
-            *(*_COMMAND, "--port", str(self.port)),
+            *_COMMAND,
+            "--port",
+            str(self.port),
             stdout=self._log,
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,

@@ -46,9 +46,12 @@ def probe(workers: Iterable[Worker], timeout_s: float) -> list[Finding]:
     cause = UNREACHABLE_FROM_HERE
     return [
         Finding(
-            *(cause.code, cause.severity, subject),
+            cause.code,
+            cause.severity,
+            subject,
             f"cannot connect to {subject.endpoint}: {reason}",
-            *(cause.why, cause.remedy),
+            cause.why,
+            cause.remedy,
             0.0,
         )
         for subject, reason in zip(targets.values(), reasons, strict=True)

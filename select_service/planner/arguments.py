@@ -49,7 +49,8 @@ def add_goals(parser: argparse.ArgumentParser) -> None:
     add("--ttft", type=float, default=500.0, metavar="MS", help=f"time to first token {told}")
     add("--itl", type=float, default=50.0, metavar="MS", help=f"time between tokens {told}")
     add(
-        *("--attainment", "--slo-attainment"),
+        "--attainment",
+        "--slo-attainment",
         type=_share,
         metavar="SHARE",
         help="share of requests for which both hold, 0.99 for example (default: on average)",
@@ -160,7 +161,8 @@ def add_kalman(parser: argparse.ArgumentParser) -> None:
     window = f"prophet: intervals it is fitted to {told}"
     add("--prophet-window-size", type=_natural, default=50, metavar="N", help=window)
     add(
-        *("--load-predictor-fit-deadline", "--fit-deadline"),
+        "--load-predictor-fit-deadline",
+        "--fit-deadline",
         dest="fit_deadline",
         type=_positive,
         default=10.0,
@@ -217,7 +219,8 @@ def add_replay(parser: argparse.ArgumentParser) -> None:
     add("--ttft", type=float, default=500.0, metavar="MS", help=f"time to first token {told}")
     add("--itl", type=float, default=50.0, metavar="MS", help=f"time between tokens {told}")
     add(
-        *("--attainment", "--slo-attainment"),
+        "--attainment",
+        "--slo-attainment",
         type=_share,
         default=0.99,
         metavar="SHARE",
@@ -471,7 +474,9 @@ def _single(arguments: argparse.Namespace) -> ModelSettings | None:
     if arguments.model_name is None or arguments.profile_results_dir is None:
         return None
     return single_model(
-        *(arguments.model_name, arguments.tenant_id, str(arguments.profile_results_dir)),
+        arguments.model_name,
+        arguments.tenant_id,
+        str(arguments.profile_results_dir),
         resources=(arguments.prefill_resource, arguments.decode_resource),
         gpus=(arguments.prefill_engine_num_gpu, arguments.decode_engine_num_gpu),
         endpoints_min=arguments.min_endpoint,

@@ -424,8 +424,17 @@ def _rank_work(at: tuple[str, str, int, int], then: _Tally, now: _Tally) -> Rank
 
 
 def _place(choice: Choice) -> Place:
-    prefill = (None, None) if choice.prefill_rank is None else choice.prefill_rank
-    rank = (None, None) if choice.rank is None else choice.rank
+    worker_id, dp_rank = (None, None) if choice.rank is None else choice.rank
+    prefill_worker_id, prefill_dp_rank = (
+        (None, None) if choice.prefill_rank is None else choice.prefill_rank
+    )
     return Place(
-        *(choice.kind, *rank, *prefill, choice.code or None, choice.cost, choice.prefill_tokens)
+        outcome=choice.kind,
+        worker_id=worker_id,
+        dp_rank=dp_rank,
+        prefill_worker_id=prefill_worker_id,
+        prefill_dp_rank=prefill_dp_rank,
+        code=choice.code or None,
+        cost=choice.cost,
+        prefill_tokens=choice.prefill_tokens,
     )

@@ -63,7 +63,7 @@ def create_discovery(
 
     def follow_workers(source: Source[Workers], grace_s: float, *, lets_end: bool = False) -> None:
         made = worker_follower(
-            *(source, service, settings), turn=turn, grace_s=grace_s, lets_end=lets_end
+            source, service, settings, turn=turn, grace_s=grace_s, lets_end=lets_end
         )
         followers.append(made)
 
@@ -78,7 +78,8 @@ def create_discovery(
         # A file is edited on purpose: workers removed from it leave as soon as they have nothing
         # to do and nothing of theirs could be lost by mistake.
         file = WorkersFile(
-            *(settings.workers_file, settings.workers_file_poll_s),
+            settings.workers_file,
+            settings.workers_file_poll_s,
             bytes_max=settings.workers_file_bytes_max,
         )
         follow_workers(file, 0.0, lets_end=True)

@@ -95,7 +95,9 @@ def intervals_of(requests: Iterable[TracedRequest], interval_s: float) -> list[I
     parts = Counter(math.floor(one.at_s / part_s) for one in requests)
     return [
         Interval(
-            *(float(one.requests), one.isl, one.osl),
+            float(one.requests),
+            one.isl,
+            one.osl,
             tuple(float(parts[round(one.start_s / part_s) + index]) for index in range(PARTS)),
         )
         if one.requests
@@ -297,7 +299,8 @@ class Demand:
         )
         return [
             Stretch(
-                *(one.begin * part_s, one.end * part_s),
+                one.begin * part_s,
+                one.end * part_s,
                 known[int(one.begin / PARTS)]._replace(rate=one.share / part_s),
             )
             for one in lie

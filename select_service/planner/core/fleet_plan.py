@@ -71,9 +71,7 @@ class Fleet:
         """Decide after an interval; a pool in an unknown state keeps its count."""
         look_s = self._look(states, now)
         told = [
-            model.observe(
-                *(windows[model.key], self.interval_s, now, look_s), correct=self._correct
-            )
+            model.observe(windows[model.key], self.interval_s, now, look_s, correct=self._correct)
             for model in self.models
             if model.key in windows
         ]

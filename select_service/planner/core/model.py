@@ -161,8 +161,11 @@ class Model:
             sure = self._sure(pool, known, needs, window)
             courses = [
                 TimeSeries(
-                    *(now + one.begin_s, now + one.end_s, need.engines),
-                    *(self._least(pool, one.forecast), engines),
+                    now + one.begin_s,
+                    now + one.end_s,
+                    need.engines,
+                    self._least(pool, one.forecast),
+                    engines,
                 )
                 for one, need, engines in zip(known, needs, sure, strict=True)
             ]
@@ -304,7 +307,8 @@ class Model:
         exact = forecast._replace(spread=EXACT)
         late_most = 1.0 - (self.goals.attainment or 1.0)
         self.likeness.plan(
-            *(interval_s / PARTS, lead_s),
+            interval_s / PARTS,
+            lead_s,
             is_known=self.demand.is_foreseen(late_most)
             or any(self._need(pool, exact).infeasible for pool in self.pools),
             tables_of=lambda grid: {

@@ -47,7 +47,9 @@ def size_prefill(surface: Surface, forecast: Forecast, goals: Goals, slowness: f
     lengths = forecast.lengths.scaled(forecast.computed)
     queue = PrefillQueue(surface.prefill, lengths, slowness)
     need = queue.need(
-        *(forecast.rate, goals.ttft_ms / 1e3, goals.attainment),
+        forecast.rate,
+        goals.ttft_ms / 1e3,
+        goals.attainment,
         pooled=goals.pooled,
         spread=forecast.spread,
     )

@@ -273,8 +273,13 @@ class Loop:
                 _log.error("%s", why)
         self.decisions.append(
             Noted(
-                *(self.decision_id, self._wall(), loop, list(decision.targets), words),
-                *([*self._overrides, *decision.reasons], list(decision.infeasible)),
+                self.decision_id,
+                self._wall(),
+                loop,
+                list(decision.targets),
+                words,
+                [*self._overrides, *decision.reasons],
+                list(decision.infeasible),
                 decision.gpus,
                 acted=acted,
                 failed=failed,

@@ -63,9 +63,12 @@ def replay(question: ReplayQuestion, print_line: Callable[[str], None]) -> list[
     # all first: what one of them lacks is told before minutes are spent on the others
     policies = [
         make_policy(
-            *(name, profile, requests),
+            name,
+            profile,
+            requests,
             msgspec.structs.replace(tuning, compatible=name == "compatible"),
-            *(question.settings, question.gpus_max),
+            question.settings,
+            question.gpus_max,
         )
         for name in question.policies
         for tuning in (question.tunings if name in _PREDICTING else question.tunings[:1])

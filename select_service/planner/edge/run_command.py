@@ -108,7 +108,9 @@ async def _run(settings: RunSettings) -> None:
     models = _models(settings)
     _expect_told_apart(settings, models)
     fleet = build_fleet(
-        *(models, settings.tuning, settings.gpus_max),
+        models,
+        settings.tuning,
+        settings.gpus_max,
         correct=settings.correct,
         is_watched=settings.fast_s is not None,
         likens=settings.likens,

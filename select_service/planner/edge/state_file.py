@@ -128,7 +128,9 @@ class StateFile:
                 had_s = memory.interval_s or fleet.interval_s
                 model.recall(
                     resampled(one.history, had_s, fleet.interval_s),
-                    *(one.computed, one.p_correction, one.d_correction),
+                    one.computed,
+                    one.p_correction,
+                    one.d_correction,
                     fleet.interval_s,
                     _since(memory, one, at, fleet.interval_s),
                 )
@@ -154,13 +156,17 @@ class StateFile:
         """
         models = [
             _ModelMemory(
-                *(one.key, one.demand.history, one.demand.computed),
-                *(one.p_correction.factor, one.d_correction.factor, one.demand.missed),
+                one.key,
+                one.demand.history,
+                one.demand.computed,
+                one.p_correction.factor,
+                one.d_correction.factor,
+                one.demand.missed,
             )
             for one in fleet.models
         ]
         pools = [
-            _PoolMemory(*(pool.model, pool.role), *(state.desired, state.ready))
+            _PoolMemory(pool.model, pool.role, state.desired, state.ready)
             for pool, state in states.items()
         ]
         aside = self.path.with_suffix(".new")

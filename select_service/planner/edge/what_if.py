@@ -116,8 +116,11 @@ def plan_slo(profile: Profile, question: Question) -> dict[str, object]:
         needs = (Need(0.0, {}), Need(0.0, {}))
     pools = [
         PoolNeed(
-            *(pool, cost, question.endpoints_min),
-            *(max(question.endpoints_min, math.ceil(need.engines - 1e-9)), need.engines),
+            pool,
+            cost,
+            question.endpoints_min,
+            max(question.endpoints_min, math.ceil(need.engines - 1e-9)),
+            need.engines,
         )
         for pool, cost, need in zip(_POOLS, gpus, needs, strict=True)
     ]
