@@ -1,4 +1,4 @@
-"""The verbs of an `AsyncClient`, each a request and its answer; its face does the I/O.
+"""The calls of an `AsyncClient`, each a request and its answer; its subclass does the I/O.
 
 `synchronous_calls.py` is generated from this file (`make twin`).
 """
@@ -9,11 +9,26 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
+import msgspec
+
 from select_service.client import calls
 from select_service.client.base_client import BaseClient, seconds
 from select_service.client.core.exchange import Ask
 from select_service.client.reservation import PairReservation, Reservation
 from select_service.client.reserve_context import AsyncReserve
+from select_service.types import (
+    BatchAnswer,
+    BatchRequest,
+    LeaseList,
+    LeaseRecord,
+    LoadRow,
+    OverlapScores,
+    ScopeLoads,
+    WorkerRecord,
+)
+from select_service.types.batches import WaveAnswer
+from select_service.types.decisions import Decision
+from select_service.types.drains import DrainStatus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,21 +38,13 @@ if TYPE_CHECKING:
     from select_service.client.reservation import Held
     from select_service.types import (
         CacheThreshold,
-        LeaseList,
-        LeaseRecord,
-        LoadRow,
         Operation,
         OperationResult,
-        OverlapScores,
-        ScopeLoads,
         Selection,
         WorkerPatch,
-        WorkerRecord,
         WorkerSpec,
     )
-    from select_service.types.batches import SelectBatchRequest, WaveAnswer
-    from select_service.types.decisions import Decision
-    from select_service.types.drains import DrainStatus
+    from select_service.types.batches import SelectBatchRequest
 
 __all__ = ["AsyncCalls"]
 
@@ -188,48 +195,53 @@ class AsyncCalls(BaseClient):
 
         `accepts` names statuses from 400 on whose body is such an answer too, as 503 of /ready.
         """
-        verb = calls.Verb(Ask(method, path, body, accepts=accepts), kind)
-        return await self._do(verb, timeout_ms)
+        run = self._session.read(
+            Ask(method, path, body, accepts=accepts), kind, monotonic(), seconds(timeout_ms)
+        )
+        return await self._drive(run)
 
     async def ready(self) -> calls.Readiness:
         """GET /ready: whether anything can be scheduled."""
-        return await self._do(calls.ready())
+        return await self.call("GET", "/ready", kind=calls.Readiness, accepts=(503,))
 
     async def workers(
         self, model_name: str | None = None, tenant_id: str | None = None
     ) -> list[WorkerRecord]:
         """GET /workers: the catalog, by ascending id."""
-        return await self._do(calls.workers(model_name, tenant_id))
+        scope = calls.query(model_name=model_name, tenant_id=tenant_id)
+        return await self.call("GET", "/workers" + scope, kind=list[WorkerRecord])
 
     async def upsert_worker(self, spec: WorkerSpec) -> WorkerRecord:
         """POST /workers: put a whole record into the catalog."""
-        return await self._do(calls.upsert_worker(spec))
+        return await self.call("POST", "/workers", calls.given(spec), WorkerRecord)
 
     async def patch_worker(self, worker_id: int, patch: WorkerPatch) -> WorkerRecord:
         """PATCH /workers/{id}: merge a patch into a record. Raises WorkerNotFound."""
-        return await self._do(calls.patch_worker(worker_id, patch))
+        return await self.call("PATCH", f"/workers/{worker_id}", calls.given(patch), WorkerRecord)
 
     async def delete_worker(self, worker_id: int) -> WorkerRecord:
         """DELETE /workers/{id}: with its load and index. Raises WorkerNotFound."""
-        return await self._do(calls.delete_worker(worker_id))
+        return await self.call("DELETE", f"/workers/{worker_id}", kind=WorkerRecord)
 
     async def drain_worker(self, worker_id: int, reason: str | None = None) -> DrainStatus:
         """POST /workers/{id}/drain: place nothing new there. Raises WorkerNotFound."""
-        return await self._do(calls.drain_worker(worker_id, reason))
+        body: dict[str, object] | None = None if reason is None else {"reason": reason}
+        return await self.call("POST", f"/workers/{worker_id}/drain", body, DrainStatus)
 
     async def drain_status(self, worker_id: int) -> DrainStatus:
         """GET /workers/{id}/drain: how far it is from being idle. Raises WorkerNotFound."""
-        return await self._do(calls.drain_status(worker_id))
+        return await self.call("GET", f"/workers/{worker_id}/drain", kind=DrainStatus)
 
     async def undrain_worker(self, worker_id: int) -> DrainStatus:
         """DELETE /workers/{id}/drain: it takes requests again. Raises WorkerNotFound."""
-        return await self._do(calls.undrain_worker(worker_id))
+        return await self.call("DELETE", f"/workers/{worker_id}/drain", kind=DrainStatus)
 
     async def loads(
         self, model_name: str | None = None, tenant_id: str | None = None
     ) -> list[ScopeLoads]:
         """GET /loads: the load of every rank, by scope."""
-        return await self._do(calls.loads(model_name, tenant_id))
+        scope = calls.query(model_name=model_name, tenant_id=tenant_id)
+        return await self.call("GET", "/loads" + scope, kind=list[ScopeLoads])
 
     async def potential_loads(
         self,
@@ -242,7 +254,7 @@ class AsyncCalls(BaseClient):
     ) -> list[LoadRow]:
         """POST /potential_loads: what every rank would carry with this prompt."""
         body = calls.prompt_body(token_ids, block_hashes, sequence_hashes, isl_tokens, options)
-        return await self._do(calls.potential_loads(body))
+        return await self.call("POST", "/potential_loads", body, list[LoadRow])
 
     async def overlap_scores(
         self,
@@ -255,15 +267,16 @@ class AsyncCalls(BaseClient):
     ) -> OverlapScores:
         """POST /overlap_scores: what every rank holds of this prompt."""
         body = calls.prompt_body(token_ids, block_hashes, sequence_hashes, isl_tokens, options)
-        return await self._do(calls.overlap_scores(body))
+        return await self.call("POST", "/overlap_scores", body, OverlapScores)
 
     async def decision(self, name: str) -> Decision:
         """GET /decisions/{id}: why this worker. Raises DecisionNotFound."""
-        return await self._do(calls.decision(name))
+        return await self.call("GET", f"/decisions/{calls.quoted(name)}", kind=Decision)
 
     async def decisions(self, limit: int = 50) -> list[Decision]:
         """GET /decisions: the last ones, newest first."""
-        return (await self._do(calls.decisions(limit))).decisions
+        told = await self.call("GET", f"/decisions?limit={limit}", kind=calls.Decisions)
+        return told.decisions
 
     async def batch(self, operations: Sequence[Operation]) -> list[OperationResult]:
         """POST /reservations/batch: lifecycle calls by id, in order, and the result of each.
@@ -271,7 +284,9 @@ class AsyncCalls(BaseClient):
         For ids that no reservation object of this client represents. A request whose reply is lost
         is repeated, so report output by `total`, which may be repeated, and not by `count`.
         """
-        return (await self._do(calls.batch(operations))).results
+        body = msgspec.to_builtins(BatchRequest(operations=list(operations)))
+        told = await self.call("POST", "/reservations/batch", body, BatchAnswer)
+        return told.results
 
     async def select_batch(self, wave: SelectBatchRequest) -> WaveAnswer:
         """POST /select_batch: workers for many prompts together, booked if `wave.reserve`.
@@ -284,26 +299,34 @@ class AsyncCalls(BaseClient):
             for item in wave.requests:
                 if item.reservation_id is None:
                     item.reservation_id = self._session.new_id()
-        return await self._do(calls.select_batch(wave))
+        return await self.call("POST", "/select_batch", calls.batch_body(wave), WaveAnswer)
 
     async def open_lease(
         self, lease_id: str | None = None, *, ttl_s: float = 30.0, owner: str | None = None
     ) -> LeaseRecord:
         """POST /leases: one of your own, besides that of `reserve`; its id a UUID unless given."""
         name = self._session.new_id() if lease_id is None else lease_id
-        return await self._do(calls.open_lease(name, owner or self._session.owner, ttl_s))
+        body: dict[str, object] = {
+            "lease_id": name,
+            "owner": owner or self._session.owner,
+            "ttl_s": ttl_s,
+        }
+        return await self.call("POST", "/leases", body, LeaseRecord)
 
     async def renew_lease(self, lease_id: str, ttl_s: float | None = None) -> LeaseRecord:
         """POST /leases/{id}/renew. Raises LeaseNotFound."""
-        return await self._do(calls.renew_lease(lease_id, ttl_s))
+        path = f"/leases/{calls.quoted(lease_id)}/renew"
+        body: dict[str, object] | None = None if ttl_s is None else {"ttl_s": ttl_s}
+        return await self.call("POST", path, body, LeaseRecord)
 
     async def close_lease(self, lease_id: str) -> None:
         """DELETE /leases/{id}: with all that is booked under it. Raises LeaseNotFound."""
-        await self._do(calls.close_lease(lease_id))
+        await self.call("DELETE", f"/leases/{calls.quoted(lease_id)}")
 
     async def leases(self, owner: str | None = None, limit: int = 100) -> LeaseList:
         """GET /leases: the open ones, oldest first."""
-        return await self._do(calls.leases(owner, limit))
+        path = "/leases" + calls.query(limit=limit, owner=owner)
+        return await self.call("GET", path, kind=LeaseList)
 
     # -- for the face ---------------------------------------------------------------------------
 
@@ -321,7 +344,3 @@ class AsyncCalls(BaseClient):
     ) -> AsyncReserve[R]:
         """Book, and return an object that represents the booking."""
         raise NotImplementedError
-
-    async def _do(self, verb: calls.Verb[T], timeout_ms: float | None = None) -> T:
-        run = self._session.read(verb.ask, verb.kind, monotonic(), seconds(timeout_ms))
-        return await self._drive(run)

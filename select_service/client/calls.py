@@ -1,46 +1,45 @@
-"""The calls that are one request and one answer, the same for both faces.
+"""Bodies, queries and answers of calls, the same for asyncio and for threads.
 
-`asynchronous_calls.py` and its twin send them; bookings, which need more, are in `core/session.py`.
+`asynchronous_calls.py` and its twin send them.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 from urllib.parse import quote, urlencode
 
 import msgspec
 
 from select_service.client.core.codec import packed, packed_prompt
-from select_service.client.core.exchange import Ask
 from select_service.client.hashing import chain
 from select_service.types import (
-    BatchAnswer,
-    BatchRequest,
-    LeaseList,
-    LeaseRecord,
-    LoadRow,
-    OverlapScores,
-    ScopeLoads,
     WorkerPatch,
     WorkerRecord,
     WorkerSpec,
 )
-from select_service.types.batches import WaveAnswer
 from select_service.types.decisions import Decision
-from select_service.types.drains import DrainStatus
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from select_service.types import (
-        Operation,
         PinnedWorker,
         RouterConfigOverride,
         RoutingConstraints,
     )
     from select_service.types.batches import SelectBatchRequest
 
-__all__ = ["BookingOptions", "Readiness", "SelectOptions", "Verb"]
+__all__ = [
+    "BookingOptions",
+    "Decisions",
+    "Readiness",
+    "SelectOptions",
+    "batch_body",
+    "given",
+    "prompt_body",
+    "query",
+    "quoted",
+]
 
 T = TypeVar("T")
 
@@ -89,13 +88,6 @@ class BookingOptions(_Options, total=False):
     track_prefill_tokens: bool
 
 
-class Verb(NamedTuple, Generic[T]):
-    """A request, and the type of its answer."""
-
-    ask: Ask
-    kind: type[T]
-
-
 class Readiness(msgspec.Struct, frozen=True):
     """GET /ready, as far as the token may read it."""
 
@@ -105,7 +97,9 @@ class Readiness(msgspec.Struct, frozen=True):
     waiting_for: list[str] = []
 
 
-class _Decisions(msgspec.Struct):
+class Decisions(msgspec.Struct):
+    """GET /decisions."""
+
     decisions: list[Decision]
 
 
@@ -133,115 +127,29 @@ def prompt_body(
     return packed_prompt(body)
 
 
-def ready() -> Verb[Readiness]:
-    """GET /ready; 503 is an answer too."""
-    return Verb(Ask("GET", "/ready", accepts=(503,)), Readiness)
+def batch_body(wave: SelectBatchRequest) -> dict[str, Any]:
+    """Return the body of POST /select_batch, its long lists packed.
 
-
-def workers(model_name: str | None, tenant_id: str | None) -> Verb[list[WorkerRecord]]:
-    """GET /workers."""
-    return Verb(Ask("GET", "/workers" + _scope(model_name, tenant_id)), list[WorkerRecord])
-
-
-def upsert_worker(spec: WorkerSpec) -> Verb[WorkerRecord]:
-    """POST /workers."""
-    return Verb(Ask("POST", "/workers", _given(spec)), WorkerRecord)
-
-
-def patch_worker(worker_id: int, patch: WorkerPatch) -> Verb[WorkerRecord]:
-    """PATCH /workers/{id}."""
-    return Verb(Ask("PATCH", f"/workers/{worker_id}", _given(patch)), WorkerRecord)
-
-
-def delete_worker(worker_id: int) -> Verb[WorkerRecord]:
-    """DELETE /workers/{id}."""
-    return Verb(Ask("DELETE", f"/workers/{worker_id}"), WorkerRecord)
-
-
-def drain_worker(worker_id: int, reason: str | None) -> Verb[DrainStatus]:
-    """POST /workers/{id}/drain."""
-    body: dict[str, object] | None = None if reason is None else {"reason": reason}
-    return Verb(Ask("POST", f"/workers/{worker_id}/drain", body), DrainStatus)
-
-
-def drain_status(worker_id: int) -> Verb[DrainStatus]:
-    """GET /workers/{id}/drain."""
-    return Verb(Ask("GET", f"/workers/{worker_id}/drain"), DrainStatus)
-
-
-def undrain_worker(worker_id: int) -> Verb[DrainStatus]:
-    """DELETE /workers/{id}/drain."""
-    return Verb(Ask("DELETE", f"/workers/{worker_id}/drain"), DrainStatus)
-
-
-def loads(model_name: str | None, tenant_id: str | None) -> Verb[list[ScopeLoads]]:
-    """GET /loads."""
-    return Verb(Ask("GET", "/loads" + _scope(model_name, tenant_id)), list[ScopeLoads])
-
-
-def potential_loads(body: dict[str, object]) -> Verb[list[LoadRow]]:
-    """POST /potential_loads."""
-    return Verb(Ask("POST", "/potential_loads", body), list[LoadRow])
-
-
-def overlap_scores(body: dict[str, object]) -> Verb[OverlapScores]:
-    """POST /overlap_scores."""
-    return Verb(Ask("POST", "/overlap_scores", body), OverlapScores)
-
-
-def decision(name: str) -> Verb[Decision]:
-    """GET /decisions/{id}."""
-    return Verb(Ask("GET", f"/decisions/{quote(name, safe='')}"), Decision)
-
-
-def decisions(limit: int) -> Verb[_Decisions]:
-    """GET /decisions."""
-    return Verb(Ask("GET", f"/decisions?limit={limit}"), _Decisions)
-
-
-def batch(operations: Sequence[Operation]) -> Verb[BatchAnswer]:
-    """POST /reservations/batch."""
-    told: dict[str, object] = msgspec.to_builtins(BatchRequest(operations=list(operations)))
-    return Verb(Ask("POST", "/reservations/batch", told), BatchAnswer)
-
-
-def select_batch(wave: SelectBatchRequest) -> Verb[WaveAnswer]:
-    """POST /select_batch."""
+    Raises:
+        ValueError: a token or hash is invalid.
+    """
     told: dict[str, Any] = msgspec.to_builtins(wave, builtin_types=(bytes,))
     told["requests"] = [packed_prompt(one) for one in told["requests"]]
-    return Verb(Ask("POST", "/select_batch", told), WaveAnswer)
+    return told
 
 
-def open_lease(lease_id: str, owner: str, ttl_s: float) -> Verb[LeaseRecord]:
-    """POST /leases."""
-    body: dict[str, object] = {"lease_id": lease_id, "owner": owner, "ttl_s": ttl_s}
-    return Verb(Ask("POST", "/leases", body), LeaseRecord)
-
-
-def renew_lease(lease_id: str, ttl_s: float | None) -> Verb[LeaseRecord]:
-    """POST /leases/{id}/renew."""
-    body: dict[str, object] | None = None if ttl_s is None else {"ttl_s": ttl_s}
-    return Verb(Ask("POST", f"/leases/{quote(lease_id, safe='')}/renew", body), LeaseRecord)
-
-
-def close_lease(lease_id: str) -> Verb[Any]:
-    """DELETE /leases/{id}."""
-    return Verb(Ask("DELETE", f"/leases/{quote(lease_id, safe='')}"), Any)
-
-
-def leases(owner: str | None, limit: int) -> Verb[LeaseList]:
-    """GET /leases."""
-    query = {"limit": str(limit)} if owner is None else {"limit": str(limit), "owner": owner}
-    return Verb(Ask("GET", f"/leases?{urlencode(query)}"), LeaseList)
-
-
-def _scope(model_name: str | None, tenant_id: str | None) -> str:
-    query = {"model_name": model_name, "tenant_id": tenant_id}
-    given = {name: value for name, value in query.items() if value is not None}
+def query(**parameters: object) -> str:
+    """Return the query string of the parameters that are not None."""
+    given = {name: value for name, value in parameters.items() if value is not None}
     return "?" + urlencode(given) if given else ""
 
 
-def _given(body: WorkerSpec | WorkerPatch) -> dict[str, object]:
+def quoted(name: str) -> str:
+    """Return an id as a part of a path."""
+    return quote(name, safe="")
+
+
+def given(body: WorkerSpec | WorkerPatch) -> dict[str, object]:
     """Return the fields that are not None; absent and null mean the same here."""
     members: dict[str, object] = msgspec.to_builtins(body)
     return {name: one for name, one in members.items() if one is not None}

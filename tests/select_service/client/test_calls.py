@@ -20,7 +20,7 @@ def test_the_prompts_of_a_batch_are_packed() -> None:
         WaveItem(token_ids=TOKENS),
         WaveItem(block_hashes=HASHES, sequence_hashes=PACKED_HASHES, isl_tokens=32),
     ]
-    body: Any = calls.select_batch(SelectBatchRequest(requests=items)).ask.body
+    body: Any = calls.batch_body(SelectBatchRequest(requests=items))
     first, second = body["requests"]
     assert first["token_ids"] == PACKED_TOKENS
     assert second["block_hashes"] == second["sequence_hashes"] == PACKED_HASHES

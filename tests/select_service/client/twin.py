@@ -27,7 +27,6 @@ WORDS = (
     (r"\bAsync(Calls|Client)\b", r"\1"),
     (r"^from select_service.client.reserve_context import AsyncReserve\n", ""),
     (r"^        Awaited instead.*\n", "        Without `with`, call `r.free()` yourself.\n"),
-    (r"\((self\._do\([^\n]*\))\)\.", r"\1."),
 )
 
 
