@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from bench.load.http import Operation
+    from select_service.edge.driver.driver import Driver
 
 LENGTHS, OVERRIDE = "lengths", "override"
 ROWS = (
@@ -102,37 +103,42 @@ class Rig:
     def __init__(
         self,
         row: str,
+        service: Driver,
         connected: Callable[[], FastLane],
         operation: Callable[[int], Operation],
     ) -> None:
-        self.row = row
-        self._connected, self._lane = connected, connected()
-        self._operation = operation
+        self.row, self.service = row, service
+        self._connected, self.lane = connected, connected()
+        self.operation = operation
         self._number = 0
         self.times: list[float] = []
         self.instructions: list[float] = []
 
     def run(self, count: int) -> None:
         """Carry out operations and note what one has cost."""
-        operations = [self._operation(self._number + one) for one in range(count)]
+        operations = [self.operation(self._number + one) for one in range(count)]
         self._number += count
         executed = _executed()
         start = process_time()
         for operation in operations:
             if self.row == FRESH:
-                self._lane.connection_lost(None)
-                self._lane = self._connected()
-            receive = self._lane.data_received
+                self.lane.connection_lost(None)
+                self.lane = self._connected()
+            receive = self.lane.data_received
             for part in operation:
                 receive(part)
             if self.row == FRESH:
-                self._lane.outbox.flush()
+                self.lane.outbox.flush()
         self.times.append((process_time() - start) / count * 1e6)
         self.instructions.append((_executed() - executed) / count)
-        self._lane.outbox.flush()
-        answer = cast("_Nowhere", self._lane.transport).written
-        if not answer.startswith(b"HTTP/1.1 200"):
-            raise SystemExit(f"{self.row}: {answer[:300]!r}")
+        self.lane.outbox.flush()
+        if not self.answer.startswith(b"HTTP/1.1 200"):
+            raise SystemExit(f"{self.row}: {self.answer[:300]!r}")
+
+    @property
+    def answer(self) -> bytes:
+        """The bytes of the last answer."""
+        return cast("_Nowhere", self.lane.transport).written
 
 
 async def rig_of(row: str) -> Rig:
@@ -183,7 +189,7 @@ async def rig_of(row: str) -> Rig:
         operation = _in_turn(varied(isl) if kind == LENGTHS else overriding(isl))
     else:
         operation, _check = selections(ids, isl, 64, tokens=kind == "W3")
-    return Rig(row, connected, operation)
+    return Rig(row, driver, connected, operation)
 
 
 def _standing(lane: FastLane, ids: range, isl: int) -> Callable[[int], Operation]:

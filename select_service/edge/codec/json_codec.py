@@ -82,8 +82,11 @@ TOKENS: Final = "token_ids"
 _MEDIA: Final = b"mm_routing_info", b"routing_token_ids"
 MEDIA_TOKENS: Final = b".".join(_MEDIA).decode()
 _BOUNDS: Final[Sequence[tuple[str, int, int | None]]] = (
-    *((TOKENS, 0, _U32_MAX), *((name, -(1 << 63), None) for name in HASHES)),
+    (TOKENS, 0, _U32_MAX),
+    *((name, -(1 << 63), None) for name in HASHES),
 )
+_ALLOWED: Final = b"allowed_worker_ids"
+"""The only member of a prompt that `check_values` examines."""
 _Raw: Final = msgspec.Raw
 _RAW_MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -102,8 +105,16 @@ class RequestDecoder(Generic[T]):
     nothing: Final = b"{}"
 
     __slots__ = (
-        *("_check", "_decode", "_echoes", "_empty", "_guard", "_known", "_known_bytes", "_scan"),
-        *("_type", "_validation"),
+        "_check",
+        "_decode",
+        "_echoes",
+        "_empty",
+        "_guard",
+        "_known",
+        "_known_bytes",
+        "_scan",
+        "_type",
+        "_validation",
     )
 
     def __init__(
@@ -125,7 +136,7 @@ class RequestDecoder(Generic[T]):
         if kind.__struct_config__.frozen and not _required_in(kind):
             self._empty = Decoded(self._decode(b"{}"), None, b"")
 
-    def decode(self, body: bytes) -> Decoded[T]:  # noqa: C901 - one straight path, as every request pays for it
+    def decode(self, body: bytes) -> Decoded[T]:  # noqa: C901, PLR0912 - one straight path, as every request pays for it
         """Decode and check one body; linear in its length.
 
         Raises:
@@ -136,18 +147,40 @@ class RequestDecoder(Generic[T]):
         """
         if self._empty is not None and body == b"{}":
             return self._empty
-        is_long = len(body) > self._guard.small_bytes
-        if is_long:
+        if len(body) > self._guard.small_bytes:
             self._guard.refuse_bulk(self._type, body)
-        if self._scan is not None:
-            scanned = self._scan(body)
-            if scanned is not None:
-                try:
-                    return self._fill_in(scanned)
-                except (ServiceError, ValueError, RecursionError):
-                    pass  # decode the original body for an exact error
-        if is_long:
-            self._weigh(body)
+        scanned = None if self._scan is None else self._scan(body)
+        if scanned is None:
+            return self._decode_whole(body)
+        skeleton, unknown, arrays, text = scanned
+        try:
+            if len(skeleton) > self._guard.small_bytes:
+                self._weigh(skeleton)
+            request = self._decode(skeleton)
+            if not skeleton.isascii():
+                _check_utf8(skeleton)
+            if _ALLOWED in skeleton:
+                self._check(request)
+            for name, packed in arrays:
+                if name == MEDIA_TOKENS:
+                    put_media(request, packed)
+                    continue
+                setattr(request, name, packed)
+                if text is not None and name == ECHOED:
+                    echo.last = packed, _Raw(text)
+            if request.mm_routing_info is not None:  # type: ignore[attr-defined] # see `_scan_for`
+                pack_media(request)
+            if unknown is None:
+                return self._look_closer(skeleton, request)
+            if unknown:
+                return self._judged(skeleton, request, unknown)
+        except (ServiceError, ValueError, RecursionError):
+            return self._decode_whole(body)  # for an exact error
+        return Decoded(request, None, b"")
+
+    def _decode_whole(self, body: bytes) -> Decoded[T]:
+        """Decode a body without the kernel: there is none, or something is unusual or wrong."""
+        self._weigh(body)
         try:
             request = self._decode(body)
         except (ValueError, RecursionError) as error:
@@ -171,30 +204,6 @@ class RequestDecoder(Generic[T]):
             and self._known_bytes.issuperset(names)
             and len(frozenset(names)) == len(names)
         )
-
-    def _fill_in(self, scanned: _Scanned) -> Decoded[T]:
-        """Decode what the kernel has left of a body, and put back the arrays it has taken out."""
-        skeleton, unknown, arrays, text = scanned
-        if len(skeleton) > self._guard.small_bytes:
-            self._weigh(skeleton)
-        request = self._decode(skeleton)
-        if not skeleton.isascii():
-            _check_utf8(skeleton)
-        self._check(request)
-        for name, packed in arrays:
-            if name == MEDIA_TOKENS:
-                put_media(request, packed)
-                continue
-            setattr(request, name, packed)
-            if text is not None and name == ECHOED:
-                echo.last = packed, _Raw(text)
-        if request.mm_routing_info is not None:  # type: ignore[attr-defined] # see `_scan_for`
-            pack_media(request)
-        if unknown is None:
-            return self._look_closer(skeleton, request)
-        if unknown:
-            return self._judged(skeleton, request, unknown)
-        return Decoded(request, None, b"")
 
     def _weigh(self, text: bytes) -> None:
         if len(text) <= self._guard.small_bytes or _read_later(self._type):

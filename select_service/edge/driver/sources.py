@@ -157,7 +157,9 @@ class EventSources:
         is_known = warm is not None and warm.knows(listen.stream)
         try:
             listeners.start(
-                *(listen.stream, listen.endpoint, listen.replay_endpoint),
+                listen.stream,
+                listen.endpoint,
+                listen.replay_endpoint,
                 is_held=is_known,
                 server_key=listen.curve_key,
             )

@@ -76,7 +76,9 @@ class StartupRecovery:
         from indexer.edge.recovery import Recovery
 
         self.recovery = Recovery(
-            *(self._core.registry, peers, self._core.make_room),
+            self._core.registry,
+            peers,
+            self._core.make_room,
             limits=limits,
             clock=self._clock,
             **({} if credentials is None else credentials.for_recovery()),

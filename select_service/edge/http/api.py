@@ -121,7 +121,8 @@ class Api:
         """
         service = self.service if seen is None else cast("Driver", seen(self.service))
         return Api(
-            *(service, self._validation),
+            service,
+            self._validation,
             metrics=self.render_metrics,
             openapi=self.describe,
             reloading=self.reloading,

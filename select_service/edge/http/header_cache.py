@@ -19,8 +19,16 @@ __all__ = ["GUARDED", "KEPT", "LENGTH_DIGITS_MAX", "HeaderCache"]
 
 KEPT: Final = frozenset(
     (
-        *(b"host", b"content-type", b"accept", b"content-encoding", b"expect"),
-        *(b"connection", b"proxy-connection", b"transfer-encoding", b"upgrade", b"http2-settings"),
+        b"host",
+        b"content-type",
+        b"accept",
+        b"content-encoding",
+        b"expect",
+        b"connection",
+        b"proxy-connection",
+        b"transfer-encoding",
+        b"upgrade",
+        b"http2-settings",
     )
 )
 """Names of the lines that decide how a request is read, by us or by the parser, and answered."""

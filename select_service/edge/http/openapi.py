@@ -90,7 +90,10 @@ _PACKED: Final = (
 _PROMPTS: Final = (PromptFields, SelectBatchRequest)  # a batch has prompts in its items
 _GATED: Final = frozenset(  # routes subject to admission
     (
-        *(SelectRequest, SelectAndReserveRequest, SelectPairRequest, SelectBatchRequest),
+        SelectRequest,
+        SelectAndReserveRequest,
+        SelectPairRequest,
+        SelectBatchRequest,
         ReservationRequest,
     )
 )

@@ -23,8 +23,24 @@ __all__ = [
 ]
 
 LATENCY_BUCKETS_S: Final = (
-    *(0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01),
-    *(0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0),
+    0.00005,
+    0.0001,
+    0.00025,
+    0.0005,
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    60.0,
 )
 """Upper bounds; from a cheap /health to a selection that waits a minute in the queue."""
 
@@ -33,10 +49,18 @@ CLIENT_GONE: Final = 499
 
 
 COUNTED_LIMITS: Final = (
-    *("max_body_bytes", "json_depth_max", "body_parts_max", "body_numbers_max"),
-    *("body_short_bytes_max", "body_unknown_bytes_max", "body_media_bytes_max"),
-    *("id_length_max", "name_length_max", "lease_name_length_max"),
-    *("batch_operations_max", "wave_samples_max"),
+    "max_body_bytes",
+    "json_depth_max",
+    "body_parts_max",
+    "body_numbers_max",
+    "body_short_bytes_max",
+    "body_unknown_bytes_max",
+    "body_media_bytes_max",
+    "id_length_max",
+    "name_length_max",
+    "lease_name_length_max",
+    "batch_operations_max",
+    "wave_samples_max",
 )
 """Limits whose refusals are counted as they are answered: of bodies, and of names and numbers in
 them."""
@@ -136,7 +160,13 @@ class Traffic:
     """Everything counted at the HTTP door of one app."""
 
     __slots__ = (
-        *("connections", "console", "crashes", "in_flight", "limit_hits", "routes", "scrapes"),
+        "connections",
+        "console",
+        "crashes",
+        "in_flight",
+        "limit_hits",
+        "routes",
+        "scrapes",
         "unmatched",
     )
 

@@ -125,7 +125,9 @@ class TenantView:
     def teller(self) -> TenantDecisions:
         """Renders the tenants' own decisions."""
         return TenantDecisions(
-            *(self._service.teller, self._tenants, self._names.prefixes),
+            self._service.teller,
+            self._tenants,
+            self._names.prefixes,
             short=self._names.short,
             note_foreign=self._note_foreign,
         )

@@ -58,7 +58,8 @@ class TracedApplication(Application):
         booth: ConsoleApp | None = None,
     ) -> None:
         super().__init__(
-            *(api, traffic),
+            api,
+            traffic,
             max_body_bytes=max_body_bytes,
             access_log=access_log,
             authority=authority,

@@ -1,0 +1,90 @@
+"""What one plain request runs from its bytes to the bytes of its answer: Python frames and files.
+
+Few frames are what makes the straight line fast and readable, so the numbers are bounds: lower them
+whenever a change allows it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from bench.micro.door import rig_of
+from indexer.compiled import complaints, kernels_in_use
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import CodeType, FrameType
+
+
+ROOT: Final = Path(__file__).parents[4]
+ROW: Final = "W4@512"
+"""Lifecycles, whose first request is a plain POST /select_and_reserve."""
+EDGE: Final = "select_service/edge/"
+FRAMES_MAX, FILES_MAX = 70, 37
+EDGE_FRAMES_MAX, EDGE_FILES_MAX = 16, 10
+
+
+def _file_of(code: CodeType) -> str | None:
+    """Return the product file of a function, relative to the root; None: it is another's."""
+    path = Path(code.co_filename)
+    if not path.is_relative_to(ROOT):
+        return None
+    name = path.relative_to(ROOT).as_posix()
+    return name if name.startswith(("select_service/", "indexer/")) else None
+
+
+def frames_of(call: Callable[[], object]) -> list[tuple[str, str]]:
+    """Return (file, function) of every Python frame of the product that a call enters, in order."""
+    entered: list[CodeType] = []
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call":
+            entered.append(frame.f_code)
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return [(name, code.co_qualname) for code in entered if (name := _file_of(code)) is not None]
+
+
+async def _frames_of_one_request() -> list[tuple[str, str]]:
+    """Return the frames of one plain POST /select_and_reserve whose head is known already."""
+    rig = await rig_of(ROW)
+    rig.run(3)
+    request = rig.operation(100)[0]
+    lane = rig.lane
+
+    def ask() -> None:
+        lane.data_received(request)
+        lane.outbox.flush()
+
+    try:
+        frames = frames_of(ask)
+    finally:
+        lane.connection_lost(None)
+        await rig.service.close()
+    assert rig.answer.startswith(b"HTTP/1.1 200"), rig.answer[:300]
+    assert b'"reservation_id"' in rig.answer
+    return frames
+
+
+@pytest.mark.skipif(not all(kernels_in_use().values()), reason=f"plain form: {complaints()}")
+def test_a_plain_request_runs_few_frames() -> None:
+    frames = asyncio.run(_frames_of_one_request())
+    listing = "\n".join(f"{name}: {function}" for name, function in frames)
+    at_edge = [(name, function) for name, function in frames if name.startswith(EDGE)]
+    facts = (
+        len(frames),
+        len({name for name, _ in frames}),
+        len(at_edge),
+        len({name for name, _ in at_edge}),
+    )
+    bounds = FRAMES_MAX, FILES_MAX, EDGE_FRAMES_MAX, EDGE_FILES_MAX
+    assert all(fact <= bound for fact, bound in zip(facts, bounds, strict=True)), (facts, listing)
