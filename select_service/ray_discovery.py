@@ -9,18 +9,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import ssl
 import uuid
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-import httpx
 import msgspec
 
+from select_service.client import AsyncClient, ClientError, NotAnAnswer, Options, ServiceError
 from select_service.client.ray.registry import BEAT_S, Registry
 from select_service.edge.discovery.followers import Discovery, ReplicaFollower
 from select_service.edge.discovery.setup import worker_follower
 from select_service.edge.discovery.source import Source, SourceFailed
-from select_service.errors import ServiceError
 from select_service.types import WorkerSpec
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ _PASS_ON_S: Final = 2.0
 """Longest wait for another selector to hear what changes the catalog; one that is slower has either
 heard it, or reads it all when it starts again."""
 
-_PASSED_HEADERS: Final = (b"content-type", b"authorization")
-_records: Final = msgspec.json.Decoder(list[dict[str, Any]])
+_MSGPACK: Final = b"application/msgpack"
+_BEARER: Final = "bearer "
 
 
 class RayDiscovery:
@@ -69,8 +69,7 @@ class RayDiscovery:
         self._workers = _Workers(self)
         self._peers = _Peers(_SOURCE, BEAT_S)
         self._urls: frozenset[str] = frozenset()
-        tls = passport.tls() if passport is not None and url.startswith("https") else False
-        self._http = httpx.AsyncClient(trust_env=False, timeout=_PASS_ON_S, verify=tls)
+        self._tls = _tls(passport) if url.startswith("https") else None
         self.not_passed_on = 0  # changes of the catalog that a selector may not have heard
 
     def followed_by(self, service: Driver, settings: Settings) -> Discovery:
@@ -110,22 +109,33 @@ class RayDiscovery:
 
     async def leave(self) -> None:
         """Be looked for no longer."""
-        await self._http.aclose()
         await self._meeting.leave(selector=self._name)
 
     async def pass_on(self, scope: Scope, body: bytes) -> None:
-        """Tell all others what a proxy has told us; their answers are their own."""
+        """Tell all others what a proxy has told us, as its caller; their answers are their own."""
         with contextlib.suppress(SourceFailed):
             await self.look()  # somebody may just have come
-        path = scope["raw_path"].decode("ascii")
-        headers = [(name, one) for name, one in scope["headers"] if name in _PASSED_HEADERS]
+        method, path = scope["method"], scope["raw_path"].decode("ascii")
+        headers = dict(scope["headers"])
+        token = _token_of(headers.get(b"authorization", b"").decode("latin-1"))
+        is_msgpack = headers.get(b"content-type", b"").startswith(_MSGPACK)
+        decode = msgspec.msgpack.decode if is_msgpack else msgspec.json.decode
+        try:
+            members = decode(body) if body else None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            self.not_passed_on += len(self._urls)
+            _log.warning("%s %s was passed on to nobody: %s", method, path, error)
+            return
 
         async def tell(url: str) -> None:
             try:
-                await self._http.request(scope["method"], url + path, content=body, headers=headers)
-            except httpx.HTTPError as error:
+                async with self._client(url, token) as client:
+                    await client.call(method, path, members)
+            except (ServiceError, NotAnAnswer):
+                return
+            except ClientError as error:
                 self.not_passed_on += 1
-                _log.warning("%s %s did not reach %s: %r", scope["method"], path, url, error)
+                _log.warning("%s %s did not reach %s: %r", method, path, url, error)
 
         await asyncio.gather(*map(tell, self._urls))
 
@@ -135,12 +145,12 @@ class RayDiscovery:
             await self.look()
         for url in self._urls:
             try:
-                answer = await self._http.get(url + CATALOG, headers=self._headers(url))
-                records = _records.decode(answer.raise_for_status().content)
+                async with self._client(url, self._own_token(url)) as client:
+                    records = await client.call("GET", CATALOG, kind=list[dict[str, Any]])
                 specs = [
                     msgspec.convert(one, WorkerSpec) for one in records if one["source"] == _API
                 ]
-            except (httpx.HTTPError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            except (ServiceError, ClientError, msgspec.ValidationError) as error:
                 _log.warning("no catalog from %s: %r", url, error)
                 continue
             for spec in specs:
@@ -148,9 +158,32 @@ class RayDiscovery:
                     service.upsert_worker(spec)
             return
 
-    def _headers(self, url: str) -> Mapping[str, str]:
-        host = urlsplit(url).hostname
-        return {} if self._passport is None else self._passport.headers(url, host)
+    def _client(self, url: str, token: str | None) -> AsyncClient:
+        """Return a client for one call: whose token is shown differs from call to call."""
+        return AsyncClient(
+            url, token=token, ca=self._tls, options=Options.single_attempt(_PASS_ON_S)
+        )
+
+    def _own_token(self, url: str) -> str | None:
+        if self._passport is None:
+            return None
+        headers = self._passport.headers(url, urlsplit(url).hostname)
+        return _token_of(headers.get("authorization", ""))
+
+
+def _token_of(authorization: str) -> str | None:
+    scheme, token = authorization[: len(_BEARER)], authorization[len(_BEARER) :]
+    return token.strip() if scheme.lower() == _BEARER else None
+
+
+def _tls(passport: ClientCredentials | None) -> ssl.SSLContext:
+    """Return the context for the others; without credentials nobody says whom to trust."""
+    if passport is not None:
+        return passport.tls()
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
 
 
 class _Told(Source[Any]):

@@ -9,11 +9,13 @@ import httpx
 import msgspec
 import pytest
 
+from select_service.client import AsyncClient
 from select_service.client.ray.registry import Present, Registry
 from select_service.edge.discovery.source import SourceFailed
 from select_service.edge.driver.driver import Driver
 from select_service.ray_discovery import RayDiscovery
 from select_service.types import WorkerSpec
+from tests.live.simulated_transport import answered_by
 
 ME = ("http://me", "tcp://me:1")
 OTHER = ("http://other", "tcp://other:1")
@@ -40,7 +42,12 @@ class Place:
 
 def company_at(place: Place, answer: Any = None) -> RayDiscovery:
     company = RayDiscovery(cast(Registry, place), *ME)
-    company._http = httpx.AsyncClient(transport=httpx.MockTransport(answer))
+    made = company._client
+
+    def client(url: str, token: str | None) -> AsyncClient:
+        return answered_by(made(url, token), httpx.MockTransport(answer))
+
+    company._client = client  # type: ignore[method-assign]
     return company
 
 
@@ -84,12 +91,12 @@ def test_changes_of_the_catalog_are_passed_on() -> None:
             "raw_path": b"/workers/7%2F",
             "headers": [(b"authorization", b"Bearer t"), (b"host", b"proxy")],
         }
-        await company.pass_on(scope, b"{}")
+        await company.pass_on(scope, b'{"reason": "a fan"}')
         (request,) = heard
         assert (request.method, str(request.url)) == ("DELETE", "http://other/workers/7%2F")
         assert request.headers["authorization"] == "Bearer t"
         assert request.headers["host"] == "other"
-        assert request.content == b"{}"
+        assert msgspec.msgpack.decode(request.content) == {"reason": "a fan"}
         assert company.not_passed_on == 1
 
     asyncio.run(run())
