@@ -286,7 +286,7 @@ class Reservations:
         bookings.add(booking)
         announcer = self._desk.announcer
         if announcer.speaks:
-            born = facts.born or announcer.claims.stamp().seq
+            born = facts.born or announcer.claims.outbox.stamp().seq
             told = facts.adopts, facts.outputs
             claim = announcer.own(partition, booking.reservation, born, booking.answer, *told)
             claim.faded_at = max(claim.faded_at, facts.faded_at)

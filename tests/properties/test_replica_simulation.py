@@ -532,7 +532,7 @@ class World:
         counters = claims.counters
         if not self.old:
             assert counters.claims_corrected == counters.numbers_corrected == 0, "nothing was false"
-        assert not claims.unsaid_count
+        assert not claims.outbox
         assert not claims.homeless
         for row in node.core.replica_status(self.net.now):
             if row.router_id in self.net.dead_routers:

@@ -54,7 +54,7 @@ class Announcer:
         self, partition: Partition, reservation: Reservation, answer: FirstAnswer
     ) -> ReplicaEnvelope:
         """Own a new reservation and return its admission; untracked prefill tokens are not sent."""
-        stamp = self.claims.stamp()
+        stamp = self.claims.outbox.stamp()
         record = self.own(partition, reservation, stamp.seq, answer).record
         stamp = msgspec.structs.replace(
             stamp,
@@ -149,13 +149,13 @@ class Announcer:
     def completed(self, partition: Partition, reservation: Reservation) -> ReplicaEnvelope:
         """Return the completion of a prefill, applied to every claim on the id."""
         meant = self.claims.complete(reservation.reservation_id)
-        stamp = self.claims.stamp(meant)
+        stamp = self.claims.outbox.stamp(meant)
         return self._envelope(partition, reservation, "MarkPrefillCompleted", stamp)
 
     def freed(self, partition: Partition, reservation: Reservation, now: float) -> ReplicaEnvelope:
         """End every claim on the id of a still live reservation; return the event of its end."""
         meant = self.claims.alive(reservation.reservation_id)
-        stamp = self.claims.stamp(meant)
+        stamp = self.claims.outbox.stamp(meant)
         envelope = self._envelope(partition, reservation, "Free", stamp)
         if reservation.claim is not None:
             self.claims.untie(reservation.claim, b"")
@@ -171,7 +171,7 @@ class Announcer:
         """
         claim = reservation.claim
         assert claim is not None
-        stamp = msgspec.structs.replace(self.claims.stamp([claim]), lapsed=True)
+        stamp = msgspec.structs.replace(self.claims.outbox.stamp([claim]), lapsed=True)
         envelope = self._envelope(partition, reservation, "Free", stamp)
         self.claims.untie(claim, b"")
         self.claims.end_own_said(claim, now)
@@ -181,12 +181,14 @@ class Announcer:
     def completed_unbooked(self, claim: Claim) -> ReplicaEnvelope:
         """Return the completion of a prefill whose worker is not here; see `completed`."""
         meant = self.claims.complete(claim.reservation_id)
-        return self._envelope_of(claim.record, "MarkPrefillCompleted", self.claims.stamp(meant))
+        return self._envelope_of(
+            claim.record, "MarkPrefillCompleted", self.claims.outbox.stamp(meant)
+        )
 
     def freed_unbooked(self, meant: list[Claim], now: float) -> ReplicaEnvelope:
         """End the claims on one id whose worker is not here; return the event of its end."""
         record = meant[0].record
-        envelope = self._envelope_of(record, "Free", self.claims.stamp(meant))
+        envelope = self._envelope_of(record, "Free", self.claims.outbox.stamp(meant))
         self.claims.end_all(record.reservation_id, meant, now)
         return envelope
 

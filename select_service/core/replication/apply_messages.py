@@ -14,7 +14,6 @@ from msgspec import UNSET
 
 from indexer.types import HASH_BYTES
 from select_service.core.replication.claim import Claim
-from select_service.core.replication.claims import SEQ_BITS
 from select_service.core.replication.dynamo_events import AddRequestData, ReplicaEnvelope
 from select_service.core.replication.dynamo_peers import DynamoPeers, claimed
 from select_service.core.replication.messages import (
@@ -27,6 +26,7 @@ from select_service.core.replication.messages import (
     Renewed,
     Said,
 )
+from select_service.core.replication.outbox import SEQ_BITS
 
 if TYPE_CHECKING:
     from select_service.core.replication.claims import Claims
@@ -122,8 +122,8 @@ class MessageApplier:
             epoch, seq = stamp.epoch, stamp.seq
         else:
             epoch, seq = message.epoch, message.seq
-        return epoch < self._claims.epoch or (
-            epoch == self._claims.epoch and seq <= self._claims.seq
+        return epoch < self._claims.outbox.epoch or (
+            epoch == self._claims.outbox.epoch and seq <= self._claims.outbox.seq
         )
 
     def _is_news(self, view: SequenceTracker, seq: int, now: float) -> bool:
@@ -206,7 +206,7 @@ class MessageApplier:
             self._resolver.unbook(claim, now)
             self._claims.end(claim, now, by_owner=False, freed=True)
         if claim.dead:  # its owner has missed the end of it
-            self._claims.say_later(Ended(claim.reservation_id, *claim.key))
+            self._claims.outbox.say_later(Ended(claim.reservation_id, *claim.key))
         self._resolver.resolve(claim.reservation_id, now)
 
     def grown(self, view: SequenceTracker, item: Grown, now: float, *, live: bool = False) -> None:
@@ -225,7 +225,7 @@ class MessageApplier:
     ) -> None:
         news = claim.join(growth)
         if news and claim.owner == self._claims.router_id:
-            self._claims.say_later(claim)  # for those that missed it
+            self._claims.outbox.say_later(claim)  # for those that missed it
         elif news and claim.owner != view.router_id:
             claim.tellers = (claim.tellers or set()) | {view.router_id}
         if claim.booked:

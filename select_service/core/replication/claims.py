@@ -8,49 +8,42 @@ winner. Nothing here knows a ledger, a publisher's silence or a snapshot.
 
 from __future__ import annotations
 
-from itertools import islice
 from math import inf
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from indexer.types import Scope
 from select_service.core.changes import CLAIM, RESERVATION
 from select_service.core.counters import ReplicaCounters
+from select_service.core.replication.absent_workers import AbsentWorkers
 from select_service.core.replication.claim import Claim, ClaimSet
 from select_service.core.replication.claim_names import ClaimNames
-from select_service.core.replication.dynamo_events import Stamp
 from select_service.core.replication.early_growth import EarlyGrowth
 from select_service.core.replication.finished import Finished
 from select_service.core.replication.lease_copies import LeaseCopies
 from select_service.core.replication.messages import (
     OUTPUT_BLOCKS_MAX,
     ClaimRecord,
-    Closed,
     Ended,
     Grown,
     Growth,
-    Renewed,
     Said,
 )
+from select_service.core.replication.outbox import Outbox
 from select_service.core.tenancy.shares import Shares
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sized
+    from collections.abc import Iterator, Sized
 
     from select_service.core.ledger.reservation import Reservation
-    from select_service.core.replication.messages import Key, Statement
+    from select_service.core.replication.messages import Key
     from select_service.types import CoreLimits, LeaseState
-
-SEQ_BITS: Final = 40
-"""Bits for statements of one life; the epoch is above them, so numbers never repeat."""
-
 
 _NOTHING: Final = Growth()
 
 
 class Claims:
-    """All claims, the ends of claims, and our pending statements about them.
+    """All claims, the ends of claims, and our pending statements (`outbox.py`) about them.
 
     All operations O(1); with a router id of 0 no claims are kept at all.
     """
@@ -59,14 +52,12 @@ class Claims:
         self, limits: CoreLimits, router_id: int, epoch: int, shares: Shares | None = None
     ) -> None:
         self.router_id = router_id
-        self.epoch = epoch
-        self.seq = (epoch - 1) << SEQ_BITS
+        self.outbox = Outbox(router_id, epoch, limits.replica_output_interval_s)
         shares = shares or Shares(limits)
-        self.endings = Finished(limits, shares, self.seq)
+        self.endings = Finished(limits, shares, self.outbox.seq)
         self.ends, self.closings = self.endings.ends, self.endings.closings
         self.own = ClaimSet()
         self.sets = {router_id: self.own}  # by owner; one per known publisher
-        self._ready: list[tuple[int, Said]] = []  # to be published once so much is on disk
         self.homeless: list[str] = []  # ids that lost their booking; see `plane.py`
         self.gone: set[int] = set()  # silent owners; `publishers.py` decides when
         self.copies = LeaseCopies(limits, shares)
@@ -74,13 +65,8 @@ class Claims:
         self.counters = ReplicaCounters()
         self.adopted = 0
         self._of_id: dict[str, list[Claim]] = {}  # of all owners, dead ones too
-        self._waiting: dict[tuple[Scope, int], dict[Claim, None]] = {}  # by absent worker
+        self.waiting = AbsentWorkers()
         self._early = EarlyGrowth(limits.replica_ended_max)
-        # claims that grew, and ids of ended ones, to be stated
-        self._unsaid: dict[Key, Claim | str] = {}
-        self._outputs: dict[Key, Claim | str] = {}  # claims that filled blocks; stated together
-        self._lease_news: dict[str, Renewed | Closed] = {}  # one per lease; see `say_of_lease`
-        self._outputs_said_at = 0.0
         self._limits = limits
 
     # -- what is known -------------------------------------------------------------------------
@@ -109,60 +95,13 @@ class Claims:
 
     # -- our statements ------------------------------------------------------------------------
 
-    def stamp(self, of: Iterable[Claim] = ()) -> Stamp:
-        """Number the statement that is about to be published."""
-        self.seq += 1
-        return Stamp(self.epoch, self.seq, [one.key for one in of])
-
-    def say(self, items: list[Statement]) -> Said:
-        """Put statements under the next number."""
-        self.seq += 1
-        return Said(self.router_id, self.epoch, self.seq, items)
-
-    def say_later(self, what: Claim | Ended) -> None:
-        """Queue growth or an end for the next batch, once however often it changed.
-
-        The statement will have the state at that time, including further growth and the heir.
-        """
-        if isinstance(what, Claim):
-            self._unsaid.setdefault(what.key, what)
-        else:
-            self._unsaid[what.owner, what.born] = what.reservation_id
-
-    def say_of_lease(self, what: Renewed | Closed) -> None:
-        """Queue a statement for the next batch, one per lease; a close is not replaced."""
-        if not isinstance(self._lease_news.get(what.lease_id), Closed):
-            self._lease_news[what.lease_id] = what
-
-    def release_outputs(self, now: float) -> None:
-        """Periodically queue the claims that filled output blocks.
-
-        A stream fills several blocks a second, and others' view of its load is off by at most those
-        few. The reference's plane has no output blocks at all.
-        """
-        if now - self._outputs_said_at >= self._limits.replica_output_interval_s:
-            self._outputs_said_at = now
-            if self._outputs:
-                self._outputs.update(self._unsaid)  # at C speed, however many
-                self._unsaid, self._outputs = self._outputs, {}
-
-    @property
-    def unsaid_count(self) -> int:
-        """The number of pending statements."""
-        return len(self._unsaid) + len(self._lease_news)
-
     def batch(self, limit: int) -> Said | None:
         """Return up to `limit` of the pending statements."""
-        news = [self._lease_news.pop(name) for name in list(islice(self._lease_news, limit))]
-        items: list[Statement] = [*news]
-        for key in list(islice(self._unsaid, limit - len(items))):
-            what = self._unsaid.pop(key)
-            if isinstance(what, str):
-                items.append(self.ends.told(what, key))
-            elif not what.dead:
-                self.note(what)
-                items.append(Grown(what.reservation_id, what.owner, what.born, what.growth()))
-        return self.say(items) if items else None
+        return self.outbox.batch(limit, self._grown, self.ends.told)
+
+    def _grown(self, claim: Claim) -> Grown:
+        self.note(claim)
+        return Grown(claim.reservation_id, claim.owner, claim.born, claim.growth())
 
     # -- beginnings ----------------------------------------------------------------------------
 
@@ -189,7 +128,8 @@ class Claims:
             claim.join(early[0])
             claim.tellers = early[1]
             if any(map(self.is_silent, early[1])):
-                self.say_later(claim)  # its owner may have missed it, and cannot ask the tellers
+                # its owner may have missed it, and cannot ask the tellers
+                self.outbox.say_later(claim)
         self._inherit(claim)  # from `before`, too: perhaps nobody else knows how far that had come
         if not claim.dead:
             self.copies.join(claim, now)
@@ -228,7 +168,7 @@ class Claims:
         """
         owned = self.sets[claim.owner]
         owned.remove(claim)
-        self._waits_no_more(claim)
+        self.waiting.remove(claim)
         self.copies.leave(claim)
         self.names.remove(claim)
         claim.learn_facts(record)
@@ -257,7 +197,7 @@ class Claims:
         """Mark an orphan as expired. It stays known: its owner may come back with it."""
         claim.aged = True
         self.copies.leave(claim)
-        self._waits_no_more(claim)
+        self.waiting.remove(claim)
         self.note(claim)
 
     def _inherit(self, claim: Claim) -> None:
@@ -272,7 +212,7 @@ class Claims:
         """Apply the state of a claim to one that stands for the same reservation."""
         growth = claim.growth()
         if heir.join(growth):
-            self.say_later(heir)
+            self.outbox.say_later(heir)
         if growth != _NOTHING and (claim.noted or claim.owner == self.router_id):
             self.note(heir)  # what our callers have told us, we keep, also if its owner has heard
 
@@ -296,27 +236,6 @@ class Claims:
             claim.reservation.claim = None
             claim.reservation = None
         claim.hashes = hashes
-
-    def wait(self, claim: Claim) -> None:
-        """Let a claim wait for its absent worker, until `waited_for` or until it is forgotten."""
-        where = claim.scope, claim.record.worker_id
-        self._waiting.setdefault(where, {})[claim] = None
-
-    def waited_for(self, scope: Scope, worker_id: int) -> Iterator[str]:
-        """Return the ids of the claims that waited for this worker, which has come."""
-        return (claim.reservation_id for claim in self._waiting.pop((scope, worker_id), ()))
-
-    def waiting(self) -> list[Claim]:
-        """Return all claims whose worker is absent. O(those)."""
-        return [claim for some in self._waiting.values() for claim in some]
-
-    def _waits_no_more(self, claim: Claim) -> None:
-        where = claim.scope, claim.record.worker_id
-        waiting = self._waiting.get(where)
-        if waiting is not None:
-            waiting.pop(claim, None)
-            if not waiting:
-                del self._waiting[where]
 
     # -- growth --------------------------------------------------------------------------------
 
@@ -393,7 +312,7 @@ class Claims:
             if fraction is not None:
                 claim.faded_at, claim.fraction = claim.output_blocks, fraction
             self.note(claim)
-            self._outputs.setdefault(claim.key, claim)
+            self.outbox.say_outputs(claim)
 
     # -- ends ----------------------------------------------------------------------------------
 
@@ -451,7 +370,7 @@ class Claims:
     ) -> None:
         """End our own claim, and state so with the next batch."""
         self.end_own_said(claim, now, heir=heir, freed=freed)
-        self.say_later(Ended(claim.reservation_id, *claim.key))
+        self.outbox.say_later(Ended(claim.reservation_id, *claim.key))
 
     def end_all(self, reservation_id: str, claims: list[Claim], now: float) -> None:
         """End all claims on an id as freed; the caller states that, now or with the next batch."""
@@ -459,7 +378,7 @@ class Claims:
             ours = claim.owner == self.router_id
             self.end(claim, now, by_owner=ours, freed=True)
             self.note_freed_before(claim, now)
-            self._unsaid.pop(claim.key, None)
+            self.outbox.drop(claim)
             if ours:
                 self.forget(claim)
         self.endings.note_freed(reservation_id, now)
@@ -478,8 +397,8 @@ class Claims:
         self.copies.leave(claim)
         self.names.remove(claim)
         self.untie(claim, b"")  # also from a booking whose rank left and that is not swept yet
-        self._unsaid.pop(claim.key, None)
-        self._waits_no_more(claim)
+        self.outbox.drop(claim)
+        self.waiting.remove(claim)
         of_id = self._of_id[claim.reservation_id]
         of_id.remove(claim)
         if not of_id:
@@ -498,7 +417,7 @@ class Claims:
         reservation = old.reservation
         assert reservation is not None
         record = msgspec.structs.replace(
-            old.succeeded(self.seq + 1), growth=old.growth(), ttl_s=ttl_s, lease=lease
+            old.succeeded(self.outbox.seq + 1), growth=old.growth(), ttl_s=ttl_s, lease=lease
         )
         self.untie(old, b"")
         self.end(old, now, by_owner=False, heir=(self.router_id, record.born))
@@ -508,10 +427,10 @@ class Claims:
         self.tie(claim, reservation)
         self.adopted += 1
         full = msgspec.structs.replace(record, hashes=hashes)
-        said = self.say([full, self.ends.told(old.reservation_id, old.key)])
+        said = self.outbox.say([full, self.ends.told(old.reservation_id, old.key)])
         self._mark(RESERVATION, old.reservation_id)
         changes = self.endings.changes
-        self._ready.append((0 if changes is None else changes.marks, said))
+        self.outbox.say_when_durable(said, 0 if changes is None else changes.marks)
 
     def take_ready(self) -> list[Said]:
         """Return the adoptions to publish now.
@@ -520,14 +439,11 @@ class Claims:
         the reservation go, and it would be lost if we had forgotten it after a crash.
         """
         changes = self.endings.changes
-        durable = inf if changes is None else changes.durable
-        ready = [said for ordinal, said in self._ready if ordinal <= durable]
-        self._ready = [one for one in self._ready if one[0] > durable]
-        return ready
+        return self.outbox.take_ready(inf if changes is None else changes.durable)
 
     def adopted_lease(self, state: LeaseState) -> LeaseState:
         """Return a lease as it is opened here for orphans under it."""
-        return msgspec.structs.replace(state, born=self.seq, adopted=True)
+        return msgspec.structs.replace(state, born=self.outbox.seq, adopted=True)
 
     def purge(self, now: float, limit: int) -> None:
         """Forget entries past their time, up to `limit` of each kind."""
@@ -537,7 +453,8 @@ class Claims:
 
     def tables(self) -> Iterator[Sized]:
         """Yield the dicts that grow with claims; see `dict_compaction.py`."""
-        yield from (self._of_id, self._unsaid, self._outputs, self.names.by_name)
+        yield from (self._of_id, self.names.by_name)
+        yield from self.outbox.tables()
         yield from [one.by_id for one in self.sets.values()]
 
     def check(self) -> None:
@@ -564,10 +481,9 @@ class Claims:
                 assert not (claim.dead and claim.booked), "what has ended carries nothing"
                 if claim.reservation is not None:
                     assert claim.reservation.claim is claim
-        for waiting in self._waiting.values():
-            assert waiting, "nobody waits for nothing"
-            for claim in waiting:
-                assert claim in self._of_id.get(claim.reservation_id, ()), "the forgotten wait not"
+        self.waiting.check()
+        for claim in self.waiting:
+            assert claim in self._of_id.get(claim.reservation_id, ()), "the forgotten wait not"
         for claim in self.own.by_id.values():
             assert not claim.dead, "we say of our own what ends"
             assert claim.owner == self.router_id

@@ -73,7 +73,7 @@ class DynamoPeers:
             self._resolver.free_unclaimed(event.request_id, now)
         elif event.data == "MarkPrefillCompleted":
             for claim in self._claims.complete(event.request_id):
-                self._claims.say_later(claim)
+                self._claims.outbox.say_later(claim)
                 if claim.booked:
                     self._resolver.follow(claim, now)
                 self._resolver.touch(claim, now)
@@ -91,7 +91,7 @@ class DynamoPeers:
         if meant:
             claims.end_all(reservation_id, meant, now)
         for claim in meant:
-            claims.say_later(Ended(reservation_id, *claim.key))
+            claims.outbox.say_later(Ended(reservation_id, *claim.key))
 
     def _book_foreign(self, envelope: ReplicaEnvelope, event: ReplicaEvent, now: float) -> None:
         name = event.request_id

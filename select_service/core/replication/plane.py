@@ -61,13 +61,13 @@ class Replicas:
         more = self._settle(now)
         claims = self._claims
         effects.published += claims.take_ready()
-        claims.release_outputs(now)
+        claims.outbox.release_outputs(now)
         for _ in range(_BATCHES_PER_TURN):
             said = claims.batch(self._limits.replica_items_per_message_max)
             if said is None:
                 break
             effects.published.append(said)
-        if claims.unsaid_count:
+        if claims.outbox:
             return True  # a heartbeat must not count statements that were not sent
         if self._beat_at is None or now - self._beat_at >= self._limits.replica_heartbeat_s:
             self._beat_at = now
@@ -93,8 +93,8 @@ class Replicas:
         self._beats += 1
         return Heartbeat(
             claims.router_id,
-            claims.epoch,
-            claims.seq,
+            claims.outbox.epoch,
+            claims.outbox.seq,
             len(claims.own),
             claims.own.digest,
             self.http_port,

@@ -105,7 +105,7 @@ class Publishers:
         Claims under a lease age with it.
         """
         claims, default_s = self._claims, self._limits.replica_orphan_ttl_s
-        for number, claim in enumerate(claims.waiting()):
+        for number, claim in enumerate(list(claims.waiting)):
             view = self.views.get(claim.owner)
             if view is not None and view.gone and claim.lease is None and not claim.dead:
                 ttl_s = claims.copies.orphan_ttl(claim.record, default_s)
@@ -147,9 +147,9 @@ class Publishers:
             if view.gone:  # it is reminded when it comes back
                 break
             if claim.dead:
-                self._claims.say_later(Ended(claim.reservation_id, *claim.key))
+                self._claims.outbox.say_later(Ended(claim.reservation_id, *claim.key))
             elif claim.tellers and any(map(self._claims.is_silent, claim.tellers)):
-                self._claims.say_later(claim)
+                self._claims.outbox.say_later(claim)
             if number % LOOKS_PER_STEP == 0:
                 yield
 

@@ -73,7 +73,7 @@ class Resolver:
                     claims.untie(claim, self.chain(claim))
                 return claim, seat
             else:
-                claims.wait(claim)
+                claims.waiting.add(claim)
         return None, None
 
     def is_over(self, claim: Claim) -> bool:
@@ -169,7 +169,7 @@ class Resolver:
 
     def worker_came(self, scope: Scope, worker_id: int) -> None:
         """Resolve the claims that waited for this worker."""
-        self.again.update(dict.fromkeys(self._claims.waited_for(scope, worker_id)))
+        self.again.update(dict.fromkeys(self._claims.waiting.came(scope, worker_id)))
 
     # -- bookings without a claim, made by the reference's selectors ---------------------------
 

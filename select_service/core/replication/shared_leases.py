@@ -64,10 +64,10 @@ class SharedLeases:
         copy = self._copies.find(lease_id)
         if copy is not None and copy.owner != owner:
             raise LeaseConflict(lease_id)
-        lease = self._leases.open(lease_id, owner, ttl_s, now, self._claims.seq)
+        lease = self._leases.open(lease_id, owner, ttl_s, now, self._claims.outbox.seq)
         if copy is not None:
             copy.closed = False
-            self._claims.say_of_lease(Renewed(lease_id, lease.ttl_s))
+            self._claims.outbox.say_of_lease(Renewed(lease_id, lease.ttl_s))
             self._care_for(copy, now, lease.ttl_s)
         return self._leases.record(lease, now)
 
@@ -88,7 +88,7 @@ class SharedLeases:
         elif ttl_s is not None:
             ttl_s = self._leases.checked_ttl(ttl_s)
         if self._claims.router_id:  # even if none is known: it may be open without load
-            self._claims.say_of_lease(Renewed(lease_id, ttl_s))
+            self._claims.outbox.say_of_lease(Renewed(lease_id, ttl_s))
         if copy is None:
             assert lease is not None
             return self._leases.record(lease, now)
@@ -128,7 +128,7 @@ class SharedLeases:
             claims.endings.note_closed(lease_id, up_to, now)
             self._unsettled[lease_id] = False
         if claims.closings.find(lease_id) is not None:  # perhaps again: some may have missed it
-            claims.say_of_lease(claims.closings.told(lease_id))
+            claims.outbox.say_of_lease(claims.closings.told(lease_id))
         if copy is not None:
             copy.closed = True
             if lease is None:
@@ -148,7 +148,7 @@ class SharedLeases:
         if lease is not None:
             for owner, born in lease.ancestors.items():
                 known[owner] = max(born, known.get(owner, 0))
-            known[claims.router_id] = claims.seq
+            known[claims.router_id] = claims.outbox.seq
         return known
 
     def listed(
@@ -346,7 +346,7 @@ class SharedLeases:
         name, key = claim.reservation_id, claim.key
         self._resolver.unbook(claim, self._now)
         self._claims.end_all(name, [claim], self._now)
-        self._claims.say_later(Ended(name, *key))
+        self._claims.outbox.say_later(Ended(name, *key))
         self._claims.homeless.append(name)
 
     def _orphans(self, copy: LeaseCopy) -> Iterator[Claim]:

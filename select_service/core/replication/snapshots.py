@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from select_service.core.replication.claims import SEQ_BITS
 from select_service.core.replication.messages import (
     ClaimRecord,
     Ended,
@@ -22,6 +21,7 @@ from select_service.core.replication.messages import (
     SnapshotEnd,
     SnapshotHead,
 )
+from select_service.core.replication.outbox import SEQ_BITS
 from select_service.core.replication.publishers import LOOKS_PER_STEP
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Snapshots:
         claims = self._claims
         silent_since = now - 2 * self._limits.replica_heartbeat_s
         own = list(claims.own.by_id.values())
-        yield SnapshotHead(claims.router_id, claims.epoch, claims.seq)
+        yield SnapshotHead(claims.router_id, claims.outbox.epoch, claims.outbox.seq)
         given = 0
         for claim in own:
             if not claim.dead:
@@ -124,7 +124,7 @@ class Snapshots:
             view.incoming.seen[part.born] = name
             if self._claims.ends.is_word_of_owner(name, key):
                 # its state was reset to a time before that end: remind it
-                self._claims.say_later(Ended(name, *key))
+                self._claims.outbox.say_later(Ended(name, *key))
             self._hearing.claimed(view, part, now)
         elif isinstance(part, Grown):
             self._hearing.grown(view, part, now)

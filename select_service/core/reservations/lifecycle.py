@@ -372,7 +372,7 @@ class Lifecycle:
             copy.renewed_at = now
             if copy.told_at is None or now - copy.told_at >= copy.lease_ttl_s * _TOLD_AGAIN:
                 copy.told_at = now
-                self.announcer.claims.say_of_lease(Renewed(lease_id))
+                self.announcer.claims.outbox.say_of_lease(Renewed(lease_id))
 
     def sign_of_life(self, lease_id: str, now: float, ttl_s: float | None = None) -> None:
         """Renew a lease here or as a copy, for `ttl_s` from now if given."""

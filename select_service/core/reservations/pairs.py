@@ -233,7 +233,7 @@ class Pairs:
                     continue
                 if not any(key in (one.key, *one.record.adopts) for one in claims.alive(other)):
                     claims.note_end(other, key, now, by_owner=False, freed=True, kept=True)
-                    claims.say_later(Ended(other, *key, freed=True))
+                    claims.outbox.say_later(Ended(other, *key, freed=True))
 
     def _legs(self, name: str) -> tuple[str, list[Booking]] | None:
         """Return the pair with this id (its own or a leg's), and its legs booked here."""

@@ -281,9 +281,9 @@ def test_who_was_put_back_to_before_an_end_is_reminded_of_it() -> None:
     there.free("a")
     here.hears(there.effects.published[0])
     again = Replica(2000)
-    again.core.desk.announcer.claims.epoch = 2
+    again.core.desk.announcer.claims.outbox.epoch = 2
     again.book("a", 1, 1)  # under the number it had
-    again.core.desk.announcer.claims.seq = 1 << 40
+    again.core.desk.announcer.claims.outbox.seq = 1 << 40
     for beat in again.turn():
         here.hears(beat)
     here.turn(1.0)

@@ -170,7 +170,7 @@ def test_an_end_of_another_id_under_the_name_of_a_claim_is_not_its_end(freed: bo
     assert stamp is not msgspec.UNSET
     wrong = Ended(GHOST, there.router_id, stamp.seq, freed=freed)
     here.hears(Said(there.router_id, 1, stamp.seq + 1, [wrong]))  # for another statement
-    there.core.desk.announcer.claims.seq += 1
+    there.core.desk.announcer.claims.outbox.seq += 1
     here.hears(admission)  # overtaken
     assert here.load(1) == (16, 1, 1)
     for _ in range(2):

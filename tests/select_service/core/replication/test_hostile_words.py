@@ -43,7 +43,7 @@ def test_words_under_our_own_name_that_we_never_said_are_counted() -> None:
 def hostile_words(here: Replica, there: Replica) -> list[Any]:
     """What would end or change the one reservation of `there`, were its owner to say it."""
     (claim,) = there.core.desk.announcer.claims.own.by_id.values()
-    seq = there.core.desk.announcer.claims.seq
+    seq = there.core.desk.announcer.claims.outbox.seq
     return [
         Said(there.router_id, 1, seq + 1, [Ended("a", *claim.key, freed=True)]),
         Said(there.router_id, 2, (1 << 40) + 1, [Ended("a", *claim.key)]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from select_service.core.replication.claims import SEQ_BITS
+from select_service.core.replication.outbox import SEQ_BITS
 from tests.select_service.core.replication.replica import (
     OURS,
     Replica,
@@ -127,7 +127,7 @@ def test_the_last_word_of_an_earlier_life_is_none() -> None:
     last = there.core.replica_last_word()
     again = Replica(2000)
     claims = again.core.desk.announcer.claims
-    claims.epoch, claims.seq = 2, 1 << SEQ_BITS
+    claims.outbox.epoch, claims.outbox.seq = 2, 1 << SEQ_BITS
     for said in again.turn():
         here.hears(said)
     again.book("a", 1, 1)

@@ -113,8 +113,8 @@ def test_a_new_life_under_the_same_id_is_pulled_and_replaces_the_old_one() -> No
     there.book("a", 1, 1)
     here.hears(there.effects.published[0])
     again = Replica(2000)
-    again.core.desk.announcer.claims.epoch = 2
-    again.core.desk.announcer.claims.seq = 1 << 40
+    again.core.desk.announcer.claims.outbox.epoch = 2
+    again.core.desk.announcer.claims.outbox.seq = 1 << 40
     again.book("b", 2, 1)
     here.hears(again.effects.published[0])
     assert here.load(2) == (16, 1, 1)

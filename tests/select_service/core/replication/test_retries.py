@@ -266,7 +266,7 @@ def test_of_an_older_version_s_reservation_no_request_is_a_repeat_until_it_is_to
     (record,) = (
         one for one in there.core.replica_snapshot(there.now) if isinstance(one, ClaimRecord)
     )
-    here.hears(Said(THERE, 1, there.core.desk.announcer.claims.seq + 1, [record]))
+    here.hears(Said(THERE, 1, there.core.desk.announcer.claims.outbox.seq + 1, [record]))
     agrees(taken, first, here)
     assert here.core.desk.announcer.claims.counters.claims_corrected == 0
 

@@ -231,7 +231,7 @@ def test_what_replicas_know_of_us_stays_true(tmp_path: Path) -> None:
         assert len(names[0]) == 2
         announcer = service.core.desk.announcer.claims
         assert service.keeper is not None
-        assert announcer.epoch == service.keeper.epoch
+        assert announcer.outbox.epoch == service.keeper.epoch
         assert announcer.router_id == service.keeper.router_id
         assert (await client.get("/replica_sync/peers")).json() == [peer]
         await post(client, "/replica_sync/deregister_peer", {"endpoint": peer})
