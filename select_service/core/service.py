@@ -152,8 +152,12 @@ class SelectionCore:
         self.partitions = self.membership.partitions
         """Every scope that ever had a schedulable worker."""
         self._open_books(kinds, trust, life, watch)
-        self.reader = RequestReader(config, self.partitions, self.membership.pins, self.limits)
-        self.admitting = AdmissionController(settings, self.catalog, self.partitions, self.limits)
+        self.reader = RequestReader(
+            config=config, partitions=self.partitions, pins=self.membership.pins, limits=self.limits
+        )
+        self.admitting = AdmissionController(
+            settings=settings, catalog=self.catalog, partitions=self.partitions, limits=self.limits
+        )
         self.membership.on_closed = self.admitting.left
         self.shadowing = Shadowing(config, self.partitions, watch.stopwatch)
         # a recording must be able to tell what any other policy would have done
@@ -167,15 +171,17 @@ class SelectionCore:
         """Create the stores: bookings, decisions, trust, replica news."""
         limits = self.limits
         self.desk = kinds.lifecycle(
-            limits,
-            self.counters,
-            life.router_id,
-            life.epoch,
+            limits=limits,
+            counters=self.counters,
+            router_id=life.router_id,
+            epoch=life.epoch,
             shares=self.shares,
             tracing=watch.recorder,
         )
         self.decisions = DecisionLog(
-            *(self.catalog, self.membership.stream_at, self.partitions),
+            self.catalog,
+            self.membership.stream_at,
+            self.partitions,
             count_max=limits.decision_ring,
             bytes_max=limits.decision_ring_bytes,
             first=life.first_decision,
@@ -184,10 +190,18 @@ class SelectionCore:
         )
         self.membership.is_watched = self.decisions.is_wanted
         self.trusting = TrustMonitor(
-            *(trust, self.membership, self.desk.bookings, self.counters),
-            limits.streams_watched_per_turn_max,
+            settings=trust,
+            membership=self.membership,
+            bookings=self.desk.bookings,
+            counters=self.counters,
+            streams_per_turn=limits.streams_watched_per_turn_max,
         )
-        self.replicas = Replicas(limits, self.desk.announcer.claims, self.desk, self.membership)
+        self.replicas = Replicas(
+            limits=limits,
+            claims=self.desk.announcer.claims,
+            desk=self.desk,
+            membership=self.membership,
+        )
         self.recovered = RecoveredRanks(
             self.registry, self.partitions, unclaimed_s=limits.recovery_unclaimed_s
         )
@@ -198,25 +212,47 @@ class SelectionCore:
         self.pairs = Pairs(self.desk, self.counters)
         cache_hits = CacheHits(self.admitting.settings)
         matchmaker = PairSelector(
-            *(self.pairs, cache_hits, self.counters, rng),
+            pairs=self.pairs,
+            cache_hits=cache_hits,
+            counters=self.counters,
+            rng=rng,
             transfer_cost=config.kv_transfer_cost_per_block,
         )
         placing = self.placing = Placer(
-            *(self.desk, cache_hits, matchmaker, self.decisions, self.counters, rng),
+            desk=self.desk,
+            cache_hits=cache_hits,
+            matchmaker=matchmaker,
+            decisions=self.decisions,
+            counters=self.counters,
+            rng=rng,
             trace_decisions=watch.trace_decisions,
             tracing=watch.recorder,
             recorder=watch.witness,
         )
         self.sessions = placing.sessions = Sessions(self.limits, self.shares)
         self.room = WaitingRequests(
-            *(placing, self.desk, self.admitting, self.counters, self.limits)
+            placing=placing,
+            desk=self.desk,
+            admitting=self.admitting,
+            counters=self.counters,
+            limits=self.limits,
         )
         self.selecting = SelectionCalls(
-            *(self.reader, self.desk, self.admitting, placing, self.room, rng),
+            reader=self.reader,
+            desk=self.desk,
+            admitting=self.admitting,
+            placing=placing,
+            room=self.room,
+            rng=rng,
             tracing=watch.recorder,
         )
         self._usher = BatchPlacement(
-            *(self.reader, self.desk, self.admitting, placing, self.room, rng)
+            reader=self.reader,
+            desk=self.desk,
+            admitting=self.admitting,
+            placing=placing,
+            room=self.room,
+            rng=rng,
         )
 
     def _open_rooms(self, kinds: Kinds) -> None:  # noqa: PLR0915 - one line a verb
@@ -227,8 +263,14 @@ class SelectionCore:
         self.select_pair = selecting.select_and_reserve  # the type of its request allows a pair
         self.withdraw = self.room.withdraw
         registering = self.registering = Registration(
-            *(self.catalog, self.membership, self.desk, self.replicas, self.reader, self.limits),
-            *(self.admitting, self.room),
+            catalog=self.catalog,
+            membership=self.membership,
+            desk=self.desk,
+            replicas=self.replicas,
+            reader=self.reader,
+            limits=self.limits,
+            admitting=self.admitting,
+            room=self.room,
         )
         self.sources = registering.sources
         self.upsert_worker = registering.upsert_worker
@@ -241,7 +283,12 @@ class SelectionCore:
         self.worker_ids = registering.worker_ids
         self.ready = registering.ready
         draining = Drain(
-            *(self.catalog, self.partitions, registering, self.room, self.replicas, self.counters)
+            catalog=self.catalog,
+            partitions=self.partitions,
+            registering=registering,
+            room=self.room,
+            replicas=self.replicas,
+            counters=self.counters,
         )
         self.drain = draining.drain
         self.undrain = draining.undrain
@@ -249,8 +296,15 @@ class SelectionCore:
         self.drain_status = draining.status
         self.scale_down_candidates = ScaleDown(self.partitions).candidates
         reserving = self.reserving = ReservationCalls(
-            *(self.reader, self.desk, self.room, self.replicas.leases, self.limits),
-            *(self.admitting, self.pairs, self.trusting, selecting.new_id),
+            reader=self.reader,
+            desk=self.desk,
+            room=self.room,
+            leases=self.replicas.leases,
+            limits=self.limits,
+            admitting=self.admitting,
+            pairs=self.pairs,
+            trusting=self.trusting,
+            new_id=selecting.new_id,
         )
         self.reserve = reserving.reserve
         self.prefill_complete = reserving.prefill_complete
@@ -264,11 +318,20 @@ class SelectionCore:
         self.clear_lease = reserving.clear_lease
         self.leases = reserving.leases
         waves = BatchSelection(
-            *(self.reader, self.desk, self.placing, self._usher, self.counters, self._rng),
-            *(self.limits, reserving.free, kinds.plan),
+            reader=self.reader,
+            desk=self.desk,
+            placing=self.placing,
+            usher=self._usher,
+            counters=self.counters,
+            rng=self._rng,
+            limits=self.limits,
+            free=reserving.free,
+            plan=kinds.plan,
         )
         self.select_batch = waves.begin
-        operating = AdmissionControl(self.admitting, self.membership, self.room, self.limits)
+        operating = AdmissionControl(
+            admitting=self.admitting, membership=self.membership, room=self.room, limits=self.limits
+        )
         self.reconfigure = operating.reconfigure
         self.admission = operating.admission
         self.admission_in_steps = operating.admission_in_steps
@@ -279,7 +342,13 @@ class SelectionCore:
         self.change_threshold = operating.change_threshold
         self.forget_threshold = operating.forget_threshold
         self.report = operating.report
-        self._upkeep = Upkeep(*(self.limits, self.desk, self.room, self.membership, self.trusting))
+        self._upkeep = Upkeep(
+            limits=self.limits,
+            desk=self.desk,
+            room=self.room,
+            membership=self.membership,
+            trusting=self.trusting,
+        )
         self.slimming = DictCompaction(
             lambda: all_tables(self.registry, self.desk, self.partitions)
         )
@@ -316,7 +385,12 @@ class SelectionCore:
                 LEASE: LeaseSection(self.desk.leases, NOTHING),
                 PEER: self.peer_endpoints,
                 END: TombstoneRows(claims, NOTHING),
-                RESERVATION: Reservations(self.desk, self.catalog, self.partitions, NOTHING),
+                RESERVATION: Reservations(
+                    desk=self.desk,
+                    catalog=self.catalog,
+                    partitions=self.partitions,
+                    nothing=NOTHING,
+                ),
                 CLOSING: ClosedLeaseRows(claims, leases, NOTHING),
                 CLAIM: ClaimRows(claims, self.replicas.snapshots, NOTHING),
             }

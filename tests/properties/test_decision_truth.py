@@ -336,7 +336,7 @@ class Fleet:
                 there.trust.note_freshness(slot, factor, ("lag",) if factor < 1.0 else ())
         else:
             live = [
-                one.reservation.reservation_id for one in self.core.desk.bookings._live.values()
+                one.reservation.reservation_id for one in self.core.desk.bookings.by_id.values()
             ]
             if live and what == 3:
                 self.core.prefill_complete(self.draw.choice(live), self.now)

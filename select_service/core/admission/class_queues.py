@@ -80,7 +80,9 @@ class ClassQueues:
 
     def must_wait(self, number: int, rows: Rows) -> bool:
         """Tell whether a new request waits: others of its class do, or all its ranks are busy."""
-        return self.of_class[number].pending > 0 or self.all_busy(number, rows)
+        if self.of_class[number].pending > 0:
+            return True
+        return self._bounded[number] > 0 and self.all_busy(number, rows)
 
     def all_busy(self, number: int, rows: Rows) -> bool:
         """Tell whether every candidate carries more prefill than its threshold (strictly)."""

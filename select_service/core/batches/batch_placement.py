@@ -70,8 +70,12 @@ class BatchPlacement:
         self._known = _KnownPrompt(reader)
         self._placing = _Guided(placing, admitting.settings)
         self._selecting = _Guiding(
-            *(cast("RequestReader", self._known), desk, admitting),
-            *(cast("Placer", self._placing), room, rng),
+            reader=cast("RequestReader", self._known),
+            desk=desk,
+            admitting=admitting,
+            placing=cast("Placer", self._placing),
+            room=room,
+            rng=rng,
         )
 
     def choose(

@@ -329,9 +329,7 @@ class RunningBatch:
         bookings = self._waves.desk.bookings
         bookings.hold = self._hold
         try:
-            return self._waves.usher.book(
-                *(sample.request, sample.unknown, sample.read, planned), now
-            )
+            return self._waves.usher.book(sample.request, sample.unknown, sample.read, planned, now)
         finally:
             bookings.hold = None
 

@@ -99,7 +99,8 @@ class DecisionLog:
         self._count_max = count_max
         self._bytes_max = bytes_max
         self._rings = TenantRings(
-            *(RecordRing, shares or Shares()),
+            RecordRing,
+            shares or Shares(),
             count_max=count_max,
             bytes_max=bytes_max,
             first=first,
@@ -240,8 +241,11 @@ class DecisionLog:
 
     def _lookout_for(self, partition: Partition) -> FleetSnapshot:
         lookout = partition.lookout = FleetSnapshot(
-            *(partition.scope, partition.seating, partition.index.block_size),
-            *(self._catalog, self._stream_of),
+            partition.scope,
+            partition.seating,
+            partition.index.block_size,
+            self._catalog,
+            self._stream_of,
         )
         return lookout
 

@@ -256,8 +256,24 @@ def _unfit(odds: Odds, seat: RankState, *, holds_to_cache: bool) -> Excluded:
 
 def _absent(worker_id: int, dp_rank: int, endpoint: str | None) -> Candidate:
     return Candidate(
-        *(worker_id, dp_rank, endpoint, "not_schedulable", None, None, None, None, None, None),
-        *(None, None, None, None, None, None, None, 1.0),
+        worker_id,
+        dp_rank,
+        endpoint,
+        "not_schedulable",
+        None,
+        None,
+        None,
+        None,
+        None,
+        None,
+        None,
+        None,
+        None,
+        None,
+        None,
+        None,
+        None,
+        1.0,
     )
 
 

@@ -152,8 +152,20 @@ class Recorder:
             self._columns = columns
             size += len(columns)
         note = DecisionNote(
-            *(now, ticket.since, partition.scope, rows, seen, ticket.prompt, ticket.weights, slot),
-            *(request, ticket.reservation_id, odds, couple, thresholds, self.draws()),
+            now,
+            ticket.since,
+            partition.scope,
+            rows,
+            seen,
+            ticket.prompt,
+            ticket.weights,
+            slot,
+            request,
+            ticket.reservation_id,
+            odds,
+            couple,
+            thresholds,
+            self.draws(),
             ticket.in_wave,
             ticket.in_session,
         )

@@ -14,6 +14,7 @@ from itertools import islice
 from math import inf
 from typing import TYPE_CHECKING, Final
 
+from msgspec import Struct
 from xxhash import xxh3_128_hexdigest
 
 from select_service.core.changes import RESERVATION
@@ -43,25 +44,17 @@ _DECODE: Final = ":decode"
 _KEY_CHARS: Final = len(_BY_DIGEST) + 32
 
 
-class Booking:
+class Booking(Struct, eq=False):
     """A live reservation, its partition, and the answer that a repeated request gets."""
 
-    __slots__ = ("answer", "hold", "is_own", "older", "partition", "reservation", "younger")
-
-    def __init__(
-        self,
-        partition: Partition,
-        reservation: Reservation,
-        answer: Selection | PairSelection | ReservationAnswer | None,
-    ) -> None:
-        self.partition = partition
-        self.reservation = reservation
-        self.answer = answer  # None: learned from a replica; see `replicas/first_answers.py`
-        # as of its creation: the owner may change later
-        self.is_own = reservation.origin == "local"
-        self.hold: Hold | None = None  # of the wave that made it
-        self.older: Booking | None = None  # bookings made with the same selection_id
-        self.younger: Booking | None = None
+    partition: Partition
+    reservation: Reservation
+    answer: Selection | PairSelection | ReservationAnswer | None
+    """None: learned from a replica; see `replication/first_answers.py`."""
+    is_own: bool = False  # as of when it was added: the owner may change later
+    hold: Hold | None = None  # of the batch that made it
+    older: Booking | None = None  # bookings made with the same selection_id
+    younger: Booking | None = None
 
 
 class ReservationIds:
@@ -73,23 +66,25 @@ class ReservationIds:
         "_freed",
         "_freed_by_holder",
         "_freed_ids_max",
-        "_live",
         "_second_names",
-        "_waiting",
+        "by_id",
         "changes",
         "freed_ids_lost",
         "hold",
         "own",
         "pairs",
         "tenants",
+        "waiting",
     )
 
     def __init__(self, *, freed_ids_max: int, shares: Shares | None = None) -> None:
-        self._live: dict[str, Booking] = {}
+        self.by_id: dict[str, Booking] = {}
+        """By id, with those of ranks that have left."""
         self._second_names: dict[str, Booking] = {}  # selection_id → its youngest booking
         self.pairs: dict[str, list[Booking]] = {}
         """The booked legs of each pair."""
-        self._waiting: dict[str, Ticket] = {}
+        self.waiting: dict[str, Ticket] = {}
+        """By the id they will book."""
         shares = shares or Shares()
         self._freed_by_holder: TenantParts[ExpiringMap[str]] = TenantParts(
             *(
@@ -105,17 +100,17 @@ class ReservationIds:
         """What each tenant holds of them, once tenants have parts; see `follow_tenants`."""
         self._foreign: dict[tuple[Partition, int], int] = {}  # live, not made here, by slot
         self.freed_ids_lost = 0  # forgotten before their ten minutes were over
-        self._dropped = 0  # bookings in `_live` that are no longer live
+        self._dropped = 0  # bookings in `by_id` that are no longer live
         self.changes: Changes | None = None  # set if the state is kept on disk
         self.hold: Hold | None = None  # the hold that new bookings belong to
 
     def __len__(self) -> int:
-        return len(self._live) - self._dropped
+        return len(self.by_id) - self._dropped
 
     @property
     def expected(self) -> int:
         """Reservations booked here, plus requests that wait to become reservations."""
-        return self.own + len(self._waiting)
+        return self.own + len(self.waiting)
 
     @property
     def freed_count(self) -> int:
@@ -142,7 +137,7 @@ class ReservationIds:
             held[tenant] = held.get(tenant, 0) + partition.ledger.live
         for (partition, _), count in self._foreign.items():
             held[partition.scope.tenant_id] -= count
-        for ticket in self._waiting.values():
+        for ticket in self.waiting.values():
             tenant = ticket.partition.scope.tenant_id
             held[tenant] = held.get(tenant, 0) + 1
         self.tenants = tenants
@@ -154,7 +149,7 @@ class ReservationIds:
 
         Of several made with one selection_id it is the youngest.
         """
-        booking = self._live.get(name)  # as `_find_live`, without the extra frame
+        booking = self.by_id.get(name)  # as `_find_live`, without the extra frame
         if booking is None or not booking.reservation.lane.is_open:
             booking = self._second_names.get(name)
             while booking is not None and not booking.reservation.live:
@@ -163,11 +158,11 @@ class ReservationIds:
 
     def newest(self, limit: int) -> list[Booking]:
         """Return the newest live bookings, newest first. O(limit + bookings of ranks that left)."""
-        live = (one for one in reversed(self._live.values()) if one.reservation.live)
+        live = (one for one in reversed(self.by_id.values()) if one.reservation.live)
         return list(islice(live, limit))
 
     def _find_live(self, reservation_id: str) -> Booking | None:
-        booking = self._live.get(reservation_id)
+        booking = self.by_id.get(reservation_id)
         return booking if booking is not None and booking.reservation.lane.is_open else None
 
     def legs(self, name: str) -> list[Booking]:
@@ -195,10 +190,6 @@ class ReservationIds:
             raise ReservationNotFound(name)
         return booking
 
-    def is_unknown(self, reservation_id: str) -> bool:
-        """Whether an id is certainly unused; if not, `holder` and others decide."""
-        return reservation_id not in self._live and not self._waiting and not self.pairs
-
     def holder(self, reservation_id: str) -> Booking | None:
         """Return the live booking that an id belongs to: of that id, or a leg of that pair."""
         booking = self._find_live(reservation_id)
@@ -208,7 +199,7 @@ class ReservationIds:
 
     def unswept(self, reservation: Reservation) -> Booking:
         """Return the booking of a reservation whose rank has left, and that is not swept yet."""
-        booking = self._live[reservation.reservation_id]
+        booking = self.by_id[reservation.reservation_id]
         assert booking.reservation is reservation
         return booking
 
@@ -223,11 +214,11 @@ class ReservationIds:
     def add(self, booking: Booking) -> None:
         """Add a new live booking; its id must be unused."""
         reservation = booking.reservation
-        booking.hold = self.hold
-        before = self._live.get(reservation.reservation_id)
+        booking.hold, booking.is_own = self.hold, reservation.origin == "local"
+        before = self.by_id.get(reservation.reservation_id)
         if before is not None:
             self.forget_dropped(before.reservation, reservation.created)
-        self._live[reservation.reservation_id] = booking
+        self.by_id[reservation.reservation_id] = booking
         if booking.is_own:
             self._count_own(booking, 1)
         else:
@@ -284,7 +275,7 @@ class ReservationIds:
 
     def forget(self, reservation: Reservation, now: float) -> None:
         """Move a booking from live to recently freed; its load has left the ledger."""
-        booking = self._live[reservation.reservation_id]
+        booking = self.by_id[reservation.reservation_id]
         if booking.is_own:
             self._count_own(booking, -1)
         else:
@@ -294,7 +285,7 @@ class ReservationIds:
     def _forget(self, booking: Booking, now: float) -> None:
         reservation = booking.reservation
         name, second = reservation.reservation_id, reservation.selection_id
-        del self._live[name]
+        del self.by_id[name]
         if self.changes is not None:
             self.changes.ended(name)
         if second is not None:
@@ -343,13 +334,13 @@ class ReservationIds:
 
     def forget_dropped(self, reservation: Reservation, now: float) -> None:
         """Forget a booking whose rank has left, unless its id has been booked again since."""
-        booking = self._live.get(reservation.reservation_id)
+        booking = self.by_id.get(reservation.reservation_id)
         if booking is not None and booking.reservation is reservation:
             self._forget(booking, now)
             self._dropped -= 1
 
     def _remember_freed(self, name: str, now: float) -> None:
-        if name in self._live or name in self._second_names or name in self.pairs:
+        if name in self.by_id or name in self._second_names or name in self.pairs:
             return  # reused by another booking
         key = name if len(name) <= LONG_ID_CHARS else key_of(name)
         if self.tenants is not None:
@@ -388,7 +379,7 @@ class ReservationIds:
 
     def was_freed(self, name: str) -> bool:
         """Tell whether an id that is not live was live not long ago."""
-        if name in self._live or name in self._second_names or name in self.pairs:
+        if name in self.by_id or name in self._second_names or name in self.pairs:
             return True
         key = key_of(name)
         if self.tenants is None:
@@ -422,7 +413,7 @@ class ReservationIds:
 
     def is_remembered(self, name: str) -> bool:
         """Tell whether an id that is not live is remembered as freed."""
-        if name in self._live or name in self._freed:
+        if name in self.by_id or name in self._freed:
             return True
         # a long one is known by its digest, which does not say whose it is
         rows = self._freed_by_holder
@@ -442,7 +433,7 @@ class ReservationIds:
         Raises:
             ReservationConflict: another request waits under this id.
         """
-        ticket = self._waiting.get(reservation_id)
+        ticket = self.waiting.get(reservation_id)
         if ticket is None:
             return None
         if ticket.fingerprint != fingerprint:
@@ -456,32 +447,32 @@ class ReservationIds:
     def wait(self, ticket: Ticket) -> None:
         """Note that a booking request waits under its id, if it has one."""
         if ticket.reservation_id is not None:
-            is_new = ticket.reservation_id not in self._waiting
-            self._waiting[ticket.reservation_id] = ticket
+            is_new = ticket.reservation_id not in self.waiting
+            self.waiting[ticket.reservation_id] = ticket
             if self.tenants is not None and is_new:
                 self.tenants.take(ticket.partition.scope.tenant_id)
 
     def waited(self, ticket: Ticket) -> None:
         """Note that the ticket no longer waits."""
         name = ticket.reservation_id
-        if name is None or self._waiting.pop(name, None) is None:
+        if name is None or self.waiting.pop(name, None) is None:
             return
         if self.tenants is not None:
             self.tenants.give(ticket.partition.scope.tenant_id)
 
     def tables(self) -> Iterator[Sized]:
         """Yield the dicts that grow with bookings; see `dict_compaction.py`."""
-        yield from (self._live, self._second_names, self.pairs, self._waiting)
+        yield from (self.by_id, self._second_names, self.pairs, self.waiting)
 
     def check(self) -> None:
         """Assert all invariants: each live id is in exactly one ledger, and vice versa."""
-        for name, booking in self._live.items():
+        for name, booking in self.by_id.items():
             assert booking.reservation.reservation_id == name
             if not booking.reservation.live:
                 continue
             found = booking.partition.ledger.reservations_on(booking.reservation.slot)
             assert booking.reservation in list(found), "a live id without load"
-        dropped = sum(not booking.reservation.live for booking in self._live.values())
+        dropped = sum(not booking.reservation.live for booking in self.by_id.values())
         assert self._dropped == dropped, "what is dropped will be forgotten"
         named = 0
         for second, youngest in self._second_names.items():
@@ -489,24 +480,24 @@ class ReservationIds:
             one: Booking | None = youngest
             while one is not None:
                 assert one.reservation.selection_id == second
-                assert self._live[one.reservation.reservation_id] is one
+                assert self.by_id[one.reservation.reservation_id] is one
                 assert one.older is None or one.older.younger is one
                 named, one = named + 1, one.older
         seconds = sum(
-            booking.reservation.selection_id is not None for booking in self._live.values()
+            booking.reservation.selection_id is not None for booking in self.by_id.values()
         )
         assert named == seconds, "every selection_id finds its booking"
         for pair, legs in self.pairs.items():
             assert legs, "a pair ends with its last leg"
             for leg in legs:
                 assert leg.reservation.pair == pair
-                assert self._live[leg.reservation.reservation_id] is leg
-        paired = sum(booking.reservation.pair is not None for booking in self._live.values())
+                assert self.by_id[leg.reservation.reservation_id] is leg
+        paired = sum(booking.reservation.pair is not None for booking in self.by_id.values())
         assert paired == sum(map(len, self.pairs.values())), "every leg is found by its pair"
-        taken = {key_of(name) for name in (*self._live, *self._second_names, *self.pairs)}
+        taken = {key_of(name) for name in (*self.by_id, *self._second_names, *self.pairs)}
         rows = self._freed_by_holder
         assert not any(name in row for name in taken for row in rows.rows), "live and freed at once"
-        live = [one for one in self._live.values() if one.reservation.live]
+        live = [one for one in self.by_id.values() if one.reservation.live]
         assert self.own == sum(one.is_own for one in live)
         assert sum(self._foreign.values()) == len(live) - self.own
         if self.tenants is None:
@@ -514,7 +505,7 @@ class ReservationIds:
         else:
             rows.check()
             where = [one.partition for one in live if one.is_own]
-            where += [one.partition for one in self._waiting.values()]
+            where += [one.partition for one in self.waiting.values()]
             self.tenants.check(one.scope.tenant_id for one in where)
             assert self.tenants.total == self.expected
 

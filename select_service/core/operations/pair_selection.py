@@ -88,8 +88,12 @@ class PairSelector:
     def _plan(self, ticket: Ticket, legs: Legs) -> Plan:
         partition, prompt, weights = ticket.partition, ticket.prompt, ticket.weights.kv_cost()
         question = PairQuery(
-            *(partition.seating, ticket.request, prompt, weights, partition.index.block_size),
-            self._transfer_cost,
+            seating=partition.seating,
+            request=ticket.request,
+            prompt=prompt,
+            weights=weights,
+            block_size=partition.index.block_size,
+            transfer_cost=self._transfer_cost,
         )
         found = partition.found(prompt)
         holders = partial(self._cache_hits.holders, ticket.request, prompt, partition)

@@ -169,7 +169,9 @@ class SelectionCalls:
     def _candidates(self, ticket: Ticket) -> tuple[int, Rows]:
         """Return the request's policy class and the rows that may take it."""
         partition = ticket.partition
-        number = partition.class_of(ticket.prompt, ticket.weights)
+        number = 0
+        if len(partition.policy.classes) > 1:
+            number = partition.class_of(ticket.prompt, ticket.weights)
         try:
             return number, partition.candidates(ticket.request)
         except WorkerDraining:

@@ -48,7 +48,10 @@ _AS_THEY_ARE: Final = frozenset({bytes, type(None)})
 class Prompt:
     """What selection and ledger need to know of a prompt."""
 
-    __slots__ = ("_chain", "block_hashes", "blocks", "isl_tokens")
+    __slots__ = ("block_hashes", "blocks", "first_hash", "isl_tokens", "sequence_hashes")
+
+    sequence_hashes: PackedHashes
+    """Counted by the ledger; computed on first use, which most selections never reach."""
 
     def __init__(
         self, block_hashes: PackedHashes, chain: PackedHashes | None, isl_tokens: int
@@ -62,21 +65,21 @@ class Prompt:
         """
         self.block_hashes = block_hashes
         self.isl_tokens = isl_tokens
-        self.blocks = len(block_hashes if chain is None else chain) // HASH_BYTES
-        self._chain = chain
-
-    @property
-    def first_hash(self) -> bytes:
+        known = block_hashes if chain is None else chain  # they begin alike
+        self.blocks = len(known) // HASH_BYTES
+        self.first_hash = known[:HASH_BYTES]
         """The first sequence hash, or b"": enough to tell whether any chain can match."""
-        chain = self.block_hashes if self._chain is None else self._chain  # they begin alike
-        return chain[:HASH_BYTES]
+        if chain is not None:
+            self.sequence_hashes = chain
 
-    @property
-    def sequence_hashes(self) -> PackedHashes:
-        """Counted by the ledger; computed on first use, which most selections never reach."""
-        if self._chain is None:
-            self._chain = sequence_hashes(self.block_hashes)
-        return self._chain
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> PackedHashes:
+            """Compute the sequence hashes: called only as long as they are not set."""
+            if name != "sequence_hashes":
+                raise AttributeError(name)
+            self.sequence_hashes = sequence_hashes(self.block_hashes)
+            return self.sequence_hashes
 
 
 def read_prompt(

@@ -140,8 +140,12 @@ class Lifecycle:
         Raises:
             ReservationConflict: the id is taken by something else.
         """
-        if self.bookings.is_unknown(reservation_id) and not self.announcer.claims.knows(
-            reservation_id
+        bookings = self.bookings
+        if (  # it is certainly unused: nearly always
+            reservation_id not in bookings.by_id
+            and not bookings.waiting
+            and not bookings.pairs
+            and not self.announcer.claims.knows(reservation_id)
         ):
             return None
         return self.repeats.selection(reservation_id, fingerprint, self.show_hashes)

@@ -64,7 +64,9 @@ class Pairs:
         track = ticket.weights.track_prefill_tokens
         tokens = couple.effective_prefill_tokens
         computing = BookingSpec(
-            *(ids[0], ticket.fingerprint, Prompt(prompt.block_hashes, b"", prompt.isl_tokens)),
+            ids[0],
+            ticket.fingerprint,
+            Prompt(prompt.block_hashes, b"", prompt.isl_tokens),
             tokens if track else 0,
             track,
             *terms,

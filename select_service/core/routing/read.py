@@ -68,12 +68,20 @@ class RequestReader:
             ServiceError: of the scope, the prompt, or what it wishes for.
         """
         try:
-            partition, prompt, weights = self.prompt(request)
+            partition = self.usable(request)
         except NoSchedulableWorker:
             scope = request.scope
             is_known = scope in self._partitions or self._pins.get(scope) is not None
             self.unserved.note(scope, is_known=is_known)
             raise
+        index, override = partition.index, request.router_config_override
+        prompt = read_prompt(
+            request,
+            block_size=index.block_size,
+            is_eagle=index.is_eagle,
+            blocks_max=self._limits.blocks_per_request_max,
+        )
+        weights = self.weights if override is None else self.overridden(override)
         if request.pinned_worker is not None:
             check_wishes(request)
         if request.is_pair:  # its legs are compared in the contract's blocks
