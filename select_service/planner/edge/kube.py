@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 import httpx
@@ -10,6 +9,7 @@ import msgspec
 import orjson
 
 from select_service.kubernetes_api import KubernetesError, Status
+from select_service.planner.edge.http_answers import OK, whole_answer
 from select_service.planner.errors import ConnectorError, SettingsError
 
 if TYPE_CHECKING:
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
     from select_service.kubernetes_api import KubernetesApi
 
-__all__ = ["OK", "Kube", "KubeAnswer"]
+__all__ = ["Kube", "KubeAnswer"]
 
 TIMEOUT_S: Final = 10.0
-OK: Final = 200
+_REFUSED: Final = 300
 Json: TypeAlias = dict[str, object]
 _T = TypeVar("_T")
 
@@ -93,28 +93,25 @@ class Kube:
             headers = self._api.headers()
             if body is not None:
                 headers["content-type"] = kind
-            async with asyncio.timeout(TIMEOUT_S):
-                response = await self._client.request(
-                    method,
-                    self._url + path,
-                    content=None if body is None else orjson.dumps(body),
-                    headers=headers,
-                )
-        except TimeoutError as error:
-            why = f"no whole answer within {TIMEOUT_S:g} s"
-            raise ConnectorError(f"{method} {path}: {why}") from error
-        except (httpx.HTTPError, httpx.InvalidURL, KubernetesError, UnicodeError) as error:
-            raise ConnectorError(
-                f"{method} {path}: {str(error) or type(error).__name__}"
-            ) from error
+            page = await whole_answer(
+                self._client,
+                method,
+                self._url + path,
+                within_s=TIMEOUT_S,
+                failure=ConnectorError,
+                headers=headers,
+                content=None if body is None else orjson.dumps(body),
+            )
+        except (ConnectorError, KubernetesError) as error:
+            raise ConnectorError(f"{method} {path}: {error}") from error
         try:
-            found = msgspec.json.decode(response.content or b"{}", type=dict[str, object])
+            found = msgspec.json.decode(page.body or b"{}", type=dict[str, object])
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            if response.is_success:
+            if page.status < _REFUSED:
                 raise ConnectorError(f"{method} {path}: {error}") from error
             found = {}
-        wait_s = Status().retry_after_s(response.headers)
-        return KubeAnswer(response.status_code, found, wait_s)
+        wait_s = Status().retry_after_s(page.headers)
+        return KubeAnswer(page.status, found, wait_s)
 
     async def close(self) -> None:
         """Close the connections."""

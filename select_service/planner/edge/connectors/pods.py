@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from select_service.planner.edge.kube import OK
+from select_service.planner.edge.http_answers import OK
 from select_service.planner.errors import ConnectorError
 
 if TYPE_CHECKING:

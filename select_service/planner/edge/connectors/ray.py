@@ -15,6 +15,7 @@ import msgspec
 from typing_extensions import override
 
 from select_service.planner.edge.connectors.connector import OneByOne
+from select_service.planner.edge.http_answers import OK, whole_answer
 from select_service.planner.edge.ray_cluster import joined
 from select_service.planner.errors import ConnectorError, SettingsError
 from select_service.planner.types import PoolState
@@ -28,7 +29,9 @@ __all__ = ["RayConnector"]
 
 PATH: Final = "/api/serve/applications/"
 TIMEOUT_S: Final = 10.0
+_JSON: Final = {"content-type": "application/json"}
 _PARTS: Final = 3
+_REFUSED: Final = 300
 _RUNNING: Final = "RUNNING"
 
 
@@ -124,18 +127,20 @@ class RayConnector(OneByOne):
 
     async def _send(self, method: str, body: dict[str, Any] | None) -> _Applications:
         try:
-            async with asyncio.timeout(TIMEOUT_S):
-                response = await self._client.request(
-                    method, self._url, json=body, headers=self._headers
-                )
-            response.raise_for_status()
-            content = response.content if method == "GET" else b"{}"
-            return msgspec.json.decode(content, type=_Applications)
-        except TimeoutError as error:
-            why = f"no whole answer within {TIMEOUT_S:g} s"
-            raise ConnectorError(f"{self._url}: {why}") from error
-        except (httpx.HTTPError, httpx.InvalidURL, msgspec.MsgspecError, UnicodeError) as error:
-            raise ConnectorError(f"{self._url}: {str(error) or type(error).__name__}") from error
+            page = await whole_answer(
+                self._client,
+                method,
+                self._url,
+                within_s=TIMEOUT_S,
+                failure=ConnectorError,
+                headers=self._headers if body is None else self._headers | _JSON,
+                content=None if body is None else msgspec.json.encode(body),
+            )
+            if not OK <= page.status < _REFUSED:
+                raise ConnectorError(f"answered {page.status}")  # noqa: TRY301 - told below
+            return msgspec.json.decode(page.body if method == "GET" else b"{}", type=_Applications)
+        except (ConnectorError, msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            raise ConnectorError(f"{self._url}: {error}") from error
 
     async def _call(self, namespace: str, name: str, method: str, *arguments: int) -> Any:
         ray = self._ray

@@ -17,9 +17,10 @@ import httpx
 import msgspec
 
 from select_service.planner.core.lengths import from_buckets
+from select_service.planner.edge.http_answers import OK, whole_answer
 from select_service.planner.edge.sources.scraped import Arrived, Sample, ScrapedArrivals
 from select_service.planner.edge.sources.series_names import DYNAMO, MATCH, SELECTOR
-from select_service.planner.edge.sources.source import counted, fetched, ratio
+from select_service.planner.edge.sources.source import counted, ratio
 from select_service.planner.errors import SourceError
 from select_service.planner.types import Idle, Load, Missing, Value, Window
 
@@ -34,7 +35,7 @@ __all__ = ["PrometheusSource"]
 TIMEOUT_S: Final = 10.0
 LOOKS: Final = 12
 """At a gauge in an interval: as many as scrapes of a usual one."""
-_OK: Final = 200
+
 _ADDED: Final = ("__name__", "of")  # labels that a query adds or takes away
 
 
@@ -251,15 +252,20 @@ class PrometheusSource:
     async def _rows(self, query: str) -> list[_Sample]:
         """Return the answer to an instant query."""
         try:
-            page = await fetched(
-                self._client, self._url, params={"query": query}, within_s=TIMEOUT_S
+            page = await whole_answer(
+                self._client,
+                "GET",
+                self._url,
+                within_s=TIMEOUT_S,
+                failure=SourceError,
+                params={"query": query},
             )
         except SourceError as error:
             raise SourceError(f"{self._url}: {error}") from error
         try:
             body = msgspec.json.decode(page.body, type=_Answer)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            said = f"answered {page.status}" if page.status != _OK else str(error)
+            said = f"answered {page.status}" if page.status != OK else str(error)
             raise SourceError(f"{self._url}: {said}") from error
         if body.status != "success" or body.data is None:
             raise SourceError(f"{self._url}: {body.error or page.status}: {query}")

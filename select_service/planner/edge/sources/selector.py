@@ -19,7 +19,8 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from select_service.planner.core.lengths import from_buckets
-from select_service.planner.edge.sources.source import counted, fetched, ratio
+from select_service.planner.edge.http_answers import OK, whole_answer
+from select_service.planner.edge.sources.source import counted, ratio
 from select_service.planner.errors import SourceError
 from select_service.planner.types import Idle, Load, Missing, Value, Window
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["SelectorSource", "parse"]
 
 TIMEOUT_S: Final = 5.0
-_OK: Final = 200
+
 PREFIX: Final = "select_service_"
 Samples: TypeAlias = dict[tuple[str, str, str, str], float]
 """By name, model, tenant and bucket; summed over all other labels."""
@@ -224,10 +225,15 @@ class SelectorSource:
 
     async def _scrape_one(self, one: _Selector, models: set[str]) -> None:
         try:
-            page = await fetched(
-                self._client, f"{one.url}/metrics", headers=self._headers, within_s=TIMEOUT_S
+            page = await whole_answer(
+                self._client,
+                "GET",
+                f"{one.url}/metrics",
+                within_s=TIMEOUT_S,
+                failure=SourceError,
+                headers=self._headers,
             )
-            if page.status != _OK:
+            if page.status != OK:
                 raise SourceError(f"answered {page.status}")  # noqa: TRY301 - told below
             # a foreign page is not a selector with no counts: its counts next time would all seem
             # new

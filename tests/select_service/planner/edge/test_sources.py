@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
+from select_service.planner.edge import http_answers
 from select_service.planner.edge.sources import prometheus as prometheus_module
 from select_service.planner.edge.sources import selector as selector_module
-from select_service.planner.edge.sources import source as source_module
 from select_service.planner.edge.sources.prometheus import PrometheusSource
 from select_service.planner.edge.sources.selector import SelectorSource, parse
 from select_service.planner.edge.sources.series_names import SELECTOR
@@ -555,7 +555,7 @@ class Dribble(httpx.AsyncByteStream):
 def test_who_never_ends_an_answer_holds_nobody_up(
     answer: Answer, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(source_module, "PAGE_BYTES_MAX", 100)
+    monkeypatch.setattr(http_answers, "PAGE_BYTES_MAX", 100)
     monkeypatch.setattr(prometheus_module, "TIMEOUT_S", 0.1)
     monkeypatch.setattr(selector_module, "TIMEOUT_S", 0.1)
 
