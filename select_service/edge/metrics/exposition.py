@@ -17,25 +17,25 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from select_service.edge.cooperative import TimeSlices
 from select_service.edge.metrics.admission_metrics import AdmissionMetrics
-from select_service.edge.metrics.bounds_metrics import BoundsMetrics
-from select_service.edge.metrics.decision_metrics import DecisionMetrics
 from select_service.edge.metrics.demand_metrics import DemandMetrics
-from select_service.edge.metrics.doctor_metrics import DoctorMetrics
 from select_service.edge.metrics.http_metrics import HttpMetrics
 from select_service.edge.metrics.index_metrics import IndexMetrics
 from select_service.edge.metrics.limit_metrics import LimitMetrics
-from select_service.edge.metrics.recording_metrics import RecordingMetrics
+from select_service.edge.metrics.process_metrics import (
+    bounds_table,
+    decisions_table,
+    findings_table,
+    security_tables,
+    tracing_table,
+)
 from select_service.edge.metrics.recovery_metrics import RecoveryMetrics
 from select_service.edge.metrics.replica_metrics import ReplicaMetrics
 from select_service.edge.metrics.scope_series import ScopeGroups
-from select_service.edge.metrics.security_metrics import SecurityMetrics
 from select_service.edge.metrics.service_metrics import ServiceMetrics
 from select_service.edge.metrics.shadow_metrics import ShadowMetrics
-from select_service.edge.metrics.snapshot_metrics import SnapshotMetrics
-from select_service.edge.metrics.state_metrics import StateMetrics
+from select_service.edge.metrics.storage_metrics import storage_tables
 from select_service.edge.metrics.tenant_metrics import TenantMetrics
 from select_service.edge.metrics.text import text_of
-from select_service.edge.metrics.tracing_metrics import TracingMetrics
 from select_service.edge.metrics.trust_metrics import TrustMetrics
 
 if TYPE_CHECKING:
@@ -70,20 +70,18 @@ class Metrics:
             ServiceMetrics(service, settings, groups),
             IndexMetrics(service, settings, groups),
             AdmissionMetrics(service, settings, groups),
-            DecisionMetrics(service),
+            decisions_table(service),
             DemandMetrics(groups, service.core.reader.unserved),
             TrustMetrics(service, settings),
             ShadowMetrics(service, groups),
             ReplicaMetrics(service),
             RecoveryMetrics(service),
-            StateMetrics(service),
-            SnapshotMetrics(service),
-            RecordingMetrics(service),
-            SecurityMetrics(service, settings),
+            *storage_tables(service),
+            *security_tables(service, settings),
             TenantMetrics(service.core.shares, settings.tenant_labels_max),
-            TracingMetrics(service),
-            DoctorMetrics(service),
-            BoundsMetrics(service, reloading),
+            tracing_table(service),
+            findings_table(service),
+            bounds_table(service, reloading),
             LimitMetrics(service, traffic, settings, reloading),
         )
         self._process = CollectorRegistry(auto_describe=False)

@@ -1,0 +1,274 @@
+"""Metrics of the process itself: decisions kept, security, tracing, findings, bounds, settings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from select_service.core.diagnostics.causes import CAUSES
+from select_service.edge.metrics.rows import Row, Table, total, value
+from select_service.edge.security.exposure import open_doors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from collections.abc import Set as AbstractSet
+    from typing import TypeVar
+
+    from indexer.edge.sockets import KeyCheck
+    from select_service.edge.config_reload import ConfigReload, Outcome
+    from select_service.edge.doctor import Doctor
+    from select_service.edge.driver.driver import Driver
+    from select_service.edge.metrics.families import Collector
+    from select_service.edge.metrics.rows import Reading
+    from select_service.edge.security.authority import Authority
+    from select_service.edge.security.credentials import Credentials
+    from select_service.edge.security.security_files import SecurityFiles
+    from select_service.edge.security.tls import Certificates
+    from select_service.settings import Settings
+
+    T = TypeVar("T")
+
+__all__ = ["bounds_table", "decisions_table", "findings_table", "security_tables", "tracing_table"]
+
+_MISSING: Final = ("tokens", "tls", "replicas")
+_CHANGED_BY: Final = ("put", "sighup", "restored")
+_CHANGES: Final[tuple[Outcome, ...]] = ("applied", "unchanged", "refused")
+_SPANS: Final = ("exported", "dropped", "failed")
+
+
+def _of(part: T | None, read: Callable[[T], Reading]) -> Reading:
+    """Return a reading of a part that may be absent."""
+    return None if part is None else read(part)
+
+
+# -- decisions -----------------------------------------------------------------------------------
+
+_DECISIONS: Final[tuple[Row[Driver], ...]] = (
+    value("decision_records", "Decisions kept.", lambda driver: len(driver.core.decisions)),
+    value(
+        "decision_bytes",
+        "Memory charged for the decisions kept.",
+        lambda driver: driver.core.decisions.bytes,
+    ),
+    total(
+        "decision_records_evicted",
+        "Decisions dropped to make room for later ones.",
+        lambda driver: driver.core.decisions.evicted,
+    ),
+)
+
+
+def decisions_table(driver: Driver) -> Collector:
+    """Return the decisions kept; zero with `--decision-ring 0`."""
+    return Table(_DECISIONS, lambda: driver)
+
+
+# -- security ------------------------------------------------------------------------------------
+
+
+def _handshakes_failed(driver: Driver) -> dict[tuple[str, str], int]:
+    plane = driver.replicas
+    planes = {
+        "events": driver.event_handshakes_failed,
+        "replicas": {} if plane is None else plane.subscriptions.handshakes_failed,
+    }
+    return {
+        (name, reason): count for name, counts in planes.items() for reason, count in counts.items()
+    }
+
+
+# What is told of tokens, certificates and keys is never their names or contents.
+
+_OPEN: Final[tuple[Row[AbstractSet[str]], ...]] = (
+    value(
+        "security_open",
+        "1 where the process is open to anyone who reaches it, by what is missing.",
+        lambda missing: {name: int(name in missing) for name in _MISSING},
+        "missing",
+    ),
+)
+_AUTHORITY: Final[tuple[Row[Authority], ...]] = (
+    value("auth_tokens", "Records of the token file in force.", lambda one: len(one.book)),
+    total(
+        "auth_refused", "Requests turned away for their token.", lambda one: one.refused, "reason"
+    ),
+    total(
+        "auth_foreign",
+        "Other tenants' things named with a token bound to tenants.",
+        lambda one: one.foreign,
+    ),
+    total("auth_reloads", "Readings of a changed token file.", lambda one: one.reloads, "outcome"),
+)
+_CERTIFICATES: Final[tuple[Row[Certificates], ...]] = (
+    total("tls_reloads", "Readings of changed certificates.", lambda one: one.reloads, "outcome"),
+)
+_FILES: Final[tuple[Row[SecurityFiles], ...]] = (
+    total(
+        "security_reloads", "Readings of all files, on SIGHUP.", lambda one: one.reloads, "outcome"
+    ),
+)
+_KEY_CHECK: Final[tuple[Row[KeyCheck], ...]] = (
+    total("curve_accepted", "Replicas let in to listen, by their key.", lambda one: one.accepted),
+    total("curve_refused", "Listeners with a key that is not listed.", lambda one: one.refused),
+)
+_HANDSHAKES: Final[tuple[Row[Driver], ...]] = (
+    total(
+        "handshakes_failed",
+        "Handshakes with publishers that ended before we could listen.",
+        _handshakes_failed,
+        "plane",
+        "reason",
+    ),
+)
+_CREDENTIALS: Final[tuple[Row[Credentials], ...]] = (
+    total(
+        "peer_token_withheld",
+        "Fetches without the token, because the other side is not vouched for.",
+        lambda one: one.passport.withheld,
+    ),
+    total(
+        "peer_token_failures",
+        "Times --peer-token-file had no token to show.",
+        lambda one: one.passport.failures,
+    ),
+)
+
+
+def security_tables(driver: Driver, settings: Settings) -> tuple[Collector, ...]:
+    """Return tokens, certificates and keys; what is not in use has no series."""
+    missing = open_doors(settings).keys()
+
+    def authority() -> Authority | None:
+        return None if driver.security is None else driver.security.authority
+
+    def certificates() -> Certificates | None:
+        return None if driver.security is None else driver.security.certificates
+
+    def key_check() -> KeyCheck | None:
+        return None if driver.replicas is None else driver.replicas.publisher.key_check
+
+    return (
+        Table(_OPEN, lambda: missing),
+        Table(_AUTHORITY, authority),
+        Table(_CERTIFICATES, certificates),
+        Table(_FILES, lambda: driver.security),
+        Table(_KEY_CHECK, key_check),
+        Table(_HANDSHAKES, lambda: driver),
+        Table(_CREDENTIALS, lambda: driver.credentials),
+    )
+
+
+# -- tracing, findings ---------------------------------------------------------------------------
+
+_TRACING: Final[tuple[Row[Driver], ...]] = (
+    value("tracing", "1 where requests are traced.", lambda driver: driver.tracing is not None),
+    total(
+        "traced_requests",
+        "Requests traced.",
+        lambda driver: _of(driver.tracing, lambda tracing: tracing.sampled) or 0,
+    ),
+    value(
+        "trace_queue_spans",
+        "Spans that wait to be exported.",
+        lambda driver: _of(driver.tracing, lambda tracing: tracing.export.queued) or 0,
+    ),
+    total(
+        "trace_spans",
+        "Spans by what became of them: dropped for a full queue, failed at the collector.",
+        lambda driver: (
+            _of(
+                driver.tracing,
+                lambda tracing: {name: getattr(tracing.export, name) for name in _SPANS},
+            )
+            or dict.fromkeys(_SPANS, 0)
+        ),
+        "outcome",
+    ),
+)
+
+
+def tracing_table(driver: Driver) -> Collector:
+    """Return tracing: zero where requests are not traced."""
+    return Table(_TRACING, lambda: driver)
+
+
+_FINDINGS: Final[tuple[Row[Driver], ...]] = (
+    value(
+        "doctor_findings",
+        "What is wired wrong, by the last examination.",
+        lambda driver: _findings(driver.diagnosed),
+        "code",
+        "severity",
+    ),
+    total(
+        "doctor_examinations",
+        "Examinations made.",
+        lambda driver: _of(driver.diagnosed, lambda doctor: doctor.examiner.rounds) or 0,
+    ),
+    total(
+        "doctor_faults",
+        "Examinations that failed by our error.",
+        lambda driver: _of(driver.diagnosed, lambda doctor: doctor.faults) or 0,
+    ),
+)
+
+
+def findings_table(driver: Driver) -> Collector:
+    """Return findings by code; each code there is has a series."""
+    return Table(_FINDINGS, lambda: driver)
+
+
+def _findings(doctor: Doctor | None) -> dict[tuple[str, str], int]:
+    counts = {} if doctor is None else doctor.examiner.suspicions.counts()
+    return {(cause.code, cause.severity): counts.get(cause.code, 0) for cause in CAUSES}
+
+
+# -- bounds, settings ----------------------------------------------------------------------------
+
+
+class _Bounds(NamedTuple):
+    driver: Driver
+    reload: ConfigReload | None
+
+
+_BOUNDS: Final[tuple[Row[_Bounds], ...]] = (
+    total(
+        "connect_refused",
+        "Endpoints and URLs that were not connected to, by what forbade it.",
+        lambda one: one.driver.addresses.refused,
+        "reason",
+    ),
+    total(
+        "connect_lookups", "Names looked up.", lambda one: one.driver.addresses.lookups, "outcome"
+    ),
+    value(
+        "index_budget_bytes",
+        "Estimate for all indexes, of the last round.",
+        lambda one: one.driver.core.registry.budget.bytes,
+    ),
+    total(
+        "scopes_closed",
+        "Scopes given up because they had no worker.",
+        lambda one: one.driver.core.membership.scopes_closed,
+    ),
+    total(
+        "config_reloads",
+        "Changes of settings while running.",
+        lambda one: _of(one.reload, _changes),
+        "by",
+        "outcome",
+    ),
+    value(
+        "config_after_restart",
+        "Settings of the file that a restart would change.",
+        lambda one: _of(one.reload, lambda reload: reload.waiting) or 0,
+    ),
+)
+
+
+def bounds_table(driver: Driver, reload: ConfigReload | None) -> Collector:
+    """Return what bounds did beside the counts of `limit_metrics.py`, and changes of settings."""
+    return Table(_BOUNDS, lambda: _Bounds(driver, reload))
+
+
+def _changes(reload: ConfigReload) -> dict[tuple[str, str], int]:
+    return {(by, outcome): reload.counts[by, outcome] for by in _CHANGED_BY for outcome in _CHANGES}
