@@ -25,8 +25,15 @@ __all__ = ["CONSOLE_PATH", "ConsoleApp"]
 CONSOLE_PATH: Final = "/console"
 
 _ROOMS: Final = (
-    *("browser", "assets", "fleet", "prefix", "newest_reservations"),
-    *("sections", "sources", "stream", "console_handlers"),
+    "browser",
+    "assets",
+    "fleet",
+    "prefix",
+    "newest_reservations",
+    "sections",
+    "sources",
+    "stream",
+    "console_handlers",
 )
 _READ: Final = "read"
 _GETS: Final = (
@@ -91,14 +98,18 @@ class ConsoleApp:
         """All routes under /console."""
         gets = (
             Route(
-                *("GET", CONSOLE_PATH + path, self._handler(verb)),
+                "GET",
+                CONSOLE_PATH + path,
+                self._handler(verb),
                 scope=scope,
                 of_process=scope != OPEN,
             )
             for path, verb, scope in _GETS
         )
         prefix: Route[Any] = Route(
-            *("POST", f"{CONSOLE_PATH}/api/prefix", self._handler("prefix")),
+            "POST",
+            f"{CONSOLE_PATH}/api/prefix",
+            self._handler("prefix"),
             takes=dict,
             scope=_READ,
             of_process=True,

@@ -27,9 +27,22 @@ if TYPE_CHECKING:
 __all__ = ["RANK_FIELDS", "Fleet", "News"]
 
 RANK_FIELDS: Final = (
-    *("worker_id", "dp_rank", "prefill_tokens", "decode_blocks", "requests"),
-    *("kv_state", "event_at_ms", "lag_s", "gaps", "lost_batches", "cached_blocks"),
-    *("kv_used_blocks", "kv_total_blocks", "requests_waiting", "busy", "trust"),
+    "worker_id",
+    "dp_rank",
+    "prefill_tokens",
+    "decode_blocks",
+    "requests",
+    "kv_state",
+    "event_at_ms",
+    "lag_s",
+    "gaps",
+    "lost_batches",
+    "cached_blocks",
+    "kv_used_blocks",
+    "kv_total_blocks",
+    "requests_waiting",
+    "busy",
+    "trust",
 )
 """The fields of a rank's row; `kv_used_blocks` to `requests_waiting` are reported by the worker."""
 

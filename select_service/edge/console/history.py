@@ -31,10 +31,19 @@ _SELECTING: Final = tuple(
 )
 
 POINT: Final = (
-    *("at_ms", "selections", "failed", "isl_tokens", "prefill_tokens"),
-    *("waiting", "reservations", "answered", "seconds"),
-    *("shadow_scored", "shadow_agreed"),
-    *("shadow_live_prefill_tokens", "shadow_own_prefill_tokens"),
+    "at_ms",
+    "selections",
+    "failed",
+    "isl_tokens",
+    "prefill_tokens",
+    "waiting",
+    "reservations",
+    "answered",
+    "seconds",
+    "shadow_scored",
+    "shadow_agreed",
+    "shadow_live_prefill_tokens",
+    "shadow_own_prefill_tokens",
 )
 """The fields of a point; counts by latency bucket follow."""
 

@@ -34,23 +34,28 @@ _SIZES: Final = range(5, 22)
 
 _SUMMARIES: Final[tuple[tuple[str, str, Callable[[DemandTally], tuple[int, float]]], ...]] = (
     (
-        *("prefill_tokens", "Prompt tokens the worker chosen had to compute, of requests placed."),
+        "prefill_tokens",
+        "Prompt tokens the worker chosen had to compute, of requests placed.",
         lambda tally: (sum(tally.isl_counts), tally.prefill_tokens),
     ),
     (
-        *("output_tokens", "Tokens of answers, by the output blocks told, of ended requests."),
+        "output_tokens",
+        "Tokens of answers, by the output blocks told, of ended requests.",
         lambda tally: (tally.answered, tally.output_tokens),
     ),
     (
-        *("ttft_seconds", "From the booking of a request to the end of its prefill."),
+        "ttft_seconds",
+        "From the booking of a request to the end of its prefill.",
         lambda tally: (tally.first_tokens, tally.ttft_s),
     ),
     (
-        *("itl_seconds", "From the end of the prefill to the end of the request, per token."),
+        "itl_seconds",
+        "From the end of the prefill to the end of the request, per token.",
         lambda tally: (tally.answering_tokens, tally.answering_s),
     ),
     (
-        *("request_seconds", "From the booking of a request to its end."),
+        "request_seconds",
+        "From the booking of a request to its end.",
         lambda tally: (tally.ended, tally.request_s),
     ),
 )

@@ -84,8 +84,12 @@ class IndexMetrics(Collector):
                 stats.append(counted)
                 yield None
             by_attribute = (
-                *((nodes, "nodes"), (blocks, "blocks"), (size, "bytes"), (unswept, "unswept")),
-                *((orphans, "orphan_blocks"), (dropped, "orphan_blocks_dropped")),
+                (nodes, "nodes"),
+                (blocks, "blocks"),
+                (size, "bytes"),
+                (unswept, "unswept"),
+                (orphans, "orphan_blocks"),
+                (dropped, "orphan_blocks_dropped"),
                 (refused, "events_refused"),
             )
             for family, attribute in by_attribute:

@@ -39,15 +39,21 @@ class ReplicaMetrics(Collector):
         yield from self._publishers(plane, status)
         yield from self._reservations()
         yield counters(
-            *("replica_events", "Messages to replicas.", "outcome"),
+            "replica_events",
+            "Messages to replicas.",
+            "outcome",
             {} if plane is None else _published(plane),
         )
         yield counters(
-            *("replica_messages", "Messages of replicas.", "outcome"),
+            "replica_messages",
+            "Messages of replicas.",
+            "outcome",
             {} if plane is None else _received(plane),
         )
         yield counters(
-            *("replica_pulls", "Fetches of a replica's snapshot that have ended.", "outcome"),
+            "replica_pulls",
+            "Fetches of a replica's snapshot that have ended.",
+            "outcome",
             {} if plane is None else plane.pulls.outcomes,
         )
         running = gauge("replica_pulls_running", "Snapshots being fetched.")
@@ -55,7 +61,9 @@ class ReplicaMetrics(Collector):
             running.add_metric((), plane.pulls.running)
         yield running
         yield counters(
-            *("replica_snapshots", "Snapshots given to replicas.", "outcome"),
+            "replica_snapshots",
+            "Snapshots given to replicas.",
+            "outcome",
             {} if plane is None else plane.snapshots,
         )
 
@@ -100,7 +108,9 @@ class ReplicaMetrics(Collector):
         counts, plane = replicas.counters, self._service.replicas
         garbled, foreign = (0, 0) if plane is None else (plane.garbled, plane.foreign_refused)
         yield counters(
-            *("replica_reservations", "Reservations of replicas, here.", "event"),
+            "replica_reservations",
+            "Reservations of replicas, here.",
+            "event",
             {
                 "booked": counts.booked,
                 "freed": counts.freed,
@@ -108,7 +118,9 @@ class ReplicaMetrics(Collector):
             },
         )
         yield counters(
-            *("replica_leases", "What replicas, or their end, did to leases here.", "event"),
+            "replica_leases",
+            "What replicas, or their end, did to leases here.",
+            "event",
             {
                 "renewed": counts.leases_renewed,
                 "closed": counts.leases_closed,
@@ -117,7 +129,9 @@ class ReplicaMetrics(Collector):
             },
         )
         yield counters(
-            *("replica_refused", "News of replicas not taken in.", "reason"),
+            "replica_refused",
+            "News of replicas not taken in.",
+            "reason",
             {
                 "repeated": counts.repeated,
                 "dropped": counts.dropped,
@@ -134,8 +148,10 @@ class ReplicaMetrics(Collector):
             },
         )
         yield counters(
-            *("replica_corrected", "What was known otherwise than its owner's snapshot says."),
-            *("what", {"claim": counts.claims_corrected, "number": counts.numbers_corrected}),
+            "replica_corrected",
+            "What was known otherwise than its owner's snapshot says.",
+            "what",
+            {"claim": counts.claims_corrected, "number": counts.numbers_corrected},
         )
         yield gauge("lease_copies", "Leases known through replicas.", value=len(told.copies))
         yield gauge("replica_ended", "Ends of reservations remembered.", value=len(told.ends))

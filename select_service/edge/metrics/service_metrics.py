@@ -186,7 +186,9 @@ class ServiceMetrics(Collector):
         )
         outcomes = ("begun", "kept", "moved_busy", "moved_ineligible", "released")
         yield counters(
-            *("session_requests", "Requests with a session, by outcome.", "outcome"),
+            "session_requests",
+            "Requests with a session, by outcome.",
+            "outcome",
             {outcome: getattr(counts, outcome) for outcome in outcomes},
         )
 
@@ -224,11 +226,19 @@ class ServiceMetrics(Collector):
         remembered.add_metric((), bookings.freed_bytes + claims.ended_bytes + pins.nbytes)
         yield remembered
         events = (
-            *("booked", "repeated", "conflicting", "freed", "expired", "expired_early"),
-            *("lease_ended", "dropped"),
+            "booked",
+            "repeated",
+            "conflicting",
+            "freed",
+            "expired",
+            "expired_early",
+            "lease_ended",
+            "dropped",
         )
         yield counters(
-            *("reservation_events", "What happened to reservations.", "event"),
+            "reservation_events",
+            "What happened to reservations.",
+            "event",
             {event: getattr(core.counters, f"reservations_{event}") for event in events},
         )
 
@@ -240,7 +250,9 @@ class ServiceMetrics(Collector):
         )
         events = ("opened", "renewed", "closed", "expired", "refused", "reopening")
         yield counters(
-            *("lease_events", "What happened to leases.", "event"),
+            "lease_events",
+            "What happened to leases.",
+            "event",
             {event: getattr(leases, event) for event in events},
         )
 

@@ -31,7 +31,8 @@ class TenantMetrics(Collector):
         held = gauge("tenant_bound_held", "What a tenant holds of a bound.", ("bound", "tenant_id"))
         share = gauge("tenant_bound_share", "What is kept for each tenant of a bound.", ("bound",))
         refused = counter(
-            *("tenant_bound_refused", "Times a tenant got no more of a bound."),
+            "tenant_bound_refused",
+            "Times a tenant got no more of a bound.",
             ("bound", "tenant_id"),
         )
         for bound in list(self._shares.bounds.values()):
