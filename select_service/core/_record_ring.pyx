@@ -37,6 +37,51 @@ cdef enum:  # as in the twin, where they are explained
     ASKED_BYTES = 320
     HIT_BYTES = 64
 
+cdef enum:
+    HASH_BYTES = 8
+    CHUNK_BYTES = 65536
+    HASH_BYTES_MAX = 4096  # `decision_record.HASH_BYTES_KEPT`
+
+cdef enum:  # of one record to other objects, by place
+    LOOKOUT
+    ROWS
+    COLUMNS
+    MATCHED
+    SHARED
+    TRUST
+    WEIGHTS
+    SELECTION_ID
+    RESERVATION_ID
+    ODDS
+    ASK
+    SAID
+    CACHE_HIT
+    REFERENCES
+
+cdef enum:
+    MEMBERS_MAX = 6
+    KINDS_MAX = 4  # of requests there are three
+
+cdef struct Kind:
+    void *type  # NULL: none
+    Py_ssize_t offsets[MEMBERS_MAX]  # below 0: it has another way
+
+cdef struct Chunk:
+    Py_ssize_t records  # whose hashes are in it; the last of them goes with it
+    char data[CHUNK_BYTES]
+
+cdef struct Entry:
+    PyObject *of[REFERENCES]
+    double at
+    double since
+    Chunk *chunk
+    Py_ssize_t offset
+    Py_ssize_t hash_bytes
+    Py_ssize_t blocks
+    Py_ssize_t slot
+    Py_ssize_t size
+    uint64_t isl_tokens
+
 
 @cython.final
 cdef class Members:
@@ -45,6 +90,11 @@ cdef class Members:
     A record takes ten of them: asked for by name, or handed over one by one, they were a tenth of
     what it costs. A kind that keeps a member in another way is asked by name.
     """
+
+    cdef tuple _names
+    cdef list _types  # keeps those of `_kinds` alive
+    cdef Kind _kinds[KINDS_MAX]
+    cdef int _next
 
     def __cinit__(self, *names):
         if len(names) > MEMBERS_MAX:
@@ -102,6 +152,20 @@ cdef class RecordRing:
     copied, one record's behind the other's. Objects of its own would be memory that comes cold to
     every request, because those of a thousand requests before it are still in use.
     """
+
+    cdef Entry *_entries  # a place for each
+    cdef Py_ssize_t _oldest, _count, _count_max
+    cdef Chunk *_last  # that of the newest
+    cdef Chunk *_spare
+    cdef Py_ssize_t _filled  # bytes of the last chunk
+    cdef Members _tickets
+    cdef Members _prompts
+    cdef Members _requests
+    cdef Members _placements
+    cdef Members _lookouts
+    cdef long long _bytes_max
+    cdef readonly long long bytes
+    cdef readonly long long next
 
     def __cinit__(self, Py_ssize_t count_max, long long bytes_max, long long first):
         self._count_max = count_max if bytes_max else 0
@@ -207,31 +271,6 @@ cdef class RecordRing:
         if self._count_max:
             self._add(&entry, PyBytes_AS_STRING(block_hashes))
         return record
-
-    cdef int keep_plain(
-        self, bytes block_hashes, uint64_t isl_tokens, str selection_id, str reservation_id,
-        bytes columns, list matched, list shared, rows, Py_ssize_t slot, double now, weights, lookout,
-    ) except -1:
-        """Keep the record of a decision of which nothing else is to be said; for other kernels."""
-        cdef Entry entry
-        cdef int at
-        if not self._count_max:
-            return 0
-        for at in range(REFERENCES):
-            entry.of[at] = <PyObject *>None
-        entry.of[LOOKOUT] = <PyObject *>lookout
-        entry.of[ROWS] = <PyObject *>rows
-        entry.of[COLUMNS] = <PyObject *>columns
-        entry.of[MATCHED] = <PyObject *>matched
-        entry.of[SHARED] = <PyObject *>shared
-        entry.of[WEIGHTS] = <PyObject *>weights
-        entry.of[SELECTION_ID] = <PyObject *>selection_id
-        entry.of[RESERVATION_ID] = <PyObject *>reservation_id
-        entry.at, entry.since = now, -1.0
-        entry.blocks = PyBytes_GET_SIZE(block_hashes) // HASH_BYTES
-        entry.isl_tokens, entry.slot = isl_tokens, slot
-        self._measure(&entry, block_hashes, 0)
-        return self._add(&entry, PyBytes_AS_STRING(block_hashes))
 
     cdef int _measure(self, Entry *entry, bytes block_hashes, Py_ssize_t more) except -1:
         """Note what the record is charged with, its columns aside."""

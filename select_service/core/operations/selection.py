@@ -2,7 +2,7 @@
 
 One call is one step: nothing is awaited between a choice and its booking, so select-and-reserve is
 atomic without a lock. In the same step the gate, where there is one, decides on admission
-(`gatekeeping.py`); then `place.py` chooses and books, or the request goes to the waiting room.
+(`admission/`); then `routing/place.py` chooses and books, or the request waits.
 """
 
 from __future__ import annotations

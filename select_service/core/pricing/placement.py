@@ -1,4 +1,4 @@
-"""Where a prompt goes, and the facts that chose that: what `partition.place` returns.
+"""Where a prompt goes, and the facts that chose that: what `place.choose` returns.
 
 Of who may take a pair, too: the plan, and the placement where one rank does better.
 """
