@@ -308,6 +308,11 @@ FIXED = (
     ),
     ("select_service.core.recording.encoder", "TEXT_MAX", "characters of an id in a recording"),
     ("select_service.edge.discovery.kubernetes", "PAGE_BYTES_MAX", "bytes of a page of a list"),
+    (
+        "select_service.planner.edge.http_answers",
+        "PAGE_BYTES_MAX",
+        "bytes of an answer the planner reads",
+    ),
     ("select_service.edge.doctor", "SLICE_S", "seconds of an examination between other requests"),
     ("select_service.edge.doctor", "FRESH_S", "seconds findings may be old until it looks again"),
     ("select_service.edge.doctor", "LOGGED_MAX", "findings logged one by one of an examination"),
