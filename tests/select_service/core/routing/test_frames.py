@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from indexer.compiled import usable
 from indexer.core.hashing import pack_u64
 from indexer.core.registry import Registry
 from select_service.core.service import SelectionCore
@@ -23,8 +24,9 @@ from select_service.types import (
 if TYPE_CHECKING:
     from types import FrameType
 
-FRAMES_MAX = 43
-FILES_MAX = 25
+FRAMES_MAX, FILES_MAX = (43, 25) if usable("select_service.core._pricer", 3) else (52, 31)
+"""With kernels, and in plain Python, whose leaves are frames, too."""
+
 ROOT = Path(__file__).parents[4]
 
 
