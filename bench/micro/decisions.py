@@ -48,14 +48,16 @@ def core_of(
     rng = random.Random(1)
     core = SelectionCore(Registry(), config, rng, limits=limits, watch=Watch(stopwatch=stopwatch))
     for worker_id in range(workers):
-        core.upsert_worker(WorkerSpec(worker_id=worker_id, endpoint="http://w", block_size=16), 0.0)
+        core.workers.upsert_worker(
+            WorkerSpec(worker_id=worker_id, endpoint="http://w", block_size=16), 0.0
+        )
     for number in range(STANDING * workers):
-        core.select_and_reserve(booking(f"standing-{number}", hashes()), 0.0)
+        core.selection.select_and_reserve(booking(f"standing-{number}", hashes()), 0.0)
     index = core.partitions[Scope("default", "default")].index
     for worker_id in range(workers):
         index.store(WorkerRank(worker_id, 0), Tier.DEVICE, None, [*range(1, 17)], HELD)
     for _ in range(limits.decision_ring + 1):
-        core.select(SelectRequest(**_fields(hashes())), 0.0)
+        core.selection.select(SelectRequest(**_fields(hashes())), 0.0)
     return core
 
 
@@ -81,7 +83,7 @@ def selections(core: SelectionCore, number: int) -> float:
     asks = [SelectRequest(**_fields(hashes())) for _ in range(ROUNDS)]
     start = process_time()
     for ask in asks:
-        core.select(ask, float(number))
+        core.selection.select(ask, float(number))
     return (process_time() - start) / ROUNDS * 1e6
 
 
@@ -90,7 +92,7 @@ def matched(core: SelectionCore, number: int) -> float:
     asks = [SelectRequest(**_fields(HELD + hashes()[: 16 * 8])) for _ in range(ROUNDS)]
     start = process_time()
     for ask in asks:
-        core.select(ask, float(number))
+        core.selection.select(ask, float(number))
     return (process_time() - start) / ROUNDS * 1e6
 
 
@@ -100,9 +102,9 @@ def lives(core: SelectionCore, number: int) -> float:
     start = process_time()
     for ask in asks:
         name = ask.reservation_id or ""
-        core.select_and_reserve(ask, float(number))
-        core.prefill_complete(name, float(number))
-        core.free(name, float(number))
+        core.selection.select_and_reserve(ask, float(number))
+        core.reservations.prefill_complete(name, float(number))
+        core.reservations.free(name, float(number))
     return (process_time() - start) / ROUNDS * 1e6
 
 

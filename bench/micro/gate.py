@@ -63,10 +63,10 @@ def core_of(variant: dict[str, Any] | None, workers: int) -> SelectionCore:
             max_num_batched_tokens=8192,
             total_kv_blocks=100_000,
         )
-        core.upsert_worker(spec, 0.0)
+        core.workers.upsert_worker(spec, 0.0)
     for number in range(4 * workers):
-        core.select_and_reserve(prompt(f"standing-{number}"), 0.0)
-        core.prefill_complete(f"standing-{number}", 0.0)
+        core.selection.select_and_reserve(prompt(f"standing-{number}"), 0.0)
+        core.reservations.prefill_complete(f"standing-{number}", 0.0)
     return core
 
 
@@ -98,14 +98,14 @@ def lives(
     start = process_time()
     for number, request in enumerate(requests):
         now = begin + number * 1e-3
-        core.select_and_reserve(request, now)
+        core.selection.select_and_reserve(request, now)
         if number >= PREFILL_ROUNDS:
-            core.prefill_complete(names[number - PREFILL_ROUNDS], now)
+            core.reservations.prefill_complete(names[number - PREFILL_ROUNDS], now)
         if number >= LIFE_ROUNDS:
-            core.free(names[number - LIFE_ROUNDS], now)
+            core.reservations.free(names[number - LIFE_ROUNDS], now)
     seconds = process_time() - start
     for name in names[ROUNDS - LIFE_ROUNDS :]:
-        core.free(name, begin + 0.5)
+        core.reservations.free(name, begin + 0.5)
     return seconds / ROUNDS * 1e6
 
 

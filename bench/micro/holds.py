@@ -89,7 +89,7 @@ def measure_bookings() -> None:
     core = SelectionCore(Registry(), RouterConfig(use_kv_events=False), random.Random(1))
     for worker_id in (1, 2):
         spec = WorkerSpec(worker_id=worker_id, endpoint="http://w", block_size=BLOCK_SIZE)
-        core.upsert_worker(spec, 1.0)
+        core.workers.upsert_worker(spec, 1.0)
     booked: list[tuple[float, int]] = []
     for number in range(RESERVATIONS):
         first = number * BLOCKS
@@ -100,12 +100,12 @@ def measure_bookings() -> None:
             isl_tokens=BLOCK_SIZE * BLOCKS,
         )
         before = time.thread_time()
-        core.reserve(request, 1.0)
+        core.reservations.reserve(request, 1.0)
         booked.append(((time.thread_time() - before) * 1e3, number))
     ended: list[tuple[float, int]] = []
     for number in range(RESERVATIONS):
         before = time.thread_time()
-        core.free(f"r{number}", 1.0)
+        core.reservations.free(f"r{number}", 1.0)
         ended.append(((time.thread_time() - before) * 1e3, number))
     for what, seen in (("booking", booked), ("end", ended)):
         slowest = ", ".join(

@@ -120,7 +120,7 @@ async def pull(port: int, reservations: int, *, plain: bool) -> None:
 
 
 def booked(service: Driver) -> int:
-    return sum(row.active_requests for scope in service.core.loads() for row in scope.loads)
+    return sum(row.active_requests for scope in service.core.queries.loads() for row in scope.loads)
 
 
 def workers() -> list[bytes]:

@@ -51,7 +51,7 @@ class Bench:
         self.now = 1.0  # a millisecond later with each request: what fades is noted again
         for number in range(workers):
             spec = WorkerSpec(worker_id=number, endpoint="http://w", block_size=16)
-            self.core.upsert_worker(spec, 0.0)
+            self.core.workers.upsert_worker(spec, 0.0)
         for _ in range(4 * workers):
             self.book()
 
@@ -72,15 +72,15 @@ class Bench:
             isl_tokens=16 * BLOCKS,
         )
         self.now += 0.001
-        self.core.select_and_reserve(request, self.now)
+        self.core.selection.select_and_reserve(request, self.now)
         return name
 
     def life(self) -> None:
         """Let one request live."""
         name = self.book()
-        self.core.prefill_complete(name, self.now)
-        self.core.output_block(name, None, self.now)
-        self.core.free(name, self.now)
+        self.core.reservations.prefill_complete(name, self.now)
+        self.core.reservations.output_block(name, None, self.now)
+        self.core.reservations.free(name, self.now)
 
     def lives(self) -> tuple[float, float]:
         """CPU seconds of this thread, and of the whole process until all is written."""

@@ -110,7 +110,7 @@ class Halfway:
     def candidates(self, gone: int) -> list[ScaleDownCandidate]:
         """Return whom the service advises to take away, and what it says of that."""
         core = self._router.replicas[0].core
-        asked: list[ScaleDownCandidate] = told(core.scale_down_candidates(gone, None, None))
+        asked: list[ScaleDownCandidate] = told(core.scale_down.candidates(gone, None, None))
         return asked
 
     def advised(self, gone: int) -> list[int]:

@@ -1,8 +1,8 @@
 """Every public verb of the service, pure: typed request and `now` in, (answer, Effects) out.
 
-The facade of the core: the verbs themselves live in modules named after what they do (registering,
-selecting, reserving, inspecting, replicating) and are exposed here. The driver calls it. This file
-itself only has the time, which concerns every module, and the state that outlives the process.
+The operations are methods of the objects that `SelectionCore` holds (`workers`, `selection`,
+`reservations`, `admission`, `queries` and so on); the driver calls them there. This file only has
+the time, which concerns all of them, and the state that outlives the process.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Life(Struct, frozen=True):
 
 
 class SelectionCore:
-    """The whole state of one process, and the verbs that change it."""
+    """The whole state of one process, and the objects whose methods change it."""
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class SelectionCore:
         self._prices_queues = watch.witness is not None or self.reader.weights.pace > 0.0
         self.membership.follow_queues(self._prices_queues)
         self._open_line(config, watch)
-        self._open_rooms(kinds)
+        self._open_operations(kinds)
         self._open_state()
 
     def _open_books(self, kinds: Kinds, trust: TrustSettings, life: Life, watch: Watch) -> None:
@@ -237,7 +237,7 @@ class SelectionCore:
             counters=self.counters,
             limits=self.limits,
         )
-        self.selecting = SelectionCalls(
+        self.selection = SelectionCalls(
             reader=self.reader,
             desk=self.desk,
             admitting=self.admitting,
@@ -255,14 +255,9 @@ class SelectionCore:
             rng=rng,
         )
 
-    def _open_rooms(self, kinds: Kinds) -> None:  # noqa: PLR0915 - one line a verb
-        """Expose every verb where the driver looks for it."""
-        selecting = self.selecting
-        self.select = selecting.select
-        self.select_and_reserve = selecting.select_and_reserve
-        self.select_pair = selecting.select_and_reserve  # the type of its request allows a pair
-        self.withdraw = self.room.withdraw
-        registering = self.registering = Registration(
+    def _open_operations(self, kinds: Kinds) -> None:
+        """Create the operations, grouped by what they concern."""
+        self.workers = Registration(
             catalog=self.catalog,
             membership=self.membership,
             desk=self.desk,
@@ -272,30 +267,16 @@ class SelectionCore:
             admitting=self.admitting,
             room=self.room,
         )
-        self.sources = registering.sources
-        self.upsert_worker = registering.upsert_worker
-        self.patch_worker = registering.patch_worker
-        self.delete_worker = registering.delete_worker
-        self.refuse_source = registering.refuse_source
-        self.retry_source = registering.retry_source
-        self.worker = registering.worker
-        self.workers = registering.workers
-        self.worker_ids = registering.worker_ids
-        self.ready = registering.ready
-        draining = Drain(
+        self.drains = Drain(
             catalog=self.catalog,
             partitions=self.partitions,
-            registering=registering,
+            registering=self.workers,
             room=self.room,
             replicas=self.replicas,
             counters=self.counters,
         )
-        self.drain = draining.drain
-        self.undrain = draining.undrain
-        self.hold_back = draining.hold_back
-        self.drain_status = draining.status
-        self.scale_down_candidates = ScaleDown(self.partitions).candidates
-        reserving = self.reserving = ReservationCalls(
+        self.scale_down = ScaleDown(self.partitions)
+        self.reservations = ReservationCalls(
             reader=self.reader,
             desk=self.desk,
             room=self.room,
@@ -304,20 +285,9 @@ class SelectionCore:
             admitting=self.admitting,
             pairs=self.pairs,
             trusting=self.trusting,
-            new_id=selecting.new_id,
+            new_id=self.selection.new_id,
         )
-        self.reserve = reserving.reserve
-        self.prefill_complete = reserving.prefill_complete
-        self.output_block = reserving.output_block
-        self.free = reserving.free
-        self.check_batch = reserving.check_batch
-        self.operate = reserving.operate
-        self.open_lease = reserving.open_lease
-        self.renew_lease = reserving.renew_lease
-        self.close_lease = reserving.close_lease
-        self.clear_lease = reserving.clear_lease
-        self.leases = reserving.leases
-        waves = BatchSelection(
+        self.batch_selection = BatchSelection(
             reader=self.reader,
             desk=self.desk,
             placing=self.placing,
@@ -325,23 +295,14 @@ class SelectionCore:
             counters=self.counters,
             rng=self._rng,
             limits=self.limits,
-            free=reserving.free,
+            free=self.reservations.free,
             plan=kinds.plan,
         )
-        self.select_batch = waves.begin
-        operating = AdmissionControl(
+        self.admission = AdmissionControl(
             admitting=self.admitting, membership=self.membership, room=self.room, limits=self.limits
         )
-        self.reconfigure = operating.reconfigure
-        self.admission = operating.admission
-        self.admission_in_steps = operating.admission_in_steps
-        self.change_admission = operating.change_admission
-        self.change_admission_in_steps = operating.change_admission_in_steps
-        self.busy_thresholds = operating.busy_thresholds
-        self.busy_thresholds_in_steps = operating.busy_thresholds_in_steps
-        self.change_threshold = operating.change_threshold
-        self.forget_threshold = operating.forget_threshold
-        self.report = operating.report
+        self.queries = Queries(self.reader, self.membership)
+        self.replica_operations = ReplicaOperations(self.replicas, self.room)
         self._upkeep = Upkeep(
             limits=self.limits,
             desk=self.desk,
@@ -352,24 +313,6 @@ class SelectionCore:
         self.slimming = DictCompaction(
             lambda: all_tables(self.registry, self.desk, self.partitions)
         )
-        inspecting = Queries(self.reader, self.membership)
-        self.loads = inspecting.loads
-        self.load_scopes = inspecting.load_scopes
-        self.load_of = inspecting.load_of
-        self.potential_loads = inspecting.potential_loads
-        self.overlap_scores = inspecting.overlap_scores
-        self.trust = self.trusting.table
-        replicating = ReplicaOperations(self.replicas, self.room)
-        self.replica_announce = replicating.announce
-        self.replica_heard = replicating.heard
-        self.replica_tick = replicating.tick
-        self.replica_leave = replicating.leave
-        self.replica_last_word = replicating.last_word
-        self.replica_snapshot = replicating.snapshot
-        self.replica_snapshot_begin = replicating.snapshot_begin
-        self.replica_snapshot_part = replicating.snapshot_part
-        self.replica_snapshot_end = replicating.snapshot_end
-        self.replica_status = replicating.status
 
     def _open_state(self) -> None:
         """Register the tables that outlive the process."""
@@ -381,7 +324,7 @@ class SelectionCore:
                 CONFIG: self.overrides,
                 ADMISSION: AdmissionSection(self.admitting, NOTHING),
                 THRESHOLD: ThresholdSection(self.admitting, NOTHING),
-                WORKER: Workers(self.catalog, self.registering.restore),
+                WORKER: Workers(self.catalog, self.workers.restore),
                 LEASE: LeaseSection(self.desk.leases, NOTHING),
                 PEER: self.peer_endpoints,
                 END: TombstoneRows(claims, NOTHING),

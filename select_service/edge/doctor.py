@@ -136,7 +136,7 @@ class Doctor:
             wall_ahead=wall_now - self._machine_clock(),
             link_of=self._link_of,
             peers=self._peers(),
-            replicas=self._core.replica_status(now),
+            replicas=self._core.replica_operations.status(now),
             sources=self._sources(),
         )
 

@@ -46,7 +46,7 @@ class Life:
         self.live: list[str] = []
         for worker_id in WORKERS:
             spec = WorkerSpec(worker_id=worker_id, endpoint="http://w", block_size=16)
-            self.core.upsert_worker(spec, self.now)
+            self.core.workers.upsert_worker(spec, self.now)
 
     def step(self) -> None:
         self.told += self.rng.choice(self.jumps)
@@ -65,7 +65,7 @@ class Life:
         if self.rng.random() < 0.5:
             lease_id = f"l{self.rng.randrange(4)}"
             lease = LeaseRequest(owner="o", ttl_s=60.0, lease_id=lease_id)
-            self.core.open_lease(lease, self.now)
+            self.core.reservations.open_lease(lease, self.now)
         request = ReservationRequest(
             reservation_id=name,
             worker_id=self.rng.choice(WORKERS),
@@ -73,22 +73,24 @@ class Life:
             isl_tokens=32,
             lease_id=lease_id,
         )
-        self.core.reserve(request, self.now)
+        self.core.reservations.reserve(request, self.now)
         self.live.append(name)
 
     def free(self) -> None:
-        self.core.free(self.rng.choice([*self.live, "nobody's"]), self.now)
+        self.core.reservations.free(self.rng.choice([*self.live, "nobody's"]), self.now)
 
     def report(self) -> None:
         name = self.rng.choice([*self.live, "nobody's"])
-        self.core.prefill_complete(name, self.now)
-        self.core.output_block(name, None, self.now)
+        self.core.reservations.prefill_complete(name, self.now)
+        self.core.reservations.output_block(name, None, self.now)
 
     def renew(self) -> None:
-        self.core.renew_lease(f"l{self.rng.randrange(4)}", LeaseRenewal(), self.now)
+        self.core.reservations.renew_lease(f"l{self.rng.randrange(4)}", LeaseRenewal(), self.now)
 
     def carried(self) -> int:
-        return sum(row.active_requests for scope in self.core.loads() for row in scope.loads)
+        return sum(
+            row.active_requests for scope in self.core.queries.loads() for row in scope.loads
+        )
 
     def rest(self) -> None:
         """Time goes on as it should, longer than anything lives."""
@@ -119,27 +121,27 @@ def test_a_bucket_and_a_lease_while_the_clock_is_behind() -> None:
     core = service.core
     worker = WorkerSpec(worker_id=1, endpoint="http://w", block_size=16)
     core.admitting.put_in_force("token-bucket", {"capacity": 100, "refill_rate": 10})
-    core.upsert_worker(worker, service.now())
+    core.workers.upsert_worker(worker, service.now())
 
     def select(tokens: int) -> bool:
         prompt = {"block_hashes": [1], "sequence_hashes": [1], "isl_tokens": tokens}
         request = msgspec.convert(prompt | {"slo_class": "batch"}, SelectRequest)
         try:
-            core.select(request, service.now())
+            core.selection.select(request, service.now())
         except AdmissionRefused:
             return False
         return True
 
-    core.open_lease(LeaseRequest(owner="o", ttl_s=60.0, lease_id="l"), service.now())
+    core.reservations.open_lease(LeaseRequest(owner="o", ttl_s=60.0, lease_id="l"), service.now())
     assert select(100)
     told[0] -= 3600.0
     assert not select(10)
     core.tick(service.now())
-    assert core.renew_lease("l", LeaseRenewal(), service.now())
+    assert core.reservations.renew_lease("l", LeaseRenewal(), service.now())
     told[0] += 3605.0
     assert not select(51)
     assert select(50), "refilled by the five seconds that have passed"
     told[0] += 60.0
     core.tick(service.now())
     with pytest.raises(LeaseNotFound):
-        core.renew_lease("l", LeaseRenewal(), service.now())
+        core.reservations.renew_lease("l", LeaseRenewal(), service.now())

@@ -65,7 +65,7 @@ def look(api: Api, _: Request) -> Response:
         for rank, slot in partition.seating.seats()
         for one in partition.ledger.reservations_on(slot)
     ]
-    return Response(200, encode(View(booked, core.loads())))
+    return Response(200, encode(View(booked, core.queries.loads())))
 
 
 class Garbage(Struct, frozen=True):

@@ -192,7 +192,7 @@ class RecordedFleet:
             taints=[taint for taint in TAINTS if draw.random() < 0.5],
             role=role,  # type: ignore[arg-type]
         )
-        self.did(self.core.upsert_worker(spec, self.now)[1])
+        self.did(self.core.workers.upsert_worker(spec, self.now)[1])
 
     def hold(self) -> None:
         """A rank has the beginning of some prompt, on one tier or several."""
@@ -214,13 +214,13 @@ class RecordedFleet:
         asked, kind = {**self.wishes(), "selection_id": f"s{self.count}"}, draw.random()
         verb: Any
         if kind < 0.4:
-            request, verb = SelectRequest(**asked), core.select
+            request, verb = SelectRequest(**asked), core.selection.select
         elif kind < 0.7 or not self.has_roles:
             request = SelectAndReserveRequest(reservation_id=f"r{self.count}", **asked)
-            verb = core.select_and_reserve
+            verb = core.selection.select_and_reserve
         else:
             request = SelectPairRequest(reservation_id=f"p{self.count}", **asked)
-            verb = core.select_pair
+            verb = core.selection.select_and_reserve
         try:
             answer, effects = verb(request, self.now)
         except ServiceError as error:
@@ -278,7 +278,7 @@ class RecordedFleet:
             n = draw.randint(1, 6)
             items.append((WaveItem(reservation_id=f"w{self.count}", n=n, **asked), b""))
         wants = SelectBatchRequest(requests=[], reserve=draw.random() < 0.5)
-        steps = self.core.select_batch(wants, items).steps(self.now)
+        steps = self.core.batch_selection.begin(wants, items).steps(self.now)
         try:
             self.did(next(steps))
             while True:
@@ -300,12 +300,12 @@ class RecordedFleet:
         name, what = self.draw.choice(self.live), self.draw.randrange(3)
         try:
             if what == 0:
-                self.did(self.core.prefill_complete(name, self.now))
+                self.did(self.core.reservations.prefill_complete(name, self.now))
             elif what == 1:
-                self.did(self.core.output_block(name, None, self.now))
+                self.did(self.core.reservations.output_block(name, None, self.now))
             else:
                 self.live.remove(name)
-                self.did(self.core.free(name, self.now))
+                self.did(self.core.reservations.free(name, self.now))
         except ServiceError:
             return
 
@@ -313,11 +313,11 @@ class RecordedFleet:
         worker_id, what = self.draw.randrange(9), self.draw.randrange(4)
         try:
             if what == 0:
-                self.did(self.core.delete_worker(worker_id, self.now)[1])
+                self.did(self.core.workers.delete_worker(worker_id, self.now)[1])
             elif what == 1:
-                self.did(self.core.drain(worker_id, DrainRequest(), self.now)[1])
+                self.did(self.core.drains.drain(worker_id, DrainRequest(), self.now)[1])
             elif what == 2:
-                self.did(self.core.undrain(worker_id, self.now)[1])
+                self.did(self.core.drains.undrain(worker_id, self.now)[1])
             else:
                 self.worker(worker_id)
         except ServiceError:
@@ -328,7 +328,7 @@ class RecordedFleet:
         self.now += self.draw.choice([0.3, 2.0, 25.0])
         if self.draw.random() < 0.3:
             self.did(
-                self.core.open_lease(
+                self.core.reservations.open_lease(
                     LeaseRequest(lease_id=f"l{self.now}", owner="o", ttl_s=5.0), self.now
                 )[1]
             )

@@ -91,7 +91,7 @@ class Node:
             limits=self.net.limits,
             life=Life(self.router_id, self.epoch),
         )
-        self.core.replica_announce(8000 + self.number)
+        self.core.replica_operations.announce(8000 + self.number)
 
     # -- on disk -------------------------------------------------------------------------------
 
@@ -135,10 +135,10 @@ class Node:
 
     def stop(self) -> None:
         """End in good order: everything is written, and the others hear of it."""
-        self.core.replica_leave()
+        self.core.replica_operations.leave()
         self.tick()
         self.flush()
-        self.net.publish(self, self.core.replica_last_word())
+        self.net.publish(self, self.core.replica_operations.last_word())
         self.is_down = True
 
     def put_worker(self, worker_id: int) -> None:
@@ -149,7 +149,7 @@ class Node:
             data_parallel_size=2,
             role=ROLES.get(worker_id),
         )
-        self.did(self.core.upsert_worker(spec, self.net.now)[1])
+        self.did(self.core.workers.upsert_worker(spec, self.net.now)[1])
 
     def did(self, effects: Effects) -> None:
         """Carry out what the core asks for."""
@@ -168,7 +168,7 @@ class Node:
         if expired:
             self.did(expired)
         for _ in range(3):
-            more, effects = self.core.replica_tick(self.net.now)
+            more, effects = self.core.replica_operations.tick(self.net.now)
             self.did(effects)
             if not more:
                 break
@@ -269,7 +269,7 @@ class Net:
                 assert self.garbled
                 return
             peer = f"tcp://n{source.number}"
-            node.did(core.replica_heard(peer, message, self.now, checked=checked))
+            node.did(core.replica_operations.heard(peer, message, self.now, checked=checked))
 
         return deliver
 
@@ -299,7 +299,9 @@ class Net:
         core = asker.core
         if not 0 <= pull.http_port - 8000 < len(self.nodes):  # a garbled one: nobody is there
             assert self.garbled
-            asker.did(core.replica_snapshot_end(pull.router_id, self.now, complete=False))
+            asker.did(
+                core.replica_operations.snapshot_end(pull.router_id, self.now, complete=False)
+            )
             return
         source = self.nodes[pull.http_port - 8000]
         parts: Iterator[Any] | None = None
@@ -311,12 +313,16 @@ class Net:
                 return
             if parts is None:
                 source.flush()
-                origin, parts = source.core, source.core.replica_snapshot(self.now)
+                origin, parts = source.core, source.core.replica_operations.snapshot(self.now)
             if source.changes is not None and source.core is not origin:  # the connection broke
-                asker.did(core.replica_snapshot_end(pull.router_id, self.now, complete=False))
+                asker.did(
+                    core.replica_operations.snapshot_end(pull.router_id, self.now, complete=False)
+                )
                 return
             if source.is_down or self.is_cut(asker, source) or self.rng.random() < self.loss / 3:
-                asker.did(core.replica_snapshot_end(pull.router_id, self.now, complete=False))
+                asker.did(
+                    core.replica_operations.snapshot_end(pull.router_id, self.now, complete=False)
+                )
                 return
             if not self.some_parts(asker, pull, parts):
                 self.at(self.now + self.rng.expovariate(1 / self.delay_s), go_on)
@@ -332,15 +338,21 @@ class Net:
             except RuntimeError:
                 raise AssertionError("a snapshot that broke off") from None
             if part is None:
-                asker.did(core.replica_snapshot_end(pull.router_id, self.now, complete=True))
+                asker.did(
+                    core.replica_operations.snapshot_end(pull.router_id, self.now, complete=True)
+                )
                 return True
             part = decode_part(encode_part(part))
             if isinstance(part, SnapshotHead):
-                if not core.replica_snapshot_begin(pull, part, self.now):
-                    asker.did(core.replica_snapshot_end(pull.router_id, self.now, complete=False))
+                if not core.replica_operations.snapshot_begin(pull, part, self.now):
+                    asker.did(
+                        core.replica_operations.snapshot_end(
+                            pull.router_id, self.now, complete=False
+                        )
+                    )
                     return True
             else:
-                asker.did(core.replica_snapshot_part(pull.router_id, part, self.now))
+                asker.did(core.replica_operations.snapshot_part(pull.router_id, part, self.now))
         return False
 
     # -- time ----------------------------------------------------------------------------------

@@ -106,7 +106,7 @@ class TruthFleet:
         self.ranks: dict[int, SimulatedRank] = {}
         for worker_id in range(1, self.shape.workers + 1):
             self.ranks[worker_id] = SimulatedRank(worker_id, self.shape)
-            self.core.upsert_worker(
+            self.core.workers.upsert_worker(
                 WorkerSpec(
                     worker_id=worker_id,
                     endpoint=f"http://w{worker_id}",
@@ -153,7 +153,7 @@ class TruthFleet:
         outputs = [rng.randrange(100_000) for _ in range(shape.output_tokens)]
         name = f"r{self.asked}"
         self.asked += 1
-        answer, _ = self.core.select_and_reserve(
+        answer, _ = self.core.selection.select_and_reserve(
             SelectAndReserveRequest(reservation_id=name, token_ids=tokens), self.now
         )
         assert isinstance(answer, Selection), "nobody is ever busy"
@@ -183,10 +183,10 @@ class TruthFleet:
             _, tokens = self._home[name]
             self.done.append(Done(int(name[1:]), rank.worker_id, tokens, cached))
             told = cached if self.feedback else None
-            self.core.prefill_complete(name, self.now, told)
+            self.core.reservations.prefill_complete(name, self.now, told)
         for name in report.finished:
             del self._home[name]
-            self.core.free(name, self.now)
+            self.core.reservations.free(name, self.now)
 
     def _hear(self, rank: SimulatedRank, seq: int, payload: bytes) -> None:
         stream = self.stream(rank.worker_id)
@@ -219,7 +219,7 @@ class TruthFleet:
         return stream
 
     def trust(self, worker_id: int) -> RankTrustRow:
-        rows = self.core.trust().ranks
+        rows = self.core.trusting.table().ranks
         return next(row for row in rows if row.worker_id == worker_id)
 
     def claim_everything(self, event: PoolEvent, rng: random.Random) -> list[PoolEvent]:

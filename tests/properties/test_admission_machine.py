@@ -154,7 +154,7 @@ class AdmissionMachine(RuleBasedStateMachine):
             total_kv_blocks=40,
         )
         self.caps[worker_id] = cap
-        _, effects = self.core.upsert_worker(spec, self.later())
+        _, effects = self.core.workers.upsert_worker(spec, self.later())
         self.follow(effects)
 
     @precondition(lambda self: len(self.caps) > 1)
@@ -163,7 +163,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         worker_id = data.draw(st.sampled_from(sorted(self.caps)))
         del self.caps[worker_id]
         before = set(self.live)
-        _, effects = self.core.delete_worker(worker_id, self.later())
+        _, effects = self.core.workers.delete_worker(worker_id, self.later())
         self.live = {name for name in before if self.core.desk.bookings.live(name) is not None}
         self.follow(effects)
 
@@ -171,7 +171,9 @@ class AdmissionMachine(RuleBasedStateMachine):
     def engine_tells(self, worker_id: int, used: float, waits: int | None) -> None:
         if worker_id in self.caps:
             told = RankMetrics(kv_used_blocks=used, num_requests_waiting=waits)
-            answer, effects = self.core.report(worker_id, WorkerMetrics(ranks=[told]), self.later())
+            answer, effects = self.core.admission.report(
+                worker_id, WorkerMetrics(ranks=[told]), self.later()
+            )
             assert answer.accepted == [0]
             self.follow(effects)
 
@@ -195,7 +197,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         refused = ""
         answer: Any = None
         try:
-            answer, effects = self.core.select_and_reserve(request, now)
+            answer, effects = self.core.selection.select_and_reserve(request, now)
             self.follow(effects)
         except ServiceError as refusal:
             refused = refusal.code
@@ -205,17 +207,17 @@ class AdmissionMachine(RuleBasedStateMachine):
         elif answer is not None:
             self.answered(name, answer)
         if refused in {"", "cache_threshold"} and not isinstance(answer, CacheThreshold):
-            again, _ = self.core.select_and_reserve(request, now)
+            again, _ = self.core.selection.select_and_reserve(request, now)
             assert isinstance(again, type(answer)), "a repeat is what it was"
             if isinstance(again, Ticket):
                 assert again is answer
-                assert not self.core.withdraw(again), "another caller still waits"
+                assert not self.core.room.withdraw(again), "another caller still waits"
 
     @precondition(lambda self: self.tickets)
     @rule(data=st.data())
     def hang_up(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.tickets)))
-        assert self.core.withdraw(self.tickets.pop(name))
+        assert self.core.room.withdraw(self.tickets.pop(name))
 
     @rule(worker_id=worker_ids)
     def book(self, worker_id: int) -> None:
@@ -230,9 +232,9 @@ class AdmissionMachine(RuleBasedStateMachine):
         full = self.on_worker(worker_id) >= self.caps[worker_id]
         if full:
             with pytest.raises(AdmissionRefused):
-                self.core.reserve(request, self.later())
+                self.core.reservations.reserve(request, self.later())
             return
-        _, effects = self.core.reserve(request, self.later())
+        _, effects = self.core.reservations.reserve(request, self.later())
         self.live.add(name)
         self.follow(effects)
 
@@ -242,16 +244,16 @@ class AdmissionMachine(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(self.live)))
         if ends:
             self.live.remove(name)
-            self.follow(self.core.free(name, self.later()))
+            self.follow(self.core.reservations.free(name, self.later()))
         else:
-            self.follow(self.core.prefill_complete(name, self.later()))
+            self.follow(self.core.reservations.prefill_complete(name, self.later()))
 
     # -- operators and time --------------------------------------------------------------------
 
     @rule(policy=st.sampled_from(sorted(POLICIES)), budgets=st.booleans())
     def another_policy(self, policy: str, *, budgets: bool) -> None:
         config = POLICIES[policy] | (BUDGETS if budgets else {})
-        _, effects = self.core.change_admission(
+        _, effects = self.core.admission.change_admission(
             AdmissionChange(policy=policy, config=config), self.later()
         )
         self.policy = policy
@@ -267,7 +269,7 @@ class AdmissionMachine(RuleBasedStateMachine):
             active_decode_blocks_threshold=share,
             clear=[] if tokens is not None else ["active_prefill_tokens_threshold"],
         )
-        _, effects = self.core.change_threshold(change, self.later())
+        _, effects = self.core.admission.change_threshold(change, self.later())
         self.follow(effects)
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 5.0, 31.0]))
@@ -285,7 +287,7 @@ class AdmissionMachine(RuleBasedStateMachine):
     # -- what is always true -------------------------------------------------------------------
 
     def on_worker(self, worker_id: int) -> int:
-        rows = self.core.loads()[0].loads
+        rows = self.core.queries.loads()[0].loads
         return sum(row.active_requests for row in rows if row.worker_id == worker_id)
 
     @invariant()
@@ -298,7 +300,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         total.check()
         assert total.offered == self.asked
         assert total.waiting == len(self.tickets)
-        assert sum(scope.pending_count for scope in self.core.loads()) == len(self.tickets)
+        assert sum(scope.pending_count for scope in self.core.queries.loads()) == len(self.tickets)
         booked = {name for name in self.live if self.core.desk.bookings.live(name) is not None}
         assert booked == self.live
         assert len(self.core.desk.bookings) == len(self.live), "nothing is booked unanswered"
@@ -326,9 +328,9 @@ class AdmissionMachine(RuleBasedStateMachine):
         if not hasattr(self, "core"):
             return
         for name in list(self.tickets):
-            assert self.core.withdraw(self.tickets.pop(name))
+            assert self.core.room.withdraw(self.tickets.pop(name))
         for name in list(self.live):
-            self.core.free(name, self.later())
+            self.core.reservations.free(name, self.later())
         keeper = self.keeper
         keeper.refresh(self.now)
         assert keeper.pool.prefill_backlog == 0

@@ -234,7 +234,7 @@ class Fleet:
             total_kv_blocks=draw.choice([None, 20]),
             role=role,  # type: ignore[arg-type]
         )
-        self.core.upsert_worker(spec, self.now)
+        self.core.workers.upsert_worker(spec, self.now)
 
     def hold(self) -> None:
         """A rank has the beginning of some prompt, in pieces on several tiers."""
@@ -281,11 +281,11 @@ class Fleet:
         self.now += 0.1
         try:
             if self.draw.random() < 0.5:
-                answer, _ = self.core.select(self.request(SelectRequest), self.now)
+                answer, _ = self.core.selection.select(self.request(SelectRequest), self.now)
             else:
                 request = self.request(SelectAndReserveRequest)
                 assert isinstance(request, SelectAndReserveRequest)
-                answer, _ = self.core.select_and_reserve(request, self.now)
+                answer, _ = self.core.selection.select_and_reserve(request, self.now)
         except ServiceError as refusal:
             if isinstance(refusal.decision, Record):
                 self.tell(refusal.decision, None)
@@ -324,7 +324,7 @@ class Fleet:
         what = self.draw.randrange(6)
         workers = [worker.worker_id for worker in self.core.catalog]
         if what == 0 and workers:
-            self.core.delete_worker(self.draw.choice(workers), self.now)
+            self.core.workers.delete_worker(self.draw.choice(workers), self.now)
         elif what == 1:
             self.worker(self.draw.randrange(7))
         elif what == 2:
@@ -339,9 +339,9 @@ class Fleet:
                 one.reservation.reservation_id for one in self.core.desk.bookings.by_id.values()
             ]
             if live and what == 3:
-                self.core.prefill_complete(self.draw.choice(live), self.now)
+                self.core.reservations.prefill_complete(self.draw.choice(live), self.now)
             elif live:
-                self.core.free(self.draw.choice(live), self.now)
+                self.core.reservations.free(self.draw.choice(live), self.now)
 
     def check(self) -> None:
         self.core.decisions.check()

@@ -100,7 +100,7 @@ class LastingWorld(World):
 
     def renew_somewhere(self, client: Client) -> None:
         try:
-            self.pick().core.renew_lease(client.lease_id, LeaseRenewal(), self.net.now)
+            self.pick().core.reservations.renew_lease(client.lease_id, LeaseRenewal(), self.net.now)
         except LeaseNotFound:
             return
 
@@ -144,9 +144,9 @@ class LastingWorld(World):
         reason = self.rng.choice([None, "update"])
         try:
             if reason is None:
-                node.core.undrain(worker_id, self.net.now)
+                node.core.drains.undrain(worker_id, self.net.now)
             else:
-                node.core.drain(worker_id, DrainRequest(reason=reason), self.net.now)
+                node.core.drains.drain(worker_id, DrainRequest(reason=reason), self.net.now)
         except WorkerNotFound:
             return
         self.drains[node.number][worker_id] = reason

@@ -61,8 +61,8 @@ Booking = ReservationRequest | SelectPairRequest
 
 def book(node: Node, request: Booking, now: float) -> tuple[Any, Effects]:
     if isinstance(request, ReservationRequest):
-        return node.core.reserve(request, now)
-    return node.core.select_pair(request, now)
+        return node.core.reservations.reserve(request, now)
+    return node.core.selection.select_and_reserve(request, now)
 
 
 class Client:
@@ -201,7 +201,7 @@ class World:
 
     def open_at(self, node: Node, client: Client) -> None:
         request = LeaseRequest(owner="o", ttl_s=LEASE_S, lease_id=client.lease_id)
-        node.core.open_lease(request, self.net.now)
+        node.core.reservations.open_lease(request, self.net.now)
 
     def book_leased(self) -> None:
         if not self.clients:
@@ -243,7 +243,7 @@ class World:
             if renewed and not deaf:
                 continue
             try:
-                node.core.renew_lease(client.lease_id, LeaseRenewal(), self.net.now)
+                node.core.reservations.renew_lease(client.lease_id, LeaseRenewal(), self.net.now)
             except LeaseNotFound:
                 continue
             renewed.append(node)
@@ -268,12 +268,12 @@ class World:
     def close_at(self, node: Node, client: Client) -> bool:
         """A client closes its lease here, if it is known."""
         try:
-            lease, effects = node.core.close_lease(client.lease_id, self.net.now)
+            lease, effects = node.core.reservations.close_lease(client.lease_id, self.net.now)
         except LeaseNotFound:
             return False
         node.did(effects)
         while lease is not None and lease.reservations:
-            node.did(node.core.clear_lease(lease, self.net.now))
+            node.did(node.core.reservations.clear_lease(lease, self.net.now))
         return True
 
     def pass_time(self, seconds: float) -> None:
@@ -304,7 +304,7 @@ class World:
         )
         node = self.pick()
         try:
-            answer, effects = node.core.select_pair(request, self.net.now)
+            answer, effects = node.core.selection.select_and_reserve(request, self.net.now)
         except ServiceError:
             assert not [one for one in node.ledger() if one.startswith(f"{name}:")]
             return
@@ -343,7 +343,7 @@ class World:
             lease_id=lease_id,
         )
         try:
-            answer, effects = node.core.reserve(request, self.net.now)
+            answer, effects = node.core.reservations.reserve(request, self.net.now)
         except ServiceError:
             return False
         self.firsts[name] = request, answer
@@ -388,7 +388,7 @@ class World:
         name = self.any_name()
         node = self.pick()
         try:
-            effects = node.core.free(name, self.net.now)
+            effects = node.core.reservations.free(name, self.net.now)
         except ReservationNotFound:
             return
         if name in self.lasting - self.twice:
@@ -406,7 +406,7 @@ class World:
     def complete(self) -> None:
         name, node = self.any_name(), self.pick()
         try:
-            effects = node.core.prefill_complete(name, self.net.now)
+            effects = node.core.reservations.prefill_complete(name, self.net.now)
         except ReservationNotFound:
             return
         self.acknowledged(node, name)
@@ -418,7 +418,7 @@ class World:
         name, node = self.any_name(), self.pick()
         fraction = self.rng.choice([None, None, 0.5, 0.25, 1.0])
         try:
-            effects = node.core.output_block(name, fraction, self.net.now)
+            effects = node.core.reservations.output_block(name, fraction, self.net.now)
         except ReservationNotFound:
             return
         self.acknowledged(node, name, 1)
@@ -442,7 +442,7 @@ class World:
         # They end here with their rank, whether or not it has heard that one was freed: until then
         # a replica that took it over before may tell of it.
         self.fading[node.number] -= set(dropped)
-        node.did(node.core.delete_worker(worker_id, self.net.now)[1])
+        node.did(node.core.workers.delete_worker(worker_id, self.net.now)[1])
 
     def weather(self) -> None:
         rng = self.rng
@@ -534,7 +534,7 @@ class World:
             assert counters.claims_corrected == counters.numbers_corrected == 0, "nothing was false"
         assert not claims.outbox
         assert not claims.homeless
-        for row in node.core.replica_status(self.net.now):
+        for row in node.core.replica_operations.status(self.net.now):
             if row.router_id in self.net.dead_routers:
                 assert row.state == "gone"
                 continue
@@ -560,19 +560,19 @@ class World:
         for name in list(self.net.nodes[0].ledger()):
             node = self.pick()
             self.over([name])
-            node.did(node.core.free(name, self.net.now))
+            node.did(node.core.reservations.free(name, self.net.now))
         self.quiet()
         for node in self.net.nodes:
             assert node.ledger() == {}
-            assert node.core.loads()[0].loads
-            for scope in node.core.loads():
+            assert node.core.queries.loads()[0].loads
+            for scope in node.core.queries.loads():
                 for row in scope.loads:
                     assert row.potential_decode_blocks == row.potential_prefill_tokens == 0
 
 
 def rows_of(node: Node) -> dict[int, ReplicaStatus]:
     """Publishers as a node sees them; one whose first word has lost its stamp was foreign then."""
-    rows = node.core.replica_status(node.net.now)
+    rows = node.core.replica_operations.status(node.net.now)
     return {row.router_id: row for row in rows if row.state != "foreign"}
 
 

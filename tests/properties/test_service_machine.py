@@ -234,7 +234,7 @@ class ServiceMachine(RuleBasedStateMachine):
             max_num_batched_tokens=CAPACITY if limited else None,
             taints=sorted(taints),
         )
-        record, effects = self.core.upsert_worker(spec, self.later())
+        record, effects = self.core.workers.upsert_worker(spec, self.later())
         drains = worker_id in self.twin.drained
         assert record.lifecycle == ("draining" if drains else "schedulable")
         twin = TwinWorker(taints, spec.max_num_batched_tokens, sources)
@@ -253,11 +253,11 @@ class ServiceMachine(RuleBasedStateMachine):
     def delete_worker(self, worker_id: int, *, meant: bool) -> None:
         if worker_id not in self.twin.workers:
             with pytest.raises(ServiceError, match=f"worker {worker_id} not found"):
-                self.core.delete_worker(worker_id, self.later())
+                self.core.workers.delete_worker(worker_id, self.later())
             return
         if not meant:
             return
-        _, effects = self.core.delete_worker(worker_id, self.later())
+        _, effects = self.core.workers.delete_worker(worker_id, self.later())
         self.follow(effects)
         self.twin.delete_worker(worker_id)
 
@@ -267,15 +267,15 @@ class ServiceMachine(RuleBasedStateMachine):
         now = self.later()
         if worker_id not in self.twin.workers:
             with pytest.raises(WorkerNotFound):
-                self.core.undrain(worker_id, now)
+                self.core.drains.undrain(worker_id, now)
             return
         drained = self.twin.drained
         is_news = (worker_id in drained) is undone and worker_id not in self.twin.held_back
         if undone:
-            status, effects = self.core.undrain(worker_id, now)
+            status, effects = self.core.drains.undrain(worker_id, now)
             drained.discard(worker_id)
         else:
-            status, effects = self.core.drain(worker_id, DrainRequest(), now)
+            status, effects = self.core.drains.drain(worker_id, DrainRequest(), now)
             drained.add(worker_id)
         if not is_news:
             assert not effects.answered
@@ -295,7 +295,7 @@ class ServiceMachine(RuleBasedStateMachine):
         if worker_id in twin.workers:
             (twin.held_back.discard if undone else twin.held_back.add)(worker_id)
         why = None if undone else "not ready"
-        effects = self.core.hold_back(worker_id, "api", why, self.later())
+        effects = self.core.drains.hold_back(worker_id, "api", why, self.later())
         if twin.closed == before:
             assert not effects.answered
         else:
@@ -394,7 +394,9 @@ class ServiceMachine(RuleBasedStateMachine):
     def select(self, blocks: tuple[int, ...], tail: int, wish: Wish) -> None:
         prompt = self.token_prompt(blocks, tail)
         request = SelectRequest(token_ids=tokens_of(blocks, tail), **fields_of(wish))
-        self.expect(prompt, wish, None, {}, lambda: self.core.select(request, self.later()))
+        self.expect(
+            prompt, wish, None, {}, lambda: self.core.selection.select(request, self.later())
+        )
 
     @rule(
         target=reservations,
@@ -422,7 +424,7 @@ class ServiceMachine(RuleBasedStateMachine):
         )
 
         def ask() -> Any:
-            return self.core.select_and_reserve(request, self.later())
+            return self.core.selection.select_and_reserve(request, self.later())
 
         answer = self.expect(prompt, wish, name, term, ask)
         if again and isinstance(answer, Selection):
@@ -558,22 +560,22 @@ class ServiceMachine(RuleBasedStateMachine):
         )
         if self.is_leaseless(term):
             with pytest.raises(LeaseNotFound):
-                self.core.reserve(request, self.later())
+                self.core.reservations.reserve(request, self.later())
             return name
         if rank[0] in self.twin.closed:
             with pytest.raises(WorkerDraining):
-                self.core.reserve(request, self.later())
+                self.core.reservations.reserve(request, self.later())
             return name
-        answer, effects = self.core.reserve(request, self.later())
+        answer, effects = self.core.reservations.reserve(request, self.later())
         assert (answer.worker_id, answer.dp_rank) == rank
         self.follow(effects)
         prompt = TwinPrompt(tuple(unpack_u64(pack_u64(chain))), isl, {"token_ids": []})
         booked = prefill if prefill is not None else isl if self.twin.config.track else 0
         self.book(TwinReservation(name, rank, prompt, booked, self.now), term)
-        assert self.core.reserve(request, self.later())[0] == answer  # D14
+        assert self.core.reservations.reserve(request, self.later())[0] == answer  # D14
         request.isl_tokens = isl + 1
         with pytest.raises(ReservationConflict):
-            self.core.reserve(request, self.later())
+            self.core.reservations.reserve(request, self.later())
         return name
 
     # -- lifecycle -----------------------------------------------------------------------------
@@ -582,9 +584,9 @@ class ServiceMachine(RuleBasedStateMachine):
     def prefill_complete(self, name: str) -> None:
         if name not in self.twin.live:
             with pytest.raises(ReservationNotFound):
-                self.core.prefill_complete(name, self.later())
+                self.core.reservations.prefill_complete(name, self.later())
             return
-        effects = self.core.prefill_complete(name, self.later())
+        effects = self.core.reservations.prefill_complete(name, self.later())
         self.twin.live[name].prefill_done = True
         self.twin.alive(name)
         self.follow(effects)
@@ -594,24 +596,26 @@ class ServiceMachine(RuleBasedStateMachine):
     def output_block(self, name: str, fraction: float | None) -> None:
         if name not in self.twin.live:
             with pytest.raises(ReservationNotFound):
-                self.core.output_block(name, fraction, self.later())
+                self.core.reservations.output_block(name, fraction, self.later())
             return
-        self.core.output_block(name, fraction, self.later())
+        self.core.reservations.output_block(name, fraction, self.later())
         self.twin.output_block(name, fraction)
 
     @rule(name=reservations)
     def free(self, name: str) -> None:
         if name in self.twin.live:
-            effects = self.core.free(name, self.later())
+            effects = self.core.reservations.free(name, self.later())
             self.twin.alive(name)
             self.twin.release(name)
             self.follow(effects)
             assert not self.twin.head_may_go()
         elif self.twin.must_remember(name):
-            self.follow(self.core.free(name, self.later()))  # D4: no error, and nothing happens
+            self.follow(
+                self.core.reservations.free(name, self.later())
+            )  # D4: no error, and nothing happens
         elif name not in self.twin.freed:
             with pytest.raises(ReservationNotFound):
-                self.core.free(name, self.later())
+                self.core.reservations.free(name, self.later())
 
     @rule(
         names=st.lists(reservations, max_size=4),
@@ -634,7 +638,7 @@ class ServiceMachine(RuleBasedStateMachine):
                 operation = BatchOutputBlock(
                     reservation_id=name, decay_fraction=fraction, count=count
                 )
-            result, effects = self.core.operate(operation, self.later())
+            result, effects = self.core.reservations.operate(operation, self.later())
             known = lives or (kind == "free" and self.twin.must_remember(name))
             assert result.status == (200 if known else 404)
             if lives and kind == "output_block":
@@ -655,15 +659,15 @@ class ServiceMachine(RuleBasedStateMachine):
         known = self.twin.leases.get(lease_id)
         if known is not None and known.owner != owner:
             with pytest.raises(LeaseConflict):
-                self.core.open_lease(request, self.later())
+                self.core.reservations.open_lease(request, self.later())
             return
         now = self.later()
         if now - self.closed.get(lease_id, -REOPEN_S) < REOPEN_S:
             with pytest.raises(LeaseReopened):
-                self.core.open_lease(request, now)
+                self.core.reservations.open_lease(request, now)
             return
         self.closed.pop(lease_id, None)
-        self.core.open_lease(request, now)
+        self.core.reservations.open_lease(request, now)
         self.twin.leases[lease_id] = TwinLease(owner, ttl_s, self.now)
 
     @rule(lease_id=lease_ids, ttl_s=st.none() | lease_ttls)
@@ -671,9 +675,11 @@ class ServiceMachine(RuleBasedStateMachine):
         lease = self.twin.leases.get(lease_id)
         if lease is None:
             with pytest.raises(LeaseNotFound):
-                self.core.renew_lease(lease_id, LeaseRenewal(ttl_s=ttl_s), self.later())
+                self.core.reservations.renew_lease(
+                    lease_id, LeaseRenewal(ttl_s=ttl_s), self.later()
+                )
             return
-        self.core.renew_lease(lease_id, LeaseRenewal(ttl_s=ttl_s), self.later())
+        self.core.reservations.renew_lease(lease_id, LeaseRenewal(ttl_s=ttl_s), self.later())
         lease.renewed_at = self.now
         lease.ttl_s = lease.ttl_s if ttl_s is None else ttl_s
 
@@ -683,7 +689,7 @@ class ServiceMachine(RuleBasedStateMachine):
             return
         unseen = self.twin.head_may_go()  # thanks to a worker that came: that lets nobody in (3.6)
         loads = len(self.twin.live)
-        lease, effects = self.core.close_lease(lease_id, self.later())
+        lease, effects = self.core.reservations.close_lease(lease_id, self.later())
         assert lease is not None
         assert not lease.reservations, "few enough for one turn"
         self.twin.end_lease(lease_id)
@@ -694,7 +700,7 @@ class ServiceMachine(RuleBasedStateMachine):
 
     @invariant()
     def leases_are_open_or_not(self) -> None:
-        found = self.core.leases(self.now, None, 100)
+        found = self.core.reservations.leases(self.now, None, 100)
         assert {
             (lease.lease_id, lease.owner, lease.ttl_s, lease.expires_in_s) for lease in found.leases
         } == {
@@ -712,7 +718,7 @@ class ServiceMachine(RuleBasedStateMachine):
     def hang_up(self, data: st.DataObject) -> None:
         """Somebody who waits goes away."""
         number = data.draw(st.integers(0, len(self.tickets) - 1))
-        assert self.core.withdraw(self.tickets.pop(number))
+        assert self.core.room.withdraw(self.tickets.pop(number))
         self.twin.queue.pop(number)
 
     @rule(seconds=st.sampled_from([50.2, 70.3, 150.7, 400.1]))
@@ -749,7 +755,7 @@ class ServiceMachine(RuleBasedStateMachine):
             for rank in self.twin.ranks()
         }
         assert self.loads() == expected
-        scopes = self.core.loads()
+        scopes = self.core.queries.loads()
         assert sum(scope.pending_count for scope in scopes) == len(self.twin.queue)
         isl = sum(ticket.prompt.isl_tokens for ticket in self.twin.queue)
         assert sum(scope.pending_isl_tokens for scope in scopes) == isl
@@ -761,7 +767,7 @@ class ServiceMachine(RuleBasedStateMachine):
                 row.potential_decode_blocks,
                 row.active_requests,
             )
-            for scope in self.core.loads()
+            for scope in self.core.queries.loads()
             for row in scope.loads
         }
 
@@ -770,7 +776,7 @@ class ServiceMachine(RuleBasedStateMachine):
     def inspect(self, blocks: tuple[int, ...], tail: int) -> None:
         """/overlap_scores and /potential_loads of any prompt."""
         prompt, tokens = self.token_prompt(blocks, tail), tokens_of(blocks, tail)
-        scores = self.core.overlap_scores(OverlapScoresRequest(token_ids=tokens))
+        scores = self.core.queries.overlap_scores(OverlapScoresRequest(token_ids=tokens))
         seen = {
             (row.worker_id, row.dp_rank): (
                 row.device_blocks,
@@ -780,7 +786,7 @@ class ServiceMachine(RuleBasedStateMachine):
             for row in scores.workers
         }
         assert seen == {rank: self.twin.overlap(rank, prompt) for rank in self.twin.ranks()}
-        for row in self.core.potential_loads(PotentialLoadsRequest(token_ids=tokens)):
+        for row in self.core.queries.potential_loads(PotentialLoadsRequest(token_ids=tokens)):
             rank = (row.worker_id, row.dp_rank)
             added = max(0, prompt.isl_tokens - self.twin.cached_tokens(rank, prompt))
             added = added if self.twin.config.track else 0
@@ -793,9 +799,9 @@ class ServiceMachine(RuleBasedStateMachine):
         if not hasattr(self, "twin"):
             return
         while self.tickets:
-            assert self.core.withdraw(self.tickets.pop())
+            assert self.core.room.withdraw(self.tickets.pop())
         for name in list(self.twin.live):
-            self.core.free(name, self.later())
+            self.core.reservations.free(name, self.later())
         assert set(self.loads().values()) <= {(0, 0, 0)}
         self.core.check()
 

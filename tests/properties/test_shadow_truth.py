@@ -244,7 +244,7 @@ def test_decisions_are_the_same_with_it_and_without(
 
 
 def loads(fleet: Watched) -> bytes:
-    return msgspec.json.encode(fleet.core.loads())
+    return msgspec.json.encode(fleet.core.queries.loads())
 
 
 @EITHER

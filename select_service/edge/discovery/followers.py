@@ -110,7 +110,7 @@ class WorkerFollower:
         self._verbs = verbs
         self._workers_max = workers_max
         self._complained: set[tuple[int, str]] = set()
-        turn.core.sources.add(source.name)
+        turn.core.workers.sources.add(source.name)
 
     @property
     def missed(self) -> int:
@@ -133,7 +133,7 @@ class WorkerFollower:
         return tuple(link.connections for link in links if link is not None)
 
     def _has_requests(self, worker_id: int) -> bool:
-        return self._core.drain_status(worker_id).reservations > 0
+        return self._core.drains.status(worker_id).reservations > 0
 
     async def _agree(self) -> None:
         everything = self.source.latest

@@ -38,11 +38,11 @@ class AdmissionOperations(CoreCalls):
 
     def admission(self) -> AdmissionStatus:
         """GET /admission, all at once."""
-        return self.core.admission()
+        return self.core.admission.admission()
 
     async def admission_in_slices(self) -> AdmissionStatus:
         """GET /admission; yields to the loop every fraction of a millisecond."""
-        return await TimeSlices().through(self.core.admission_in_steps())
+        return await TimeSlices().through(self.core.admission.admission_in_steps())
 
     async def change_admission_in_slices(self, change: AdmissionChange) -> AdmissionStatus:
         """PUT /admission; in force everywhere once answered, even if the caller disconnects.
@@ -53,7 +53,7 @@ class AdmissionOperations(CoreCalls):
         Raises:
             InvalidField: there is no such policy, or its configuration is invalid.
         """
-        steps = self.core.change_admission_in_steps(change)
+        steps = self.core.admission.change_admission_in_steps(change)
         self._carry_out(next(steps))
         self.note_change("admission", msgspec.to_builtins(change))
         task = asyncio.get_running_loop().create_task(self._drive(steps))
@@ -74,36 +74,36 @@ class AdmissionOperations(CoreCalls):
 
     def change_admission(self, change: AdmissionChange) -> AdmissionStatus:
         """PUT /admission, all at once; housekeeping then re-evaluates waiting requests."""
-        status, effects = self.core.change_admission(change, self._clock())
+        status, effects = self.core.admission.change_admission(change, self._clock())
         self._carry_out(effects)
         self.note_change("admission", msgspec.to_builtins(change))
         return status
 
     def busy_thresholds(self) -> BusyThresholds:
         """GET /busy_threshold, all at once."""
-        return self.core.busy_thresholds()
+        return self.core.admission.busy_thresholds()
 
     async def busy_thresholds_in_slices(self) -> BusyThresholds:
         """GET /busy_threshold; yields to the loop every fraction of a millisecond."""
-        return await TimeSlices().through(self.core.busy_thresholds_in_steps())
+        return await TimeSlices().through(self.core.admission.busy_thresholds_in_steps())
 
     def change_threshold(self, change: BusyThresholdChange) -> BusyThreshold:
         """POST /busy_threshold."""
-        answer, effects = self.core.change_threshold(change, self._clock())
+        answer, effects = self.core.admission.change_threshold(change, self._clock())
         self._carry_out(effects)
         self.note_change("busy_threshold", msgspec.to_builtins(change))
         return answer
 
     def forget_threshold(self, model: str, tenant_id: str | None) -> BusyThreshold:
         """DELETE /busy_threshold."""
-        answer, effects = self.core.forget_threshold(model, tenant_id, self._clock())
+        answer, effects = self.core.admission.forget_threshold(model, tenant_id, self._clock())
         self._carry_out(effects)
         self.note_change("busy_threshold_forgotten", {"model": model, "tenant_id": tenant_id})
         return answer
 
     def report(self, worker_id: int, metrics: WorkerMetrics) -> WorkerMetricsAnswer:
         """POST /workers/{id}/metrics."""
-        answer, effects = self.core.report(worker_id, metrics, self._clock())
+        answer, effects = self.core.admission.report(worker_id, metrics, self._clock())
         self._carry_out(effects)
         return answer
 

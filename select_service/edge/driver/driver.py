@@ -280,7 +280,7 @@ class Driver(
             self.core.follow_shadow(new.shadow, self._clock())
         core = _differing(old.core_limits, new.core_limits)
         admission = _differing(old.admission, new.admission)
-        self._carry_out(self.core.reconfigure(core, admission, self._clock()))
+        self._carry_out(self.core.admission.reconfigure(core, admission, self._clock()))
         self.note_change("settings", {**core, **admission})
 
     # -- readiness, the dump, replicas -----------------------------------------------------------

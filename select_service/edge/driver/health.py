@@ -80,7 +80,7 @@ class Health:
 
     def ready(self, *, with_workers: bool = True) -> Ready:
         """GET /ready."""
-        ready = self._core.ready(with_workers=with_workers)
+        ready = self._core.workers.ready(with_workers=with_workers)
         missing = self._readiness.missing()
         waiting_for = missing if ready.ready else [WORKER, *missing]
         state = UNSET if self._keeper is None else self._keeper.status()

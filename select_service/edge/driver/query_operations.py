@@ -54,29 +54,29 @@ class QueryOperations(CoreCalls):
         self, model_name: str | None = None, tenant_id: str | None = None
     ) -> list[ScopeLoads]:
         """GET /loads, all at once."""
-        return self.core.loads(model_name, tenant_id)
+        return self.core.queries.loads(model_name, tenant_id)
 
     def load_scopes(
         self, model_name: str | None = None, tenant_id: str | None = None
     ) -> list[Scope]:
         """GET /loads: the scopes to report, each by one call of `load_of`."""
-        return self.core.load_scopes(model_name, tenant_id)
+        return self.core.queries.load_scopes(model_name, tenant_id)
 
     def load_of(self, scope: Scope) -> ScopeLoads | None:
         """GET /loads: one scope; None: it is gone by now."""
-        return self.core.load_of(scope)
+        return self.core.queries.load_of(scope)
 
     def potential_loads(self, request: PotentialLoadsRequest) -> list[LoadRow]:
         """POST /potential_loads."""
-        return self.core.potential_loads(request)
+        return self.core.queries.potential_loads(request)
 
     def overlap_scores(self, request: OverlapScoresRequest) -> OverlapScores:
         """POST /overlap_scores."""
-        return self.core.overlap_scores(request)
+        return self.core.queries.overlap_scores(request)
 
     def trust(self, model_name: str | None = None, tenant_id: str | None = None) -> TrustTable:
         """GET /trust, all at once."""
-        return self.core.trust(model_name, tenant_id)
+        return self.core.trusting.table(model_name, tenant_id)
 
     async def trust_seats(
         self, model_name: str | None = None, tenant_id: str | None = None

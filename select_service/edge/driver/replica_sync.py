@@ -75,7 +75,7 @@ class ReplicaSync:
             return
         from select_service.edge.replication.plane import Replicas  # only with replicas
 
-        self._core.replica_announce(http_port, advertise_url)
+        self._core.replica_operations.announce(http_port, advertise_url)
         plane = self._carrier.replicas = Replicas(
             self._port,
             self._core,
@@ -160,4 +160,4 @@ class ReplicaSync:
 
     def status(self) -> list[ReplicaStatus]:
         """Return what is known of every other publisher."""
-        return self._core.replica_status(self._clock())
+        return self._core.replica_operations.status(self._clock())

@@ -36,23 +36,27 @@ class ReservationOperations(CoreCalls):
 
     def reserve(self, request: ReservationRequest, unknown: bytes = b"") -> ReservationAnswer:
         """POST /reservations."""
-        answer, effects = self.core.reserve(request, self._clock(), unknown=unknown)
+        answer, effects = self.core.reservations.reserve(request, self._clock(), unknown=unknown)
         self._carry_out(effects)
         return answer
 
     def prefill_complete(self, reservation_id: str, cached_tokens: int | None = None) -> None:
         """POST /reservations/{id}/prefill_complete."""
-        effects = self.core.prefill_complete(reservation_id, self._clock(), cached_tokens)
+        effects = self.core.reservations.prefill_complete(
+            reservation_id, self._clock(), cached_tokens
+        )
         if effects is not NOTHING or self.keeper is not None:  # otherwise there is nothing to do
             self._carry_out(effects)
 
     def output_block(self, reservation_id: str, decay_fraction: float | None = None) -> None:
         """POST /reservations/{id}/output_block."""
-        self._carry_out(self.core.output_block(reservation_id, decay_fraction, self._clock()))
+        self._carry_out(
+            self.core.reservations.output_block(reservation_id, decay_fraction, self._clock())
+        )
 
     def free(self, reservation_id: str) -> None:
         """DELETE /reservations/{id}."""
-        effects = self.core.free(reservation_id, self._clock())
+        effects = self.core.reservations.free(reservation_id, self._clock())
         if effects is not NOTHING or self.keeper is not None:  # as above
             self._carry_out(effects)
 
@@ -67,11 +71,11 @@ class ReservationOperations(CoreCalls):
         Raises:
             InvalidField: too many operations; none was carried out.
         """
-        self.core.check_batch(request)
+        self.core.reservations.check_batch(request)
         return self._batches.begin(request.operations)
 
     def _operate(self, operation: Operation) -> OperationResult:
-        result, effects = self.core.operate(operation, self._clock())
+        result, effects = self.core.reservations.operate(operation, self._clock())
         self._carry_out(effects)
         return result
 
@@ -79,19 +83,19 @@ class ReservationOperations(CoreCalls):
 
     def open_lease(self, request: LeaseRequest) -> LeaseRecord:
         """POST /leases."""
-        record, effects = self.core.open_lease(request, self._clock())
+        record, effects = self.core.reservations.open_lease(request, self._clock())
         self._carry_out(effects)
         return record
 
     def renew_lease(self, lease_id: str, request: LeaseRenewal) -> LeaseRecord:
         """POST /leases/{id}/renew."""
-        record, effects = self.core.renew_lease(lease_id, request, self._clock())
+        record, effects = self.core.reservations.renew_lease(lease_id, request, self._clock())
         self._carry_out(effects)
         return record
 
     def close_lease_now(self, lease_id: str) -> Lease | None:
         """DELETE /leases/{id}, up to one turn; pass a returned Lease to `clear_lease`."""
-        lease, effects = self.core.close_lease(lease_id, self._clock())
+        lease, effects = self.core.reservations.close_lease(lease_id, self._clock())
         self._carry_out(effects)
         return lease if lease is not None and lease.reservations else None
 
@@ -99,10 +103,10 @@ class ReservationOperations(CoreCalls):
         """Free the rest under an ended lease; if the caller disconnects, housekeeping does it."""
         while lease.reservations:
             await asyncio.sleep(0)
-            self._carry_out(self.core.clear_lease(lease, self._clock()))
+            self._carry_out(self.core.reservations.clear_lease(lease, self._clock()))
 
     def leases(
         self, owner: str | None, limit: int, prefixes: tuple[str, ...] | None = None
     ) -> LeaseList:
         """GET /leases, optionally only those whose ids begin with one of `prefixes`."""
-        return self.core.leases(self._clock(), owner, limit, prefixes)
+        return self.core.reservations.leases(self._clock(), owner, limit, prefixes)

@@ -48,7 +48,7 @@ class SelectionOperations(CoreCalls):
 
     def select_now(self, request: SelectRequest, unknown: bytes = b"") -> Answer | Ticket:
         """POST /select up to the point of waiting; pass a returned Ticket to `wait`."""
-        answer, effects = self.core.select(request, self._clock())
+        answer, effects = self.core.selection.select(request, self._clock())
         if effects is not NOTHING or self.keeper is not None:  # otherwise there is nothing to do
             self._carry_out(effects)
         return answer
@@ -57,14 +57,18 @@ class SelectionOperations(CoreCalls):
         self, request: SelectAndReserveRequest, unknown: bytes = b""
     ) -> Answer | Ticket:
         """POST /select_and_reserve up to the point of waiting; pass a returned Ticket to `wait`."""
-        answer, effects = self.core.select_and_reserve(request, self._clock(), unknown=unknown)
+        answer, effects = self.core.selection.select_and_reserve(
+            request, self._clock(), unknown=unknown
+        )
         if effects is not NOTHING or self.keeper is not None:  # otherwise there is nothing to do
             self._carry_out(effects)
         return answer
 
     def select_pair_now(self, request: SelectPairRequest, unknown: bytes = b"") -> Answer | Ticket:
         """POST /select_pair up to the point of waiting; pass a returned Ticket to `wait`."""
-        answer, effects = self.core.select_pair(request, self._clock(), unknown=unknown)
+        answer, effects = self.core.selection.select_and_reserve(
+            request, self._clock(), unknown=unknown
+        )
         self._carry_out(effects)
         return answer
 
@@ -83,7 +87,7 @@ class SelectionOperations(CoreCalls):
         Raises:
             ServiceError: as `Waves.begin`, and if all or none was requested.
         """
-        return await self._batch_runner.run(self.core.select_batch(request, items))
+        return await self._batch_runner.run(self.core.batch_selection.begin(request, items))
 
     async def select(self, request: SelectRequest) -> Answer:
         """POST /select, waiting while every eligible rank is busy; cancelling withdraws."""

@@ -180,7 +180,7 @@ class EventSources:
             self._try_later()
         else:
             self._refusals.tell("", f"event source refused: {error} (worker {worker_id})")
-        self._carry_out(self._core.refuse_source(stream.rank, str(error), self._clock()))
+        self._carry_out(self._core.workers.refuse_source(stream.rank, str(error), self._clock()))
 
     def _try_later(self) -> None:
         if self._again is None:
@@ -205,7 +205,7 @@ class EventSources:
             return
         del self._poor[worker_id]  # if refused again it joins the end of the queue
         try:
-            self._carry_out(self._core.retry_source(worker_id, self._clock()))
+            self._carry_out(self._core.workers.retry_source(worker_id, self._clock()))
         finally:
             if self._poor and self._again is None:
                 self._again = asyncio.get_running_loop().call_soon(self._try_again)

@@ -50,7 +50,7 @@ class WaitingCallers:
             ServiceError: the refusal that came instead.
         """
         if self._is_closed:
-            self._core.withdraw(ticket)
+            self._core.room.withdraw(ticket)
             raise ShuttingDown
         if isinstance(ticket.answer, ServiceError):  # answered before this caller began to wait
             raise ticket.answer
@@ -87,7 +87,7 @@ class WaitingCallers:
             futures.remove(future)
             if not futures:
                 del self._futures[ticket]
-            self._core.withdraw(ticket)
+            self._core.room.withdraw(ticket)
             return
         ticket.holders -= 1  # the answer came in the same turn as the disconnection
         booked = ticket.reservation_id is not None and isinstance(

@@ -27,46 +27,46 @@ class WorkerOperations(CoreCalls):
 
     def upsert_worker(self, spec: WorkerSpec, source: str = API) -> WorkerRecord:
         """POST /workers, or discovery has found the worker."""
-        record, effects = self.core.upsert_worker(spec, self._clock(), source)
+        record, effects = self.core.workers.upsert_worker(spec, self._clock(), source)
         return self._listened(record, effects)
 
     def patch_worker(self, worker_id: int, patch: WorkerPatch) -> WorkerRecord:
         """PATCH /workers/{id}."""
-        record, effects = self.core.patch_worker(worker_id, patch, self._clock())
+        record, effects = self.core.workers.patch_worker(worker_id, patch, self._clock())
         return self._listened(record, effects)
 
     def _listened(self, record: WorkerRecord, effects: Effects) -> WorkerRecord:
         """Follow the worker's event sources; if ZMQ refuses one, the worker is out of service."""
         self._carry_out(effects)
         if effects.listen:
-            record = self.core.worker(record.worker_id)
+            record = self.core.workers.worker(record.worker_id)
         return record
 
     def delete_worker(self, worker_id: int, source: str = API) -> WorkerRecord:
         """DELETE /workers/{id}, or discovery no longer finds the worker."""
-        record, effects = self.core.delete_worker(worker_id, self._clock(), source)
+        record, effects = self.core.workers.delete_worker(worker_id, self._clock(), source)
         self._carry_out(effects)
         return record
 
     def drain_worker(self, worker_id: int, request: DrainRequest) -> DrainStatus:
         """POST /workers/{id}/drain."""
-        return self._drain_told(*self.core.drain(worker_id, request, self._clock()))
+        return self._drain_told(*self.core.drains.drain(worker_id, request, self._clock()))
 
     def undrain_worker(self, worker_id: int) -> DrainStatus:
         """DELETE /workers/{id}/drain."""
-        return self._drain_told(*self.core.undrain(worker_id, self._clock()))
+        return self._drain_told(*self.core.drains.undrain(worker_id, self._clock()))
 
     def hold_worker_back(self, worker_id: int, source: str, why: str | None) -> None:
         """Discovery says why a worker takes no new work; None: it takes work again."""
-        self._carry_out(self.core.hold_back(worker_id, source, why, self._clock()))
+        self._carry_out(self.core.drains.hold_back(worker_id, source, why, self._clock()))
 
     def _drain_told(self, status: DrainStatus, effects: Effects) -> DrainStatus:
         self._carry_out(effects)
-        return self.core.drain_status(status.worker_id) if effects.listen else status
+        return self.core.drains.status(status.worker_id) if effects.listen else status
 
     def drain_status(self, worker_id: int) -> DrainStatus:
         """GET /workers/{id}/drain."""
-        return self.core.drain_status(worker_id)
+        return self.core.drains.status(worker_id)
 
     async def scale_down_candidates(
         self,
@@ -83,7 +83,7 @@ class WorkerOperations(CoreCalls):
         Yields to the loop every few hundred microseconds.
         """
         tenant_ids = among if tenant_id is None else (tenant_id,)
-        asked = self.core.scale_down_candidates(
+        asked = self.core.scale_down.candidates(
             count, model_name, tenant_ids, role, hit_rate_loss_max
         )
         until = self._clock() + CANDIDATES_SLICE_S
@@ -101,13 +101,13 @@ class WorkerOperations(CoreCalls):
         self, model_name: str | None = None, tenant_id: str | None = None
     ) -> list[WorkerRecord]:
         """GET /workers."""
-        return self.core.workers(model_name, tenant_id)
+        return self.core.workers.workers(model_name, tenant_id)
 
     def worker_ids(self, model_name: str | None = None, tenant_id: str | None = None) -> list[int]:
         """GET /workers: the ids to report, each by one call of `worker_record`."""
-        return self.core.worker_ids(model_name, tenant_id)
+        return self.core.workers.worker_ids(model_name, tenant_id)
 
     def worker_record(self, worker_id: int) -> WorkerRecord | None:
         """GET /workers: one record; None: deleted by now."""
         known = self.core.catalog.find(worker_id)
-        return None if known is None else self.core.worker(worker_id)
+        return None if known is None else self.core.workers.worker(worker_id)

@@ -106,7 +106,7 @@ class ServiceMetrics(Collector):
         reservations = 0
         for worker in [one for one in core.catalog if one.drain is not None]:
             if core.catalog.find(worker.worker_id) is worker:  # still there after the yield
-                reservations += core.drain_status(worker.worker_id).reservations
+                reservations += core.drains.status(worker.worker_id).reservations
             yield None
         left.add_metric((), reservations)
         yield left

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from msgspec import UNSET
 
@@ -27,21 +27,22 @@ from select_service.core.replication.message_codec import (
     encode_part,
 )
 from select_service.core.replication.messages import OWN_TOPIC
-from select_service.edge.replication.pull import LENGTH_BYTES, SLICE_S, PullReader, Pulls
+from select_service.edge.replication.pull import LENGTH_BYTES, SLICE_S, Pulls
 from select_service.edge.replication.sync import ReplicaPublisher, Subscriptions
 from select_service.edge.stream_limit import StreamCut, StreamLimit
 from select_service.errors import PeerNotFound, PeerRefused, TooManyPeers, TooManySnapshots
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from indexer.edge.addresses import Addresses
     from indexer.edge.curve import ReplicaKeys
     from select_service.core.effects import Effects
-    from select_service.core.replication.messages import Heartbeat, ReplicaMessage, SnapshotPart
+    from select_service.core.replication.messages import ReplicaMessage
+    from select_service.core.service import SelectionCore
     from select_service.edge.security.client_credentials import ClientCredentials
     from select_service.edge.stream_limit import StreamSlot
-    from select_service.types import CoreLimits, ReplicaLimits
+    from select_service.types import ReplicaLimits
 
 _log = logging.getLogger("select_service")
 
@@ -68,29 +69,6 @@ GARBLED_LOG_S: Final = 60.0
 FRAMES: Final = 2  # topic and payload; anything else is not a message of this plane
 
 
-class ReplicaCore(PullReader, Protocol):
-    """What the plane needs of the core."""
-
-    limits: CoreLimits
-
-    def replica_heard(
-        self, peer: str, message: ReplicaMessage, now: float, *, checked: bool = False
-    ) -> Effects:
-        """Handle a peer's message; `checked`: its checksum was present and right."""
-
-    def replica_tick(self, now: float) -> tuple[bool, Effects]:
-        """Handle the passing of time; True: another turn is due at once."""
-
-    def replica_snapshot(self, now: float) -> Iterator[SnapshotPart]:
-        """Return what other replicas need to know of this process."""
-
-    def replica_leave(self) -> None:
-        """Note that this process is about to end."""
-
-    def replica_last_word(self) -> Heartbeat:
-        """Return the last message to send."""
-
-
 class Replicas:
     """The plane from open to close; bound to the event loop it is used on.
 
@@ -107,7 +85,7 @@ class Replicas:
     def __init__(
         self,
         port: int,
-        core: ReplicaCore,
+        core: SelectionCore,
         carry_out: Callable[[Effects], None],
         limits: ReplicaLimits,
         clock: Callable[[], float],
@@ -143,7 +121,13 @@ class Replicas:
             silence_s=lambda: core.limits.replica_timeout_s,
         )
         self.pulls = Pulls(
-            *(core, carry_out, limits, clock, _log.warning, addresses), passport=passport
+            core.replica_operations,
+            carry_out,
+            limits,
+            clock,
+            _log.warning,
+            addresses,
+            passport=passport,
         )
         self._ticker = asyncio.get_running_loop().create_task(self._tick())
         self._is_leaving = False
@@ -171,7 +155,7 @@ class Replicas:
     def leave(self) -> None:
         """Tell replicas at once that we are leaving; `close` will tell them that we have left."""
         self._is_leaving = True
-        self._core.replica_leave()
+        self._core.replica_operations.leave()
         self._turn()
 
     async def _say_the_last(self) -> None:
@@ -180,7 +164,7 @@ class Replicas:
             if not self._turn():
                 break
             await asyncio.sleep(0)
-        self._publish(self._core.replica_last_word())
+        self._publish(self._core.replica_operations.last_word())
         await asyncio.sleep(LAST_WORD_S)
 
     # -- peers -------------------------------------------------------------------------------------
@@ -254,7 +238,7 @@ class Replicas:
             return
         self.heard += 1
         now = self._clock()
-        self._carry_out(self._core.replica_heard(peer, message, now, checked=checked))
+        self._carry_out(self._core.replica_operations.heard(peer, message, now, checked=checked))
 
     def _note_garbled(self, peer: str) -> None:
         """Count a garbled message; its missing number has it fetched again like any lost one."""
@@ -279,7 +263,7 @@ class Replicas:
         """Let the core do what is due; True if more is."""
         more = False
         try:
-            more, effects = self._core.replica_tick(self._clock())
+            more, effects = self._core.replica_operations.tick(self._clock())
             self._carry_out(effects)
         except Exception:  # noqa: BLE001 - a bug must not end the heartbeats
             self.faults += 1
@@ -308,7 +292,7 @@ class Replicas:
         try:
             piece = bytearray()
             until = self._clock() + SLICE_S
-            for part in self._core.replica_snapshot(self._clock()):
+            for part in self._core.replica_operations.snapshot(self._clock()):
                 frame = with_checksum(encode_part(part))
                 piece += len(frame).to_bytes(LENGTH_BYTES, "big") + frame
                 if len(piece) >= PIECE_BYTES:

@@ -52,15 +52,15 @@ _NOBODY: Final = "http://127.0.0.1:0/"  # refused at once, and nothing leaves th
 
 
 class PullReader(Protocol):
-    """Receives the parts of snapshots: the core."""
+    """Receives the parts of snapshots: the replica operations of the core."""
 
-    def replica_snapshot_begin(self, pull: Pull, head: SnapshotHead, now: float) -> bool:
+    def snapshot_begin(self, pull: Pull, head: SnapshotHead, now: float) -> bool:
         """Handle the first part; False: it comes from another publisher than the one asked."""
 
-    def replica_snapshot_part(self, router_id: int, part: SnapshotPart, now: float) -> Effects:
+    def snapshot_part(self, router_id: int, part: SnapshotPart, now: float) -> Effects:
         """Handle the next part."""
 
-    def replica_snapshot_end(self, router_id: int, now: float, *, complete: bool) -> Effects:
+    def snapshot_end(self, router_id: int, now: float, *, complete: bool) -> Effects:
         """Handle the end of a pull, complete or not."""
 
 
@@ -234,7 +234,7 @@ class Pulls:
 
     def _end(self, pull: Pull, *, complete: bool) -> None:
         now = self._clock()
-        self._carry_out(self._reader.replica_snapshot_end(pull.router_id, now, complete=complete))
+        self._carry_out(self._reader.snapshot_end(pull.router_id, now, complete=complete))
 
     async def _read(self, pull: Pull, url: str) -> None:
         last: SnapshotPart | None = None
@@ -248,7 +248,7 @@ class Pulls:
             if last is None:
                 self._begin(pull, part, now)
             else:
-                self._carry_out(self._reader.replica_snapshot_part(pull.router_id, part, now))
+                self._carry_out(self._reader.snapshot_part(pull.router_id, part, now))
             last = part
             if self._clock() >= until:
                 await asyncio.sleep(0)
@@ -259,7 +259,7 @@ class Pulls:
     def _begin(self, pull: Pull, part: SnapshotPart, now: float) -> None:
         if not isinstance(part, SnapshotHead):
             raise PullFailed("malformed", "the snapshot has no head")
-        if not self._reader.replica_snapshot_begin(pull, part, now):
+        if not self._reader.snapshot_begin(pull, part, now):
             raise PullFailed("other_publisher", f"router {part.router_id} answered")
 
     async def _frames(self, url: str, headers: Mapping[str, str]) -> AsyncIterator[bytes]:

@@ -62,7 +62,7 @@ class TenantIds:
         prefix = prefix_of(request.scope.tenant_id)
         name = request.reservation_id
         if name is None:
-            name = self._core.selecting.new_id()
+            name = self._core.selection.new_id()
         request.reservation_id = prefix + name
         if request.selection_id is not None:
             request.selection_id = prefix + request.selection_id

@@ -344,7 +344,7 @@ class TenantView:
 
     def batch_now(self, request: BatchRequest) -> BatchAnswer | asyncio.Task[BatchAnswer]:
         """POST /reservations/batch."""
-        self._service.core.check_batch(request)
+        self._service.core.reservations.check_batch(request)
         for operation in request.operations:
             operation.reservation_id = self._names.reservation(operation.reservation_id)
         answer = self._service.batch_now(request)
@@ -361,7 +361,7 @@ class TenantView:
         """POST /leases."""
         name = request.lease_id
         if name is None:
-            request.lease_id = self._names.prefixes[0] + self._service.core.selecting.new_id()
+            request.lease_id = self._names.prefixes[0] + self._service.core.selection.new_id()
         else:
             request.lease_id = self._names.lease(name)
         return self._names.lease_named_by_client(self._ask(self._service.open_lease, request))

@@ -166,17 +166,17 @@ class CoreRouter:
         )
         self._has_pairs |= member.role != "aggregated"
         for replica in self.replicas:
-            self._did(replica, replica.core.upsert_worker(spec, now)[1], now)
+            self._did(replica, replica.core.workers.upsert_worker(spec, now)[1], now)
 
     def drain(self, worker_id: int, now: float) -> None:
         """See Router."""
         for replica in self.replicas:
-            self._did(replica, replica.core.drain(worker_id, DrainRequest(), now)[1], now)
+            self._did(replica, replica.core.drains.drain(worker_id, DrainRequest(), now)[1], now)
 
     def remove(self, worker_id: int, now: float) -> None:
         """See Router."""
         for replica in self.replicas:
-            self._did(replica, replica.core.delete_worker(worker_id, now)[1], now)
+            self._did(replica, replica.core.workers.delete_worker(worker_id, now)[1], now)
 
     # -- requests ------------------------------------------------------------------------------
 
@@ -204,7 +204,7 @@ class CoreRouter:
             session_id=(request.session or None) if self._has_sessions else None,
         )
         try:
-            answer, effects = replica.core.select_and_reserve(asked, now)
+            answer, effects = replica.core.selection.select_and_reserve(asked, now)
         except ServiceError as refusal:
             return Refused(refusal.code)
         self._did(replica, effects, now)
@@ -232,7 +232,7 @@ class CoreRouter:
         if replica is not None:
             self._catch_up(now)
             try:
-                effects = replica.core.prefill_complete(key, now, cached_tokens)
+                effects = replica.core.reservations.prefill_complete(key, now, cached_tokens)
             except ServiceError:
                 return  # its worker was removed, and the booking with it
             self._did(replica, effects, now)
@@ -243,7 +243,7 @@ class CoreRouter:
         if replica is not None:
             self._catch_up(now)
             try:
-                effects = replica.core.free(key, now)
+                effects = replica.core.reservations.free(key, now)
             except ServiceError:
                 return
             self._did(replica, effects, now)
@@ -311,25 +311,29 @@ class CoreRouter:
             for replica in self.replicas:
                 more = True
                 while more:
-                    more, effects = replica.core.replica_tick(now)
+                    more, effects = replica.core.replica_operations.tick(now)
                     self._did(replica, effects, now)
         for replica in self.replicas:
             inbox = replica.inbox
             while inbox and inbox[0][0] <= now:
                 due, peer, message = inbox.popleft()
-                heard = replica.core.replica_heard(peer, message, max(due, 0.0))
+                heard = replica.core.replica_operations.heard(peer, message, max(due, 0.0))
                 if heard is not NOTHING:  # usually
                     self._did(replica, heard, now)
 
     def _pull(self, replica: _Replica, pull: Pull, now: float) -> None:
         source = next(one for one in self.replicas if one.name == pull.peer)
-        parts = source.core.replica_snapshot(now)
+        parts = source.core.replica_operations.snapshot(now)
         head = next(parts)
-        if not replica.core.replica_snapshot_begin(pull, head, now):  # type: ignore[arg-type]
+        if not replica.core.replica_operations.snapshot_begin(pull, head, now):  # type: ignore[arg-type]
             return
         for part in parts:
-            self._did(replica, replica.core.replica_snapshot_part(pull.router_id, part, now), now)
-        ended = replica.core.replica_snapshot_end(pull.router_id, now, complete=True)
+            self._did(
+                replica,
+                replica.core.replica_operations.snapshot_part(pull.router_id, part, now),
+                now,
+            )
+        ended = replica.core.replica_operations.snapshot_end(pull.router_id, now, complete=True)
         self._did(replica, ended, now)
 
     def check(self) -> None:

@@ -40,7 +40,7 @@ def settled_mb() -> float:
 def core_with(workers: int) -> SelectionCore:
     core = SelectionCore(Registry(), RouterConfig(use_kv_events=False), random.Random(1))
     for worker_id in range(1, workers + 1):
-        core.upsert_worker(spec(worker_id), 1.0)
+        core.workers.upsert_worker(spec(worker_id), 1.0)
     return core
 
 
@@ -70,10 +70,10 @@ def reservations(core: SelectionCore, count: int, now: float) -> tuple[float, fl
             isl_tokens=16 * BLOCKS,
             model_name="m",
         )
-        core.reserve(request, now)
+        core.reservations.reserve(request, now)
     full = rss_mb()
     for number in range(count):
-        core.free(f"r{now:.0f}-{number}", now)
+        core.reservations.free(f"r{now:.0f}-{number}", now)
     for _ in range(2000):
         core.tick(now + 1.0)
     return full, settled_mb(), let_pass(core, now, 200)
@@ -81,10 +81,10 @@ def reservations(core: SelectionCore, count: int, now: float) -> tuple[float, fl
 
 def partitions(core: SelectionCore, count: int, now: float) -> tuple[float, float, float]:
     for number in range(count):
-        core.upsert_worker(spec(100 + number, model_name=f"m{now:.0f}-{number}"), now)
+        core.workers.upsert_worker(spec(100 + number, model_name=f"m{now:.0f}-{number}"), now)
     full = rss_mb()
     for number in range(count):
-        core.delete_worker(100 + number, now)
+        core.workers.delete_worker(100 + number, now)
     return full, settled_mb(), let_pass(core, now, 40)
 
 

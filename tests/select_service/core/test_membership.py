@@ -35,8 +35,8 @@ def test_a_partition_that_is_given_up_leaves_no_ring() -> None:
                 isl_tokens=16,
                 model_name=model,
             )
-            fleet.core.reserve(booking, fleet.now)
-            fleet.core.free(f"r{number}", fleet.now)
+            fleet.core.reservations.reserve(booking, fleet.now)
+            fleet.core.reservations.free(f"r{number}", fleet.now)
             partition = fleet.core.partitions[Scope(model, "default")]
             parts = (partition, partition.index, partition.index.tree, partition.ledger)
             left += map(weakref.ref, (*parts, partition.ledger.blocks))
@@ -103,9 +103,9 @@ def test_after_many_reservations_no_table_is_large() -> None:
             sequence_hashes=[2 * number, 2 * number + 1],
             isl_tokens=32,
         )
-        fleet.core.reserve(booking, fleet.now)
+        fleet.core.reservations.reserve(booking, fleet.now)
     for number in range(5000):
-        fleet.core.free(f"r{number}", fleet.now)
+        fleet.core.reservations.free(f"r{number}", fleet.now)
     for _ in range(4):
         fleet.now += ROUND_EVERY_S
         fleet.core.tick(fleet.now)

@@ -48,7 +48,7 @@ def test_a_busy_worker_goes_at_once_and_its_books_are_cleared_in_slices() -> Non
         with pytest.raises(ReservationNotFound):
             fleet.done(name)
         with pytest.raises(ReservationNotFound):
-            fleet.core.output_block(name, None, fleet.now)
+            fleet.core.reservations.output_block(name, None, fleet.now)
         fleet.free(name)
     fleet.book("r51", 1, 1, 2, selection_id="again")
     assert fleet.load(1) == (32, 2, 1)
@@ -98,7 +98,7 @@ def test_no_worker_anywhere_and_none_in_the_scope_are_told_apart(fleet: Fleet) -
     ],
 )
 def test_prompts_are_refused_in_order(fleet: Fleet, body: dict[str, Any], text: str) -> None:
-    for route in (fleet.core.select, fleet.core.select_and_reserve):
+    for route in (fleet.core.selection.select, fleet.core.selection.select_and_reserve):
         with pytest.raises(InvalidRequest, match=re.escape(text)):
             route(SelectAndReserveRequest(**body), 0.0)
     assert fleet.load(1) == (0, 0, 0)
@@ -251,7 +251,7 @@ def test_decisions_are_reported_when_asked_for() -> None:
     ((placement, _),) = fleet.effects.decided
     assert (placement.cost, placement.held) == (5.0, (3, 0, 0))
     request = SelectRequest(token_ids=list(range(40)))
-    answer, _ = fleet.core.select(request, fleet.now)
+    answer, _ = fleet.core.selection.select(request, fleet.now)
     assert selection_of(answer).effective_prefill_tokens == 40
 
 
@@ -266,11 +266,11 @@ def test_hashes_that_are_not_needed_have_64_bits_too(fleet: Fleet, field: str) -
         SelectAndReserveRequest(token_ids=[1], reservation_id="a", **wide),
     ):
         with pytest.raises(InvalidField, match=field):
-            fleet.core.select(request, fleet.now)
+            fleet.core.selection.select(request, fleet.now)
     for form in ({"token_ids": [1]}, {"sequence_hashes": [], "isl_tokens": 1}):
         booking = ReservationRequest(reservation_id="a", worker_id=1, **(form | wide))
         with pytest.raises(InvalidField, match=field):
-            fleet.core.reserve(booking, fleet.now)
+            fleet.core.reservations.reserve(booking, fleet.now)
 
 
 def test_a_repeat_may_name_members_in_another_order(fleet: Fleet) -> None:  # D14
@@ -304,7 +304,7 @@ def test_hits_given_away_are_counted(packed: bool) -> None:
             isl_tokens=64,
             **wishes,
         )
-        answer, _ = fleet.core.select(request, fleet.now)
+        answer, _ = fleet.core.selection.select(request, fleet.now)
         chosen = selection_of(answer).worker_id
         return chosen, counters.selections_forgoing, counters.selected_forgone_tokens
 

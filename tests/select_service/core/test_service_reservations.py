@@ -53,7 +53,7 @@ def test_what_an_explicit_booking_books(fleet: Fleet, more: dict[str, Any], expe
 def test_an_explicit_booking_is_checked_prompt_first(fleet: Fleet) -> None:
     # the order was asked of the reference
     with pytest.raises(InvalidRequest, match="sequence_hashes is required without token_ids"):
-        fleet.core.reserve(ReservationRequest(reservation_id="x", worker_id=9), 0.0)
+        fleet.core.reservations.reserve(ReservationRequest(reservation_id="x", worker_id=9), 0.0)
     with pytest.raises(
         InvalidRequest, match=re.escape("effective_prefill_tokens (65) must not exceed isl_tokens")
     ):
@@ -89,7 +89,7 @@ def test_the_same_id_with_another_body_or_route_is_a_conflict(fleet: Fleet) -> N
         reservation_id="a", block_hashes=[1, 2], sequence_hashes=[1, 2], isl_tokens=32
     )
     with pytest.raises(ReservationConflict):
-        fleet.core.select_and_reserve(unknown, fleet.now, unknown=b'{"x":1}')
+        fleet.core.selection.select_and_reserve(unknown, fleet.now, unknown=b'{"x":1}')
     assert fleet.core.counters.reservations_conflicting == 3
     fleet.free("a")
     fleet.take("a", 1, 2, 3)  # a freed id may be booked anew
@@ -205,9 +205,9 @@ def test_a_freed_id_takes_little_memory_however_long_it_is(fleet: Fleet) -> None
 def test_a_fraction_outside_the_unit_is_refused_before_the_id(fleet: Fleet) -> None:
     for fraction in (-0.1, 1.5):
         with pytest.raises(InvalidRequest, match=r"between 0\.0 and 1\.0"):
-            fleet.core.output_block("nope", fraction, 0.0)
+            fleet.core.reservations.output_block("nope", fraction, 0.0)
     with pytest.raises(ReservationNotFound):
-        fleet.core.output_block("nope", 0.5, 0.0)
+        fleet.core.reservations.output_block("nope", 0.5, 0.0)
 
 
 def test_silence_ends_a_reservation_and_signs_of_life_do_not(fleet: Fleet) -> None:  # D15
@@ -215,7 +215,7 @@ def test_silence_ends_a_reservation_and_signs_of_life_do_not(fleet: Fleet) -> No
     fleet.book("alive", 2, 2)
     for _ in range(8):
         fleet.tick(100.0)
-        fleet.core.output_block("alive", None, fleet.now)
+        fleet.core.reservations.output_block("alive", None, fleet.now)
     assert fleet.load(1) == (0, 0, 0)
     assert fleet.load(2) == (16, 9, 1)
     assert fleet.core.counters.reservations_expired == 1
@@ -231,7 +231,7 @@ def test_a_call_for_what_has_expired_tells_that_it_was_alive(fleet: Fleet) -> No
     counters = fleet.core.counters
     assert (counters.reservations_expired, counters.reservations_expired_early) == (3, 0)
     with pytest.raises(ReservationNotFound):
-        fleet.core.output_block("agent", None, fleet.now)
+        fleet.core.reservations.output_block("agent", None, fleet.now)
     fleet.free("agent")  # the same one once more
     fleet.free("chat")
     assert counters.reservations_expired_early == 2

@@ -36,7 +36,9 @@ def test_waiting_requests_are_admitted_one_by_one_each_booked_before_the_next(
     busy: Fleet,
 ) -> None:
     first, second = ticket_of(busy.take("q1", isl=150)), ticket_of(busy.take("q2", isl=150))
-    assert [(s.pending_count, s.pending_isl_tokens) for s in busy.core.loads()] == [(2, 300)]
+    assert [(s.pending_count, s.pending_isl_tokens) for s in busy.core.queries.loads()] == [
+        (2, 300)
+    ]
     busy.done("b1")
     assert busy.effects.answered == [first]
     assert isinstance(first.answer, Selection)
@@ -44,7 +46,7 @@ def test_waiting_requests_are_admitted_one_by_one_each_booked_before_the_next(
     assert busy.load(1) == (150, 0, 2)
     busy.free("b2")
     assert busy.effects.answered == [second]
-    assert [s.pending_count for s in busy.core.loads()] == [0]
+    assert [s.pending_count for s in busy.core.queries.loads()] == [0]
 
 
 def test_nobody_overtakes_not_even_towards_a_refusal(busy: Fleet) -> None:
@@ -67,8 +69,8 @@ def test_a_waiting_request_can_leave_and_its_id_is_free_again(busy: Fleet) -> No
     with pytest.raises(ReservationConflict, match="Request q already exists"):
         busy.take("q", isl=6)
     assert ticket_of(busy.take("q", isl=5)) is ticket  # the same request shares the place
-    assert not busy.core.withdraw(ticket)
-    assert busy.core.withdraw(ticket)
+    assert not busy.core.room.withdraw(ticket)
+    assert busy.core.room.withdraw(ticket)
     busy.core.check()
     assert ticket_of(busy.take("q", isl=6)) is not ticket
 

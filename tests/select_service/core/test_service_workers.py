@@ -31,7 +31,7 @@ def test_a_listing_tells_which_ranks_are_in_doubt_as_a_record_does() -> None:
     streams = {stream.rank: stream for stream in fleet.core.registry.streams()}
     for rank in ((2, 2), (2, 0), (1, 0)):
         streams[WorkerRank(*rank)].is_unproven = True
-    listed = fleet.core.workers()
+    listed = fleet.core.workers.workers()
     told = [
         [] if one.kv_ranks is msgspec.UNSET else [rank.dp_rank for rank in one.kv_ranks]
         for one in listed
@@ -57,7 +57,7 @@ def test_who_embeds_is_refused_what_the_wire_refuses(
     known = fleet.worker(1)
     with pytest.raises(ValueError, match=f"^{field} must be at least 1$"):
         say(fleet, 1, **{field: 0})
-    assert fleet.core.workers() == [known]
+    assert fleet.core.workers.workers() == [known]
     fleet.core.check()
 
 
@@ -173,7 +173,7 @@ def test_a_rank_that_goes_and_comes_is_listened_to_anew() -> None:
 
     def blocks() -> list[int]:
         request = OverlapScoresRequest(**tokens)
-        return [row.device_blocks for row in fleet.core.overlap_scores(request).workers]
+        return [row.device_blocks for row in fleet.core.queries.overlap_scores(request).workers]
 
     assert blocks() == [0, 1]
     fleet.patch(1, data_parallel_size=1)  # its endpoint is still named, so it is still heard
@@ -192,7 +192,7 @@ def test_deleting_a_worker_removes_record_load_and_index(fleet: Fleet) -> None: 
     fleet.hold(1, [1, 2])
     fleet.book("a", 1, 1, 2, selection_id="s")
     assert fleet.delete(1).lifecycle == "unschedulable"
-    assert [record.worker_id for record in fleet.core.workers()] == [2]
+    assert [record.worker_id for record in fleet.core.workers.workers()] == [2]
     assert fleet.load(1) is None
     fleet.free("a")
     fleet.free("s")
@@ -208,7 +208,7 @@ def test_a_worker_that_moves_leaves_nothing_behind(fleet: Fleet) -> None:
     fleet.hold(1, [1, 2])
     fleet.book("a", 1, 1)
     fleet.worker(1, model_name="other")
-    loads = {(s.model_name, len(s.loads)) for s in fleet.core.loads()}
+    loads = {(s.model_name, len(s.loads)) for s in fleet.core.queries.loads()}
     assert loads == {("default", 1), ("other", 1)}
     assert fleet.load(1) == (0, 0, 0)
 

@@ -85,8 +85,10 @@ def facts(fleet: Fleet) -> dict[str, Any]:
     bookings = fleet.core.desk.bookings
     names = [f"r{number}" for number in range(6)]
     return {
-        "workers": fleet.core.workers(),
-        "loads": [scope for scope in fleet.core.loads() if scope.loads],  # of workers there are
+        "workers": fleet.core.workers.workers(),
+        "loads": [
+            scope for scope in fleet.core.queries.loads() if scope.loads
+        ],  # of workers there are
         "live": {name for name in names if bookings.live(name)},
         "known": {name for name in names if bookings.was_freed(name) or bookings.find(name)},
     }
@@ -97,11 +99,11 @@ def step(fleet: Fleet, verb: str, number: int, worker: int) -> None:
     if verb == "reserve":
         fleet.book(name, worker, *range(number), 50 + worker, selection_id=f"s{number}")
     elif verb == "complete":
-        core.prefill_complete(name, fleet.now)
+        core.reservations.prefill_complete(name, fleet.now)
     elif verb == "output":
-        core.output_block(name, None, fleet.now)
+        core.reservations.output_block(name, None, fleet.now)
     elif verb == "free":
-        core.free(name, fleet.now)
+        core.reservations.free(name, fleet.now)
     elif verb == "delete":
         fleet.delete(worker)
         fleet.tick(0.0)
@@ -179,7 +181,7 @@ def test_prompts_computed_before_a_restart_do_not_tell_how_fast_ranks_compute() 
     fleet.worker(1)
     for number in range(50):
         fleet.book(f"r{number}", 1, number, 8000)
-        fleet.core.prefill_complete(f"r{number}", fleet.now)
+        fleet.core.reservations.prefill_complete(f"r{number}", fleet.now)
     disk.write(fleet)
     again = restored(disk, 5000.0)
     (partition,) = again.core.partitions.values()

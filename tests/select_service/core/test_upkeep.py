@@ -25,7 +25,7 @@ def booked(fleet: Fleet, number: int, count: int = 1, ttl_s: float | None = None
             sequence_hashes=[number],
             ttl_s=ttl_s,
         )
-        fleet.core.reserve(request, fleet.now)
+        fleet.core.reservations.reserve(request, fleet.now)
 
 
 def many(limits: CoreLimits) -> Fleet:

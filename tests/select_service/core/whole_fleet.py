@@ -56,33 +56,35 @@ class Fleet:
             "kv_events_endpoint": f"tcp://127.0.0.1:{5000 + worker_id}",
         }
         spec = WorkerSpec(worker_id=worker_id, **(base | record))
-        answer, effects = self.core.upsert_worker(spec, self.now)
+        answer, effects = self.core.workers.upsert_worker(spec, self.now)
         self._did(effects)
         return answer
 
     def patch(self, worker_id: int, **changes: Any) -> WorkerRecord:
-        answer, effects = self.core.patch_worker(worker_id, WorkerPatch(**changes), self.now)
+        answer, effects = self.core.workers.patch_worker(
+            worker_id, WorkerPatch(**changes), self.now
+        )
         self._did(effects)
         return answer
 
     def delete(self, worker_id: int) -> WorkerRecord:
-        answer, effects = self.core.delete_worker(worker_id, self.now)
+        answer, effects = self.core.workers.delete_worker(worker_id, self.now)
         self._did(effects)
         return answer
 
     def drain(self, worker_id: int, reason: str | None = None) -> DrainStatus:
-        answer, effects = self.core.drain(worker_id, DrainRequest(reason=reason), self.now)
+        answer, effects = self.core.drains.drain(worker_id, DrainRequest(reason=reason), self.now)
         self._did(effects)
         return answer
 
     def undrain(self, worker_id: int) -> DrainStatus:
-        answer, effects = self.core.undrain(worker_id, self.now)
+        answer, effects = self.core.drains.undrain(worker_id, self.now)
         self._did(effects)
         return answer
 
     def hold_back(self, worker_id: int, why: str | None, source: str = "api") -> WorkerRecord:
-        self._did(self.core.hold_back(worker_id, source, why, self.now))
-        return self.core.worker(worker_id)
+        self._did(self.core.drains.hold_back(worker_id, source, why, self.now))
+        return self.core.workers.worker(worker_id)
 
     def hold(self, worker_id: int, blocks: list[int], dp_rank: int = 0) -> None:
         """Let a rank's device cache hold a prompt of these local block hashes."""
@@ -102,7 +104,7 @@ class Fleet:
             isl_tokens=len(hashes) * 16 if isl is None else isl,
             **wishes,
         )
-        answer, effects = self.core.select(request, self.now)
+        answer, effects = self.core.selection.select(request, self.now)
         self._did(effects)
         return answer
 
@@ -116,7 +118,7 @@ class Fleet:
             isl_tokens=len(hashes) * 16 if isl is None else isl,
             **wishes,
         )
-        answer, effects = self.core.select_and_reserve(request, self.now)
+        answer, effects = self.core.selection.select_and_reserve(request, self.now)
         self._did(effects)
         return answer
 
@@ -130,7 +132,7 @@ class Fleet:
             isl_tokens=len(hashes) * 16 if isl is None else isl,
             **wishes,
         )
-        answer, effects = self.core.select_pair(request, self.now)
+        answer, effects = self.core.selection.select_and_reserve(request, self.now)
         self._did(effects)
         assert isinstance(answer, PairSelection | Ticket)
         return answer
@@ -145,18 +147,18 @@ class Fleet:
             isl_tokens=len(hashes) * 16 if isl is None else isl,
             **more,
         )
-        _, effects = self.core.reserve(request, self.now)
+        _, effects = self.core.reservations.reserve(request, self.now)
         self._did(effects)
 
     def free(self, name: str) -> None:
-        self._did(self.core.free(name, self.now))
+        self._did(self.core.reservations.free(name, self.now))
 
     def done(self, name: str) -> None:
-        self._did(self.core.prefill_complete(name, self.now))
+        self._did(self.core.reservations.prefill_complete(name, self.now))
 
     def load(self, worker_id: int, dp_rank: int = 0) -> tuple[int, int, int] | None:
         """(prefill tokens, decode blocks, requests) of a rank, None when it is not listed."""
-        for scope in self.core.loads():
+        for scope in self.core.queries.loads():
             for row in scope.loads:
                 if (row.worker_id, row.dp_rank) == (worker_id, dp_rank):
                     return (

@@ -173,7 +173,7 @@ def test_reservations_that_are_waited_for_count() -> None:
             core = service.driver.core
             body = msgspec.convert(hashes(1), SelectAndReserveRequest)
             waits = asyncio.ensure_future(service.select_and_reserve(body))
-            while not core.loads()[0].pending_count:
+            while not core.queries.loads()[0].pending_count:
                 await asyncio.sleep(0)
             with pytest.raises(TooManyReservations):
                 await service.reserve(msgspec.convert(booking("b"), ReservationRequest))

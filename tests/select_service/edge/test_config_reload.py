@@ -244,7 +244,7 @@ def test_thresholds_hold_at_once_and_let_in_who_waits() -> None:
         body: Any = {"settings": {"max_inflight_default": 1, "max_queued_default": 1}}
         assert (await client.put("/config", json=body)).status_code == 200
         waits = asyncio.ensure_future(client.post("/select_and_reserve", json=PROMPT))
-        await until(lambda: service.core.loads()[0].pending_count)
+        await until(lambda: service.core.queries.loads()[0].pending_count)
         assert (await client.post("/select_and_reserve", json=PROMPT)).status_code == 503
         await client.put("/config", json={"settings": {"max_inflight_default": 2}})
         assert (await waits).status_code == 200

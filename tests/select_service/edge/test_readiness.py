@@ -48,7 +48,9 @@ def test_the_ledgers_of_replicas_are_waited_for() -> None:
     status: list[SimpleNamespace] = []
     plane = SimpleNamespace(peers=lambda: peers)
     limits = SimpleNamespace(replica_heartbeat_s=1.0)
-    core: Any = SimpleNamespace(limits=limits, replica_status=lambda _: status)
+    core: Any = SimpleNamespace(
+        limits=limits, replica_operations=SimpleNamespace(status=lambda _: status)
+    )
     carrier: Any = SimpleNamespace(replicas=None)
     turn = CallContext(core, lambda: now, lambda _: None)
     is_settled = False

@@ -44,7 +44,7 @@ def hit_rate_of_chats(removed: str, seed: int) -> float:
     leaving: list[int] = []
     if removed == "advised":
         core = router.replicas[0].core
-        asked: list[ScaleDownCandidate] = told(core.scale_down_candidates(GONE, None, None))
+        asked: list[ScaleDownCandidate] = told(core.scale_down.candidates(GONE, None, None))
         leaving = [one.worker_id for one in asked]
     elif removed == "newest":
         leaving = cluster.worker_ids("workers")[-GONE:]

@@ -46,5 +46,7 @@ def threshold(**fields: Any) -> BusyThresholdChange:
 
 
 def change(some: Fleet, policy: str, **config: Any) -> None:
-    _, effects = some.core.change_admission(AdmissionChange(policy=policy, config=config), some.now)
+    _, effects = some.core.admission.change_admission(
+        AdmissionChange(policy=policy, config=config), some.now
+    )
     some._did(effects)

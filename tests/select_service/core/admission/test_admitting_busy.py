@@ -98,7 +98,7 @@ def test_nobody_there_is_not_overloaded() -> None:
 def test_a_threshold_set_over_http_holds_at_once_and_merges() -> None:
     some = fleet(mode="token-capacity")
     some.take("a", 1)
-    change, now = some.core.change_threshold, some.now
+    change, now = some.core.admission.change_threshold, some.now
     answer, _ = change(threshold(active_prefill_tokens_threshold=10), now)
     assert answer.active_prefill_tokens_threshold == 10
     assert refused(some, 2).gate == "busy"
@@ -108,16 +108,16 @@ def test_a_threshold_set_over_http_holds_at_once_and_merges() -> None:
     assert answer.active_prefill_tokens_threshold is None
     assert answer.active_decode_blocks_threshold == 0.5
     selection_of(some.take("b", 2))
-    answer, _ = some.core.forget_threshold("default", None, now)
+    answer, _ = some.core.admission.forget_threshold("default", None, now)
     assert answer.active_decode_blocks_threshold is None
-    assert [one.model for one in some.core.busy_thresholds().thresholds] == ["default"]
+    assert [one.model for one in some.core.admission.busy_thresholds().thresholds] == ["default"]
 
 
 def test_a_tenants_threshold_is_its_own() -> None:
     some = fleet(mode="token-capacity")
     some.worker(2, tenant_id="other", kv_events_endpoint="tcp://127.0.0.1:5099")
     change = threshold(tenant_id="other", active_prefill_tokens_threshold=0)
-    some.core.change_threshold(change, some.now)
+    some.core.admission.change_threshold(change, some.now)
     selection_of(some.take("a", 1))
     selection_of(some.take("b", 2))
     selection_of(some.take("c", 3, tenant_id="other"))
@@ -133,11 +133,11 @@ def test_what_cannot_be_a_threshold_is_refused_and_changes_nothing() -> None:
         {"clear": ["nonsense"]},
     ):
         with pytest.raises(InvalidRequest):
-            some.core.change_threshold(threshold(**wrong), some.now)
+            some.core.admission.change_threshold(threshold(**wrong), some.now)
     change = threshold(model="nobody", active_prefill_tokens_threshold=1)
     with pytest.raises(ModelNotFound):
-        some.core.change_threshold(change, some.now)
-    answer, _ = some.core.change_threshold(threshold(model="nobody"), some.now)
+        some.core.admission.change_threshold(change, some.now)
+    answer, _ = some.core.admission.change_threshold(threshold(model="nobody"), some.now)
     assert answer.active_decode_blocks_threshold is None, "reading an unknown one is no error"
     assert some.core.partitions[DEFAULT].admission is None
 
@@ -147,12 +147,12 @@ def test_with_admission_control_off_nothing_is_set_silently() -> None:
     selection_of(some.take("a", 1))
     selection_of(some.take("b", 2))
     with pytest.raises(AdmissionControlOff):
-        some.core.change_threshold(threshold(active_prefill_tokens_threshold=1), some.now)
+        some.core.admission.change_threshold(threshold(active_prefill_tokens_threshold=1), some.now)
 
 
 def report(some: Fleet, worker_id: int = 1, **told: Any) -> None:
     metrics = WorkerMetrics(ranks=[RankMetrics(**told)])
-    _, effects = some.core.report(worker_id, metrics, some.now)
+    _, effects = some.core.admission.report(worker_id, metrics, some.now)
     some._did(effects)
 
 
@@ -180,7 +180,7 @@ def test_a_rank_nobody_declared_is_dropped_and_a_silent_one_is_not_believed_for_
     metrics = WorkerMetrics(
         ranks=[RankMetrics(kv_used_blocks=99), RankMetrics(dp_rank=7, kv_used_blocks=1)]
     )
-    answer, _ = some.core.report(1, metrics, some.now)
+    answer, _ = some.core.admission.report(1, metrics, some.now)
     assert (answer.accepted, answer.dropped) == ([0], [7])
     assert some.core.admitting.reports.dropped == 1
     assert refused(some, 1).gate == "busy"

@@ -116,8 +116,8 @@ def test_a_client_that_leaves_gives_its_place_back() -> None:
     some.take("a", 1)
     ticket = ticket_of(some.take("b", 2))
     assert refused(some, 3).gate == "capacity"
-    assert some.core.withdraw(ticket)
-    assert not some.core.withdraw(ticket)
+    assert some.core.room.withdraw(ticket)
+    assert not some.core.room.withdraw(ticket)
     some.core.check()
     ticket_of(some.take("c", 3))
     assert (tally(some).withdrawn, tally(some).waiting) == (1, 1)
@@ -184,7 +184,7 @@ def test_what_is_held_for_one_who_waits_in_vain_is_there_again() -> None:
     allowance = ALLOWANCE | {"capacity": 32}
     some = fleet(record={"max_inflight": 1}, policy="token-bucket", policy_config=allowance)
     some.take("a", 1)
-    assert some.core.withdraw(ticket_of(some.take("b", 2)))
+    assert some.core.room.withdraw(ticket_of(some.take("b", 2)))
     late = ticket_of(some.take("c", 3))
     some.now += DEADLINE_S
     some._did(some.core.refuse_late(some.now))

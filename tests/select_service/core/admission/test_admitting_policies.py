@@ -110,8 +110,8 @@ def test_slo_shed_lets_wait_in_its_own_queue() -> None:
     batch = ticket_of(some.take("b", 1, slo_class="batch"))
     critical = ticket_of(some.take("c", 2, slo_class="critical"))
     assert batch.waiting is not None
-    assert some.core.loads()[0].pending_count == 2
-    assert some.core.loads()[0].pending_isl_tokens == 32
+    assert some.core.queries.loads()[0].pending_count == 2
+    assert some.core.queries.loads()[0].pending_isl_tokens == 32
     some.now += 0.5
     some.free("load")
     answered = [one.reservation_id for one in some.effects.answered]
@@ -190,7 +190,7 @@ def test_another_policy_has_other_deadlines() -> None:
     change(some, "slo-shed", hysteresis=0.5)
     some.core.check()
     assert some.core.next_deadline() <= some.now + 0.4
-    assert some.core.withdraw(gone)
+    assert some.core.room.withdraw(gone)
     some.core.check()
     assert some.core.next_deadline() == some.now + 0.5
     change(some, "always-admit")
@@ -207,7 +207,7 @@ def test_another_policy_judges_who_waits_again() -> None:
     change(some, "reject-all")
     assert all(one is not None for one in (tickets[0].answer, tickets[15].answer))
     assert tickets[-1].answer is None, "a turn is bounded"
-    assert some.core.withdraw(tickets.pop())
+    assert some.core.room.withdraw(tickets.pop())
     some.tick(0.0)
     assert {type(one.answer) for one in tickets} == {AdmissionRefused}
     counts = tally(some, "batch")
@@ -220,7 +220,7 @@ def test_a_policy_that_admits_places_who_waits() -> None:
     tickets = [ticket_of(some.take(f"r{n}", n, slo_class="batch")) for n in range(3)]
     change(some, "always-admit")
     assert {type(one.answer) for one in tickets} == {Selection}
-    assert some.core.admission().policy == "always-admit"
+    assert some.core.admission.admission().policy == "always-admit"
 
 
 def test_a_gate_that_opens_takes_in_who_waits_already() -> None:
@@ -248,7 +248,7 @@ def test_a_worker_or_threshold_that_changes_refuses_nobody_who_waits() -> None:
     some.take("a", 1)
     tickets = [ticket_of(some.take(name, 2)) for name in "bc"]
     some.patch(1, taints=["t"])
-    some.core.change_threshold(threshold(active_decode_blocks_threshold=0.9), some.now)
+    some.core.admission.change_threshold(threshold(active_decode_blocks_threshold=0.9), some.now)
     assert [one.answer for one in tickets] == [None, None]
     some.done("a")
     assert isinstance(tickets[0].answer, Selection)
@@ -293,10 +293,10 @@ def test_a_policy_that_makes_no_sense_changes_nothing() -> None:
         with pytest.raises(InvalidField) as caught:
             change(some, policy, **config)
         assert caught.value.field == field
-    assert some.core.admission().policy == "token-bucket"
+    assert some.core.admission.admission().policy == "token-bucket"
     some.take("a", 1)
-    assert some.core.admission().counters["standard"].admitted == 1
-    assert some.core.admission().scopes[0].model_name == "default"
+    assert some.core.admission.admission().counters["standard"].admitted == 1
+    assert some.core.admission.admission().scopes[0].model_name == "default"
 
 
 def test_a_full_queue_is_a_refusal_like_others() -> None:
@@ -326,7 +326,7 @@ def test_one_prompt_that_is_never_computed_does_not_close_the_pool() -> None:
         came.append(isinstance(answer, Selection))
         some.now += 0.1
         if isinstance(answer, Ticket):
-            some.core.withdraw(answer)
+            some.core.room.withdraw(answer)
         elif answer is not None:
             some.done(name)
             some.free(name)

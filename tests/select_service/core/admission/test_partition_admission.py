@@ -133,11 +133,11 @@ class _Run:
     def output(self, number: int, fraction: float | None) -> None:
         if self._live:
             name = self._live[number % len(self._live)]
-            self.some.core.output_block(name, fraction, self.some.now, 8)
+            self.some.core.reservations.output_block(name, fraction, self.some.now, 8)
 
     def tell(self, worker_id: int, used: int, total: int) -> None:
         told = RankMetrics(kv_used_blocks=used, kv_total_blocks=total)
-        self.some.core.report(worker_id, WorkerMetrics(ranks=[told]), self.some.now)
+        self.some.core.admission.report(worker_id, WorkerMetrics(ranks=[told]), self.some.now)
 
     def leave(self, worker_id: int) -> None:
         self.some.delete(worker_id)
@@ -151,7 +151,7 @@ class _Run:
             active_decode_blocks_threshold=decode,
             active_prefill_tokens_threshold=prefill,
         )
-        self.some.core.change_threshold(change, self.some.now)
+        self.some.core.admission.change_threshold(change, self.some.now)
 
 
 @pytest.mark.parametrize("seated", [(1, 3), (1, 2, 3)], ids=["ranks alone", "ranks together"])

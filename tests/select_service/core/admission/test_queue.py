@@ -69,7 +69,7 @@ def test_nobody_overtakes_where_the_contract_orders_the_queue(
 ) -> None:
     config = msgspec.structs.replace(config, use_kv_events=False)
     core = SelectionCore(Registry(), config, random.Random(1))
-    core.upsert_worker(WorkerSpec(worker_id=1, endpoint="x", block_size=16), 0.0)
+    core.workers.upsert_worker(WorkerSpec(worker_id=1, endpoint="x", block_size=16), 0.0)
     (partition,) = core.partitions.values()
     (only,) = partition.policy.classes
     assert (only.queue_policy, only.overtaking.after(60.0) > 0.0) == ("fcfs", overtakes)

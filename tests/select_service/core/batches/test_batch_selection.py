@@ -43,7 +43,7 @@ def place(fleet: Fleet, *items: Item | WaveItem, checked: bool = True, **wants: 
     """Drive a wave to its end, stating all promises after each step."""
     request = SelectBatchRequest(requests=[], **wants)
     pairs = [(one, b"") if isinstance(one, WaveItem) else one for one in items]
-    steps = fleet.core.select_batch(request, pairs).steps(fleet.now)
+    steps = fleet.core.batch_selection.begin(request, pairs).steps(fleet.now)
     try:
         next(steps)
         while True:
@@ -67,7 +67,7 @@ def where(answer: WaveAnswer) -> list[int]:
 
 
 def booked(fleet: Fleet) -> int:
-    return sum(row.active_requests for row in fleet.core.loads()[0].loads)
+    return sum(row.active_requests for row in fleet.core.queries.loads()[0].loads)
 
 
 def fleet_of(workers: int, **more: Any) -> Fleet:
@@ -90,7 +90,7 @@ def test_sixteen_groups_of_sixteen_compute_each_prefix_once_and_spread_evenly(wo
     assert answer.groups == answer.prefixes_computed == 16
     taken = Counter(where(answer))
     assert set(taken.values()) == {256 // workers}
-    (loads,) = fleet.core.loads()
+    (loads,) = fleet.core.queries.loads()
     assert [row.active_requests for row in loads.loads] == [256 // workers] * workers
     computed = 16 // workers * 8 * 16
     assert [row.potential_prefill_tokens for row in loads.loads] == [computed] * workers
@@ -176,17 +176,17 @@ def test_each_sample_is_answered_as_it_would_be_alone() -> None:
     assert answer.placed == 3
     failed = fleet.core.counters.selections_failed
     assert failed["no_schedulable_worker"] == 1
-    assert sum(row.active_requests for row in fleet.core.loads()[0].loads) == 4
+    assert sum(row.active_requests for row in fleet.core.queries.loads()[0].loads) == 4
 
 
 def test_a_repeated_wave_is_answered_as_before_and_books_nothing() -> None:
     fleet = fleet_of(4)
     items = [prompt(*group(number), n=2, reservation_id=f"r{number}") for number in range(6)]
     first = place(fleet, *items, reserve=True)
-    loads = fleet.core.loads()
+    loads = fleet.core.queries.loads()
     again = place(fleet, *items, reserve=True)
     assert again == first
-    assert fleet.core.loads() == loads
+    assert fleet.core.queries.loads() == loads
 
 
 def test_all_or_none() -> None:
@@ -197,7 +197,7 @@ def test_all_or_none() -> None:
     assert refused.value.status == 503
     assert refused.value.details == {"request": 1, "sample": 3, "code": "no_eligible_worker"}
     assert booked(fleet) == 0
-    assert all(row.active_requests == 0 for row in fleet.core.loads()[0].loads)
+    assert all(row.active_requests == 0 for row in fleet.core.queries.loads()[0].loads)
     assert fleet.core.counters.waves_undone == 1
     assert place(fleet, items[0], reserve=True, atomic=True).placed == 3
 
@@ -279,12 +279,12 @@ def test_a_decision_says_that_the_rank_was_chosen_with_others() -> None:
 def test_a_worker_that_goes_in_between_takes_none_of_the_rest() -> None:
     fleet = fleet_of(2)
     request = SelectBatchRequest(requests=[], reserve=True)
-    wave = fleet.core.select_batch(request, [(prompt(*group(n)), b"") for n in range(8)])
+    wave = fleet.core.batch_selection.begin(request, [(prompt(*group(n)), b"") for n in range(8)])
     steps = wave.steps(fleet.now)
     next(steps)
     answer = None
     try:
-        while not fleet.core.loads()[0].loads[0].active_requests:
+        while not fleet.core.queries.loads()[0].loads[0].active_requests:
             steps.send(fleet.now)
         fleet.delete(1)
         while True:
@@ -292,7 +292,7 @@ def test_a_worker_that_goes_in_between_takes_none_of_the_rest() -> None:
     except StopIteration as done:
         answer = done.value
     assert answer.placed == 8
-    assert sum(row.active_requests for row in fleet.core.loads()[0].loads) == 7
+    assert sum(row.active_requests for row in fleet.core.queries.loads()[0].loads) == 7
     fleet.core.check()
 
 
@@ -301,7 +301,9 @@ def test_a_worker_that_goes_while_ranks_are_priced_takes_nothing() -> None:
     fleet = fleet_of(2)
     preferred = RoutingConstraints([], {"near": 1.0})
     items = [prompt(*group(n), routing_constraints=preferred) for n in range(4)]
-    wave = fleet.core.select_batch(SelectBatchRequest(requests=[]), [(one, b"") for one in items])
+    wave = fleet.core.batch_selection.begin(
+        SelectBatchRequest(requests=[]), [(one, b"") for one in items]
+    )
     steps = wave.steps(fleet.now)
     next(steps)
     fleet.delete(1)
@@ -317,7 +319,7 @@ def test_a_worker_that_goes_while_ranks_are_priced_takes_nothing() -> None:
 def test_a_wave_that_is_given_up_leaves_nothing() -> None:
     fleet = fleet_of(2)
     request = SelectBatchRequest(requests=[], reserve=True)
-    wave = fleet.core.select_batch(request, [(prompt(*group(n)), b"") for n in range(8)])
+    wave = fleet.core.batch_selection.begin(request, [(prompt(*group(n)), b"") for n in range(8)])
     steps = wave.steps(fleet.now)
     next(steps)
     while booked(fleet) < 5:
@@ -350,7 +352,7 @@ def test_whatever_comes_is_placed_once_where_it_may_go_and_no_rank_takes_too_man
     fleet = fleet_of(workers)
     for number in range(draw.randint(0, 10)):
         fleet.take(f"before{number}", draw.randint(1, 5))
-    standing = [row.active_requests for row in fleet.core.loads()[0].loads]
+    standing = [row.active_requests for row in fleet.core.queries.loads()[0].loads]
     items = []
     for _ in range(draw.randint(1, 8)):
         hashes = group(draw.randint(1, 4), draw.randint(0, 9))
@@ -362,7 +364,7 @@ def test_whatever_comes_is_placed_once_where_it_may_go_and_no_rank_takes_too_man
     samples = sum(item.n for item in items)
     assert len(where(answer)) == samples == answer.placed
     assert answer.groups <= answer.prefixes_computed <= samples
-    rows = fleet.core.loads()[0].loads
+    rows = fleet.core.queries.loads()[0].loads
     assert sum(row.active_requests for row in rows) == samples + sum(standing)
     level = even_share(standing, samples)
     for row, before in zip(rows, standing, strict=True):

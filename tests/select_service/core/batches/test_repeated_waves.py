@@ -25,7 +25,9 @@ ITEMS = (
 def played(fleet: Replica, *items: WaveItem, **wants: Any) -> WaveAnswer:
     """Place a wave, and keep what it tells."""
     request = SelectBatchRequest(requests=[], reserve=True, **wants)
-    steps = fleet.core.select_batch(request, [(one, b"") for one in items]).steps(fleet.now)
+    steps = fleet.core.batch_selection.begin(request, [(one, b"") for one in items]).steps(
+        fleet.now
+    )
     fleet.effects = Effects()
     try:
         effects = next(steps)
@@ -52,9 +54,9 @@ def test_a_repeated_wave_gets_its_first_answer(atomic: bool) -> None:
     assert first.groups == 3
     assert first.prefixes_computed < len(first.results) == first.placed
     assert any(one.shared_tokens for one in first.results)
-    before = fleet.core.loads()
+    before = fleet.core.queries.loads()
     assert place(fleet, *ITEMS, reserve=True, atomic=atomic) == first
-    assert fleet.core.loads() == before
+    assert fleet.core.queries.loads() == before
     assert fleet.core.counters.reservations_booked == len(first.results)
 
 
@@ -70,7 +72,9 @@ def test_at_another_replica_too(has_workers: bool) -> None:
     assert not here.effects.published
     silent(here)
     for name in ("a.0", "b", "c"):
-        here.core.output_block(name, None, here.now)  # which adopts it, where its worker is
+        here.core.reservations.output_block(
+            name, None, here.now
+        )  # which adopts it, where its worker is
     assert here.core.desk.announcer.claims.adopted == 3 * has_workers
     assert played(here, *ITEMS) == first
 

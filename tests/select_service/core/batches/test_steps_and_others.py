@@ -37,7 +37,9 @@ class Underway:
         if fails:
             items.append(prompt(4, allowed_worker_ids=[GOING]))
         request = SelectBatchRequest(requests=[], reserve=True, atomic=atomic)
-        self.wave: RunningBatch = fleet.core.select_batch(request, [(one, b"") for one in items])
+        self.wave: RunningBatch = fleet.core.batch_selection.begin(
+            request, [(one, b"") for one in items]
+        )
         self.steps: Generator[Any, float, Any] = self.wave.steps(fleet.now)
         self.answer: WaveAnswer | None = None
         self.is_over = False
@@ -119,8 +121,8 @@ def test_an_id_booked_again_by_somebody_else_is_durable_by_itself() -> None:
     fleet, disk = house()
     wave = Underway(fleet)
     wave.until_booked(3)
-    fleet.core.free("w.0", fleet.now)
-    fleet.core.select_and_reserve(alone("w.0"), fleet.now)
+    fleet.core.reservations.free("w.0", fleet.now)
+    fleet.core.selection.select_and_reserve(alone("w.0"), fleet.now)
     disk.write(fleet)  # it is answered now
     assert on_disk(disk) == {"w.0"}, "what was told is there, and nothing of the wave"
     wave.end()
@@ -133,8 +135,8 @@ def test_an_id_booked_again_is_not_ended_with_the_wave_it_once_was_of(*, is_cut:
     fleet, disk = house()
     wave = Underway(fleet, fails=True)
     wave.until_booked(3)
-    fleet.core.free("w.0", fleet.now)
-    fleet.core.select_and_reserve(alone("w.0"), fleet.now)
+    fleet.core.reservations.free("w.0", fleet.now)
+    fleet.core.selection.select_and_reserve(alone("w.0"), fleet.now)
     if is_cut:
         wave.give_up()
     else:
@@ -145,15 +147,15 @@ def test_an_id_booked_again_is_not_ended_with_the_wave_it_once_was_of(*, is_cut:
 
 def test_an_id_that_was_freed_lately_is_not_written_before_its_wave() -> None:
     fleet, disk = house()
-    fleet.core.select_and_reserve(alone("w.1"), fleet.now)
+    fleet.core.selection.select_and_reserve(alone("w.1"), fleet.now)
     disk.write(fleet)
-    fleet.core.free("w.1", fleet.now)
+    fleet.core.reservations.free("w.1", fleet.now)
     wave = Underway(fleet)
     wave.until_booked(SAMPLES - 1)
     disk.write(fleet)
     assert on_disk(disk) == set(), "of the wave nothing, and the old booking is over"
     again = restored(disk, 5_000.0)
-    again.core.free("w.1", again.now)  # it is remembered: 200, and not 404
+    again.core.reservations.free("w.1", again.now)  # it is remembered: 200, and not 404
     wave.end()
     disk.write(fleet)
     assert on_disk(disk) == {f"w.{n}" for n in range(SAMPLES)}
@@ -166,7 +168,7 @@ def test_nobody_is_told_of_a_booking_that_may_yet_be_taken_back(*, atomic: bool)
     wave = Underway(fleet, atomic=atomic)
     wave.until_booked(3)
     with pytest.raises(ReservationUnderWay) as refused:
-        fleet.core.select_and_reserve(repeat("w.0"), fleet.now)
+        fleet.core.selection.select_and_reserve(repeat("w.0"), fleet.now)
     assert (refused.value.status, refused.value.field) == (503, "reservation_id")
     other = Underway(fleet, atomic=False)
     other.end()
@@ -179,14 +181,14 @@ def test_nobody_is_told_of_a_booking_that_may_yet_be_taken_back(*, atomic: bool)
     assert third.answer is not None
     assert third.answer.placed == SAMPLES
     assert live(fleet) >= {f"w.{n}" for n in range(3)}
-    fleet.core.select_and_reserve(repeat("w.0"), fleet.now)  # and now it is told
+    fleet.core.selection.select_and_reserve(repeat("w.0"), fleet.now)  # and now it is told
 
 
 def test_two_samples_of_one_wave_may_be_the_same() -> None:
     fleet, _ = house()
     request = SelectBatchRequest(requests=[], reserve=True, atomic=True)
     items = [(prompt(1, reservation_id="twice"), b"")] * 2
-    wave = fleet.core.select_batch(request, items)
+    wave = fleet.core.batch_selection.begin(request, items)
     steps = wave.steps(fleet.now)
     answer = None
     try:
@@ -203,7 +205,7 @@ def test_what_a_refusing_disk_takes_back_is_the_whole_wave_and_what_others_booke
     fleet, disk = house()
     wave = Underway(fleet)
     wave.end()
-    fleet.core.select_and_reserve(alone("x"), fleet.now)
+    fleet.core.selection.select_and_reserve(alone("x"), fleet.now)
     assert set(disk.changes.take_fresh()) == live(fleet)
     assert not set(disk.changes.take_fresh())
     wave = Underway(fleet, name="v")
@@ -248,10 +250,10 @@ class Scene:
             elif verb == "free":
                 self.free(name)
             elif verb == "book":
-                self.fleet.core.select_and_reserve(alone(name), self.fleet.now)
+                self.fleet.core.selection.select_and_reserve(alone(name), self.fleet.now)
                 self.others.add(name)
             elif verb == "output":
-                self.fleet.core.output_block(name, None, self.fleet.now)
+                self.fleet.core.reservations.output_block(name, None, self.fleet.now)
             elif verb == "write":
                 self.write()
             else:
@@ -262,7 +264,7 @@ class Scene:
             self.others.discard(name)
         elif name in live(self.fleet):
             self.ended.add(name)
-        self.fleet.core.free(name, self.fleet.now)
+        self.fleet.core.reservations.free(name, self.fleet.now)
 
     def write(self) -> None:
         fails, self.is_failing = self.is_failing, False

@@ -28,14 +28,14 @@ def placed(answer: object) -> Selection:
 
 
 def trust(fleet: Fleet, worker_id: int) -> RankTrustRow:
-    return next(row for row in fleet.core.trust().ranks if row.worker_id == worker_id)
+    return next(row for row in fleet.core.trusting.table().ranks if row.worker_id == worker_id)
 
 
 def serve(fleet: Fleet, worker_id: int, found: int | None, times: int = 1) -> None:
     """Let a worker have a prompt, and say what it found of it."""
     for _ in range(times):
         placed(fleet.take("r", *PROMPT, isl=ISL, allowed_worker_ids=[worker_id]))
-        fleet._did(fleet.core.prefill_complete("r", fleet.now, found))
+        fleet._did(fleet.core.reservations.prefill_complete("r", fleet.now, found))
         fleet.free("r")
 
 

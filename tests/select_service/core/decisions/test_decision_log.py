@@ -97,9 +97,9 @@ class Ring(RuleBasedStateMachine):
         if books:
             reservation_id = f"r{self.number}"
             ask = SelectAndReserveRequest(reservation_id=reservation_id, **wishes)
-            core.select_and_reserve(ask, now)
+            core.selection.select_and_reserve(ask, now)
         else:
-            core.select(SelectRequest(**wishes), now)
+            core.selection.select(SelectRequest(**wishes), now)
         self.asked.append((name, reservation_id))
 
     @rule(worker_id=st.integers(0, 3))
@@ -111,7 +111,7 @@ class Ring(RuleBasedStateMachine):
     def free(self) -> None:
         booked = [name for _, name in self.asked if name is not None]
         if self.fleet is not None and booked:
-            self.fleet.core.free(booked[-1], self.fleet.now)
+            self.fleet.core.reservations.free(booked[-1], self.fleet.now)
 
     @invariant()
     def is_the_end_of_what_was_asked(self) -> None:
@@ -194,7 +194,7 @@ def test_nothing_is_left_to_the_collector() -> None:
     gc.disable()
     try:
         for number in range(20):
-            fleet.core.select(SelectRequest(token_ids=[number] * 16), 1.0)
+            fleet.core.selection.select(SelectRequest(token_ids=[number] * 16), 1.0)
         assert gc.collect() == 0
     finally:
         gc.enable()
@@ -206,7 +206,7 @@ def test_ids_that_are_used_again_name_the_newest() -> None:
     fleet.select(2, 3, selection_id="again")
     assert told(fleet.core.decisions.find("again"))["prompt"]["blocks"] == 2
     fleet.take("r", 1)
-    fleet.core.free("r", fleet.now)
+    fleet.core.reservations.free("r", fleet.now)
     fleet.core.desk.bookings.purge_freed(fleet.now + 10_000, 100)
     fleet.take("r", 1, 2, 3)
     assert told(fleet.core.decisions.find("r"))["prompt"]["blocks"] == 3
@@ -299,7 +299,7 @@ def test_who_waited_says_how_long() -> None:
     assert isinstance(waiting, Ticket)
     assert len(fleet.core.decisions) == 1
     fleet.now += 2.5
-    fleet.core.prefill_complete("first", fleet.now)
+    fleet.core.reservations.prefill_complete("first", fleet.now)
     record = told(fleet.core.decisions.find("second"))
     assert record["waited_s"] == 2.5
     assert record["outcome"] == "placed"
@@ -346,7 +346,7 @@ def test_explaining_needs_no_ring_and_a_repeat_says_the_same() -> None:
     assert isinstance(plain, Selection)
     assert plain.decision is msgspec.UNSET
     first = fleet.take("r", 1, 2, explain=True)
-    fleet.core.prefill_complete("r", fleet.now)
+    fleet.core.reservations.prefill_complete("r", fleet.now)
     again = fleet.take("r", 1, 2, explain=True)
     silent = fleet.take("r", 1, 2)
     off = fleet.take("r", 1, 2, explain=False)
@@ -390,7 +390,7 @@ def test_a_pair_is_one_record_with_both_legs() -> None:
         fleet.worker(worker_id, role=role)
     fleet.book("busy", 1, 7, 8, 9)
     fleet.book("there", 4, 1, 2)
-    fleet.core.prefill_complete("there", fleet.now)
+    fleet.core.reservations.prefill_complete("there", fleet.now)
     answer = fleet.pair("p", 1, 2, 3, explain=True)
     assert not isinstance(answer, Ticket)
     found = fleet.core.decisions.find("p")
@@ -460,7 +460,7 @@ def test_ids_as_long_as_a_body_are_paid_for(member: str, letter: str) -> None:
         request = SelectAndReserveRequest(
             block_hashes=[1], sequence_hashes=[1], isl_tokens=16, explain=True, **name
         )
-        fleet.core.select_and_reserve(request, fleet.now)
+        fleet.core.selection.select_and_reserve(request, fleet.now)
         fleet.core.check()
         each = length * (1 if letter == "a" else 4)
         assert each * len(fleet.core.decisions) <= 1 << 20
@@ -472,11 +472,11 @@ def test_who_repeats_a_booking_does_not_search_the_ring(monkeypatch: pytest.Monk
     request = SelectAndReserveRequest(
         block_hashes=[1], sequence_hashes=[1], isl_tokens=16, reservation_id="r"
     )
-    first, _ = fleet.core.select_and_reserve(request, fleet.now)
+    first, _ = fleet.core.selection.select_and_reserve(request, fleet.now)
 
     def searched(_: str) -> None:
         raise AssertionError
 
     monkeypatch.setattr(fleet.core.decisions, "find", searched)
-    again, _ = fleet.core.select_and_reserve(request, fleet.now)
+    again, _ = fleet.core.selection.select_and_reserve(request, fleet.now)
     assert again == first

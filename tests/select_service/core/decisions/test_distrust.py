@@ -47,13 +47,13 @@ def test_a_liar_is_passed_over_and_what_we_believe_is_booked() -> None:
     assert chosen.overlap.dp == {"0": 128}
     assert chosen.effective_prefill_tokens == ISL
     assert fleet.load(2) == (ISL, 8, 1)
-    loads = fleet.core.potential_loads(
+    loads = fleet.core.queries.potential_loads(
         PotentialLoadsRequest(
             block_hashes=list(PROMPT), sequence_hashes=list(PROMPT), isl_tokens=ISL
         )
     )
     assert [row.potential_prefill_tokens for row in loads] == [8, 2 * ISL]
-    fleet.core.prefill_complete("x", fleet.now, 0)
+    fleet.core.reservations.prefill_complete("x", fleet.now, 0)
     assert trust(fleet, 2).samples == 9, "its predictions are compared all the same"
 
 
@@ -76,12 +76,12 @@ def test_every_way_of_pricing_agrees() -> None:
     request = SelectRequest(block_hashes=list(PROMPT), sequence_hashes=list(PROMPT), isl_tokens=ISL)
     _, prompt, weights = read.selection(request)
     rows = partition.candidates(request)
-    plain = choose(partition, request, prompt, rows, weights, fleet.core.selecting._rng, 1.0)
+    plain = choose(partition, request, prompt, rows, weights, fleet.core.selection._rng, 1.0)
     prices = partition.terms(prompt, rows, weights, 1.0, partition.found(prompt)).cost
     assert (plain.cost, plain.slot) == (float(prices.min()), int(prices.argmin()))
     assert plain.worker.worker_id == 2, "the other one is too busy"
     warm = weights._replace(temperature=1e-9)
-    slow = choose(partition, request, prompt, rows, warm, fleet.core.selecting._rng, 1.0)
+    slow = choose(partition, request, prompt, rows, warm, fleet.core.selection._rng, 1.0)
     slow, plain = (replace(one, weights=weights, seen=None) for one in (slow, plain))
     assert slow == plain
 
@@ -201,7 +201,7 @@ def test_what_was_predicted_before_its_index_was_read_again_does_not_count() -> 
     fleet.tick(1.0)
     assert fleet.core.counters.rereads == {"forgotten": 1}
     before = trust(fleet, 2).samples
-    fleet.core.prefill_complete("early", fleet.now, 0)
+    fleet.core.reservations.prefill_complete("early", fleet.now, 0)
     assert trust(fleet, 2).samples == before
 
 
@@ -219,7 +219,7 @@ def test_an_engine_that_drops_its_cache_is_no_liar() -> None:
         fleet.hold(1, list(PROMPT))
         for number in range(30):
             fleet.now += 0.1
-            fleet.core.prefill_complete(f"r{number}", fleet.now, 0)
+            fleet.core.reservations.prefill_complete(f"r{number}", fleet.now, 0)
             fleet.free(f"r{number}")
         assert trust(fleet, 1).samples == 0
         assert trust(fleet, 1).trust == 1.0

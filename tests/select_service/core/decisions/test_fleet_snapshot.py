@@ -70,7 +70,7 @@ class Churn(RuleBasedStateMachine):
         request = SelectRequest(
             block_hashes=[1], sequence_hashes=[1], isl_tokens=16, tenant_id=tenant
         )
-        core.select(request, self.fleet.now)
+        core.selection.select(request, self.fleet.now)
         record = next(core.decisions.newest_first())
         fresh = FleetSnapshot(
             *(partition.scope, partition.seating, partition.index.block_size),

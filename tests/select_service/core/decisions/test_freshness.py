@@ -156,9 +156,9 @@ def test_a_fleet_that_is_late_as_one_is_told_so_in_turns() -> None:
     told = []
     more = True
     while more:
-        before = sum(row.trust < 1.0 for row in fleet.core.trust().ranks)
+        before = sum(row.trust < 1.0 for row in fleet.core.trusting.table().ranks)
         more = fleet.core.trusting.keep(fleet.now)
-        told.append(sum(row.trust < 1.0 for row in fleet.core.trust().ranks) - before)
+        told.append(sum(row.trust < 1.0 for row in fleet.core.trusting.table().ranks) - before)
     assert sum(told) == 5
     assert max(told) == 2
     for stream in fleet.core.membership.streams():
@@ -166,12 +166,12 @@ def test_a_fleet_that_is_late_as_one_is_told_so_in_turns() -> None:
     fleet.now += LOOK_S
     while fleet.core.trusting.keep(fleet.now):
         pass
-    assert all(row.trust == 1.0 for row in fleet.core.trust().ranks)
+    assert all(row.trust == 1.0 for row in fleet.core.trusting.table().ranks)
 
 
 def test_a_scope_is_shown_alone() -> None:
     fleet = fleet_of()
     fleet.worker(9, tenant_id="other")
-    assert [row.worker_id for row in fleet.core.trust().ranks] == [1, 2, 9]
-    assert [row.worker_id for row in fleet.core.trust(tenant_id="other").ranks] == [9]
-    assert fleet.core.trust(model_name="none").ranks == []
+    assert [row.worker_id for row in fleet.core.trusting.table().ranks] == [1, 2, 9]
+    assert [row.worker_id for row in fleet.core.trusting.table(tenant_id="other").ranks] == [9]
+    assert fleet.core.trusting.table(model_name="none").ranks == []

@@ -73,7 +73,7 @@ def test_nothing_is_booked_by_it_and_nothing_drawn() -> None:
     for number in range(50):
         answers = [fleet.take(f"r{number}", number, number + 1) for fleet in (with_it, without)]
         assert answers[0] == answers[1]
-    assert with_it.core.loads() == without.core.loads()
+    assert with_it.core.queries.loads() == without.core.queries.loads()
     assert with_it.core._rng.getstate() == without.core._rng.getstate()
     assert tally(with_it).scored == 50
     assert tally(without).scored == 0

@@ -74,7 +74,7 @@ def test_the_last_token_is_never_found() -> None:
     fleet = fleet_of()
     fleet.hold(1, list(PROMPT))
     fleet.take("r", *PROMPT, allowed_worker_ids=[1])  # 128 tokens, of which 112 can be cached
-    fleet.core.prefill_complete("r", fleet.now, 112)
+    fleet.core.reservations.prefill_complete("r", fleet.now, 112)
     assert trust(fleet, 1).missing_share == 0.0
 
 
@@ -82,14 +82,14 @@ def test_more_than_the_prompt_is_refused_and_changes_nothing() -> None:
     fleet = fleet_of()
     fleet.take("r", *PROMPT, isl=ISL, allowed_worker_ids=[1])
     with pytest.raises(InvalidField, match=r"cached_tokens \(137\) must not exceed") as refused:
-        fleet.core.prefill_complete("r", fleet.now, ISL + 1)
+        fleet.core.reservations.prefill_complete("r", fleet.now, ISL + 1)
     assert refused.value.field == "cached_tokens"
     assert fleet.load(1) == (ISL, 8, 1)
-    result, _ = fleet.core.operate(
+    result, _ = fleet.core.reservations.operate(
         BatchPrefillComplete(reservation_id="r", cached_tokens=ISL + 1), fleet.now
     )
     assert (result.status, result.field) == (422, "cached_tokens")
-    fleet.core.prefill_complete("r", fleet.now, ISL)
+    fleet.core.reservations.prefill_complete("r", fleet.now, ISL)
     assert fleet.load(1) == (0, 8, 1)
     assert outcomes(fleet) == {"compared": 1}
 
@@ -99,7 +99,7 @@ def test_only_the_first_completion_counts() -> None:
     fleet.hold(1, list(PROMPT))
     fleet.take("r", *PROMPT, isl=ISL)
     for found in (128, 0, 0):
-        fleet.core.prefill_complete("r", fleet.now, found)
+        fleet.core.reservations.prefill_complete("r", fleet.now, found)
     assert trust(fleet, 1).samples == 1
     assert outcomes(fleet) == {"compared": 1, "repeated": 2}
 
@@ -108,10 +108,10 @@ def test_who_was_booked_without_a_selection_has_no_prediction() -> None:
     fleet = fleet_of()
     fleet.hold(1, list(PROMPT))
     fleet.book("r", 1, *PROMPT, isl=ISL, effective_prefill_tokens=8)
-    fleet.core.prefill_complete("r", fleet.now, 0)
+    fleet.core.reservations.prefill_complete("r", fleet.now, 0)
     assert outcomes(fleet) == {"unpredicted": 1}
     with pytest.raises(ReservationNotFound):
-        fleet.core.prefill_complete("nobody", fleet.now, 0)
+        fleet.core.reservations.prefill_complete("nobody", fleet.now, 0)
 
 
 def test_by_selection_id_and_without_tracking() -> None:
@@ -119,7 +119,7 @@ def test_by_selection_id_and_without_tracking() -> None:
     fleet.hold(1, list(PROMPT))
     override = RouterConfigOverride(track_prefill_tokens=False)
     fleet.take("r", *PROMPT, isl=ISL, selection_id="s", router_config_override=override)
-    fleet.core.prefill_complete("s", fleet.now, 64)
+    fleet.core.reservations.prefill_complete("s", fleet.now, 64)
     assert trust(fleet, 1).missing_share == 0.5
 
 
@@ -148,15 +148,15 @@ def test_of_a_pair_the_leg_that_computes_is_asked() -> None:
     fleet.hold(1, list(PROMPT))
     answer = fleet.pair("p", *PROMPT, isl=ISL)
     assert isinstance(answer, PairSelection)
-    fleet.core.prefill_complete("p", fleet.now, 0)
-    fleet.core.prefill_complete("p", fleet.now, 0)
+    fleet.core.reservations.prefill_complete("p", fleet.now, 0)
+    fleet.core.reservations.prefill_complete("p", fleet.now, 0)
     assert trust(fleet, 1).samples == 1
     assert trust(fleet, 2).samples == 0
     assert outcomes(fleet) == {"compared": 1, "elsewhere": 1}
     fleet.pair("q", *PROMPT, isl=ISL)
-    fleet.core.prefill_complete("q:decode", fleet.now, 0)
+    fleet.core.reservations.prefill_complete("q:decode", fleet.now, 0)
     assert outcomes(fleet)["unpredicted"] == 1
-    fleet.core.prefill_complete("q:prefill", fleet.now, 128)
+    fleet.core.reservations.prefill_complete("q:prefill", fleet.now, 128)
     assert trust(fleet, 1).samples == 2
 
 
@@ -165,7 +165,7 @@ def test_one_worker_that_does_better_than_a_pair() -> None:
     fleet.worker(1)
     fleet.hold(1, list(PROMPT))
     fleet.pair("p", *PROMPT, isl=ISL)
-    fleet.core.prefill_complete("p", fleet.now, 64)
+    fleet.core.reservations.prefill_complete("p", fleet.now, 64)
     assert trust(fleet, 1).missing_share == 0.5
 
 
@@ -177,7 +177,7 @@ def test_a_prediction_outlives_the_process() -> None:
     fleet.take("r", *PROMPT, isl=ISL, allowed_worker_ids=[1])
     disk.write(fleet)
     again = restored(disk, now=5.0)
-    again.core.prefill_complete("r", again.now, 64)
+    again.core.reservations.prefill_complete("r", again.now, 64)
     assert trust(again, 1).missing_share == 0.5
 
 
@@ -190,11 +190,11 @@ def test_of_another_replicas_reservation_nothing_is_concluded() -> None:
         ours.hears(decode_message(topic, payload))
     assert ours.load(1) is not None
     assert ours.load(1)[2] == 1  # type: ignore[index]
-    ours.core.prefill_complete("r", ours.now, 0)
+    ours.core.reservations.prefill_complete("r", ours.now, 0)
     assert outcomes(ours) == {"unpredicted": 1}
     assert trust(ours, 1).samples == 0
     with pytest.raises(InvalidField):
-        ours.core.prefill_complete("r", ours.now, ISL + 1)
+        ours.core.reservations.prefill_complete("r", ours.now, ISL + 1)
 
 
 # -- whatever happens ----------------------------------------------------------------------------
@@ -218,7 +218,9 @@ def test_whatever_happens_every_promise_holds(seed: int) -> None:
                     live.append(f"r{number}")
                 case 2 | 3:
                     found = rng.choice([None, 0, 16, 64, 10**6])
-                    fleet._did(fleet.core.prefill_complete(rng.choice(live), fleet.now, found))
+                    fleet._did(
+                        fleet.core.reservations.prefill_complete(rng.choice(live), fleet.now, found)
+                    )
                 case 4:
                     fleet.hold(worker_id, list(PROMPT[: rng.randrange(1, 9)]))
                 case 5:
@@ -229,4 +231,4 @@ def test_whatever_happens_every_promise_holds(seed: int) -> None:
                         fleet.delete(worker_id)
                         fleet.worker(worker_id)
         fleet.core.check()
-        assert all(0.0 <= one.trust <= 1.0 for one in fleet.core.trust().ranks)
+        assert all(0.0 <= one.trust <= 1.0 for one in fleet.core.trusting.table().ranks)

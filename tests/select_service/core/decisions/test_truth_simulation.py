@@ -52,7 +52,7 @@ def test_a_liar_is_found_out_and_believed_again() -> None:
     fleet = lying(seed=5)
     assert fall(fleet) <= K
     fleet.run(20)
-    assert [row.worker_id for row in fleet.core.trust().ranks if row.reasons] == [LIAR]
+    assert [row.worker_id for row in fleet.core.trusting.table().ranks if row.reasons] == [LIAR]
     assert fleet.news == [(LIAR, ("prediction",))], "told once"
     recover(fleet)
     fleet.run(20)
@@ -91,7 +91,9 @@ def test_an_engine_that_never_says_what_it_drops() -> None:
     while fleet.trust(LIAR).trust == 1.0 and fleet.asked < until:
         fleet.run(20)
     assert fleet.trust(LIAR).reasons == ["prediction"]
-    assert all(row.trust == 1.0 for row in fleet.core.trust().ranks if row.worker_id != LIAR)
+    assert all(
+        row.trust == 1.0 for row in fleet.core.trusting.table().ranks if row.worker_id != LIAR
+    )
     recover(fleet)
     assert fleet.trust(LIAR).trust == 1.0
 
@@ -104,7 +106,7 @@ def decisions_agree(shape: Shape, seed: int, requests: int) -> None:
         fleet.drain()
     assert told.decisions == untold.decisions
     assert sum(rank.engine.evictions for rank in told.ranks.values()) > requests
-    rows = told.core.trust().ranks
+    rows = told.core.trusting.table().ranks
     assert sum(row.samples for row in rows) > requests / 4
     assert all(row.trust == 1.0 and not row.reasons for row in rows)
     assert all(partition.trust.column is None for partition in told.core.partitions.values())

@@ -76,7 +76,7 @@ def test_every_end_of_a_reservation_is_noted() -> None:
     fleet = Fleet(witness=Recorder(notes), limits=CoreLimits(reservation_ttl_s=5.0))
     for worker_id in (1, 2):
         fleet.worker(worker_id)
-    fleet.core.open_lease(LeaseRequest(lease_id="l", owner="o", ttl_s=2.0), fleet.now)
+    fleet.core.reservations.open_lease(LeaseRequest(lease_id="l", owner="o", ttl_s=2.0), fleet.now)
     for name, lease_id in (("freed", None), ("expired", None), ("lease_ended", "l")):
         fleet.take(name, 1, 2, allowed_worker_ids=[1], lease_id=lease_id)
     fleet.take("dropped", 1, 2, allowed_worker_ids=[2])

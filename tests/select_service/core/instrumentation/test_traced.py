@@ -59,12 +59,12 @@ def test_who_waits_is_marked_when_others_let_it_in() -> None:
     assert isinstance(second, Ticket)
     assert list(recorder.waiting) == [first]
     assert steps(marks) == ["admission", "wait"]
-    _, freeing = watched(fleet.core.free, "busy", fleet.now)
+    _, freeing = watched(fleet.core.reservations.free, "busy", fleet.now)
     assert first.answer is not None
     assert steps(marks) == ["admission", "wait", "match", "pick", "book", ""]
     assert steps(freeing) == []
     assert marks.placement is not None
-    _, freeing = watched(fleet.core.free, "first", fleet.now)
+    _, freeing = watched(fleet.core.reservations.free, "first", fleet.now)
     assert second.answer is not None
     assert steps(freeing) == []  # what was booked meanwhile was not its own
     recorder.forget(marks)

@@ -46,26 +46,26 @@ def fleet() -> Fleet:
 
 def opened(fleet: Fleet, lease_id: str = "l", ttl_s: float = 10.0, owner: str = "o") -> LeaseRecord:
     request = LeaseRequest(owner=owner, ttl_s=ttl_s, lease_id=lease_id)
-    record, _ = fleet.core.open_lease(request, fleet.now)
+    record, _ = fleet.core.reservations.open_lease(request, fleet.now)
     fleet.core.check()
     return record
 
 
 def renew(fleet: Fleet, lease_id: str = "l", ttl_s: float | None = None) -> LeaseRecord:
-    return fleet.core.renew_lease(lease_id, LeaseRenewal(ttl_s=ttl_s), fleet.now)[0]
+    return fleet.core.reservations.renew_lease(lease_id, LeaseRenewal(ttl_s=ttl_s), fleet.now)[0]
 
 
 def listed(fleet: Fleet, owner: str | None = None, limit: int = 100) -> list[tuple[str, int]]:
-    found = fleet.core.leases(fleet.now, owner, limit)
+    found = fleet.core.reservations.leases(fleet.now, owner, limit)
     return [(lease.lease_id, lease.reservations) for lease in found.leases]
 
 
 def close(fleet: Fleet, lease_id: str = "l") -> None:
-    lease, effects = fleet.core.close_lease(lease_id, fleet.now)
+    lease, effects = fleet.core.reservations.close_lease(lease_id, fleet.now)
     fleet.effects = effects
     while lease is not None and lease.reservations:
         fleet.core.check()
-        fleet.effects.published += fleet.core.clear_lease(lease, fleet.now).published
+        fleet.effects.published += fleet.core.reservations.clear_lease(lease, fleet.now).published
     fleet.core.check()
 
 
@@ -116,9 +116,11 @@ def test_any_sign_of_life_renews_all(fleet: Fleet, sign: str) -> None:
         "open": lambda: opened(fleet),
         "book": lambda: fleet.book("d", 2, lease_id="l"),
         "done": lambda: fleet.done("a"),
-        "output": lambda: fleet.core.output_block("a", None, fleet.now),
+        "output": lambda: fleet.core.reservations.output_block("a", None, fleet.now),
         "free": lambda: fleet.free("a"),
-        "batch": lambda: fleet.core.operate(BatchOutputBlock(reservation_id="a"), fleet.now),
+        "batch": lambda: fleet.core.reservations.operate(
+            BatchOutputBlock(reservation_id="a"), fleet.now
+        ),
     }
     fleet.tick(9.0)
     signs[sign]()
@@ -161,9 +163,9 @@ def test_what_housekeeping_finds_of_a_closed_lease_it_finishes(fleet: Fleet) -> 
     opened(fleet)
     for number in range(100):
         fleet.book(f"r{number}", 1, number, lease_id="l")
-    fleet.core.close_lease("l", fleet.now)  # and the client goes
+    fleet.core.reservations.close_lease("l", fleet.now)  # and the client goes
     assert fleet.load(1) != (0, 0, 0)
-    fleet.core.prefill_complete("r99", fleet.now)  # lives, and renews nothing
+    fleet.core.reservations.prefill_complete("r99", fleet.now)  # lives, and renews nothing
     fleet.tick(0.0)
     assert fleet.load(1) == (0, 0, 0)
 
@@ -278,14 +280,14 @@ def test_records_and_lists(fleet: Fleet) -> None:
     opened(fleet, "c", 30.0, "x")
     fleet.book("r", 1, lease_id="c")
     fleet.now += 4.0
-    found = fleet.core.leases(fleet.now, "x", 100)
+    found = fleet.core.reservations.leases(fleet.now, "x", 100)
     assert found.leases == [
         LeaseRecord("a", "x", 10.0, 6.0, 0),
         LeaseRecord("c", "x", 30.0, 26.0, 1),
     ]
     assert found.total == 2
     assert listed(fleet, limit=2) == [("a", 0), ("b", 0)]
-    assert fleet.core.leases(fleet.now, None, 1).total == 3
+    assert fleet.core.reservations.leases(fleet.now, None, 1).total == 3
     assert listed(fleet, "nobody") == []
     assert renew(fleet, "a", 5.0) == LeaseRecord("a", "x", 5.0, 5.0, 0)
     fleet.tick(5.0)
@@ -298,8 +300,8 @@ def test_an_id_is_one_owners_and_may_be_left_to_us(fleet: Fleet) -> None:
         opened(fleet, "l", 10.0, "y")
     assert caught.value.status == 409
     assert opened(fleet, "l", 20.0, "x").ttl_s == 20.0, "the same again, with another time"
-    made, _ = fleet.core.open_lease(LeaseRequest(owner="x", ttl_s=5.0), fleet.now)
-    other, _ = fleet.core.open_lease(LeaseRequest(owner="x", ttl_s=5.0), fleet.now)
+    made, _ = fleet.core.reservations.open_lease(LeaseRequest(owner="x", ttl_s=5.0), fleet.now)
+    other, _ = fleet.core.reservations.open_lease(LeaseRequest(owner="x", ttl_s=5.0), fleet.now)
     assert made.lease_id != other.lease_id
 
 
@@ -408,7 +410,7 @@ def test_leases_and_who_is_under_them_survive_the_process(fleet: Fleet) -> None:
         with pytest.raises(LeaseNotFound) as caught:
             renew(other, name)
         assert caught.type is error, "as it was answered before"
-    other.core.free("s", other.now)  # its lease is gone: it counts as freed
+    other.core.reservations.free("s", other.now)  # its lease is gone: it counts as freed
     assert other.load(1) == (16, 1, 1)
     other.tick(10.0)
     assert (other.load(1), other.load(2)) == ((0, 0, 0), (0, 0, 0))
@@ -466,7 +468,7 @@ def test_a_batch_does_what_the_single_calls_do(fleet: Fleet) -> None:
         BatchPrefillComplete(reservation_id="a"),
         BatchFree(reservation_id="nobody's"),
     ]
-    results = [fleet.core.operate(one, fleet.now)[0] for one in operations]
+    results = [fleet.core.reservations.operate(one, fleet.now)[0] for one in operations]
     assert [one.status for one in results] == [200, 200, 200, 400, 200, 200, 404, 404]
     assert results[3].code == "invalid_request"
     assert results[3].field == "decay_fraction"
@@ -481,9 +483,9 @@ def test_many_blocks_at_once_are_as_many_one_after_another(fleet: Fleet) -> None
     for _ in range(50):
         fraction = rng.choice([None, 0.0, 0.3, 1.0])
         count = rng.randint(1, 4)
-        fleet.core.output_block("a", fraction, fleet.now, count)
+        fleet.core.reservations.output_block("a", fraction, fleet.now, count)
         for _ in range(count):
-            fleet.core.output_block("b", fraction, fleet.now)
+            fleet.core.reservations.output_block("b", fraction, fleet.now)
         fleet.core.check()
         assert fleet.load(1) == fleet.load(2)
 
@@ -491,7 +493,7 @@ def test_many_blocks_at_once_are_as_many_one_after_another(fleet: Fleet) -> None
 def test_a_batch_has_a_limit() -> None:
     fleet = Fleet(limits=CoreLimits(batch_operations_max=1))
     one: Any = BatchFree(reservation_id="a")
-    fleet.core.check_batch(BatchRequest(operations=[one]))
+    fleet.core.reservations.check_batch(BatchRequest(operations=[one]))
     with pytest.raises(ServiceError) as caught:
-        fleet.core.check_batch(BatchRequest(operations=[one, one]))
+        fleet.core.reservations.check_batch(BatchRequest(operations=[one, one]))
     assert (caught.value.status, caught.value.field) == (422, "operations")

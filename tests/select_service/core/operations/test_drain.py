@@ -61,15 +61,15 @@ def test_a_drained_worker_gets_nothing_and_keeps_what_it_has(fleet: Fleet) -> No
     assert (told.lifecycle, told.reason, told.drains) == ("draining", "new image", True)
     assert (told.reservations, told.prefill_tokens, told.decode_blocks) == (1, 8, 2)
     assert (told.safe_to_terminate, told.waiting_for) == (False, ["1 reservation"])
-    record = fleet.core.worker(1)
+    record = fleet.core.workers.worker(1)
     assert record.lifecycle == "draining"
     assert record.not_schedulable_reasons == ["draining: new image"]
     assert worker_of(fleet.take("b", 1, 2)) == 2, "whatever it holds"
     fleet.done("a")
-    fleet.core.output_block("a", None, fleet.now)
+    fleet.core.reservations.output_block("a", None, fleet.now)
     assert fleet.load(1) == (0, 3, 1), "its requests go on"
     fleet.free("a")
-    told = fleet.core.drain_status(1)
+    told = fleet.core.drains.status(1)
     assert (told.safe_to_terminate, told.waiting_for) == (True, [])
     assert fleet.drain(1).reason == "new image", "said again without one: it stays"
     back = fleet.undrain(1)
@@ -105,7 +105,7 @@ def test_when_all_drain_there_is_no_schedulable_worker() -> None:
         fleet.select(1)
     with pytest.raises(WorkerDraining):
         fleet.book("b", 12, 1)
-    assert not fleet.core.ready().ready
+    assert not fleet.core.workers.ready().ready
     assert fleet.core.reader.strayed == 0
 
 
@@ -116,7 +116,7 @@ def test_a_repeat_gets_its_first_answer_whoever_drains(fleet: Fleet) -> None:
         fleet.drain(worker_id)
         assert fleet.take("a", 1) == first
         fleet.book("b", 2, 2)
-    assert sum(len(scope.loads) for scope in fleet.core.loads()) == 2
+    assert sum(len(scope.loads) for scope in fleet.core.queries.loads()) == 2
     assert fleet.core.counters.reservations_booked == 2
     with pytest.raises(NoSchedulableWorker):
         fleet.take("c", 1)
@@ -125,7 +125,7 @@ def test_a_repeat_gets_its_first_answer_whoever_drains(fleet: Fleet) -> None:
 def test_who_chooses_for_himself_is_not_offered_it(fleet: Fleet) -> None:
     fleet.drain(1)
     prompt: dict[str, Any] = {"block_hashes": [1], "sequence_hashes": [1], "isl_tokens": 16}
-    loads = fleet.core.potential_loads(PotentialLoadsRequest(**prompt))
+    loads = fleet.core.queries.potential_loads(PotentialLoadsRequest(**prompt))
     assert [row.worker_id for row in loads] == [2]
     assert fleet.load(1) == (0, 0, 0), "what it carries is still told"
 
@@ -134,43 +134,43 @@ def test_what_a_draining_worker_holds_is_told_as_what_it_carries_is(fleet: Fleet
     prompt: dict[str, Any] = {"block_hashes": [1], "sequence_hashes": [1], "isl_tokens": 16}
     request = OverlapScoresRequest(**prompt)
     fleet.hold(1, [1])
-    before = fleet.core.overlap_scores(request)
+    before = fleet.core.queries.overlap_scores(request)
     assert [(row.worker_id, row.device_blocks) for row in before.workers] == [(1, 1), (2, 0)]
     for worker_id in (1, 2):  # then all drain
         fleet.drain(worker_id)
-        assert fleet.core.overlap_scores(request) == before
-        (scope,) = fleet.core.loads()
+        assert fleet.core.queries.overlap_scores(request) == before
+        (scope,) = fleet.core.queries.loads()
         assert [row.worker_id for row in scope.loads] == [1, 2]
     with pytest.raises(NoSchedulableWorker):
-        fleet.core.potential_loads(PotentialLoadsRequest(**prompt))
+        fleet.core.queries.potential_loads(PotentialLoadsRequest(**prompt))
     for worker_id in (1, 2):
         fleet.delete(worker_id)
     with pytest.raises(NoSchedulableWorker):
-        fleet.core.overlap_scores(request)
+        fleet.core.queries.overlap_scores(request)
 
 
 def test_it_ends_when_undone_or_with_the_record_and_not_before() -> None:
     fleet = Fleet()
-    fleet.core.sources.add("file")
+    fleet.core.workers.sources.add("file")
     spec = WorkerSpec(
         worker_id=1, endpoint="http://x", block_size=16, kv_events_endpoint="tcp://127.0.0.1:1"
     )
-    fleet.core.upsert_worker(spec, 1.0, "file")
+    fleet.core.workers.upsert_worker(spec, 1.0, "file")
     with pytest.raises(WorkerConflict):
         fleet.patch(1, max_queued=3)
     assert fleet.drain(1).drains, "whoever registered it"
-    fleet.core.upsert_worker(spec, 2.0, "file")
-    assert fleet.core.worker(1).lifecycle == "draining", "a source says again what it knows"
-    fleet.core.delete_worker(1, 3.0, "file")
+    fleet.core.workers.upsert_worker(spec, 2.0, "file")
+    assert fleet.core.workers.worker(1).lifecycle == "draining", "a source says again what it knows"
+    fleet.core.workers.delete_worker(1, 3.0, "file")
     with pytest.raises(WorkerNotFound):
-        fleet.core.drain_status(1)
+        fleet.core.drains.status(1)
     assert fleet.worker(1).lifecycle == "schedulable"
     fleet.drain(1)
     assert fleet.patch(1, endpoint="").lifecycle == "incomplete"
-    told = fleet.core.drain_status(1)
+    told = fleet.core.drains.status(1)
     assert (told.lifecycle, told.safe_to_terminate) == ("incomplete", True)
     assert fleet.patch(1, endpoint="http://x").lifecycle == "draining"
-    for verb in (fleet.drain, fleet.undrain, fleet.core.drain_status):
+    for verb in (fleet.drain, fleet.undrain, fleet.core.drains.status):
         with pytest.raises(WorkerNotFound):
             verb(9)
 
@@ -197,7 +197,7 @@ def test_who_waits_for_it_alone_is_told_and_others_go_on(*, gated: bool) -> None
     assert fleet.effects.answered == [anybody]
     assert isinstance(anybody.answer, Selection)
     assert anybody.answer.worker_id == 1
-    assert fleet.core.loads()[0].pending_count == 0
+    assert fleet.core.queries.loads()[0].pending_count == 0
 
 
 def test_who_waits_at_the_gate_for_it_alone_is_told() -> None:
@@ -227,7 +227,7 @@ def test_a_crowd_is_told_in_slices() -> None:
         fleet.book(f"load{worker_id}", worker_id, *range(2))
     crowd = [waits(fleet.take(f"r{n}", n, allowed_worker_ids=[1])) for n in range(30)]
     gone = crowd[7]
-    assert fleet.core.withdraw(gone)
+    assert fleet.core.room.withdraw(gone)
     fleet.drain(1)
     assert fleet.effects.more
     assert 0 < sum(one.answer is not None for one in crowd) <= 8
@@ -267,7 +267,7 @@ def test_a_pool_is_measured_by_those_who_stay() -> None:
     keeper.pool.check()
     fleet.undrain(1)
     assert (keeper.pool.instances, keeper.pool.saturation) == (2, 2 * loaded)
-    assert keeper.is_full(fleet.core.worker(1).worker_id - 1), "as many as it may have"
+    assert keeper.is_full(fleet.core.workers.worker(1).worker_id - 1), "as many as it may have"
     fleet.drain(2)
     fleet.delete(2)
     assert keeper.pool.instances == 1
@@ -278,7 +278,7 @@ def test_a_gate_that_opens_later_sees_only_those_who_stay() -> None:
     fleet = busy_fleet(3)
     fleet.book("a", 3, *range(64))
     fleet.drain(3)
-    fleet.core.patch_worker(1, WorkerPatch(max_inflight=5), fleet.now)
+    fleet.core.workers.patch_worker(1, WorkerPatch(max_inflight=5), fleet.now)
     keeper = fleet.core.partitions[DEFAULT].admission
     assert keeper is not None
     assert (keeper.pool.instances, keeper.pool.saturation) == (2, 0.0)
@@ -291,8 +291,8 @@ def test_what_replicas_have_on_it_counts() -> None:
     told = here.drain(1)
     assert (told.reservations, told.prefill_tokens, told.decode_blocks) == (1, 40, 2)
     here.dynamo(add(3), request_id="late")
-    told = here.core.drain_status(1)
+    told = here.core.drains.status(1)
     assert (told.reservations, told.safe_to_terminate) == (2, False), "it was told later"
     here.dynamo("Free")
     here.dynamo("Free", request_id="late", router_id=DYNAMO)
-    assert here.core.drain_status(1).safe_to_terminate
+    assert here.core.drains.status(1).safe_to_terminate

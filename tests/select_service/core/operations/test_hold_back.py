@@ -38,10 +38,10 @@ def test_an_operator_and_a_source_never_undo_each_other(said: list[str]) -> None
         else:  # whoever registers it says that it is there, and no more
             fleet.worker(1) if verb == "upsert" else fleet.patch(1, max_queued=3)
             source = False
-        record = fleet.core.worker(1)
+        record = fleet.core.workers.worker(1)
         assert record.lifecycle == ("draining" if operator or source else "schedulable")
-        assert fleet.core.drain_status(1).drains is operator
-        counted = fleet.core.drain_status(1)
+        assert fleet.core.drains.status(1).drains is operator
+        counted = fleet.core.drains.status(1)
         assert counted.safe_to_terminate is operator, "what its source says may change"
 
 
@@ -49,7 +49,7 @@ def test_only_its_source_is_believed() -> None:
     fleet = Fleet()
     fleet.worker(1)
     assert fleet.hold_back(1, "not ready", "kubernetes").lifecycle == "schedulable"
-    assert not fleet.core.hold_back(9, "api", "not ready", fleet.now)
+    assert not fleet.core.drains.hold_back(9, "api", "not ready", fleet.now)
 
 
 @pytest.mark.parametrize("gated", [False, True])
@@ -114,7 +114,7 @@ def test_bookings_and_wishes_by_name_are_refused_and_what_runs_goes_on() -> None
             ask()
     assert selection_of(fleet.take("b", 1, 2)).worker_id == 2
     fleet.done("a")
-    fleet.core.output_block("a", None, fleet.now)
+    fleet.core.reservations.output_block("a", None, fleet.now)
     assert fleet.load(1) == (0, 3, 1), "its requests go on"
     fleet.hold_back(2, "not ready")
     with pytest.raises(NoSchedulableWorker):
@@ -127,18 +127,18 @@ def test_bookings_and_wishes_by_name_are_refused_and_what_runs_goes_on() -> None
 
 def test_one_that_is_no_longer_named_may_be_taken_over() -> None:
     fleet = Fleet()
-    fleet.core.sources |= {"file", "kubernetes"}
+    fleet.core.workers.sources |= {"file", "kubernetes"}
     spec = WorkerSpec(
         worker_id=1, endpoint="http://x", block_size=16, kv_events_endpoint="tcp://127.0.0.1:1"
     )
-    fleet.core.upsert_worker(spec, 1.0, "file")
+    fleet.core.workers.upsert_worker(spec, 1.0, "file")
     fleet.book("a", 1, 1)
     for why in (None, "not ready"):
         fleet.hold_back(1, why, "file")
         with pytest.raises(WorkerConflict):
-            fleet.core.upsert_worker(spec, 2.0, "kubernetes")
+            fleet.core.workers.upsert_worker(spec, 2.0, "kubernetes")
     fleet.hold_back(1, "no longer named", "file")
-    record, _ = fleet.core.upsert_worker(spec, 3.0, "kubernetes")
+    record, _ = fleet.core.workers.upsert_worker(spec, 3.0, "kubernetes")
     assert (record.source, record.lifecycle) == ("kubernetes", "schedulable")
     load = fleet.load(1)
     assert load is not None

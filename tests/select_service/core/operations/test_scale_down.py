@@ -108,7 +108,7 @@ def asked(
     tenant_ids: Collection[str] | None = None,
     role: Role | None = None,
 ) -> list[ScaleDownCandidate]:
-    return answer_of(fleet.core.scale_down_candidates(count, None, tenant_ids, role))
+    return answer_of(fleet.core.scale_down.candidates(count, None, tenant_ids, role))
 
 
 def lost_with(gone: Collection[int], those: list[Somebody]) -> set[Content]:
@@ -187,7 +187,7 @@ def test_a_worker_that_leaves_while_it_is_counted_is_not_named() -> None:
     held = [Held(who, 0, Tier.DEVICE, chain[:end]) for who, end in enumerate((4, 2, 3))]
     fleet = build(those, held)
     # one run of blocks whose holders end at different ones: between two cuts others are let in
-    look = fleet.core.scale_down_candidates(3, None, None)
+    look = fleet.core.scale_down.candidates(3, None, None)
     next(look)
     fleet.delete(1)
     told = answer_of(look)
@@ -218,7 +218,7 @@ def test_what_was_found_is_missed_and_what_was_computed_pushes_others_out() -> N
     assert foretold[1] == pytest.approx(hit_rate * (2 / 8) / 2), "what it computes goes elsewhere"
     assert foretold[2] == foretold[3] == pytest.approx(hit_rate), "all that is found at all"
     for most, advised in ((hit_rate / 8 - 1e-9, 1), (hit_rate / 8 + 1e-9, 2), (hit_rate + 1e-9, 4)):
-        found = answer_of(fleet.core.scale_down_candidates(4, None, None, None, most))
+        found = answer_of(fleet.core.scale_down.candidates(4, None, None, None, most))
         assert [one.advised for one in found] == [True] * advised + [False] * (4 - advised)
 
 

@@ -133,7 +133,7 @@ class Fleet:
         for worker_id in range(workers):
             spec = WorkerSpec(worker_id=worker_id, endpoint="x", block_size=SIZE)
             spec.max_num_seqs = seats[worker_id] if seats else None
-            self.core.upsert_worker(spec, 0.0)
+            self.core.workers.upsert_worker(spec, 0.0)
         self.made = 0
         self.now = 1.0
 
@@ -150,14 +150,14 @@ class Fleet:
             sequence_hashes=hashes,
             **{"isl_tokens": SIZE * len(prompt)} | wishes,
         )
-        answer, _ = self.core.select_and_reserve(request, self.now)
+        answer, _ = self.core.selection.select_and_reserve(request, self.now)
         assert isinstance(answer, Selection)
         self.core.check()
         return answer.worker_id
 
     def end(self) -> None:
-        self.core.prefill_complete(f"r{self.made}", self.now)
-        self.core.free(f"r{self.made}", self.now)
+        self.core.reservations.prefill_complete(f"r{self.made}", self.now)
+        self.core.reservations.free(f"r{self.made}", self.now)
 
 
 @EITHER
@@ -197,8 +197,8 @@ def sent_to_who_hangs(config: RouterConfig, seconds: float, isl_tokens: int, loa
     while fleet.now < 11.0 + seconds:
         fleet.now += every
         for at, name in sorted(one for one in reports if one[0] <= fleet.now):
-            fleet.core.prefill_complete(name, at)
-            fleet.core.free(name, at)
+            fleet.core.reservations.prefill_complete(name, at)
+            fleet.core.reservations.free(name, at)
         reports = [one for one in reports if one[0] > fleet.now]
         number += 1
         chosen = fleet.ask([number * 10 + 10**6, number * 10 + 1 + 10**6], isl_tokens=isl_tokens)
@@ -230,10 +230,10 @@ def test_what_is_booked_counts_before_its_events_come(
     prompt = list(range(1, 101))
     fleet = Fleet(4)
     first = fleet.ask(prompt)
-    fleet.core.prefill_complete("r1", fleet.now)
+    fleet.core.reservations.prefill_complete("r1", fleet.now)
     for tail in range(3):
         assert fleet.ask([*prompt, 100 + tail]) == first, "nobody has told of a block yet"
-        fleet.core.prefill_complete(f"r{fleet.made}", fleet.now)
+        fleet.core.reservations.prefill_complete(f"r{fleet.made}", fleet.now)
 
 
 @EITHER
@@ -276,7 +276,7 @@ def test_where_nothing_is_found_nothing_is_lost_by_evicting(
     counts = [0, 0]
     for number in range(20):
         counts[fleet.ask(list(range(1000 * number + 1, 1000 * number + 41)))] += 1
-        fleet.core.prefill_complete(f"r{fleet.made}", fleet.now)
+        fleet.core.reservations.prefill_complete(f"r{fleet.made}", fleet.now)
     assert counts == [10, 10]
 
 
@@ -309,12 +309,12 @@ def test_a_prompt_many_share_is_read_for_each_of_them(
             fleet.store(worker_id, prompt)
         for tail in range(20):
             fleet.ask([*prompt, 100 + tail], allowed_worker_ids=[0])
-            fleet.core.prefill_complete(f"r{fleet.made}", fleet.now)
+            fleet.core.reservations.prefill_complete(f"r{fleet.made}", fleet.now)
         for number in range(3):
             fleet.ask(
                 list(range(1000 * (number + 1), 1000 * (number + 1) + 40)), allowed_worker_ids=[1]
             )
-            fleet.core.prefill_complete(f"r{fleet.made}", fleet.now)
+            fleet.core.reservations.prefill_complete(f"r{fleet.made}", fleet.now)
         chosen[policy] = fleet.ask([*prompt, 999])
     assert chosen == {"kv-cost": 0, "first-token": 1}
 
@@ -328,11 +328,11 @@ def test_many_short_prompts_are_more_to_decode_than_a_few_long_ones(
     fleet = Fleet(2)
     for number in range(30):  # 60 blocks in all
         fleet.ask([1000 + number, 2000 + number], allowed_worker_ids=[0])
-        fleet.core.prefill_complete(f"r{fleet.made}", fleet.now)
+        fleet.core.reservations.prefill_complete(f"r{fleet.made}", fleet.now)
     for number in range(3):  # 120 blocks in all
         first = 10_000 * (number + 1)
         fleet.ask(list(range(first, first + 40)), allowed_worker_ids=[1])
-        fleet.core.prefill_complete(f"r{fleet.made}", fleet.now)
+        fleet.core.reservations.prefill_complete(f"r{fleet.made}", fleet.now)
     assert fleet.ask([999]) == 1
 
 
@@ -347,7 +347,7 @@ def test_who_has_no_seat_left_is_full_however_little_it_carries(
         fleet = Fleet(2, seats=seats)
         for number in range(9):
             fleet.ask([1000 + number], allowed_worker_ids=[number % 2 ^ 1])
-            fleet.core.prefill_complete(f"r{fleet.made}", fleet.now)
+            fleet.core.reservations.prefill_complete(f"r{fleet.made}", fleet.now)
         chosen[seats] = fleet.ask([1])
     assert chosen == {(None, None): 0, (4, None): 1, (4, 64): 1, (5, 6): 0, (8, 8): 0}
 
@@ -357,15 +357,20 @@ def test_seats_follow_the_record() -> None:
     fleet = Fleet(2)
     for number in range(4):
         fleet.ask([1000 + number], allowed_worker_ids=[number % 2])
-        fleet.core.prefill_complete(f"r{fleet.made}", fleet.now)
-    assert fleet.core.patch_worker(0, WorkerPatch(max_num_seqs=2), fleet.now)[0].max_num_seqs == 2
+        fleet.core.reservations.prefill_complete(f"r{fleet.made}", fleet.now)
+    assert (
+        fleet.core.workers.patch_worker(0, WorkerPatch(max_num_seqs=2), fleet.now)[0].max_num_seqs
+        == 2
+    )
     fleet.core.check()
     assert fleet.ask([1]) == 1
-    fleet.core.patch_worker(1, WorkerPatch(max_num_seqs=1), fleet.now)
+    fleet.core.workers.patch_worker(1, WorkerPatch(max_num_seqs=1), fleet.now)
     fleet.core.check()
     assert fleet.ask([2]) == 0
-    fleet.core.delete_worker(0, fleet.now)
-    fleet.core.upsert_worker(WorkerSpec(worker_id=0, endpoint="x", block_size=SIZE), fleet.now)
+    fleet.core.workers.delete_worker(0, fleet.now)
+    fleet.core.workers.upsert_worker(
+        WorkerSpec(worker_id=0, endpoint="x", block_size=SIZE), fleet.now
+    )
     fleet.core.check()
     assert [fleet.ask([3 + number]) for number in range(3)] == [0, 0, 0]
 
@@ -380,7 +385,7 @@ def test_prompts_shorter_than_a_block_are_spread(
     counts = [0] * 4
     for _ in range(20):
         counts[fleet.ask([], isl_tokens=SIZE - 1)] += 1
-        fleet.core.prefill_complete(f"r{fleet.made}", fleet.now)
+        fleet.core.reservations.prefill_complete(f"r{fleet.made}", fleet.now)
     assert counts == [5] * 4
 
 

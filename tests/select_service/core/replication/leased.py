@@ -37,7 +37,7 @@ def leased(nodes: int, limits: CoreLimits = LIMITS) -> Net:
 
 def opened(node: Node, ttl_s: float = 20.0, owner: str = "o") -> LeaseRecord:
     request = LeaseRequest(owner=owner, ttl_s=ttl_s, lease_id="l")
-    return node.core.open_lease(request, node.net.now)[0]
+    return node.core.reservations.open_lease(request, node.net.now)[0]
 
 
 def book(node: Node, name: str, lease_id: str | None = None, ttl_s: float | None = None) -> None:
@@ -49,18 +49,18 @@ def book(node: Node, name: str, lease_id: str | None = None, ttl_s: float | None
         lease_id=lease_id,
         ttl_s=ttl_s,
     )
-    node.did(node.core.reserve(request, node.net.now)[1])
+    node.did(node.core.reservations.reserve(request, node.net.now)[1])
 
 
 def renew(node: Node, ttl_s: float | None = None) -> LeaseRecord:
-    return node.core.renew_lease("l", LeaseRenewal(ttl_s=ttl_s), node.net.now)[0]
+    return node.core.reservations.renew_lease("l", LeaseRenewal(ttl_s=ttl_s), node.net.now)[0]
 
 
 def close(node: Node) -> None:
-    lease, effects = node.core.close_lease("l", node.net.now)
+    lease, effects = node.core.reservations.close_lease("l", node.net.now)
     node.did(effects)
     while lease is not None and lease.reservations:
-        node.did(node.core.clear_lease(lease, node.net.now))
+        node.did(node.core.reservations.clear_lease(lease, node.net.now))
 
 
 def sizes(net: Net) -> list[int]:
@@ -70,7 +70,7 @@ def sizes(net: Net) -> list[int]:
 def open_here(node: Node) -> list[tuple[str, str, float, int]]:
     return [
         (one.lease_id, one.owner, one.ttl_s, one.reservations)
-        for one in node.core.leases(node.net.now, None, 100).leases
+        for one in node.core.reservations.leases(node.net.now, None, 100).leases
         if one.router_ids is msgspec.UNSET
     ]
 

@@ -22,12 +22,12 @@ class Replica(Fleet):
     def __init__(self, router_id: int = OURS, **limits: Any) -> None:
         super().__init__(router_id=router_id, limits=CoreLimits(**limits))
         self.router_id = router_id
-        self.core.replica_announce(8092)
+        self.core.replica_operations.announce(8092)
         self.worker(1, data_parallel_size=1)
         self.worker(2)
 
     def hears(self, message: Any, peer: str = "tcp://peer:1") -> None:
-        self._did(self.core.replica_heard(peer, message, self.now))
+        self._did(self.core.replica_operations.heard(peer, message, self.now))
 
     def turn(self, seconds: float = 0.0) -> list[Any]:
         """One turn of the replica plane; what it says."""
@@ -35,7 +35,7 @@ class Replica(Fleet):
         said = []
         more = True
         while more:
-            more, effects = self.core.replica_tick(self.now)
+            more, effects = self.core.replica_operations.tick(self.now)
             self._did(effects)
             said += effects.published
             self.pulls = effects.pulls
@@ -71,13 +71,13 @@ def add(*hashes: int, tokens: int | None = 40, **more: Any) -> dict[str, Any]:
 def pulled(here: Replica, there: Replica) -> None:
     """Carry out the pull that `here` asks for."""
     (pull,) = here.pulls
-    parts = there.core.replica_snapshot(there.now)
+    parts = there.core.replica_operations.snapshot(there.now)
     head = next(parts)
     assert isinstance(head, SnapshotHead)
-    assert here.core.replica_snapshot_begin(pull, head, here.now)
+    assert here.core.replica_operations.snapshot_begin(pull, head, here.now)
     for part in parts:
-        here.core.replica_snapshot_part(pull.router_id, part, here.now)
-    here.core.replica_snapshot_end(pull.router_id, here.now, complete=True)
+        here.core.replica_operations.snapshot_part(pull.router_id, part, here.now)
+    here.core.replica_operations.snapshot_end(pull.router_id, here.now, complete=True)
     here.turn()
 
 

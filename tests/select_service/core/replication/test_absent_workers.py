@@ -31,7 +31,7 @@ def chosen(fleet: Fleet, name: str = "z", isl: int = 48) -> Any:
     request = ReservationRequest(
         reservation_id=name, worker_id=9, sequence_hashes=list(PROMPT), isl_tokens=isl
     )
-    answer, effects = fleet.core.reserve(request, fleet.now)
+    answer, effects = fleet.core.reservations.reserve(request, fleet.now)
     fleet.effects = effects
     return answer
 
@@ -102,8 +102,8 @@ def test_progress_and_ends_reach_the_owner(ask: Any, name: str) -> None:
     here, there, _ = two(ask, bare=False)
     before = there.load(9)
     assert before is not None
-    here.core.output_block(name, None, here.now, 2)
-    here.core.operate(BatchOutputBlock(reservation_id=name, total=3), here.now)
+    here.core.reservations.output_block(name, None, here.now, 2)
+    here.core.reservations.operate(BatchOutputBlock(reservation_id=name, total=3), here.now)
     tell(here, there, here.turn(1.0))
     assert there.load(9) == (before[0], before[1] + 3, 1)
     for _ in range(2):
@@ -135,7 +135,7 @@ def test_dynamos_selectors_hear_of_them_too() -> None:
 def test_what_is_told_while_the_worker_is_away_holds_when_it_comes() -> None:
     here, _, first = two(taken, bare=False)
     here.done("z")
-    here.core.output_block("z", None, here.now)
+    here.core.reservations.output_block("z", None, here.now)
     here.worker(9, data_parallel_size=1)
     here.turn()
     assert here.load(9) == (0, 4, 1)
@@ -152,7 +152,7 @@ def test_a_lease_is_renewed_by_calls() -> None:
     here, there = acquainted()
     there.worker(9)
     opened = LeaseRequest(owner="o", ttl_s=10.0, lease_id="lease")
-    there.core.open_lease(opened, there.now)
+    there.core.reservations.open_lease(opened, there.now)
     request = SelectAndReserveRequest(
         reservation_id="z",
         lease_id="lease",
@@ -161,12 +161,12 @@ def test_a_lease_is_renewed_by_calls() -> None:
         isl_tokens=16,
         allowed_worker_ids=[9],
     )
-    _, there.effects = there.core.select_and_reserve(request, there.now)
+    _, there.effects = there.core.selection.select_and_reserve(request, there.now)
     tell(there, here)
     for _ in range(4):
         here.now += 5.0
         there.now = here.now
-        here.core.output_block("z", None, here.now)
+        here.core.reservations.output_block("z", None, here.now)
         tell(here, there, here.turn())
         tell(there, here, there.turn())
         there.tick(0.0)

@@ -38,7 +38,7 @@ def test_who_hears_the_end_of_a_claim_before_its_adoption_knows_the_reservation(
     record, end = adoption.items
     told = {"owner": there, "third": third}[who]
     told.hears(Heartbeat(OURS, 1, adoption.seq - 1, 0, 0))  # it lives
-    told.core.output_block("a", None, told.now)
+    told.core.reservations.output_block("a", None, told.now)
     told.hears(Said(OURS if who == "owner" else 2000, 1, 9, [end]))
     assert told.load(1) == (16, 2, 1)
     told.done("selected")
@@ -70,12 +70,12 @@ def test_the_heir_of_a_claim_that_its_adopter_no_longer_has_is_forgotten() -> No
         there.hears(beat)
     there.turn(1.0)
     (pull,) = there.pulls
-    head, *rest = here.core.replica_snapshot(here.now)
+    head, *rest = here.core.replica_operations.snapshot(here.now)
     assert isinstance(head, SnapshotHead)
-    assert there.core.replica_snapshot_begin(pull, head, there.now)
+    assert there.core.replica_operations.snapshot_begin(pull, head, there.now)
     for part in rest:
-        there.core.replica_snapshot_part(OURS, part, there.now)
-    there.core.replica_snapshot_end(OURS, there.now, complete=True)
+        there.core.replica_operations.snapshot_part(OURS, part, there.now)
+    there.core.replica_operations.snapshot_end(OURS, there.now, complete=True)
     there.turn()
     assert there.load(1) == (0, 0, 0)
     there.hears(Said(OURS, 1, adoption.seq, [record]))
@@ -130,7 +130,7 @@ def test_two_adoptions_of_one_orphan_are_one_reservation() -> None:
     adoption = adopted(here, there, third)
     third.now = here.now
     silent(third)
-    third.core.output_block("a", None, third.now)
+    third.core.reservations.output_block("a", None, third.now)
     (other,) = (one for one in third.turn() if isinstance(one, Said) and len(one.items) == 2)
     third.hears(adoption)
     assert third.load(1) == (16, 2, 1), "the lower router's claim, with what we were told"
@@ -161,7 +161,7 @@ def test_what_we_were_told_is_not_lost_when_its_owner_has_taken_a_claim_back(
 ) -> None:
     there, third = Replica(2000), Replica(3000)
     record = taken_back(there, third)
-    third.core.output_block("a", None, third.now)
+    third.core.reservations.output_block("a", None, third.now)
     third.turn(1.0)  # nobody hears that
     if end_first:
         end = Ended("a", *record.adopts[-1], (2000, record.born))
@@ -187,8 +187,8 @@ def test_what_is_told_of_a_claim_by_hearsay_happened_to_what_took_it_over() -> N
     third.hears(Heartbeat(OURS, 1, 1, 0, 0, http_port=8093))
     third.turn()
     (pull,) = third.pulls
-    assert third.core.replica_snapshot_begin(pull, SnapshotHead(OURS, 1, 1), third.now)
-    third.core.replica_snapshot_part(OURS, Hearsay(2000, old), third.now)
+    assert third.core.replica_operations.snapshot_begin(pull, SnapshotHead(OURS, 1, 1), third.now)
+    third.core.replica_operations.snapshot_part(OURS, Hearsay(2000, old), third.now)
     assert third.load(1) == (16, 1, 1)
 
 
@@ -288,12 +288,12 @@ def test_who_was_put_back_to_before_an_end_is_reminded_of_it() -> None:
         here.hears(beat)
     here.turn(1.0)
     (pull,) = here.pulls
-    head, *rest = again.core.replica_snapshot(again.now)
+    head, *rest = again.core.replica_operations.snapshot(again.now)
     assert isinstance(head, SnapshotHead)
-    assert here.core.replica_snapshot_begin(pull, head, here.now)
+    assert here.core.replica_operations.snapshot_begin(pull, head, here.now)
     for part in rest:
-        here.core.replica_snapshot_part(2000, part, here.now)
-    here.core.replica_snapshot_end(2000, here.now, complete=True)
+        here.core.replica_operations.snapshot_part(2000, part, here.now)
+    here.core.replica_operations.snapshot_end(2000, here.now, complete=True)
     for said in here.turn():
         again.hears(said)
     assert here.load(1) == again.load(1) == (0, 0, 0)

@@ -22,7 +22,7 @@ def test_an_admission_of_a_dynamo_is_a_full_reservation() -> None:
     here.done("x")
     assert here.load(1) == (0, 3, 1)
     assert endings(here.effects.published) == ["MarkPrefillCompleted"]
-    here.core.output_block("x", None, here.now)
+    here.core.reservations.output_block("x", None, here.now)
     assert here.load(1) == (0, 4, 1)
     here.free("x")
     assert endings(here.effects.published) == ["Free"]
@@ -65,7 +65,7 @@ def test_our_own_echo_is_ignored() -> None:
     here = Replica()
     here.dynamo(add(1), router_id=OURS)
     assert here.load(1) == (0, 0, 0)
-    assert here.core.replica_status(here.now) == []
+    assert here.core.replica_operations.status(here.now) == []
 
 
 @pytest.mark.parametrize("worker_id", [1, 2])
@@ -121,7 +121,7 @@ def test_what_a_dynamo_freed_is_over_with_every_replica_that_took_it_over() -> N
 def test_a_dynamo_is_listed() -> None:
     here = Replica()
     here.dynamo(add(1))
-    (row,) = here.core.replica_status(here.now + 3)
+    (row,) = here.core.replica_operations.status(here.now + 3)
     assert (row.router_id, row.state, row.peer, row.heard_s_ago) == (
         DYNAMO,
         "foreign",

@@ -52,7 +52,9 @@ def healed(here: Replica, there: Replica) -> None:
         pulled(here, there)
     assert here.pulls == [], "it asks for ever"
     (status,) = (
-        one for one in here.core.replica_status(here.now) if one.router_id == there.router_id
+        one
+        for one in here.core.replica_operations.status(here.now)
+        if one.router_id == there.router_id
     )
     assert status.state == "synced"
     ours = here.core.desk.announcer.claims.sets[there.router_id]
@@ -127,7 +129,7 @@ def test_what_a_claim_says_is_put_right_with_all_that_became_of_it(garble: Any) 
     assert here.load(1) != there.load(1)
     there.done(NAME)
     here.hears(there.effects.published[0])
-    there.core.output_block(NAME, None, there.now)
+    there.core.reservations.output_block(NAME, None, there.now)
     healed(here, there)
     assert here.load(1) == (0, 2, 1)
     assert claims_corrected(here) == 1
@@ -230,16 +232,16 @@ def test_what_is_said_while_a_snapshot_is_fetched_is_no_jump() -> None:
     there.book("a", 1, 5)  # lost
     beats(here, there)
     (pull,) = here.pulls
-    head, *parts = there.core.replica_snapshot(there.now)
+    head, *parts = there.core.replica_operations.snapshot(there.now)
     there.book("b", 1, 6)
     here.hears(told(there))  # before the head, which does not know it
-    assert here.core.replica_snapshot_begin(pull, head, here.now)  # type: ignore[arg-type]
+    assert here.core.replica_operations.snapshot_begin(pull, head, here.now)  # type: ignore[arg-type]
     for part in parts:
-        here.core.replica_snapshot_part(pull.router_id, part, here.now)
-    here.core.replica_snapshot_end(pull.router_id, here.now, complete=True)
+        here.core.replica_operations.snapshot_part(pull.router_id, part, here.now)
+    here.core.replica_operations.snapshot_end(pull.router_id, here.now, complete=True)
     here.turn()
     assert here.load(1) == there.load(1) == (32, 2, 2)
-    assert here.core.replica_status(here.now)[0].state == "synced"
+    assert here.core.replica_operations.status(here.now)[0].state == "synced"
     assert claims_corrected(here) == 0
 
 
@@ -248,11 +250,11 @@ def test_a_number_of_another_life_than_the_one_named_is_garbled(epoch: int) -> N
     here, there = acquainted()
     (beat,) = there.turn(1.0)
     assert isinstance(beat, Heartbeat)
-    status = here.core.replica_status(here.now)
+    status = here.core.replica_operations.status(here.now)
     here.hears(ALIKE(beat, epoch=epoch))
     here.hears(ALIKE(beat, seq=beat.seq + (epoch << 40)))
     here.hears(Said(there.router_id, epoch, beat.seq + 1, []))
-    assert here.core.replica_status(here.now) == status
+    assert here.core.replica_operations.status(here.now) == status
     assert here.core.replicas.counters.garbled == 3
 
 
@@ -260,7 +262,7 @@ def test_a_number_of_another_life_than_the_one_named_is_garbled(epoch: int) -> N
 
 
 def checked(here: Replica, message: Any) -> None:
-    here._did(here.core.replica_heard("tcp://peer:1", message, here.now, checked=True))
+    here._did(here.core.replica_operations.heard("tcp://peer:1", message, here.now, checked=True))
 
 
 def test_who_was_heard_with_checksums_is_not_believed_without() -> None:
@@ -294,7 +296,7 @@ def test_an_admission_of_ours_that_has_lost_its_stamp_is_garbled() -> None:
     here.hears(ALIKE(told(there), select_service=msgspec.UNSET))
     assert here.load(1) == (0, 0, 0)
     assert here.core.replicas.counters.garbled == 1
-    assert [row.state for row in here.core.replica_status(here.now)] == ["synced"]
+    assert [row.state for row in here.core.replica_operations.status(here.now)] == ["synced"]
 
 
 # -- one id after another --------------------------------------------------------------------------

@@ -59,7 +59,7 @@ def test_words_in_anothers_name_change_nothing_while_it_is_heard() -> None:
     for message in (*there.effects.published, *there.turn()):
         here.hears(message, "tcp://there:1")
     here.turn()
-    load, status = here.load(1), here.core.replica_status(here.now)
+    load, status = here.load(1), here.core.replica_operations.status(here.now)
     assert load is not None
     assert load[2] == 1
     words = hostile_words(here, there)
@@ -67,7 +67,7 @@ def test_words_in_anothers_name_change_nothing_while_it_is_heard() -> None:
         here.hears(message, "tcp://evil:1")
         here.turn()
     assert here.load(1) == load
-    assert here.core.replica_status(here.now) == status
+    assert here.core.replica_operations.status(here.now) == status
     assert here.pulls == []
     assert here.core.replicas.counters.impostors == len(words)
     here.core.check()
@@ -124,7 +124,7 @@ def test_a_name_is_free_again_once_nobody_is_heard_under_it() -> None:
     here.hears(Heartbeat(2000, 1, 0, 0, 0), "tcp://old:1")
     here.turn(11.0)
     here.hears(Heartbeat(2000, 1, 0, 0, 0), "tcp://new:1")
-    assert here.core.replica_status(here.now)[0].peer == "tcp://new:1"
+    assert here.core.replica_operations.status(here.now)[0].peer == "tcp://new:1"
     assert here.core.replicas.counters.impostors == 0
 
 
@@ -132,7 +132,7 @@ def test_more_publishers_than_allowed_are_refused() -> None:
     here = Replica(replica_publishers_max=1)
     here.hears(Heartbeat(1, 1, 0, 0, 0))
     here.hears(Heartbeat(2, 1, 0, 0, 0))
-    assert len(here.core.replica_status(here.now)) == 1
+    assert len(here.core.replica_operations.status(here.now)) == 1
     assert here.core.replicas.counters.publishers_refused == 1
 
 
@@ -186,7 +186,7 @@ def test_our_own_count_told_to_us_does_not_overflow() -> None:
     (claim,) = here.core.desk.announcer.claims.own.by_id.values()
     told = Growth(outputs={OURS: OUTPUT_BLOCKS_MAX, 2: OUTPUT_BLOCKS_MAX})
     here.hears(Said(3000, 1, 1, [Grown("mine", *claim.key, told)]), "tcp://evil:1")
-    here.core.output_block("mine", 0.5, here.now)
+    here.core.reservations.output_block("mine", 0.5, here.now)
     said = here.turn(here.core.limits.replica_output_interval_s)
     assert said
     for message in said:

@@ -59,17 +59,17 @@ def cut_all(net: Net) -> None:
 
 
 def free(node: Node, name: str) -> None:
-    node.did(node.core.free(name, node.net.now))
+    node.did(node.core.reservations.free(name, node.net.now))
     node.flush()
 
 
 def complete(node: Node, name: str) -> None:
-    node.did(node.core.prefill_complete(name, node.net.now))
+    node.did(node.core.reservations.prefill_complete(name, node.net.now))
     node.flush()
 
 
 def output(node: Node, name: str) -> None:
-    node.did(node.core.output_block(name, None, node.net.now))
+    node.did(node.core.reservations.output_block(name, None, node.net.now))
     node.flush()
 
 
@@ -167,7 +167,7 @@ def test_an_end_that_its_owner_has_not_heard_of_ends_an_heir_there_as_soon_as_it
     net.run(GONE_S)
     output(three, "r")  # takes it over
     free(two, "r")
-    one.did(one.core.delete_worker(1, net.now)[1])
+    one.did(one.core.workers.delete_worker(1, net.now)[1])
     one.put_worker(1)
     falls(two)
     net.cut = {frozenset((0, 1)), frozenset((1, 2))}
@@ -202,7 +202,7 @@ def test_an_heir_is_freed_under_its_second_name_after_a_restart() -> None:
     request = ReservationRequest(
         reservation_id="r", worker_id=1, sequence_hashes=[1], isl_tokens=9, selection_id="s"
     )
-    one.did(one.core.reserve(request, net.now)[1])
+    one.did(one.core.reservations.reserve(request, net.now)[1])
     net.run(1.0)
     cut_all(net)
     net.run(GONE_S)
@@ -266,7 +266,7 @@ def test_a_lease_closed_while_its_owner_is_away_is_closed_when_it_is_back(
     assert open_here(one) == open_here(two) == []
     assert sizes(net) == [0, 0]
     for node in net.nodes:
-        assert node.core.leases(net.now, None, 100).leases == []
+        assert node.core.reservations.leases(net.now, None, 100).leases == []
         with pytest.raises(LeaseClosed):
             renew(node)
     close(two)
@@ -349,7 +349,7 @@ def test_what_a_client_has_opened_where_the_old_lease_was_taken_over_stays() -> 
     one, two = net.nodes
     cut_all(net)
     net.run(GONE_S)
-    two.core.open_lease(LeaseRequest(owner="o", ttl_s=60.0, lease_id="l"), net.now)
+    two.core.reservations.open_lease(LeaseRequest(owner="o", ttl_s=60.0, lease_id="l"), net.now)
     net.run(2.0)
     book(two, "new", lease_id="l")
     close(one)
@@ -376,7 +376,7 @@ class _OldEnd(msgspec.Struct, frozen=True, tag="end"):
 def test_older_versions_read_a_snapshot_with_closed_leases() -> None:
     net = kept(2)
     close(net.nodes[1])
-    parts = list(net.nodes[1].core.replica_snapshot(net.now))
+    parts = list(net.nodes[1].core.replica_operations.snapshot(net.now))
     ends = [one for one in parts if isinstance(one, SnapshotEnd)]
     assert [len(one.closed) for one in ends] == [1, 0]
     assert isinstance(parts[0], SnapshotHead)
@@ -407,7 +407,7 @@ def test_progress_told_to_another_replica_outlives_it(
             BatchOutputBlock(reservation_id="r"),
         )
         for operation in operations:
-            result, effects = two.core.operate(operation, net.now)
+            result, effects = two.core.reservations.operate(operation, net.now)
             assert result.status == 200
             two.did(effects)
         two.flush()
@@ -476,12 +476,12 @@ def test_the_last_fraction_is_the_last_one_after_a_restart() -> None:
     one, two = net.nodes
     book(one, "r")
     net.run(1.0)
-    one.did(one.core.output_block("r", 0.5, net.now))
+    one.did(one.core.reservations.output_block("r", 0.5, net.now))
     net.run(1.0)
     cut_all(net)
-    two.did(two.core.output_block("r", 0.25, net.now))
+    two.did(two.core.reservations.output_block("r", 0.25, net.now))
     for fraction in (None, None, 1.0):
-        one.did(one.core.output_block("r", fraction, net.now))
+        one.did(one.core.reservations.output_block("r", fraction, net.now))
     one.flush()
     one.is_down = True
     one.reboot()
@@ -527,7 +527,7 @@ def test_an_adoption_is_told_once_it_is_on_disk() -> None:
     net.run(GONE_S)
     net.cut.clear()
     net.prompt_writes = 0.0  # the disk takes nothing
-    two.did(two.core.output_block("r", None, net.now))
+    two.did(two.core.reservations.output_block("r", None, net.now))
     for _ in range(3):
         two.tick()
     two.is_down = True
@@ -551,4 +551,4 @@ def test_what_ended_meanwhile_does_not_come_back_from_disk() -> None:
     net.run(SOON_S)
     assert sizes(net) == [0, 0]
     with pytest.raises(ReservationNotFound):
-        two.core.prefill_complete("r", net.now)
+        two.core.reservations.prefill_complete("r", net.now)

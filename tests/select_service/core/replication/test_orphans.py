@@ -21,7 +21,7 @@ def test_what_a_gone_replica_owned_ages_out_unheard_of() -> None:
     here.hears(there.effects.published[0])
     here.tick(200.0)
     silent(here)
-    assert here.core.replica_status(here.now)[0].state == "gone"
+    assert here.core.replica_operations.status(here.now)[0].state == "gone"
     here.tick(400.0)
     assert here.load(1) == (0, 0, 0)
     assert here.effects.published == []
@@ -62,28 +62,28 @@ def test_a_replica_that_leaves_says_so_and_what_it_owned_moves_with_the_next_cal
     for name in ("a", "b"):
         there.book(name, 1, 1)
         here.hears(there.effects.published[0])
-    there.core.replica_leave()
+    there.core.replica_operations.leave()
     for said in there.turn():
         here.hears(said)
-    (status,) = here.core.replica_status(here.now)
+    (status,) = here.core.replica_operations.status(here.now)
     assert status.state == "leaving"
     here.done("a")
     assert here.core.desk.announcer.claims.adopted == 0, "it is still there to end its own"
 
-    here.hears(there.core.replica_last_word())
-    (status,) = here.core.replica_status(here.now)
+    here.hears(there.core.replica_operations.last_word())
+    (status,) = here.core.replica_operations.status(here.now)
     assert status.state == "gone", "and nobody waits until the silence is long enough"
     here.done("b")
     assert here.core.desk.announcer.claims.adopted == 1
     here.hears(there.turn(there.core.limits.replica_heartbeat_s)[-1])
-    (status,) = here.core.replica_status(here.now)
+    (status,) = here.core.replica_operations.status(here.now)
     assert status.state != "gone", "it has come back after all"
 
 
 def test_a_heartbeat_that_comes_again_says_nothing() -> None:
     """Kept on the way and replayed: it neither moves its sender, nor revives it."""
     here, there = acquainted()
-    old = there.core.replica_last_word()
+    old = there.core.replica_operations.last_word()
     old = msgspec.structs.replace(old, left=False, leaving=True, url="http://10.6.6.6")
     here.hears(old)
     (new,) = there.turn(there.core.limits.replica_heartbeat_s)
@@ -95,7 +95,7 @@ def test_a_heartbeat_that_comes_again_says_nothing() -> None:
     here.now += 1.0
     here.hears(new)
     assert view.heard_at == heard_at, "no sign of life"
-    here.hears(there.core.replica_last_word())
+    here.hears(there.core.replica_operations.last_word())
     here.hears(new)
     assert view.state == "gone"
     assert here.core.replicas.counters.repeated == 3
@@ -103,7 +103,7 @@ def test_a_heartbeat_that_comes_again_says_nothing() -> None:
 
 def test_a_heartbeat_that_a_snapshot_overtook_moves_nobody() -> None:
     here, there = acquainted()
-    beat = there.core.replica_last_word()
+    beat = there.core.replica_operations.last_word()
     there.book("a", 1, 1)
     here.hears(there.effects.published[0])
     here.hears(msgspec.structs.replace(beat, left=False, leaving=True, url="http://10.6.6.6"))
@@ -115,8 +115,8 @@ def test_the_last_word_of_somebody_else_is_none() -> None:
     here, there = Replica(), Replica(2000)
     for said in there.turn():
         here.hears(said, "tcp://peer:1")
-    here.hears(there.core.replica_last_word(), "tcp://stranger:1")
-    (status,) = here.core.replica_status(here.now)
+    here.hears(there.core.replica_operations.last_word(), "tcp://stranger:1")
+    (status,) = here.core.replica_operations.status(here.now)
     assert status.state != "gone"
     assert here.core.replicas.counters.impostors == 1
 
@@ -124,7 +124,7 @@ def test_the_last_word_of_somebody_else_is_none() -> None:
 def test_the_last_word_of_an_earlier_life_is_none() -> None:
     """It may stand in the old connection's queue while the new one has begun to speak."""
     here, there = acquainted()
-    last = there.core.replica_last_word()
+    last = there.core.replica_operations.last_word()
     again = Replica(2000)
     claims = again.core.desk.announcer.claims
     claims.outbox.epoch, claims.outbox.seq = 2, 1 << SEQ_BITS
@@ -133,7 +133,7 @@ def test_the_last_word_of_an_earlier_life_is_none() -> None:
     again.book("a", 1, 1)
     here.hears(again.effects.published[0])
     here.hears(last)
-    (status,) = here.core.replica_status(here.now)
+    (status,) = here.core.replica_operations.status(here.now)
     assert status.state != "gone"
     here.done("a")
     assert here.core.desk.announcer.claims.adopted == 0, "it lives"
@@ -171,7 +171,7 @@ def test_who_is_gone_and_has_load_yet_is_not_looked_through_at_every_turn() -> N
         there.book(f"r{number}", 1, number)
         here.hears(there.effects.published[0])
     here.turn(700.0)
-    more, _ = here.core.replica_tick(here.now + 0.1)
+    more, _ = here.core.replica_operations.tick(here.now + 0.1)
     assert not more
     assert here.load(1) == (200 * 16, 200, 200)
 
@@ -183,5 +183,5 @@ def test_who_is_gone_for_long_is_forgotten() -> None:
     silent(here)
     here.tick(here.core.limits.replica_orphan_ttl_s)
     here.turn(here.core.limits.replica_ended_s)
-    assert here.core.replica_status(here.now) == []
+    assert here.core.replica_operations.status(here.now) == []
     assert here.core.desk.announcer.claims.sets.keys() == {OURS}

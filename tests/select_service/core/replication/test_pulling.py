@@ -42,7 +42,7 @@ def test_a_gap_is_pulled_after_a_moment() -> None:
     assert here.pulls == [Pull("tcp://peer:1", 2000, 8092, None)]
     pulled(here, there)
     assert here.load(1) == (32, 2, 2)
-    assert here.core.replica_status(here.now)[0].state == "synced"
+    assert here.core.replica_operations.status(here.now)[0].state == "synced"
 
 
 def test_another_digest_is_pulled_at_once() -> None:
@@ -64,7 +64,7 @@ def test_a_late_joiner_pulls() -> None:
     here, there = Replica(), Replica(2000)
     there.book("a", 1, 1, 2)
     there.done("a")
-    there.core.output_block("a", None, there.now)
+    there.core.reservations.output_block("a", None, there.now)
     for said in there.turn():
         if isinstance(said, Heartbeat):
             here.hears(said)
@@ -79,12 +79,12 @@ def test_a_pull_that_fails_is_tried_again() -> None:
     for said in there.turn():
         here.hears(said)
     here.turn(1.0)
-    here.core.replica_snapshot_end(2000, here.now, complete=False)
+    here.core.replica_operations.snapshot_end(2000, here.now, complete=False)
     here.turn()
     assert here.pulls == []
     here.turn(here.core.limits.replica_pull_retry_s)
     pulled(here, there)
-    (row,) = here.core.replica_status(here.now)
+    (row,) = here.core.replica_operations.status(here.now)
     assert (row.pulls, row.pulls_failed, row.state) == (2, 1, "synced")
 
 
@@ -97,15 +97,15 @@ def test_a_snapshot_that_was_cut_short_does_not_end_anything() -> None:
     here.hears(msgspec.structs.replace(beat, digest=1, number=beat.number + 1))
     here.turn()
     (pull,) = here.pulls
-    parts = there.core.replica_snapshot(there.now)
+    parts = there.core.replica_operations.snapshot(there.now)
     head = next(parts)
     assert isinstance(head, SnapshotHead)
-    here.core.replica_snapshot_begin(pull, head, here.now)
-    here.core.replica_snapshot_part(2000, next(parts), here.now)
-    here.core.replica_snapshot_end(2000, here.now, complete=True)
+    here.core.replica_operations.snapshot_begin(pull, head, here.now)
+    here.core.replica_operations.snapshot_part(2000, next(parts), here.now)
+    here.core.replica_operations.snapshot_end(2000, here.now, complete=True)
     here.turn()
     assert here.load(1) == (32, 1, 2)
-    assert here.core.replica_status(here.now)[0].pulls_failed == 1
+    assert here.core.replica_operations.status(here.now)[0].pulls_failed == 1
 
 
 def test_a_new_life_under_the_same_id_is_pulled_and_replaces_the_old_one() -> None:

@@ -37,8 +37,8 @@ def test_output_blocks_are_shared() -> None:
     here, there = Replica(), Replica(2000)
     there.book("a", 1, 1, 2)
     here.hears(there.effects.published[0])
-    here.core.output_block("a", None, here.now)
-    there.core.output_block("a", 0.5, there.now)
+    here.core.reservations.output_block("a", None, here.now)
+    there.core.reservations.output_block("a", 0.5, there.now)
     for said in here.turn():
         there.hears(said)
     for said in there.turn():
@@ -105,8 +105,8 @@ def test_output_blocks_are_counted_once_after_a_restart() -> None:
     here.book("a", 1, 1, 2)
     there.hears(here.effects.published[0])
     for _ in range(3):
-        there.core.output_block("a", None, there.now)
-    here.core.output_block("a", None, here.now)
+        there.core.reservations.output_block("a", None, there.now)
+    here.core.reservations.output_block("a", None, here.now)
     for said in there.turn():
         here.hears(said)
     here.turn()

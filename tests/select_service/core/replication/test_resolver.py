@@ -14,7 +14,7 @@ def booked_twice() -> tuple[Net, Node, Node]:
     net.cut.add(frozenset((0, 1)))
     for node, lease_id in ((one, "first"), (other, "second")):
         request = LeaseRequest(owner="o", ttl_s=20.0, lease_id=lease_id)
-        node.core.open_lease(request, net.now)
+        node.core.reservations.open_lease(request, net.now)
         book(node, "r", lease_id=lease_id)
     net.cut.clear()
     net.run(2.0)
@@ -28,7 +28,7 @@ def test_a_claim_that_is_booked_again_has_its_lease_again() -> None:
     net, _one, other = booked_twice()
     for _ in range(2):
         net.run(15.0)
-        other.core.renew_lease("second", LeaseRenewal(), net.now)
+        other.core.reservations.renew_lease("second", LeaseRenewal(), net.now)
     assert sizes(net) == [1, 1], "that the first was missed ends the first alone"
     reservation = other.core.desk.bookings.get("r").reservation
     assert reservation.origin == "local"
@@ -42,7 +42,7 @@ def test_a_claim_whose_lease_ended_meanwhile_is_not_booked_again() -> None:
     net, one, _other = booked_twice()
     for _ in range(2):
         net.run(15.0)
-        one.core.renew_lease("first", LeaseRenewal(), net.now)
+        one.core.reservations.renew_lease("first", LeaseRenewal(), net.now)
     net.run(25.0)
     assert sizes(net) == [0, 0]
 
@@ -67,7 +67,7 @@ def test_what_became_of_an_orphan_that_has_aged_is_told_to_its_owner() -> None:
     book(one, "r")
     net.run(1.0)
     net.cut.add(frozenset((0, 1)))
-    other.did(other.core.output_block("r", None, net.now))  # nobody hears of it
+    other.did(other.core.reservations.output_block("r", None, net.now))  # nobody hears of it
     net.run(LIMITS.replica_timeout_s + LIMITS.replica_orphan_ttl_s + 1.0)
     assert sizes(net) == [1, 0]
     net.cut.clear()

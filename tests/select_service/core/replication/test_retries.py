@@ -45,7 +45,7 @@ def reserved(fleet: Replica, name: str = "a", *, isl: int = 48, **more: Any) -> 
     request = ReservationRequest(
         reservation_id=name, worker_id=1, sequence_hashes=list(PROMPT), isl_tokens=isl, **more
     )
-    answer, effects = fleet.core.reserve(request, fleet.now)
+    answer, effects = fleet.core.reservations.reserve(request, fleet.now)
     fleet.effects = effects
     fleet.core.check()
     return answer
@@ -99,7 +99,7 @@ def advised(fleet: Replica, name: str = "a", *, isl: int = 48) -> Any:
 def in_wave(fleet: Replica, name: str = "a", *, isl: int = 48, **wishes: Any) -> Any:
     request = SelectBatchRequest(requests=[], reserve=True)
     item = prompt(*PROMPT, isl=isl, reservation_id=name, **wishes)
-    steps = fleet.core.select_batch(request, [(item, b"")]).steps(fleet.now)
+    steps = fleet.core.batch_selection.begin(request, [(item, b"")]).steps(fleet.now)
     fleet.effects = Effects()
     try:
         effects = next(steps)
@@ -148,10 +148,10 @@ def conflicts(ask: Ask, fleet: Replica, **body: Any) -> None:
 
 def agrees(ask: Ask, first: Any, fleet: Replica) -> None:
     """It has no load from a repeat, tells nothing of it, and knows another body."""
-    before = fleet.core.loads()
+    before = fleet.core.queries.loads()
     assert ask(fleet) == first
     assert not fleet.effects.published
-    assert fleet.core.loads() == before
+    assert fleet.core.queries.loads() == before
     conflicts(ask, fleet, isl=49)
 
 
@@ -190,7 +190,7 @@ def test_a_repeat_at_the_heir_of_a_dead_owner_and_at_who_hears_of_it(ask: Ask) -
         here.hears(message)
     silent(here)
     agrees(ask, first, here)
-    here.core.output_block("a", None, here.now)  # which adopts it
+    here.core.reservations.output_block("a", None, here.now)  # which adopts it
     assert here.core.desk.announcer.claims.adopted == 1
     agrees(ask, first, here)
     third = furnished(Replica(3000), ask)
@@ -219,8 +219,8 @@ def test_a_repeat_after_a_restart_from_state(ask: Ask, who: str) -> None:
         for message in told(there):
             here.hears(message)
         silent(here)
-        here.core.output_block("a", None, here.now)
-        here.core.prefill_complete("a", here.now)
+        here.core.reservations.output_block("a", None, here.now)
+        here.core.reservations.prefill_complete("a", here.now)
         disk.write(here)
         known = here
     again = furnished(Replica(known.router_id), ask)
@@ -264,7 +264,9 @@ def test_of_an_older_version_s_reservation_no_request_is_a_repeat_until_it_is_to
     here.hears(without_body(message))
     conflicts(taken, here)
     (record,) = (
-        one for one in there.core.replica_snapshot(there.now) if isinstance(one, ClaimRecord)
+        one
+        for one in there.core.replica_operations.snapshot(there.now)
+        if isinstance(one, ClaimRecord)
     )
     here.hears(Said(THERE, 1, there.core.desk.announcer.claims.outbox.seq + 1, [record]))
     agrees(taken, first, here)

@@ -66,9 +66,9 @@ def test_a_missed_lease_is_told_to_the_others(net: Net) -> None:
 def test_a_sign_of_life_at_another_replica_renews_all(net: Net, sign: str) -> None:
     node = net.nodes[1]
     signs: dict[str, Callable[[int], object]] = {
-        "output": lambda _: node.did(node.core.output_block("r3", None, net.now)),
-        "done": lambda _: node.did(node.core.prefill_complete("r3", net.now)),
-        "free": lambda turn: node.did(node.core.free(f"r{turn}", net.now)),
+        "output": lambda _: node.did(node.core.reservations.output_block("r3", None, net.now)),
+        "done": lambda _: node.did(node.core.reservations.prefill_complete("r3", net.now)),
+        "free": lambda turn: node.did(node.core.reservations.free(f"r{turn}", net.now)),
         "renew": lambda _: renew(node),
         "open": lambda _: opened(node),
     }
@@ -103,8 +103,8 @@ def test_renewals_of_one_turn_are_told_once(net: Net) -> None:
     node = net.nodes[1]
     for _ in range(50):
         renew(node)
-        node.core.output_block("r1", None, net.now)
-    for message in node.core.replica_tick(net.now)[1].published:
+        node.core.reservations.output_block("r1", None, net.now)
+    for message in node.core.replica_operations.tick(net.now)[1].published:
         if isinstance(message, Said):
             told += [item for item in message.items if isinstance(item, Renewed)]
     assert told == [Renewed("l")]
@@ -115,8 +115,8 @@ def test_many_lifecycle_calls_tell_it_now_and_then(net: Net) -> None:
     node = net.nodes[1]
     for _ in range(100):  # ten seconds of half a lease's time
         net.run(0.1)
-        node.did(node.core.output_block("r1", None, net.now))
-        effects = node.core.replica_tick(net.now)[1]
+        node.did(node.core.reservations.output_block("r1", None, net.now))
+        effects = node.core.replica_operations.tick(net.now)[1]
         node.did(effects)
         for message in effects.published:
             if isinstance(message, Said):
@@ -191,8 +191,10 @@ def test_closing_spares_the_same_id_opened_anew_elsewhere(three: Net) -> None:
 
 def test_leases_of_others_are_listed_with_whose_they_are(three: Net) -> None:
     node = three.nodes[2]
-    node.core.open_lease(LeaseRequest(owner="me", ttl_s=9.0, lease_id="mine"), three.now)
-    found = node.core.leases(three.now, None, 100)
+    node.core.reservations.open_lease(
+        LeaseRequest(owner="me", ttl_s=9.0, lease_id="mine"), three.now
+    )
+    found = node.core.reservations.leases(three.now, None, 100)
     assert found.total == 2
     mine, theirs = found.leases
     assert (mine.lease_id, mine.router_ids) == ("mine", msgspec.UNSET)
@@ -200,9 +202,11 @@ def test_leases_of_others_are_listed_with_whose_they_are(three: Net) -> None:
     assert theirs.router_ids == [three.nodes[0].router_id]
     assert 0 < theirs.expires_in_s <= 20.0
     assert b"router_ids" not in msgspec.json.encode(mine)
-    assert [one.lease_id for one in node.core.leases(three.now, "o", 100).leases] == ["l"]
-    assert node.core.leases(three.now, None, 1).leases == [mine]
-    assert node.core.leases(three.now, "nobody", 9).total == 0
+    assert [one.lease_id for one in node.core.reservations.leases(three.now, "o", 100).leases] == [
+        "l"
+    ]
+    assert node.core.reservations.leases(three.now, None, 1).leases == [mine]
+    assert node.core.reservations.leases(three.now, "nobody", 9).total == 0
 
 
 def test_no_list_is_longer_than_one_turn_allows(
@@ -212,11 +216,11 @@ def test_no_list_is_longer_than_one_turn_allows(
         for name in "abc":
             lease_id = f"{node.number}{name}"
             request = LeaseRequest(owner="me", ttl_s=9.0, lease_id=lease_id)
-            node.core.open_lease(request, three.now)
+            node.core.reservations.open_lease(request, three.now)
             book(node, f"of-{lease_id}", lease_id=lease_id)
     three.run(2.0)
     monkeypatch.setattr(shared_leases, "LISTED_MAX", 5)
-    found = three.nodes[1].core.leases(three.now, None, 1000)
+    found = three.nodes[1].core.reservations.leases(three.now, None, 1000)
     assert [one.lease_id for one in found.leases[:4]] == ["1a", "1b", "1c", "l"]
     assert len(found.leases) == 5
     assert found.total == 7
@@ -246,7 +250,7 @@ def test_the_owner_alone_ends_what_is_brief_while_it_lives() -> None:
     book(net.nodes[0], "brief", ttl_s=3.0)
     for _ in range(10):
         net.run(2.0)
-        net.nodes[0].did(net.nodes[0].core.output_block("brief", None, net.now))
+        net.nodes[0].did(net.nodes[0].core.reservations.output_block("brief", None, net.now))
     assert sizes(net) == [1, 1]
     net.run(4.0)
     assert sizes(net) == [0, 0]
@@ -296,11 +300,11 @@ def test_a_lifecycle_call_adopts_one_and_opens_its_lease(three: Net) -> None:
     three.kill(three.nodes[0])
     three.run(5.0)
     node = three.nodes[1]
-    node.did(node.core.output_block("r3", None, three.now))
+    node.did(node.core.reservations.output_block("r3", None, three.now))
     assert open_here(node) == [("l", "o", 20.0, 1)]
     for _ in range(4):
         three.run(15.0)
-        node.did(node.core.output_block("r3", None, three.now))
+        node.did(node.core.reservations.output_block("r3", None, three.now))
     assert sizes(three) == [COUNT, COUNT], "it keeps all"
     assert open_here(node) == [("l", "o", 20.0, COUNT)], "none is left to age alone"
 
@@ -354,14 +358,16 @@ def test_without_room_for_another_lease_a_renewal_keeps_the_orphans_alive() -> N
     net = leased(3, msgspec.structs.replace(LIMITS, leases_max=1))
     for number, node in enumerate(net.nodes[1:]):
         name = f"other{number}"
-        node.core.open_lease(LeaseRequest(owner="x", ttl_s=3600.0, lease_id=name), net.now)
+        node.core.reservations.open_lease(
+            LeaseRequest(owner="x", ttl_s=3600.0, lease_id=name), net.now
+        )
     net.kill(net.nodes[0])
     for _ in range(4):
         net.run(15.0)
         assert renew(net.nodes[1]).reservations == COUNT
     assert sizes(net) == [COUNT, COUNT]
     node = net.nodes[1]
-    node.did(node.core.output_block("r1", None, net.now))
+    node.did(node.core.reservations.output_block("r1", None, net.now))
     assert owned(node) == 1, "adopted, with the time to live of its lease"
     net.run(30.0)
     assert sizes(net) == [0, 0]

@@ -36,7 +36,7 @@ def test_one_that_waits_can_be_withdrawn() -> None:
     fleet.pair("first", *PROMPT)
     ticket = fleet.pair("p", 7, 8)
     assert isinstance(ticket, Ticket)
-    assert fleet.core.withdraw(ticket)
+    assert fleet.core.room.withdraw(ticket)
     fleet.free("first")
     assert fleet.load(1) == fleet.load(2) == (0, 0, 0)
 
@@ -76,8 +76,8 @@ def test_the_role_is_shown_and_stays_when_a_patch_does_not_say() -> None:
     assert fleet.worker(2, role="decode").role == "decode"
     assert fleet.patch(2, taints=["x"]).role == "decode"
     assert fleet.patch(2, role="prefill").role == "prefill"
-    fleet.core.patch_worker(2, WorkerPatch(role=None), fleet.now)
-    assert fleet.core.worker(2).role == "prefill"
+    fleet.core.workers.patch_worker(2, WorkerPatch(role=None), fleet.now)
+    assert fleet.core.workers.worker(2).role == "prefill"
 
 
 # -- thresholds and gates --------------------------------------------------------------------------

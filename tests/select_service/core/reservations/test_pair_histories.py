@@ -36,7 +36,7 @@ def step(fleet: Fleet, verb: str, number: int, worker: int) -> None:
     elif verb == "done":
         fleet.done(name)
     elif verb == "output":
-        fleet.core.output_block(name, None, fleet.now)
+        fleet.core.reservations.output_block(name, None, fleet.now)
     elif verb == "free":
         fleet.free(name)
     elif verb == "leg":
@@ -69,7 +69,7 @@ def test_there_are_both_legs_or_none_and_all_load_ends(
                 assert len(legs) == 2, "a pair that is new has both legs"
                 assert not before & set(leg_ids(f"r{number}"))
     end_all(fleet)
-    rows = [row for scope in fleet.core.loads() for row in scope.loads]
+    rows = [row for scope in fleet.core.queries.loads() for row in scope.loads]
     assert not any(row.potential_prefill_tokens for row in rows)
     assert not any(row.potential_decode_blocks for row in rows)
     assert not any(row.active_requests for row in rows)
@@ -84,5 +84,5 @@ def end_all(fleet: Fleet) -> None:
                 with contextlib.suppress(ServiceError):
                     fleet.free(name)
         fleet.tick(1e6)
-        pending = any(scope.pending_count for scope in fleet.core.loads())
+        pending = any(scope.pending_count for scope in fleet.core.queries.loads())
     fleet.tick(1e6)

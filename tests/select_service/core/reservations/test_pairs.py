@@ -39,7 +39,7 @@ def test_an_id_is_found_when_none_is_given() -> None:
 def test_calls_under_the_pairs_id_reach_the_leg_they_mean() -> None:
     fleet = apart()
     fleet.pair("p", *PROMPT)
-    fleet.core.output_block("p", None, fleet.now)
+    fleet.core.reservations.output_block("p", None, fleet.now)
     assert fleet.load(2) == (0, 5, 1)
     fleet.done("p")
     assert fleet.load(1) == (0, 0, 0), "its prompt is computed and moved: nothing is left there"
@@ -81,7 +81,7 @@ def test_a_leg_can_be_ended_alone() -> None:
     assert fleet.load(1) == (64, 0, 1)
     assert fleet.load(2) == (0, 0, 0)
     with pytest.raises(ReservationNotFound):
-        fleet.core.output_block("p", None, fleet.now)
+        fleet.core.reservations.output_block("p", None, fleet.now)
     fleet.done(prefill)
     assert fleet.load(1) == (0, 0, 1), "by its own id it is a reservation like any other"
     fleet.free("p")
@@ -177,7 +177,7 @@ def test_one_worker_is_enough_when_it_costs_less() -> None:
     assert fleet.load(3) == (64, 4, 1)
     assert fleet.pair("p", *PROMPT) == answer
     fleet.done("p")
-    fleet.core.output_block("p", None, fleet.now)
+    fleet.core.reservations.output_block("p", None, fleet.now)
     assert fleet.load(3) == (0, 5, 1)
     fleet.free("p")
     assert fleet.load(3) == (0, 0, 0)

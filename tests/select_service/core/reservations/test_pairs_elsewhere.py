@@ -43,7 +43,7 @@ def test_a_replica_knows_the_pair_and_its_id() -> None:
     with pytest.raises(ReservationConflict):
         there.pair("p", *PROMPT, isl=65)
     assert there.pair("p", *PROMPT) == booked
-    there.core.output_block("p", None, there.now)
+    there.core.reservations.output_block("p", None, there.now)
     assert there.load(2) == (0, 5, 1)
     there.done("p")
     tell(there, here)
@@ -173,10 +173,10 @@ def test_a_pair_comes_back_from_disk_as_a_pair() -> None:
     for worker, role in ((1, "prefill"), (2, "decode")):
         fleet.worker(worker, role=role)
     first = fleet.pair("p", *PROMPT, selection_id="s")
-    fleet.core.output_block("p", None, fleet.now)
+    fleet.core.reservations.output_block("p", None, fleet.now)
     disk.write(fleet)
     again = restored(disk, 5000.0)
-    assert [one.role for one in again.core.workers()] == ["prefill", "decode"]
+    assert [one.role for one in again.core.workers.workers()] == ["prefill", "decode"]
     assert (again.load(1), again.load(2)) == ((64, 0, 1), (0, 5, 1))
     assert again.pair("p", *PROMPT, selection_id="s") == first
     again.done("p")
@@ -223,12 +223,12 @@ def test_an_answer_to_one_worker_comes_back_from_disk() -> None:
 
 def test_both_legs_live_and_end_with_their_lease() -> None:
     fleet = apart()
-    fleet.core.open_lease(LeaseRequest(owner="o", ttl_s=10.0, lease_id="L"), fleet.now)
+    fleet.core.reservations.open_lease(LeaseRequest(owner="o", ttl_s=10.0, lease_id="L"), fleet.now)
     fleet.pair("p", *PROMPT, lease_id="L")
     fleet.tick(6.0)
-    fleet.core.output_block("p", None, fleet.now)  # a sign of life for all of it
+    fleet.core.reservations.output_block("p", None, fleet.now)  # a sign of life for all of it
     fleet.tick(6.0)
     assert fleet.load(1) == (64, 0, 1)
-    fleet.core.close_lease("L", fleet.now)
+    fleet.core.reservations.close_lease("L", fleet.now)
     fleet.tick(0.0)
     assert fleet.load(1) == fleet.load(2) == (0, 0, 0)

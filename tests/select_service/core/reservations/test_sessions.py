@@ -47,7 +47,7 @@ class Fleet:
 
     def add(self, worker_id: int, tenant_id: str = "default") -> None:
         spec = WorkerSpec(worker_id=worker_id, endpoint="x", block_size=SIZE, tenant_id=tenant_id)
-        self.core.upsert_worker(spec, self.now)
+        self.core.workers.upsert_worker(spec, self.now)
 
     def ask(self, session_id: str | None, *, isl: int = 64, **wishes: Any) -> int:
         """Ask for somebody, and book him; returns who."""
@@ -61,7 +61,7 @@ class Fleet:
             session_id=session_id,
             **wishes,
         )
-        answer, _ = self.core.select_and_reserve(request, self.now)
+        answer, _ = self.core.selection.select_and_reserve(request, self.now)
         assert isinstance(answer, Selection)
         self.core.check()
         self.core.sessions.check()
@@ -69,7 +69,7 @@ class Fleet:
         return answer.worker_id
 
     def free(self) -> None:
-        self.core.free(f"r{self.made}", self.now)
+        self.core.reservations.free(f"r{self.made}", self.now)
 
     def count(self, name: str) -> int:
         count: int = getattr(self.core.sessions.counters, name)
@@ -113,7 +113,7 @@ def test_a_plain_selection_counts_too() -> None:
     request = SelectRequest(block_hashes=b"", sequence_hashes=b"", isl_tokens=5, session_id="s")
     seen = set()
     for _ in range(20):
-        answer, _ = fleet.core.select(request, fleet.now)
+        answer, _ = fleet.core.selection.select(request, fleet.now)
         assert isinstance(answer, Selection)
         seen.add(answer.worker_id)
     assert len(seen) == 1
@@ -153,7 +153,7 @@ def test_the_one_silent_for_longest_goes_for_a_new_one() -> None:
 def test_a_worker_that_is_gone_or_new_under_its_id_has_no_sessions() -> None:
     fleet = Fleet()
     first = fleet.ask("s")
-    fleet.core.delete_worker(first, fleet.now)
+    fleet.core.workers.delete_worker(first, fleet.now)
     fleet.add(first)
     fleet.ask("s")
     assert (fleet.count("released"), fleet.count("kept")) == (1, 0)
@@ -162,7 +162,7 @@ def test_a_worker_that_is_gone_or_new_under_its_id_has_no_sessions() -> None:
 def test_a_change_of_its_record_leaves_sessions_where_they_are() -> None:
     fleet = Fleet()
     first = fleet.ask("s")
-    fleet.core.patch_worker(first, WorkerPatch(max_num_batched_tokens=999), fleet.now)
+    fleet.core.workers.patch_worker(first, WorkerPatch(max_num_batched_tokens=999), fleet.now)
     assert fleet.ask("s") == first
     assert fleet.count("kept") == 1
 
@@ -172,9 +172,9 @@ def test_a_worker_that_drains_passes_them_on(*, by_source: bool) -> None:
     fleet = Fleet()
     first = fleet.ask("s")
     if by_source:
-        fleet.core.hold_back(first, "api", "not ready", fleet.now)
+        fleet.core.drains.hold_back(first, "api", "not ready", fleet.now)
     else:
-        fleet.core.drain(first, DrainRequest(), fleet.now)
+        fleet.core.drains.drain(first, DrainRequest(), fleet.now)
     second = fleet.ask("s")
     assert second != first
     assert fleet.count("moved_ineligible") + fleet.count("released") == 1
@@ -243,5 +243,5 @@ def test_like_a_table_read_aloud(steps: list[tuple[str, int, float]], most: int)
 
 
 def loads_of(fleet: Fleet) -> Any:
-    (scope,) = fleet.core.loads()
+    (scope,) = fleet.core.queries.loads()
     return scope.loads

@@ -40,7 +40,7 @@ def _frames_of_one_selection() -> list[str]:
             block_size=16,
             kv_events_endpoint=f"tcp://127.0.0.1:{5000 + worker_id}",
         )
-        core.upsert_worker(worker, 0.0)
+        core.workers.upsert_worker(worker, 0.0)
     frames: list[str] = []
 
     def note(frame: FrameType, event: str, _: object) -> None:
@@ -59,7 +59,7 @@ def _frames_of_one_selection() -> list[str]:
         frames.clear()
         sys.setprofile(note)
         try:
-            answer, _ = core.select_and_reserve(request, 1.0 + number / 1000)
+            answer, _ = core.selection.select_and_reserve(request, 1.0 + number / 1000)
         finally:
             sys.setprofile(None)
         assert isinstance(answer, Selection)

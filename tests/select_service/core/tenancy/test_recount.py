@@ -149,7 +149,7 @@ class Machine(RuleBasedStateMachine):
             sequence_hashes=[1, 2],
             isl_tokens=32,
         )
-        self.tries(lambda: self.fleet.core.reserve(request, self.fleet.now))
+        self.tries(lambda: self.fleet.core.reservations.reserve(request, self.fleet.now))
 
     @rule(
         name=st.none() | names,
@@ -175,7 +175,9 @@ class Machine(RuleBasedStateMachine):
             session_id=session,
             **ASKED,
         )
-        answer = self.tries(lambda: self.fleet.core.select_and_reserve(request, self.fleet.now))
+        answer = self.tries(
+            lambda: self.fleet.core.selection.select_and_reserve(request, self.fleet.now)
+        )
         if answer is not None and isinstance(answer[0], Ticket):
             self.tickets.append(answer[0])
 
@@ -183,13 +185,13 @@ class Machine(RuleBasedStateMachine):
     def wave(self, name: str, tenant: str, count: int, *, atomic: bool) -> None:
         item = WaveItem(reservation_id=name, model_name="m", tenant_id=tenant, n=count, **ASKED)
         request = SelectBatchRequest(requests=[item], reserve=True, atomic=atomic)
-        steps = self.fleet.core.select_batch(request, [(item, b"")]).steps(self.fleet.now)
+        steps = self.fleet.core.batch_selection.begin(request, [(item, b"")]).steps(self.fleet.now)
         self.tries(lambda: list(_all_of(steps, self.fleet.now)))
 
     @rule(at=st.integers(0, 99))
     def withdraw(self, at: int) -> None:
         if self.tickets:
-            self.fleet.core.withdraw(self.tickets.pop(at % len(self.tickets)))
+            self.fleet.core.room.withdraw(self.tickets.pop(at % len(self.tickets)))
             self.judge()
 
     @rule(name=names)
@@ -199,11 +201,11 @@ class Machine(RuleBasedStateMachine):
     @rule(name=names, owner=st.sampled_from("op"))
     def open_lease(self, name: str, owner: str) -> None:
         request = LeaseRequest(owner=owner, ttl_s=60.0, lease_id=name)
-        self.tries(lambda: self.fleet.core.open_lease(request, self.fleet.now))
+        self.tries(lambda: self.fleet.core.reservations.open_lease(request, self.fleet.now))
 
     @rule(name=names)
     def close_lease(self, name: str) -> None:
-        self.tries(lambda: self.fleet.core.close_lease(name, self.fleet.now))
+        self.tries(lambda: self.fleet.core.reservations.close_lease(name, self.fleet.now))
 
     @rule(seconds=st.sampled_from((0.0, 1.0, 30.0, 100.0, 1000.0)))
     def tick(self, seconds: float) -> None:

@@ -393,7 +393,7 @@ def test_it_is_kept_over_a_restart(tmp_path: Path) -> None:
         settings = replace(SETTINGS, state_dir=str(tmp_path))
         service = create_driver(settings)
         await service.start()
-        service.core.sources.add("kubernetes")
+        service.core.workers.sources.add("kubernetes")
         service.upsert_worker(msgspec.convert(worker(1), WorkerSpec), "kubernetes")
         service.hold_worker_back(1, "kubernetes", "terminating")
         await service.close()

@@ -36,7 +36,7 @@ def fill(service: Driver) -> None:
             sequence_hashes=[number],
             isl_tokens=16,
         )
-        service.core.reserve(booking, asyncio.get_running_loop().time())
+        service.core.reservations.reserve(booking, asyncio.get_running_loop().time())
 
 
 async def turns_of(answer: asyncio.Task[httpx.Response]) -> int:

@@ -67,7 +67,7 @@ def test_captured_traffic_shows_no_ids(tmp_path: Path) -> None:
                     **guarded,
                 )
             )
-            one.core.replica_announce(https)
+            one.core.replica_operations.announce(https)
             seat(one)
             book(one, "before")
             relay = Relay(f"tcp://127.0.0.1:{port}")
@@ -163,7 +163,7 @@ def test_a_key_is_exchanged_under_traffic(tmp_path: Path) -> None:
         ):
             both: tuple[Driver, Driver] = (one, two)
             for service, port, peer in ((one, http_one, at[1]), (two, http_two, at[0])):
-                service.core.replica_announce(port)
+                service.core.replica_operations.announce(port)
                 seat(service)
                 service.register_peer(peer)
             books = [one.core.desk.bookings, two.core.desk.bookings]

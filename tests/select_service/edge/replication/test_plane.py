@@ -188,7 +188,7 @@ def test_no_word_of_a_peer_is_a_fault(messages: list[list[bytes]]) -> None:
         for frames in messages:
             plane._hear(PEER, frames)
         for _ in range(5):
-            plane.carry_out(service.core.replica_tick(1e9)[1])
+            plane.carry_out(service.core.replica_operations.tick(1e9)[1])
         service.core.check()
         assert (await client.get("/loads")).status_code == 200
         assert (await client.get("/metrics")).status_code == 200
@@ -246,7 +246,7 @@ def test_all_that_is_published_has_a_checksum(monkeypatch: pytest.MonkeyPatch) -
         seat(service)
         request = ReservationRequest(reservation_id="r", worker_id=1, dp_rank=0, **PROMPT)
         service.reserve(request)
-        plane.carry_out(service.core.replica_tick(1e9)[1])
+        plane.carry_out(service.core.replica_operations.tick(1e9)[1])
         plane.leave()
 
     in_process(use, replica_sync_port=free_port())

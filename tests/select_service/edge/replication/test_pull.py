@@ -59,19 +59,19 @@ class Reader:
         self.parts: list[SnapshotPart] = []
         self.ended: list[bool] = []
 
-    def replica_snapshot_begin(self, pull: Pull, head: SnapshotHead, now: float) -> bool:
+    def snapshot_begin(self, pull: Pull, head: SnapshotHead, now: float) -> bool:
         assert now
         assert pull.router_id == ROUTER
         self.parts.append(head)
         return self.knows_it
 
-    def replica_snapshot_part(self, router_id: int, part: SnapshotPart, now: float) -> Effects:
+    def snapshot_part(self, router_id: int, part: SnapshotPart, now: float) -> Effects:
         assert now
         assert router_id == ROUTER
         self.parts.append(part)
         return NOTHING
 
-    def replica_snapshot_end(self, router_id: int, now: float, *, complete: bool) -> Effects:
+    def snapshot_end(self, router_id: int, now: float, *, complete: bool) -> Effects:
         assert now
         assert router_id in {ROUTER, ROUTER + 1}
         self.ended.append(complete)
@@ -345,10 +345,10 @@ def test_arriving_parts_let_others_run() -> None:
     seen: list[int] = []
 
     class Slow(Reader):
-        def replica_snapshot_part(self, *args: Any) -> Effects:
+        def snapshot_part(self, *args: Any) -> Effects:
             seen.append(turns)
             time.sleep(0.001)  # the whole slice
-            return super().replica_snapshot_part(*args)
+            return super().snapshot_part(*args)
 
     async def run(reader: Reader) -> None:
         nonlocal turns

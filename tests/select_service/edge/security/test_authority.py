@@ -257,7 +257,7 @@ def test_tokens_are_shown_nowhere(
                 status, headers, content = await wire.answer()
                 seen += f"{status} {headers}".encode() + content
         # a crash of a handler logs all it knows
-        service.core.load_scopes = None  # type: ignore[assignment]
+        service.core.queries.load_scopes = None  # type: ignore[assignment]
         wire.ask("GET", "/loads", None, file.line("ops"))
         assert (await wire.answer())[0] == 500
         wire.ask("GET", "/dump", None, file.line("ops"), "connection: close")

@@ -617,7 +617,7 @@ def test_a_request_that_waited_is_not_let_in_by_a_broken_disk(
         await post(client, "/workers", worker(1, max_num_batched_tokens=1))
         await post(client, "/select_and_reserve", body("busy"))
         waiting = asyncio.ensure_future(post(client, "/select_and_reserve", body("waits")))
-        while not service.core.loads()[0].pending_count:
+        while not service.core.queries.loads()[0].pending_count:
             await asyncio.sleep(0)
         disk = Disk(service, monkeypatch)
         disk.code = sqlite3.SQLITE_FULL

@@ -254,7 +254,9 @@ def test_a_free_is_remembered_until_the_owner_is_back(tmp_path: Path) -> None:
 
     def hear(service: Driver, messages: Iterable[Any]) -> None:
         for message in messages:
-            service._carry_out(service.core.replica_heard("tcp://p:1", message, service._clock()))
+            service._carry_out(
+                service.core.replica_operations.heard("tcp://p:1", message, service._clock())
+            )
 
     async def first(client: httpx.AsyncClient, service: Driver) -> None:
         await post(client, "/workers", worker(1))
@@ -262,7 +264,7 @@ def test_a_free_is_remembered_until_the_owner_is_back(tmp_path: Path) -> None:
         for name in ("freed", "f" * 100):
             assert (await client.delete(f"/reservations/{name}")).status_code == 200
         service.core.replicas.publishers.views[2000].heard_at -= 1e6
-        service.core.replica_tick(service._clock())
+        service.core.replica_operations.tick(service._clock())
         answer = await post(client, "/reservations/adopted/prefill_complete")
         assert answer.status_code == 200
         await service.settle()

@@ -126,5 +126,5 @@ def test_what_is_left_is_exported_at_the_end(collector: Collector) -> None:
 def test_off_is_the_plain_service() -> None:
     driver = create_driver(SETTINGS)
     assert driver.tracing is None
-    for room in (driver.core.desk, driver.core.selecting, driver.core.selecting._placing):
+    for room in (driver.core.desk, driver.core.selection, driver.core.selection._placing):
         assert room._tracing is None

@@ -479,7 +479,7 @@ def test_decisions_are_the_same_traced_or_not(collector: Collector) -> None:
         found = []
 
         async def use(client: httpx.AsyncClient, service: Driver) -> None:
-            service.core.selecting._rng.seed(7)
+            service.core.selection._rng.seed(7)
             for number in range(1, 6):
                 seat(service, number)
             for number in range(60):

@@ -80,7 +80,7 @@ class Selecting(httpx.AsyncBaseTransport):
     def drained(self, name: str = "one") -> dict[int, str]:
         """Who drains, and why, by one of them."""
         core = self.services[name].core
-        found = {one.worker_id: core.drain_status(one.worker_id) for one in core.workers()}
+        found = {one.worker_id: core.drains.status(one.worker_id) for one in core.workers.workers()}
         return {id_: str(one.reason) for id_, one in found.items() if one.drains}
 
     async def close(self) -> None:
