@@ -33,11 +33,10 @@ KERNELS = (
     "indexer._speed",
     "indexer._wire",
     "select_service._speed",
-    "select_service.core._load_rows",
     "select_service.core._expiring_map",
+    "select_service.core._ledger",
     "select_service.core._pricer",
     "select_service.core._record_ring",
-    "select_service.core._value_set",
     "select_service.simulator.core._kv_pool",
 )
 

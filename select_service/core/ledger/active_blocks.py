@@ -1,93 +1,102 @@
-"""The number of distinct blocks that each slot holds for its active prompts, and their prefixes.
+"""The prompts that every lane holds: which prefixes they share, and how many distinct blocks.
 
-One path-compressed trie of sequence-hash chains is shared by all slots and reference-counted per
-slot: a booking touches the nodes on its path, never single blocks, and compares whole edges in C.
-Reservations, output blocks and prefill tokens live in `ledger.py`, the only caller, and sums of
-weights in `decode_blocks.py`; `pricing/cost.py` turns shared prefixes into N.
-
-Chained hashes never repeat, so a node normally accounts for all its blocks with one integer per
-slot. `block_places.py` handles whatever else a client may send.
+One path-compressed trie of sequence-hash chains is shared by all lanes and reference-counted per
+lane: a booking touches the nodes on its path, never single blocks, and compares whole edges in C.
+When a node gets its first user in a lane, its values enter the counts of that lane, which make D
+(`plain_block_counts.py`): prefixes are a matter of positions, D of values. Reservations and
+prefill tokens live in `ledger.py`, the only caller; `pricing/cost.py` turns shared prefixes into N.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
+from indexer.compiled import usable
 from indexer.core.runs import common_blocks
 from indexer.types import HASH_BYTES, PackedHashes
-from select_service.core.ledger.block_places import BlockPlaces
-from select_service.core.ledger.chain_nodes import ChainNode
+
+if not TYPE_CHECKING and usable("select_service.core._ledger", 1):
+    from select_service.core._ledger import BlockCounts
+else:
+    from select_service.core.ledger.plain_block_counts import BlockCounts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from select_service.core.ledger.chain_nodes import Repeat
-    from select_service.core.ledger.decode_blocks import DecodeBlocks
+__all__ = ["ActiveBlocks", "BlockCounts", "ChainNode"]
+
+
+class ChainNode:
+    """A run of blocks between two forks of the trie; the last node of a chain is its handle.
+
+    Splitting keeps the identity of the lower part, so a handle stays valid while it is acquired.
+    """
+
+    __slots__ = ("children", "edge", "mask", "parent", "refs", "total")
+
+    def __init__(self, parent: ChainNode | None, edge: PackedHashes) -> None:
+        self.parent = parent
+        self.edge = edge
+        self.children: dict[bytes, ChainNode] = {}  # by the first hash of the child's edge
+        self.refs: dict[int, int] = {}  # lane → acquired chains that pass or end here
+        self.total = 0  # sum of refs
+        self.mask = 0  # lanes in refs, as bits
 
 
 class ActiveBlocks:
-    """Reference-counted chains over slots, with the number of distinct blocks per slot.
+    """Reference-counted chains over lanes, with the number of distinct blocks per lane.
 
-    Complexities below are for a chain whose path has k nodes, with f blocks that are new to the
-    trie.
+    Complexities below are for a chain whose path has k nodes, with f blocks that nobody in the lane
+    has at that position.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_places",
-        "_weights",
-        "blocks",
-        "nodes",
-        "root",
-    )
+    __slots__ = ("__weakref__", "blocks", "counts", "nodes", "root")
 
-    def __init__(self, weights: DecodeBlocks) -> None:
-        self._weights = weights  # of the same slots; the ledger adds its output blocks there
+    def __init__(self) -> None:
+        self.counts = BlockCounts()
+        """Of the values of every lane; the ledger adds its output blocks there."""
         self.root = ChainNode(None, b"")  # the handle of the empty chain
-        # of the root, not of us: a cycle would keep both alive
-        self._places = BlockPlaces(partial(walk, self.root))
         self.nodes = 0
-        self.blocks = 0  # blocks in the trie, by position
-
-    @property
-    def indexed(self) -> bool:
-        """Whether the place of every value is recorded, because a client sends repeats."""
-        return self._places.indexed
+        self.blocks = 0
+        """Blocks of all nodes, once for every lane that holds them: the work of removing them."""
 
     # -- chains --------------------------------------------------------------------------------
 
-    def acquire(self, chain: PackedHashes, slot: int) -> ChainNode:
-        """Add a user of `chain` on `slot` and return its handle. O(k), plus O(f) in C."""
+    def acquire(self, chain: PackedHashes, lane: int) -> ChainNode:
+        """Add a user of `chain` in a lane and return its handle. O(k), plus O(f) in C."""
         node, position = self.root, 0
         while position < len(chain):
             first = chain[position : position + HASH_BYTES]
             child = node.children.get(first)
             if child is None:
-                return self._grow(node, first, chain[position:], slot)
+                return self._grow(node, first, chain[position:], lane)
             if not chain.startswith(child.edge, position):
                 child = self._split(child, common_blocks(child.edge, 0, chain, position))
-            self._hold(child, slot)
+            self._hold(child, lane)
             position += len(child.edge)
             node = child
         return node
 
-    def release(self, end: ChainNode, slot: int) -> None:
-        """Undo one `acquire`. O(k), plus the removal of unused blocks in C."""
+    def release(self, end: ChainNode, lane: int) -> None:
+        """Undo one `acquire`. O(k), plus O(f) in C."""
         node = end
         while (parent := node.parent) is not None:
-            # nearly all of them end like this
-            if node.total == 1 and not node.faded and not node.repeats:
-                self._weights.whole[slot] -= node.plain
-                self._cut(node)
+            refs = node.refs[lane]
+            node.total -= 1
+            if refs > 1:
+                node.refs[lane] = refs - 1
             else:
-                self._let_go(node, slot)
-                if not node.total:
-                    self._cut(node)
-                else:
-                    self._join(node)
+                self.counts.leave(lane, node.edge)
+                self.blocks -= len(node.edge) // HASH_BYTES
+                del node.refs[lane]
+                node.mask ^= 1 << lane
+            if not node.total:
+                del parent.children[node.edge[:HASH_BYTES]]
+                self.nodes -= 1
+            elif len(node.children) == 1:
+                self._join(node)
             node = parent
 
     def chain(self, end: ChainNode) -> PackedHashes:
@@ -101,11 +110,11 @@ class ActiveBlocks:
         return first in self.root.children
 
     def shared_prefix(self, chain: PackedHashes) -> list[tuple[int, int]]:
-        """Longest common prefix with any active chain, for every slot that has one.
+        """Longest common prefix with any active chain, for every lane that has one.
 
         Returns:
-            (blocks, mask of slots), blocks > 0 ascending, masks disjoint. O(k), whatever the number
-            of slots and chains.
+            (blocks, mask of lanes), blocks > 0 ascending, masks disjoint. O(k), whatever the number
+            of lanes and chains.
         """
         groups: list[tuple[int, int]] = []
         node, position = self.root, 0
@@ -124,81 +133,35 @@ class ActiveBlocks:
             groups.append((position // HASH_BYTES, node.mask))
         return groups
 
-    # -- weights -------------------------------------------------------------------------------
+    def fade(self, end: ChainNode, lane: int, weight: float) -> None:
+        """Set the weight of every block that only this acquired chain has in the lane.
 
-    def fade(self, end: ChainNode, slot: int, fraction: float) -> None:
-        """Set the fraction of every block that only this acquired chain references on `slot`.
-
-        References never increase downwards, so these are whole nodes at the end of the path. A
-        repeat is exclusive if all its places on the slot are among them.
+        References never increase downwards, so the nodes it has alone are whole nodes at the end of
+        its path; a block is its own if the lane has it nowhere but there. O(blocks of these nodes).
         """
-        alone = list(takewhile(lambda node: node.refs[slot] == 1, _path(end)))
-        places: Counter[Repeat] = Counter()
-        for node in alone:
-            self._weights.refade(node.faded, slot, node.plain, fraction)
-            if node.repeats:
-                places.update(node.repeats)
-        for repeat, count in places.items():
-            if count == repeat.held[slot]:
-                self._weights.refade(repeat.faded, slot, 1, fraction)
-        for node in alone:
-            self._join(node)
+        alone = takewhile(lambda node: node.refs[lane] == 1, _path(end))
+        self.counts.fade(lane, [node.edge for node in alone], weight)
 
-    def _hold(self, node: ChainNode, slot: int) -> None:
-        refs = node.refs.get(slot, 0)
-        node.refs[slot] = refs + 1
+    def _hold(self, node: ChainNode, lane: int) -> None:
+        refs = node.refs.get(lane, 0)
+        node.refs[lane] = refs + 1
         node.total += 1
-        if refs:
-            return
-        node.mask |= 1 << slot
-        self._weights.whole[slot] += node.plain
-        for repeat in node.repeats or ():
-            held = repeat.held.get(slot, 0)
-            repeat.held[slot] = held + 1
-            if not held:
-                self._weights.whole[slot] += 1
-
-    def _let_go(self, node: ChainNode, slot: int) -> None:
-        node.total -= 1
-        refs = node.refs[slot] - 1
-        if refs:
-            node.refs[slot] = refs
-            return
-        del node.refs[slot]
-        node.mask ^= 1 << slot
-        self._weights.add(slot, -node.plain, node.faded.pop(slot, 1.0))
-        for repeat in node.repeats or ():
-            held = repeat.held[slot] - 1
-            if held:
-                repeat.held[slot] = held
-            else:
-                del repeat.held[slot]
-                self._weights.add(slot, -1, repeat.faded.pop(slot, 1.0))
+        if not refs:
+            node.mask |= 1 << lane
+            self.counts.enter(lane, node.edge)
+            self.blocks += len(node.edge) // HASH_BYTES
 
     # -- the shape of the trie -----------------------------------------------------------------
 
-    def _grow(self, parent: ChainNode, first: bytes, edge: PackedHashes, slot: int) -> ChainNode:
-        """Add a node held by one slot."""
-        node = ChainNode(parent, edge)
-        blocks = node.plain
-        self._places.enter(node)
-        parent.children[first] = node
+    def _grow(self, parent: ChainNode, first: bytes, edge: PackedHashes, lane: int) -> ChainNode:
+        """Add a node held by one lane."""
+        parent.children[first] = node = ChainNode(parent, edge)
         self.nodes += 1
-        self.blocks += blocks
-        if node.repeats:
-            self._hold(node, slot)
-            return node
-        node.refs[slot] = node.total = 1
-        node.mask = 1 << slot
-        self._weights.whole[slot] += blocks
+        node.refs[lane] = node.total = 1
+        node.mask = 1 << lane
+        self.counts.enter(lane, edge)
+        self.blocks += len(edge) // HASH_BYTES
         return node
-
-    def _cut(self, node: ChainNode) -> None:
-        assert node.parent is not None
-        del node.parent.children[node.edge[:HASH_BYTES]]
-        self._places.leave(node)
-        self.nodes -= 1
-        self.blocks -= len(node.edge) // HASH_BYTES
 
     def _split(self, lower: ChainNode, blocks: int) -> ChainNode:
         """Move the first `blocks` blocks of a node into a new one above it; return the new one."""
@@ -207,20 +170,16 @@ class ActiveBlocks:
         upper = ChainNode(lower.parent, edge[:cut])
         upper.refs = lower.refs.copy()
         upper.total, upper.mask = lower.total, lower.mask
-        upper.faded = lower.faded.copy()
         lower.parent.children[edge[:HASH_BYTES]] = upper
         upper.children[edge[cut : cut + HASH_BYTES]] = lower
         lower.parent, lower.edge = upper, edge[cut:]
         self.nodes += 1
-        self._places.split(upper, lower)
         return upper
 
     def _join(self, upper: ChainNode) -> None:
         """Undo a fork with one branch left, at which no chain ends: churn must not fragment."""
-        if len(upper.children) != 1:
-            return
         (lower,) = upper.children.values()
-        if lower.total != upper.total or lower.faded != upper.faded:
+        if lower.total != upper.total:
             return
         assert upper.parent is not None
         upper.parent.children[upper.edge[:HASH_BYTES]] = lower
@@ -228,7 +187,6 @@ class ActiveBlocks:
         lower.edge = upper.edge + lower.edge
         upper.children.clear()  # leaves no cycle for the collector
         self.nodes -= 1
-        self._places.join(upper, lower)
 
     # -- promises ------------------------------------------------------------------------------
 
@@ -238,8 +196,8 @@ class ActiveBlocks:
         for node in nodes:
             _check_node(node)
         assert self.nodes == len(nodes), "nodes are counted"
-        assert self.blocks == sum(len(node.edge) for node in nodes) // HASH_BYTES
-        self._places.check(nodes)
+        held = sum(len(node.edge) * len(node.refs) for node in nodes)
+        assert self.blocks == held // HASH_BYTES
 
 
 def walk(root: ChainNode) -> Iterator[ChainNode]:
@@ -257,18 +215,14 @@ def _check_node(node: ChainNode) -> None:
     assert node.refs, "no node without users"
     assert min(node.refs.values()) > 0
     assert node.total == sum(node.refs.values())
-    assert node.mask == sum(1 << slot for slot in node.refs)
-    assert node.faded.keys() <= node.refs.keys(), "a fraction dies with its block"
-    assert 1.0 not in node.faded.values()
+    assert node.mask == sum(1 << lane for lane in node.refs)
     below: Counter[int] = Counter()
     for first, child in node.children.items():
         assert child.parent is node
         assert child.edge.startswith(first)
         below.update(child.refs)
-    assert all(node.refs[slot] >= count for slot, count in below.items()), "users pass downwards"
-    if len(node.children) == 1 and below.total() == node.total:
-        (child,) = node.children.values()
-        assert child.faded != node.faded, "no fork without a reason"
+    assert all(node.refs[lane] >= count for lane, count in below.items()), "users pass downwards"
+    assert len(node.children) != 1 or below.total() < node.total, "no fork without a reason"
 
 
 def _path(end: ChainNode) -> Iterator[ChainNode]:

@@ -16,8 +16,8 @@ import numpy as np
 from indexer.types import HASH_BYTES
 from select_service.core.ledger.active_blocks import ActiveBlocks
 from select_service.core.ledger.deadlines import Deadlines
-from select_service.core.ledger.decode_blocks import DecodeBlocks, rounded
 from select_service.core.ledger.drain_meter import PRIOR_TOKENS_PER_S
+from select_service.core.ledger.exact_sums import rounded
 from select_service.core.ledger.output_blocks import OutputBlocks
 from select_service.core.ledger.recent_activity import LOOK_EVERY_S
 from select_service.core.ledger.reservation import Reservation
@@ -45,7 +45,6 @@ class Ledger:
         "_deadlines",
         "_lanes",
         "_outputs",
-        "_weights",
         "blocks",
         "changes",
         "live",
@@ -67,11 +66,10 @@ class Ledger:
         """Number of reservations."""
         self.changes: LoadChanges | None = None
         """Set for a gate that follows changes; see `gatekeeping.py`."""
-        self._weights = DecodeBlocks()  # by lane
-        self.blocks = ActiveBlocks(self._weights)  # chains by lane
-        self._outputs = OutputBlocks(self.blocks, self._weights)
+        self.blocks = ActiveBlocks()  # by lane
+        self._outputs = OutputBlocks(self.blocks)
         self._deadlines: Deadlines[Reservation] = Deadlines()
-        self._all_lanes = SlotGenerations(self._weights)
+        self._all_lanes = SlotGenerations(self.blocks.counts)
         self._lanes = self._all_lanes.by_slot
 
     def ensure(self, capacity: int) -> None:
@@ -105,7 +103,7 @@ class Ledger:
         """Book a request on a slot below the capacity; the id must not be live in this ledger.
 
         `sequence_hashes` may hold any values in any order. O(nodes on the path of the chain), plus
-        some tens of nanoseconds for each block that nobody has booked on any slot.
+        some ten nanoseconds for each block that nobody has booked on this slot.
         """
         lane = self._lanes[slot]
         booked, number = lane.reservations, lane.number
@@ -116,7 +114,7 @@ class Ledger:
         reservation.fairness_id = fairness_id
         booked[reservation_id] = reservation
         self.live += 1
-        decode = self._weights.count(number)
+        decode = self.blocks.counts.count(number)
         # a prompt shorter than a block still counts
         blocks = (len(sequence_hashes) // HASH_BYTES or 1) + self.sequence_blocks
         reservation.prompt_blocks = reservation.context_blocks = blocks
@@ -222,7 +220,7 @@ class Ledger:
         self.touch(reservation, now)
         if decay_fraction is None:
             reservation.whole_outputs += count
-            self._weights.whole[reservation.lane.number] += count
+            self.blocks.counts.add(reservation.lane.number, count)
         else:
             self._outputs.fade(reservation, count, decay_fraction)
         self._grew(reservation)
@@ -249,7 +247,7 @@ class Ledger:
         assert lane.is_open
         self._take_out(reservation)
         self.live -= 1
-        decode = self._weights.count(lane.number)
+        decode = self.blocks.counts.count(lane.number)
         loads = self.loads
         loads.rows.free(slot, len(lane.reservations), decode, reservation.context_blocks)
         loads.packed = b""
@@ -422,7 +420,7 @@ class Ledger:
         if reservation.output_fraction != 1.0:
             blocks = rounded(reservation.output_fraction * blocks)
         slot, loads = reservation.slot, self.loads
-        decode = self._weights.count(reservation.lane.number)
+        decode = self.blocks.counts.count(reservation.lane.number)
         loads.rows.lengthen(slot, decode, blocks - reservation.context_blocks)
         reservation.context_blocks = blocks
         loads.packed = b""
@@ -441,7 +439,7 @@ class Ledger:
             assert loads.computing[slot] == sum(not r.prefill_done for r in of_slot)
             waiting = sum(r.prefill_tokens for r in of_slot if not r.prefill_done)
             assert loads.prefill_left[slot] == waiting, "P is the sum of what is not complete"
-            assert loads.decode[slot] == self._weights.count(lane.number)
+            assert loads.decode[slot] == self.blocks.counts.count(lane.number)
             waits = {r.reservation_id: r.prefill_tokens for r in of_slot if not r.prefill_done}
             assert loads.follows_queues or not lane.queue
             assert lane.queue.items() <= waits.items(), "whose turn may come"

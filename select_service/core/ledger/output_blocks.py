@@ -1,8 +1,8 @@
 """Output blocks of reservations, and the fractions that decoding gives to unshared blocks.
 
-It keeps the sums of weights (`decode_blocks.py`) and the fractions of chains (`active_blocks.py`)
-in step with a reservation's own facts. `ledger.py`, the only caller, derives the load of the slot,
-and adds whole blocks to whole blocks by itself.
+It keeps the weights of the active blocks (`active_blocks.py`) in step with a reservation's own
+facts. `ledger.py`, the only caller, derives the load of the slot, and adds whole blocks to whole
+blocks by itself.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from select_service.core.ledger.active_blocks import ActiveBlocks
-    from select_service.core.ledger.decode_blocks import DecodeBlocks
     from select_service.core.ledger.reservation import Reservation
 
 __all__ = ["OutputBlocks"]
@@ -21,15 +20,13 @@ class OutputBlocks:
     """Writes the output blocks and the fraction of live reservations.
 
     Args:
-        blocks: chains by lane.
-        weights: of the blocks in each lane.
+        blocks: of all lanes.
     """
 
-    __slots__ = ("_blocks", "_weights")
+    __slots__ = ("_blocks",)
 
-    def __init__(self, blocks: ActiveBlocks, weights: DecodeBlocks) -> None:
+    def __init__(self, blocks: ActiveBlocks) -> None:
         self._blocks = blocks
-        self._weights = weights
 
     def fade(self, reservation: Reservation, count: int, fraction: float) -> None:
         """Add `count` blocks; all blocks of this reservation alone get the fraction."""
@@ -65,11 +62,11 @@ class OutputBlocks:
         self._become(reservation, 0, 0, reservation.output_fraction)
 
     def _become(self, reservation: Reservation, whole: int, faded: int, fraction: float) -> None:
-        number, weights = reservation.lane.number, self._weights
-        weights.whole[number] += whole - reservation.whole_outputs
+        number, counts = reservation.lane.number, self._blocks.counts
+        counts.add(number, whole - reservation.whole_outputs)
         if reservation.faded_outputs:
-            weights.add(number, -reservation.faded_outputs, reservation.output_fraction)
+            counts.add(number, -reservation.faded_outputs, reservation.output_fraction)
         if faded:
-            weights.add(number, faded, fraction)
+            counts.add(number, faded, fraction)
         reservation.whole_outputs, reservation.faded_outputs = whole, faded
         reservation.output_fraction = fraction

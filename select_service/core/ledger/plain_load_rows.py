@@ -1,6 +1,7 @@
 """Updates all rows of the load columns for one step of a reservation's life in one go.
 
-The plain twin of `_load_rows.pyx`: same names, same answers. `slot_loads.py` owns the columns.
+The plain form of `LoadRows` in `_ledger.pyx`: same names, same answers. `slot_loads.py` owns the
+columns.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from select_service.core.ledger.chain_nodes import ChainNode
+    from select_service.core.ledger.active_blocks import ChainNode
     from select_service.core.replication.claim import Claim
     from select_service.types import LeaseState
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from select_service.core.columns import Slots
-    from select_service.core.ledger.decode_blocks import DecodeBlocks
+    from select_service.core.ledger.active_blocks import BlockCounts
 
 __all__ = ["SlotGenerations"]
 
@@ -29,15 +29,15 @@ __all__ = ["SlotGenerations"]
 class SlotGenerations:
     """The lanes of one ledger; a number is reused once nothing is left of its lane."""
 
-    __slots__ = ("_count", "_displaced", "_free_numbers", "_slots", "_weights", "by_slot", "closed")
+    __slots__ = ("_count", "_counts", "_displaced", "_free_numbers", "_slots", "by_slot", "closed")
 
-    def __init__(self, weights: DecodeBlocks) -> None:
+    def __init__(self, counts: BlockCounts) -> None:
         """Begin without lanes.
 
         Args:
-            weights: of the blocks in each lane, by number; grown with the numbers.
+            counts: of the blocks in each lane, by number; grown with the numbers.
         """
-        self._weights = weights
+        self._counts = counts
         self.by_slot: list[SlotGeneration] = []
         """The open lanes; always the same list."""
         self.closed: deque[SlotGeneration] = deque()
@@ -88,7 +88,7 @@ class SlotGenerations:
         else:
             number = self._count
             self._count += 1
-            self._weights.ensure(self._count)
+            self._counts.ensure(self._count)
             if number == len(self._slots):
                 more = np.full(max(16, number), -1, dtype=np.int64)
                 self._slots = np.concatenate([self._slots, more])
@@ -109,4 +109,4 @@ class SlotGenerations:
             assert lane.reservations, "a closed lane ends with its last reservation"
             assert not lane.is_open
         for number in self._free_numbers:
-            assert self._weights.count(number) == 0, "nothing is inherited"
+            assert self._counts.count(number) == 0, "nothing is inherited"

@@ -1,7 +1,7 @@
 """The load of every slot, as columns of numbers, and their sums: the input of decisions.
 
 Only the ledger writes here, with every booking and lifecycle call (`ledger.py`); the steps common
-to all requests update single rows (`_load_rows.pyx`). Reservations are not known here. Prices,
+to all requests update single rows (`_ledger.pyx`). Reservations are not known here. Prices,
 gates and queues read the columns, and a decision keeps a copy of them (`loads.py`). Contract 4.
 """
 
@@ -17,8 +17,8 @@ from select_service.core.ledger.loads import PACE, TOTALS
 from select_service.core.ledger.recent_activity import RecentActivity
 from select_service.core.ledger.work_done import WorkDone
 
-if not TYPE_CHECKING and usable("select_service.core._load_rows", 3):
-    from select_service.core._load_rows import LoadRows
+if not TYPE_CHECKING and usable("select_service.core._ledger", 1):
+    from select_service.core._ledger import LoadRows
 else:
     from select_service.core.ledger.plain_load_rows import LoadRows
 

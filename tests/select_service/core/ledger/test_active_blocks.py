@@ -1,155 +1,257 @@
-"""The trie of active chains: forks, prefixes, and values that stand at several places."""
+"""The active blocks, compiled and plain, against lists of chains and dicts of values."""
 
 from __future__ import annotations
 
+import random
 import struct
+from collections import Counter
+from math import fsum
+from types import ModuleType
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from select_service.core.ledger.active_blocks import ActiveBlocks
-from select_service.core.ledger.chain_nodes import ChainNode
-from select_service.core.ledger.decode_blocks import DecodeBlocks
+from select_service.core.ledger import plain_block_counts
+from select_service.core.ledger.active_blocks import ActiveBlocks, ChainNode
+from select_service.core.ledger.exact_sums import rounded
+from tests.indexer.kernels import twins
 
-SLOTS = 2
+LANES = 3
+EITHER = twins("select_service.core._ledger", plain_block_counts)
+
+values = st.integers(0, 5) | st.sampled_from([2**64 - 1, 2**63, 2**32])
+chains = st.lists(values, max_size=8)
+weights = st.sampled_from([0.0, 0.1, 0.25, 0.3, 0.5, 1.0])
+steps = st.lists(
+    st.tuples(st.just("acquire"), st.integers(0, LANES - 1), chains)
+    | st.tuples(st.just("release"), st.integers(0, 99), st.none())
+    | st.tuples(st.just("fade"), st.integers(0, 99), weights)
+    | st.tuples(st.just("add"), st.integers(0, LANES - 1), weights),
+    max_size=40,
+)
 
 
 def pack(*hashes: int) -> bytes:
     return struct.pack(f"<{len(hashes)}Q", *hashes)
 
 
-class Trie:
-    """A trie with its sums, checked after every step."""
+class Naive:
+    """Every chain by itself."""
 
     def __init__(self) -> None:
-        self.sums = DecodeBlocks()
-        self.sums.ensure(SLOTS)
-        self.blocks = ActiveBlocks(self.sums)
+        self.live: list[tuple[int, tuple[int, ...]]] = []
+        self.weights: dict[tuple[int, int], float] = {}
+        self.outputs: list[Counter[float]] = [Counter() for _ in range(LANES)]
 
-    def acquire(self, *hashes: int, slot: int = 0) -> ChainNode:
-        end = self.blocks.acquire(pack(*hashes), slot)
-        self.blocks.check()
-        assert self.blocks.chain(end) == pack(*hashes)
-        return end
+    def release(self, at: int) -> None:
+        lane, chain = self.live.pop(at)
+        for value in chain:
+            if not any(lane == other and value in of for other, of in self.live):
+                self.weights.pop((lane, value), None)
 
-    def release(self, end: ChainNode, slot: int = 0) -> None:
-        self.blocks.release(end, slot)
-        self.blocks.check()
+    def fade(self, at: int, weight: float) -> None:
+        lane, chain = self.live[at]
+        for value in chain:
+            if sum(lane == other and value in of for other, of in self.live) == 1:
+                self.weights[lane, value] = weight
 
-    def fade(self, end: ChainNode, fraction: float, slot: int = 0) -> None:
-        self.blocks.fade(end, slot, fraction)
-        self.blocks.check()
+    def count(self, lane: int) -> int:
+        held = {value for other, chain in self.live if lane == other for value in chain}
+        total = [self.weights.get((lane, value), 1.0) for value in held]
+        return rounded(fsum([*total, *self.outputs[lane].elements()]))
 
-    def count(self, slot: int = 0) -> int:
-        return self.sums.count(slot)
+    def shared(self, chain: tuple[int, ...]) -> dict[int, int]:
+        longest: dict[int, int] = {}
+        for lane, other in self.live:
+            common = next(
+                (at for at, pair in enumerate(zip(chain, other, strict=False)) if len({*pair}) > 1),
+                min(len(chain), len(other)),
+            )
+            if common:
+                longest[lane] = max(common, longest.get(lane, 0))
+        return longest
 
-
-@pytest.fixture
-def trie() -> Trie:
-    return Trie()
-
-
-def test_a_long_prompt_forks_and_heals(trie: Trie) -> None:
-    prompt = range(10_000, 18_192)
-    trie.acquire(*prompt)
-    for cut in (1, 2, 4095, 4096, 8191):
-        fork = trie.acquire(*prompt[:cut], 7, 8, slot=1)
-        assert trie.blocks.shared_prefix(pack(*prompt)) == [(cut, 0b10), (8192, 0b01)]
-        assert trie.count(1) == cut + 2
-        trie.release(fork, 1)
-        assert (trie.blocks.nodes, trie.blocks.blocks) == (1, 8192)
-
-
-def test_a_prefix_that_ends_inside_a_run_counts(trie: Trie) -> None:
-    trie.acquire(1, 2, 3, 4)
-    assert trie.blocks.shared_prefix(pack(1, 2)) == [(2, 1)]
-    assert trie.blocks.shared_prefix(pack(1, 2, 9)) == [(2, 1)]
-    assert trie.blocks.shared_prefix(pack(1, 2, 3, 4, 5)) == [(4, 1)]
-    assert trie.blocks.shared_prefix(pack(2, 3)) == []
-    assert trie.blocks.shared_prefix(b"") == []
+    def positions(self) -> int:
+        return len(
+            {(lane, chain[:end]) for lane, chain in self.live for end in range(1, len(chain) + 1)}
+        )
 
 
-def test_a_fraction_dies_with_its_block_and_not_before(trie: Trie) -> None:
-    first = trie.acquire(1, 2, 3, 4)
-    trie.fade(first, 0.0)
-    second = trie.acquire(1, 2)
-    assert trie.count() == 0, "now shared, still faded"
-    trie.release(first)
-    assert trie.count() == 0
-    trie.release(second)
-    trie.acquire(1, 2)
-    assert trie.count() == 2
+def with_counts(form: ModuleType, lanes: int) -> ActiveBlocks:
+    """Active blocks on one form of the counts."""
+    blocks = ActiveBlocks()
+    blocks.counts = form.BlockCounts()
+    blocks.counts.ensure(lanes)
+    return blocks
 
 
-def test_runs_of_different_weight_stay_apart_until_they_are_equal(trie: Trie) -> None:
-    first, second = trie.acquire(1, 2, 3), trie.acquire(1, 2, 4)
-    trie.fade(first, 0.0)
-    trie.release(second)
-    assert (trie.count(), trie.blocks.nodes) == (2, 2)
-    trie.fade(first, 0.25)
-    assert (trie.count(), trie.blocks.nodes) == (1, 1)
+class Both:
+    """One form beside the naive one, compared after every step."""
+
+    def __init__(self, form: ModuleType) -> None:
+        self.real = with_counts(form, LANES)
+        self.naive = Naive()
+        self.handles: list[ChainNode] = []
+
+    def acquire(self, *chain: int, lane: int = 0) -> int:
+        self.handles.append(self.real.acquire(pack(*chain), lane))
+        self.naive.live.append((lane, chain))
+        self.compare()
+        return len(self.handles) - 1
+
+    def release(self, at: int) -> None:
+        self.real.release(self.handles.pop(at), self.naive.live[at][0])
+        self.naive.release(at)
+        self.compare()
+
+    def fade(self, at: int, weight: float) -> None:
+        self.real.fade(self.handles[at], self.naive.live[at][0], weight)
+        self.naive.fade(at, weight)
+        self.compare()
+
+    def add(self, lane: int, weight: float) -> None:
+        self.real.counts.add(lane, 2, weight)
+        self.naive.outputs[lane][weight] += 2
+        self.compare()
+
+    def shared(self, *chain: int) -> dict[int, int]:
+        groups = self.real.shared_prefix(pack(*chain))
+        assert [blocks for blocks, _ in groups] == sorted({blocks for blocks, _ in groups})
+        found: dict[int, int] = {}
+        for blocks, lanes in groups:
+            held = [lane for lane in range(LANES) if lanes >> lane & 1]
+            assert not found.keys() & set(held)
+            found.update(dict.fromkeys(held, blocks))
+        return found
+
+    def compare(self) -> None:
+        for lane in range(LANES):
+            assert self.real.counts.count(lane) == self.naive.count(lane)
+        for handle, (lane, chain) in zip(self.handles, self.naive.live, strict=True):
+            assert self.real.chain(handle) == pack(*chain)
+            expected = {one: self.naive.weights.get((lane, one), 1.0) for one in chain}
+            found = self.real.counts.weights(lane, self.real.chain(handle))
+            found = {struct.unpack("=Q", struct.pack("=Q", one))[0]: found[one] for one in found}
+            assert found == {one: expected[one] for one in expected if expected[one] != 1.0}
+            assert self.real.begins(pack(*chain[:1])) is bool(chain)
+        assert self.real.blocks == self.naive.positions()
+        self.real.check()
 
 
-def test_a_repeat_is_found_wherever_it_was_first(trie: Trie) -> None:
-    forward, backward = trie.acquire(*range(100)), trie.acquire(*reversed(range(100)))
-    assert trie.count() == 100
-    trie.fade(backward, 0.5)
-    assert trie.count() == 100, "all shared"
-    trie.release(forward)
-    trie.fade(backward, 0.5)
-    assert trie.count() == 50
-    part = trie.acquire(*range(50), slot=1)
-    assert trie.count(1) == 50
-    trie.release(backward)
-    assert trie.count() == 0
-    trie.release(part, 1)
-    assert trie.blocks.nodes == 0
+@pytest.fixture(params=EITHER)
+def both(request: pytest.FixtureRequest) -> Both:
+    return Both(request.param)
 
 
-def test_a_repeat_takes_its_fraction_along(trie: Trie) -> None:
-    first = trie.acquire(1, 2, 3, 4)
-    trie.fade(first, 0.25)
-    second = trie.acquire(4, 5)
-    assert trie.count() == 2
-    trie.release(first)
-    assert trie.count() == 1, "4 keeps 0.25 and 5 is whole: 1.25"
-    trie.fade(second, 0.75)
-    assert trie.count() == 2
+@pytest.mark.parametrize("form", EITHER)
+@given(history=steps, asked=chains)
+def test_any_history(
+    form: ModuleType, history: list[tuple[str, int, Any]], asked: list[int]
+) -> None:
+    both = Both(form)
+    for verb, number, what in history:
+        if verb == "acquire":
+            both.acquire(*what, lane=number)
+        elif verb == "add":
+            both.add(number, what)
+        elif both.handles:
+            at = number % len(both.handles)
+            if verb == "fade":
+                both.fade(at, what)
+            else:
+                both.release(at)
+        assert both.shared(*asked) == both.naive.shared(tuple(asked))
+    while both.handles:
+        both.release(0)
+    assert (both.real.nodes, both.real.blocks) == (0, 0)
+
+
+@pytest.mark.parametrize("form", EITHER)
+def test_tables_grow_and_shrink_under_way(form: ModuleType) -> None:
+    """Some thousand values in one lane come and go, with every chain a prefix of others."""
+    rng, real, live = random.Random(5), with_counts(form, 1), list[tuple[ChainNode, list[int]]]()
+    places: Counter[int] = Counter()
+    for target in (40, 400, 4, 200, 0, 30, 0):
+        while len(live) != target:
+            if len(live) < target:
+                start = rng.choice(live)[1] if live and rng.random() < 0.3 else []
+                chain = start[: rng.randrange(40)] + [rng.randrange(9000) for _ in range(30)]
+                live.append((real.acquire(pack(*chain), 0), chain))
+                places.update(set(chain))
+            else:
+                handle, chain = live.pop(rng.randrange(len(live)))
+                real.release(handle, 0)
+                places.subtract(set(chain))
+            if len(live) % 8 == 0:
+                assert real.counts.count(0) == sum(count > 0 for count in places.values())
+                assert all(real.chain(handle) == pack(*chain) for handle, chain in live)
+    assert (real.nodes, real.blocks, real.counts.count(0)) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("form", EITHER)
+def test_what_is_not_there_is_refused(form: ModuleType) -> None:
+    counts: Any = form.BlockCounts()
+    counts.ensure(1)
+    counts.enter(0, pack(1, 2))
+    with pytest.raises(KeyError):
+        counts.leave(0, pack(3))
+    for lane in (1, 2):
+        with pytest.raises(IndexError):
+            counts.enter(lane, pack(1))
+        with pytest.raises(IndexError):
+            counts.count(lane)
+
+
+def test_a_long_prompt_forks_and_heals(both: Both) -> None:
+    prompt = range(10_000, 10_512)
+    both.acquire(*prompt)
+    for cut in (1, 2, 255, 256, 511):
+        fork = both.acquire(*prompt[:cut], 7, 8, lane=1)
+        assert both.shared(*prompt) == {1: cut, 0: 512}
+        both.release(fork)
+        assert (both.real.nodes, both.real.blocks) == (1, 512)
+
+
+def test_a_prefix_that_ends_inside_a_run_counts(both: Both) -> None:
+    both.acquire(1, 2, 3, 4)
+    assert both.shared(1, 2) == both.shared(1, 2, 9) == {0: 2}
+    assert both.shared(1, 2, 3, 4, 5) == {0: 4}
+    assert both.shared(2, 3) == both.shared() == {}
+
+
+def test_a_fraction_dies_with_its_block_and_not_before(both: Both) -> None:
+    first = both.acquire(1, 2, 3, 4)
+    both.fade(first, 0.0)
+    both.acquire(1, 2)
+    assert both.real.counts.count(0) == 0, "now shared, still faded"
+    both.release(first)
+    assert both.real.counts.count(0) == 0
+    both.release(0)
+    both.acquire(1, 2)
+    assert both.real.counts.count(0) == 2
+
+
+def test_values_at_other_positions_count_once(both: Both) -> None:
+    forward = both.acquire(*range(100))
+    backward = both.acquire(*reversed(range(100)))
+    assert both.real.counts.count(0) == 100
+    both.fade(backward, 0.5)
+    assert both.real.counts.count(0) == 100, "all shared"
+    both.release(forward)
+    both.fade(0, 0.5)
+    assert both.real.counts.count(0) == 50
 
 
 @pytest.mark.parametrize("cut", [1, 2, 3, 4, 5])
-def test_a_run_with_repeats_is_divided_and_joined(trie: Trie, cut: int) -> None:
+def test_a_run_with_repeats_is_divided_and_joined(both: Both, cut: int) -> None:
     run = (1, 2, 1, 3, 2, 4)
-    whole = trie.acquire(*run)
-    assert trie.count() == 4
-    fork = trie.acquire(*run[:cut], slot=1)
-    other = trie.acquire(*run[:cut], 4, slot=1)
-    assert trie.count(1) == len({*run[:cut], 4})
-    trie.fade(whole, 0.5)
-    assert trie.count() == 2
-    trie.release(fork, 1)
-    trie.release(other, 1)
-    assert (trie.count(), trie.count(1), trie.blocks.nodes) == (2, 0, 1)
-    trie.release(whole)
-    assert trie.blocks.nodes == 0
-
-
-def test_memory_of_odd_clients_is_given_back_while_others_go_on(trie: Trie) -> None:
-    trie.acquire(*range(100, 120))
-    trie.release(trie.acquire(*range(119, 99, -1)))
-    places_kept = [trie.blocks.indexed]
-    for number in range(40):
-        trie.release(trie.acquire(1000 + number, 2000 + number))
-        places_kept.append(trie.blocks.indexed)
-    assert places_kept[0], "the next odd client will want to know again"
-    assert not places_kept[-1]
-    trie.acquire(*range(119, 99, -1))
-    assert trie.count() == 20
-
-
-def test_a_value_within_one_prompt_needs_no_index(trie: Trie) -> None:
-    trie.acquire(*range(100))
-    end = trie.acquire(500, 500, 501)
-    assert trie.count() == 102
-    assert not trie.blocks.indexed
-    trie.release(end)
-    assert trie.count() == 100
+    both.acquire(*run)
+    both.acquire(*run[:cut], lane=1)
+    both.acquire(*run[:cut], 4, lane=1)
+    both.fade(0, 0.5)
+    assert both.real.counts.count(0) == 2
+    both.release(2)
+    both.release(1)
+    assert both.real.nodes == 1

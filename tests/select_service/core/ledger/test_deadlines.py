@@ -7,7 +7,7 @@ from math import inf
 
 import pytest
 
-from select_service.core.ledger.chain_nodes import ChainNode
+from select_service.core.ledger.active_blocks import ChainNode
 from select_service.core.ledger.deadlines import Deadlines, rounded_up
 from select_service.core.ledger.reservation import Reservation, SlotGeneration
 

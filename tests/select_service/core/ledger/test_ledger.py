@@ -415,7 +415,6 @@ class AgainstTheTwin(RuleBasedStateMachine):
         while self.ledger.sweep(1):
             self.ledger.check()
         assert (self.ledger.blocks.nodes, self.ledger.blocks.blocks) == (0, 0)
-        assert not self.ledger.blocks.indexed
         assert not self.ledger.loads.prefill.any()
         assert not self.ledger.loads.decode.any()
         assert not self.ledger.loads.context.any()

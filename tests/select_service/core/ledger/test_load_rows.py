@@ -15,8 +15,8 @@ from select_service.core.ledger import plain_load_rows
 
 ROWS = 3
 KINDS: list[Any] = [plain_load_rows.LoadRows]
-if usable("select_service.core._load_rows", 3):
-    from select_service.core._load_rows import LoadRows
+if usable("select_service.core._ledger", 1):
+    from select_service.core._ledger import LoadRows
 
     KINDS.append(LoadRows)
 

@@ -9,7 +9,6 @@ from select_service.core.fleet import pins
 from select_service.core.fleet.pins import Pins
 from select_service.core.ledger import expired_ids
 from select_service.core.ledger.active_blocks import ActiveBlocks
-from select_service.core.ledger.decode_blocks import DecodeBlocks
 from select_service.core.ledger.expired_ids import ExpiredIds
 from select_service.core.ledger.reservation import Reservation, SlotGeneration
 from select_service.core.replication.claim import Claim
@@ -129,8 +128,7 @@ def test_ids_that_ended_by_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ExpiredIds(shares_of())
 
     def note(name: str) -> None:
-        root = ActiveBlocks(DecodeBlocks()).root
-        reservation = Reservation(name, 0, SlotGeneration(0), root, 0, 0.0)
+        reservation = Reservation(name, 0, SlotGeneration(0), ActiveBlocks().root, 0, 0.0)
         reservation.selection_id = name + "/s"
         names.note(reservation)
 

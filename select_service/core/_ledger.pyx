@@ -1,0 +1,409 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, embedsignature=True
+"""The ledger's numbers: how often each lane has every block value, and the rows of load columns.
+
+Optional: built when there is a C compiler, left out when not (`indexer/compiled.py`). The plain
+forms, which say what is what, are `plain_block_counts.py` and `plain_load_rows.py`: same names,
+same answers.
+"""
+
+cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from libc.math cimport ceil
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, realloc
+from libc.string cimport memcpy
+
+from select_service.core.ledger.exact_sums import rounded_sum, units
+
+cdef extern from * nogil:
+    void __builtin_prefetch(const void *)
+
+ABI = 1  # change it with every change of what is offered here: see `indexer/compiled.py`
+
+cdef enum:
+    HASH = 8  # bytes
+    PLACES_MIN = 16  # of a table; a power of two
+    AHEAD = 16  # values whose places are fetched before they are looked at: memory is slow
+    MOVED_PER_VALUE = 8  # places of an old table looked at for every value that comes or goes
+
+
+cdef struct Entry:
+    uint64_t value
+    double weight
+    uint32_t count  # how often the lane has it
+    uint32_t used  # 0: an empty place
+
+
+cdef struct Places:
+    Entry *places
+    uint64_t mask  # places - 1
+    uint64_t used
+
+
+cdef struct Lane:
+    # A table that fills up (or is nearly empty) is followed by a larger (smaller) one; both are
+    # looked at while entries move over, a few with every change, so that no change takes long.
+    Places now
+    Places old  # places NULL: nothing is moving
+    uint64_t start  # in `old`, everything before this place has moved
+    uint64_t left  # places of `old` yet to be looked at
+    int64_t whole  # blocks of weight 1, outputs included
+
+
+@cython.final
+cdef class BlockCounts:
+    """How often each lane has every value, and the sum of their weights."""
+
+    cdef Lane *_lanes
+    cdef Py_ssize_t _count
+    cdef uint64_t _secret  # lest a client fills one neighbourhood of a table
+    cdef list _faded  # by lane, the exact sum of the weights that are not 1
+
+    def __cinit__(self):
+        self._secret = (<uint64_t>hash("a secret of this process")) | 1
+        self._faded = []
+
+    def __dealloc__(self):
+        cdef Py_ssize_t at
+        for at in range(self._count):
+            free(self._lanes[at].now.places)
+            free(self._lanes[at].old.places)
+        free(self._lanes)
+
+    def ensure(self, Py_ssize_t lanes):
+        if lanes <= self._count:
+            return
+        cdef Lane *more = <Lane *>realloc(self._lanes, lanes * sizeof(Lane))
+        if more == NULL:
+            raise MemoryError
+        self._lanes = more
+        while self._count < lanes:
+            more = &self._lanes[self._count]
+            more.whole, more.old.places = 0, NULL
+            _allocate(&more.now, PLACES_MIN)
+            self._faded.append(0)
+            self._count += 1
+
+    def enter(self, Py_ssize_t lane, bytes run not None):
+        cdef Lane *here = self._lane(lane)
+        cdef uint64_t values[AHEAD]
+        cdef uint64_t homes[AHEAD]
+        cdef Py_ssize_t start, i, count
+        cdef Entry *entry
+        for start in range(0, PyBytes_GET_SIZE(run) // HASH, AHEAD):
+            count = self._fetch(here, run, start, values, homes)
+            for i in range(count):
+                entry = self._put(here, values[i], homes[i])
+                entry.count += 1
+                here.whole += entry.count == 1
+
+    def leave(self, Py_ssize_t lane, bytes run not None):
+        cdef Lane *here = self._lane(lane)
+        cdef uint64_t values[AHEAD]
+        cdef uint64_t homes[AHEAD]
+        cdef Py_ssize_t start, i, count, gone = 0
+        cdef double weight = 1.0
+        cdef Entry *entry
+        for start in range(0, PyBytes_GET_SIZE(run) // HASH, AHEAD):
+            count = self._fetch(here, run, start, values, homes)
+            for i in range(count):
+                entry = self._look(here, values[i], homes[i])
+                entry.count -= 1
+                if entry.count == 0:
+                    if entry.weight != weight:
+                        self.add(lane, -gone, weight)
+                        weight, gone = entry.weight, 0
+                    gone += 1
+                    self._take(here, entry)
+        self.add(lane, -gone, weight)
+
+    # -- weights -------------------------------------------------------------------------------
+
+    def count(self, Py_ssize_t lane):
+        cdef Lane *here = self._lane(lane)
+        faded = self._faded[lane]
+        return rounded_sum(here.whole, faded) if faded else here.whole
+
+    cpdef add(self, Py_ssize_t lane, int64_t blocks, double weight=1.0):
+        if weight == 1.0:
+            self._lane(lane).whole += blocks
+        elif blocks:
+            self._faded[lane] += blocks * units(weight)
+
+    def fade(self, Py_ssize_t lane, list runs not None, double weight):
+        cdef double before = weight
+        cdef int64_t moved = 0
+        cdef Entry *entry
+        cdef Py_ssize_t i
+        self._step(lane, runs, -1)
+        for run in runs:
+            for i in range(PyBytes_GET_SIZE(run) // HASH):
+                entry = self._find(lane, run, i)
+                if entry.count == 0 and entry.weight != weight:
+                    if entry.weight != before:
+                        self.add(lane, -moved, before)
+                        self.add(lane, moved, weight)
+                        before, moved = entry.weight, 0
+                    entry.weight = weight
+                    moved += 1
+        self.add(lane, -moved, before)
+        self.add(lane, moved, weight)
+        self._step(lane, runs, 1)
+
+    def weights(self, Py_ssize_t lane, bytes run not None):
+        cdef Entry *entry
+        cdef Py_ssize_t i
+        found = {}
+        for i in range(PyBytes_GET_SIZE(run) // HASH):
+            entry = self._find(lane, run, i)
+            if entry.weight != 1.0:
+                found[entry.value] = entry.weight
+        return found
+
+    cdef int _step(self, Py_ssize_t lane, list runs, int step) except -1:
+        """Count the values of runs up or down; those that are down to 0 still have a place."""
+        cdef Py_ssize_t i
+        for run in runs:
+            for i in range(PyBytes_GET_SIZE(run) // HASH):
+                self._find(lane, run, i).count += step
+        return 0
+
+    # -- one value -----------------------------------------------------------------------------
+
+    cdef Lane *_lane(self, Py_ssize_t lane) except NULL:
+        if not 0 <= lane < self._count:
+            raise IndexError(lane)
+        return &self._lanes[lane]
+
+    cdef inline uint64_t _mixed(self, uint64_t value) noexcept nogil:
+        """Where a value belongs, in tables of any size."""
+        cdef uint64_t mixed = (value ^ (value >> 32)) * self._secret
+        mixed = (mixed ^ (mixed >> 29)) * <uint64_t>0xBF58476D1CE4E5B9
+        return mixed ^ (mixed >> 32)
+
+    cdef Py_ssize_t _fetch(
+        self, Lane *here, bytes run, Py_ssize_t start, uint64_t *values, uint64_t *homes
+    ) noexcept:
+        """Take the next values and have the memory of their places fetched; return how many."""
+        cdef const char *raw = PyBytes_AS_STRING(run) + start * HASH
+        cdef Py_ssize_t i, count = min(AHEAD, PyBytes_GET_SIZE(run) // HASH - start)
+        memcpy(values, raw, count * HASH)
+        for i in range(count):
+            homes[i] = self._mixed(values[i])
+            __builtin_prefetch(&here.now.places[homes[i] & here.now.mask])
+        return count
+
+    cdef Entry *_find(self, Py_ssize_t lane, bytes run, Py_ssize_t at) except NULL:
+        cdef uint64_t value
+        memcpy(&value, PyBytes_AS_STRING(run) + at * HASH, HASH)
+        return self._look(self._lane(lane), value, self._mixed(value))
+
+    cdef inline Entry *_look(self, Lane *here, uint64_t value, uint64_t home) except NULL:
+        cdef Entry *entry = _probe(&here.now, value, home)
+        if not entry.used and here.old.places != NULL:
+            entry = _probe(&here.old, value, home)
+        if not entry.used:
+            raise KeyError(value)
+        return entry
+
+    cdef inline Entry *_put(self, Lane *here, uint64_t value, uint64_t home) except NULL:
+        """Return the entry of a value, which may be new."""
+        cdef Entry *entry
+        if here.old.places != NULL:
+            self._move(here)
+            if here.old.places != NULL:
+                entry = _probe(&here.old, value, home)
+                if entry.used:
+                    return entry
+        entry = _probe(&here.now, value, home)
+        if entry.used:
+            return entry
+        if 2 * here.now.used > here.now.mask and here.old.places == NULL:
+            self._follow(here, 2 * (here.now.mask + 1))
+            entry = _probe(&here.now, value, home)
+        entry.value, entry.weight, entry.count, entry.used = value, 1.0, 0, True
+        here.now.used += 1
+        return entry
+
+    cdef int _take(self, Lane *here, Entry *entry) except -1:
+        """Remove an entry; what stands behind it closes up, so that no gap hides anything."""
+        cdef Places *places = &here.now
+        if here.old.places != NULL and not (
+            places.places <= entry <= places.places + places.mask
+        ):
+            places = &here.old
+        cdef uint64_t at = entry - places.places, behind = at, home
+        while True:
+            behind = (behind + 1) & places.mask
+            if not places.places[behind].used:
+                break
+            home = self._mixed(places.places[behind].value) & places.mask
+            # may stand at `at` if its home is not between there and here
+            if ((behind - home) & places.mask) >= ((behind - at) & places.mask):
+                places.places[at] = places.places[behind]
+                at = behind
+        places.places[at].used = 0
+        places.used -= 1
+        if here.old.places != NULL:
+            self._move(here)
+        if (
+            here.old.places == NULL
+            and here.now.mask >= 2 * PLACES_MIN
+            and 16 * here.now.used < here.now.mask
+        ):
+            self._follow(here, (here.now.mask + 1) // 4 if here.now.used else PLACES_MIN)
+            if not here.old.used:
+                self._move(here)
+        return 0
+
+    cdef int _follow(self, Lane *here, uint64_t places) except -1:
+        """Begin to move to places of another number."""
+        cdef Places fresh
+        _allocate(&fresh, places)
+        here.old, here.now = here.now, fresh
+        here.start = 0
+        while here.old.places[here.start].used:  # behind a gap: no run is torn apart
+            here.start += 1
+        here.left = here.old.mask + 1
+        return 0
+
+    cdef void _move(self, Lane *here) noexcept nogil:
+        """Look at some of the old places, and on to the next gap."""
+        cdef Py_ssize_t looked = 0
+        cdef Entry *entry
+        while here.left and here.old.used:
+            entry = &here.old.places[here.start]
+            if entry.used:
+                _probe(&here.now, entry.value, self._mixed(entry.value))[0] = entry[0]
+                entry.used = 0
+                here.now.used += 1
+                here.old.used -= 1
+            elif looked >= MOVED_PER_VALUE:
+                return
+            looked += 1
+            here.start = (here.start + 1) & here.old.mask
+            here.left -= 1
+        free(here.old.places)
+        here.old.places = NULL
+
+
+cdef inline Entry *_probe(const Places *table, uint64_t value, uint64_t home) noexcept nogil:
+    """The entry of a value, or the empty place where it belongs."""
+    cdef uint64_t at = home & table.mask
+    while table.places[at].used and table.places[at].value != value:
+        at = (at + 1) & table.mask
+    return &table.places[at]
+
+
+cdef int _allocate(Places *table, uint64_t places) except -1:
+    table.places = <Entry *>calloc(places, sizeof(Entry))
+    if table.places == NULL:
+        raise MemoryError
+    table.mask = places - 1
+    table.used = 0
+    return 0
+
+
+@cython.final
+cdef class LoadRows:
+    """The rows of the load columns that a step of a reservation's life changes, all in one go."""
+
+    cdef double[::1] _prefill, _decode, _churn, _context, _heard, _ahead, _step, _wait
+    cdef int64_t[::1] _requests, _computing, _seats
+
+    def __cinit__(
+        self,
+        double[::1] prefill not None,
+        double[::1] decode not None,
+        double[::1] churn not None,
+        double[::1] context not None,
+        int64_t[::1] requests not None,
+        int64_t[::1] computing not None,
+        double[::1] heard not None,
+        double[::1] ahead not None,
+        double[::1] step not None,
+        int64_t[::1] seats not None,
+        double[::1] wait not None,
+    ):
+        cdef Py_ssize_t rows = prefill.shape[0]
+        if (
+            decode.shape[0] != rows
+            or churn.shape[0] != rows
+            or context.shape[0] != rows
+            or requests.shape[0] != rows
+            or computing.shape[0] != rows
+            or heard.shape[0] != rows
+            or ahead.shape[0] != rows
+            or step.shape[0] != rows
+            or seats.shape[0] != rows
+            or wait.shape[0] != rows
+        ):
+            raise ValueError("columns of one length")
+        self._prefill, self._decode, self._churn, self._context = prefill, decode, churn, context
+        self._requests, self._computing = requests, computing
+        self._heard, self._ahead, self._step = heard, ahead, step
+        self._seats, self._wait = seats, wait
+
+    def book(
+        self,
+        Py_ssize_t slot,
+        double left,
+        double tokens,
+        int64_t requests,
+        double decode,
+        double blocks,
+        double now,
+    ):
+        """Add a request."""
+        if not 0 <= slot < self._prefill.shape[0]:
+            raise IndexError(slot)
+        if self._prefill[slot] == 0.0:
+            self._heard[slot], self._ahead[slot] = now, left
+        self._prefill[slot] = left
+        self._churn[slot] += tokens
+        self._requests[slot] = requests
+        self._computing[slot] += 1
+        self._decode[slot] = decode
+        self._context[slot] += blocks
+        if requests >= self._seats[slot]:
+            self._context[slot] += self._wait[slot]
+
+    def complete(self, Py_ssize_t slot, double left, double head, double now):
+        """Complete a prefill."""
+        if not 0 <= slot < self._prefill.shape[0]:
+            raise IndexError(slot)
+        self._prefill[slot] = left
+        self._computing[slot] -= 1
+        self._heard[slot] = now
+        cdef double step = self._step[slot], most = step
+        if head > step and step > 0.0:
+            most = ceil(head / step) * step
+        self._ahead[slot] = left if left < most else most
+
+    def lengthen(self, Py_ssize_t slot, double decode, double blocks):
+        """Lengthen a request."""
+        if not 0 <= slot < self._decode.shape[0]:
+            raise IndexError(slot)
+        self._decode[slot] = decode
+        self._context[slot] += blocks
+
+    def give_up(self, Py_ssize_t slot, double left, double begun, int64_t prompts):
+        """Remove prompts that will not be computed."""
+        if not 0 <= slot < self._prefill.shape[0]:
+            raise IndexError(slot)
+        self._prefill[slot] = left
+        self._computing[slot] -= prompts
+        cdef double ahead = self._ahead[slot] - begun
+        if ahead < 0.0:
+            ahead = 0.0
+        self._ahead[slot] = left if left < ahead else ahead
+
+    def free(self, Py_ssize_t slot, int64_t requests, double decode, double blocks):
+        """Remove a request."""
+        if not 0 <= slot < self._prefill.shape[0]:
+            raise IndexError(slot)
+        self._requests[slot] = requests
+        self._decode[slot] = decode
+        self._context[slot] -= blocks
+        if requests >= self._seats[slot] - 1:
+            self._context[slot] -= self._wait[slot]
