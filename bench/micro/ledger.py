@@ -1,15 +1,17 @@
 """What one booking costs: `python -m bench.micro.ledger`.
 
 Prints the median in µs of book + prefill_complete + free of one more reservation beside a number
-of standing ones, for prompts nobody else has and for prompts that share all but the last blocks
-with a standing one, and of shared_groups. Every round uses new hashes: what is measured is the
-cold path through tables of realistic size, not a warm cache of one prompt.
+of standing ones, for prompts nobody else has, for prompts that share all but the last blocks with a
+standing one, and for prompts that have such values at other positions; and of shared_groups. Every
+round uses new hashes: what is measured is the cold path through tables of realistic size, not a
+warm cache of one prompt.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
+from array import array
 from itertools import count
 from statistics import median
 from time import perf_counter
@@ -83,8 +85,13 @@ def main() -> None:
             lifecycle(ledger),
             lambda: prefix[: -8 * _random.randrange(1, 64)] + chain(OWN_BLOCKS),
         )
+        backwards = array("Q", prefix)
+        backwards.reverse()
+        repeated = backwards.tobytes()
+        repeats = typical(lifecycle(ledger), lambda: chain(OWN_BLOCKS) + repeated)
         print(
-            f"  {blocks:5} blocks: unshared {alone:.1f} µs, shared {shared:.1f}, forks {fork:.1f}"
+            f"  {blocks:5} blocks: unshared {alone:.1f} µs, shared {shared:.1f}, forks {fork:.1f},"
+            f" repeats {repeats:.1f}"
         )
         ledger.check()
     print("shared_groups of 128 and 8192 blocks, a prefix on every slot and a fork below it")
