@@ -51,7 +51,7 @@ class SharedLeases:
         self._desk = desk
         self._leases = desk.leases
         self._resolver = resolver
-        self._now = 0.0  # of the turn a chore runs in
+        self.now = 0.0  # of the turn a chore runs in
 
     # -- callers -------------------------------------------------------------------------------
 
@@ -224,7 +224,7 @@ class SharedLeases:
 
         While a replica has such a lease open, it watches the time.
         """
-        self._now = now
+        self.now = now
         while self._copies.adopted_from:
             copy = self._copies.find(self._copies.adopted_from.popitem()[0])
             if copy is not None:
@@ -265,7 +265,7 @@ class SharedLeases:
             if booking is not None and self._desk.announcer.may_adopt(booking.reservation):
                 blocks = len(booking.partition.ledger.chain_of(booking.reservation)) // HASH_BYTES
                 steps = ADOPTION_STEPS + blocks // BLOCKS_TOLD_PER_STEP
-                self._desk.adopt(booking, self._now)
+                self._desk.adopt(booking, self.now)
             for _ in range(steps):
                 yield
         copy.adopting = False
@@ -280,7 +280,7 @@ class SharedLeases:
                 self._claims.age(claim)
                 yield
                 continue
-            for _ in range(self._desk.let_go(booking, self._now)):
+            for _ in range(self._desk.let_go(booking, self.now)):
                 yield
             self._resolver.touched[booking.partition] = None
         copy.ageing = False
@@ -294,8 +294,8 @@ class SharedLeases:
             for claim in _in_turn(copy, router_id):
                 own = self._claims.own.by_id.get(claim.reservation_id)
                 if own is not None and self._resolver.is_over(own):
-                    self._resolver.unbook(own, self._now)
-                    self._claims.end_own(own, self._now)
+                    self._resolver.unbook(own, self.now)
+                    self._claims.end_own(own, self.now)
                 yield
         copy.ending = False
 
@@ -340,12 +340,12 @@ class SharedLeases:
                 self._free(claim)
             yield
         if lease.is_open and lease.adopted and not lease.reservations:
-            self._end_ours_closed(lease.lease_id, self._now)
+            self._end_ours_closed(lease.lease_id, self.now)
 
     def _free(self, claim: Claim) -> None:
         name, key = claim.reservation_id, claim.key
-        self._resolver.unbook(claim, self._now)
-        self._claims.end_all(name, [claim], self._now)
+        self._resolver.unbook(claim, self.now)
+        self._claims.end_all(name, [claim], self.now)
         self._claims.outbox.say_later(Ended(name, *key))
         self._claims.homeless.append(name)
 

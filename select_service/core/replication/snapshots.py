@@ -184,11 +184,9 @@ class Snapshots:
             view.pulled(None, now, self._limits)
             return
         view.incoming = None
-        self._leases.chores.append(self._forget_unseen(view, incoming, now))
+        self._leases.chores.append(self._forget_unseen(view, incoming))
 
-    def _forget_unseen(
-        self, view: SequenceTracker, incoming: Incoming, now: float
-    ) -> Iterator[None]:
+    def _forget_unseen(self, view: SequenceTracker, incoming: Incoming) -> Iterator[None]:
         """End the publisher's claims from before the snapshot that are not in it.
 
         Claims it has under another id, or under numbers it has not reached yet, never existed.
@@ -204,10 +202,11 @@ class Snapshots:
                 if not view.claims.holds(claim):
                     pass
                 elif is_false:
-                    self._hearing.unlearn(claim, now)
+                    self._hearing.unlearn(claim, self._leases.now)
                 else:
-                    self._hearing.ended(view, Ended(claim.reservation_id, *claim.key), now)
+                    end = Ended(claim.reservation_id, *claim.key)
+                    self._hearing.ended(view, end, self._leases.now)
                 yield
             elif number % LOOKS_PER_STEP == 0:
                 yield
-        view.pulled(incoming.seq, now, self._limits)
+        view.pulled(incoming.seq, self._leases.now, self._limits)

@@ -15,6 +15,7 @@ from select_service.core.replication.messages import (
     Hearsay,
     Heartbeat,
     Said,
+    SnapshotEnd,
     SnapshotHead,
 )
 from tests.select_service.core.replication.replica import OURS, Replica, silent
@@ -297,3 +298,21 @@ def test_who_was_put_back_to_before_an_end_is_reminded_of_it() -> None:
     for said in here.turn():
         again.hears(said)
     assert here.load(1) == again.load(1) == (0, 0, 0)
+
+
+def test_what_a_snapshot_ends_is_booked_anew_at_the_time_of_that_turn() -> None:
+    """Claims are looked through in later turns, and deadlines are in the order of time."""
+    here, there, third = Replica(4000), Replica(2000), Replica(3000)
+    for one in (there, here):
+        one.book("a", 1, 1)
+        third.hears(one.effects.published[0])
+    third.hears(Heartbeat(2000, 1, 5, 0, 0, http_port=8093))
+    third.turn()
+    (pull,) = third.pulls
+    assert third.core.replica_operations.snapshot_begin(pull, SnapshotHead(2000, 1, 5), third.now)
+    third.core.replica_operations.snapshot_part(2000, SnapshotEnd(0), third.now)
+    third.core.replica_operations.snapshot_end(2000, third.now, complete=True)
+    third.turn(1.0)
+    reservation = third.core.desk.bookings.get("a").reservation
+    assert reservation.origin == 4000
+    assert reservation.touched == third.now
