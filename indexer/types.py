@@ -171,15 +171,18 @@ class StreamLimits(Struct, kw_only=True):
 
 
 DENIED: Final = (
-    *("169.254.0.0/16", "fe80::/10"),  # link-local, which covers most clouds' metadata services
-    *(
-        "fd00:ec2::/32",
-        "fd20:ce::254",
-        "100.100.100.200",
-        "192.0.0.192",
-        "168.63.129.16",
-    ),  # metadata services of the other clouds
-    *("0.0.0.0/8", "::", "224.0.0.0/4", "255.255.255.255", "ff00::/8"),  # no single host
+    "169.254.0.0/16",
+    "fe80::/10",  # link-local, which covers most clouds' metadata services
+    "fd00:ec2::/32",
+    "fd20:ce::254",
+    "100.100.100.200",
+    "192.0.0.192",
+    "168.63.129.16",  # metadata services of the other clouds
+    "0.0.0.0/8",
+    "::",
+    "224.0.0.0/4",
+    "255.255.255.255",
+    "ff00::/8",  # no single host
 )
 """Denied unless another list is configured."""
 

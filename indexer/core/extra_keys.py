@@ -87,7 +87,8 @@ class ExtraKeys:
                 # follows it
                 rest = keys[1:] if lora_name and keys[0] == lora_name else keys
                 self._read_keys(
-                    *(block, rest),
+                    block,
+                    rest,
                     may_be_salted=is_root and block == 0,
                     has_bare_media=has_bare_media,
                 )

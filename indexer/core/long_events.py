@@ -353,7 +353,8 @@ def _colours_of(
     colours = ExtraKeys(blocks)
     if "extra_keys" in keys:
         colours.read_extra_keys(
-            *(cast("Lists", keys["extra_keys"]), lora_name),
+            cast("Lists", keys["extra_keys"]),
+            lora_name,
             is_root=wire.parent_block_hash is None and is_first,
             has_bare_media=wire.has_bare_media,
         )

@@ -226,7 +226,8 @@ def _colours(event: ArrayStored | MapStored, lora_name: str) -> ExtraKeys:
     colours = ExtraKeys(len(event.block_hashes))
     if event.extra_keys:
         colours.read_extra_keys(
-            *(event.extra_keys, lora_name),
+            event.extra_keys,
+            lora_name,
             is_root=event.parent_block_hash is None,
             has_bare_media=event.has_bare_media,
         )

@@ -35,7 +35,12 @@ class StreamCounters:
     """Counters of one stream, or the sum over several."""
 
     __slots__ = (
-        *("bad_messages", "events", "other_block_size", "oversized_bytes", "recalls", "replays"),
+        "bad_messages",
+        "events",
+        "other_block_size",
+        "oversized_bytes",
+        "recalls",
+        "replays",
         *_PLAIN,
     )
 

@@ -74,7 +74,13 @@ class Receiver:
     that much; it is returned by the last one.
     """
 
-    __slots__ = (*("_address", "_longest", "_socket", "_unfinished", "fd"),)
+    __slots__ = (
+        "_address",
+        "_longest",
+        "_socket",
+        "_unfinished",
+        "fd",
+    )
 
     def __init__(self, socket: zmq.Socket[bytes], longest: int) -> None:
         """Read an open socket.

@@ -195,7 +195,11 @@ class Recovery:
         except httpx.TimeoutException as error:
             raise PeerFailed("timeout", type(error).__name__) from None
         except (
-            *(httpx.HTTPError, httpx.InvalidURL, zlib.error, OSError, ValueError),
+            httpx.HTTPError,
+            httpx.InvalidURL,
+            zlib.error,
+            OSError,
+            ValueError,
             HostNotFound,
         ) as error:
             kind = "garbage" if isinstance(error, zlib.error) else "connection"

@@ -86,7 +86,10 @@ class StreamSockets:
         """Return the state of the connection to the stream's publisher."""
         since = now if self.is_held else self.changed_at  # nothing was heard meanwhile
         return LinkState(
-            *(self.is_connected, since, self.connections, self.load_reports),
+            self.is_connected,
+            since,
+            self.connections,
+            self.load_reports,
             is_refused=self.subscriber.is_refused,
         )
 

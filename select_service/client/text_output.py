@@ -21,7 +21,14 @@ __all__ = ["decision", "decisions", "loads", "table", "workers"]
 _LOADS: Final = ("model", "tenant", "worker", "rank", "requests", "prefill", "blocks")
 _WORKERS: Final = ("worker", "model", "tenant", "state", "endpoint", "ranks", "role", "lacks")
 _DECISIONS: Final = (
-    *("decision", "route", "outcome", "worker", "rank", "tokens", "cost", "margin"),
+    "decision",
+    "route",
+    "outcome",
+    "worker",
+    "rank",
+    "tokens",
+    "cost",
+    "margin",
 )
 _TERMS: Final = ("prefill", "credit", "delay", "eviction", "decode", "context")
 _CANDIDATES: Final = ("worker", "rank", "cost", *_TERMS, "taint", "cached", "trust", "left out")

@@ -397,7 +397,9 @@ class Membership:
         )
         policy = self._policies.policy_for(worker.scope.model_name)
         partition = Partition(
-            *(worker.scope, index, policy),
+            worker.scope,
+            index,
+            policy,
             prefill_tokens_per_s=self._prefill_tokens_per_s,
             trust=self._trust,
         )

@@ -39,7 +39,7 @@ _FREED = b""
 _ENDED = b"\xc1"
 """Prefix before the claims of replicas that ended with the id; never the start of MessagePack.
 
-Earlier builds wrote it; now `replicas/rooms.py` keeps such claims.
+Earlier builds wrote it; now `replication/durable_rows.py` keeps such claims.
 """
 
 

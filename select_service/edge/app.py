@@ -133,7 +133,8 @@ def create_door(
         traffic.connections.shares = service.core.shares
     if service.tracing is None:
         door = Application(
-            *(api, traffic),
+            api,
+            traffic,
             max_body_bytes=bytes_max,
             access_log=access_log,
             authority=authority,
@@ -145,7 +146,9 @@ def create_door(
         )
 
         door = TracedApplication(
-            *(api, traffic, service.tracing),
+            api,
+            traffic,
+            service.tracing,
             max_body_bytes=bytes_max,
             access_log=access_log,
             authority=authority,
@@ -213,8 +216,11 @@ async def _serve(settings: Settings, layers: Layers | None, entrances: Listening
     loop = asyncio.get_running_loop()
     garbage = GarbageCollection(traffic, loop.time)
     leaving = GracefulShutdown(
-        *(service, settings.leave_notice_s, settings.leave_grace_s),
-        *(server.close_answers, server.go),
+        service,
+        settings.leave_notice_s,
+        settings.leave_grace_s,
+        server.close_answers,
+        server.go,
     )
 
     def leave() -> None:

@@ -168,7 +168,7 @@ class DecisionReporter:
             looked_at += 1 if record.seating is seating else _SEATING
             seating = record.seating
             if is_of(record, wanted.tenants) and only_scope(
-                *(record, wanted.model_name, wanted.tenant_id, wanted.worker_id)
+                record, wanted.model_name, wanted.tenant_id, wanted.worker_id
             ):
                 found.append(record)
                 if len(found) >= wanted.limit:

@@ -400,10 +400,21 @@ def settings_of(arguments: argparse.Namespace) -> RunSettings:
     plain = {
         name: getattr(arguments, name)
         for name in (
-            *("targets", "prometheus_url", "prometheus_names", "token_file", "trace"),
-            *("connector", "kubernetes_api", "namespace", "lease", "lease_name", "ray_dashboard"),
+            "targets",
+            "prometheus_url",
+            "prometheus_names",
+            "token_file",
+            "trace",
+            "connector",
+            "kubernetes_api",
+            "namespace",
+            "lease",
+            "lease_name",
+            "ray_dashboard",
             "ray_token_file",
-            *("state_dir", "host", "port"),
+            "state_dir",
+            "host",
+            "port",
         )
     }
     return RunSettings(
@@ -423,9 +434,16 @@ def settings_of(arguments: argparse.Namespace) -> RunSettings:
 
 
 _OF_ONE_MODEL: Final = (
-    *("tenant_id", "prefill_resource", "decode_resource"),
-    *("ttft", "itl", "attainment", "min_endpoint", "start_time"),
-    *("prefill_engine_num_gpu", "decode_engine_num_gpu"),
+    "tenant_id",
+    "prefill_resource",
+    "decode_resource",
+    "ttft",
+    "itl",
+    "attainment",
+    "min_endpoint",
+    "start_time",
+    "prefill_engine_num_gpu",
+    "decode_engine_num_gpu",
 )
 """What a targets file has for each model, and flags have for a single one."""
 

@@ -42,8 +42,15 @@ METRICS: Final[dict[str, tuple[str, Callable[[Measures], float], float, int]]] =
 """Name → label, value, its scale and digits."""
 
 _SHOWN: Final = (
-    *("ttft_mean", "ttft_p90", "itl_p90", "e2e_mean", "hit_rate", "hit_share", "load_cov"),
-    *("goodput", "not_ok"),
+    "ttft_mean",
+    "ttft_p90",
+    "itl_p90",
+    "e2e_mean",
+    "hit_rate",
+    "hit_share",
+    "load_cov",
+    "goodput",
+    "not_ok",
 )
 
 

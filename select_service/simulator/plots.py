@@ -13,7 +13,14 @@ if TYPE_CHECKING:
 __all__ = ["COLOURS", "Series", "bars", "lines", "stacked"]
 
 COLOURS: Final = (
-    *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#444444", "#8c564b"),
+    "#0072b2",
+    "#d55e00",
+    "#009e73",
+    "#cc79a7",
+    "#e69f00",
+    "#56b4e9",
+    "#444444",
+    "#8c564b",
 )
 _WIDTH, _HEIGHT = 460, 280
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 12, 28, 40

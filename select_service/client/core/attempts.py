@@ -74,8 +74,12 @@ class Stats:
 
 _LEAVING: Final = frozenset(
     (
-        *("shutting_down", "no_schedulable_worker", "too_many_connections"),
-        *("state_unwritable", "state_disk_full", "state_stalled"),
+        "shutting_down",
+        "no_schedulable_worker",
+        "too_many_connections",
+        "state_unwritable",
+        "state_disk_full",
+        "state_stalled",
     )
 )
 _POINTLESS: Final = frozenset(("no_eligible_worker", "no_worker_for_role", "no_kv_transfer"))

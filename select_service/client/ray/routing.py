@@ -70,8 +70,15 @@ class Ticket:
     """One request on its way through a router."""
 
     __slots__ = (
-        *("client", "fields", "has_name", "is_over", "is_routed", "name", "reservation"),
-        *("since", "worker_id"),
+        "client",
+        "fields",
+        "has_name",
+        "is_over",
+        "is_routed",
+        "name",
+        "reservation",
+        "since",
+        "worker_id",
     )
 
     def __init__(self, name: str, fields: dict[str, Any], client: AsyncClient) -> None:

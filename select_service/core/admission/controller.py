@@ -406,7 +406,10 @@ class AdmissionController:
             raise ModelNotFound(change.model, change.tenant_id)
         try:
             self.thresholds.merge(
-                *(change.model, change.tenant_id, thresholds, change.clear),
+                change.model,
+                change.tenant_id,
+                thresholds,
+                change.clear,
                 entries_max=self._limits.scopes_max,
             )
         except ValueError as error:

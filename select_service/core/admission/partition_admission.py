@@ -87,7 +87,9 @@ class PartitionAdmission:
         self.caps = WorkerCaps()
         self._settings = settings
         self.gate: Gate[Ticket] = Gate(
-            *(built.classes, built.policy, self.pool),
+            built.classes,
+            built.policy,
+            self.pool,
             queue=built.queue,
             busy=self.busy,
             caps=self.caps,

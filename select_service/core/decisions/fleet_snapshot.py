@@ -66,8 +66,19 @@ class FleetSnapshot:
     """
 
     __slots__ = (
-        *("_block_size", "_catalog", "_fresh", "_noted", "_open", "_parts", "_scope", "_seating"),
-        *("_stream_of", "everyone", "size", "told", "until"),
+        "_block_size",
+        "_catalog",
+        "_fresh",
+        "_noted",
+        "_open",
+        "_parts",
+        "_scope",
+        "_seating",
+        "_stream_of",
+        "everyone",
+        "size",
+        "told",
+        "until",
     )
 
     def __init__(

@@ -94,8 +94,14 @@ class ShadowTally:
     """What came of decisions: scored, and skipped by reason; together all that were made."""
 
     __slots__ = (
-        *("agreed", "live", "passed", "regret_live", "regret_shadow"),
-        *("scored", "shadow", "undrawn"),
+        "agreed",
+        "live",
+        "passed",
+        "regret_live",
+        "regret_shadow",
+        "scored",
+        "shadow",
+        "undrawn",
     )
 
     def __init__(self) -> None:

@@ -156,8 +156,11 @@ class Habits:
     def _counts(self) -> tuple[int, ...]:
         counters = self._counters
         return (
-            *(self._reader.strayed, counters.reservations_expired, counters.reservations_freed),
-            *(counters.reservations_expired_early, self._replicas.namesakes),
+            self._reader.strayed,
+            counters.reservations_expired,
+            counters.reservations_freed,
+            counters.reservations_expired_early,
+            self._replicas.namesakes,
         )
 
     def look(self, now: float) -> Iterator[Suspect]:

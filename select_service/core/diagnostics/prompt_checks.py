@@ -216,7 +216,8 @@ def _is_misread(index: KvIndex, sample: Sample) -> bool:
         return False
     size = len(sample.beginning) // HASH_BYTES * index.block_size
     hashes = block_hashes(
-        *(sample.tokens[:size], index.block_size),
+        sample.tokens[:size],
+        index.block_size,
         namespace=Namespace(adapter),
         mm_hashes=[[mm_hash]],
     )

@@ -70,7 +70,10 @@ class Sampler:
         salt = request.cache_salt or request.cache_namespace or ""
         self.samples.append(
             Sample(
-                *(scope, placement.worker.worker_id, placement.dp_rank, now),
+                scope,
+                placement.worker.worker_id,
+                placement.dp_rank,
+                now,
                 prompt.block_hashes[: blocks * HASH_BYTES],
                 prompt.blocks,
                 max(0, prompt.blocks - sum(placement.held)),

@@ -114,5 +114,5 @@ def _finding(one: _Suspicion, now: float) -> Finding:
     cause = one.cause
     since_s = round(max(0.0, now - one.since), 3)
     return Finding(
-        *(cause.code, cause.severity, one.subject, one.what, cause.why, cause.remedy), since_s
+        cause.code, cause.severity, one.subject, one.what, cause.why, cause.remedy, since_s
     )

@@ -45,8 +45,18 @@ class Worker:
     """One registered worker: its record, derived values, and the slots it occupies."""
 
     __slots__ = (
-        *("drain", "lifecycle", "operator_drain", "ranks", "reasons", "scope", "slots", "source"),
-        *("spec", "taints", "unready", "worker_id"),
+        "drain",
+        "lifecycle",
+        "operator_drain",
+        "ranks",
+        "reasons",
+        "scope",
+        "slots",
+        "source",
+        "spec",
+        "taints",
+        "unready",
+        "worker_id",
     )
 
     def __init__(self, spec: WorkerSpec, source: str = "api") -> None:

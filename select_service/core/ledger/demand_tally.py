@@ -1,6 +1,6 @@
 """The demand of one partition and how it is served: growing sums for capacity planning.
 
-`placing.py` and `desk.py` add to them, a handful of additions per request;
+`place.py` and `lifecycle.py` add to them, a handful of additions per request;
 `edge/metrics/demand_metrics.py` reads them at scrape time. Refused requests count as demand:
 capacity is planned for demand, not for survivors. Times are of our own reservations: from the
 booking to the first token (a proxy of TTFT), and from there to the end.

@@ -1,9 +1,9 @@
 """Who owns reservations and until when: leases, renewed and ended as a whole.
 
 A reservation under a lease has no deadline of its own, so that a renewal costs the same whatever
-the lease holds. This module knows which reservations are under which lease; `desk.py` calls it, and
-frees what a lease leaves behind a few at a time. An ended lease is remembered for a while, so that
-its owner learns what happened instead of renewing in vain.
+the lease holds. This module knows which reservations are under which lease; `lifecycle.py` calls
+it, and frees what a lease leaves behind a few at a time. An ended lease is remembered for a while,
+so that its owner learns what happened instead of renewing in vain.
 """
 
 from __future__ import annotations

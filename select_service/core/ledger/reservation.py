@@ -38,8 +38,17 @@ class Lease:
     """One owner's promise to be alive. Written by `Leases` only."""
 
     __slots__ = (
-        *("adopted", "ancestors", "born", "by_lane", "deadline", "is_open", "lease_id", "owner"),
-        *("reservations", "touched", "ttl_s"),
+        "adopted",
+        "ancestors",
+        "born",
+        "by_lane",
+        "deadline",
+        "is_open",
+        "lease_id",
+        "owner",
+        "reservations",
+        "touched",
+        "ttl_s",
     )
 
     def __init__(self, state: LeaseState, now: float) -> None:

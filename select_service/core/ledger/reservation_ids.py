@@ -4,8 +4,8 @@ The lifecycle routes carry only an id, so ids are unique in the whole process. T
 partition knows the load behind an id; this module only finds it.
 
 A rank that leaves may take very many reservations with it. Their ids count as freed from that
-moment (the ledger knows which are live), and are moved to the freed ids a few at a time. `desk.py`
-books and frees through it.
+moment (the ledger knows which are live), and are moved to the freed ids a few at a time.
+`lifecycle.py` books and frees through it.
 """
 
 from __future__ import annotations
@@ -87,11 +87,9 @@ class ReservationIds:
         """By the id they will book."""
         shares = shares or Shares()
         self._freed_by_holder: TenantParts[ExpiringMap[str]] = TenantParts(
-            *(
-                shares,
-                shares.bound("freed_ids_max", lambda: freed_ids_max, by_prefix=True),
-                ExpiringMap,
-            )
+            shares,
+            shares.bound("freed_ids_max", lambda: freed_ids_max, by_prefix=True),
+            ExpiringMap,
         )
         self._freed = self._freed_by_holder.common  # by `key_of` the id
         self._freed_ids_max = freed_ids_max

@@ -1,7 +1,7 @@
 """The verbs of a reservation's life: booked by the caller's choice, progressing, ended, leased.
 
-The desk does the booking (`booking/desk.py`); whatever frees load lets waiting requests in
-(`waiting_requests.py`).
+The desk does the booking (`reservations/lifecycle.py`); whatever frees load lets waiting requests
+in (`waiting_requests.py`).
 """
 
 from __future__ import annotations

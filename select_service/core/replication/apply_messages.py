@@ -140,9 +140,7 @@ class MessageApplier:
         if stamp is UNSET:
             self.foreigners.heard(peer, envelope, event, now)
             return
-        view = self._publishers.heard_from(
-            *(event.router_id, stamp.epoch, peer, now), checked=checked
-        )
+        view = self._publishers.heard_from(event.router_id, stamp.epoch, peer, now, checked=checked)
         if view is None or not self._is_news(view, stamp.seq, now):
             return
         if isinstance(event.data, AddRequestData):
@@ -249,7 +247,9 @@ class MessageApplier:
                 claim = None  # its owner has it again, under another number
         if claim is None:
             claims.note_end(
-                *(item.reservation_id, key, now),
+                item.reservation_id,
+                key,
+                now,
                 by_owner=by_owner,
                 heir=item.heir,
                 freed=item.freed,

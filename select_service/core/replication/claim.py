@@ -184,9 +184,22 @@ class LeaseCopy:
     """
 
     __slots__ = (
-        *("adopting", "ageing", "ancestors", "claims", "closed", "deadline", "ending", "freeing"),
-        *("lease_id", "lease_ttl_s", "owner", "renewed_at", "seen_at", "told_at"),
-        *("touched", "ttl_s"),
+        "adopting",
+        "ageing",
+        "ancestors",
+        "claims",
+        "closed",
+        "deadline",
+        "ending",
+        "freeing",
+        "lease_id",
+        "lease_ttl_s",
+        "owner",
+        "renewed_at",
+        "seen_at",
+        "told_at",
+        "touched",
+        "ttl_s",
     )
 
     def __init__(self, lease_id: str, owner: str, now: float) -> None:

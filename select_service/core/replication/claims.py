@@ -331,7 +331,9 @@ class Claims:
         if claim.noted:
             self._mark(CLAIM, claim.reservation_id)
         self.note_end(
-            *(claim.reservation_id, claim.key, now),
+            claim.reservation_id,
+            claim.key,
+            now,
             by_owner=by_owner,
             heir=heir,
             freed=freed,
@@ -354,7 +356,7 @@ class Claims:
         `kept`: on disk, too, as its end concerns a caller of ours or a booking here.
         """
         self.endings.note(
-            *(reservation_id, key, now), by_owner=by_owner, heir=heir, freed=freed, kept=kept
+            reservation_id, key, now, by_owner=by_owner, heir=heir, freed=freed, kept=kept
         )
         self._early.take(key)
 

@@ -72,7 +72,9 @@ class Finished:
         """Remember that a claim is over; see `Claims.note_end`."""
         self.order += 1
         changed = self.ends.note(
-            *(reservation_id, key, now),
+            reservation_id,
+            key,
+            now,
             by_owner=by_owner,
             heir=heir,
             freed=freed,
@@ -85,7 +87,9 @@ class Finished:
     def recall(self, name: str, end: TombstoneKept, now: float) -> None:
         """Remember an end from an earlier life for as long again."""
         changed = self.ends.note(
-            *(name, (end.owner, end.born), now),
+            name,
+            (end.owner, end.born),
+            now,
             by_owner=end.by_owner,
             heir=end.heir,
             freed=end.freed,

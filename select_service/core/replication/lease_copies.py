@@ -152,7 +152,10 @@ class LeaseCopies:
     def record(self, copy: LeaseCopy, now: float) -> LeaseRecord:
         """Describe a copy for its owner."""
         return LeaseRecord(
-            *(copy.lease_id, copy.owner, copy.lease_ttl_s, max(0.0, copy.deadline - now)),
+            copy.lease_id,
+            copy.owner,
+            copy.lease_ttl_s,
+            max(0.0, copy.deadline - now),
             sum(map(len, copy.claims.values())),
             sorted(copy.claims),
         )

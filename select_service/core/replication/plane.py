@@ -44,7 +44,7 @@ class Replicas:
         parts = self.publishers, self.resolver, self.leases
         self.hearing = MessageApplier(limits, claims, desk, *parts)
         self.snapshots = Snapshots(
-            *(limits, claims, self.publishers, self.hearing, self.resolver, self.leases)
+            limits, claims, self.publishers, self.hearing, self.resolver, self.leases
         )
         self._limits = limits
         self._claims = claims

@@ -47,7 +47,12 @@ class Resolver:
         partition, slot = seat
         origin = "local" if winner.owner == self._claims.router_id else winner.owner
         reservation = self._desk.learn(
-            *(partition, slot, winner.record, winner.hashes, origin, now),
+            partition,
+            slot,
+            winner.record,
+            winner.hashes,
+            origin,
+            now,
             watched=winner.lease is not None,
         )
         self._claims.tie(winner, reservation)

@@ -2,7 +2,7 @@
 
 The same body on the same route (`fingerprints.py`) gets the first answer again, and nothing
 changes; anything else is refused. The reservation may have been made at another replica
-(`replicas/first_answers.py`), and its worker need not be here.
+(`replication/first_answers.py`), and its worker need not be here.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class ConsoleApp:
 
             self.start(asyncio.get_running_loop())  # for embedding apps, which do not call `start`
             self._console = Console(
-                *(self._service, self._traffic, self.history), clients_max=self._clients_max
+                self._service, self._traffic, self.history, clients_max=self._clients_max
             )
             if self._is_closed:
                 self._console.close()

@@ -181,7 +181,11 @@ def _numbers(
         min(loads.prefill_left[slot], U64_MASK),  # a sum, and orjson writes no wider numbers
         int(loads.decode[slot]),
         int(loads.requests[slot]),
-        *(kv_state, event_at_ms, None if lag_s is None else round(lag_s, 2), gaps, lost),
+        kv_state,
+        event_at_ms,
+        None if lag_s is None else round(lag_s, 2),
+        gaps,
+        lost,
         sum(partition.index.blocks_of(seat.rank)),
         None if told is None else told.kv_used_blocks,
         None if told is None else told.kv_total_blocks,

@@ -84,9 +84,14 @@ class History:
                 buckets = [a + b for a, b in zip(buckets, stats.buckets, strict=True)]
         at_ms = int(time.time() * 1000)  # noqa: TID251 - for people, who read wall clocks
         numbers = (
-            *(at_ms, counters.selections, sum(counters.selections_failed.values())),
-            *(counters.selected_isl_tokens, counters.selected_prefill_tokens),
-            *(self._service.waiting, len(core.desk.bookings), sum(buckets)),
+            at_ms,
+            counters.selections,
+            sum(counters.selections_failed.values()),
+            counters.selected_isl_tokens,
+            counters.selected_prefill_tokens,
+            self._service.waiting,
+            len(core.desk.bookings),
+            sum(buckets),
         )
         room = core.shadowing
         scored = (room.scored, room.agreed, room.live_prefill_tokens, room.own_prefill_tokens)

@@ -116,7 +116,12 @@ class Replicas:
         self._keys = keys
         self.publisher = ReplicaPublisher(port, limits.send_messages_max, keys)
         self.subscriptions = Subscriptions(
-            *((TOPIC, OWN_TOPIC), self._hear, limits, clock, addresses, keys),
+            (TOPIC, OWN_TOPIC),
+            self._hear,
+            limits,
+            clock,
+            addresses,
+            keys,
             beats_on=OWN_TOPIC,
             silence_s=lambda: core.limits.replica_timeout_s,
         )
@@ -250,7 +255,8 @@ class Replicas:
             _log.warning(
                 "a message of replica %s came garbled and was dropped (%d since last told):"
                 " its checksum is that of other bytes",
-                *(peer, new),
+                peer,
+                new,
             )
 
     async def _tick(self) -> None:

@@ -152,8 +152,18 @@ class Pulls:
         self.running = 0
         self.outcomes = dict.fromkeys(
             (
-                *("complete", "timeout", "unreachable", "denied", "refused", "malformed"),
-                *("garbled", "too_large", "cut_off", "other_publisher", "left_out", "error"),
+                "complete",
+                "timeout",
+                "unreachable",
+                "denied",
+                "refused",
+                "malformed",
+                "garbled",
+                "too_large",
+                "cut_off",
+                "other_publisher",
+                "left_out",
+                "error",
             ),
             0,
         )
@@ -271,7 +281,8 @@ class Pulls:
             there, host, extensions = await self._addresses.route(url)
             # Redirects are not followed: they would bypass the rules on where we may connect.
             async with client.stream(
-                *("GET", there),
+                "GET",
+                there,
                 headers={**headers, **host},
                 extensions=extensions,
                 follow_redirects=False,

@@ -237,7 +237,9 @@ class Subscriptions:
         now = self._clock()
         return [
             PeerLink(
-                *(endpoint, peer.state is Link.CONNECTED, now - peer.heard_at),
+                endpoint,
+                peer.state is Link.CONNECTED,
+                now - peer.heard_at,
                 is_refused=peer.subscriber.is_refused,
             )
             for endpoint, peer in self._peers.items()

@@ -379,7 +379,7 @@ class Recording:
             self._size = len(OPENING)
             wall_s = time.time()  # noqa: TID251 - informational only
             began = Header(
-                *(__version__, self._name, self.files + 1, wall_s, self._clock(), self._config)
+                __version__, self._name, self.files + 1, wall_s, self._clock(), self._config
             )
             self._write_frame(message(began))
             self.files += 1  # lets a reader see that no file is missing

@@ -44,8 +44,13 @@ _BAD_READS: Final[frozenset[int]] = frozenset(
 )
 _NOT_THE_FILE: Final[frozenset[int]] = frozenset(
     (
-        *(sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_PERM),
-        *(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_CANTOPEN),
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_NOMEM,
+        sqlite3.SQLITE_PERM,
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_CANTOPEN,
     )
 )
 _FIRST: Final = "SELECT id, record, sum FROM state ORDER BY id"

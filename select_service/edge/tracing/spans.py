@@ -73,8 +73,15 @@ class Span:
     """A traced request under way."""
 
     __slots__ = (
-        *("began_ns", "log_ids", "marks", "method", "params", "parent", "pattern"),
-        *("span_id", "trace_id"),
+        "began_ns",
+        "log_ids",
+        "marks",
+        "method",
+        "params",
+        "parent",
+        "pattern",
+        "span_id",
+        "trace_id",
     )
 
     def __init__(self, trace_id: int, span_id: int, parent: SpanContext | None) -> None:

@@ -40,8 +40,14 @@ PREFIX: Final = "select_planner_"
 _POOL: Final = ("model_name", "tenant_id", "role")
 _MODEL: Final = ("model_name", "tenant_id")
 _OBSERVED: Final = (
-    *("requests", "isl", "osl", "ttft_ms", "itl_ms"),
-    *("request_s", "effective_isl", "concurrency"),
+    "requests",
+    "isl",
+    "osl",
+    "ttft_ms",
+    "itl_ms",
+    "request_s",
+    "effective_isl",
+    "concurrency",
 )
 _TOLD: Final = 50  # decisions, without a limit in the request
 _OK, _NOTHING, _BAD, _NOT_FOUND, _TOO_LARGE, _NOT_READY = 200, 204, 400, 404, 413, 503

@@ -100,8 +100,11 @@ def html(results: list[Result], question: ReplayQuestion) -> str:
     """Return one HTML document: a table, then replicas over time against load."""
     rows = [
         [
-            *(one.name, f"{100 * one.attainment:.2f} %", f"{one.gpu_hours:.2f}"),
-            *(str(one.changes), str(one.turns)),
+            one.name,
+            f"{100 * one.attainment:.2f} %",
+            f"{one.gpu_hours:.2f}",
+            str(one.changes),
+            str(one.turns),
         ]
         for one in results
     ]

@@ -42,7 +42,9 @@ STARTED: Final = ("process_start_time_seconds", "", "", "")
 _READ: Final = tuple(
     PREFIX + name
     for name in (
-        *("demand_", "rank_prefill_tokens{", "reservations{"),
+        "demand_",
+        "rank_prefill_tokens{",
+        "reservations{",
         "pending_isl_tokens{",
     )
 )
