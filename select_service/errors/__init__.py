@@ -75,7 +75,7 @@ from select_service.errors.request import (
     UnknownField,
     UnsupportedMediaType,
 )
-from select_service.errors.reservation import (
+from select_service.errors.reservation_errors import (
     LeaseClosed,
     LeaseConflict,
     LeaseExpired,
@@ -95,7 +95,7 @@ from select_service.errors.startup import (
     StateDirUnusable,
     TokenFileUnusable,
 )
-from select_service.errors.worker import (
+from select_service.errors.worker_errors import (
     RankNotFound,
     TooManyWorkers,
     WorkerConflict,

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from indexer.settings import (
+from indexer.limits import (
     EgressSettings,
     RecoveryLimits,
     SnapshotLimits,

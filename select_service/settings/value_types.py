@@ -13,7 +13,7 @@ from indexer.core.curve_key import is_curve_key
 from indexer.core.egress import Egress
 from indexer.core.endpoint import SCHEMES, why_elsewhere, why_no_base
 from indexer.edge.plain_file import open_plain
-from indexer.settings import EgressSettings
+from indexer.limits import EgressSettings
 from select_service.settings.environment import parse_float
 from select_service.settings.row import ValueType
 from select_service.types.shadow import Weight, read_shadow_weights

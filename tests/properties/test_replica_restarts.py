@@ -36,7 +36,7 @@ from tests.properties.test_replica_simulation import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 FALLS = 0.12
 """Of all steps, so many are the fall of a replica."""
@@ -340,17 +340,26 @@ def test_what_was_acknowledged_outlives_restarts_where_it_once_did_not(seed: int
 def test_what_was_acknowledged_outlives_restarts_for_long() -> None:
     """Thousands of worlds (`REPLICA_SEEDS`), as many at a time as there are processors."""
     count = int(os.environ.get("REPLICA_SEEDS", share_of(20_000)))
-    assert not list(failures(range(12, 12 + count)))
+    assert not [text for text in outcomes(range(12, 12 + count)) if text]
 
 
-def failures(seeds: range) -> list[str]:
+def outcomes(seeds: range) -> Iterator[str]:
+    """Yield what each seed failed with, in their order; an empty text where it did not."""
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        return [text for text in pool.map(what_fails, seeds, chunksize=20) if text]
+        yield from pool.map(what_fails, seeds, chunksize=20)
+
+
+def main(first: int, number: int) -> int:
+    """Live through these seeds; print each failure as it is found, and how far it is."""
+    failed = 0
+    for done, text in enumerate(outcomes(range(first, first + number)), 1):
+        if text:
+            failed += 1
+            print(text, flush=True)  # noqa: T201 - for the person who has started it
+        if done % 500 == 0 or done == number:
+            print(f"{done} of {number} seeds, {failed} failed", file=sys.stderr, flush=True)  # noqa: T201
+    return int(failed > 0)
 
 
 if __name__ == "__main__":
-    first, number = map(int, sys.argv[1:])
-    found = failures(range(first, first + number))
-    for one in found:
-        print(one)  # noqa: T201 - for who has started it
-    sys.exit(bool(found))
+    sys.exit(main(*map(int, sys.argv[1:])))

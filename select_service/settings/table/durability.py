@@ -2,7 +2,7 @@
 
 from typing import Annotated, Final
 
-from indexer.settings import SnapshotLimits, StreamLimits
+from indexer.limits import SnapshotLimits, StreamLimits
 from select_service.settings.choices import Durability
 from select_service.settings.table.discovery import DiscoverySettings
 from select_service.settings.value_types import count, member, seconds, size, text, whole

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Final
 
-from indexer.settings import EventLossPolicy, StreamLimits
+from indexer.limits import EventLossPolicy, StreamLimits
 from select_service.settings.table.admission import AdmissionControlSettings
 from select_service.settings.value_types import count, member, number, seconds, size, switch, whole
 from select_service.types import TrustSettings

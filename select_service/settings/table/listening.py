@@ -4,7 +4,7 @@ from typing import Annotated, Final
 
 from msgspec import Struct
 
-from indexer.settings import StreamLimits
+from indexer.limits import StreamLimits
 from select_service.settings.choices import FieldValidation
 from select_service.settings.value_types import (
     count,

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Final
 
-from indexer.settings import RecoveryLimits
+from indexer.limits import RecoveryLimits
 from select_service.settings.table.kv_index import KvIndexSettings
 from select_service.settings.value_types import count, peer_urls, seconds, size
 from select_service.types import CoreLimits, DumpLimits

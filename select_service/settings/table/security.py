@@ -2,7 +2,7 @@
 
 from typing import Annotated, Final
 
-from indexer.settings import EgressSettings
+from indexer.limits import EgressSettings
 from select_service.settings.table.listening import ListeningSettings
 from select_service.settings.value_types import (
     count,

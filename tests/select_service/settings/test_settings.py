@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from indexer.settings import RecoveryLimits, SnapshotLimits, StreamLimits
+from indexer.limits import RecoveryLimits, SnapshotLimits, StreamLimits
 from indexer.types import EgressSettings
 from select_service.edge.metrics.limit_metrics import TURN_BUDGETS
 from select_service.settings import Settings
