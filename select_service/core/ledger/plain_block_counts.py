@@ -58,6 +58,8 @@ class BlockCounts:
                 here.counts[value] = left
             else:
                 self.add(lane, -1, here.weights.pop(value, 1.0))
+        if not here.counts:  # the tables of dicts that were large stay large
+            here.counts, here.weights = Counter(), {}
 
     def count(self, lane: int) -> int:
         """Return D: the sum of the weights, rounded half up. O(1)."""
