@@ -65,7 +65,7 @@ class Ledger:
         self.live = 0
         """Number of reservations."""
         self.changes: LoadChanges | None = None
-        """Set for a gate that follows changes; see `gatekeeping.py`."""
+        """Set for a gate that follows changes; see `partition_admission.py`."""
         self.blocks = ActiveBlocks()  # by lane
         self._outputs = OutputBlocks(self.blocks)
         self._deadlines: Deadlines[Reservation] = Deadlines()

@@ -1,8 +1,8 @@
 """The waiting room: a waiting request is placed, refused, expired, withdrawn, or judged again.
 
 Its position in line is kept by its partition: in the policy file's queues (`partition.py`) or at
-the gate (`gatekeeping.py`). This module handles the five ways a ticket leaves, and counts each
-once.
+the gate (`partition_admission.py`). This module handles the five ways a ticket leaves, and counts
+each once.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Notes of the event loop for a recording: references to immutable data, no copies.
 
-`witness.py` makes notes, the writer's thread packs them (`encoder.py`): a note costs the loop one
+`recorder.py` makes notes, the writer's thread packs them (`encoder.py`): a note costs the loop one
 object with references, however long writing it takes. No note leads back to itself.
 """
 
