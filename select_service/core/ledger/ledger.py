@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
 from indexer.types import HASH_BYTES
 from select_service.core.ledger.active_blocks import ActiveBlocks
 from select_service.core.ledger.deadlines import Deadlines
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sized
 
     from indexer.types import PackedHashes
-    from select_service.core.columns import Floats, Slots
+    from select_service.core.columns import Slots
     from select_service.core.ledger.load_changes import LoadChanges
     from select_service.core.ledger.reservation import SlotGeneration
 
@@ -346,13 +344,6 @@ class Ledger:
         return self._deadlines.next()
 
     # -- reading -------------------------------------------------------------------------------
-
-    def column_of(self, groups: list[tuple[int, Slots]]) -> Floats:
-        """Convert (blocks, slots) to a column by slot."""
-        column = np.zeros(len(self._lanes))
-        for blocks, slots in groups:
-            column[slots] = blocks
-        return column
 
     def shared_groups(self, sequence_hashes: PackedHashes) -> list[tuple[int, Slots]] | None:
         """Return the formula's m as (blocks, slots), disjoint; None if it is 0 everywhere.

@@ -50,7 +50,10 @@ def book(ledger: Ledger, name: str, *hashes: int, slot: int = 0, prefill: int = 
 
 def shared(ledger: Ledger, *hashes: int) -> list[float] | None:
     groups = ledger.shared_groups(pack(*hashes))
-    return None if groups is None else ledger.column_of(groups).tolist()
+    if groups is None:
+        return None
+    by_slot = {int(slot): float(blocks) for blocks, slots in groups for slot in slots}
+    return [by_slot.get(slot, 0.0) for slot in range(len(ledger._lanes))]
 
 
 def row(ledger: Ledger, slot: int = 0) -> tuple[float, float, int]:
