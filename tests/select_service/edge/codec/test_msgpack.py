@@ -66,23 +66,6 @@ def test_hashes_come_back_packed() -> None:
     in_process(use)
 
 
-@pytest.mark.parametrize("asked", [LISTS, BINARIES], ids=["lists", "binaries"])
-def test_a_pair_is_a_pair_in_either_form(asked: dict[str, object]) -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service, 1, role="prefill")
-        seat(service, 2, role="decode")
-        pair = asked | {"reservation_id": "p", "selection_id": "s"}
-        told = await ask(client, "/select_pair", pair)
-        assert (told["prefill"]["worker_id"], told["decode"]["worker_id"]) == (1, 2)
-        same = await ask(client, "/select_pair", LISTS | pair | LISTS, packed=False, wanted=False)
-        assert same["prefill"] == told["prefill"]
-        assert same["decode"] == told["decode"]
-        nameless = await ask(client, "/select_pair", asked)
-        assert (nameless["prefill"]["worker_id"], nameless["decode"]["worker_id"]) == (1, 2)
-
-    in_process(use)
-
-
 @pytest.mark.parametrize("first", ["JSON", "lists", "binaries"])
 def test_a_repeat_in_another_form_is_the_same_request(first: str) -> None:
     forms: dict[str, tuple[dict[str, Any], bool]] = {
@@ -118,26 +101,6 @@ def test_unknown_members_of_a_repeat_count_in_either_form() -> None:
             await ask(client, "/select_and_reserve", asked, packed=packed)
         other = asked | {"surprise": {"b": [1, 2.5], "a": 0}}
         await ask(client, "/select_and_reserve", other, status=409)
-
-    in_process(use)
-
-
-def test_tokens_are_hashed_alike() -> None:
-    tokens = list(range(100_000, 100_050))
-
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service)
-        told = [
-            await ask(client, "/select_and_reserve", body | {"reservation_id": name}, packed=packed)
-            for name, body, packed in (
-                ("a", {"token_ids": tokens}, False),
-                ("b", {"token_ids": tokens}, True),
-                ("c", {"token_ids": array("I", tokens).tobytes()}, True),
-            )
-        ]
-        assert len({one["sequence_hashes"] for one in told}) == 1
-        assert {one["isl_tokens"] for one in told} == {50}
-        assert len(told[0]["sequence_hashes"]) == 3 * 8
 
     in_process(use)
 

@@ -455,11 +455,3 @@ def test_every_beginning_of_a_body() -> None:
 
 def test_long_lists_may_be_binaries_wherever_there_are_any() -> None:
     assert {kind for kind in KINDS if {*WIDTHS} & {*kind.__struct_fields__}} == {*PROMPTS}
-
-
-def test_a_request_is_of_the_type_that_shortcuts_know() -> None:
-    decoder = MsgpackDecoder(SelectAndReserveRequest, FieldValidation.WARN)
-    request = decoder.decode(pack({"block_hashes": b"12345678", "reservation_id": "one"})).request
-    assert type(request) is SelectAndReserveRequest
-    assert request == SelectAndReserveRequest(block_hashes=b"12345678", reservation_id="one")
-    assert msgspec.structs.replace(request, isl_tokens=3).block_hashes == b"12345678"

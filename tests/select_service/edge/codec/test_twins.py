@@ -450,16 +450,6 @@ def test_tokens_among_media_are_packed_the_same(
     check(f"{{{before}{members}{behind}".encode())
 
 
-def test_tokens_among_media_are_taken_out() -> None:
-    body = b'{"mm_routing_info":{"block_mm_infos":[null],"routing_token_ids":[1,70000]}}'
-    assert FAST._scan is not None
-    skeleton, unknown, arrays, _ = FAST._scan(body)  # type: ignore[misc] # not None
-    assert (skeleton, unknown) == (body.replace(b"1,70000", b""), [])
-    assert arrays == [("mm_routing_info.routing_token_ids", packed([1, 70000], 4))]
-    media: Any = FAST.decode(body).request.mm_routing_info
-    assert (media.routing_token_ids, media.block_mm_infos) == (packed([1, 70000], 4), [None])
-
-
 @settings(max_examples=examples(50))
 @given(st.lists(st.integers(0, 2**32 - 1) | st.sampled_from([127, 128, 255, 256, 65535, 65536])))
 @example([1] * 15)
