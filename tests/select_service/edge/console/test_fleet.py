@@ -14,7 +14,7 @@ from select_service.edge import cooperative
 from select_service.edge.app import create_driver
 from select_service.edge.console.fleet import RANK_FIELDS, Fleet, News
 from select_service.edge.cooperative import TimeSlices
-from select_service.types import SelectAndReserveRequest, WorkerPatch
+from select_service.types import SelectAndReserveRequest
 from select_service.types.admission import RankMetrics, WorkerMetrics
 from tests.select_service.edge.serving import SETTINGS, seat
 
@@ -27,12 +27,6 @@ def row(news: News, at: int = 0) -> dict[str, Any]:
     return dict(zip(RANK_FIELDS, json.loads(news.ranks[at]), strict=True))
 
 
-def test_an_empty_service_has_no_rows() -> None:
-    view = Fleet(create_driver(SETTINGS))
-    assert look(view) == News([], [], [])
-    assert view.all_rows() == News([], [], [])
-
-
 def test_a_backlog_beyond_64_bits_is_told_as_the_largest_number() -> None:
     service = create_driver(SETTINGS)
     seat(service)
@@ -43,31 +37,6 @@ def test_a_backlog_beyond_64_bits_is_told_as_the_largest_number() -> None:
             )
         )
     assert row(look(Fleet(service)))["prefill_tokens"] == 2**64 - 1
-
-
-def test_only_what_changed_is_told() -> None:
-    service = create_driver(SETTINGS)
-    for worker_id in (1, 2**64 - 1):
-        seat(service, worker_id)
-    view = Fleet(service)
-    assert len(look(view).ranks) == 2
-    assert look(view) == News([], [], [])
-    service.select_and_reserve_now(
-        SelectAndReserveRequest(
-            reservation_id="a", token_ids=list(range(48)), allowed_worker_ids=[2**64 - 1]
-        )
-    )
-    news = look(view)
-    assert [row(news)[name] for name in ("worker_id", "prefill_tokens", "decode_blocks")] == [
-        *(str(2**64 - 1), 48, 3)
-    ]
-    assert len(news.ranks) == 1
-    service.patch_worker(1, WorkerPatch(endpoint="http://other"))
-    news = look(view)
-    assert [json.loads(one)["endpoint"] for one in news.workers] == ["http://other"]
-    service.delete_worker(1)
-    assert look(view) == News([], [], ["1"])
-    assert [json.loads(one)["worker_id"] for one in view.all_rows().workers] == [str(2**64 - 1)]
 
 
 def test_a_worker_that_cannot_be_scheduled_has_reasons_and_no_ranks() -> None:

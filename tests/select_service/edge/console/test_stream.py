@@ -193,25 +193,6 @@ def test_the_end_of_the_process_ends_the_stream() -> None:
     on_a_port(use)
 
 
-def test_a_fault_ends_one_look_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    looked = fleet.Fleet.look
-    faults = iter([RuntimeError("a bug")])
-
-    async def look(self: fleet.Fleet, slices: TimeSlices) -> fleet.News:
-        for fault in faults:
-            raise fault
-        return await looked(self, slices)
-
-    monkeypatch.setattr(fleet.Fleet, "look", look)
-
-    async def use(port: int, _: Driver, server: Server) -> None:
-        async with watching(port) as page:
-            assert (await page.next())[0] == "snapshot"
-            assert server._door._traffic.console.faults == 1
-
-    on_a_port(use)
-
-
 def test_what_a_failed_look_had_found_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     looked = fleet.Fleet.look
     is_ill = False
@@ -265,20 +246,6 @@ def test_pools_and_thresholds_are_written_one_by_one() -> None:
         assert breaths.taken >= 4 * 20, "read and written, each of both"
 
     on_a_port(use, admission_control="token-capacity")
-
-
-def test_a_crowd_costs_one_joining() -> None:
-    async def use(_: int, service: Driver, __: Server) -> None:
-        seat(service, 1)
-        view = stream._View(service)
-        await view.look()
-        assert view.whole() is view.whole()
-        before = view.whole()
-        _book(service, "a")
-        await view.look()
-        assert view.whole() != before
-
-    on_a_port(use)
 
 
 def test_a_closed_view_has_nothing_to_say() -> None:
