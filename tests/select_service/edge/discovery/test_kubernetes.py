@@ -115,18 +115,6 @@ def test_gone_means_to_list_anew(tmp_path: Path) -> None:
     watching(use, tmp_path)
 
 
-def test_the_rest_of_a_list_that_is_gone(tmp_path: Path) -> None:
-    """Who takes too long over the pages has to begin with the first."""
-
-    async def use(api: FakeKubernetes, source: Workers) -> None:
-        api.pages_expired = 1
-        await until(lambda: endpoints(source) == THREE)
-        assert [query.get("continue") for query in api.lists] == [None, "2", None, "2"]
-        assert source.failures["gone"] == 1
-
-    watching(use, tmp_path)
-
-
 def test_an_api_server_in_trouble_changes_nothing(tmp_path: Path) -> None:
     async def use(api: FakeKubernetes, source: Workers) -> None:
         await until(lambda: len(api.watches) == 1)

@@ -211,6 +211,8 @@ def test_a_list_whose_rest_expires_is_asked_for_whole(tmp_path: Path) -> None:
         api.pages_expired = 1
         await until(lambda: endpoints(source) == THREE)
         assert ["limit" in query for query in api.lists] == [True, True, False, False]
+        assert [query.get("continue") for query in api.lists] == [None, "2", None, "2"]
+        assert source.failures["gone"] == 1
 
     watching(use, tmp_path)
 
