@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
-import zmq
 
 from select_service import AdmissionRefused, AdmissionSettings
 from select_service.core.admission.queue import Ticket
 from select_service.core.effects import Effects
-from select_service.core.replication.dynamo_events import TOPIC
 from select_service.edge.driver import housekeeping
 from select_service.edge.driver.driver import Driver
 from select_service.edge.embedded import SelectionService
@@ -29,7 +27,6 @@ from select_service.types import (
     WorkerSpec,
 )
 from tests import wait
-from tests.live.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -73,38 +70,6 @@ async def waits(task: asyncio.Task[object], service: Driver, count: int) -> None
     while service.loads()[0].pending_count != count:
         assert not task.done()
         await asyncio.sleep(0)
-
-
-def test_a_waiting_caller_is_answered_by_the_free_that_makes_room() -> None:
-    async def scene() -> None:
-        async with driver() as service:
-            first = await service.select_and_reserve(prompt("a"))
-            task = asyncio.create_task(service.select_and_reserve(prompt("b")))
-            await waits(task, service, 1)
-            service.free("a")
-            second = await task
-            assert isinstance(first, Selection)
-            assert isinstance(second, Selection)
-            assert (first.worker_id, second.reservation_id) == (1, "b")
-            service.free("b")
-
-    run(scene)
-
-
-def test_a_caller_that_goes_away_leaves_no_trace() -> None:
-    async def scene() -> None:
-        async with driver() as service:
-            await service.select_and_reserve(prompt("a"))
-            task = asyncio.create_task(service.select_and_reserve(prompt("b")))
-            await waits(task, service, 1)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            assert service.loads()[0].pending_count == 0
-            service.free("a")
-            assert service.loads()[0].loads[0].active_requests == 0
-
-    run(scene)
 
 
 def test_a_caller_that_goes_in_the_turn_of_its_answer_keeps_nothing_booked() -> None:
@@ -178,44 +143,6 @@ def test_a_source_zmq_will_not_connect_to_puts_the_worker_out() -> None:
             assert service.ready().schedulable_workers == 1
             fine = service.patch_worker(2, WorkerPatch(kv_events_endpoint="tcp://127.0.0.1:2"))
             assert fine.lifecycle == "schedulable"
-
-    run(scene)
-
-
-def test_bookings_reach_a_subscriber_of_the_replica_plane() -> None:
-    port = free_port()
-
-    async def scene() -> None:
-        async with driver(replica_sync_port=port) as service:
-            with zmq.Context() as context, context.socket(zmq.SUB) as subscriber:
-                subscriber.setsockopt(zmq.SUBSCRIBE, TOPIC)
-                subscriber.connect(f"tcp://127.0.0.1:{port}")
-                number = 0
-                while not subscriber.poll(20):  # until the subscription has arrived
-                    number += 1
-                    await service.select_and_reserve(prompt(f"r{number}"))
-                    service.free(f"r{number}")
-                topic, payload = subscriber.recv_multipart()
-                assert topic == TOPIC
-                envelope = msgspec.msgpack.decode(payload)
-                assert envelope["tenant_id"] == envelope["routing_group"] == "default"
-                assert envelope["event"]["router_id"] != 0
-
-    run(scene)
-
-
-def test_the_dump_is_one_json_object_whatever_the_slices() -> None:
-    async def scene() -> None:
-        async with driver() as service:
-            empty = b"".join([piece async for piece in service.dump()])
-            assert msgspec.json.decode(empty) == {
-                "default:default": {"block_size": 16, "events": []}
-            }
-            service.upsert_worker(spec(2, model_name="m:1", block_size=4))
-            both = b"".join([piece async for piece in service.dump()])
-            assert sorted(msgspec.json.decode(both)) == ["default:default", "m:1:default"]
-        nobody = Driver()
-        assert [piece async for piece in nobody.dump()] == [b"{}"]
 
     run(scene)
 
