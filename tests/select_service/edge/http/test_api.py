@@ -9,8 +9,6 @@ from typing import Any
 import httpx
 import pytest
 
-from indexer.errors import EndpointRefused
-from select_service.edge.codec.responses import JSON_WRITER
 from select_service.edge.driver.driver import Driver
 from select_service.edge.http.routes import ROUTES
 from select_service.settings import FieldValidation
@@ -179,17 +177,6 @@ def test_media_types_refused_before_the_body_is_read(media_type: str) -> None:
     in_process(use)
 
 
-def test_routes_that_ignore_their_body() -> None:
-    async def use(client: httpx.AsyncClient, _: Driver) -> None:
-        for content, headers in ((b"\xff{", {}), (b"", {}), (b"[]", {"content-type": "a/b"})):
-            answer = await client.post(
-                "/reservations/x/prefill_complete", content=content, headers=headers
-            )
-            problem(answer, 404, "reservation_not_found")
-
-    in_process(use)
-
-
 def test_the_body_limit_is_exact() -> None:
     async def use(client: httpx.AsyncClient, _: Driver) -> None:
         limit = 2048
@@ -208,21 +195,6 @@ def test_the_body_limit_is_exact() -> None:
         problem(answer, 413, "body_too_large")
 
     in_process(use, max_body_bytes=2048)
-
-
-def test_errors_of_the_json_layer() -> None:
-    async def use(client: httpx.AsyncClient, _: Driver) -> None:
-        async def post(body: bytes) -> httpx.Response:
-            return await client.post("/select", content=body, headers=JSON)
-
-        problem(await post(b""), 400, "invalid_json")
-        problem(await post(b"{"), 400, "invalid_json")
-        problem(await post(b'{"isl_tokens":16.0}'), 422, "invalid_field", "isl_tokens")
-        # wrong everywhere comes before wrong here
-        body = b'{"block_hashes":[1,18446744073709551616]}'
-        problem(await post(body), 422, "invalid_field", "block_hashes[1]")
-
-    in_process(use)
 
 
 @pytest.mark.parametrize("path", ["/workers/x", "/workers/-1", "/workers/18446744073709551616"])
@@ -285,44 +257,6 @@ def test_queries() -> None:
             problem(answer, 400, "invalid_query", "model_name")
             answer = await client.get(f"{path}?tenant_id=a&routing_group=b")
             problem(answer, 422, "invalid_field", "routing_group")
-
-    in_process(use)
-
-
-def test_the_life_of_a_request() -> None:
-    async def use(client: httpx.AsyncClient, _: Driver) -> None:
-        assert (await client.get("/ready")).status_code == 503
-        registered = await client.post("/workers", json=worker(7))
-        assert registered.status_code == 201
-        ready = await client.get("/ready")
-        assert (ready.status_code, ready.json()["workers"]) == (200, [registered.json()])
-        patched = await client.patch("/workers/7", json={"taints": ["a"]})
-        assert patched.json()["taints"] == ["a"]
-        selected = await client.post("/select", json=PROMPT)
-        assert selected.json()["worker_id"] == 7
-        booked = await client.post("/select_and_reserve", json={**PROMPT, "reservation_id": "r"})
-        assert booked.json()["reservation_id"] == "r"
-        again = await client.post("/select_and_reserve", json={**PROMPT, "reservation_id": "r"})
-        assert again.json() == booked.json()
-        other = {**PROMPT, "reservation_id": "r", "bogus": 1}
-        answer = await client.post("/select_and_reserve", json=other)
-        problem(answer, 409, "reservation_conflict", "reservation_id")
-        loads = (await client.get("/loads")).json()
-        assert loads[0]["loads"][0]["potential_prefill_tokens"] == 32
-        rows = await client.post("/potential_loads", json=PROMPT)
-        assert rows.json()[0]["active_requests"] == 1
-        scores = await client.post("/overlap_scores", json=PROMPT)
-        assert scores.json()["num_blocks"] == 2
-        assert (await client.post("/reservations/r/prefill_complete")).status_code == 200
-        block = await client.post("/reservations/r/output_block", json={"decay_fraction": 0.5})
-        assert block.json() == {"status": "ok"}
-        answer = await client.post("/reservations/r/output_block", json={"decay_fraction": 2})
-        problem(answer, 400, "invalid_request", "decay_fraction")
-        assert (await client.delete("/reservations/r")).json() == {"status": "ok"}
-        dump = await client.get("/dump")
-        assert dump.json() == {"default:default": {"block_size": 16, "events": []}}
-        assert (await client.delete("/workers/7")).json()["lifecycle"] == "unschedulable"
-        problem(await client.delete("/workers/7"), 404, "worker_not_found")
 
     in_process(use)
 
@@ -424,24 +358,3 @@ def test_unknown_fields() -> None:
     in_process(warns)
     in_process(refuses, field_validation=FieldValidation.STRICT)
     in_process(says_nothing, field_validation=FieldValidation.IGNORE)
-
-
-def test_replica_sync_is_off() -> None:
-    async def use(client: httpx.AsyncClient, _: Driver) -> None:
-        assert (await client.get("/replica_sync/peers")).json() == []
-        for verb in ("register_peer", "deregister_peer"):
-            path = f"/replica_sync/{verb}"
-            answer = await client.post(path, json={"endpoint": "tcp://127.0.0.1:1"})
-            problem(answer, 409, "replica_sync_disabled")
-            assert answer.json()["error"] == "replica sync is disabled"
-            problem(await client.post(path, json={"endpoint": 5}), 422, "invalid_field", "endpoint")
-
-    in_process(use)
-
-
-def test_refusals_of_the_index_are_json_too() -> None:
-    answer = JSON_WRITER.refusal(EndpointRefused("tcp://*:1", "no"), "a warning")
-    assert answer.status == 400
-    body = json.loads(answer.body)
-    assert body == {"error": "cannot connect to `tcp://*:1`: no", "code": "endpoint_refused"}
-    assert (b"warning", b"a warning") in answer.headers

@@ -52,21 +52,6 @@ def test_a_request_that_waits_is_answered_when_there_is_room() -> None:
     on_a_port(use)
 
 
-def test_a_client_that_leaves_while_it_waits_is_forgotten() -> None:
-    async def use(port: int, service: Driver, _: Server) -> None:
-        wire = await _fill(port, service)
-        waiting = await Wire.to(port)
-        waiting.ask("POST", "/select_and_reserve", {**PROMPT, "reservation_id": "w"})
-        await until(lambda: _pending(service) == 1)
-        waiting.close()
-        await until(lambda: _pending(service) == 0)
-        wire.ask("DELETE", "/reservations/busy")
-        assert (await wire.answer())[0] == 200
-        assert service.loads()[0].loads[0].active_requests == 0
-
-    on_a_port(use)
-
-
 def test_a_refusal_after_waiting() -> None:
     async def use(port: int, service: Driver, _: Server) -> None:
         wire = await _fill(port, service)
@@ -103,21 +88,6 @@ def test_who_is_let_in_as_the_port_closes_is_sent_away() -> None:
         server._door.leave()
         late = await Wire.to(port)
         assert await late.rest() == b""
-
-    on_a_port(use)
-
-
-def test_leaving_answers_who_waits() -> None:
-    async def use(port: int, service: Driver, server: Server) -> None:
-        await _fill(port, service)
-        waiting = await Wire.to(port)
-        waiting.ask("POST", "/select", PROMPT)
-        await until(lambda: _pending(service) == 1)
-        server.should_exit = True
-        status, headers, body = await waiting.answer()
-        assert (status, json.loads(body)["code"]) == (503, "shutting_down")
-        assert headers["connection"] == "close"
-        assert await waiting.rest() == b""
 
     on_a_port(use)
 
@@ -184,18 +154,6 @@ def test_a_stream_that_fails_is_cut(
     on_a_port(use)
     assert "stream failed" in caplog.text
     assert "ZeroDivisionError" in caplog.text
-
-
-def test_http_1_0_gets_a_stream_whole() -> None:
-    async def use(port: int, service: Driver, _: Server) -> None:
-        seat(service)
-        wire = await Wire.to(port)
-        wire.say(b"GET /dump HTTP/1.0\r\n\r\n")
-        data = await wire.rest()
-        assert b"transfer-encoding" not in data
-        assert data.endswith(b'{"default:default":{"block_size":16,"events":[]}}')
-
-    on_a_port(use)
 
 
 def test_an_error_of_ours_is_500_and_no_more(
@@ -270,20 +228,6 @@ def test_a_big_body_refused_early_is_read_to_its_end() -> None:
         wire.say(b" " * 3_000_000)
         wire.ask("GET", "/health")
         assert (await wire.answer())[0] == 200
-
-    on_a_port(use, max_body_bytes=1000)
-
-
-def test_the_limit_holds_for_bodies_without_a_length() -> None:
-    async def use(port: int, _: Driver, __: Server) -> None:
-        wire = await Wire.to(port)
-        head = b"POST /select HTTP/1.1\r\nhost: s\r\ncontent-type: application/json\r\n"
-        wire.say(head + b"transfer-encoding: chunked\r\n\r\n")
-        wire.say(b"3e9\r\n{" + b" " * 999 + b"}\r\n0\r\n\r\n")
-        assert (await wire.answer())[0] == 413
-        wire.say(head + b"transfer-encoding: chunked\r\n\r\n3e8\r\n{" + b" " * 998)
-        wire.say(b"}\r\n0\r\n\r\n")
-        assert (await wire.answer())[0] == 503
 
     on_a_port(use, max_body_bytes=1000)
 

@@ -184,20 +184,3 @@ def test_what_h11_refuses_is_refused(line: bytes) -> None:
 
 ALSO_THE_PARSERS = [LINES["method in small letters"], LINES["HTTP/0.9"]]
 """Sound in form; the parser knows no such method, and `judge_framing` no such version."""
-
-
-@pytest.mark.parametrize("data", [*SOUND, b"\r\n\r\nPOST / HTTP/1.1\r\n"])
-def test_a_head_ends_where_it_ends_however_it_arrives(data: bytes) -> None:
-    whole = data + TAIL
-    for step in range(1, len(whole) + 1):
-        reader, at = HeadReader(), 0
-        ends: list[int] = []
-        twice = (whole + b"body"[: step % 5]) if step % 2 else whole
-        for start in range(0, len(twice), step):
-            piece, at = twice[start : start + step], 0
-            while at < len(piece) and not ends:
-                at, is_end = reader.read(piece, at)
-                if is_end:
-                    ends.append(start + at)
-                    assert reader.size == len(whole.lstrip(b"\r\n"))
-        assert ends == [len(whole)]

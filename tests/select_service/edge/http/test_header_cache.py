@@ -9,41 +9,6 @@ from hypothesis import strategies as st
 from select_service.edge.http.header_cache import GUARDED, KEPT, HeaderCache
 from select_service.edge.tracing.propagation import parent_in
 
-PARENT = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-
-
-def test_lines_of_no_matter_go_and_others_stay() -> None:
-    lines = (
-        b"\r\nhost: s\r\nTraceParent: \t " + PARENT + b"\r\nX-Forwarded-For: 10.0.0.1\r\nCookie:a=b"
-        b"\r\nb3 : x\r\nACCEPT: b3:x\r\nContent-Length:\t 17 "
-    )
-    assert HeaderCache(KEPT).read(lines) == (b"\r\nhost: s\r\nb3 : x\r\nACCEPT: b3:x", 17)
-    assert parent_in(lines) is not None
-
-
-def test_credentials_matter_where_they_are_asked_for() -> None:
-    lines = b"\r\nhost: s\r\nauthorization: Bearer x"
-    assert HeaderCache(KEPT).read(lines) == (b"\r\nhost: s", 0)
-    assert HeaderCache(GUARDED).read(lines) == (lines, 0)
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        *(b"b3:\x80", b"b3:\x00", b"b3: a\nb", b" b3: x", b"b3", b":x", b"x y: z", b"x(y): z"),
-        *(b"content-length: +5", b"content-length:", b"content-length: 1234567890123"),
-        *(b"content-length: 5,5", b"content-length : 5", b"content-encoding: gzip"),
-    ],
-)
-def test_what_is_odd_stays(line: bytes) -> None:
-    lines = b"\r\nhost: s\r\n" + line
-    assert HeaderCache(KEPT).read(lines) == (lines, 0)
-
-
-def test_one_length_is_read_and_a_second_one_stays() -> None:
-    lines = b"\r\ncontent-length: 5\r\ncontent-length: 6"
-    assert HeaderCache(KEPT).read(lines) == (b"\r\ncontent-length: 6", 5)
-
 
 @pytest.mark.parametrize("name", [b"b3:", b"content-length:", b"traceparent:"])
 @pytest.mark.parametrize("blank", [b" ", b"\t"])

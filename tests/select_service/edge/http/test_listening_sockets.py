@@ -67,38 +67,6 @@ def test_silent_peers_are_probed_where_the_system_can(monkeypatch: pytest.Monkey
 # -- the file ----------------------------------------------------------------------------------
 
 
-def test_it_is_there_while_somebody_listens(path: str) -> None:
-    unix = UnixSocket(path, 0o600)
-    assert not os.path.exists(path)
-    unix.socket.listen()
-    unix.appear()
-    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
-    with socket.socket(socket.AF_UNIX) as client:
-        client.connect(path)
-    unix.vanish()
-    assert not os.path.exists(path)
-    unix.close()
-    unix.close()
-
-
-def test_one_that_never_appears_leaves_nothing(path: str) -> None:
-    UnixSocket(path, MODE).close()
-
-
-def test_that_of_a_dead_process_is_replaced(path: str) -> None:
-    dead(path)
-    in_use(path).close()
-
-
-def test_that_of_a_live_one_is_not(path: str) -> None:
-    first = in_use(path)
-    with pytest.raises(CannotListenError, match="a process that lives listens there"):
-        UnixSocket(path, MODE)
-    with socket.socket(socket.AF_UNIX) as client:
-        client.connect(path)
-    first.close()
-
-
 def test_of_two_that_start_at_once_the_first_has_it(path: str) -> None:
     late, early = UnixSocket(path, MODE), in_use(path)
     late.socket.listen()

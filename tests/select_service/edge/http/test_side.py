@@ -107,18 +107,6 @@ def test_a_head_has_a_longest_length_at_either_entrance(pieces: int, size: int) 
     run(use, head_bytes_max=MOST)
 
 
-def test_requests_in_a_row_without_waiting() -> None:
-    async def use(_: int, side: int, __: Driver, ___: Server) -> None:
-        wire = await Wire.to(side)
-        for _ in range(3):
-            wire.ask("GET", "/health")
-            wire.ask("POST", "/select", PROMPT)
-        found = [(await wire.answer())[0] for _ in range(6)]
-        assert found == [200, 404] * 3
-
-    run(use)
-
-
 def test_limits_hold_for_both_together() -> None:
     async def use(port: int, side: int, _: Driver, server: Server) -> None:
         main, wire = await Wire.to(port), await Wire.to(side)
@@ -132,16 +120,6 @@ def test_limits_hold_for_both_together() -> None:
         assert (await asked(fourth, "GET", "/health"))[0] == 200
 
     run(use, connections_max=2)
-
-
-def test_half_a_head_is_not_waited_for() -> None:
-    async def use(_: int, side: int, __: Driver, server: Server) -> None:
-        wire = await Wire.to(side)
-        wire.say(b"GET /health HTT")
-        assert b" 408 " in await wire.rest()
-        assert server._counts.header_timeouts == 1
-
-    run(use, header_timeout_s=0.1)
 
 
 def test_it_leaves_with_the_other() -> None:
