@@ -435,23 +435,6 @@ def test_a_scrape_is_read_in_small_steps(monkeypatch: pytest.MonkeyPatch) -> Non
     assert most[worst] <= 200, f"{most[worst]} series at once, after {worst}"
 
 
-def test_others_have_their_turn_while_one_scrapes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("select_service.edge.cooperative.SLICE_S", 0.0, raising=False)
-
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        for number in range(200):
-            seat(service, number)
-        turns = 0
-        scraping = asyncio.ensure_future(client.get("/metrics"))
-        while not scraping.done():
-            turns += 1
-            await asyncio.sleep(0)
-        lines = (await scraping).text.count("\n")
-        assert turns > lines / 100
-
-    in_process(use)
-
-
 def test_a_scrape_lives_with_workers_that_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two of its steps anybody may come and go; no series comes twice for it."""
     monkeypatch.setattr("select_service.edge.cooperative.SLICE_S", 0.0)
