@@ -22,8 +22,6 @@ from select_service.core.replication.messages import (
 )
 from select_service.edge.log_throttle import LINES_MAX, PERIOD_S
 from select_service.edge.replication.pull import (
-    Frames,
-    PullFailed,
     Pulls,
     snapshot_url,
 )
@@ -208,19 +206,30 @@ def test_one_that_never_ends() -> None:
     pulled(drip, "timeout", limits=ReplicaLimits(pull_timeout_s=0.2))
 
 
-def test_nobody_listens() -> None:
-    async def run(reader: Reader) -> Pulls:
-        client = Pulls(reader, lambda _: None, LIMITS, time.monotonic, lambda _: None, Addresses())
-        client.ask(Pull("tcp://127.0.0.1:1", ROUTER, 9, None))
-        client.ask(Pull("tcp://127.0.0.1:1", ROUTER + 1, 9, "http://[::1"))  # no URL at all
-        await until(lambda: len(reader.ended) == 2 and not client.running)
+def failed(*pulls: Pull, addresses: Addresses | None = None) -> tuple[dict[str, int], list[str]]:
+    """Ask for snapshots that cannot be fetched; return what became of them, and what was said."""
+    said: list[str] = []
+    reader = Reader()
+
+    async def run() -> Pulls:
+        where = Addresses() if addresses is None else addresses
+        client = Pulls(reader, lambda _: None, LIMITS, time.monotonic, said.append, where)
+        for pull in pulls:
+            client.ask(pull)
+        await until(lambda: len(reader.ended) == len(pulls) and not client.running)
         await client.close()
+        where.close()
         return client
 
-    reader = Reader()
-    client = wait.run(run(reader))
-    assert client.outcomes["unreachable"] == 2
-    assert reader.ended == [False, False]
+    client = wait.run(run())
+    assert reader.ended == [False] * len(pulls)
+    return client.outcomes, said
+
+
+def test_nobody_listens() -> None:
+    no_url = Pull("tcp://127.0.0.1:1", ROUTER + 1, 9, "http://[::1")
+    outcomes, _ = failed(Pull("tcp://127.0.0.1:1", ROUTER, 9, None), no_url)
+    assert outcomes["unreachable"] == 2
 
 
 @pytest.mark.parametrize(
@@ -232,19 +241,9 @@ def test_nobody_listens() -> None:
     ],
 )
 def test_a_replica_that_says_it_is_where_nobody_may_go(url: str) -> None:
-    async def run(reader: Reader) -> Pulls:
-        addresses = Addresses(look_up=lambda _: ["169.254.169.254"])
-        client = Pulls(reader, lambda _: None, LIMITS, time.monotonic, lambda _: None, addresses)
-        client.ask(Pull("tcp://127.0.0.1:1", ROUTER, 9, url))
-        await until(lambda: reader.ended and not client.running)
-        await client.close()
-        addresses.close()
-        return client
-
-    reader = Reader()
-    client = wait.run(run(reader))
-    assert client.outcomes["denied"] == 1
-    assert reader.ended == [False]
+    addresses = Addresses(look_up=lambda _: ["169.254.169.254"])
+    outcomes, _ = failed(Pull("tcp://127.0.0.1:1", ROUTER, 9, url), addresses=addresses)
+    assert outcomes["denied"] == 1
 
 
 @pytest.mark.parametrize(
@@ -257,19 +256,8 @@ def test_a_replica_that_says_it_is_where_nobody_may_go(url: str) -> None:
     ],
 )
 def test_a_replica_whose_url_would_be_asked_for_anything_else_than_a_snapshot(url: str) -> None:
-    said: list[str] = []
-
-    async def run(reader: Reader) -> Pulls:
-        client = Pulls(reader, lambda _: None, LIMITS, time.monotonic, said.append, Addresses())
-        client.ask(Pull("tcp://127.0.0.1:1", ROUTER, 9, url))
-        await until(lambda: reader.ended and not client.running)
-        await client.close()
-        return client
-
-    reader = Reader()
-    client = wait.run(run(reader))
-    assert client.outcomes["denied"] == 1
-    assert reader.ended == [False]
+    outcomes, said = failed(Pull("tcp://127.0.0.1:1", ROUTER, 9, url))
+    assert outcomes["denied"] == 1
     assert len(said) == 1
     assert "secret" not in said[0]
 
@@ -326,17 +314,6 @@ def test_where_a_snapshot_is() -> None:
     assert where("tcp://eth0;h:1") == "http://h:80/replica_sync/snapshot"
     assert where("ipc://x.sock") == "http://127.0.0.1:80/replica_sync/snapshot"
     assert where("tcp://h:1", "https://g/a/") == "https://g/a/replica_sync/snapshot"
-
-
-def test_frames_keep_what_is_unfinished() -> None:
-    frames = Frames(10)
-    assert list(frames.feed(b"\0\0\0\x02ab\0\0")) == [b"ab"]
-    emptied = [frames.is_empty]
-    assert list(frames.feed(b"\0\x01c")) == [b"c"]
-    emptied.append(frames.is_empty)
-    assert emptied == [False, True]
-    with pytest.raises(PullFailed, match="11 bytes"):
-        list(frames.feed(b"\0\0\0\x0b"))
 
 
 def test_arriving_parts_let_others_run() -> None:

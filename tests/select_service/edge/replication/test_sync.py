@@ -15,8 +15,6 @@ import zmq
 
 from indexer.edge import sockets
 from indexer.edge.addresses import Addresses
-from indexer.edge.sockets import Link
-from indexer.errors import EndpointRefused
 from indexer.types import EgressSettings
 from select_service.edge.replication import sync as replica_sync
 from select_service.edge.replication.sync import ReplicaPublisher, Subscriptions
@@ -68,20 +66,6 @@ async def subscribed(sock: zmq.Socket[bytes], topics: int = len(TOPICS)) -> None
     for _ in range(topics):
         await until(lambda: bool(sock.poll(0)))
         sock.recv()
-
-
-def test_what_is_said_on_our_topics_is_heard() -> None:
-    async def scene(subscriptions: Subscriptions, heard: Heard) -> None:
-        async with publisher() as (sock, endpoint):
-            subscriptions.add(endpoint)
-            await subscribed(sock)
-            for topic in (b"one", b"other", b"two"):
-                sock.send_multipart([topic, b"x", b"y"])
-            await until(lambda: len(heard) == 2)
-            assert heard == [(endpoint, [b"one", b"x", b"y"]), (endpoint, [b"two", b"x", b"y"])]
-            assert dict(subscriptions.states()) == {endpoint: Link.CONNECTED}
-
-    run(scene)
 
 
 def test_a_flood_leaves_time_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,20 +150,6 @@ def test_a_fault_costs_one_message() -> None:
     run(scene)
 
 
-def test_a_peer_that_comes_later_and_one_that_comes_back() -> None:
-    async def scene(subscriptions: Subscriptions, heard: Heard) -> None:
-        port = free_port()
-        endpoint = f"tcp://127.0.0.1:{port}"
-        subscriptions.add(endpoint)
-        for life in (b"1", b"2"):
-            async with publisher(port) as (sock, _):
-                await subscribed(sock)
-                sock.send_multipart([b"one", life])
-                await until(lambda: heard[-1:] == [(endpoint, [b"one", life])])
-
-    run(scene)
-
-
 def test_a_message_beyond_the_limit_costs_its_sender_the_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -227,15 +197,6 @@ def test_a_peer_that_is_told_by_name() -> None:
             await until(lambda: bool(heard))
             assert heard == [(named, [b"one", b"x"])], "known by the name it was given"
             assert list(subscriptions) == ["tcp://metadata:80", named]
-
-    run(scene)
-
-
-def test_zmq_refuses_to_connect_to_a_wildcard() -> None:
-    async def scene(subscriptions: Subscriptions, _: Heard) -> None:
-        with pytest.raises(EndpointRefused):
-            subscriptions.add("tcp://*:1")
-        assert not len(subscriptions)
 
     run(scene)
 
