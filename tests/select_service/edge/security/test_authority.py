@@ -93,11 +93,6 @@ def test_a_bad_file_changes_nothing_and_says_why(file: TokenFile) -> None:
     in_process(use, token_file=str(file.path))
 
 
-def test_no_start_without_the_file(tmp_path: Path) -> None:
-    with pytest.raises(TokenFileUnusable):
-        in_process(lambda *_: asyncio.sleep(0), token_file=str(tmp_path / "none"))
-
-
 def test_an_expired_token_is_refused_although_it_is_remembered(brief: TokenFile) -> None:
     async def use(port: int, service: Driver, server: object) -> None:
         authority, now = wall_clock(service, left_s=1)
