@@ -90,13 +90,6 @@ def test_order_of_first_writing_is_kept(store: Store) -> None:
     again.close()
 
 
-def test_one_process_a_directory(store: Store) -> None:
-    with pytest.raises(StateDirUnusable, match="in use by another process"):
-        opened(store.directory)
-    store.close()
-    opened(store.directory).close()
-
-
 def test_a_directory_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StateDirUnusable):
@@ -135,17 +128,6 @@ def test_a_fifo_in_the_directory_is_not_waited_for(store: Store, name: str) -> N
     os.mkfifo(path)
     with pytest.raises(StateDirUnusable, match=f"{name} is no plain file"):
         started(store.directory)
-
-
-def test_a_later_format_is_left_alone(store: Store) -> None:
-    assert store.identity is not None
-    store.identity = type(store.identity)(1, 1, format=99)
-    store.commit([])
-    store.close()
-    again = opened(store.directory)
-    with pytest.raises(StateDirUnusable, match="format 99"):
-        again.load()
-    again.close()
 
 
 def test_rows_of_a_later_format_may_look_like_anything(store: Store) -> None:
@@ -306,18 +288,8 @@ def history(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return History(tmp_path_factory.mktemp("history") / "state", log_bytes)
 
 
-def boundaries(data: bytes, first: int, step: int) -> list[int]:
-    return list(range(first, len(data) + 1, step))
-
-
 def flipped(data: bytes, at: int) -> bytes:
     return data[:at] + bytes([data[at] ^ 0x41]) + data[at + 1 :]
-
-
-def test_undamaged_files_of_a_killed_process(history: History, memory_path: Path) -> None:
-    assert not history.judge(memory_path / "s", history.file, history.log)
-    assert history.ends_at > 20 * PAGE
-    assert len(history.file) > 3 * PAGE
 
 
 @pytest.mark.parametrize("room", [0, 1, PAGE - 1])
@@ -354,62 +326,6 @@ def test_as_many_frames_are_taken_as_sqlite_takes(history: History, memory_path:
         found.add(counted)
     assert len(found) > 5
     assert wal.frames_taken(memory_path / "nothing") == 0
-
-
-def test_file_cut_anywhere(history: History, memory_path: Path) -> None:
-    for boundary in boundaries(history.file, 0, PAGE):
-        for at in {max(0, boundary - 1), boundary, boundary + 1, boundary + 100}:
-            if at < len(history.file):
-                history.judge(memory_path / "s", history.file[:at], history.log)
-                assert history.judge(memory_path / "s", history.file[:at], None)
-
-
-def test_log_cut_anywhere(history: History, memory_path: Path) -> None:
-    for boundary in boundaries(history.log, wal.HEADER.size, FRAME):
-        for at in {boundary - 1, boundary, boundary + 1, boundary + wal.FRAME.size}:
-            if at <= len(history.log):
-                damaged = history.judge(memory_path / "s", history.file, history.log[:at])
-                assert not damaged or at != boundary, "an end between frames is an end"
-                assert damaged or at >= wal.HEADER.size or not at
-
-
-@pytest.mark.parametrize("every", [None, pytest.param(61, marks=pytest.mark.slow)])
-def test_log_with_a_turned_byte(history: History, memory_path: Path, every: int | None) -> None:
-    inside = {0, 4, 8, 16, 20, wal.FRAME.size, wal.FRAME.size + 60, FRAME - 1}
-    inside |= set(range(0, FRAME, every) if every else ())
-    reported = 0
-    last = history.ends_at - FRAME
-    for start in range(wal.HEADER.size, len(history.log), FRAME):
-        for offset in sorted(inside):
-            damaged = history.judge(
-                memory_path / "s", history.file, flipped(history.log, start + offset)
-            )
-            reported += damaged
-            assert damaged or start >= last - 3 * FRAME, "a loss in the middle is noticed"
-            assert not damaged or start <= last, "behind the end lies nothing"
-    assert reported
-    for at in range(wal.HEADER.size):
-        assert history.judge(memory_path / "s", history.file, flipped(history.log, at))
-
-
-@pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.slow)])
-def test_file_with_a_turned_byte(history: History, memory_path: Path, every: int) -> None:
-    """With an empty log, so that the file's own pages are what is read."""
-    directory = memory_path / "whole"
-    directory.mkdir()
-    (directory / FILE).write_bytes(history.file)
-    (directory / WAL).write_bytes(history.log)
-    store = opened(directory)
-    store.load()
-    store.close()  # copies the log into the file
-    file = (directory / FILE).read_bytes()
-    reported = 0
-    for start in boundaries(file, 0, PAGE)[:-1]:
-        heads, records = range(0, 110, every), range(110, PAGE, 37 * every)
-        for offset in (*heads, *records, PAGE - 1):
-            if start + offset < len(file):
-                reported += history.judge(memory_path / "s", flipped(file, start + offset), None)
-    assert reported > len(file) // PAGE * 50 // every
 
 
 def test_rows_that_changed_places_or_stayed_behind(history: History, memory_path: Path) -> None:

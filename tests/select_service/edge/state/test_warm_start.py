@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from select_service.edge.driver.driver import Driver
 from select_service.edge.state.warm_start import WarmStart
 from tests import wait
 from tests.indexer.edge.fake_engine import FakeEngine
-from tests.indexer.encoding import encode_batch, removed, stored
+from tests.indexer.encoding import encode_batch, stored
 from tests.select_service.edge.serving import SETTINGS, seat
 from tests.wait import PATIENCE_S
 
@@ -52,17 +52,6 @@ class Town:
         self.engines.append(FakeEngine(self.context, ports))
         self.engines[-1].pub.setsockopt(zmq.XPUB_VERBOSE, 1)  # a second life is seen at once
         return self.engines[-1]
-
-    async def reborn(self, engine: FakeEngine) -> FakeEngine:
-        """Another engine process on the same ports, as soon as libzmq has let go of them."""
-        ports = engine.ports
-        engine.close()
-        self.engines.remove(engine)
-        while True:
-            try:
-                return self.engine(ports)
-            except zmq.ZMQError:
-                await asyncio.sleep(0.005)
 
     def live(
         self, use: Callable[[Driver], Awaitable[None]], *, kill: bool = False, **settings: Any
@@ -142,62 +131,8 @@ def town(tmp_path: Path) -> Iterator[Town]:
     made.context.destroy(linger=0)
 
 
-@pytest.mark.parametrize("kill", [True, False])
-def test_warm_after_a_restart_without_a_word_of_old_events(town: Town, kill: bool) -> None:
-    engine = town.engine()
-
-    async def first(service: Driver) -> None:
-        await town.fill(service, engine)
-        if kill:
-            assert await warm(service).write()
-        engine.publish(batch(5))
-        await town.until(lambda: 5 in shown(service))
-
-    async def second(service: Driver) -> None:
-        ready = service.ready()
-        assert ready.waiting_for == ["index_snapshot"]
-        assert shown(service) == set(), "nothing before the engine has spoken"
-        await town.until(lambda: shown(service))
-        assert shown(service) == {0, 2, 3, 4, 5}, "with what came after the snapshot"
-        assert engine.requests[before:] == [4 if kill else 5]
-        assert recalls(service) == {"credited": 1}
-        assert service.ready().waiting_for == []
-        await town.until(engine.has_subscriber)
-        engine.publish(batch(7))
-        await town.until(lambda: 7 in shown(service))
-
-    town.live(first, kill=kill)
-    assert (town.directory / NAME).exists()
-    assert not (town.directory / NEW).exists()
-    engine.publish(encode_batch([removed([2])]))
-    before = len(engine.requests)
-    town.live(second)
-
-
-def test_an_engine_that_was_restarted_meanwhile(town: Town) -> None:
-    engines = [town.engine()]
-
-    async def first(service: Driver) -> None:
-        await town.fill(service, engines[0])
-
-    async def second(service: Driver) -> None:
-        new = await town.reborn(engines[0])
-        for number in range(9):
-            new.publish(batch(number, 1_000))
-        await town.until(lambda: shown(service, 1_000) == set(range(9)))
-        assert shown(service) == set()
-        assert recalls(service) == {"restarted": 1}
-        assert service.ready().waiting_for == []
-
-    town.live(first)
-    town.live(second)
-
-
 def test_an_engine_that_does_not_answer(town: Town) -> None:
     engine = town.engine()
-
-    async def first(service: Driver) -> None:
-        await town.fill(service, engine)
 
     async def second(service: Driver) -> None:
         engine.is_mute = True
@@ -205,7 +140,7 @@ def test_an_engine_that_does_not_answer(town: Town) -> None:
         assert shown(service) == set()
         assert service.ready().waiting_for == []
 
-    town.live(first)
+    town.live(partial(town.fill, engine=engine))
     town.live(second, replay_silence_s=0.2, replay_timeout_s=1.0)
 
 
@@ -233,9 +168,6 @@ def test_without_a_replay_endpoint(town: Town) -> None:
 def test_a_worker_that_moved_begins_anew(town: Town) -> None:
     engine, other = town.engine(), town.engine()
 
-    async def first(service: Driver) -> None:
-        await town.fill(service, engine)
-
     async def second(service: Driver) -> None:
         seat(
             service,
@@ -245,16 +177,13 @@ def test_a_worker_that_moved_begins_anew(town: Town) -> None:
         await town.until(lambda: "other_endpoint" in recalls(service))
         assert shown(service) == set()
 
-    town.live(first)
+    town.live(partial(town.fill, engine=engine))
     town.forget_state()
     town.live(second)
 
 
 def test_what_nobody_claimed_goes_into_the_next_snapshot_too(town: Town) -> None:
     engine = town.engine()
-
-    async def first(service: Driver) -> None:
-        await town.fill(service, engine)
 
     async def second(service: Driver) -> None:
         assert warm(service).snapshots.unclaimed == 1
@@ -265,7 +194,7 @@ def test_what_nobody_claimed_goes_into_the_next_snapshot_too(town: Town) -> None
         seat(service, kv_events_endpoint=engine.endpoint, replay_endpoint=replay)
         await town.until(lambda: shown(service) == set(range(5)))
 
-    town.live(first)
+    town.live(partial(town.fill, engine=engine))
     town.forget_state()
     town.live(second)
     town.live(third)
@@ -273,9 +202,6 @@ def test_what_nobody_claimed_goes_into_the_next_snapshot_too(town: Town) -> None
 
 def test_what_is_unproven_goes_into_the_next_snapshot_too(town: Town) -> None:
     engine = town.engine()
-
-    async def first(service: Driver) -> None:
-        await town.fill(service, engine)
 
     async def second(service: Driver) -> None:
         snapshots = warm(service).snapshots
@@ -289,16 +215,13 @@ def test_what_is_unproven_goes_into_the_next_snapshot_too(town: Town) -> None:
         engine.is_mute = False
         await town.until(lambda: shown(service) == set(range(5)))
 
-    town.live(first)
+    town.live(partial(town.fill, engine=engine))
     town.live(second, kill=True)
     town.live(third)
 
 
 def test_a_damaged_file_is_reported_and_costs_the_warmth_only(town: Town) -> None:
     engine = town.engine()
-
-    async def first(service: Driver) -> None:
-        await town.fill(service, engine)
 
     async def second(service: Driver) -> None:
         assert warm(service).snapshots.damage == {"frame": 1}
@@ -307,7 +230,7 @@ def test_a_damaged_file_is_reported_and_costs_the_warmth_only(town: Town) -> Non
         await town.until(lambda: shown(service) == set(range(6)))
         assert engine.requests[-1] == 0, "as if there had been no snapshot"
 
-    town.live(first)
+    town.live(partial(town.fill, engine=engine))
     path = town.directory / NAME
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
@@ -367,14 +290,11 @@ def test_ranks_beyond_the_limit_are_left_out(town: Town) -> None:
 def test_off_means_neither_written_nor_read(town: Town) -> None:
     engine = town.engine()
 
-    async def first(service: Driver) -> None:
-        await town.fill(service, engine)
-
     async def second(service: Driver) -> None:
         assert service.warm_start is None
         assert "index_snapshot" not in service.ready().waiting_for
 
-    town.live(first)
+    town.live(partial(town.fill, engine=engine))
     written = (town.directory / NAME).read_bytes()
     town.live(second, index_snapshot_interval_s=0.0, kill=False)
     assert (town.directory / NAME).read_bytes() == written
