@@ -112,19 +112,3 @@ def test_variables_that_make_no_sense_cost_traces_only(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "soon")
     create_driver(replace(SETTINGS, **ON))  # with traces or without: that is the exporter's choice
     assert "soon" in caplog.text
-
-
-def test_what_is_left_is_exported_at_the_end(collector: Collector) -> None:
-    async def asks() -> None:
-        async with traced(trace_interval_ms=60_000) as (wire, _):
-            assert await ask(wire, "POST", "/select", PROMPT) == 200
-
-    run(asks())
-    assert len(collector.servers()) == 1
-
-
-def test_off_is_the_plain_service() -> None:
-    driver = create_driver(SETTINGS)
-    assert driver.tracing is None
-    for room in (driver.core.desk, driver.core.selection, driver.core.selection._placing):
-        assert room._tracing is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Sequence
 
 import pytest
@@ -12,7 +11,6 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from select_service.edge.tracing.span_export import Finished, SpanExport
-from tests.wait import PATIENCE_S
 
 ONE = Finished("GET /x", 1, 2, None, 10**18, 5, 9, [("match", 6), ("pick", 7)], 200, b"", {})
 
@@ -38,41 +36,6 @@ def test_what_waits_is_exported_at_the_end() -> None:
     assert (queue.exported, queue.dropped, queue.failed, queue.queued) == (15, 0, 0, 0)
     queue.put(ONE)
     assert queue.dropped == 3
-
-
-def test_a_full_queue_drops_and_counts() -> None:
-    queue = export(InMemorySpanExporter(), queue_max=7)
-    for _ in range(3):
-        queue.put(ONE)  # three spans each
-    assert (queue.queued, queue.dropped) == (6, 3)
-
-
-class Stuck(SpanExporter):
-    """Does not come back before it is let go."""
-
-    def __init__(self) -> None:
-        self.asked, self.go = threading.Event(), threading.Event()
-
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        self.asked.set()
-        assert self.go.wait(PATIENCE_S)
-        return SpanExportResult.SUCCESS
-
-    def shutdown(self) -> None:
-        """Nothing to close."""
-
-
-def test_closing_does_not_wait_for_who_is_stuck() -> None:
-    stuck = Stuck()
-    queue = export(stuck, batch_max=1)
-    queue.put(ONE)
-    assert stuck.asked.wait(PATIENCE_S)
-    queue.close(0.01)  # comes back although nobody lets the exporter go
-    assert queue._closing is not None
-    assert queue._closing.is_alive()
-    stuck.go.set()
-    queue._closing.join(PATIENCE_S)
-    assert queue.exported == 3
 
 
 class Broken(InMemorySpanExporter):

@@ -102,18 +102,6 @@ def test_one_connection_many_parents(collector: Collector) -> None:
     }
 
 
-def test_known_heads_take_the_short_way(collector: Collector, monkeypatch: Any) -> None:
-    async def asks() -> None:
-        async with traced() as (wire, _):
-            await ask(wire, "POST", "/select", PROMPT, TRACEPARENT)
-            monkeypatch.setattr("select_service.edge.http.fast_lane.FastLane._plain_call", None)
-            for _ in range(3):
-                assert await ask(wire, "POST", "/select", PROMPT, TRACEPARENT) == 200
-
-    run(asks())
-    assert [one.trace_id for one in collector.servers()] == [TRACE] * 4
-
-
 @pytest.mark.parametrize(
     ("settings", "flags", "count"),
     [
