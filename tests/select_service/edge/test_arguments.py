@@ -13,16 +13,25 @@ import pytest
 
 from select_service import SelectionService
 from select_service.edge import embedded as embedded_module
-from select_service.errors import InvalidField, ServiceError, UnknownField
+from select_service.errors import (
+    InvalidField,
+    LeaseConflict,
+    LeaseNotFound,
+    NoEligibleWorker,
+    ServiceError,
+    UnknownField,
+)
 from select_service.types import (
     CoreLimits,
     OverlapScoresRequest,
     RouterConfig,
+    Selection,
     SelectRequest,
     TrustSettings,
 )
 from select_service.types.admission import AdmissionSettings
 from select_service.types.batches import SelectBatchRequest, WaveItem
+from select_service.types.decisions import Decision
 from select_service.types.shadow import ShadowSettings
 from tests.select_service.edge.serving import Wire, on_a_port
 
@@ -262,9 +271,73 @@ def test_a_prompt_of_a_wave_is_named() -> None:
 
 def test_decisions_are_asked_for_with_a_mapping() -> None:
     async def use(service: SelectionService) -> None:
-        await service.select(PROMPT)
-        assert len(await service.decisions({"worker_id": 7, "limit": 5})) == 1
+        answer = await service.select(PROMPT | {"selection_id": "s", "explain": True})
+        assert isinstance(answer, Selection)
+        assert isinstance(answer.decision, Decision)
+        assert (await service.decision("s")).candidates == answer.decision.candidates
+        (listed,) = await service.decisions({"worker_id": 7, "limit": 5})
+        assert listed.decision_id == "s"
         with pytest.raises(UnknownField, match="worker"):
             await service.decisions({"worker": 7})
+        with pytest.raises(NoEligibleWorker) as refused:
+            await service.select(PROMPT | {"allowed_worker_ids": [], "explain": True})
+        assert isinstance(refused.value.decision, Decision)
 
     embedded(use)
+
+
+def test_leases_are_renewed_listed_and_closed() -> None:
+    async def use(service: SelectionService) -> None:
+        lease = (await service.open_lease({"owner": "me", "ttl_s": 30.0})).lease_id
+        for number in range(200):
+            booking = {"reservation_id": str(number), "worker_id": 7, "lease_id": lease}
+            await service.reserve(PROMPT | booking)
+        assert (await service.renew_lease(lease, 60.0)).reservations == 200
+        with pytest.raises(LeaseConflict):
+            await service.open_lease({"owner": "you", "ttl_s": 30.0, "lease_id": lease})
+        operations: list[dict[str, Any]] = [
+            {"op": "output_block", "reservation_id": "1", "count": 2},
+            *({"op": "free", "reservation_id": str(number)} for number in range(100)),
+        ]
+        answer = await service.batch({"operations": operations})
+        assert [one.status for one in answer.results] == [200] * 101
+        assert (await service.leases("me")).leases[0].reservations == 100
+        await service.close_lease(lease)
+        assert (await service.loads())[0].loads[0].active_requests == 0
+        with pytest.raises(LeaseNotFound):
+            await service.renew_lease(lease)
+
+    embedded(use)
+
+
+def test_pairs_and_waves_are_booked() -> None:
+    async def use(service: SelectionService) -> None:
+        wave = {"requests": [PROMPT | {"n": 3}], "reserve": True}
+        answer = await service.select_batch(wave)
+        assert (answer.placed, [rank.requests for rank in answer.ranks]) == (3, [3])
+        for worker_id, role in ((7, "prefill"), (8, "decode")):
+            await service.upsert_worker(WORKER | {"worker_id": worker_id, "role": role})
+        pair = await service.select_pair(PROMPT | {"reservation_id": "p"})
+        assert pair.prefill is not None
+        await service.free("p")
+        await service.delete_worker(8)
+        with pytest.raises(NoEligibleWorker, match="no eligible decode worker"):
+            await service.select_pair(PROMPT)
+
+    embedded(use)
+
+
+def test_shadow_and_trust_are_told() -> None:
+    async def use() -> None:
+        shadow = ShadowSettings(weights={"overlap_score_credit": 0.0}, sample=1.0)
+        async with SelectionService(shadow=shadow, trust=TrustSettings(samples=4)) as service:
+            for worker_id in (7, 8):
+                await service.upsert_worker(WORKER | {"worker_id": worker_id})
+            await service.select_and_reserve(PROMPT | {"reservation_id": "r"})
+            await service.prefill_complete("r", cached_tokens=32)
+            told = await service.shadow()
+            assert told.total is not None
+            assert (told.enabled, told.total.scored) == (True, 1)
+            assert [one.worker_id for one in (await service.trust()).ranks] == [7, 8]
+
+    asyncio.run(use())

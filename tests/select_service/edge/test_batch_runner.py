@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import msgspec
 
-from select_service import SelectionService
-from select_service.types import WorkerSpec
-from select_service.types.batches import SelectBatchRequest, WaveItem
 from tests.select_service.edge.security.credentials_made import TokenFile
-from tests.select_service.edge.serving import PROMPT, Wire, in_process, on_a_port, seat, worker
+from tests.select_service.edge.serving import PROMPT, Wire, in_process, on_a_port, seat
 from tests.wait import until
 
 if TYPE_CHECKING:
@@ -182,15 +178,3 @@ def test_a_tenant_sees_its_own_names_and_no_others_workers(tmp_path: Path) -> No
         assert requests(service) == 0
 
     on_a_port(use, token_file=str(file.path))
-
-
-def test_in_this_process() -> None:
-    async def run() -> None:
-        async with SelectionService() as service:
-            await service.upsert_worker(msgspec.convert(worker(1), WorkerSpec))
-            item = msgspec.convert(wave(1, n=3)[0], WaveItem)
-            answer = await service.select_batch(SelectBatchRequest(requests=[item], reserve=True))
-            assert answer.placed == 3
-            assert [rank.requests for rank in answer.ranks] == [3]
-
-    asyncio.run(run())

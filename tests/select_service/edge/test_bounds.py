@@ -16,7 +16,7 @@ import pytest
 from indexer.errors import EndpointRefused
 from select_service.edge.driver.driver import Driver
 from select_service.edge.embedded import SelectionService
-from select_service.errors import TooManyReservations, TooManyWorkers
+from select_service.errors import TooManyReservations
 from select_service.types import (
     CoreLimits,
     ReservationRequest,
@@ -225,7 +225,6 @@ def packed(value: object) -> bytes:
 
 
 JSON, MSGPACK = "application/json", "application/msgpack"
-MEDIA = {"mm_objects": [{"mm_hash": 1, "offsets": [[0, 1]]}]}
 
 
 def parts(count: int) -> bytes:
@@ -478,7 +477,3 @@ def test_memory_of_many_scopes_comes_back() -> None:
     first, *_, last = (msgspec.json.decode(line) for line in done.stdout.splitlines())
     assert last["objects"] < first["objects"] + 500, "nothing is left of five thousand"
     assert last["bytes"] < first["bytes"] + (5 << 20)
-
-
-def test_too_many_workers_says_how_many_may_be() -> None:
-    assert "10 workers" in str(TooManyWorkers(10))

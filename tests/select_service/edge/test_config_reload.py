@@ -174,14 +174,6 @@ def test_whatever_is_put_is_in_force_or_changes_nothing(settings: dict[str, Any]
     assert service.core.registry.limits == reloading.settings.stream_limits
 
 
-def test_what_needs_a_restart_is_refused_as_a_whole() -> None:
-    _, reloading = started()
-    with pytest.raises(NeedsRestart) as caught:
-        put(reloading, workers_max=5, port=1)
-    assert caught.value.field == "settings.port"
-    assert reloading.settings == Settings()
-
-
 def test_over_http() -> None:
     async def use(client: httpx.AsyncClient, service: Driver) -> None:
         seat(service)

@@ -12,8 +12,8 @@ import jsonschema  # type: ignore[import-untyped]
 import msgspec
 import pytest
 
-from select_service import NoEligibleWorker, SelectionService, SelectRequest, WorkerSpec
-from select_service.edge.decision_report import SLICE, Wanted
+from select_service import WorkerSpec
+from select_service.edge.decision_report import SLICE
 from select_service.edge.driver.driver import Driver
 from select_service.types.decisions import Candidate
 from tests.select_service.edge.http.test_api import problem
@@ -306,29 +306,3 @@ def test_metrics_show_the_ring() -> None:
         assert f"select_service_decision_bytes {service.core.decisions.bytes:.1f}" in lines
 
     in_process(use, decision_ring=2)
-
-
-def test_embedded() -> None:
-    async def run() -> None:
-        async with SelectionService() as service:
-            spec = WorkerSpec(
-                worker_id=1,
-                endpoint="http://w",
-                block_size=16,
-                kv_events_endpoint="tcp://127.0.0.1:9",
-            )
-            await service.upsert_worker(spec)
-            ask = SelectRequest(token_ids=[1] * 40, selection_id="s", explain=True)
-            answer = await service.select(ask)
-            assert answer.decision is not msgspec.UNSET
-            assert answer.decision.chosen is not None
-            assert answer.decision.chosen.worker_id == 1
-            again = await service.decision("s")
-            assert again.candidates == answer.decision.candidates
-            (listed,) = await service.decisions(Wanted(worker_id=1))
-            assert listed.decision_id == "s"
-            with pytest.raises(NoEligibleWorker) as refused:
-                await service.select(msgspec.structs.replace(ask, allowed_worker_ids=[]))
-            assert isinstance(refused.value.decision, type(listed))
-
-    asyncio.run(run())

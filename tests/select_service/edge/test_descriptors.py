@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import resource
 
 import pytest
@@ -33,16 +32,6 @@ def system(monkeypatch: pytest.MonkeyPatch) -> _System:
     monkeypatch.setattr(resource, "getrlimit", one.get)
     monkeypatch.setattr(resource, "setrlimit", one.set)
     return one
-
-
-def test_the_soft_limit_becomes_the_hard_one(
-    system: _System, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.INFO):
-        assert raise_limit() == 4096
-        assert system.limits == (4096, 4096)
-        assert raise_limit() == 4096
-    assert [record.getMessage() for record in caplog.records] == ["open files"]
 
 
 def test_no_hard_limit_is_no_reason_to_have_none(system: _System) -> None:

@@ -15,7 +15,6 @@ from select_service.edge import doctor as doctors
 from select_service.edge.driver.driver import Driver
 from select_service.settings.environment import RouterSettings
 from select_service.types import RouterConfig, WorkerSpec
-from select_service.types.doctor import DoctorLimits
 from tests.select_service.edge.serving import in_process, seat
 from tests.wait import until
 
@@ -160,15 +159,6 @@ def test_a_flood_of_findings_does_not_flood_the_log(caplog: pytest.LogCaptureFix
     in_process(use, doctor_interval_s=0.0)
 
 
-def test_it_looks_by_itself() -> None:
-    async def use(_: httpx.AsyncClient, service: Driver) -> None:
-        await until(lambda: service.diagnosed is not None)
-        examiner = service.doctor().examiner
-        await until(lambda: examiner.rounds >= 2)
-
-    in_process(use, doctor_interval_s=0.01)
-
-
 def test_who_asks_at_once_shares_an_examination() -> None:
     async def use(client: httpx.AsyncClient, service: Driver) -> None:
         await grown(service)
@@ -246,7 +236,3 @@ def test_a_client_that_goes_breaks_an_examination_off_and_nothing_else() -> None
         assert len(answer["findings"]) == 48
 
     in_process(use, router=NO_EVENTS, doctor_interval_s=0.0)
-
-
-def test_limits_have_defaults() -> None:
-    assert DoctorLimits() == DoctorLimits(interval_s=10.0, samples_max=64, findings_max=200)

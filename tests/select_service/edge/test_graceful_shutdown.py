@@ -2,96 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import httpx
 import pytest
 
-from select_service.edge.graceful_shutdown import GracefulShutdown
 from select_service.edge.leave_command import is_service, serves
 from tests.live.ports import HOST
 from tests.live.replicas import Replica
 from tests.live.server import Server
 from tests.select_service.edge.serving import PROMPT, worker
-from tests.wait import PATIENCE_S, eventually, until
+from tests.wait import PATIENCE_S, eventually
 
 BOOKED = {**PROMPT, "reservation_id": "r"}
-
-
-class House:
-    """A service that is needed for as long as somebody says."""
-
-    def __init__(self) -> None:
-        self.awaited = 1
-        self.told: list[str] = []
-
-    def announce_leaving(self) -> None:
-        self.told.append("announced")
-
-    def note(self, what: str) -> Callable[[], None]:
-        return lambda: self.told.append(what)
-
-    def leaving(self, notice_s: float, grace_s: float) -> GracefulShutdown:
-        return GracefulShutdown(self, notice_s, grace_s, self.note("closing"), self.note("ended"))
-
-
-@pytest.mark.parametrize("awaited", [0, 1])
-def test_without_notice_and_grace_it_goes_at_once(awaited: int) -> None:
-    house = House()
-    house.awaited = awaited
-    house.leaving(0.0, 0.0).begin()
-    assert house.told == ["announced", "ended"]
-
-
-def test_it_goes_when_nobody_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def run() -> None:
-        house = House()
-        leaving = house.leaving(0.0, 3600.0)
-        leaving.begin()
-        leaving.begin()  # a second signal
-        await asyncio.sleep(0.01)
-        assert house.told == ["announced", "closing"]
-        house.awaited = 0
-        await until(lambda: len(house.told) == 3)
-        assert house.told == ["announced", "closing", "ended"]
-
-    monkeypatch.setattr("select_service.edge.graceful_shutdown.LOOK_S", 0.001)
-    asyncio.run(run())
-
-
-def test_the_word_may_come_long_before_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def run() -> None:
-        house = House()
-        leaving = house.leaving(0.05, 0.05)
-        begun = leaving.announce()
-        assert leaving.announce() == begun
-        await asyncio.sleep(0.06)
-        assert house.told == ["announced", "closing"], "it serves until it is told to go"
-        leaving.begin()
-        await until(lambda: len(house.told) == 3)
-        assert house.told == ["announced", "closing", "ended"]
-
-    monkeypatch.setattr(
-        "select_service.edge.graceful_shutdown.LOOK_S", 3600.0
-    )  # notice and grace are over
-    asyncio.run(run())
-
-
-def test_it_goes_when_the_grace_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def run() -> None:
-        house = House()
-        house.leaving(0.0, 0.01).begin()
-        await until(lambda: len(house.told) == 3)
-        assert house.told == ["announced", "closing", "ended"]
-
-    monkeypatch.setattr("select_service.edge.graceful_shutdown.LOOK_S", 0.001)
-    asyncio.run(run())
 
 
 def test_all_is_served_until_the_end(tmp_path: Path) -> None:

@@ -10,21 +10,15 @@ import pytest
 
 from select_service import (
     BatchFree,
-    BatchOutputBlock,
-    BatchRequest,
-    LeaseConflict,
-    LeaseNotFound,
     LeaseRequest,
     ReservationRequest,
-    SelectionService,
-    WorkerSpec,
 )
 from select_service.edge.driver.driver import Driver
 from select_service.edge.lifecycle_batches import LifecycleBatches
 from select_service.edge.server import Server
 from select_service.types import BatchAnswer, Operation, OperationResult
 from tests.select_service.edge.http.test_api import JSON, problem
-from tests.select_service.edge.serving import PROMPT, Wire, in_process, on_a_port, seat, worker
+from tests.select_service.edge.serving import PROMPT, Wire, in_process, on_a_port, seat
 from tests.wait import until
 
 BOOKING: dict[str, Any] = {"worker_id": 1, "sequence_hashes": [1, 2], "isl_tokens": 32}
@@ -209,34 +203,6 @@ def test_a_batch_under_way_is_finished_before_the_end() -> None:
         await batches.close()
         assert done == operations
         assert answer.result() == BatchAnswer([OperationResult(200)] * 5)
-
-    asyncio.run(run())
-
-
-def test_embedded() -> None:
-    async def run() -> None:
-        async with SelectionService() as service:
-            await service.upsert_worker(WorkerSpec(**worker()))
-            lease = await service.open_lease(LeaseRequest(owner="me", ttl_s=30.0))
-            for number in range(200):
-                await service.reserve(
-                    ReservationRequest(
-                        **BOOKING, reservation_id=str(number), lease_id=lease.lease_id
-                    )
-                )
-            assert (await service.renew_lease(lease.lease_id, 60.0)).reservations == 200
-            other = LeaseRequest(owner="you", ttl_s=30.0, lease_id=lease.lease_id)
-            with pytest.raises(LeaseConflict):
-                await service.open_lease(other)
-            operations: list[Any] = [BatchOutputBlock(reservation_id="1", count=2)]
-            operations += [BatchFree(reservation_id=str(number)) for number in range(100)]
-            answer = await service.batch(BatchRequest(operations=operations))
-            assert [one.status for one in answer.results] == [200] * 101
-            assert (await service.leases("me")).leases[0].reservations == 100
-            await service.close_lease(lease.lease_id)
-            assert requests(service.driver) == 0
-            with pytest.raises(LeaseNotFound):
-                await service.renew_lease(lease.lease_id)
 
     asyncio.run(run())
 

@@ -9,7 +9,6 @@ from typing import Any
 import httpx
 import pytest
 
-from select_service import NoEligibleWorker, SelectionService, SelectPairRequest, WorkerSpec
 from select_service.edge.driver.driver import Driver
 from tests.live.server import Server
 from tests.select_service.edge.http.test_api import JSON, problem
@@ -127,31 +126,6 @@ def test_a_waiting_pair_is_answered_when_a_prefill_ends() -> None:
         assert loads(service) == {1: (0, 0, 0), 2: (0, 0, 0)}
 
     in_process(use)
-
-
-def test_in_the_same_process() -> None:
-    async def use() -> None:
-        async with SelectionService() as service:
-            for worker_id, role in ((1, "prefill"), (2, "decode")):
-                await service.upsert_worker(
-                    WorkerSpec(
-                        worker_id=worker_id,
-                        endpoint="http://w",
-                        block_size=16,
-                        kv_events_endpoint="tcp://127.0.0.1:9",
-                        role=role,  # type: ignore[arg-type] # one of the three
-                    )
-                )
-            answer = await service.select_pair(
-                SelectPairRequest(reservation_id="p", token_ids=list(range(64)))
-            )
-            assert answer.prefill is not None
-            await service.free("p")
-            await service.delete_worker(2)
-            with pytest.raises(NoEligibleWorker, match="no eligible decode worker"):
-                await service.select_pair(SelectPairRequest(token_ids=[1]))
-
-    asyncio.run(use())
 
 
 def ask(server: Server, method: str, path: str, body: object = None) -> Any:

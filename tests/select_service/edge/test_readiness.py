@@ -27,20 +27,6 @@ def test_each_is_waited_for_until_it_is_there() -> None:
     assert readiness.given_up == []
 
 
-def test_the_wait_is_bounded() -> None:
-    now = 100.0
-    readiness = Readiness(60.0, lambda: now)
-    readiness.wait_for("state", lambda: False)
-    now = 1000.0
-    assert readiness.missing() == ["state"], "the time has not begun to run"
-    readiness.start()
-    now = 1059.0
-    assert readiness.missing() == ["state"]
-    now = 1060.0
-    assert readiness.missing() == []
-    assert readiness.given_up == ["state"]
-
-
 def test_the_ledgers_of_replicas_are_waited_for() -> None:
     """A peer that never answers costs three heartbeats, one that tells costs what it takes."""
     now = 0.0

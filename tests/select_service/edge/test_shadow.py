@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,11 @@ import httpx
 
 from indexer.core.hashing import pack_u64
 from indexer.types import Scope, Tier, WorkerRank
-from select_service import SelectionService, SelectRequest, ShadowSettings, WorkerSpec
 from select_service.edge.driver.driver import Driver
 from tests.select_service.edge.http.test_api import problem
 from tests.select_service.edge.metrics.test_exposition import SCOPE, scrape, value
 from tests.select_service.edge.security.credentials_made import TokenFile
-from tests.select_service.edge.serving import Wire, in_process, on_a_port, seat, worker
+from tests.select_service.edge.serving import Wire, in_process, on_a_port, seat
 
 HASHES = [1, 2, 3, 4]
 BODY: dict[str, Any] = {"block_hashes": HASHES, "sequence_hashes": HASHES, "isl_tokens": 64}
@@ -240,17 +238,3 @@ def test_a_tenant_is_told_of_its_own(tmp_path: Path) -> None:
         assert len((await ask("all", "/shadow?limit=1"))["scopes"]) == 1
 
     on_a_port(use, token_file=str(file.path), **ON)
-
-
-def test_in_the_same_process() -> None:
-    async def use() -> None:
-        shadow = ShadowSettings(weights={"overlap_score_credit": 0.0}, sample=1.0)
-        async with SelectionService(shadow=shadow) as service:
-            for worker_id in (1, 2):
-                await service.upsert_worker(WorkerSpec(**worker(worker_id)))
-            await service.select(SelectRequest(**BODY))
-            told = await service.shadow()
-            assert told.total is not None
-            assert (told.enabled, told.total.scored) == (True, 1)
-
-    asyncio.run(use())

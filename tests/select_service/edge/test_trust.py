@@ -12,7 +12,6 @@ import pytest
 
 from indexer.core.hashing import pack_u64
 from indexer.types import Scope, Tier, WorkerRank
-from select_service import SelectAndReserveRequest, SelectionService, TrustSettings, WorkerSpec
 from select_service.demo.encoding import Stored, encode_batch
 from select_service.demo.publisher import EventPublisher
 from select_service.edge.driver.driver import Driver
@@ -260,24 +259,3 @@ def test_flags_reach_the_core() -> None:
         assert (await row(client))["reasons"] == ["prediction"]
 
     in_process(use, trust_samples=2, trust_error_max=0.5, no_freshness_weighting=True)
-
-
-async def _embedded() -> None:
-    async with SelectionService(trust=TrustSettings(samples=4)) as service:
-        await service.upsert_worker(
-            WorkerSpec(
-                worker_id=1,
-                endpoint="http://w1",
-                block_size=16,
-                kv_events_endpoint="tcp://127.0.0.1:9",
-            )
-        )
-        hold(service.driver, 1)
-        request = SelectAndReserveRequest(reservation_id="r", **BODY)
-        await service.select_and_reserve(request)
-        await service.prefill_complete("r", cached_tokens=32)
-        assert (await service.trust()).ranks[0].missing_share == 0.5
-
-
-def test_in_the_same_process() -> None:
-    asyncio.run(_embedded())
