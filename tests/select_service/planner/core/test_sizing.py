@@ -74,16 +74,6 @@ def test_the_mix_of_lengths_counts_not_only_its_mean() -> None:
     assert mixed.engines > same.engines
 
 
-def test_slow_engines_are_more_engines() -> None:
-    """Fault 2: a TTFT far above the profile never adds an engine there, nor does the target."""
-    forecast = Forecast(30.0, Lengths.single(3000), 300.0, 1.0)
-    goals = Goals(ttft_ms=500.0, itl_ms=20.0)
-    normal = size_prefill(SURFACE, forecast, goals, 1.0).engines
-    assert size_prefill(SURFACE, forecast, goals, 2.0).engines > 1.9 * normal
-    tight = Goals(ttft_ms=110.0, itl_ms=20.0)
-    assert size_prefill(SURFACE, forecast, tight, 1.0).engines > normal
-
-
 def test_what_is_cached_is_not_computed() -> None:
     goals = Goals(ttft_ms=500.0, itl_ms=20.0)
     whole = Forecast(30.0, Lengths.single(3000), 300.0, 1.0)

@@ -232,25 +232,6 @@ def test_kubernetes_scales_to_nothing_and_back() -> None:
     run(use)
 
 
-def test_the_fake_api_server_refuses_as_the_conventions_have_it() -> None:
-    fake = FakeKube()
-    fake.deployment("prefill", 3, 3)
-    path = "/apis/apps/v1/namespaces/inference/deployments/prefill/scale"
-
-    async def use() -> None:
-        kube = fake.kube()
-        body = {"metadata": {"resourceVersion": "7"}, "spec": {"replicas": 4}}
-        conflict = await kube.ask("PATCH", path, body, merge=True)
-        assert (conflict.status, conflict.body["reason"]) == (409, "Conflict")
-        body["metadata"] = {"resourceVersion": "1"}
-        assert (await kube.ask("PATCH", path, body, merge=True)).status == 200
-        assert (await kube.ask("PATCH", path, body)).status == 415
-        missing = await kube.ask("GET", path.replace("prefill", "nobody"))
-        assert (missing.body["kind"], missing.body["code"]) == ("Status", 404)
-
-    run(use)
-
-
 def test_kubernetes_replicas_that_die_are_starting_again() -> None:
     fake = FakeKube()
     fake.deployment("prefill", 3, 0)

@@ -38,14 +38,6 @@ def test_looks_between_two_scrapes_count_nothing_new_and_no_idleness() -> None:
     assert arrivals.next(131.0) == Arrived(IDLE, 15.0, 1.0), "now nobody came"
 
 
-def test_a_look_that_failed_is_made_up_by_the_next() -> None:
-    arrivals = ScrapedArrivals()
-    arrivals.take([sample(100.0, 0.0)])
-    arrivals.next(100.0)
-    arrivals.take([sample(145.0, 90.0)])  # two scrapes later: nobody could be asked
-    assert arrivals.next(146.0) == Arrived(Value(90.0), 45.0, 1.0)
-
-
 def test_a_counter_that_restarts_and_a_new_status_count_from_zero() -> None:
     arrivals = ScrapedArrivals()
     arrivals.take([sample(100.0, 4000.0)])
