@@ -56,21 +56,6 @@ def test_a_life() -> None:
     assert not book.leases
 
 
-def test_a_lease_outlives_its_time_while_its_owner_lives() -> None:
-    on = stage()
-    reserve(on)
-    on.keep_up(on.now + 1000)
-    assert "r" in on.network.services[0].book.live
-
-
-@pytest.mark.parametrize("fate", FATES[1:4])
-def test_a_lost_reply_books_once(fate: str) -> None:
-    on = stage(selection_timeout_ms=100)
-    on.network.fates = itertools.chain(["ok", fate, fate], itertools.repeat("ok"))
-    assert reserve(on).reservation_id == "r"
-    assert on.network.services[0].book.bookings == 1
-
-
 @pytest.mark.parametrize("shared", [False, True])
 def test_the_next_selector_takes_over(shared: bool) -> None:
     on = stage(2, shared=shared)
@@ -92,14 +77,6 @@ def test_the_next_selector_takes_over(shared: bool) -> None:
     first.expire(on.now)
     assert not second.live
     assert not first.live
-
-
-def test_a_restart_without_memory() -> None:
-    on = stage()
-    booking = reserve(on)
-    on.network.services[0].book = book = Book()
-    on.keep_up(on.now + 11)  # the renewal tells
-    assert list(book.live) == ["r~1"] == [booking.reservation_id]
 
 
 def test_all_gone_and_back() -> None:
@@ -288,18 +265,6 @@ def test_without_selectors_a_choice_stands_and_one_worker_does_for_a_pair() -> N
     assert (booked.is_degraded, booked.ranks) == (True, ((7, 1),))
     pair = on.do(on.session.reserve_pair(dict(PROMPT), "pair", on.now, None))
     assert (pair.is_degraded, pair.answer.mode, pair.answer.prefill) == (True, "aggregated", None)
-
-
-def test_a_booking_that_is_dropped_half_way_is_freed() -> None:
-    on = stage()
-    book = on.network.services[0].book
-    task = on.start(on.session.reserve(dict(PROMPT), "r", on.now, None))
-    while "r" not in book.live:
-        on.step()
-    on.drop(task)
-    on.keep_up(on.now + 1)
-    assert not book.live
-    on.session.check()
 
 
 def test_a_pair_another_selector_does_not_know_of_is_freed_where_it_is() -> None:
