@@ -35,7 +35,3 @@ def test_every_prompt_starts_with_the_one_before_and_its_answer() -> None:
         assert after.prompt[: len(history)] == history
         assert len(after.prompt) > len(history)
         assert after.think_s > 0
-
-
-def test_turns_mean() -> None:
-    assert SHAPE.turns_mean == 3

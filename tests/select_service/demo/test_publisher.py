@@ -8,7 +8,7 @@ import pytest
 import zmq
 
 from select_service.demo.publisher import EventPublisher
-from tests.wait import PATIENCE_S, block_until
+from tests.wait import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,25 +22,6 @@ def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
     with zmq.Context() as context:
         context.linger = 0
         yield context
-
-
-def subscriber(
-    context: zmq.Context[zmq.Socket[bytes]], publisher: EventPublisher
-) -> zmq.Socket[bytes]:
-    """A SUB whose subscription has arrived: probes are published until one comes through."""
-    sub = context.socket(zmq.SUB)
-    sub.subscribe(b"")
-    sub.connect(publisher.endpoint)
-
-    def is_heard() -> bool:
-        publisher.publish(b"probe")
-        return bool(sub.poll(1))
-
-    block_until(is_heard)
-    publisher.publish(b"the last probe")
-    while sub.recv_multipart()[-1] != b"the last probe":
-        pass
-    return sub
 
 
 def ask(
@@ -58,22 +39,6 @@ def ask(
         replies.append(dealer.recv_multipart())
     dealer.close()
     return replies
-
-
-def test_live_batches_are_numbered(context: zmq.Context[zmq.Socket[bytes]]) -> None:
-    with EventPublisher(topic=b"t") as publisher:
-        sub = subscriber(context, publisher)
-        number = publisher.publish(b"one")
-        assert publisher.publish(b"two") == number + 1
-        received = []
-        for _ in range(2):
-            assert sub.poll(WAIT_MS)
-            received.append(sub.recv_multipart())
-        assert received == [
-            [b"t", number.to_bytes(8, "big"), b"one"],
-            [b"t", (number + 1).to_bytes(8, "big"), b"two"],
-        ]
-        sub.close()
 
 
 @pytest.mark.parametrize("with_topic", [True, False])

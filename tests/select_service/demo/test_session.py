@@ -153,22 +153,6 @@ def run(selector: Selector, settings: Settings = SETTINGS) -> tuple[Session, Sum
     return asyncio.run(main())
 
 
-def test_a_clean_run() -> None:
-    selector = Selector()
-    session, summary = run(selector)
-    assert summary.problems() == []
-    assert (summary.requests, summary.finished, summary.failed) == (40, 40, 0)
-    assert summary.audit_probes == 2 * 40
-    assert summary.hit_rate_actual > 0
-    assert summary.batches_published > 0
-    assert selector.prefills == 40
-    assert selector.output_blocks > 0
-    assert selector.registered == set()
-    board = session.board()
-    assert [row.worker_id for row in board.rows] == [1, 2]
-    assert all(row.prefill_tokens == 0 for row in board.rows)
-
-
 def test_requests_of_a_restarted_engine_are_placed_again() -> None:
     selector = Selector()
     _, summary = run(

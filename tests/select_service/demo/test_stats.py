@@ -31,13 +31,6 @@ GOOD = Summary(
 )
 
 
-def test_a_good_run_has_no_problems() -> None:
-    assert GOOD.problems() == []
-    text = "\n".join(GOOD.lines())
-    assert "10 of 10 finished in 2.0 s (5.0/s)" in text
-    assert "verdict        ok" in text
-
-
 @pytest.mark.parametrize(
     ("fault", "words"),
     [

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import replace
 from pathlib import Path
 
-from rich.console import Console
-
 from select_service.demo.stats import Decision
-from select_service.demo.view import Board, BoardRow, LiveView, PlainView, Snapshot
+from select_service.demo.view import Board, BoardRow, PlainView, Snapshot
 
 ROW = BoardRow(
     worker_id=7,
@@ -45,18 +42,6 @@ def test_plain_is_a_line_per_picture() -> None:
     assert "28/30 done  2.5 decisions/s" in line
     assert "w7 load=512t/40b held=100/256 hit=43%(said 41%)" in line
     assert "w8 down load=-t/-b" in line
-
-
-def test_live_shows_fleet_and_decisions() -> None:
-    console = Console(file=io.StringIO(), width=160, force_terminal=True)
-    live = LiveView(console)
-    with live:
-        live.show(BOARD)
-    output = console.file
-    assert isinstance(output, io.StringIO)
-    text = output.getvalue()
-    for words in ("a fleet", "100/256", "41%", "43%", "down", "chat-1", "15 blocks"):
-        assert words in text
 
 
 def test_a_snapshot_is_the_last_busy_picture(tmp_path: Path) -> None:
