@@ -63,44 +63,11 @@ def queue_of(**settings: Any) -> GatewayQueue:
     return GatewayQueue(QueueSettings(**settings))
 
 
-def test_who_is_more_important_takes_the_place_of_the_newest_sheddable_one() -> None:
-    queue = queue_of(max_depth=3, queue_shedding=True)
-    for name, slo_class in (("a", "batch"), ("b", "background"), ("c", "background")):
-        assert queue.enqueue(name, slo_class) == ("Enqueued", "")
-    assert queue.enqueue("d", "background") == ("Rejected", ""), "no more important"
-    assert queue.enqueue("e", "sheddable") == ("ShedVictim", "c")
-    assert queue.enqueue("f", "critical") == ("ShedVictim", "b")
-    assert queue.enqueue("g", "critical") == ("ShedVictim", "e")
-    assert queue.enqueue("h", "standard") == ("ShedVictim", "a")
-    assert queue.enqueue("i", "critical") == ("Rejected", ""), "nobody left is sheddable"
-    assert [queue.dequeue_gated(0.0) for _ in range(4)] == ["f", "g", "h", ""]
-
-
-def test_the_room_of_a_band_comes_first() -> None:
-    queue = queue_of(max_depth=2, per_band_capacity=1, queue_shedding=True)
-    queue.enqueue("a", "critical")
-    queue.enqueue("b", "batch")
-    assert queue.enqueue("c", "critical") == ("Rejected", ""), "b's place would not help"
-
-
 def test_rounds_go_by_name() -> None:
     queue = queue_of(fairness="round-robin")
     for name, tenant in (("z1", "z"), ("z2", "z"), ("b1", "b"), ("a1", "a"), ("a2", "a")):
         queue.enqueue(name, "standard", tenant)
     assert [queue.dequeue_gated(0.0) for _ in range(5)] == ["a1", "b1", "a2", "z1", "z2"]
-
-
-def test_a_closed_band_holds_who_is_below_even_while_it_is_empty() -> None:
-    queue = queue_of(usage_limit_threshold=0.5)
-    for name in ("critical", "standard", "batch"):  # ceilings 1, 0.75, 0.5
-        queue.enqueue(name, name)
-    assert queue.dequeue_gated(0.6) == "critical"
-    assert queue.dequeue_gated(0.75) == ""
-    assert queue.dequeue_gated(0.6) == "standard"
-    assert queue.dequeue_gated(0.5) == ""
-    assert queue.dequeue_gated(0.49) == "batch"
-    queue.enqueue("late", "batch")
-    assert queue.dequeue_gated(0.5) == "", "the bands above are still counted"
 
 
 class Twin:

@@ -244,15 +244,6 @@ def test_what_cannot_be_run_is_refused_with_the_reason(
     assert why in capsys.readouterr().err
 
 
-def test_a_broken_trace_is_told_by_its_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = trace_file(tmp_path, 3)
-    path.write_text(path.read_text() + "\n{")
-    assert main(["run", "--trace", str(path)]) == 1
-    assert "line 4" in capsys.readouterr().err
-
-
 def test_prompts_may_be_computed_apart(tmp_path: Path) -> None:
     for policy in ("ours", "least-loaded"):
         settings = RunSettings(

@@ -43,20 +43,6 @@ def test_mooncake_in_smaller_blocks_shares_as_much() -> None:
         read("mooncake", MOONCAKE, 100)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        b"{",
-        b'{"timestamp": 0}',
-        b'{"timestamp": 0, "input_length": 0, "output_length": 1, "hash_ids": []}',
-        b'{"timestamp": 0, "input_length": 9, "output_length": 1, "hash_ids": [-1]}',
-    ],
-)
-def test_a_line_that_cannot_be_read_is_named(line: bytes) -> None:
-    with pytest.raises(BadTrace, match="line 4"):
-        read("mooncake", [*MOONCAKE, line])
-
-
 def call(at: object, said: list[tuple[str, str]], answer: str, **more: Any) -> bytes:
     messages = [{"role": role, "content": content} for role, content in said]
     reply = {"choices": [{"message": {"role": "assistant", "content": answer}}]}

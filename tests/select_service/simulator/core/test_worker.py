@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from select_service.simulator.core.kv_events import Removed, Stored
 from select_service.simulator.core.latency import AnalyticLatency
 from select_service.simulator.core.worker import EngineSettings, Job, Worker
 from tests.select_service.simulator.core.engines import (
@@ -51,23 +50,6 @@ def test_every_request_has_one_first_token_and_one_end(seed: int) -> None:
     refused = [number for _, kind, number in happened if kind == "too_large"]
     assert sorted(ends) == sorted(firsts) == sorted(fits)
     assert sorted(refused) == sorted({one.number for one in requests} - fits)
-
-
-@given(seed=st.integers(0, 10**6))
-def test_who_follows_its_events_knows_what_is_cached(seed: int) -> None:
-    worker = Worker(0, SMALL, BLOCK)
-    play(worker, some(seed, 40, 30.0))
-    held: set[int] = set()
-    for event in worker.pool.events:
-        if isinstance(event, Stored):
-            assert held.isdisjoint(event.blocks), "what is there is not announced again"
-            assert event.parent is None or event.parent in held
-            held.update(event.blocks)
-        else:
-            assert isinstance(event, Removed)
-            assert held.issuperset(event.blocks)
-            held.difference_update(event.blocks)
-    assert len(held) == worker.pool.named
 
 
 def test_one_request_alone_takes_what_the_model_says() -> None:
