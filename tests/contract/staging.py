@@ -28,10 +28,10 @@ def play(
     packed: bool = False,
 ) -> None:
     """Play one transcript against fresh processes; they must end cleanly where they are ours."""
-    base = free_base(transcripts.port_offsets(name) | {HTTP_PORT})
-    transcript = transcripts.load(name, base)
     servers: dict[str, Server] = {}
     with contextlib.ExitStack() as stack:
+        base = stack.enter_context(free_base(transcripts.port_offsets(name) | {HTTP_PORT}))
+        transcript = transcripts.load(name, base)
 
         def start_server(start: Start) -> None:
             server = Server(

@@ -12,6 +12,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -134,8 +135,9 @@ def cases() -> list[Any]:
 
 
 @pytest.fixture
-def port() -> int:
-    return free_base([0, REPLAY])
+def port() -> Iterator[int]:
+    with free_base([0, REPLAY]) as base:
+        yield base
 
 
 def need(engine: Engine) -> None:

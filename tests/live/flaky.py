@@ -6,13 +6,13 @@ It understands just enough to know where a request and its answer end. Runs on a
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Self
 
 from tests.live.ports import HOST
+from tests.live.tcp_server import tcp_server
 from tests.wait import PATIENCE_S
 
 SIZE = 1 << 16
@@ -34,7 +34,6 @@ class FlakyProxy:
     lost: int = 0
     held: int = 0  # requests to be carried out later
     _loop: asyncio.AbstractEventLoop | None = None
-    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def __enter__(self) -> Self:
         ready = threading.Event()
@@ -51,25 +50,9 @@ class FlakyProxy:
     async def _serve(self, ready: threading.Event) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         self._random = random.Random(self.seed)
-        server = await asyncio.start_server(self._accept, HOST, 0)
-        self.port = server.sockets[0].getsockname()[1]
-        ready.set()
-        await self._stop.wait()
-        server.close()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        try:
-            with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-                await self._relay(reader, writer)
-        finally:
-            self._tasks.discard(task)
-            writer.close()
+        async with tcp_server(self._relay) as self.port:
+            ready.set()
+            await self._stop.wait()
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         up_reader, up_writer = await asyncio.open_connection(HOST, self.upstream)

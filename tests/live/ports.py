@@ -7,13 +7,14 @@ The kernel lets go of the locks of a process that ends.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import random
 import socket
 import tempfile
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -30,6 +31,7 @@ _locks = os.open(
     0o600,
 )
 _given: deque[int] = deque()
+_in_blocks: set[int] = set()
 
 
 def is_free(port: int) -> bool:
@@ -49,34 +51,47 @@ def free_port() -> int:
     for _ in range(ATTEMPTS):
         port = dice.randrange(FIRST, LAST)
         if _reserve([port]):
+            _given.append(port)
+            while len(_given) > KEPT_MAX:
+                _unlock(_given.popleft())
             return port
     raise RuntimeError("no free port")
 
 
-def free_base(offsets: Iterable[int]) -> int:
-    """A base, a multiple of 100, such that base + offset is a free port for each offset."""
+@contextlib.contextmanager
+def free_base(offsets: Iterable[int]) -> Iterator[int]:
+    """A base, a multiple of 100, such that base + offset is a free port for each offset.
+
+    There are few of them: they are kept for the block only.
+    """
     wanted = sorted(offsets)
     dice = random.SystemRandom()
     for _ in range(ATTEMPTS):
         base = dice.randrange(FIRST, LAST, 100)
         if _reserve([base + offset for offset in wanted]):
-            return base
-    raise RuntimeError(f"no free block of ports {wanted}")
+            break
+    else:
+        raise RuntimeError(f"no free block of ports {wanted}")
+    block = {base + offset for offset in wanted}
+    _in_blocks.update(block)
+    try:
+        yield base
+    finally:
+        _in_blocks.difference_update(block)
+        for port in block:
+            _unlock(port)
 
 
 def _reserve(ports: list[int]) -> bool:
     """Keep all of these ports for this process, or none."""
     taken: list[int] = []
     for port in ports:
-        if port in _given or not _lock(port):
+        if port in _given or port in _in_blocks or not _lock(port):
             break
         taken.append(port)
         if not is_free(port):
             break
     else:
-        _given.extend(taken)
-        while len(_given) > KEPT_MAX:
-            _unlock(_given.popleft())
         return True
     for port in taken:
         _unlock(port)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+
+from tests.live.ports import HOST
+from tests.live.tcp_server import tcp_server
 
 
 class Relay:
@@ -11,16 +15,17 @@ class Relay:
     def __init__(self, endpoint: str) -> None:
         self._port = int(endpoint.rpartition(":")[2])
         self.seen = bytearray()
-        self._writers: list[asyncio.StreamWriter] = []
+        self._serving = contextlib.AsyncExitStack()
 
     async def start(self) -> str:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        return f"tcp://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return f"tcp://{HOST}:{await self._serving.enter_async_context(tcp_server(self._serve))}"
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, back = await asyncio.open_connection("127.0.0.1", self._port)
-        self._writers += [writer, back]
-        await asyncio.gather(self._pass(reader, back), self._pass(there, writer))
+        there, back = await asyncio.open_connection(HOST, self._port)
+        try:
+            await asyncio.gather(self._pass(reader, back), self._pass(there, writer))
+        finally:
+            back.close()
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(65536):
@@ -29,6 +34,4 @@ class Relay:
         writer.close()
 
     async def stop(self) -> None:
-        self._server.close()
-        for writer in self._writers:
-            writer.close()
+        await self._serving.aclose()

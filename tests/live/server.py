@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from tests.live.http import Answer, exchange
 from tests.live.ports import HOST, free_port
@@ -25,6 +25,9 @@ PATIENT = (
 )
 """For a service whose engines and peers are played by a test, which may get no time for seconds."""
 
+SLOW_DISK: Final = ("--state-stall-s", "600")
+"""A disk that others fill may take longer than the default lets a commit take."""
+
 
 @dataclass
 class Server:
@@ -39,9 +42,10 @@ class Server:
 
     def __enter__(self) -> Self:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("DYN_")}
+        slow_disk = SLOW_DISK if "--state-dir" in self.args else ()
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(
-                [*self.command, "--port", str(self.port), *self.args],
+                [*self.command, "--port", str(self.port), *slow_disk, *self.args],
                 env=environment | dict(self.env),
                 stdout=log,
                 stderr=subprocess.STDOUT,

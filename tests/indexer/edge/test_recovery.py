@@ -21,6 +21,7 @@ from indexer.edge.recovery import Recovery
 from indexer.types import RecoveryLimits, Scope, Tier, WorkerRank
 from tests import wait
 from tests.indexer.core.test_dump import pack
+from tests.live.tcp_server import tcp_server
 
 HOST = "127.0.0.1"
 A, B = WorkerRank(1, 0), WorkerRank(2, 3)
@@ -80,32 +81,14 @@ async def no_http(writer: asyncio.StreamWriter) -> None:
 async def peer(*answers: Answer) -> AsyncIterator[str]:
     """A peer that gives these answers in turn, the last one for ever."""
     left = list(answers)
-    serving: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        serving[task] = writer
-        with contextlib.suppress(
-            ConnectionError, asyncio.CancelledError, asyncio.IncompleteReadError
-        ):
-            request = await reader.readuntil(b"\r\n\r\n")
-            assert request.startswith(b"GET /dump HTTP/1.1\r\n")
-            await (left.pop(0) if len(left) > 1 else left[0])(writer)
-        writer.close()
+        request = await reader.readuntil(b"\r\n\r\n")
+        assert request.startswith(b"GET /dump HTTP/1.1\r\n")
+        await (left.pop(0) if len(left) > 1 else left[0])(writer)
 
-    server = await asyncio.start_server(serve, HOST, 0)
-    try:
-        yield f"http://{HOST}:{server.sockets[0].getsockname()[1]}"
-    finally:
-        server.close()
-        for task, writer in serving.items():
-            task.cancel()
-            writer.transport.abort()  # who has gone reads nothing: it would never close
-        await asyncio.gather(*serving)
-        for writer in serving.values():
-            with contextlib.suppress(ConnectionError):
-                await writer.wait_closed()
+    async with tcp_server(serve) as port:
+        yield f"http://{HOST}:{port}"
 
 
 def recover(

@@ -16,6 +16,7 @@ from select_service.edge.driver.driver import Driver
 from select_service.types import WorkerSpec
 from select_service.types.doctor import Finding, Subject
 from tests.live.ports import HOST, free_port
+from tests.live.tcp_server import tcp_server
 from tests.select_service.edge.security.credentials_made import TokenFile
 from tests.select_service.edge.serving import on_a_port, seat
 
@@ -173,11 +174,9 @@ def test_somebody_else_there(answer: bytes, capsys: Capture) -> None:
         async def reply(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.readuntil(b"\r\n\r\n")
             writer.write(answer)
-            writer.close()
 
-        server = await asyncio.start_server(reply, HOST, 0)
-        async with server:
-            assert await run(*url(server.sockets[0].getsockname()[1])) == 2
+        async with tcp_server(reply) as port:
+            assert await run(*url(port)) == 2
 
     asyncio.run(scenario())
     assert capsys.readouterr().err

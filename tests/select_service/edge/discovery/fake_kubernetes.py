@@ -14,7 +14,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-HOST = "127.0.0.1"
+from tests.live.ports import HOST
+from tests.live.tcp_server import tcp_server
 
 
 class FakeKubernetes:
@@ -41,14 +42,10 @@ class FakeKubernetes:
     async def serving(
         self, tls: ssl.SSLContext | None = None, host: str = HOST
     ) -> AsyncIterator[FakeKubernetes]:
-        server = await asyncio.start_server(self._serve, host, 0, ssl=tls)
-        scheme = "http" if tls is None else "https"
-        self.url = f"{scheme}://{host}:{server.sockets[0].getsockname()[1]}"
-        try:
+        async with tcp_server(self._serve, host, tls=tls) as port:
+            scheme = "http" if tls is None else "https"
+            self.url = f"{scheme}://{host}:{port}"
             yield self
-        finally:
-            server.close()
-            await self.break_watches()
 
     # -- what a test does ----------------------------------------------------------------------
 
@@ -107,7 +104,7 @@ class FakeKubernetes:
     # -- HTTP ----------------------------------------------------------------------------------
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+        try:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
                 headers = {
@@ -118,8 +115,8 @@ class FakeKubernetes:
                 query = {name: values[0] for name, values in parse_qs(url.query).items()}
                 self.requests.append((url.path, query, headers))
                 await self._answer(url.path, query, headers, writer)
-        self._watchers.discard(writer)
-        writer.close()
+        finally:
+            self._watchers.discard(writer)
 
     async def _answer(
         self,

@@ -27,6 +27,7 @@ from select_service.edge.replication.pull import (
 )
 from select_service.types import ReplicaLimits
 from tests import wait
+from tests.live.tcp_server import tcp_server
 from tests.wait import until
 
 ROUTER = 7
@@ -113,33 +114,20 @@ def pulled(
 @contextlib.asynccontextmanager
 async def serving(handler: Handler | bytes) -> AsyncIterator[int]:
     """A server that answers each request like this; yields its port."""
-    callers: set[asyncio.Task[Any]] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        callers.add(task)
-        try:
-            head = await reader.readuntil(b"\r\n\r\n")
-        except asyncio.IncompleteReadError:  # the caller has gone before it asked
-            writer.close()
-            return
+        head = await reader.readuntil(b"\r\n\r\n")
         assert head.startswith(b"GET /replica_sync/snapshot HTTP/1.1")
         assert b"gzip" not in head, "a small answer must not become a large one"
-        with contextlib.suppress(ConnectionError):
-            if isinstance(handler, bytes):
-                writer.write(handler)
-            else:
-                await handler(reader, writer)
-            writer.close()
-            await writer.wait_closed()
+        if isinstance(handler, bytes):
+            writer.write(handler)
+        else:
+            await handler(reader, writer)
+        writer.close()
+        await writer.wait_closed()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    try:
-        yield server.sockets[0].getsockname()[1]
-    finally:
-        server.close()
-        await asyncio.gather(*callers)
+    async with tcp_server(serve) as port:
+        yield port
 
 
 def test_all_parts_arrive_in_order() -> None:

@@ -6,7 +6,6 @@ be it libzmq, the HTTP client or we ourselves, would be seen at the forbidden on
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import socket
 import time
@@ -25,6 +24,7 @@ from select_service.edge.replication.pull import Pulls
 from select_service.types import ReplicaLimits, WorkerSpec
 from tests import wait
 from tests.live.ports import free_port
+from tests.live.tcp_server import tcp_server
 from tests.select_service.edge.replication.test_pull import ROUTER, Reader
 from tests.select_service.edge.serving import listening, worker
 from tests.wait import until
@@ -63,11 +63,10 @@ class Name:
         async with contextlib.AsyncExitStack() as stack:
             for address in self.came:
 
-                def come(_: Any, writer: asyncio.StreamWriter, address: str = address) -> None:
+                async def come(_: Any, __: Any, address: str = address) -> None:
                     self.came[address] += 1
-                    writer.close()
 
-                await stack.enter_async_context(await asyncio.start_server(come, address, port))
+                await stack.enter_async_context(tcp_server(come, address, port))
             yield port
 
     def check(self) -> None:

@@ -25,6 +25,8 @@ from select_service.planner.edge.connectors.virtual import Completion, There, Vi
 from select_service.planner.edge.kube import Kube
 from select_service.planner.errors import ConnectorError, MissingExtra, SettingsError
 from select_service.planner.types import ModelKey, PoolKey, PoolState
+from tests.live.ports import HOST
+from tests.live.tcp_server import tcp_server
 from tests.select_service.planner.edge.fakes import (
     DECODE,
     NOWHERE,
@@ -177,20 +179,16 @@ def test_kubernetes_that_is_slow_is_given_up() -> None:
 
         async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.read()  # until the other side gives up
-            writer.close()
             gone.set()
 
-        server = await asyncio.start_server(listen, "127.0.0.1", 0)
-        host, port = server.sockets[0].getsockname()
-        impatient = httpx.AsyncClient(timeout=httpx.Timeout(None, read=0.05))
-        kube = Kube(KubernetesApi(f"http://{host}:{port}", str(NOWHERE), "n"), impatient)
-        connector = KubernetesConnector(kube, RESOURCES)
-        assert await connector.states([PREFILL]) == {}
-        assert "ReadTimeout" in connector.problems[PREFILL]
-        await connector.close()
-        await gone.wait()
-        server.close()
-        await server.wait_closed()
+        async with tcp_server(listen) as port:
+            impatient = httpx.AsyncClient(timeout=httpx.Timeout(None, read=0.05))
+            kube = Kube(KubernetesApi(f"http://{HOST}:{port}", str(NOWHERE), "n"), impatient)
+            connector = KubernetesConnector(kube, RESOURCES)
+            assert await connector.states([PREFILL]) == {}
+            assert "ReadTimeout" in connector.problems[PREFILL]
+            await connector.close()
+            await gone.wait()
 
     run(use)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import time
 from pathlib import Path
@@ -14,6 +15,8 @@ from select_service.planner.edge.sources.prometheus import PrometheusSource
 from select_service.planner.edge.sources.series_names import SELECTOR
 from select_service.planner.types import IDLE, Load, Missing, ModelKey, Reading, Value, Window
 from tests.deploy.test_live import prometheus
+from tests.live.ports import HOST
+from tests.live.tcp_server import tcp_server
 
 pytestmark = [
     pytest.mark.heavy,
@@ -34,20 +37,16 @@ class Frontend:
     def __init__(self, rate: int, ttft_s: float, *, is_new: bool = False) -> None:
         self.rate, self.ttft_s, self.is_new = rate, ttft_s, is_new
         self.began = time.monotonic()
-        self.server: asyncio.Server | None = None
+        self.target = ""
+        self._serving = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        self.server = await asyncio.start_server(self._answer, "127.0.0.1", 0)
+        port = await self._serving.enter_async_context(tcp_server(self._answer))
+        self.target = f"{HOST}:{port}"
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        assert self.server is not None
-        self.server.close()
-
-    @property
-    def target(self) -> str:
-        assert self.server is not None
-        return f"127.0.0.1:{self.server.sockets[0].getsockname()[1]}"
+        await self._serving.aclose()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -75,7 +74,6 @@ class Frontend:
         head = f"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: {len(text)}\r\n"
         writer.write(f"{head}Connection: close\r\n\r\n{text}".encode())
         await writer.drain()
-        writer.close()
 
 
 def test_two_frontends_are_weighted_by_their_requests(tmp_path: Path) -> None:
