@@ -31,13 +31,6 @@ def no_floats(rows: int) -> Floats:
     return _NOTHING[:rows]
 
 
-def slots_of_mask(mask: int) -> Slots:
-    """Return the slots whose bit is set, ascending; O(bits)."""
-    raw = mask.to_bytes((mask.bit_length() + 7) // 8, "little")
-    bits = np.unpackbits(np.frombuffer(raw, dtype=np.uint8), bitorder="little")
-    return np.flatnonzero(bits)
-
-
 def grown(column: Floats, rows: int, fill: float) -> Floats:
     """Return the column with at least `rows` rows; new rows hold `fill`. Amortised by doubling."""
     if len(column) >= rows:

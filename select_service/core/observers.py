@@ -1,7 +1,7 @@
-"""What the line of a request reports to those that look on: a tracer, and a recorder of decisions.
+"""What the line of a request reports to those that look on: a tracer, and a recorder.
 
-Selection, placement and booking call them where there are any, so that observed requests run the
-same lines as all others. `instrumentation/` has them.
+Placement, reservations and batches call them where there are any, so that observed requests run
+the same lines as all others. `instrumentation/` has them.
 """
 
 from __future__ import annotations
@@ -9,15 +9,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from indexer.core.tiers import Matches
     from select_service.core.admission.queue import Ticket
+    from select_service.core.batches.batch_plan import BatchPlan, PlannedRank
     from select_service.core.columns import Rows
     from select_service.core.decisions.record import Odds
     from select_service.core.partition import Partition
     from select_service.core.pricing.placement import Placement, Seen
     from select_service.types import Answer
 
-__all__ = ["DecisionRecorder", "Tracer"]
+__all__ = ["BatchRecorder", "DecisionRecorder", "ReservationRecorder", "Tracer"]
 
 
 class Tracer(Protocol):
@@ -58,3 +61,27 @@ class DecisionRecorder(Protocol):
         odds: Odds | None,
     ) -> None:
         """Note a decision; its arguments are those of `DecisionLog.keep`."""
+
+
+class ReservationRecorder(Protocol):
+    """Notes the lives of reservations."""
+
+    def begun(
+        self, what: str, partition: Partition, slot: int, facts: tuple[str, int, int], now: float
+    ) -> None:
+        """A reservation is about to begin on a slot; its id, prefill tokens and length are facts.
+
+        It is "booked" here, or "learnt" from a replica.
+        """
+
+    def lived(
+        self, what: str, name: str, now: float, amount: int = 0, fraction: float | None = None
+    ) -> None:
+        """A step in the life of a reservation, or its end; `recording/items.py` has the kinds."""
+
+
+class BatchRecorder(Protocol):
+    """Notes the plans of batches."""
+
+    def steps_of(self, plan: BatchPlan) -> Iterator[list[PlannedRank]]:
+        """Return the pieces of a plan as it yields them, and note them with their inputs."""

@@ -25,7 +25,7 @@ from select_service.core.ledger.ledger import Ledger
 from select_service.core.pricing.cost import Found, Size, preferences, terms_of
 from select_service.core.pricing.placement import worker_overlap
 from select_service.core.pricing.weights import SEQUENCE_TOKENS, wait_blocks
-from select_service.errors import NoEligibleWorker, NoWorkerForRole
+from select_service.errors import NoEligibleWorker, NoWorkerForRole, WorkerDraining
 from select_service.types import Overlap, SelectPairRequest, TrustSettings
 
 if not TYPE_CHECKING and usable("select_service.core._pricer", 3):
@@ -93,21 +93,41 @@ class Partition:
 
     # -- the decision --------------------------------------------------------------------------
 
-    def candidates(self, request: SelectRequest) -> Rows:
+    def candidates(self, request: SelectRequest, number: int | None = None) -> Rows:
         """Return the rows that may take the prompt.
+
+        Args:
+            request: its constraints.
+            number: of its policy class. If requests of that class wait, having no candidate is no
+                error: no overtaking, not even towards a refusal (3.6). None: nobody is overtaken.
 
         Raises:
             NoEligibleWorker: there is none.
         """
         seating = self.seating
-        if seating.roles.given:
-            return self._candidates_by_role(request)
-        if wants_everyone(request) and seating.workers:
-            return seating.everyone
-        slots = eligible_slots(request, seating.workers)
-        if not slots:
-            raise seating.only_draining(request) or NoEligibleWorker()
-        return np.array(slots, dtype=np.int64)
+        if (
+            request.allowed_worker_ids is None
+            and request.pinned_worker is None
+            and request.routing_constraints is UNSET
+            and not seating.roles.given
+            and seating.workers
+        ):
+            return seating.everyone  # nearly always
+        try:
+            if seating.roles.given:
+                return self._candidates_by_role(request)
+            if wants_everyone(request) and seating.workers:
+                return seating.everyone
+            slots = eligible_slots(request, seating.workers)
+            if not slots:
+                raise seating.only_draining(request) or NoEligibleWorker()
+            return np.array(slots, dtype=np.int64)
+        except WorkerDraining:
+            raise  # requests ahead of it use other workers
+        except NoEligibleWorker:
+            if number is not None and self.queues.of_class[number]:
+                return slice(0, 0)
+            raise
 
     def _candidates_by_role(self, request: SelectRequest) -> Rows:
         workers, roles = self.seating.workers, self.seating.roles
@@ -128,7 +148,7 @@ class Partition:
     ) -> Terms:
         """Return the terms of each row's cost with this prompt, without preferences."""
         loads, shared = self.ledger.loads, None
-        if self.ledger.blocks.begins(prompt.first_hash):
+        if prompt.first_hash in self.ledger.first_blocks:
             shared = self.ledger.shared_groups(prompt.sequence_hashes)
         size = Size(prompt.isl_tokens, prompt.blocks, self.index.block_size)
         present, trust = self.at_present(weights), self.trust.column
@@ -164,7 +184,7 @@ class Partition:
     def see(self, prompt: Prompt, matches: Matches | None = None) -> Seen:
         """Return the inputs of a decision, for callers that do not use `place`."""
         found, shared = self.found(prompt, matches), None
-        if self.ledger.blocks.begins(prompt.first_hash):
+        if prompt.first_hash in self.ledger.first_blocks:
             shared = self.ledger.shared_groups(prompt.sequence_hashes)
         return self.ledger.loads.pack(), found, shared, self._believed()
 

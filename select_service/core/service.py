@@ -13,7 +13,6 @@ from msgspec import Struct
 
 from select_service.core.admission.cache_hits import CacheHits
 from select_service.core.admission.controller import AdmissionController
-from select_service.core.batches.batch_placement import BatchPlacement
 from select_service.core.batches.batch_selection import BatchSelection
 from select_service.core.changes import (
     ADMISSION,
@@ -36,7 +35,7 @@ from select_service.core.dict_compaction import DictCompaction, all_tables
 from select_service.core.effects import NOTHING, Effects
 from select_service.core.fleet.catalog import Catalog
 from select_service.core.fleet.recovered_ranks import RecoveredRanks
-from select_service.core.instrumentation.instrumented import Watch, kinds_for
+from select_service.core.instrumentation.instrumented import Watch
 from select_service.core.membership import Membership
 from select_service.core.operations.admission_control import AdmissionControl
 from select_service.core.operations.drain import Drain
@@ -46,12 +45,12 @@ from select_service.core.operations.registration import Registration
 from select_service.core.operations.replica_operations import ReplicaOperations
 from select_service.core.operations.reservation_calls import ReservationCalls
 from select_service.core.operations.scale_down import ScaleDown
-from select_service.core.operations.selection import SelectionCalls
 from select_service.core.operations.waiting_requests import WaitingRequests
 from select_service.core.pricing.overtaking import overtaking
 from select_service.core.pricing.policy import default_policy
 from select_service.core.replication.durable_rows import ClaimRows, ClosedLeaseRows, TombstoneRows
 from select_service.core.replication.plane import Replicas
+from select_service.core.reservations.lifecycle import Lifecycle
 from select_service.core.reservations.pairs import Pairs
 from select_service.core.reservations.sessions import Sessions
 from select_service.core.routing.place import Placer
@@ -77,7 +76,6 @@ if TYPE_CHECKING:
 
     from indexer.core.registry import Registry
     from indexer.types import Scope, WorkerRank
-    from select_service.core.instrumentation.instrumented import Kinds
     from select_service.core.pricing.policy import PolicyBook, PolicyError
     from select_service.types import RouterConfig
     from select_service.types.shadow import ShadowSettings
@@ -136,7 +134,6 @@ class SelectionCore:
         registry.budget.parts = self.shares
         self.catalog = Catalog(self.limits, self.shares)
         self._rng = rng
-        kinds = kinds_for(watch)
         if watch.witness is not None:
             watch.witness.settings = settings
         self.membership = Membership(
@@ -151,7 +148,7 @@ class SelectionCore:
         )
         self.partitions = self.membership.partitions
         """Every scope that ever had a schedulable worker."""
-        self._open_books(kinds, trust, life, watch)
+        self._open_books(trust, life, watch)
         self.reader = RequestReader(
             config=config, partitions=self.partitions, pins=self.membership.pins, limits=self.limits
         )
@@ -164,19 +161,20 @@ class SelectionCore:
         self._prices_queues = watch.witness is not None or self.reader.weights.pace > 0.0
         self.membership.follow_queues(self._prices_queues)
         self._open_line(config, watch)
-        self._open_operations(kinds)
+        self._open_operations(watch)
         self._open_state()
 
-    def _open_books(self, kinds: Kinds, trust: TrustSettings, life: Life, watch: Watch) -> None:
+    def _open_books(self, trust: TrustSettings, life: Life, watch: Watch) -> None:
         """Create the stores: bookings, decisions, trust, replica news."""
         limits = self.limits
-        self.desk = kinds.lifecycle(
+        self.desk = Lifecycle(
             limits=limits,
             counters=self.counters,
             router_id=life.router_id,
             epoch=life.epoch,
             shares=self.shares,
             tracing=watch.recorder,
+            recorder=watch.witness,
         )
         self.decisions = DecisionLog(
             self.catalog,
@@ -218,7 +216,9 @@ class SelectionCore:
             rng=rng,
             transfer_cost=config.kv_transfer_cost_per_block,
         )
-        placing = self.placing = Placer(
+        placing = self.selection = Placer(
+            reader=self.reader,
+            admitting=self.admitting,
             desk=self.desk,
             cache_hits=cache_hits,
             matchmaker=matchmaker,
@@ -237,25 +237,9 @@ class SelectionCore:
             counters=self.counters,
             limits=self.limits,
         )
-        self.selection = SelectionCalls(
-            reader=self.reader,
-            desk=self.desk,
-            admitting=self.admitting,
-            placing=placing,
-            room=self.room,
-            rng=rng,
-            tracing=watch.recorder,
-        )
-        self._usher = BatchPlacement(
-            reader=self.reader,
-            desk=self.desk,
-            admitting=self.admitting,
-            placing=placing,
-            room=self.room,
-            rng=rng,
-        )
+        placing.gate.room = self.room
 
-    def _open_operations(self, kinds: Kinds) -> None:
+    def _open_operations(self, watch: Watch) -> None:
         """Create the operations, grouped by what they concern."""
         self.workers = Registration(
             catalog=self.catalog,
@@ -290,13 +274,12 @@ class SelectionCore:
         self.batch_selection = BatchSelection(
             reader=self.reader,
             desk=self.desk,
-            placing=self.placing,
-            usher=self._usher,
+            placing=self.selection,
             counters=self.counters,
             rng=self._rng,
             limits=self.limits,
             free=self.reservations.free,
-            plan=kinds.plan,
+            recorder=watch.witness,
         )
         self.admission = AdmissionControl(
             admitting=self.admitting, membership=self.membership, room=self.room, limits=self.limits
@@ -353,7 +336,7 @@ class SelectionCore:
 
     def follow_shadow(self, settings: ShadowSettings | None, now: float) -> None:
         """Compare decisions with other weights from now on; None: stop."""
-        shadow = self.placing.shadow = self.shadowing.follow(settings, now)
+        shadow = self.selection.shadow = self.shadowing.follow(settings, now)
         looks = shadow is not None and shadow.weights.pace > 0.0
         self.membership.follow_queues(self._prices_queues or looks)
 

@@ -82,7 +82,7 @@ class Doctor:
         self._turn = asyncio.Lock()
         self._examined_at = float("-inf")
         self.faults = 0
-        sampler = core.placing.sampler = Sampler()
+        sampler = core.selection.sampler = Sampler()
         self.examiner = Examiner(
             catalog=core.catalog,
             membership=core.membership,

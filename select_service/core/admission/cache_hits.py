@@ -1,7 +1,7 @@
 """Applies the cache-hit threshold to a selection: who holds enough of the prompt, and what if none.
 
 `hit_threshold.py` has the rule; this module connects it to projections, requests and answers.
-`placing.py` applies it last, when a request is placed: the index may have changed while it waited.
+`place.py` applies it last, when a request is placed: the index may have changed while it waited.
 """
 
 from __future__ import annotations

@@ -47,7 +47,8 @@ class ClassQueues:
         self._busy_above: list[Floats] = [np.empty(0) for _ in policy.classes]
         # the same in whole tokens
         self._busy_above_of: list[list[int]] = [[] for _ in policy.classes]
-        self._bounded = [0 for _ in policy.classes]  # slots with a bound
+        self.bounded = [0 for _ in policy.classes]
+        """By class, the slots that may be busy."""
 
     def ensure(self, slots: int) -> None:
         """Make room for this many slots; the new ones are never busy."""
@@ -72,7 +73,7 @@ class ClassQueues:
 
     def _bound(self, number: int, slot: int, most: float) -> None:
         column = self._busy_above[number]
-        self._bounded[number] += (most != _NEVER_BUSY) - bool(column[slot] != _NEVER_BUSY)
+        self.bounded[number] += (most != _NEVER_BUSY) - bool(column[slot] != _NEVER_BUSY)
         column[slot] = most
         self._busy_above_of[number][slot] = _ENDLESS if most == _NEVER_BUSY else floor(most)
 
@@ -82,11 +83,11 @@ class ClassQueues:
         """Tell whether a new request waits: others of its class do, or all its ranks are busy."""
         if self.of_class[number].pending > 0:
             return True
-        return self._bounded[number] > 0 and self.all_busy(number, rows)
+        return self.bounded[number] > 0 and self.all_busy(number, rows)
 
     def all_busy(self, number: int, rows: Rows) -> bool:
         """Tell whether every candidate carries more prefill than its threshold (strictly)."""
-        if not self._bounded[number]:
+        if not self.bounded[number]:
             return False
         first = 0 if type(rows) is slice else rows[0]
         if self._loads.prefill_left[first] <= self._busy_above_of[number][first]:
@@ -195,7 +196,7 @@ class ClassQueues:
         open_slots = {slot: one for one in workers for slot in one.slots.values()}
         for number, policy_class in enumerate(self._classes):
             column, whole = self._busy_above[number], self._busy_above_of[number]
-            assert self._bounded[number] == (column != _NEVER_BUSY).sum()
+            assert self.bounded[number] == (column != _NEVER_BUSY).sum()
             for slot, most in enumerate(column.tolist()):
                 worker = open_slots.get(slot)
                 told = None if worker is None else worker.spec.max_num_batched_tokens

@@ -41,6 +41,13 @@ class Planned(NamedTuple):
     shared_tokens: int  # of its prompt, computed on that slot by another of the wave
 
 
+class BatchSample(NamedTuple):
+    """What a batch knows of a request before it is placed."""
+
+    read: tuple[Partition, Prompt, Weights] | None  # None: its prompt is not read yet
+    planned: Planned | None  # None: it may go anywhere
+
+
 @final
 class Ticket(Struct, eq=False):
     """One waiting request; compared by identity."""
@@ -73,6 +80,13 @@ class Ticket(Struct, eq=False):
     def deadline(self) -> float:
         """When it expires, by its own deadline or that of a policy's queue."""
         return self.until if self.waiting is None else min(self.until, self.waiting.deadline)
+
+    @property
+    def endpoint(self) -> str:
+        """The route of the request."""
+        if self.request.is_pair:
+            return "select_pair"
+        return "select" if self.reservation_id is None else "select_and_reserve"
 
 
 def order_key(

@@ -20,7 +20,7 @@ from select_service.core.pricing.pick import pick
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from select_service.core.columns import Floats, Rows, Slots
     from select_service.core.partition import Partition
@@ -150,13 +150,15 @@ class BatchPlan:
         now: float,
         rng: random.Random,
     ) -> None:
-        self._partition = partition
-        self._members = members
-        self._load_limit = load_limit
-        self._keep_together = keep_together
-        self._now = now
+        self.partition = partition
+        self.members = members
+        self.load_limit = load_limit
+        self.keep_together = keep_together
+        self.now = now
         self._rng = rng
         self.groups: list[Group] = []
+        self.prices: Callable[[Member], None] | None = None
+        """Called with each member before its candidates are priced; for a recorder."""
         size = partition.index.capacity
         self._placed = np.zeros(size, dtype=np.int64)  # requests of the wave, by slot
         self._prefill = np.zeros(size)  # tokens to compute for them
@@ -172,7 +174,7 @@ class BatchPlan:
         kinds: dict[tuple[object, ...], int] = {}
         used = np.zeros(len(self._placed), dtype=bool)
         alike: dict[tuple[int, bytes], list[Member]] = {}  # by wishes and first block
-        for count, member in enumerate(self._members, 1):
+        for count, member in enumerate(self.members, 1):
             kind = kinds.setdefault(_wishes(member), len(kinds))
             if kind == len(kinds) - 1:
                 used[member.rows] = True
@@ -186,10 +188,10 @@ class BatchPlan:
                 yield []
         self.groups.sort(key=lambda group: (-group.isl_tokens, group.members[0].number))
         yield []
-        standing = self._partition.ledger.loads.requests[: len(used)][used]
-        level = even_share(standing, len(self._members))
+        standing = self.partition.ledger.loads.requests[: len(used)][used]
+        level = even_share(standing, len(self.members))
         self._share = math.ceil(level - _ROUNDING)
-        self._limit = math.floor(self._load_limit * level + _ROUNDING)
+        self._limit = math.floor(self.load_limit * level + _ROUNDING)
         for number, group in enumerate(self.groups):
             yield from self._seat(number, group)
 
@@ -200,7 +202,7 @@ class BatchPlan:
         left, last_at = 0, dict[int, int]()  # position of the group's last member, by slot
         while left < len(group.members):
             remaining = len(group.members) - left
-            load = self._partition.ledger.loads.requests[rows] + self._placed[rows]
+            load = self.partition.ledger.loads.requests[rows] + self._placed[rows]
             room = self._share - load
             is_open = room > 0
             if not is_open.any():
@@ -211,7 +213,7 @@ class BatchPlan:
             prices = prices + np.where(fits, 0.0, self._prefix_price(group, left, first))
             among = np.flatnonzero(is_open)
             at = int(among[pick(prices[among], first.weights.temperature, self._rng)])
-            most = max(int(room[at]), self._keep_together)
+            most = max(int(room[at]), self.keep_together)
             count = remaining if fits[at] else min(remaining, most)
             slot = at if isinstance(rows, slice) else int(rows[at])
             yield self._take(number, left, count, slot, float(cached[at]), last_at)
@@ -219,9 +221,11 @@ class BatchPlan:
 
     def _price(self, member: Member) -> tuple[Floats, Floats]:
         """Return a prompt's cost on each of its rows without the wave, and its cached tokens."""
-        partition, prompt, rows = self._partition, member.prompt, member.rows
+        if self.prices is not None:
+            self.prices(member)
+        partition, prompt, rows = self.partition, member.prompt, member.rows
         found = partition.found(prompt)
-        terms = partition.terms(prompt, rows, member.weights, self._now, found)
+        terms = partition.terms(prompt, rows, member.weights, self.now, found)
         preference = partition.preference(member.request, rows)
         cost = terms.cost if preference is None else terms.cost * preference
         return cost, terms.cached_tokens
@@ -232,7 +236,7 @@ class BatchPlan:
         if weights.context_load_scale:
             prices += weights.context_load_scale * self._context[rows]
         if weights.track_prefill_tokens:
-            size = self._partition.index.block_size
+            size = self.partition.index.block_size
             prices += weights.prefill_load_scale / size * self._prefill[rows]
         return prices
 
@@ -250,7 +254,7 @@ class BatchPlan:
         cached_tokens: float,
         last_at: dict[int, int],
     ) -> list[PlannedRank]:
-        seats, size, group = [], self._partition.index.block_size, self.groups[number]
+        seats, size, group = [], self.partition.index.block_size, self.groups[number]
         for position in range(left, left + count):
             member, mate, shared = group.members[position], -1, 0
             before = last_at.get(slot)
@@ -262,7 +266,7 @@ class BatchPlan:
             known = max(float(shared * size), cached_tokens)
             self._prefill[slot] += max(0.0, prompt.isl_tokens - known)
             self._decode[slot] += prompt.blocks - shared
-            self._context[slot] += prompt.blocks + self._partition.ledger.sequence_blocks
+            self._context[slot] += prompt.blocks + self.partition.ledger.sequence_blocks
             seats.append(PlannedRank(member, slot, mate, shared, number))
         self._placed[slot] += count
         return seats

@@ -1,8 +1,8 @@
 """The verb of a wave: many prompts placed together, independently or all-or-none.
 
 A wave runs in steps, so that a thousand prompts do not block the loop: the caller drives a
-generator, sends it the time and carries out the effects. `waves/plan.py` decides where each prompt
-should go, `batch_placement.py` takes it there.
+generator, sends it the time and carries out the effects. `batch_plan.py` decides where each prompt
+should go, and `routing/place.py` takes it there like any other request.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import UNSET, Struct, UnsetType
 
-from select_service.core.admission.queue import Planned
+from select_service.core.admission.queue import BatchSample, Planned
 from select_service.core.batches.batch_plan import BatchPlan, Member
 from select_service.core.changes import Hold
 from select_service.core.effects import NOTHING
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
     from typing import TypeAlias
 
-    from select_service.core.batches.batch_placement import BatchPlacement
     from select_service.core.columns import Rows
     from select_service.core.counters import Counters
     from select_service.core.effects import Effects
+    from select_service.core.observers import BatchRecorder
     from select_service.core.partition import Partition
     from select_service.core.pricing.prompt import Prompt
     from select_service.core.pricing.weights import Weights
     from select_service.core.reservations.lifecycle import Lifecycle
     from select_service.core.routing.place import Placer
     from select_service.core.routing.read import RequestReader
-    from select_service.types import Answer, CoreLimits
+    from select_service.types import CoreLimits
     from select_service.types.batches import SelectBatchRequest
 
     Item: TypeAlias = tuple[WaveItem, bytes] | ServiceError
@@ -69,21 +69,19 @@ class BatchSelection:
         reader: RequestReader,
         desk: Lifecycle,
         placing: Placer,
-        usher: BatchPlacement,
         counters: Counters,
         rng: random.Random,
         limits: CoreLimits,
         free: Callable[[str, float], Effects],
-        plan: type[BatchPlan] = BatchPlan,
+        recorder: BatchRecorder | None = None,
     ) -> None:
         self.reader = reader
         self.desk = desk
         self.placing = placing
-        self.usher = usher
         self.counters = counters
         self.rng = rng
         self.free = free
-        self.plan = plan
+        self.recorder = recorder
         self._limits = limits
 
     def begin(self, request: SelectBatchRequest, items: Sequence[Item]) -> RunningBatch:
@@ -203,7 +201,7 @@ class RunningBatch:
             sample = _Sample(at, _alone(request, k), unknown, read, rows)
             self._samples.append(sample)
             if refusal is not None and not self._is_repeat(sample):
-                self._waves.placing.refuse(None, refusal, now)
+                self._waves.placing.other_answers.refuse(None, refusal, now)
                 self._refuse(sample, refusal)
             if not (k + 1) % _SAMPLES_PER_STEP:
                 yield
@@ -237,7 +235,7 @@ class RunningBatch:
             assert sample.read is not None
             assert sample.rows is not None
             members.append(Member(number, sample.request, *sample.read[1:], sample.rows))
-        plan = self._waves.plan(
+        plan = BatchPlan(
             partition,
             members,
             load_limit=self._wants.load_limit,
@@ -247,7 +245,8 @@ class RunningBatch:
         )
         size = partition.index.block_size
         seats = []
-        for piece in plan.seats():
+        recorder = self._waves.recorder
+        for piece in plan.seats() if recorder is None else recorder.steps_of(plan):
             seats += piece
             now = yield NOTHING
         first_group = self._next_group
@@ -274,15 +273,21 @@ class RunningBatch:
     def _place(self, sample: _Sample, planned: Planned | None, now: float) -> Effects:
         """Select for one sample, and book if wanted; a refusal becomes its result."""
         was_known = self._is_repeat(sample)
-        usher = self._waves.usher
+        bookings = self._waves.desk.bookings
+        bookings.hold = self._hold  # a booking is published when the wave is done
         try:
-            if self._wants.reserve:
-                answer, effects = self._book(sample, planned, now)
-            else:
-                answer, effects = usher.choose(sample.request, sample.read, planned, now)
+            answer, effects = self._waves.placing.select_and_reserve(
+                sample.request,
+                now,
+                unknown=sample.unknown,
+                sample=BatchSample(sample.read, planned),
+                reserve=self._wants.reserve,
+            )
         except ServiceError as refusal:
             self._refuse(sample, refusal)
             return NOTHING
+        finally:
+            bookings.hold = None
         shared_tokens = 0
         if isinstance(answer, Selection) and was_known:
             shared_tokens = self._count_repeat(answer)
@@ -323,15 +328,6 @@ class RunningBatch:
             self._next_group = max(self._next_group, group + 1)
         self._count(answer, shared_tokens)
         return shared_tokens
-
-    def _book(self, sample: _Sample, planned: Planned | None, now: float) -> tuple[Answer, Effects]:
-        """Book one sample; it is published when the wave is done."""
-        bookings = self._waves.desk.bookings
-        bookings.hold = self._hold
-        try:
-            return self._waves.usher.book(sample.request, sample.unknown, sample.read, planned, now)
-        finally:
-            bookings.hold = None
 
     def _count(self, answer: Selection, shared_tokens: int) -> None:
         self._computed += not shared_tokens

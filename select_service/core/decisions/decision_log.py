@@ -1,7 +1,7 @@
 """The latest decisions, to be explained on request: a ring bounded by count and by bytes.
 
 A record is a row of references with a copy of the prompt's hashes, and of the load columns if a
-load has changed. The cost of explaining it is paid on request (`explain.py`). `placing.py`
+load has changed. The cost of explaining it is paid on request (`explain.py`). `place.py`
 records its decisions here; those with nothing unusual go to the ring directly.
 """
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from select_service.core.fleet.catalog import Catalog
     from select_service.core.observers import DecisionRecorder
     from select_service.core.partition import Partition
-    from select_service.core.pricing.placement import Match, Placement, Seen
+    from select_service.core.pricing.placement import Match, Seen
     from select_service.core.pricing.weights import Weights
     from select_service.errors import ServiceError
     from select_service.types import CacheHit
@@ -105,6 +105,8 @@ class DecisionLog:
             bytes_max=bytes_max,
             first=first,
         )
+        self.common: RecordRing | None = None if recorder is not None else self._rings.common
+        """What `ring_of` returns as long as no tenant has a ring of its own."""
         self._explained: dict[str, Record] = {}
         self._explained_bytes = 0
 
@@ -115,27 +117,20 @@ class DecisionLog:
         """Give rings of their own to the tenants of the token file as it is now."""
         if self.is_on:
             self._rings.follow_tenants()
+            is_one = self._recorder is None and not self._rings.is_parted
+            self.common = self._rings.common if is_one else None
 
     @property
     def is_wanted(self) -> bool:
         """Whether decisions are recorded."""
         return self.is_on or self._recorder is not None
 
-    def keep_usual(
-        self,
-        ticket: Ticket,
-        placement: Placement,
-        rows: Rows,
-        now: float,
-        cache_hit: CacheHit | None,
-        lookout: FleetSnapshot,
-    ) -> bool:
-        """Record a decision if nothing about it is unusual; see `RecordRing.keep_usual`."""
-        if self._recorder is not None:
-            return False  # otherwise the ring would take it, unnoticed
-        rings = self._rings
-        ring = rings.of(ticket.partition.scope.tenant_id) if rings.is_parted else rings.common
-        return ring.keep_usual(ticket, placement, rows, now, cache_hit, lookout)
+    def ring_of(self, tenant_id: str) -> RecordRing | None:
+        """Return the ring that takes a tenant's usual decisions directly; None: `keep` them all.
+
+        With a recorder the ring would take them unnoticed.
+        """
+        return None if self._recorder is not None else self._rings.of(tenant_id)
 
     @property
     def bytes(self) -> int:

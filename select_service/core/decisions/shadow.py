@@ -3,7 +3,7 @@
 For a sample of decisions it prices the same candidates at the same moment, and records which one it
 would have chosen and the cost of either choice by either weights. It draws nothing from the
 service's generator and changes nothing that decides, so decisions are the same with and without it.
-It is open-loop: the loads it sees result from the live choices. `placing.py` calls it.
+It is open-loop: the loads it sees result from the live choices. `routing/place.py` calls it.
 """
 
 from __future__ import annotations

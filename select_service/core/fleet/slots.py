@@ -41,8 +41,8 @@ class FleetSlots:
         self.ranks = 0  # number of rows in `everyone`
         self._open = array("q")  # selectable slots, ascending
         self._held: dict[int, list[int]] = {}  # slots by worker, as of its last `take`
-        self._owner: list[Worker | None] = []  # by slot
-        self._rank: list[int] = []  # by slot
+        self.occupants: list[tuple[Worker, int] | None] = []
+        """By slot, the worker and dp_rank that occupy it."""
         self._seats: tuple[Seats, Seats] | None = None
         """All seats, and the open ones; None: not listed since the last change."""
 
@@ -50,10 +50,7 @@ class FleetSlots:
 
     def ensure(self, slots: int) -> None:
         """Ensure that there are at least `slots` slots."""
-        more = slots - len(self._owner)
-        if more > 0:
-            self._owner += [None] * more
-            self._rank += [0] * more
+        self.occupants += [None] * (slots - len(self.occupants))
 
     def take(self, worker: Worker) -> list[int]:
         """Seat a worker on the slots of its ranks, or follow a change of its record or slots.
@@ -67,7 +64,7 @@ class FleetSlots:
         held = self._held[worker_id] = list(worker.slots.values())
         self.ensure(max(held, default=-1) + 1)
         for rank, slot in worker.slots.items():
-            self._owner[slot], self._rank[slot] = worker, rank
+            self.occupants[slot] = worker, rank
         if worker.drain is None:
             self.workers[worker_id] = worker
             for slot in held:
@@ -89,7 +86,7 @@ class FleetSlots:
         """Free the slots of a worker."""
         left = self._held.pop(worker_id, [])
         for slot in left:
-            self._owner[slot] = None
+            self.occupants[slot] = None
         if worker_id in self.workers:
             for slot in left:
                 del self._open[bisect_left(self._open, slot)]
@@ -97,7 +94,7 @@ class FleetSlots:
 
     def _count(self, changed: int, left: list[int]) -> None:
         self._seats = None
-        workers, slots = self.workers, len(self._owner)
+        workers, slots = self.workers, len(self.occupants)
         come = workers.get(changed)
         self.roles = self.roles.after(workers.values(), slots, changed, left, come)
         self.ranks = ranks = len(self._open)
@@ -108,14 +105,14 @@ class FleetSlots:
 
     def rank_at(self, slot: int) -> tuple[Worker, int]:
         """Return the worker and dp_rank that occupy a slot."""
-        owner = self._owner[slot]
-        assert owner is not None, "slot without a worker"
-        return owner, self._rank[slot]
+        occupant = self.occupants[slot]
+        assert occupant is not None, "slot without a worker"
+        return occupant
 
     def occupant(self, slot: int) -> WorkerRank | None:
         """Return the rank on a slot; None if it is empty."""
-        owner = self._owner[slot] if slot < len(self._owner) else None
-        return None if owner is None else WorkerRank(owner.worker_id, self._rank[slot])
+        occupant = self.occupants[slot] if slot < len(self.occupants) else None
+        return None if occupant is None else WorkerRank(occupant[0].worker_id, occupant[1])
 
     def slot_of(self, rank: WorkerRank) -> int | None:
         """Return the slot of a rank; None: it has left during another task's turn."""
@@ -124,8 +121,8 @@ class FleetSlots:
 
     def taints_at(self, slot: int) -> frozenset[str]:
         """Return the taints of a slot's worker; empty if it has left since a wave was planned."""
-        owner = self._owner[slot]
-        return frozenset() if owner is None else owner.taints
+        occupant = self.occupants[slot]
+        return frozenset() if occupant is None else occupant[0].taints
 
     def seats(self) -> Seats:
         """Return every rank with its slot, by worker id and rank, including those that drain."""
@@ -170,8 +167,8 @@ class FleetSlots:
         slots = sorted(slot for one in self.workers.values() for slot in one.slots.values())
         assert list(self._open) == slots, "open are the slots of those who may be chosen"
         owned = {slot for one in self.present.values() for slot in one.slots.values()}
-        for slot, owner in enumerate(self._owner):
-            assert (owner is not None) == (slot in owned), "who went left its slots"
+        for slot, occupant in enumerate(self.occupants):
+            assert (occupant is not None) == (slot in owned), "who went left its slots"
         self.roles.check()
         assert self.roles.given == any(one.slots and one.spec.role for one in self.workers.values())
         listed, self._seats = self._listed(), None

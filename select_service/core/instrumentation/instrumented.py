@@ -1,16 +1,10 @@
-"""The observers of a service, and the kinds of objects to build for them.
-
-`core/service.py` calls this before it builds. `recorder.py` is imported only for recording.
-"""
+"""The observers of a service; `core/observers.py` says what they are told."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
-
-from select_service.core.batches.batch_plan import BatchPlan
-from select_service.core.reservations.lifecycle import Lifecycle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,7 +12,7 @@ if TYPE_CHECKING:
     from select_service.core.instrumentation.marks import MarkRecorder
     from select_service.core.instrumentation.recorder import Recorder
 
-__all__ = ["Kinds", "Watch", "kinds_for"]
+__all__ = ["Watch"]
 
 
 class Watch(Struct, frozen=True):
@@ -32,19 +26,3 @@ class Watch(Struct, frozen=True):
     """Seconds, to measure the time of a shadow policy; None: it is not limited."""
     trace_decisions: bool = False
     """Whether every placement is reported in `Effects.decided`."""
-
-
-class Kinds(NamedTuple):
-    """The kinds to build: plain ones, or recorded ones."""
-
-    lifecycle: type[Lifecycle] = Lifecycle
-    plan: type[BatchPlan] = BatchPlan
-
-
-def kinds_for(watch: Watch) -> Kinds:
-    """Return the kinds to build for these observers."""
-    if watch.witness is None:
-        return Kinds()
-    from select_service.core.instrumentation import recorder  # only when recording
-
-    return Kinds(*recorder.kinds_for(watch.witness))

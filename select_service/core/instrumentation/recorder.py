@@ -1,16 +1,13 @@
-"""The recorder: it notes what a service decides, books and ends; references, no copies.
+"""The recorder: it notes what a service decides, plans, books and ends; references, no copies.
 
-Placement and decision log call it where there is one; reservations and plans have recorded kinds.
+Placement, decision log, reservations and batches call it where there is one (`core/observers.py`).
 `recording/notes.py` has the notes.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from typing import TYPE_CHECKING, Final, Protocol
 
-from typing_extensions import override
-
-from select_service.core.batches.batch_plan import BatchPlan
 from select_service.core.recording.items import Gap, Life
 from select_service.core.recording.notes import (
     BirthNote,
@@ -20,28 +17,22 @@ from select_service.core.recording.notes import (
     StepNote,
     WaveNote,
 )
-from select_service.core.reservations.lifecycle import Lifecycle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from indexer.types import Scope
     from select_service.core.admission.queue import Ticket
-    from select_service.core.batches.batch_plan import Member, PlannedRank
-    from select_service.core.columns import Floats, Rows
+    from select_service.core.batches.batch_plan import BatchPlan, PlannedRank
+    from select_service.core.columns import Rows
     from select_service.core.decisions.record import Odds
-    from select_service.core.effects import Effects
     from select_service.core.fleet.roles import Roles
-    from select_service.core.ledger.reservation import Lease, Reservation
-    from select_service.core.ledger.reservation_ids import Booking
     from select_service.core.partition import Partition
     from select_service.core.pricing.placement import Seen
     from select_service.core.recording.notes import Note
-    from select_service.core.replication.messages import ClaimRecord
-    from select_service.core.reservations.lifecycle import BookingSpec
     from select_service.types.admission import AdmissionSettings
 
-__all__ = ["Recorder", "Sink", "kinds_for"]
+__all__ = ["Recorder", "Sink"]
 
 LIFE_BYTES: Final = 256
 """Bytes charged for a note of a reservation."""
@@ -175,154 +166,58 @@ class Recorder:
         """Note settings put in force."""
         self.sink.put(ChangeNote(now, what, values), 512)
 
+    # -- reservations ----------------------------------------------------------------------------
 
-def kinds_for(witness: Recorder) -> tuple[type[Lifecycle], type[BatchPlan]]:
-    """Return the kinds of lifecycle and plan whose events this recorder notes."""
-    told = {"witness": witness}
-    return (
-        cast("type[Lifecycle]", type("RecordedLifecycle", (_Desk,), told)),
-        cast("type[BatchPlan]", type("RecordedBatchPlan", (_WavePlan,), told)),
-    )
-
-
-class _Desk(Lifecycle):
-    """Notes the lives of reservations."""
-
-    witness: Recorder
-    _why = "told"  # the reason of an end in progress; by a replica, unless set below
-
-    def _begun(
+    def begun(
         self, what: str, partition: Partition, slot: int, facts: tuple[str, int, int], now: float
     ) -> None:
         """Note where a reservation begins, with its id, prefill tokens and length."""
-        witness = self.witness
-        witness.now = now
-        if not witness.seats(partition):
-            witness.sink.leave_out()
+        self.now = now
+        if not self.seats(partition):
+            self.sink.leave_out()
             return
         worker, dp_rank = partition.seating.rank_at(slot)
         begins = partition.scope, worker.worker_id, dp_rank
-        witness.sink.put(BirthNote(now, what, facts[0], *begins, *facts[1:]), LIFE_BYTES)
+        self.sink.put(BirthNote(now, what, facts[0], *begins, *facts[1:]), LIFE_BYTES)
 
-    @override
-    def book(self, partition: Partition, slot: int, order: BookingSpec, now: float) -> Reservation:
-        facts = order.reservation_id, order.prefill_tokens, order.prompt.isl_tokens
-        self._begun("booked", partition, slot, facts, now)
-        return super().book(partition, slot, order, now)
-
-    @override
-    def learn(
-        self,
-        partition: Partition,
-        slot: int,
-        record: ClaimRecord,
-        hashes: bytes,
-        origin: str | int,
-        now: float,
-        *,
-        watched: bool = False,
-    ) -> Reservation:
-        facts = record.reservation_id, record.prefill_tokens, record.isl_tokens
-        self._begun("learnt", partition, slot, facts, now)
-        return super().learn(partition, slot, record, hashes, origin, now, watched=watched)
-
-    @override
-    def prefill_complete(self, name: str, now: float) -> tuple[Partition | None, Effects]:
-        done = super().prefill_complete(name, now)
-        if done[0] is None:  # its worker is not here, nor is its beginning in the recording
-            return done
-        self.witness.sink.put(Life(now, "prefill_complete", name), LIFE_BYTES)
-        return done
-
-    @override
-    def output_block(
-        self, name: str, decay_fraction: float | None, now: float, count: int = 1
+    def lived(
+        self, what: str, name: str, now: float, amount: int = 0, fraction: float | None = None
     ) -> None:
-        super().output_block(name, decay_fraction, now, count)
-        note = Life(now, "output_block", name, amount=count, fraction=decay_fraction)
-        self.witness.sink.put(note, LIFE_BYTES)
+        """Note a step in the life of a reservation."""
+        self.sink.put(Life(now, what, name, amount=amount, fraction=fraction), LIFE_BYTES)
 
-    @override
-    def free(self, name: str, now: float) -> tuple[Partition | None, Effects]:
-        self._why = "freed"
-        try:
-            return super().free(name, now)
-        finally:
-            self._why = "told"
+    # -- batches ---------------------------------------------------------------------------------
 
-    @override
-    def expire(self, partition: Partition, limit: int, now: float, effects: Effects) -> int:
-        self._why = "expired"
-        try:
-            return super().expire(partition, limit, now, effects)
-        finally:
-            self._why = "told"
-
-    @override
-    def clear_leases(
-        self, limit: int, now: float, effects: Effects, lease: Lease | None = None
-    ) -> tuple[int, set[Partition]]:
-        self._why = "lease_ended"
-        try:
-            return super().clear_leases(limit, now, effects, lease)
-        finally:
-            self._why = "told"
-
-    @override
-    def _forget_dropped(self, reservation: Reservation, now: float) -> None:
-        self.witness.sink.put(Life(now, "dropped", reservation.reservation_id), LIFE_BYTES)
-        super()._forget_dropped(reservation, now)
-
-    @override
-    def release(self, booking: Booking, now: float) -> None:
-        reservation = booking.reservation
-        blocks = reservation.whole_outputs + reservation.faded_outputs
-        note = Life(now, self._why, reservation.reservation_id, amount=blocks)
-        self.witness.sink.put(note, LIFE_BYTES)
-        super().release(booking, now)
-
-
-class _WavePlan(BatchPlan):
-    """Notes the inputs of each step of a plan, and the whole plan once it is made."""
-
-    witness: Recorder
-    _looked: list[tuple[int, Seen]]
-    _roles: Roles  # the seating when it was begun
-
-    @override
-    def seats(self) -> Iterator[list[PlannedRank]]:
-        witness, partition = self.witness, self._partition
-        loads, draws = partition.ledger.loads, witness.sink.draws
-        self._roles = partition.seating.roles
+    def steps_of(self, plan: BatchPlan) -> Iterator[list[PlannedRank]]:
+        """Yield the pieces of a plan; note the inputs of each, and the whole plan in the end."""
+        partition, draws = plan.partition, self.sink.draws
+        loads, roles = partition.ledger.loads, partition.seating.roles
+        looked: list[tuple[int, Seen]] = []
+        plan.prices = lambda member: looked.append((member.number, partition.see(member.prompt)))
         taken, size = [], 0
-        plan = super().seats()
+        pieces = plan.seats()
         while True:
             draws.clear()
-            self._looked = []
+            looked = []
             columns, requests = loads.pack(), loads.requests.tobytes()
-            piece = next(plan, None)
+            piece = next(pieces, None)
             if piece is None:
                 break
             if piece:
                 seated = [(seat.member.number, seat.slot) for seat in piece]
-                taken.append(StepNote(columns, requests, self._looked, witness.draws(), seated))
+                taken.append(StepNote(columns, requests, looked, self.draws(), seated))
                 size += len(columns) + len(requests) + 64 * len(seated)
             yield piece
-        size += sum(160 + len(one.prompt.block_hashes) for one in self._members)
+        size += sum(160 + len(one.prompt.block_hashes) for one in plan.members)
         members = [
-            (one.number, one.prompt, one.request, one.weights, one.rows) for one in self._members
+            (one.number, one.prompt, one.request, one.weights, one.rows) for one in plan.members
         ]
-        facts = partition.scope, self._load_limit, self._keep_together
-        if self._roles is not partition.seating.roles:  # its slots may belong to others now
-            witness.sink.put(Gap(1, "seats"), LIFE_BYTES)
+        facts = partition.scope, plan.load_limit, plan.keep_together
+        if roles is not partition.seating.roles:  # its slots may belong to others now
+            self.sink.put(Gap(1, "seats"), LIFE_BYTES)
             return
-        if not witness.seats(partition):
-            witness.sink.leave_out()
+        if not self.seats(partition):
+            self.sink.leave_out()
             return
-        counted = self._now, partition.ledger.sequence_blocks
-        witness.sink.put(WaveNote(witness.now, *facts, members, taken, *counted), size)
-
-    @override
-    def _price(self, member: Member) -> tuple[Floats, Floats]:
-        self._looked.append((member.number, self._partition.see(member.prompt)))
-        return super()._price(member)
+        counted = plan.now, partition.ledger.sequence_blocks
+        self.sink.put(WaveNote(self.now, *facts, members, taken, *counted), size)

@@ -57,7 +57,8 @@ class ActiveBlocks:
     def __init__(self) -> None:
         self.counts = BlockCounts()
         """Of the values of every lane; the ledger adds its output blocks there."""
-        self.root = ChainNode(None, b"")  # the handle of the empty chain
+        self.root = ChainNode(None, b"")
+        """The handle of the empty chain; its children begin all active chains."""
         self.nodes = 0
         self.blocks = 0
         """Blocks of all nodes, once for every lane that holds them: the work of removing them."""
@@ -71,10 +72,17 @@ class ActiveBlocks:
             first = chain[position : position + HASH_BYTES]
             child = node.children.get(first)
             if child is None:
-                return self._grow(node, first, chain[position:], lane)
-            if not chain.startswith(child.edge, position):
+                node.children[first] = child = ChainNode(node, chain[position:])
+                self.nodes += 1
+            elif not chain.startswith(child.edge, position):
                 child = self._split(child, common_blocks(child.edge, 0, chain, position))
-            self._hold(child, lane)
+            refs = child.refs.get(lane, 0)
+            child.refs[lane] = refs + 1
+            child.total += 1
+            if not refs:
+                child.mask |= 1 << lane
+                self.counts.enter(lane, child.edge)
+                self.blocks += len(child.edge) // HASH_BYTES
             position += len(child.edge)
             node = child
         return node
@@ -104,10 +112,6 @@ class ActiveBlocks:
         edges = [node.edge for node in _path(end)]
         edges.reverse()
         return b"".join(edges)
-
-    def begins(self, first: bytes) -> bool:
-        """Whether any active chain begins with this hash."""
-        return first in self.root.children
 
     def shared_prefix(self, chain: PackedHashes) -> list[tuple[int, int]]:
         """Longest common prefix with any active chain, for every lane that has one.
@@ -142,26 +146,7 @@ class ActiveBlocks:
         alone = takewhile(lambda node: node.refs[lane] == 1, _path(end))
         self.counts.fade(lane, [node.edge for node in alone], weight)
 
-    def _hold(self, node: ChainNode, lane: int) -> None:
-        refs = node.refs.get(lane, 0)
-        node.refs[lane] = refs + 1
-        node.total += 1
-        if not refs:
-            node.mask |= 1 << lane
-            self.counts.enter(lane, node.edge)
-            self.blocks += len(node.edge) // HASH_BYTES
-
     # -- the shape of the trie -----------------------------------------------------------------
-
-    def _grow(self, parent: ChainNode, first: bytes, edge: PackedHashes, lane: int) -> ChainNode:
-        """Add a node held by one lane."""
-        parent.children[first] = node = ChainNode(parent, edge)
-        self.nodes += 1
-        node.refs[lane] = node.total = 1
-        node.mask = 1 << lane
-        self.counts.enter(lane, edge)
-        self.blocks += len(edge) // HASH_BYTES
-        return node
 
     def _split(self, lower: ChainNode, blocks: int) -> ChainNode:
         """Move the first `blocks` blocks of a node into a new one above it; return the new one."""

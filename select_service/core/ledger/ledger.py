@@ -11,19 +11,20 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from indexer.types import HASH_BYTES
 from select_service.core.ledger.active_blocks import ActiveBlocks
 from select_service.core.ledger.deadlines import Deadlines
 from select_service.core.ledger.drain_meter import PRIOR_TOKENS_PER_S
 from select_service.core.ledger.exact_sums import rounded
 from select_service.core.ledger.output_blocks import OutputBlocks
-from select_service.core.ledger.recent_activity import LOOK_EVERY_S
 from select_service.core.ledger.reservation import Reservation
 from select_service.core.ledger.slot_generations import SlotGenerations
-from select_service.core.ledger.slot_loads import SlotLoads
+from select_service.core.ledger.slot_loads import LOOK_EVERY_S, SlotLoads
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sized
+    from collections.abc import Collection, Container, Iterator, Sized
 
     from indexer.types import PackedHashes
     from select_service.core.columns import Slots
@@ -45,6 +46,7 @@ class Ledger:
         "_outputs",
         "blocks",
         "changes",
+        "first_blocks",
         "live",
         "loads",
         "sequence_blocks",
@@ -65,6 +67,8 @@ class Ledger:
         self.changes: LoadChanges | None = None
         """Set for a gate that follows changes; see `partition_admission.py`."""
         self.blocks = ActiveBlocks()  # by lane
+        self.first_blocks: Container[bytes] = self.blocks.root.children
+        """The first blocks of all booked prompts: others share nothing with any."""
         self._outputs = OutputBlocks(self.blocks)
         self._deadlines: Deadlines[Reservation] = Deadlines()
         self._all_lanes = SlotGenerations(self.blocks.counts)
@@ -86,7 +90,7 @@ class Ledger:
 
     # -- lifecycle -----------------------------------------------------------------------------
 
-    def book(  # noqa: PLR0915 - straight on: all pay for it
+    def book(
         self,
         reservation_id: str,
         slot: int,
@@ -107,15 +111,23 @@ class Ledger:
         booked, number = lane.reservations, lane.number
         assert reservation_id not in booked
         chain = self.blocks.acquire(sequence_hashes, number)
-        reservation = Reservation(reservation_id, slot, lane, chain, prefill_tokens, now)
-        reservation.isl_tokens = isl_tokens
-        reservation.fairness_id = fairness_id
-        booked[reservation_id] = reservation
-        self.live += 1
-        decode = self.blocks.counts.count(number)
         # a prompt shorter than a block still counts
         blocks = (len(sequence_hashes) // HASH_BYTES or 1) + self.sequence_blocks
-        reservation.prompt_blocks = reservation.context_blocks = blocks
+        reservation = booked[reservation_id] = Reservation(
+            reservation_id,
+            slot,
+            lane,
+            chain,
+            prefill_tokens,
+            now,
+            now,
+            isl_tokens,
+            fairness_id,
+            blocks,
+            blocks,
+        )
+        self.live += 1
+        decode = self.blocks.counts.count(number)
         loads = self.loads
         loads.prefilling += 1
         loads.packed = b""
@@ -350,8 +362,15 @@ class Ledger:
 
         The longest common prefix, in blocks, with the chain of any live reservation on the slot.
         """
-        groups = self.blocks.shared_prefix(sequence_hashes)
-        return self._all_lanes.slots_in(groups) or None
+        lanes, found = self._all_lanes, []
+        for blocks, mask in self.blocks.shared_prefix(sequence_hashes):
+            raw = np.frombuffer(mask.to_bytes((mask.bit_length() + 7) // 8, "little"), np.uint8)
+            slots: Slots = np.flatnonzero(np.unpackbits(raw, bitorder="little"))
+            if lanes.displaced or lanes.closed:  # a closed lane may have a number no slot has
+                slots = lanes.slots[slots]
+                slots = slots[slots >= 0]
+            found.append((blocks, slots))
+        return found or None
 
     def chain_of(self, reservation: Reservation) -> PackedHashes:
         """Return the sequence hashes a live reservation was booked with."""

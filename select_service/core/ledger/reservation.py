@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
+from msgspec import Struct
+
 if TYPE_CHECKING:
     from select_service.core.ledger.active_blocks import ChainNode
     from select_service.core.replication.claim import Claim
@@ -74,78 +76,38 @@ class Lease:
         return sum(count for lane, count in self.by_lane.items() if lane.is_open)
 
 
-class Reservation:
+class Reservation(Struct, eq=False):
     """One booked request. Written by the ledger, except for the plain facts at the end."""
 
-    __slots__ = (
-        "chain",
-        "claim",
-        "context_blocks",
-        "created",
-        "deadline",
-        "expected_output_tokens",
-        "faded_outputs",
-        "fairness_id",
-        "fingerprint",
-        "first_token_at",
-        "isl_tokens",
-        "lane",
-        "lease",
-        "lora_name",
-        "origin",
-        "output_fraction",
-        "pair",
-        "prefill_done",
-        "prefill_tokens",
-        "prompt_blocks",
-        "reservation_id",
-        "selection_id",
-        "slot",
-        "touched",
-        "track_prefill_tokens",
-        "ttl_s",
-        "wave",
-        "whole_outputs",
-    )
-
-    def __init__(
-        self,
-        reservation_id: str,
-        slot: int,
-        lane: SlotGeneration,
-        chain: ChainNode,
-        prefill_tokens: int,
-        now: float,
-    ) -> None:
-        self.reservation_id = reservation_id
-        self.slot = slot
-        self.lane = lane
-        self.chain = chain
-        self.prefill_tokens = prefill_tokens  # as booked; see prefill_done
-        self.prefill_done = False
-        self.whole_outputs = 0  # output blocks of weight 1
-        self.faded_outputs = 0  # output blocks of weight output_fraction
-        self.output_fraction = 1.0
-        self.prompt_blocks = 0  # its initial part of the slot's context
-        self.context_blocks = 0  # its current part of the slot's context
-        self.created = now
-        self.first_token_at = 0.0  # when it was reported to this process; 0: not reported
-        self.touched = now  # last lifecycle call
-        self.ttl_s = 0.0  # 0: never expires by itself
-        self.deadline = 0.0  # when it expires, if it can
-        # Facts the ledger only stores:
-        self.fairness_id = ""  # whose share of the pool it counts against
-        self.isl_tokens = 0
-        self.selection_id: str | None = None
-        self.lora_name: str | None = None
-        self.pair: str | None = None  # the id of the pair it is a leg of
-        self.expected_output_tokens: int | None = None
-        self.track_prefill_tokens = True
-        self.fingerprint: bytes | None = None  # of the request, to recognise a repeat
-        self.wave: tuple[int, int] | None = None  # made by a wave: its group there, shared tokens
-        self.lease: Lease | None = None  # written by `leases.py`; excludes a deadline of its own
-        self.origin: str | int = "local"  # or the router id of the replica that reported it
-        self.claim: Claim | None = None  # which replica owns it, when replicas talk
+    reservation_id: str
+    slot: int
+    lane: SlotGeneration
+    chain: ChainNode
+    prefill_tokens: int  # as booked; see prefill_done
+    created: float
+    touched: float = 0.0  # last lifecycle call
+    isl_tokens: int = 0
+    fairness_id: str = ""  # whose share of the pool it counts against
+    prompt_blocks: int = 0  # its initial part of the slot's context
+    context_blocks: int = 0  # its current part of the slot's context
+    prefill_done: bool = False
+    whole_outputs: int = 0  # output blocks of weight 1
+    faded_outputs: int = 0  # output blocks of weight output_fraction
+    output_fraction: float = 1.0
+    first_token_at: float = 0.0  # when it was reported to this process; 0: not reported
+    ttl_s: float = 0.0  # 0: never expires by itself
+    deadline: float = 0.0  # when it expires, if it can
+    # Facts the ledger only stores:
+    selection_id: str | None = None
+    lora_name: str | None = None
+    pair: str | None = None  # the id of the pair it is a leg of
+    expected_output_tokens: int | None = None
+    track_prefill_tokens: bool = True
+    fingerprint: bytes | None = None  # of the request, to recognise a repeat
+    wave: tuple[int, int] | None = None  # made by a wave: its group there, shared tokens
+    lease: Lease | None = None  # written by `leases.py`; excludes a deadline of its own
+    origin: str | int = "local"  # or the router id of the replica that reported it
+    claim: Claim | None = None  # which replica owns it, when replicas talk
 
     @property
     def live(self) -> bool:

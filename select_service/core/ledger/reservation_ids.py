@@ -209,7 +209,7 @@ class ReservationIds:
     def _legs_of(self, pair: str) -> list[Booking]:
         return [leg for leg in self.pairs.get(pair, ()) if leg.reservation.live]
 
-    def add(self, booking: Booking) -> None:
+    def add(self, booking: Booking) -> None:  # noqa: C901, PLR0912 - straight on: all pay for it
         """Add a new live booking; its id must be unused."""
         reservation = booking.reservation
         booking.hold, booking.is_own = self.hold, reservation.origin == "local"
@@ -218,11 +218,26 @@ class ReservationIds:
             self.forget_dropped(before.reservation, reservation.created)
         self.by_id[reservation.reservation_id] = booking
         if booking.is_own:
-            self._count_own(booking, 1)
+            self.own += 1
+            if self.tenants is not None:
+                self.tenants.take(booking.partition.scope.tenant_id)
         else:
             place = booking.partition, reservation.slot
             self._foreign[place] = self._foreign.get(place, 0) + 1
-        self._recall(reservation.reservation_id)
+        # ids in use are not freed ones
+        names = [reservation.reservation_id]
+        if reservation.pair is not None:
+            names.append(reservation.pair)
+        if reservation.selection_id is not None:
+            names.append(reservation.selection_id)
+        for name in names:
+            key = name if len(name) <= LONG_ID_CHARS else key_of(name)
+            if self.tenants is None:
+                is_gone = self._freed.discard(key)
+            else:
+                is_gone = self._discard_freed(prefix_in(name), key)
+            if is_gone and self.changes is not None:
+                self.changes.mark(RESERVATION, key)
         if self.changes is not None and reservation.origin == "local":
             if booking.answer is None:  # restored: it was acknowledged long ago
                 self.changes.mark(RESERVATION, reservation.reservation_id)
@@ -230,20 +245,12 @@ class ReservationIds:
                 self.changes.booked(reservation.reservation_id, self.hold)
         if reservation.pair is not None:
             self.pairs.setdefault(reservation.pair, []).append(booking)
-            self._recall(reservation.pair)
         second = reservation.selection_id
         if second is not None:
             booking.older = self._second_names.get(second)
             if booking.older is not None:
                 booking.older.younger = booking
             self._second_names[second] = booking
-            if second != reservation.reservation_id:
-                self._recall(second)
-
-    def _count_own(self, booking: Booking, count: int) -> None:
-        self.own += count
-        if self.tenants is not None:
-            self.tenants.take(booking.partition.scope.tenant_id, count)
 
     def _count_foreign_out(self, booking: Booking) -> None:
         place = booking.partition, booking.reservation.slot
@@ -252,16 +259,6 @@ class ReservationIds:
             self._foreign[place] = left
         else:
             del self._foreign[place]
-
-    def _recall(self, name: str) -> None:
-        """Remove an id from the freed ones, because it is in use again."""
-        key = name if len(name) <= LONG_ID_CHARS else key_of(name)
-        if self.tenants is None:
-            is_gone = self._freed.discard(key)
-        else:
-            is_gone = self._discard_freed(prefix_in(name), key)
-        if is_gone:
-            self._changed(key)
 
     def _discard_freed(self, holder: Party, key: str) -> bool:
         rows = self._freed_by_holder
@@ -275,7 +272,9 @@ class ReservationIds:
         """Move a booking from live to recently freed; its load has left the ledger."""
         booking = self.by_id[reservation.reservation_id]
         if booking.is_own:
-            self._count_own(booking, -1)
+            self.own -= 1
+            if self.tenants is not None:
+                self.tenants.give(booking.partition.scope.tenant_id)
         else:
             self._count_foreign_out(booking)
         self._forget(booking, now)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from select_service.core.columns import slots_of_mask
 from select_service.core.ledger.reservation import SlotGeneration
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ __all__ = ["SlotGenerations"]
 class SlotGenerations:
     """The lanes of one ledger; a number is reused once nothing is left of its lane."""
 
-    __slots__ = ("_count", "_counts", "_displaced", "_free_numbers", "_slots", "by_slot", "closed")
+    __slots__ = ("_count", "_counts", "_free_numbers", "by_slot", "closed", "displaced", "slots")
 
     def __init__(self, counts: BlockCounts) -> None:
         """Begin without lanes.
@@ -42,45 +41,35 @@ class SlotGenerations:
         """The open lanes; always the same list."""
         self.closed: deque[SlotGeneration] = deque()
         """Closed lanes with reservations to sweep, oldest first."""
-        self._slots: Slots = np.zeros(0, dtype=np.int64)  # by number; -1: none
+        self.slots: Slots = np.zeros(0, dtype=np.int64)
+        """By number, the slot of a lane; -1: none."""
         self._count = 0  # number of numbers ever used
         self._free_numbers: list[int] = []  # a heap, so that lanes keep the numbers of their slots
-        self._displaced = 0  # slots whose lane has a different number
+        self.displaced = 0
+        """Slots whose lane has a different number."""
 
     def ensure(self, capacity: int) -> None:
         """Open a lane for every slot below `capacity` that has none."""
         for slot in range(len(self.by_slot), capacity):
             self.by_slot.append(self._open(slot))
-            self._displaced += self.by_slot[slot].number != slot
+            self.displaced += self.by_slot[slot].number != slot
 
     def close(self, slot: int) -> None:
         """Close the lane of a slot, which has reservations, and open a new one for it. O(1)."""
         lane = self.by_slot[slot]
         lane.is_open = False
         self.closed.append(lane)
-        self._slots[lane.number] = -1
+        self.slots[lane.number] = -1
         fresh = self.by_slot[slot] = self._open(slot)
-        self._displaced += (fresh.number != slot) - (lane.number != slot)
+        self.displaced += (fresh.number != slot) - (lane.number != slot)
 
     def forget_oldest(self) -> None:
         """Free the number of the oldest closed lane, which is empty."""
         heappush(self._free_numbers, self.closed.popleft().number)
 
-    def slots_in(self, groups: list[tuple[int, int]]) -> list[tuple[int, Slots]]:
-        """Convert (blocks, mask of lane numbers) to (blocks, slots), leaving out closed lanes."""
-        by_lane = [(blocks, slots_of_mask(mask)) for blocks, mask in groups]
-        if self._displaced or self.closed:  # a closed lane may have a number no slot has
-            return [(blocks, self._slots_of(lanes)) for blocks, lanes in by_lane]
-        return by_lane
-
     def __iter__(self) -> Iterator[SlotGeneration]:
         """Iterate over a copy of all lanes, open ones first; some may go meanwhile."""
         return iter((*self.by_slot, *self.closed))
-
-    def _slots_of(self, lanes: Slots) -> Slots:
-        """Return the slots of those lanes that are open."""
-        slots = self._slots[lanes]
-        return slots[slots >= 0]
 
     def _open(self, slot: int) -> SlotGeneration:
         if self._free_numbers:
@@ -89,22 +78,22 @@ class SlotGenerations:
             number = self._count
             self._count += 1
             self._counts.ensure(self._count)
-            if number == len(self._slots):
+            if number == len(self.slots):
                 more = np.full(max(16, number), -1, dtype=np.int64)
-                self._slots = np.concatenate([self._slots, more])
-        self._slots[number] = slot
+                self.slots = np.concatenate([self.slots, more])
+        self.slots[number] = slot
         return SlotGeneration(number)
 
     def check(self) -> None:
         """Assert all invariants; O(everything)."""
         used = [lane.number for lane in self]
         assert sorted(used + self._free_numbers) == list(range(self._count)), "one lane a number"
-        slots = [-1] * len(self._slots)
+        slots = [-1] * len(self.slots)
         for slot, lane in enumerate(self.by_slot):
             slots[lane.number] = slot
-        assert self._slots.tolist() == slots
+        assert self.slots.tolist() == slots
         displaced = sum(lane.number != slot for slot, lane in enumerate(self.by_slot))
-        assert self._displaced == displaced
+        assert self.displaced == displaced
         for lane in self.closed:
             assert lane.reservations, "a closed lane ends with its last reservation"
             assert not lane.is_open

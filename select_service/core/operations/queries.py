@@ -90,7 +90,7 @@ def _potential_loads(partition: Partition, prompt: Prompt, weights: Weights) -> 
     isl_tokens = prompt.isl_tokens if weights.track_prefill_tokens else 0
     matches = partition.index.find_matches(prompt.block_hashes)
     # every block is new to every rank
-    if matches.empty and not ledger.blocks.begins(prompt.first_hash):
+    if matches.empty and prompt.first_hash not in ledger.first_blocks:
         decode = loads.decode.astype(np.int64).tolist()
         blocks = prompt.blocks
         return [

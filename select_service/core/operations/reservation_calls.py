@@ -133,7 +133,6 @@ class ReservationCalls:
             ttl_s,
             partition.scope.tenant_id,
         )
-        reservation = self._desk.book(partition, slot, order, now)
         answer = ReservationAnswer(
             request.reservation_id,
             partition.scope.model_name,
@@ -142,7 +141,7 @@ class ReservationCalls:
             dp_rank,
             worker.spec.endpoint,
         )
-        return answer, self._desk.confirm(partition, reservation, request, answer, NOTHING)
+        return answer, self._desk.book(partition, slot, order, request, answer, NOTHING, now)
 
     def _booked_before(
         self, request: ReservationRequest, unknown: bytes

@@ -8,7 +8,7 @@ each once.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from select_service.core.admission.gate import EXPIRED_WAITING, Decision
 from select_service.core.admission.partition_admission import WAITS_FOR_PREFILL
@@ -21,7 +21,6 @@ from select_service.types import (
     PairSelection,
     SelectAndReserveRequest,
     Selection,
-    SelectPairRequest,
 )
 
 if TYPE_CHECKING:
@@ -35,10 +34,6 @@ if TYPE_CHECKING:
     from select_service.core.partition import Partition
     from select_service.core.reservations.lifecycle import Lifecycle
     from select_service.core.routing.place import Placer
-
-_SELECT: Final = "select"
-_BOOK: Final = "select_and_reserve"
-_PAIR: Final = "select_pair"
 
 
 class WaitingRequests:
@@ -182,8 +177,9 @@ class WaitingRequests:
         try:
             # was it booked in the meantime: explicitly, or by its repeat at another replica?
             if ticket.reservation_id is not None:
-                name, fingerprint = ticket.reservation_id, ticket.fingerprint
-                known = self._desk.repeated_selection(name, fingerprint)
+                known = self._desk.repeats.selection(
+                    ticket.reservation_id, ticket.fingerprint, self._desk.show_hashes
+                )
                 if known is not None:
                     assert not isinstance(known, Ticket), "it waits no longer"
                     return known
@@ -195,7 +191,7 @@ class WaitingRequests:
                 self._desk.terms(request)  # has its lease ended in the meantime?
             return self._placing.place(ticket, rows, now, effects)[0]
         except ServiceError as refusal:
-            self._placing.refuse(ticket, refusal, now)
+            self._placing.other_answers.refuse(ticket, refusal, now)
             return refusal
 
     def check(self, partitions: Iterable[Partition]) -> None:
@@ -247,10 +243,10 @@ class WaitingRequests:
         effects = Effects() if effects is NOTHING else effects
         self._stops_waiting(ticket)
         refusal = self._admitting.refusal(ticket.partition, decision, rows)
-        self._placing.refuse(ticket, refusal, now)
+        self._placing.other_answers.refuse(ticket, refusal, now)
         keeper = ticket.partition.admission
         if keeper is not None:
-            endpoint = endpoint_of(ticket)
+            endpoint = ticket.endpoint
             keeper.rejections[endpoint] = keeper.rejections.get(endpoint, 0) + 1
         ticket.answer = refusal
         effects.answered.append(ticket)
@@ -373,10 +369,3 @@ def _may_be_served(ticket: Ticket) -> bool:
     except NoEligibleWorker:
         return False
     return True
-
-
-def endpoint_of(ticket: Ticket) -> str:
-    """Return the route of the request."""
-    if isinstance(ticket.request, SelectPairRequest):
-        return _PAIR
-    return _SELECT if ticket.reservation_id is None else _BOOK

@@ -6,43 +6,28 @@ refusals here are part of the contract, including texts and order.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
-import msgspec
-
-from indexer.compiled import usable
 from indexer.core.hashing import (
     TOKEN_BYTES,
     block_hashes,
-    pack_tokens,
     pack_u64,
     sequence_hashes,
-    unpack_tokens,
 )
 from indexer.types import HASH_BYTES, U64_MASK, Namespace
 from select_service.errors import InvalidField, InvalidRequest, TooManyBlocks
 
-if usable("select_service._speed", 8):
-    from select_service._speed import msgpack_tokens as _msgpack_tokens
-
-    msgpack_tokens: Callable[[bytes], bytes] | None = _msgpack_tokens
-else:
-    msgpack_tokens = None
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from indexer.types import PackedHashes
     from select_service.types import BlockMmInfo, HashList, PromptFields
-
-    P = TypeVar("P", bound=PromptFields)
 
 
 BLOCKS_MAX: Final = (1 << 63) - 1
 """Unlimited: embedders set their own limit."""
 
 _HASH_REST: Final = HASH_BYTES - 1
-_AS_THEY_ARE: Final = frozenset({bytes, type(None)})
 
 
 class Prompt:
@@ -146,45 +131,6 @@ def read_booking(
     if _count(request.sequence_hashes, HASH_BYTES, "sequence_hashes") > blocks_max:
         raise TooManyBlocks("sequence_hashes", blocks_max)
     return Prompt(b"", _pack(request.sequence_hashes, "sequence_hashes"), request.isl_tokens)
-
-
-def packed(request: P) -> P:
-    """Return the request with its long lists packed, as the codec delivers them: one form for all.
-
-    Exception: token lists with media stay lists, as they were before packing was introduced,
-    because fingerprints, the use of this function, outlive the process. The lists must have been
-    validated, as `read_prompt` does.
-    """
-    media = request.mm_routing_info
-    if media is not None and type(media.routing_token_ids) is not list:
-        tokens = _listed(media.routing_token_ids)
-        media = msgspec.structs.replace(media, routing_token_ids=tokens)
-        request = msgspec.structs.replace(request, mm_routing_info=media)
-    if (  # the form in which the codec delivers all
-        type(request.sequence_hashes) in _AS_THEY_ARE
-        and type(request.block_hashes) in _AS_THEY_ARE
-        and type(request.token_ids) in _AS_THEY_ARE
-    ):
-        return request
-    return msgspec.structs.replace(
-        request,
-        token_ids=_pack_unless(request.token_ids, pack_tokens),
-        block_hashes=_pack_unless(request.block_hashes, pack_u64),
-        sequence_hashes=_pack_unless(request.sequence_hashes, pack_u64),
-    )
-
-
-def _listed(tokens: Sequence[int] | bytes) -> list[int] | msgspec.Raw:
-    """Return tokens as a list, or its encoded equivalent."""
-    if not isinstance(tokens, bytes):
-        return [int(one) for one in tokens]
-    return unpack_tokens(tokens) if msgpack_tokens is None else msgspec.Raw(msgpack_tokens(tokens))
-
-
-def _pack_unless(
-    values: list[int] | bytes | None, pack: Callable[[list[int]], bytes]
-) -> bytes | None:
-    return values if values is None or isinstance(values, bytes) else pack(values)
 
 
 def _read_tokens(

@@ -64,7 +64,8 @@ class Claims:
         self.names = ClaimNames()  # of others' claims
         self.counters = ReplicaCounters()
         self.adopted = 0
-        self._of_id: dict[str, list[Claim]] = {}  # of all owners, dead ones too
+        self.of_id: dict[str, list[Claim]] = {}
+        """Of all owners, dead ones too."""
         self.waiting = AbsentWorkers()
         self._early = EarlyGrowth(limits.replica_ended_max)
         self._limits = limits
@@ -73,11 +74,7 @@ class Claims:
 
     def alive(self, reservation_id: str) -> list[Claim]:
         """Return all claims on an id that have not ended."""
-        return [one for one in self._of_id.get(reservation_id, ()) if not one.dead]
-
-    def knows(self, reservation_id: str) -> bool:
-        """Tell whether there may be a claim on an id, or on a leg of that pair. O(1)."""
-        return reservation_id in self._of_id or reservation_id in self.names.by_name
+        return [one for one in self.of_id.get(reservation_id, ()) if not one.dead]
 
     def is_silent(self, router_id: int) -> bool:
         """Tell whether no publisher with that id is heard."""
@@ -109,7 +106,7 @@ class Claims:
         """Own a reservation that our ledger has just booked under this number."""
         claim = Claim(self.router_id, record)
         self.own.add(claim)
-        self._of_id.setdefault(claim.reservation_id, []).append(claim)
+        self.of_id.setdefault(claim.reservation_id, []).append(claim)
         self.tie(claim, reservation)
         return claim
 
@@ -138,7 +135,7 @@ class Claims:
         owners.add(claim)
         claim.touched = now
         self.names.add(claim)
-        self._of_id.setdefault(name, []).append(claim)
+        self.of_id.setdefault(name, []).append(claim)
         return True
 
     def learn_again(self, claim: Claim, record: ClaimRecord, now: float) -> None:
@@ -245,7 +242,7 @@ class Claims:
         Two replicas may adopt one orphan at once, and others may still know it by its old name: a
         statement about one of these claims applies to all.
         """
-        claims = self._of_id.get(reservation_id, ())
+        claims = self.of_id.get(reservation_id, ())
         return [one for one in claims if not names.isdisjoint(one.names)]
 
     def grow_early(
@@ -302,7 +299,7 @@ class Claims:
             return
         claim.noted = True
         self.own.add(claim)
-        self._of_id.setdefault(name, []).append(claim)
+        self.of_id.setdefault(name, []).append(claim)
 
     def output(self, reservation_id: str, fraction: float | None, count: int) -> None:
         """Add output blocks for our caller."""
@@ -401,10 +398,10 @@ class Claims:
         self.untie(claim, b"")  # also from a booking whose rank left and that is not swept yet
         self.outbox.drop(claim)
         self.waiting.remove(claim)
-        of_id = self._of_id[claim.reservation_id]
+        of_id = self.of_id[claim.reservation_id]
         of_id.remove(claim)
         if not of_id:
-            del self._of_id[claim.reservation_id]
+            del self.of_id[claim.reservation_id]
 
     def adopt(
         self,
@@ -425,7 +422,7 @@ class Claims:
         self.end(old, now, by_owner=False, heir=(self.router_id, record.born))
         claim = Claim(self.router_id, record, old.hashes_digest)
         self.own.add(claim)
-        self._of_id[claim.reservation_id].append(claim)
+        self.of_id[claim.reservation_id].append(claim)
         self.tie(claim, reservation)
         self.adopted += 1
         full = msgspec.structs.replace(record, hashes=hashes)
@@ -455,7 +452,7 @@ class Claims:
 
     def tables(self) -> Iterator[Sized]:
         """Yield the dicts that grow with claims; see `dict_compaction.py`."""
-        yield from (self._of_id, self.names.by_name)
+        yield from (self.of_id, self.names.by_name)
         yield from self.outbox.tables()
         yield from [one.by_id for one in self.sets.values()]
 
@@ -473,7 +470,7 @@ class Claims:
         self.names.check({one for some in others for one in some.by_id.values()})
         self.endings.check()
         self._early.check()
-        for name, claims in self._of_id.items():
+        for name, claims in self.of_id.items():
             assert claims, "nobody claims nothing"
             assert len({one.owner for one in claims}) == len(claims), "one claim an owner and id"
             booked = [one for one in claims if one.booked]
@@ -485,8 +482,8 @@ class Claims:
                     assert claim.reservation.claim is claim
         self.waiting.check()
         for claim in self.waiting:
-            assert claim in self._of_id.get(claim.reservation_id, ()), "the forgotten wait not"
+            assert claim in self.of_id.get(claim.reservation_id, ()), "the forgotten wait not"
         for claim in self.own.by_id.values():
             assert not claim.dead, "we say of our own what ends"
             assert claim.owner == self.router_id
-            assert claim in self._of_id[claim.reservation_id]
+            assert claim in self.of_id[claim.reservation_id]

@@ -35,11 +35,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from indexer.types import PackedHashes
-    from select_service.core.admission.queue import Ticket
     from select_service.core.counters import Counters
     from select_service.core.ledger.reservation import Lease, Reservation
     from select_service.core.membership import Lost
-    from select_service.core.observers import Tracer
+    from select_service.core.observers import ReservationRecorder, Tracer
     from select_service.core.partition import Partition
     from select_service.core.pricing.prompt import Prompt
     from select_service.core.replication.messages import ClaimRecord
@@ -83,10 +82,13 @@ class Lifecycle:
         router_id: int,
         epoch: int,
         shares: Shares | None = None,
+        *,
         tracing: Tracer | None = None,
+        recorder: ReservationRecorder | None = None,
     ) -> None:
         shares = shares or Shares(limits)
         self._tracing = tracing
+        self._recorder = recorder
         self.ttl_s = limits.reservation_ttl_s
         """Of a reservation without a lease and a time to live of its own; 0: for ever."""
         self.bookings = ReservationIds(freed_ids_max=limits.freed_ids_max, shares=shares)
@@ -113,7 +115,7 @@ class Lifecycle:
         limits = self._limits
         tenants = self.bookings.tenants
         if tenants is None:
-            has_room = self.bookings.expected < limits.reservations_max
+            has_room = self.bookings.own + len(self.bookings.waiting) < limits.reservations_max
         else:
             has_room = tenants.has_room(request.scope.tenant_id)
         if not has_room:
@@ -129,26 +131,6 @@ class Lifecycle:
             raise NameRefused.of("selection_id", one, most, "id_length_max")
         if request.lora_name is not None:
             check_name("lora_name", request.lora_name, limits.name_length_max)
-
-    # -- repeats -------------------------------------------------------------------------------
-
-    def repeated_selection(
-        self, reservation_id: str, fingerprint: bytes
-    ) -> Selection | PairSelection | Ticket | None:
-        """Return the first answer, or the ticket to share, if this request is a repeat.
-
-        Raises:
-            ReservationConflict: the id is taken by something else.
-        """
-        bookings = self.bookings
-        if (  # it is certainly unused: nearly always
-            reservation_id not in bookings.by_id
-            and not bookings.waiting
-            and not bookings.pairs
-            and not self.announcer.claims.knows(reservation_id)
-        ):
-            return None
-        return self.repeats.selection(reservation_id, fingerprint, self.show_hashes)
 
     # -- time to live --------------------------------------------------------------------------
 
@@ -175,17 +157,40 @@ class Lifecycle:
 
     # -- begin ---------------------------------------------------------------------------------
 
-    def book(self, partition: Partition, slot: int, order: BookingSpec, now: float) -> Reservation:
-        """Put the load of a new reservation on a slot; `confirm` then publishes it."""
+    def book(  # noqa: PLR0917 - every booking pays for names
+        self,
+        partition: Partition,
+        slot: int,
+        order: BookingSpec,
+        request: SelectRequest | ReservationRequest,
+        answer: Selection | PairSelection | ReservationAnswer,
+        effects: Effects,
+        now: float,
+    ) -> Effects:
+        """Put the load of a new reservation on a slot, and tell the replicas.
+
+        Args:
+            partition: of the slot.
+            slot: the rank's.
+            order: what to book.
+            request: names what the reservation is for.
+            answer: what a repeat of the request gets.
+            effects: to add to.
+            now: monotonic seconds.
+        """
+        name, isl_tokens = order.reservation_id, order.prompt.isl_tokens
+        if self._recorder is not None:
+            facts = name, order.prefill_tokens, isl_tokens
+            self._recorder.begun("booked", partition, slot, facts, now)
         if self._tracing is not None:
-            self._tracing.booking(partition, slot, order.reservation_id, order.prompt.isl_tokens)
+            self._tracing.booking(partition, slot, name, isl_tokens)
         reservation = partition.ledger.book(
-            order.reservation_id,
+            name,
             slot,
             order.prompt.sequence_hashes,
             order.prefill_tokens,
             now,
-            isl_tokens=order.prompt.isl_tokens,
+            isl_tokens=isl_tokens,
             ttl_s=order.ttl_s,
             fairness_id=order.fairness_id,
         )
@@ -196,17 +201,6 @@ class Lifecycle:
         reservation.pair = order.pair
         reservation.wave = order.wave
         reservation.track_prefill_tokens = order.track_prefill_tokens
-        return reservation
-
-    def confirm(
-        self,
-        partition: Partition,
-        reservation: Reservation,
-        request: SelectRequest | ReservationRequest,
-        answer: Selection | PairSelection | ReservationAnswer,
-        effects: Effects,
-    ) -> Effects:
-        """Record the owner of a reservation and its answer, and tell the replicas."""
         reservation.selection_id = request.selection_id
         reservation.lora_name = request.lora_name
         reservation.expected_output_tokens = request.expected_output_tokens
@@ -232,6 +226,9 @@ class Lifecycle:
 
         `watched`: a copy of its lease decides how long it lives.
         """
+        if self._recorder is not None:
+            facts = record.reservation_id, record.prefill_tokens, record.isl_tokens
+            self._recorder.begun("learnt", partition, slot, facts, now)
         lease = None
         if origin == "local" and record.lease is not None:
             lease = self.leases.find(record.lease.lease_id)
@@ -291,6 +288,8 @@ class Lifecycle:
             or self.bookings.changes is not None
         ):
             self._cared_for(booking, now)
+        if self._recorder is not None:
+            self._recorder.lived("prefill_complete", name, now)
         if not self.announcer.speaks:
             return partition, NOTHING
         effects = Effects()
@@ -308,12 +307,14 @@ class Lifecycle:
         booking = self._get(name)
         if isinstance(booking, Claim):
             self.elsewhere.output_block(booking, decay_fraction, now, count)
-            return
-        booking.partition.ledger.output_block(booking.reservation, decay_fraction, now, count)
-        self._cared_for(booking, now)
-        if self.announcer.speaks:
-            name = booking.reservation.reservation_id
-            self.announcer.claims.output(name, decay_fraction, count)
+        else:
+            reservation = booking.reservation
+            booking.partition.ledger.output_block(reservation, decay_fraction, now, count)
+            self._cared_for(booking, now)
+            if self.announcer.speaks:
+                self.announcer.claims.output(reservation.reservation_id, decay_fraction, count)
+        if self._recorder is not None:
+            self._recorder.lived("output_block", name, now, count, decay_fraction)
 
     def outputs(self, name: str) -> int:
         """Return its output blocks, including those only other replicas were told of.
@@ -445,7 +446,7 @@ class Lifecycle:
         if outputs:
             tokens = outputs * partition.index.block_size
             demand.tell_output(tokens, reservation.first_token_at, now)
-        self.release(booking, now)
+        self.release(booking, now, "freed")
         self._counters.reservations_freed += 1
         return partition, effects
 
@@ -461,7 +462,7 @@ class Lifecycle:
                 steps += 1
                 continue
             self._lapsed.note(reservation)
-            steps += self._end(partition, reservation, now, effects)
+            steps += self._end(partition, reservation, now, effects, "expired")
             self._counters.reservations_expired += 1
             if steps >= limit:
                 break
@@ -486,31 +487,36 @@ class Lifecycle:
             ended = reservation.lease
             if ended is not None and self.leases.ending(ended.lease_id) == "expired":
                 self._lapsed.note(reservation)
-            steps += self._end(partition, reservation, now, effects)
+            steps += self._end(partition, reservation, now, effects, "lease_ended")
             lighter.add(partition)
             self._counters.reservations_lease_ended += 1
         return steps, lighter
 
     def _end(
-        self, partition: Partition, reservation: Reservation, now: float, effects: Effects
+        self,
+        partition: Partition,
+        reservation: Reservation,
+        now: float,
+        effects: Effects,
+        why: str,
     ) -> int:
         """End a reservation nobody has renewed; return the cost in steps."""
         booking = self.bookings.get(reservation.reservation_id)
         if reservation.origin != "local":
-            return self.let_go(booking, now)
+            return self.let_go(booking, now, why)
         if self.announcer.speaks:
             effects.published.append(self.announcer.expired(partition, reservation, now))
-        return self._release_counted(booking, now)
+        return self._release_counted(booking, now, why)
 
-    def let_go(self, booking: Booking, now: float) -> int:
+    def let_go(self, booking: Booking, now: float, why: str = "told") -> int:
         """End an orphan nobody has renewed; return the cost in steps."""
         self.announcer.orphan_expired(booking.partition, booking.reservation)
-        return self._release_counted(booking, now)
+        return self._release_counted(booking, now, why)
 
-    def _release_counted(self, booking: Booking, now: float) -> int:
+    def _release_counted(self, booking: Booking, now: float, why: str) -> int:
         blocks = booking.partition.ledger.blocks
         before = blocks.blocks
-        self.release(booking, now)
+        self.release(booking, now, why)
         return 1 + (before - blocks.blocks) // BLOCKS_PER_STEP
 
     def follow_tenants(self, partitions: Iterable[Partition]) -> None:
@@ -531,13 +537,21 @@ class Lifecycle:
         return len(swept)
 
     def _forget_dropped(self, reservation: Reservation, now: float) -> None:
+        if self._recorder is not None:
+            self._recorder.lived("dropped", reservation.reservation_id, now)
         self.leases.leave(reservation)
         self.bookings.forget_dropped(reservation, now)
         self.announcer.dropped(reservation, now)
 
-    def release(self, booking: Booking, now: float) -> None:
-        """Remove a live reservation from the ledger; its id counts as freed."""
+    def release(self, booking: Booking, now: float, why: str = "told") -> None:
+        """Remove a live reservation from the ledger; its id counts as freed.
+
+        `why` is for the recorder: "freed", "expired", "lease_ended", or "told" by a replica.
+        """
         reservation = booking.reservation
+        if self._recorder is not None:
+            blocks = reservation.whole_outputs + reservation.faded_outputs
+            self._recorder.lived(why, reservation.reservation_id, now, blocks)
         booking.partition.ledger.free(reservation)
         if reservation.lease is not None:
             self.leases.leave(reservation)

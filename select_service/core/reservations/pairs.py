@@ -82,12 +82,8 @@ class Pairs:
             ),
         )
         # Everything that can fail has been checked: from here on both are booked.
-        legs = [
-            self._desk.book(partition, slot, order, now)
-            for slot, order in ((couple.prefill_slot, computing), (couple.decode_slot, decoding))
-        ]
-        for leg in legs:
-            effects = self._desk.confirm(partition, leg, request, answer, effects)
+        for slot, order in ((couple.prefill_slot, computing), (couple.decode_slot, decoding)):
+            effects = self._desk.book(partition, slot, order, request, answer, effects, now)
         computes, _ = partition.seating.rank_at(couple.prefill_slot)
         self._count(plan, ticket, computes.worker_id, tokens)
         return answer, effects
@@ -119,8 +115,7 @@ class Pairs:
             potential_decode_blocks=placement.potential_decode_blocks,
         )
         answer = _answer(ticket, plan, prefill=None, decode=leg)
-        reservation = self._desk.book(partition, placement.slot, order, now)
-        effects = self._desk.confirm(partition, reservation, request, answer, effects)
+        effects = self._desk.book(partition, placement.slot, order, request, answer, effects, now)
         self._count(plan, ticket, placement.worker.worker_id, tokens)
         return answer, effects
 

@@ -2,7 +2,7 @@
 
 A session belongs to one partition, so tenants stay separate. It is forgotten after `session_ttl_s`
 of silence, or once `sessions_max` others have been active since. Other replicas are not told.
-`verbs/placing.py` asks for the session's rank before pricing, and notes the rank chosen.
+`routing/place.py` asks for the session's rank before pricing, and notes the rank chosen.
 """
 
 from __future__ import annotations

@@ -1,22 +1,30 @@
-"""The decision: match a prompt, price the candidates, pick one and book it, in one step.
+"""The decision: read → candidates → gate → match → price → pick → book → record, in one step.
 
-`operations/selection.py` calls `Placer.place` for new requests, `waiting_requests.py` for those
-that waited, `batches/` for samples. `choose` is match, price and pick alone, which replays use too.
+`Placer.select_and_reserve` takes every new request: plain, of a pair, or a sample of a batch. Those
+that waited come back to `place`, which has the second half. `choose` is match, price and pick
+alone, which replays use too. Nothing is awaited between a choice and its booking, so
+select-and-reserve is atomic without a lock.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
+import numpy as np
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from select_service.core.admission.queue import BatchSample, Ticket
 from select_service.core.decisions.decision_log import odds_of
-from select_service.core.decisions.record import Record
 from select_service.core.effects import NOTHING, Effects
 from select_service.core.pricing.cost import Found
+from select_service.core.pricing.expected_matches import expecting
 from select_service.core.pricing.placement import Match, Placement, worker_overlap
+from select_service.core.reservations.fingerprints import fingerprint_of
 from select_service.core.reservations.lifecycle import BookingSpec
+from select_service.core.routing.admit import Admitter
+from select_service.core.routing.other_answers import OtherAnswers, explain
+from select_service.errors import ServiceError, WouldWait
 from select_service.types import (
     Answer,
     CacheHit,
@@ -27,12 +35,11 @@ from select_service.types import (
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable
 
     from indexer.core.tiers import Matches
     from select_service.core.admission.cache_hits import CacheHits
     from select_service.core.admission.cache_hits import Found as CacheHitRows
-    from select_service.core.admission.queue import Ticket
+    from select_service.core.admission.controller import AdmissionController
     from select_service.core.columns import Rows
     from select_service.core.counters import Counters
     from select_service.core.decisions.decision_log import DecisionLog
@@ -46,27 +53,39 @@ if TYPE_CHECKING:
     from select_service.core.pricing.weights import Weights
     from select_service.core.reservations.lifecycle import Lifecycle
     from select_service.core.reservations.sessions import Sessions
-    from select_service.errors import ServiceError
+    from select_service.core.routing.read import RequestReader
     from select_service.types import PairSelection, SelectRequest
-    from select_service.types.decisions import Decision
 
 
 class Placer:
-    """Places requests."""
+    """Chooses a worker for each request, books it in the same step, or lets the request wait."""
 
     def __init__(
         self,
+        *,
+        reader: RequestReader,
+        admitting: AdmissionController,
         desk: Lifecycle,
         cache_hits: CacheHits,
         matchmaker: PairSelector,
         decisions: DecisionLog,
         counters: Counters,
         rng: random.Random,
-        *,
         trace_decisions: bool,
         tracing: Tracer | None = None,
         recorder: DecisionRecorder | None = None,
     ) -> None:
+        self._reader = reader
+        self._admitting = admitting
+        self.gate = Admitter(admitting)
+        """Knows where requests wait."""
+        self.other_answers = OtherAnswers(
+            desk=desk,
+            matchmaker=matchmaker,
+            decisions=decisions,
+            counters=counters,
+            tracing=tracing,
+        )
         self._desk = desk
         self._cache_hits = cache_hits
         self._matchmaker = matchmaker
@@ -79,8 +98,118 @@ class Placer:
         self.sampler: Sampler | None = None  # set once an examiner samples the fleet
         self.sessions: Sessions | None = None  # set where requests may name their session
         self.shadow: Shadow | None = None  # set while other weights run in shadow
-        # adds expected matches to the present ones
-        self.expects: Callable[[Matches], Matches] | None = None
+
+    def select(
+        self, request: SelectRequest, now: float, *, sample: BatchSample | None = None
+    ) -> tuple[Answer | Ticket, Effects]:
+        """Choose a worker; as `select_and_reserve`, but nothing is booked."""
+        return self.select_and_reserve(
+            cast("SelectAndReserveRequest", request), now, sample=sample, reserve=False
+        )
+
+    def select_and_reserve(  # noqa: C901, PLR0912, PLR0915 - the decision, from top to bottom
+        self,
+        request: SelectAndReserveRequest,
+        now: float,
+        *,
+        unknown: bytes = b"",
+        sample: BatchSample | None = None,
+        reserve: bool = True,
+    ) -> tuple[Answer | Ticket, Effects]:
+        """Choose a worker and book it in the same step; returns a Ticket if it has to wait.
+
+        Args:
+            request: as sent.
+            now: monotonic seconds.
+            unknown: canonical bytes of the unknown members; they are part of the fingerprint.
+            sample: what its batch knows of it, if it is of one; then it never waits.
+            reserve: whether to book; if not, the request may be a plain `SelectRequest`.
+
+        Raises:
+            ServiceError: of the prompt (`read.py`), for want of a worker, by the gate, or of the id
+                (`core/reservations/lifecycle.py`); `WouldWait` for a sample of a batch.
+        """
+        desk, ticket = self._desk, None
+        tracing = self._tracing if sample is None else None  # a batch is traced as a whole
+        try:
+            # read
+            if sample is not None and sample.read is not None:
+                partition, prompt, weights = sample.read
+            else:
+                partition, prompt, weights = self._reader.selection(request)
+            # booked before, or room for it
+            name, fingerprint = None, b""
+            if reserve:
+                name = request.reservation_id
+                if name is not None:
+                    fingerprint = fingerprint_of(request, unknown)
+                    bookings, claims = desk.bookings, desk.announcer.claims
+                    if (  # else it is certainly unused: nearly always
+                        name in bookings.by_id
+                        or bookings.waiting
+                        or bookings.pairs
+                        or name in claims.of_id
+                        or name in claims.names.by_name
+                    ):
+                        known = desk.repeats.selection(name, fingerprint, desk.show_hashes)
+                        if known is not None:
+                            return self.other_answers.again(request, known, sample, now), NOTHING
+                desk.check_room(request)
+                if request.fairness_id is not None:
+                    self._admitting.check_fairness_id(request.fairness_id)
+                if request.lease_id is not None or request.ttl_s is not None:
+                    desk.terms(request)
+                if name is None:
+                    name = self.new_id()
+            ticket = Ticket(partition, request, prompt, weights, name, fingerprint)
+            if sample is not None:
+                ticket.in_wave, ticket.planned = True, sample.planned
+            if tracing is not None:
+                tracing.admitted(ticket)
+            if request.priority is not None:
+                self._admitting.class_of(request)  # raises if the request contradicts itself
+            # candidates, or wait
+            answer: Answer | Ticket | None
+            keeper = partition.admission
+            if keeper is not None:
+                judged = self.gate.judge(ticket, keeper, now)
+                answer, effects = judged.waits, judged.effects
+                if answer is None:
+                    rows, matches = judged.rows, judged.matches
+                    answer, effects = self.place(ticket, rows, now, effects, matches)
+                    if type(answer) is CacheThreshold:
+                        keeper.gate.too_few_hits(judged.ask, now)
+                    else:
+                        keeper.gate.admit(judged.ask, now)
+            else:
+                number, queues = 0, partition.queues
+                if len(queues.of_class) > 1:
+                    number = partition.class_of(prompt, weights)
+                rows = partition.candidates(request, number)
+                may_wait = queues.of_class[number].pending or queues.bounded[number]
+                if not may_wait or not queues.must_wait(number, rows):
+                    answer, effects = self.place(ticket, rows, now, NOTHING)
+                elif sample is not None:
+                    raise WouldWait(queues.return_s(now))
+                else:
+                    partition.enqueue(number, ticket, rows, now)
+                    answer, effects = self.gate.room.waits_in_file(ticket, now), NOTHING
+        except ServiceError as refusal:
+            known = self.other_answers.booked_before(request, refusal, unknown) if reserve else None
+            if known is not None:
+                return self.other_answers.again(request, known, sample, now), NOTHING
+            self.other_answers.refuse(ticket, refusal, now)
+            raise
+        if tracing is not None:
+            tracing.answered(answer)
+        return answer, effects
+
+    def new_id(self) -> str:
+        """Return a random UUIDv4."""
+        bits = self._rng.getrandbits(128)
+        bits = bits & ~(0xF << 76) & ~(0x3 << 62) | (0x4 << 76) | (0x2 << 62)
+        text = f"{bits:032x}"
+        return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
     def place(  # noqa: C901, PLR0912, PLR0915 - the decision, from top to bottom
         self,
@@ -92,7 +221,7 @@ class Placer:
     ) -> tuple[Answer, Effects]:
         """Choose a rank, or a pair, and book it; nothing has changed if this raises.
 
-        Callers pass a refusal on to `refuse`.
+        Callers pass a refusal on to `other_answers`.
 
         Args:
             ticket: the request, its prompt and its weights.
@@ -103,6 +232,9 @@ class Placer:
         """
         partition, request, prompt = ticket.partition, ticket.request, ticket.prompt
         tracing, desk, counters = self._tracing, self._desk, self._counters
+        planned = ticket.planned
+        if planned is not None:
+            rows = _guided(partition, planned.slot, rows)
         if self._recorder is not None:
             self._recorder.begin()
         if tracing is not None:
@@ -120,10 +252,15 @@ class Placer:
             if hit is None:
                 found = hits.filter(partition, request, prompt, rows, matches)
                 if found.refused is not None:
-                    return self._refuse_threshold(ticket, rows, matches, found, now), effects
+                    return self.other_answers.too_few_hits(
+                        ticket, rows, matches, found, now
+                    ), effects
                 rows, hit = found.rows, found.facts
-            if self.expects is not None:
-                matches = self.expects(matches)
+        if planned is not None and planned.shared_tokens:  # a threshold is for what is cached now
+            if matches is None:
+                matches = partition.index.find_matches(prompt.block_hashes)
+            blocks = planned.shared_tokens // partition.index.block_size
+            matches = expecting(matches, planned.slot, blocks)
         if request.session_id is not None:
             rows = self._seated(ticket, request.session_id, rows, now)
         sighting = watch = None
@@ -178,7 +315,7 @@ class Placer:
             if request.lease_id is not None or request.ttl_s is not None:
                 lease, ttl_s = desk.terms(request)
             fairness_id = request.fairness_id
-            track, planned, wave = placement.weights.track_prefill_tokens, ticket.planned, None
+            track, wave = placement.weights.track_prefill_tokens, None
             if planned is not None:
                 shared = planned.shared_tokens if placement.slot == planned.slot else 0
                 wave = planned.group, shared
@@ -193,31 +330,34 @@ class Placer:
                 fairness_id=scope.tenant_id if fairness_id is None else fairness_id,
                 wave=wave,
             )
-            reservation = desk.book(partition, placement.slot, spec, now)
             answer.reservation_id = name
             answer.isl_tokens = isl_tokens
             answer.track_prefill_tokens = track
             answer.potential_decode_blocks = placement.potential_decode_blocks
             kept = replace(answer)  # without the hashes, which the ledger has
-            effects = desk.confirm(partition, reservation, request, kept, effects)
+            effects = desk.book(partition, placement.slot, spec, request, kept, effects, now)
             answer.sequence_hashes = desk.show_hashes(prompt.sequence_hashes)
         # record
-        seen = placement.seen
+        seen, decisions, lookout = placement.seen, self.decisions, partition.lookout
+        ring = decisions.common
+        if ring is None and seen is not None:
+            ring = decisions.ring_of(scope.tenant_id)
         if seen is not None and (
-            partition.lookout is None
+            lookout is None
             or sighting is not None
-            or not self.decisions.keep_usual(ticket, placement, rows, now, hit, partition.lookout)
+            or ring is None
+            or not ring.keep_usual(ticket, placement, rows, now, hit, lookout)
         ):
             odds = None
             if sighting is not None:
                 odds = odds_of(ticket)
                 odds.shadow = sighting
-            record = self.decisions.keep(
+            record = decisions.keep(
                 ticket, seen, rows, placement.slot, now, odds, hit, placement.weights
             )
             if record is not None:
-                _explain(answer, record)
-                self.decisions.note_explained(ticket, record)
+                explain(answer, record)
+                decisions.note_explained(ticket, record)
         if self._trace_decisions:
             effects = Effects() if effects is NOTHING else effects
             effects.decided.append((placement, ticket))
@@ -241,24 +381,6 @@ class Placer:
         if self.sessions is not None and not ticket.in_wave:
             self.sessions.note(ticket.partition, session_id, slot, now)
 
-    def _refuse_threshold(
-        self, ticket: Ticket, rows: Rows, matches: Matches, found: CacheHitRows, now: float
-    ) -> CacheThreshold:
-        """Answer that too few tokens are cached on any candidate; this is recorded, too."""
-        refused = found.refused
-        assert refused is not None
-        refused.advice = self._matchmaker.advise(ticket)
-        if self._tracing is not None:
-            self._tracing.end()
-        if self.decisions.is_wanted or ticket.request.explain:
-            odds = odds_of(ticket)
-            odds.is_threshold = True
-            seen = ticket.partition.see(ticket.prompt, matches)
-            record = self.decisions.keep(ticket, seen, rows, -1, now, odds, found.facts)
-            if record is not None:
-                _explain(refused, record)
-        return refused
-
     def _place_pair(
         self, ticket: Ticket, rows: Rows, now: float, effects: Effects
     ) -> tuple[Answer, Effects]:
@@ -281,34 +403,11 @@ class Placer:
             record = self.decisions.paired(ticket, seen, Match(legs, plan, placement), now)
             if record is not None:  # the confirmed answer is kept unchanged for repeats
                 answer = replace(answer)
-                _explain(answer, record)
+                explain(answer, record)
                 self.decisions.note_explained(ticket, record)
         if self._tracing is not None:
             self._tracing.end()
         return answer, effects
-
-    def refuse(self, ticket: Ticket | None, refusal: ServiceError, now: float) -> None:
-        """Count a refused selection; without a ticket it never reached a partition."""
-        if self._tracing is not None:
-            self._tracing.end()
-        failed = self._counters.selections_failed
-        failed[refusal.code] = failed.get(refusal.code, 0) + 1
-        if ticket is not None:
-            ticket.partition.demand.refused += 1
-        if ticket is not None and (self.decisions.is_wanted or ticket.request.explain):
-            record = self.decisions.refused(ticket, refusal, now)
-            if record is not None:
-                refusal.decision = Record._make(record)
-
-    def repeated(self, request: SelectAndReserveRequest, known: Answer) -> Answer:
-        """Attach the explanation to a repeated answer, if its record still exists."""
-        if not request.explain or isinstance(known, CacheThreshold):
-            return known  # do not scan the ring: repeats come under load
-        record = self.decisions.explained(request.reservation_id or "")
-        if record is not None:
-            known = replace(known)
-            _explain(known, record)
-        return known
 
 
 def choose(  # noqa: PLR0917 - every selection pays for names
@@ -336,7 +435,7 @@ def choose(  # noqa: PLR0917 - every selection pays for names
         matches = index.find_matches(prompt.block_hashes)
     if matches.groups or matches.host or matches.disk:
         found = Found(*matches.by_slot())
-    if ledger.blocks.begins(prompt.first_hash):
+    if prompt.first_hash in ledger.first_blocks:
         shared = ledger.shared_groups(prompt.sequence_hashes)
     if weights is not partition.weights:
         partition.weights, partition.is_kv_cost = weights, weights.is_kv_cost
@@ -359,7 +458,9 @@ def choose(  # noqa: PLR0917 - every selection pays for names
         now,
         rng,
     )
-    worker, dp_rank = seating.rank_at(slot)
+    occupant = seating.occupants[slot]
+    assert occupant is not None, "slot without a worker"
+    worker, dp_rank = occupant
     left, held = max(0, isl_tokens - cached), (0, 0, 0)
     if found is None:
         overlap = partition.unmatched.get(worker.worker_id) or partition.no_overlap(worker)
@@ -389,9 +490,10 @@ def choose(  # noqa: PLR0917 - every selection pays for names
     )
 
 
-def _explain(answer: Answer, record: Record) -> None:
-    """Store the record as the answer's decision; whoever sends the answer reads it then.
-
-    Requests without `explain` thus pay nothing, and a fleet of a thousand ranks is sent in slices.
-    """
-    answer.decision = cast("Decision", Record._make(record))
+def _guided(partition: Partition, slot: int, rows: Rows) -> Rows:
+    """Return only the rank that a batch has planned for a request, if it may be chosen."""
+    there = 0 <= slot < rows.stop if isinstance(rows, slice) else bool((rows == slot).any())
+    if not there:
+        return rows
+    alone, keeper = np.array([slot], dtype=np.int64), partition.admission
+    return alone if keeper is None or keeper.can_take(alone) else rows

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from indexer.core.tiers import SlotTable
     from select_service.core.columns import Floats, Slots
-    from select_service.core.ledger.recent_activity import RecentActivity
+    from select_service.core.ledger.slot_loads import RecentActivity
     from select_service.core.recording.items import Found
 
 __all__ = ["RecordedIndex", "RecordedLedger", "RecordedTrust", "matches"]
@@ -58,14 +58,11 @@ class RecordedIndex:
         return self.found
 
 
-class _Blocks:
-    """Replaces the active chains: whether any begins like the prompt."""
+class _AnyBlock:
+    """Replaces the first blocks of active chains: `shared_groups` says what was recorded."""
 
-    def __init__(self) -> None:
-        self.is_shared = False
-
-    def begins(self, first_hash: bytes) -> bool:
-        return self.is_shared
+    def __contains__(self, first_hash: object) -> bool:
+        return True
 
 
 class _Recent:
@@ -85,7 +82,7 @@ class RecordedLedger:
         self.loads.recent = cast("RecentActivity", self._recent)
         # added by a wave's requests; booked ones are already in the context
         self.sequence_blocks = 0
-        self.blocks = _Blocks()
+        self.first_blocks = _AnyBlock()
         self._shared: list[tuple[int, Slots]] | None = None
 
     def ensure(self, capacity: int) -> None:
@@ -112,7 +109,7 @@ class RecordedLedger:
 
     def share(self, shared: list[tuple[int, Slots]] | None) -> None:
         """Set the slots booked with the beginning of the prompt; None: there are none."""
-        self._shared, self.blocks.is_shared = shared, shared is not None
+        self._shared = shared
 
     def shared_groups(self, hashes: bytes) -> list[tuple[int, Slots]] | None:
         """Return those, as blocks and the slots with that many."""

@@ -18,7 +18,7 @@ from indexer.types import Scope, Tier, WorkerRank
 from select_service.core import partition as rooms
 from select_service.core.ledger.ledger import Ledger
 from select_service.core.ledger.loads import Loads
-from select_service.core.ledger.recent_activity import CHURN_MEMORY_S
+from select_service.core.ledger.slot_loads import CHURN_MEMORY_S
 from select_service.core.pricing import plain_pricer
 from select_service.core.pricing.cost import Found, Size, terms_of
 from select_service.core.pricing.weights import weights_in_force

@@ -1,0 +1,145 @@
+"""A new request at the gate: admitted with the ranks that may take it, refused, or left waiting.
+
+`place.py` calls it where a partition has a gate (`admission/gate.py`). The decision is settled in
+the same step; of an admitted request that is up to `place.py`, once it has a rank.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol
+
+from msgspec.structs import replace
+
+from select_service.core.admission.gate import AT_CAPACITY, Decision
+from select_service.core.admission.partition_admission import WAITS_FOR_PREFILL
+from select_service.core.admission.policy_api import ADMIT
+from select_service.core.effects import NOTHING
+from select_service.errors import NoEligibleWorker, QueueFull, WouldWait
+
+if TYPE_CHECKING:
+    from indexer.core.tiers import Matches
+    from select_service.core.admission.controller import AdmissionController
+    from select_service.core.admission.partition_admission import PartitionAdmission
+    from select_service.core.admission.policy_api import Ask
+    from select_service.core.admission.queue import Ticket
+    from select_service.core.columns import Rows
+    from select_service.core.effects import Effects
+
+__all__ = ["Admitter", "Judged", "WaitingRoom"]
+
+
+class WaitingRoom(Protocol):
+    """Keeps waiting requests; see `operations/waiting_requests.py`."""
+
+    def waits_at_gate(self, ticket: Ticket, now: float) -> Ticket:
+        """Let a ticket wait in the policy's queue, or for a worker."""
+
+    def waits_in_file(self, ticket: Ticket, now: float) -> Ticket:
+        """Let a ticket wait in the policy file's queue."""
+
+    def give_way(self, ask: Ask, keeper: PartitionAdmission, rows: Rows, now: float) -> Effects:
+        """Refuse the request whose waiting place a more important one needs, if there is one."""
+
+
+class Judged(NamedTuple):
+    """What the gate has said about a request it did not refuse."""
+
+    ask: Ask  # the request as the gate saw it
+    rows: Rows  # the ranks to choose from
+    matches: Matches | None  # what the index has of it, if the gate needed that
+    effects: Effects  # of a request that gave way to it
+    waits: Ticket | None = None  # the request, if it waits
+
+
+class Admitter:
+    """Takes new requests to the gate of their partition."""
+
+    def __init__(self, admitting: AdmissionController) -> None:
+        self._admitting = admitting
+        self.room: WaitingRoom  # set by the service: the room places requests, too
+
+    def judge(  # noqa: C901, PLR0912, PLR0915 - straight on: all pay for it
+        self, ticket: Ticket, keeper: PartitionAdmission, now: float
+    ) -> Judged:
+        """Let the gate judge a request, and settle its decision unless it is admitted.
+
+        A sample of a batch is judged like any other, except that none gives way to it, and it never
+        waits: the caller starts nothing before the whole batch is answered, so whatever it would
+        wait for might come after it.
+
+        Raises:
+            ServiceError: the gate refuses it, or no rank may take it.
+            WouldWait: it is of a batch, and would have to wait.
+        """
+        partition, changes, gate, gone = ticket.partition, keeper.changes, keeper.gate, NOTHING
+        keeper.now = now
+        if changes.look:
+            keeper.refresh(now)
+        ask = self._admitting.ask(ticket)
+        try:
+            number = partition.class_of(ticket.prompt, ticket.weights)
+            rows = partition.candidates(ticket.request, number)
+        except NoEligibleWorker as none:
+            refused = keeper.refuse(ask, "unavailable", str(none), none.code, now)
+            none.retry_after_s = refused.retry_after_s
+            raise
+        matches = verdict = None
+        if gate.queue is not None and not ticket.in_wave:
+            # its predictions need the tokens left to compute
+            matches = partition.index.find_matches(ticket.prompt.block_hashes)
+            if matches.groups or matches.host or matches.disk:
+                ask = _measured(ticket, ask, rows, matches)
+        if not (changes.look or gate.returns.size):
+            verdict = gate.policy.judge(ask, gate.pool, now)  # usually no other gate needs a look
+        if verdict is ADMIT:
+            ticket.asked, ticket.said = ask, gate.admitted
+        else:
+            ask, decision = keeper.judge(ticket, ask, rows, now, verdict)
+            if decision.code == AT_CAPACITY.code and not ticket.in_wave:
+                gone = self.room.give_way(ask, keeper, rows, now)
+                if gone is not NOTHING:
+                    ask, decision = keeper.judge(ticket, ask, rows, now)
+            if decision.outcome == "refuse":
+                keeper.settle(decision, ask, now, ticket.endpoint)
+                raise self._admitting.refusal(partition, decision, rows)
+            if decision is not gate.admitted:
+                if ticket.in_wave:
+                    _refuse_to_wait(keeper, ask, now)
+                keeper.settle(decision, ask, now)
+                keeper.wait(ticket, ask, rows, now)
+                return Judged(ask, rows, matches, gone, self.room.waits_at_gate(ticket, now))
+            rows = keeper.usable(rows)
+        if gate.queue is None and partition.queues.must_wait(number, rows):
+            if ticket.in_wave:
+                _refuse_to_wait(keeper, ask, now)
+            _wait_in_file(ticket, keeper, ask, number, rows, now)
+            return Judged(ask, rows, matches, gone, self.room.waits_in_file(ticket, now))
+        return Judged(ask, rows, matches, gone)
+
+
+def _wait_in_file(
+    ticket: Ticket, keeper: PartitionAdmission, ask: Ask, number: int, rows: Rows, now: float
+) -> None:
+    """Let a request wait in the policy file's queue, whose limits may refuse it."""
+    try:
+        ticket.partition.enqueue(number, ticket, rows, now)
+    except QueueFull as full:
+        refused = keeper.refuse(ask, "waiting", str(full), full.code, now)
+        full.retry_after_s = refused.retry_after_s
+        raise
+    keeper.keep_for(ticket, ask, now)
+    waits = Decision("wait", "", WAITS_FOR_PREFILL, keeper.gate.policy.name, "waiting")
+    keeper.settle(waits, ask, now)
+
+
+def _refuse_to_wait(keeper: PartitionAdmission, ask: Ask, now: float) -> NoReturn:
+    refusal = WouldWait(0.0)
+    refused = keeper.refuse(ask, "waiting", str(refusal), refusal.code, now)
+    refusal.retry_after_s = refused.retry_after_s
+    raise refusal
+
+
+def _measured(ticket: Ticket, ask: Ask, rows: Rows, matches: Matches) -> Ask:
+    """Return the request with the tokens its best candidate would still have to compute."""
+    cached = ticket.partition.best_cached_tokens(ticket.prompt, rows, ticket.weights, matches)
+    return replace(ask, prefill_tokens=max(0, ask.tokens - cached))
