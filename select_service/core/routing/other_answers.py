@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from select_service.core.counters import Counters
     from select_service.core.decisions.decision_log import DecisionLog
     from select_service.core.observers import Tracer
-    from select_service.core.operations.pair_selection import PairSelector
     from select_service.core.reservations.lifecycle import Lifecycle
     from select_service.errors import ServiceError
     from select_service.types import (
@@ -45,13 +44,11 @@ class OtherAnswers:
         self,
         *,
         desk: Lifecycle,
-        matchmaker: PairSelector,
         decisions: DecisionLog,
         counters: Counters,
         tracing: Tracer | None,
     ) -> None:
         self._desk = desk
-        self._matchmaker = matchmaker
         self._decisions = decisions
         self._counters = counters
         self._tracing = tracing
@@ -103,7 +100,6 @@ class OtherAnswers:
         """Answer that too few tokens are cached on any candidate; this is recorded, too."""
         refused = found.refused
         assert refused is not None
-        refused.advice = self._matchmaker.advise(ticket)
         if self._tracing is not None:
             self._tracing.end()
         if self._decisions.is_wanted or ticket.request.explain:

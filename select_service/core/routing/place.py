@@ -81,7 +81,6 @@ class Placer:
         """Knows where requests wait."""
         self.other_answers = OtherAnswers(
             desk=desk,
-            matchmaker=matchmaker,
             decisions=decisions,
             counters=counters,
             tracing=tracing,
@@ -252,6 +251,7 @@ class Placer:
             if hit is None:
                 found = hits.filter(partition, request, prompt, rows, matches)
                 if found.refused is not None:
+                    found.refused.advice = self._matchmaker.advise(ticket)
                     return self.other_answers.too_few_hits(
                         ticket, rows, matches, found, now
                     ), effects
