@@ -2,16 +2,20 @@
 
 They number and repeat nothing, and have no snapshots. What they book is thus a reservation without
 a claim, which yields to any claim of ours. Their statements about our reservations are repeated
-under our own number, as other replicas of ours may have missed them.
+under our own number, as other replicas of ours may have missed them. Two of their events may change
+places: 1.3.1 publishes each in a task of its own.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from math import inf
 from typing import TYPE_CHECKING
 
 from msgspec import UNSET, Struct
 
+from select_service.core.expiring_map import ExpiringMap
+from select_service.core.ledger.reservation_ids import key_of
 from select_service.core.replication.claim import Claim
 from select_service.core.replication.dynamo_events import AddRequestData
 from select_service.core.replication.messages import ClaimRecord, Ended
@@ -22,7 +26,12 @@ if TYPE_CHECKING:
     from select_service.core.ledger.reservation import Reservation
     from select_service.core.partition import Partition
     from select_service.core.replication.claims import Claims
-    from select_service.core.replication.dynamo_events import ReplicaEnvelope, ReplicaEvent, Stamp
+    from select_service.core.replication.dynamo_events import (
+        Ending,
+        ReplicaEnvelope,
+        ReplicaEvent,
+        Stamp,
+    )
     from select_service.core.replication.resolver import Resolver
     from select_service.core.reservations.lifecycle import Lifecycle
     from select_service.types import CoreLimits
@@ -42,8 +51,56 @@ class _Fading(Struct):
     since: float | None = None  # when it became the oldest one of its rank
 
 
+class EarlyEndings:
+    """What was stated of reservations whose admission has not come yet. All operations O(1).
+
+    Attributes:
+        lost: forgotten because of the limit.
+    """
+
+    def __init__(self, count_max: int) -> None:
+        self.lost = 0
+        self._count_max = count_max
+        self._known: ExpiringMap[str] = ExpiringMap()
+
+    @property
+    def nbytes(self) -> int:
+        """Their size in memory."""
+        return self._known.nbytes
+
+    def keep(self, router_id: int, reservation_id: str, ending: Ending, now: float) -> None:
+        """Remember an ending; nothing follows a `Free`."""
+        key = _early_key(router_id, reservation_id)
+        if self._known.get(key) != b"Free":
+            self._known.put(key, now, ending.encode())
+        if len(self._known) > self._count_max:
+            self._known.pop_oldest(inf)
+            self.lost += 1
+
+    def take(self, router_id: int, reservation_id: str) -> bytes | None:
+        """Return the ending of a reservation whose admission has come, and forget it."""
+        key = _early_key(router_id, reservation_id)
+        ending = self._known.get(key)
+        self._known.discard(key)
+        return ending
+
+    def purge(self, horizon: float, limit: int) -> None:
+        """Forget up to `limit` endings heard by `horizon`."""
+        for _ in range(limit):
+            if self._known.pop_oldest(horizon) is None:
+                break
+
+
+def _early_key(router_id: int, reservation_id: str) -> str:
+    return f"{router_id} {key_of(reservation_id)}"
+
+
 class DynamoPeers:
-    """Selectors that do not number their statements."""
+    """Selectors that do not number their statements.
+
+    Attributes:
+        early: their endings that overtook an admission.
+    """
 
     def __init__(
         self,
@@ -60,6 +117,7 @@ class DynamoPeers:
         self._counters = counters
         self._known: OrderedDict[int, _Foreigner] = OrderedDict()
         self._fading: dict[Reservation, _Fading] = {}
+        self.early = EarlyEndings(limits.replica_ended_max)
 
     def heard(self, peer: str, envelope: ReplicaEnvelope, event: ReplicaEvent, now: float) -> None:
         """Apply one of their events."""
@@ -68,18 +126,25 @@ class DynamoPeers:
         self._known[event.router_id] = foreigner
         if len(self._known) > self._limits.replica_publishers_max:
             self._known.popitem(last=False)
-        if event.data == "Free":
+        if isinstance(event.data, AddRequestData):
+            self._book_foreign(envelope, event, event.data, now)
+        elif not self._is_live(event.request_id):
+            self.early.keep(event.router_id, event.request_id, event.data, now)
+        elif event.data == "Free":
             self._end_as_told(event.request_id, now)
             self._resolver.free_unclaimed(event.request_id, now)
-        elif event.data == "MarkPrefillCompleted":
+        else:
             for claim in self._claims.complete(event.request_id):
                 self._claims.outbox.say_later(claim)
                 if claim.booked:
                     self._resolver.follow(claim, now)
                 self._resolver.touch(claim, now)
             self._resolver.complete_unclaimed(event.request_id, now)
-        else:
-            self._book_foreign(envelope, event, now)
+
+    def _is_live(self, reservation_id: str) -> bool:
+        if self._desk.bookings.live(reservation_id) is not None:
+            return True
+        return bool(self._claims.alive(reservation_id))
 
     def _end_as_told(self, reservation_id: str, now: float) -> None:
         """End the claims on an id as if a caller freed it here, and tell owners that missed it."""
@@ -93,27 +158,36 @@ class DynamoPeers:
         for claim in meant:
             claims.outbox.say_later(Ended(reservation_id, *claim.key))
 
-    def _book_foreign(self, envelope: ReplicaEnvelope, event: ReplicaEvent, now: float) -> None:
-        name = event.request_id
-        assert isinstance(event.data, AddRequestData)
-        if self._desk.bookings.live(name) is not None or self._claims.alive(name):
+    def _book_foreign(
+        self, envelope: ReplicaEnvelope, event: ReplicaEvent, data: AddRequestData, now: float
+    ) -> None:
+        early = self.early.take(event.router_id, event.request_id)
+        if early == b"Free" or self._is_live(event.request_id):
             self._counters.ignored += 1  # the reference books twice, and leaks the first booking
             return
-        record = claimed(envelope, event, event.data, None)
+        record = claimed(envelope, event, data, None)
         claim = Claim(event.router_id, record)
         seat = self._resolver.seat(claim)
         if seat is None:
             self._counters.dropped += 1
             return
         reservation = self._desk.learn(*seat, record, claim.hashes, event.router_id, now)
-        hint = event.data.AddRequest.prefill_load_hint
+        if early is not None:
+            self._resolver.complete_unclaimed(event.request_id, now)
+        hint = data.AddRequest.prefill_load_hint
         span = None if hint is None else hint.expected_prefill_duration
         if record.prefill_tokens and span is not None:
             duration_s = span.secs + span.nanos / 1e9
             self._fading[reservation] = _Fading(seat[0], record.prefill_tokens, duration_s)
         self._counters.booked += 1
 
-    def fade(self, now: float) -> None:
+    def tick(self, now: float) -> None:
+        """Follow prefills, and forget endings past their time."""
+        self._fade(now)
+        horizon = now - self._limits.replica_ended_s
+        self.early.purge(horizon, self._limits.expired_per_turn_max)
+
+    def _fade(self, now: float) -> None:
         """Reduce the oldest prefill of a rank to what remains of its expected duration.
 
         Visits a few per call, in turn.

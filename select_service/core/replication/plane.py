@@ -56,7 +56,7 @@ class Replicas:
     def tick(self, now: float, effects: Effects) -> bool:
         """Do one turn: detect silence, settle, send, beat, request pulls; True: more to do."""
         self.publishers.look_around(now)
-        self.hearing.foreigners.fade(now)
+        self.hearing.foreigners.tick(now)
         self.leases.tick(now)
         more = self._settle(now)
         claims = self._claims

@@ -139,7 +139,7 @@ class ReplicaMetrics(Collector):
                 "claims": counts.claims_refused,
                 "publishers": counts.publishers_refused,
                 "leases": told.copies.refused,
-                "early": told.early_lost,
+                "early": told.early_lost + replicas.hearing.foreigners.early.lost,
                 "closed": told.closings.lost,
                 "our_name": counts.namesakes,
                 "impostor": counts.impostors,

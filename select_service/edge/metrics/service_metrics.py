@@ -223,7 +223,8 @@ class ServiceMetrics(Collector):
         remembered = gauge("remembered_bytes", "Memory of what has ended and is remembered.")
         bookings, claims = core.desk.bookings, core.desk.announcer.claims
         pins = core.membership.pins
-        remembered.add_metric((), bookings.freed_bytes + claims.ended_bytes + pins.nbytes)
+        ended = claims.ended_bytes + core.replicas.hearing.foreigners.early.nbytes
+        remembered.add_metric((), bookings.freed_bytes + ended + pins.nbytes)
         yield remembered
         events = (
             "booked",

@@ -93,6 +93,65 @@ def test_endings_go_by_the_id_and_unknown_ones_are_ignored() -> None:
         here.free("nobody")
 
 
+def test_an_end_that_overtakes_its_admission_leaves_nothing_booked() -> None:
+    """1.3.1 publishes each event in a task of its own, so a busy machine swaps two of them."""
+    here = Replica()
+    here.dynamo("Free")
+    here.dynamo(add(1, 2))
+    assert here.load(1) == (0, 0, 0)
+    assert here.core.replicas.counters.ignored == 1
+    here.dynamo(add(1, 2))  # the id is used again: an end is that of one admission
+    assert here.load(1) == (40, 2, 1)
+    here.dynamo("Free")
+    here.dynamo(add(3))
+    assert here.load(1) == (40, 1, 1)
+
+
+def test_a_completion_that_overtakes_its_admission_is_kept_for_it() -> None:
+    here = Replica()
+    here.dynamo("MarkPrefillCompleted")
+    here.dynamo(add(1, 2))
+    assert here.load(1) == (0, 2, 1)
+    for name, said in (("y", ("MarkPrefillCompleted", "Free")), ("z", ("Free",))):
+        for one in (*said, "MarkPrefillCompleted"):
+            here.dynamo(one, request_id=name)
+        here.dynamo(add(3), request_id=name)
+    assert here.load(1) == (0, 2, 1), "what is freed is not begun by a completion after it"
+
+
+def test_an_early_end_is_of_the_selector_that_stated_it() -> None:
+    here = Replica()
+    here.dynamo("Free")
+    here.dynamo(add(1), router_id=DYNAMO + 1)
+    assert here.load(1) == (40, 1, 1)
+
+
+def test_an_admission_that_comes_while_the_id_is_live_uses_its_early_end_up() -> None:
+    here = Replica()
+    here.dynamo("Free")
+    here.book("x", 1, 5)
+    here.dynamo(add(1))
+    here.free("x")
+    here.dynamo(add(1))
+    assert here.load(1) == (40, 1, 1)
+
+
+def test_early_ends_are_forgotten_after_a_while_and_beyond_a_limit() -> None:
+    here = Replica(replica_ended_max=2, replica_ended_s=10.0)
+    early = here.core.replicas.hearing.foreigners.early
+    for name in ("a" * 10_000, "y", "z"):
+        here.dynamo("Free", request_id=name)
+    assert early.lost == 1
+    assert 0 < early.nbytes < 1_000
+    here.dynamo(add(1), request_id="a" * 10_000)  # forgotten for the others
+    here.dynamo(add(2), request_id="y")
+    assert here.load(1) == (40, 1, 1)
+    here.turn(10.0)
+    here.dynamo(add(3), request_id="z")
+    assert here.load(1) == (80, 2, 2)
+    assert early.nbytes == 0
+
+
 def test_what_a_dynamo_freed_is_told_to_ours_but_not_on_its_topic() -> None:
     here = Replica()
     here.book("x", 1, 5)
