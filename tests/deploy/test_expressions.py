@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from select_service.planner.edge.http_server import PlannerMetrics
+from select_service.planner.edge.planner_metrics import PlannerMetrics
 from tests.deploy.dashboard import BOARD, written
 from tests.deploy.everything import EVERYONE, Family, alerts, exported, expressions, rules
 from tests.deploy.expressions import OF_COUNTERS, Matcher, Use, read

@@ -18,9 +18,9 @@ from select_service.core.diagnostics.causes import CAUSES, UNREACHABLE_FROM_HERE
 from select_service.edge.app import create_driver
 from select_service.edge.http.traffic import Traffic
 from select_service.edge.metrics.exposition import Metrics
-from select_service.edge.metrics.families import PREFIX
 from select_service.edge.metrics.limit_metrics import TURN_BUDGETS, limit_values
 from select_service.errors import ServiceError
+from select_service.metric_rows import PREFIX
 from select_service.settings import ENVIRONMENT, FLAGS, SECTIONS, Flag, Settings
 from tests.readme.document import README, REFERENCE, anchor, headings
 

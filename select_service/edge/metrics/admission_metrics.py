@@ -1,4 +1,4 @@
-"""Metrics of admission: decisions, classes, waiting requests, busy ranks; read at scrape time.
+"""Metrics of admission: decisions, classes, waiting requests, busy ranks.
 
 Labels are policies, gates, codes and classes, which are few and fixed, tenants if they have a label
 (`admission/tallies.py`), and scopes as everywhere. Series of a rank end with its worker. Some also
@@ -8,364 +8,417 @@ appear under names common in the field, as aliases without our prefix.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Final
-
-from prometheus_client.metrics_core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-)
-from typing_extensions import override
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from select_service.core.admission.hit_tally import RATE_BOUNDS
 from select_service.core.admission.totals import bands_closed_by
 from select_service.core.admission.wait_times import WaitTimes
-from select_service.edge.metrics.families import (
-    ROWS_PER_STEP,
-    SCOPE,
-    Collector,
-    counter,
-    gauge,
+from select_service.edge.metrics.scope_series import RANK, SCOPE, by_scope
+from select_service.metric_rows import (
+    SERIES_PER_STEP,
+    Buckets,
+    MetricRow,
+    MetricTable,
+    Sum,
     histogram,
     paced,
+    table,
+    total,
+    value,
 )
-from select_service.edge.metrics.scope_series import counts, totals
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Mapping, Sequence
+    from collections.abc import Generator, Iterator, Mapping
 
-    from indexer.types import WorkerRank
+    from indexer.types import Scope, WorkerRank
+    from select_service.core.admission.controller import AdmissionController
+    from select_service.core.admission.hit_tally import HitTally
     from select_service.core.admission.partition_admission import PartitionAdmission
     from select_service.core.partition import Partition
+    from select_service.core.service import SelectionCore
     from select_service.edge.driver.driver import Driver
-    from select_service.edge.metrics.families import Steps
-    from select_service.edge.metrics.scope_series import ScopeGroups
+    from select_service.edge.metrics.scope_series import ScopeGroups, Sources
+    from select_service.metric_rows import Collector
     from select_service.settings import Settings
+
+__all__ = ["admission_tables"]
 
 _OUTCOMES: Final = ("offered", "admitted", "refused", "withdrawn")
 _WORKER_TYPE: Final = "aggregated"
 
 
-class AdmissionMetrics(Collector):
-    """Every partition's gate, by scope."""
+# -- outcomes of requests --------------------------------------------------------------------------
 
-    def __init__(self, service: Driver, settings: Settings, groups: ScopeGroups) -> None:
-        self._service = service
-        self._groups = groups
-        self._ranks_max = settings.metrics_rank_series_max
+_CLASSES: Final[tuple[MetricRow[PartitionAdmission], ...]] = (
+    total(
+        "admission_requests",
+        "Requests by what became of them; offered = admitted + refused + withdrawn + waiting.",
+        lambda one: {
+            (name, outcome): getattr(tally, outcome)
+            for name, tally in one.gate.tallies.of.items()
+            for outcome in _OUTCOMES
+        },
+        "slo_class",
+        "outcome",
+        in_order=True,
+    ),
+    value(
+        "admission_waiting",
+        "Requests that wait, by class.",
+        lambda one: {name: tally.waiting for name, tally in one.gate.tallies.of.items()},
+        "slo_class",
+        in_order=True,
+    ),
+    histogram(
+        "admission_wait_seconds",
+        "How long requests waited, whatever became of them.",
+        lambda one: {
+            name: Buckets(WaitTimes.bounds, times.counts, times.seconds)
+            for name, times in one.wait_times.items()
+        },
+        "slo_class",
+    ),
+    total(
+        "admission_decisions",
+        "Refusals, waits and ends of waiting, by reason.",
+        lambda one: one.gate.tallies.decisions,
+        "policy",
+        "gate",
+        "decision",
+        "reason",
+        "slo_class",
+        in_order=True,
+    ),
+    total(
+        "admission_rejections",
+        "Refusals for load, by endpoint.",
+        lambda one: one.rejections,
+        "endpoint",
+        in_order=True,
+    ),
+)
 
-    @override
-    def collect(self) -> Steps:
-        yield from self._classes()
-        yield from self._decisions()
-        yield from self._tenants()
-        yield from self._gauges()
-        yield from self._promises()
-        yield from self._cache()
-        yield from self._ranks()
-        yield from self._aliases()
-        yield counter(
-            "admission_clamped",
-            "Requests that claimed too high a class.",
-            value=self._service.core.admitting.clamped,
-        )
-        yield counter(
-            "worker_reports_dropped",
-            "Reports of ranks that the worker has not declared.",
-            value=self._service.core.admitting.reports.dropped,
-        )
-        yield gauge(
-            "worker_reports_stale",
-            "Ranks whose load reports have stopped.",
-            value=sum(1 for _ in self._service.core.admitting.reports.stale()),
-        )
-        topic = self._service.load_topic
-        yield counter(
-            "worker_reports_heard", "Reports on workers' event endpoints.", value=topic.heard
-        )
-        yield counter(
-            "worker_reports_bad", "Such reports that are malformed or too long.", value=topic.bad
-        )
-        yield counter(
-            "worker_reports_left_out",
-            "Reports dropped because too many waited to be applied.",
-            value=topic.left_out,
-        )
+_TENANTS: Final[tuple[MetricRow[AdmissionController], ...]] = (
+    total(
+        "admission_tenant_requests",
+        "Requests by tenant.",
+        lambda admitting: {
+            (name, outcome): count
+            for outcome, tally in (
+                ("admitted", admitting.totals.by_tenant.admitted),
+                ("refused", admitting.totals.by_tenant.refused),
+            )
+            for name, count in sorted(tally.counts.items())
+        },
+        "fairness_id",
+        "outcome",
+    ),
+)
 
-    # -- outcomes of requests ------------------------------------------------------------------
 
-    def _classes(self) -> Steps:
-        requests = counter(
-            "admission_requests",
-            "Requests by what became of them; offered = admitted + refused + withdrawn + waiting.",
-            ("slo_class", "outcome", *SCOPE),
-        )
-        waiting = gauge("admission_waiting", "Requests that wait, by class.", ("slo_class", *SCOPE))
-        waits = histogram(
-            "admission_wait_seconds",
-            "How long requests waited, whatever became of them.",
-            ("slo_class", *SCOPE),
-        )
-        for scope, partitions, _ in self._groups.found:
-            became: Counter[tuple[str, str]] = Counter()
-            for one in paced(partitions):
-                if one is None:
-                    yield None
-                elif one.admission is not None:
-                    for name, tally in one.admission.gate.tallies.of.items():
-                        for outcome in (*_OUTCOMES, "waiting"):
-                            became[name, outcome] += getattr(tally, outcome)
-            for (name, outcome), count in sorted(became.items()):
-                if outcome == "waiting":
-                    waiting.add_metric([name, *scope], count)
-                else:
-                    requests.add_metric([name, outcome, *scope], count)
-            for name, times in (yield from _wait_times(partitions)).items():
-                buckets = _cumulated(WaitTimes.bounds, times.counts)
-                waits.add_metric([name, *scope], buckets, times.seconds)
+# -- current state ---------------------------------------------------------------------------------
+
+
+class _Gated(NamedTuple):
+    partition: Partition
+    admission: PartitionAdmission
+
+
+_POOL: Final[tuple[MetricRow[_Gated], ...]] = (
+    value(
+        "admission_saturation",
+        "1 when the pool is full.",
+        lambda one: Sum(1, one.admission.pool.saturation),
+    ),
+    value(
+        "admission_drain_tokens_per_second",
+        "Prefill tokens one rank computes.",
+        lambda one: Sum(1, one.admission.pool.prefill_rate),
+    ),
+    value(
+        "admission_busy_ranks",
+        "Ranks above a busy threshold.",
+        lambda one: one.admission.busy.count,
+    ),
+    value(
+        "admission_full_ranks",
+        "Ranks of workers at their cap.",
+        lambda one: one.admission.caps.full_slots,
+    ),
+    value(
+        "admission_silent_ranks",
+        "Ranks that seem to hang: they have prompts and say nothing of them.",
+        lambda one: one.partition.ledger.loads.silent(one.admission.now),
+    ),
+)
+
+
+class _Promises(NamedTuple):
+    held: int
+    kept: int
+    broken: int
+    bands_closed: Mapping[int, int]
+
+
+_PROMISES: Final[tuple[MetricRow[_Promises], ...]] = (
+    value("admission_promises", "Returns that are promised a place.", lambda one: one.held),
+    total(
+        "admission_promises_ended",
+        "Promises, by end.",
+        lambda one: {"kept": one.kept, "broken": one.broken},
+        "end",
+    ),
+    total(
+        "admission_band_closed",
+        "Times slo-shed closed a band to arrivals.",
+        lambda one: {str(band): count for band, count in sorted(one.bands_closed.items())},
+        "band",
+    ),
+)
+
+_CACHE_HITS: Final[tuple[MetricRow[HitTally], ...]] = (
+    total(
+        "cache_threshold_rejections",
+        "Requests that no worker held enough of.",
+        lambda tally: tally.rejections,
+        "source",
+        in_order=True,
+    ),
+    histogram(
+        "cache_hit_rate",
+        "Best hit rate of requests with a cache-hit threshold.",
+        lambda tally: Buckets(RATE_BOUNDS, tally.rates, tally.rate_sum),
+    ),
+    total(
+        "cache_threshold_fallbacks",
+        "Requests below their threshold that were placed all the same.",
+        lambda tally: tally.fallbacks,
+    ),
+    total(
+        "cache_threshold_guarded",
+        "Thresholds set aside after too many attempts.",
+        lambda tally: tally.guarded,
+    ),
+)
+
+
+class _Rank(NamedTuple):
+    worker_id: str
+    dp_rank: str
+    scope: Scope
+    role: str
+    is_busy: bool
+    decode_blocks: float
+    prefill_tokens: float
+
+
+_BY_RANK: Final[tuple[MetricRow[_Rank], ...]] = (
+    value(
+        "admission_rank_busy",
+        "1 above a busy threshold.",
+        lambda rank: {(rank.worker_id, rank.dp_rank, *rank.scope): float(rank.is_busy)},
+        *RANK,
+    ),
+    value(
+        "dynamo_frontend_worker_active_decode_blocks",
+        "Alias.",
+        lambda rank: {(rank.worker_id, rank.dp_rank, rank.role): rank.decode_blocks},
+        "worker_id",
+        "dp_rank",
+        "worker_type",
+        prefix="",
+    ),
+    value(
+        "dynamo_frontend_worker_active_prefill_tokens",
+        "Alias.",
+        lambda rank: {(rank.worker_id, rank.dp_rank, rank.role): rank.prefill_tokens},
+        "worker_id",
+        "dp_rank",
+        "worker_type",
+        prefix="",
+    ),
+)
+
+
+class _Aliases(NamedTuple):
+    rejected: Mapping[tuple[str, str], int]
+    at_capacity: int
+    live: int
+    waiting: int
+
+
+_ALIASES: Final[tuple[MetricRow[_Aliases], ...]] = (
+    total(
+        "dynamo_frontend_model_rejection",
+        "Alias.",
+        lambda one: one.rejected,
+        "model",
+        "endpoint",
+        in_order=True,
+        prefix="",
+    ),
+    total(
+        "dynamo_rejection_request",
+        "Alias: refused at N + Q.",
+        lambda one: one.at_capacity,
+        prefix="",
+    ),
+    value("dynamo_engine_request", "Alias: requests on workers.", lambda one: one.live, prefix=""),
+    value(
+        "dynamo_request_queue",
+        "Alias: requests that wait for one.",
+        lambda one: one.waiting,
+        prefix="",
+    ),
+)
+
+_REPORTS: Final[tuple[MetricRow[Driver], ...]] = (
+    total(
+        "admission_clamped",
+        "Requests that claimed too high a class.",
+        lambda driver: driver.core.admitting.clamped,
+    ),
+    total(
+        "worker_reports_dropped",
+        "Reports of ranks that the worker has not declared.",
+        lambda driver: driver.core.admitting.reports.dropped,
+    ),
+    value(
+        "worker_reports_stale",
+        "Ranks whose load reports have stopped.",
+        lambda driver: sum(1 for _ in driver.core.admitting.reports.stale()),
+    ),
+    total(
+        "worker_reports_heard",
+        "Reports on workers' event endpoints.",
+        lambda driver: driver.load_topic.heard,
+    ),
+    total(
+        "worker_reports_bad",
+        "Such reports that are malformed or too long.",
+        lambda driver: driver.load_topic.bad,
+    ),
+    total(
+        "worker_reports_left_out",
+        "Reports dropped because too many waited to be applied.",
+        lambda driver: driver.load_topic.left_out,
+    ),
+)
+
+
+def admission_tables(
+    driver: Driver, settings: Settings, groups: ScopeGroups
+) -> tuple[Collector, ...]:
+    """Return every partition's gate by scope, ranks, aliases, and workers' reports."""
+    core = driver.core
+    admitting = core.admitting
+    return (
+        MetricTable(_CLASSES, by_scope(groups, lambda one: one.admission), SCOPE, own_first=True),
+        MetricTable(_TENANTS, lambda: [((), _tenants(admitting))]),
+        MetricTable(_POOL, by_scope(groups, _gated), SCOPE),
+        MetricTable(_PROMISES, lambda: [((), _promises(admitting))]),
+        MetricTable(
+            _CACHE_HITS, by_scope(groups, lambda one: one.hit_tally), SCOPE, own_first=True
+        ),
+        MetricTable(_BY_RANK, lambda: _by_rank(core, settings.metrics_rank_series_max)),
+        MetricTable(_ALIASES, lambda: [((), _aliases(core, groups))]),
+        table(_REPORTS, lambda: driver),
+    )
+
+
+def _tenants(admitting: AdmissionController) -> Iterator[AdmissionController | None]:
+    """Yield what counts admissions and refusals by fairness id, the busiest few and the rest."""
+    for one in paced(admitting.keepers()):
+        if one is None:
             yield None
-        yield from (requests, waiting, waits)
-
-    def _decisions(self) -> Steps:
-        decisions = counter(
-            "admission_decisions",
-            "Refusals, waits and ends of waiting, by reason.",
-            ("policy", "gate", "decision", "reason", "slo_class", *SCOPE),
-        )
-        rejected = counter(
-            "admission_rejections", "Refusals for load, by endpoint.", ("endpoint", *SCOPE)
-        )
-        for scope, partitions, _ in self._groups.found:
-            found = yield from counts(partitions, _decisions)
-            for labels, count in sorted(found.items()):
-                decisions.add_metric([*labels, *scope], count)
-            ends = yield from counts(partitions, _rejections)
-            for endpoint, count in sorted(ends.items()):
-                rejected.add_metric([endpoint, *scope], count)
-            yield None
-        yield from (decisions, rejected)
-
-    def _tenants(self) -> Steps:
-        """Admissions and refusals by fairness id: each the busiest few, and the rest."""
-        family = counter(
-            "admission_tenant_requests", "Requests by tenant.", ("fairness_id", "outcome")
-        )
-        admitting = self._service.core.admitting
-        for keeper in paced(admitting.keepers()):
-            if keeper is None:
-                yield None
-            else:
-                _ = keeper.gate.tallies  # reading it flushes pending counts of admissions
-        told = admitting.totals.by_tenant
-        for outcome, tally in (("admitted", told.admitted), ("refused", told.refused)):
-            for name, count in sorted(tally.counts.items()):
-                family.add_metric([name, outcome], count)
-        yield family
-
-    # -- current state -------------------------------------------------------------------------
-
-    def _gauges(self) -> Steps:
-        saturation = gauge("admission_saturation", "1 when the pool is full.", SCOPE)
-        drain = gauge(
-            "admission_drain_tokens_per_second", "Prefill tokens one rank computes.", SCOPE
-        )
-        busy = gauge("admission_busy_ranks", "Ranks above a busy threshold.", SCOPE)
-        full = gauge("admission_full_ranks", "Ranks of workers at their cap.", SCOPE)
-        silent = gauge(
-            "admission_silent_ranks",
-            "Ranks that seem to hang: they have prompts and say nothing of them.",
-            SCOPE,
-        )
-        for scope, partitions, _ in self._groups.found:
-            count, *means, busy_ranks, full_ranks, hang = yield from totals(partitions, _standing)
-            if not count:
-                continue
-            saturation.add_metric(scope, means[0] / count)
-            drain.add_metric(scope, means[1] / count)
-            busy.add_metric(scope, busy_ranks)
-            full.add_metric(scope, full_ranks)
-            silent.add_metric(scope, hang)
-            yield None
-        yield from (saturation, drain, busy, full, silent)
-
-    def _promises(self) -> Steps:
-        held = gauge("admission_promises", "Returns that are promised a place.")
-        ended = counter("admission_promises_ended", "Promises, by end.", ("end",))
-        closed = counter(
-            "admission_band_closed", "Times slo-shed closed a band to arrivals.", ("band",)
-        )
-        admitting = self._service.core.admitting
-        books: dict[int, int] = {}  # by identity: some share one
-        bands = Counter(admitting.totals.bands_closed(()))
-        for keeper in paced(admitting.keepers()):
-            if keeper is None:
-                yield None
-                continue
-            books[id(keeper.gate.returns)] = keeper.gate.returns.size
-            bands.update(bands_closed_by(keeper.gate))
-        held.add_metric((), sum(books.values()))
-        ended.add_metric(["kept"], admitting.totals.promises.kept)
-        ended.add_metric(["broken"], admitting.totals.promises.broken)
-        for band, count in sorted(bands.items()):
-            closed.add_metric([str(band)], count)
-        yield from (held, ended, closed)
-
-    def _cache(self) -> Steps:
-        refused = counter(
-            "cache_threshold_rejections",
-            "Requests that no worker held enough of.",
-            ("source", *SCOPE),
-        )
-        rates = histogram(
-            "cache_hit_rate", "Best hit rate of requests with a cache-hit threshold.", SCOPE
-        )
-        fallbacks = counter(
-            "cache_threshold_fallbacks",
-            "Requests below their threshold that were placed all the same.",
-            SCOPE,
-        )
-        guarded = counter(
-            "cache_threshold_guarded", "Thresholds set aside after too many attempts.", SCOPE
-        )
-        for scope, partitions, _ in self._groups.found:
-            sources = yield from counts(partitions, lambda one: one.hit_tally.rejections)
-            for source, count in sorted(sources.items()):
-                refused.add_metric([source, *scope], count)
-            total, fell_back, held_back, *hits = yield from totals(partitions, _hits)
-            rates.add_metric(scope, _cumulated(RATE_BOUNDS, hits), total)
-            fallbacks.add_metric(scope, fell_back)
-            guarded.add_metric(scope, held_back)
-            yield None
-        yield from (refused, rates, fallbacks, guarded)
-
-    def _ranks(self) -> Steps:
-        """Busy bits, and load under the field's names: only where something is judged."""
-        labels = ("worker_id", "dp_rank")
-        busy = gauge("admission_rank_busy", "1 above a busy threshold.", (*labels, *SCOPE))
-        names = (*labels, "worker_type")
-        prefix = "dynamo_frontend_worker_active_"
-        blocks = GaugeMetricFamily(prefix + "decode_blocks", "Alias.", labels=names)
-        tokens = GaugeMetricFamily(prefix + "prefill_tokens", "Alias.", labels=names)
-        seats: list[tuple[Partition, PartitionAdmission, WorkerRank]] = []
-        for one in paced(list(self._service.core.partitions.values())):
-            if one is None:
-                yield None
-            elif (keeper := one.admission) is not None and len(seats) < self._ranks_max:
-                ranks = one.seating.seats()[: self._ranks_max - len(seats)]
-                seats += [(one, keeper, rank) for rank, _ in ranks]
-        for number, (partition, keeper, rank) in enumerate(seats, 1):
-            if not number % ROWS_PER_STEP:
-                yield None
-            slot = partition.seating.slot_of(rank)
-            if slot is None:
-                continue  # deregistered since the last yield
-            of_rank = (str(rank.worker_id), str(rank.dp_rank))
-            busy.add_metric([*of_rank, *partition.scope], float(slot in keeper.busy.slots))
-            role = partition.seating.rank_at(slot)[0].spec.role or _WORKER_TYPE
-            blocks.add_metric([*of_rank, role], float(partition.ledger.loads.decode[slot]))
-            tokens.add_metric([*of_rank, role], float(partition.ledger.loads.prefill[slot]))
-        yield from (busy, blocks, tokens)
-
-    def _aliases(self) -> Steps:
-        rejected = CounterMetricFamily(
-            "dynamo_frontend_model_rejection", "Alias.", labels=("model", "endpoint")
-        )
-        in_engine = queued = 0.0
-        model_of: dict[Partition, str] = {}
-        for scope, partitions, _ in self._groups.found:
-            model_of |= dict.fromkeys(partitions, scope.model_name)
-            found = yield from totals(partitions, _waiting_and_live)
-            queued, in_engine = queued + found[0], in_engine + found[1]
-            yield None
-        by_model = yield from self._rejected(model_of)
-        for (model, endpoint), count in sorted(by_model.items()):
-            rejected.add_metric([model, endpoint], count)
-        yield rejected
-        admitting = self._service.core.admitting
-        requests = CounterMetricFamily("dynamo_rejection_request", "Alias: refused at N + Q.")
-        gates = (keeper.gate for keeper in admitting.keepers())
-        requests.add_metric((), admitting.totals.at_capacity(gates))
-        yield requests
-        engine = GaugeMetricFamily("dynamo_engine_request", "Alias: requests on workers.")
-        engine.add_metric((), in_engine)
-        yield engine
-        waiting = GaugeMetricFamily("dynamo_request_queue", "Alias: requests that wait for one.")
-        waiting.add_metric((), queued)
-        yield waiting
-
-    def _rejected(
-        self, model_of: Mapping[Partition, str]
-    ) -> Generator[None, None, Counter[tuple[str, str]]]:
-        """Count refusals by the name a model is told under, and by endpoint."""
-        core, shown = self._service.core, set(model_of.values())
-        by_model: Counter[tuple[str, str]] = Counter()
-        for partition in paced(list(core.partitions.values())):  # those without a worker, too
-            if partition is None:
-                yield None
-                continue
-            model = model_of.get(partition, partition.scope.model_name)
-            if model in shown:  # another tenant of the model may still have workers
-                for endpoint, count in _rejections(partition).items():
-                    by_model[model, endpoint] += count
-        for told in paced(shown):
-            if told is None:
-                yield None
-                continue
-            for endpoint, count in core.admitting.totals.rejections(told).items():
-                by_model[told, endpoint] += count
-        return by_model
+        else:
+            _ = one.gate.tallies  # reading it flushes pending counts of admissions
+    yield admitting
 
 
-# -- readings of one scope, in one step ------------------------------------------------------------
+def _gated(partition: Partition) -> _Gated | None:
+    admission = partition.admission
+    if admission is None:
+        return None
+    admission.refresh(admission.now)  # it refreshes lazily
+    return _Gated(partition, admission)
 
 
-def _decisions(one: Partition) -> Mapping[tuple[str, str, str, str, str], int]:
-    return {} if one.admission is None else one.admission.gate.tallies.decisions
-
-
-def _rejections(one: Partition) -> Mapping[str, int]:
-    return {} if one.admission is None else one.admission.rejections
-
-
-def _standing(one: Partition) -> tuple[float, ...]:
-    """Return whether it has a gate; saturation, drain; ranks busy, full, and silent."""
-    keeper = one.admission
-    if keeper is None:
-        return (0, 0.0, 0.0, 0, 0, 0)
-    keeper.refresh(keeper.now)  # it refreshes lazily
-    pool = keeper.pool
-    busy, full = keeper.busy.count, keeper.caps.full_slots
-    return (1, pool.saturation, pool.prefill_rate, busy, full, one.ledger.loads.silent(keeper.now))
-
-
-def _hits(one: Partition) -> tuple[float, ...]:
-    tally = one.hit_tally
-    return (tally.rate_sum, tally.fallbacks, tally.guarded, *tally.rates)
-
-
-def _waiting_and_live(one: Partition) -> tuple[int, int]:
-    keeper = one.admission
-    return (0, 0) if keeper is None else (keeper.caps.waiting, one.ledger.live)
-
-
-def _wait_times(partitions: Iterable[Partition]) -> Generator[None, None, dict[str, WaitTimes]]:
-    summed: dict[str, WaitTimes] = {}
-    for one in paced(partitions):
+def _promises(admitting: AdmissionController) -> Iterator[_Promises | None]:
+    held: dict[int, int] = {}  # by identity: some share one
+    bands = Counter(admitting.totals.bands_closed(()))
+    for one in paced(admitting.keepers()):
         if one is None:
             yield None
             continue
-        if one.admission is None:
+        held[id(one.gate.returns)] = one.gate.returns.size
+        bands.update(bands_closed_by(one.gate))
+    ended = admitting.totals.promises
+    yield _Promises(sum(held.values()), ended.kept, ended.broken, bands)
+
+
+def _by_rank(core: SelectionCore, series_max: int) -> Sources[_Rank]:
+    """Yield busy bits and loads of ranks: only where something is judged."""
+    ranks: list[tuple[Partition, PartitionAdmission, WorkerRank]] = []
+    for one in paced(list(core.partitions.values())):
+        if one is None:
+            yield None
+        elif (admission := one.admission) is not None and len(ranks) < series_max:
+            listed = one.seating.seats()[: series_max - len(ranks)]
+            ranks += [(one, admission, rank) for rank, _ in listed]
+    for number, (partition, admission, rank) in enumerate(ranks, 1):
+        if not number % SERIES_PER_STEP:
+            yield None
+        slot = partition.seating.slot_of(rank)
+        if slot is None:
+            continue  # deregistered since the last yield
+        loads = partition.ledger.loads
+        found = _Rank(
+            worker_id=str(rank.worker_id),
+            dp_rank=str(rank.dp_rank),
+            scope=partition.scope,
+            role=partition.seating.rank_at(slot)[0].spec.role or _WORKER_TYPE,
+            is_busy=slot in admission.busy.slots,
+            decode_blocks=float(loads.decode[slot]),
+            prefill_tokens=float(loads.prefill[slot]),
+        )
+        yield (), (found,)
+
+
+def _aliases(core: SelectionCore, groups: ScopeGroups) -> Iterator[_Aliases | None]:
+    live = waiting = 0
+    model_of: dict[Partition, str] = {}
+    for scope, partitions, _ in groups.found:
+        model_of |= dict.fromkeys(partitions, scope.model_name)
+        for one in paced(partitions):
+            if one is None:
+                yield None
+            elif one.admission is not None:
+                waiting, live = waiting + one.admission.caps.waiting, live + one.ledger.live
+        yield None
+    rejected = yield from _rejected(core, model_of)
+    gates = (one.gate for one in core.admitting.keepers())
+    yield _Aliases(rejected, core.admitting.totals.at_capacity(gates), live, waiting)
+
+
+def _rejected(
+    core: SelectionCore, model_of: Mapping[Partition, str]
+) -> Generator[None, None, Counter[tuple[str, str]]]:
+    """Count refusals by the name a model has in the text, and by endpoint."""
+    shown = set(model_of.values())
+    by_model: Counter[tuple[str, str]] = Counter()
+    for one in paced(list(core.partitions.values())):  # those without a worker, too
+        if one is None:
+            yield None
             continue
-        for name, times in one.admission.wait_times.items():
-            total = summed.setdefault(name, WaitTimes())
-            total.counts = [a + b for a, b in zip(total.counts, times.counts, strict=True)]
-            total.seconds += times.seconds
-    return summed
-
-
-def _cumulated(bounds: Sequence[float], counts: Sequence[float]) -> list[tuple[str, float]]:
-    total = 0.0
-    buckets: list[tuple[str, float]] = []
-    for bound, count in zip([*map(str, bounds), "+Inf"], counts, strict=True):
-        total += count
-        buckets.append((bound, total))
-    return buckets
+        model = model_of.get(one, one.scope.model_name)
+        if model in shown and one.admission is not None:  # another tenant may still have workers
+            for endpoint, count in one.admission.rejections.items():
+                by_model[model, endpoint] += count
+    for model_name in paced(shown):
+        if model_name is None:
+            yield None
+            continue
+        for endpoint, count in core.admitting.totals.rejections(model_name).items():
+            by_model[model_name, endpoint] += count
+    return by_model

@@ -2,122 +2,109 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from typing_extensions import override
-
-from select_service.core.ledger.demand_tally import DemandTally
-from select_service.edge.metrics.families import (
-    SCOPE,
-    Collector,
-    counter,
+from select_service.edge.metrics.scope_series import REST, SCOPE, by_scope
+from select_service.metric_rows import (
+    Buckets,
+    MetricRow,
+    MetricTable,
+    Sum,
     histogram,
     paced,
     summary,
+    total,
 )
-from select_service.edge.metrics.scope_series import REST, totals
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping
 
+    from select_service.core.ledger.demand_tally import DemandTally
     from select_service.core.ledger.unserved_demand import UnservedDemand
     from select_service.core.partition import Partition
-    from select_service.edge.metrics.families import Steps
-    from select_service.edge.metrics.scope_series import ScopeGroups
+    from select_service.edge.metrics.scope_series import ScopeGroups, Sources
+    from select_service.metric_rows import Collector
 
-__all__ = ["DemandMetrics"]
+__all__ = ["demand_tables"]
 
-_SIZES: Final = range(5, 22)
-"""Buckets from 31 to two million tokens; what is longer is in the last, open one."""
+_SIZE_MIN, _SIZE_MAX = 5, 21
+"""Bit lengths: buckets from 31 to two million tokens; what is longer is in the last, open one."""
+_BOUNDS: Final = tuple((1 << size) - 1 for size in range(_SIZE_MIN, _SIZE_MAX + 1))
 
-_SUMMARIES: Final[tuple[tuple[str, str, Callable[[DemandTally], tuple[int, float]]], ...]] = (
-    (
-        "prefill_tokens",
+_REQUESTS: Final[tuple[MetricRow[Mapping[str, int]], ...]] = (
+    total(
+        "demand_requests",
+        "Requests for a worker; those refused are demand, too. UnservedDemand: there was none.",
+        lambda counts: counts,
+        "outcome",
+    ),
+)
+
+_DEMAND: Final[tuple[MetricRow[DemandTally], ...]] = (
+    histogram(
+        "demand_isl_tokens",
+        "Prompt lengths of requests placed.",
+        lambda tally: Buckets(_BOUNDS, _by_size(tally.isl_counts), tally.isl_tokens),
+    ),
+    summary(
+        "demand_prefill_tokens",
         "Prompt tokens the worker chosen had to compute, of requests placed.",
-        lambda tally: (sum(tally.isl_counts), tally.prefill_tokens),
+        lambda tally: Sum(sum(tally.isl_counts), tally.prefill_tokens),
     ),
-    (
-        "output_tokens",
+    summary(
+        "demand_output_tokens",
         "Tokens of answers, by the output blocks told, of ended requests.",
-        lambda tally: (tally.answered, tally.output_tokens),
+        lambda tally: Sum(tally.answered, tally.output_tokens),
     ),
-    (
-        "ttft_seconds",
+    summary(
+        "demand_ttft_seconds",
         "From the booking of a request to the end of its prefill.",
-        lambda tally: (tally.first_tokens, tally.ttft_s),
+        lambda tally: Sum(tally.first_tokens, tally.ttft_s),
     ),
-    (
-        "itl_seconds",
+    summary(
+        "demand_itl_seconds",
         "From the end of the prefill to the end of the request, per token.",
-        lambda tally: (tally.answering_tokens, tally.answering_s),
+        lambda tally: Sum(tally.answering_tokens, tally.answering_s),
     ),
-    (
-        "request_seconds",
+    summary(
+        "demand_request_seconds",
         "From the booking of a request to its end.",
-        lambda tally: (tally.ended, tally.request_s),
+        lambda tally: Sum(tally.ended, tally.request_s),
     ),
 )
 
 
-class DemandMetrics(Collector):
-    """Requests, lengths and times by scope."""
+def demand_tables(groups: ScopeGroups, unserved: UnservedDemand) -> tuple[Collector, ...]:
+    """Return requests, lengths and times by scope."""
+    served = by_scope(groups, _requests)
 
-    def __init__(self, groups: ScopeGroups, unserved: UnservedDemand) -> None:
-        self._groups, self._unserved = groups, unserved
-
-    @override
-    def collect(self) -> Steps:
-        requests = counter(
-            "demand_requests",
-            "Requests for a worker; those refused are demand, too. UnservedDemand: there was none.",
-            (*SCOPE, "outcome"),
-        )
-        for scope, partitions, _ in self._groups.found:
-            placed, refused = yield from totals(
-                partitions, lambda one: (sum(one.demand.isl_counts), one.demand.refused)
-            )
-            requests.add_metric([*scope, "placed"], placed)
-            requests.add_metric([*scope, "refused"], refused)
-            yield None
-        elsewhere = self._unserved.elsewhere
-        for row in paced(self._unserved.rows()):
+    def requests() -> Sources[Mapping[str, int]]:
+        yield from served()
+        elsewhere = unserved.elsewhere
+        for row in paced(unserved.rows()):
             if row is None:
                 yield None
             elif row[0] == REST:  # a series must not come twice
                 elsewhere += row[1]
             else:
-                requests.add_metric([*row[0], "unserved"], row[1])
+                yield row[0], ({"unserved": row[1]},)
         if elsewhere:
-            requests.add_metric([*REST, "unserved"], elsewhere)
-        yield requests
-        yield from self._lengths()
-        for name, text, read in _SUMMARIES:
-            family = summary(f"demand_{name}", text, SCOPE)
-            for scope, partitions, _ in self._groups.found:
-                count, total = yield from totals(partitions, partial(_read, read))
-                family.add_metric(scope, count_value=int(count), sum_value=total)
-                yield None
-            yield family
+            yield REST, ({"unserved": elsewhere},)
 
-    def _lengths(self) -> Steps:
-        family = histogram("demand_isl_tokens", "Prompt lengths of requests placed.", SCOPE)
-        for scope, partitions, _ in self._groups.found:
-            tokens, *counts = yield from totals(
-                partitions, lambda one: (one.demand.isl_tokens, *one.demand.isl_counts)
-            )
-            family.add_metric(scope, _cumulated(counts), tokens)
-            yield None
-        yield family
+    return (
+        MetricTable(_REQUESTS, requests, SCOPE),
+        MetricTable(_DEMAND, by_scope(groups, lambda one: one.demand), SCOPE),
+    )
 
 
-def _read(
-    read: Callable[[DemandTally], tuple[int, float]], partition: Partition
-) -> tuple[int, float]:
-    return read(partition.demand)
+def _requests(partition: Partition) -> dict[str, int]:
+    return {"placed": sum(partition.demand.isl_counts), "refused": partition.demand.refused}
 
 
-def _cumulated(counts: Sequence[float]) -> list[tuple[str, float]]:
-    buckets = [(str((1 << size) - 1), float(sum(counts[: size + 1]))) for size in _SIZES]
-    return [*buckets, ("+Inf", float(sum(counts)))]
+def _by_size(counts: list[int]) -> list[int]:
+    """Return counts by bit length in classes between the bounds."""
+    return [
+        sum(counts[: _SIZE_MIN + 1]),
+        *counts[_SIZE_MIN + 1 : _SIZE_MAX + 1],
+        sum(counts[_SIZE_MAX + 1 :]),
+    ]

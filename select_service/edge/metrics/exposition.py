@@ -1,7 +1,7 @@
 """GET /metrics: plain counters of the core and of the HTTP side, rendered as Prometheus text.
 
-Everything is read at scrape time by the collectors of this package, in slices: no request pays for
-it, and none waits longer than one slice. Labels are patterns, codes and registered names, never
+Everything is read at scrape time by the tables of this package, in slices: no request pays for it,
+and none waits longer than one slice. Labels are patterns, codes and registered names, never
 contents of a request. `app.py` creates one per app.
 """
 
@@ -16,11 +16,11 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from select_service.edge.cooperative import TimeSlices
-from select_service.edge.metrics.admission_metrics import AdmissionMetrics
-from select_service.edge.metrics.demand_metrics import DemandMetrics
-from select_service.edge.metrics.http_metrics import HttpMetrics
-from select_service.edge.metrics.index_metrics import IndexMetrics
-from select_service.edge.metrics.limit_metrics import LimitMetrics
+from select_service.edge.metrics.admission_metrics import admission_tables
+from select_service.edge.metrics.demand_metrics import demand_tables
+from select_service.edge.metrics.http_metrics import http_tables
+from select_service.edge.metrics.index_metrics import index_tables
+from select_service.edge.metrics.limit_metrics import limit_tables
 from select_service.edge.metrics.process_metrics import (
     bounds_table,
     decisions_table,
@@ -28,15 +28,15 @@ from select_service.edge.metrics.process_metrics import (
     security_tables,
     tracing_table,
 )
-from select_service.edge.metrics.recovery_metrics import RecoveryMetrics
-from select_service.edge.metrics.replica_metrics import ReplicaMetrics
+from select_service.edge.metrics.recovery_metrics import recovery_tables
+from select_service.edge.metrics.replica_metrics import replica_tables
 from select_service.edge.metrics.scope_series import ScopeGroups
-from select_service.edge.metrics.service_metrics import ServiceMetrics
-from select_service.edge.metrics.shadow_metrics import ShadowMetrics
+from select_service.edge.metrics.service_metrics import service_tables
+from select_service.edge.metrics.shadow_metrics import shadow_tables
 from select_service.edge.metrics.storage_metrics import storage_tables
-from select_service.edge.metrics.tenant_metrics import TenantMetrics
+from select_service.edge.metrics.tenant_metrics import tenant_table
 from select_service.edge.metrics.text import text_of
-from select_service.edge.metrics.trust_metrics import TrustMetrics
+from select_service.edge.metrics.trust_metrics import trust_tables
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from select_service.edge.config_reload import ConfigReload
     from select_service.edge.driver.driver import Driver
     from select_service.edge.http.traffic import Traffic
-    from select_service.edge.metrics.families import Collector, Steps
+    from select_service.metric_rows import Collector, Steps
     from select_service.settings import Settings
 
 __all__ = ["Metrics"]
@@ -57,32 +57,32 @@ class Metrics:
 
     def __init__(
         self,
-        service: Driver,
+        driver: Driver,
         traffic: Traffic,
         settings: Settings,
-        reloading: ConfigReload | None = None,
+        reload: ConfigReload | None = None,
     ) -> None:
         self._traffic = traffic
-        groups = ScopeGroups(service.core, settings.metrics_scope_series_max)
+        groups = ScopeGroups(driver.core, settings.metrics_scope_series_max)
         self._collectors: tuple[Collector, ...] = (
             groups,
-            HttpMetrics(traffic),
-            ServiceMetrics(service, settings, groups),
-            IndexMetrics(service, settings, groups),
-            AdmissionMetrics(service, settings, groups),
-            decisions_table(service),
-            DemandMetrics(groups, service.core.reader.unserved),
-            TrustMetrics(service, settings),
-            ShadowMetrics(service, groups),
-            ReplicaMetrics(service),
-            RecoveryMetrics(service),
-            *storage_tables(service),
-            *security_tables(service, settings),
-            TenantMetrics(service.core.shares, settings.tenant_labels_max),
-            tracing_table(service),
-            findings_table(service),
-            bounds_table(service, reloading),
-            LimitMetrics(service, traffic, settings, reloading),
+            *http_tables(traffic),
+            *service_tables(driver, settings, groups),
+            *index_tables(driver, settings, groups),
+            *admission_tables(driver, settings, groups),
+            decisions_table(driver),
+            *demand_tables(groups, driver.core.reader.unserved),
+            *trust_tables(driver, settings),
+            *shadow_tables(driver, groups),
+            *replica_tables(driver),
+            *recovery_tables(driver),
+            *storage_tables(driver),
+            *security_tables(driver, settings),
+            tenant_table(driver.core.shares, settings.tenant_labels_max),
+            tracing_table(driver),
+            findings_table(driver),
+            bounds_table(driver, reload),
+            *limit_tables(driver, traffic, settings, reload),
         )
         self._process = CollectorRegistry(auto_describe=False)
         ProcessCollector(registry=self._process)

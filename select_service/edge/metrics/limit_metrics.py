@@ -6,25 +6,20 @@ turn of the event loop, which have no flag. /metrics exposes both, deploy/refere
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from typing_extensions import override
-
-from select_service.edge.metrics.families import Collector, counter, gauge
+from select_service.metric_rows import MetricRow, table, total, value
 from select_service.settings import FLAGS
 from select_service.types import CoreLimits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from prometheus_client.metrics_core import Metric
-
     from select_service.edge.config_reload import ConfigReload
     from select_service.edge.driver.driver import Driver
     from select_service.edge.http.traffic import Traffic
+    from select_service.metric_rows import Collector
     from select_service.settings import Settings
 
-__all__ = ["TURN_BUDGETS", "LimitMetrics", "limit_hits", "limit_values"]
+__all__ = ["TURN_BUDGETS", "limit_hits", "limit_tables", "limit_values"]
 
 TURN_BUDGETS: Final = {
     "expired_per_turn_max": "reservations ended that expired, or whose lease did",
@@ -44,32 +39,36 @@ TURN_BUDGETS: Final = {
 """What one turn of the event loop may do of each; fixed, chosen to hold it for under half a ms."""
 
 
-class LimitMetrics(Collector):
-    """Limits in force, and how often they were reached."""
+class _Limits(NamedTuple):
+    driver: Driver
+    traffic: Traffic
+    settings: Settings
 
-    def __init__(
-        self, service: Driver, traffic: Traffic, settings: Settings, reloading: ConfigReload | None
-    ) -> None:
-        self._service = service
-        self._traffic = traffic
-        self._settings = settings
-        self._reloading = reloading
-        self._told: tuple[Settings, Metric] | None = None  # for the settings it was made from
 
-    @override
-    def collect(self) -> Iterator[Metric]:
-        settings = self._settings if self._reloading is None else self._reloading.settings
-        if self._told is None or self._told[0] is not settings:
-            values = gauge("limit", "Value of a limit.", ("name",))
-            for name, value in limit_values(settings).items():
-                values.add_metric([name], value)
-            self._told = settings, values
-        yield self._told[1]
-        orphans_dropped = self._service.core.registry.orphan_blocks_dropped
-        hits = counter("limit_hits", "Times a limit was reached, where counted.", ("name",))
-        for name, count in limit_hits(self._service, self._traffic, orphans_dropped).items():
-            hits.add_metric([name], count)
-        yield hits
+_VALUES: Final[tuple[MetricRow[_Limits], ...]] = (
+    value("limit", "Value of a limit.", lambda one: limit_values(one.settings), "name"),
+)
+_HITS: Final[tuple[MetricRow[_Limits], ...]] = (
+    total(
+        "limit_hits",
+        "Times a limit was reached, where counted.",
+        lambda one: limit_hits(
+            one.driver, one.traffic, one.driver.core.registry.orphan_blocks_dropped
+        ),
+        "name",
+    ),
+)
+
+
+def limit_tables(
+    driver: Driver, traffic: Traffic, settings: Settings, reload: ConfigReload | None
+) -> tuple[Collector, ...]:
+    """Return limits in force, and how often they were reached."""
+
+    def limits() -> _Limits:
+        return _Limits(driver, traffic, settings if reload is None else reload.settings)
+
+    return table(_VALUES, limits), table(_HITS, limits)
 
 
 def limit_values(settings: Settings) -> dict[str, float]:

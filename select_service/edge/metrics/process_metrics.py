@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from select_service.core.diagnostics.causes import CAUSES
-from select_service.edge.metrics.rows import Row, Table, total, value
 from select_service.edge.security.exposure import open_doors
+from select_service.metric_rows import MetricRow, table, total, value
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,12 +17,11 @@ if TYPE_CHECKING:
     from select_service.edge.config_reload import ConfigReload, Outcome
     from select_service.edge.doctor import Doctor
     from select_service.edge.driver.driver import Driver
-    from select_service.edge.metrics.families import Collector
-    from select_service.edge.metrics.rows import Reading
     from select_service.edge.security.authority import Authority
     from select_service.edge.security.credentials import Credentials
     from select_service.edge.security.security_files import SecurityFiles
     from select_service.edge.security.tls import Certificates
+    from select_service.metric_rows import Collector, Reading
     from select_service.settings import Settings
 
     T = TypeVar("T")
@@ -42,7 +41,7 @@ def _of(part: T | None, read: Callable[[T], Reading]) -> Reading:
 
 # -- decisions -----------------------------------------------------------------------------------
 
-_DECISIONS: Final[tuple[Row[Driver], ...]] = (
+_DECISIONS: Final[tuple[MetricRow[Driver], ...]] = (
     value("decision_records", "Decisions kept.", lambda driver: len(driver.core.decisions)),
     value(
         "decision_bytes",
@@ -59,7 +58,7 @@ _DECISIONS: Final[tuple[Row[Driver], ...]] = (
 
 def decisions_table(driver: Driver) -> Collector:
     """Return the decisions kept; zero with `--decision-ring 0`."""
-    return Table(_DECISIONS, lambda: driver)
+    return table(_DECISIONS, lambda: driver)
 
 
 # -- security ------------------------------------------------------------------------------------
@@ -78,7 +77,7 @@ def _handshakes_failed(driver: Driver) -> dict[tuple[str, str], int]:
 
 # What is told of tokens, certificates and keys is never their names or contents.
 
-_OPEN: Final[tuple[Row[AbstractSet[str]], ...]] = (
+_OPEN: Final[tuple[MetricRow[AbstractSet[str]], ...]] = (
     value(
         "security_open",
         "1 where the process is open to anyone who reaches it, by what is missing.",
@@ -86,7 +85,7 @@ _OPEN: Final[tuple[Row[AbstractSet[str]], ...]] = (
         "missing",
     ),
 )
-_AUTHORITY: Final[tuple[Row[Authority], ...]] = (
+_AUTHORITY: Final[tuple[MetricRow[Authority], ...]] = (
     value("auth_tokens", "Records of the token file in force.", lambda one: len(one.book)),
     total(
         "auth_refused", "Requests turned away for their token.", lambda one: one.refused, "reason"
@@ -98,19 +97,19 @@ _AUTHORITY: Final[tuple[Row[Authority], ...]] = (
     ),
     total("auth_reloads", "Readings of a changed token file.", lambda one: one.reloads, "outcome"),
 )
-_CERTIFICATES: Final[tuple[Row[Certificates], ...]] = (
+_CERTIFICATES: Final[tuple[MetricRow[Certificates], ...]] = (
     total("tls_reloads", "Readings of changed certificates.", lambda one: one.reloads, "outcome"),
 )
-_FILES: Final[tuple[Row[SecurityFiles], ...]] = (
+_FILES: Final[tuple[MetricRow[SecurityFiles], ...]] = (
     total(
         "security_reloads", "Readings of all files, on SIGHUP.", lambda one: one.reloads, "outcome"
     ),
 )
-_KEY_CHECK: Final[tuple[Row[KeyCheck], ...]] = (
+_KEY_CHECK: Final[tuple[MetricRow[KeyCheck], ...]] = (
     total("curve_accepted", "Replicas let in to listen, by their key.", lambda one: one.accepted),
     total("curve_refused", "Listeners with a key that is not listed.", lambda one: one.refused),
 )
-_HANDSHAKES: Final[tuple[Row[Driver], ...]] = (
+_HANDSHAKES: Final[tuple[MetricRow[Driver], ...]] = (
     total(
         "handshakes_failed",
         "Handshakes with publishers that ended before we could listen.",
@@ -119,7 +118,7 @@ _HANDSHAKES: Final[tuple[Row[Driver], ...]] = (
         "reason",
     ),
 )
-_CREDENTIALS: Final[tuple[Row[Credentials], ...]] = (
+_CREDENTIALS: Final[tuple[MetricRow[Credentials], ...]] = (
     total(
         "peer_token_withheld",
         "Fetches without the token, because the other side is not vouched for.",
@@ -147,19 +146,19 @@ def security_tables(driver: Driver, settings: Settings) -> tuple[Collector, ...]
         return None if driver.replicas is None else driver.replicas.publisher.key_check
 
     return (
-        Table(_OPEN, lambda: missing),
-        Table(_AUTHORITY, authority),
-        Table(_CERTIFICATES, certificates),
-        Table(_FILES, lambda: driver.security),
-        Table(_KEY_CHECK, key_check),
-        Table(_HANDSHAKES, lambda: driver),
-        Table(_CREDENTIALS, lambda: driver.credentials),
+        table(_OPEN, lambda: missing),
+        table(_AUTHORITY, authority),
+        table(_CERTIFICATES, certificates),
+        table(_FILES, lambda: driver.security),
+        table(_KEY_CHECK, key_check),
+        table(_HANDSHAKES, lambda: driver),
+        table(_CREDENTIALS, lambda: driver.credentials),
     )
 
 
 # -- tracing, findings ---------------------------------------------------------------------------
 
-_TRACING: Final[tuple[Row[Driver], ...]] = (
+_TRACING: Final[tuple[MetricRow[Driver], ...]] = (
     value("tracing", "1 where requests are traced.", lambda driver: driver.tracing is not None),
     total(
         "traced_requests",
@@ -188,10 +187,10 @@ _TRACING: Final[tuple[Row[Driver], ...]] = (
 
 def tracing_table(driver: Driver) -> Collector:
     """Return tracing: zero where requests are not traced."""
-    return Table(_TRACING, lambda: driver)
+    return table(_TRACING, lambda: driver)
 
 
-_FINDINGS: Final[tuple[Row[Driver], ...]] = (
+_FINDINGS: Final[tuple[MetricRow[Driver], ...]] = (
     value(
         "doctor_findings",
         "What is wired wrong, by the last examination.",
@@ -214,7 +213,7 @@ _FINDINGS: Final[tuple[Row[Driver], ...]] = (
 
 def findings_table(driver: Driver) -> Collector:
     """Return findings by code; each code there is has a series."""
-    return Table(_FINDINGS, lambda: driver)
+    return table(_FINDINGS, lambda: driver)
 
 
 def _findings(doctor: Doctor | None) -> dict[tuple[str, str], int]:
@@ -230,7 +229,7 @@ class _Bounds(NamedTuple):
     reload: ConfigReload | None
 
 
-_BOUNDS: Final[tuple[Row[_Bounds], ...]] = (
+_BOUNDS: Final[tuple[MetricRow[_Bounds], ...]] = (
     total(
         "connect_refused",
         "Endpoints and URLs that were not connected to, by what forbade it.",
@@ -267,7 +266,7 @@ _BOUNDS: Final[tuple[Row[_Bounds], ...]] = (
 
 def bounds_table(driver: Driver, reload: ConfigReload | None) -> Collector:
     """Return what bounds did beside the counts of `limit_metrics.py`, and changes of settings."""
-    return Table(_BOUNDS, lambda: _Bounds(driver, reload))
+    return table(_BOUNDS, lambda: _Bounds(driver, reload))
 
 
 def _changes(reload: ConfigReload) -> dict[tuple[str, str], int]:

@@ -1,4 +1,4 @@
-"""Metrics of the replica plane, read from its counters at scrape time.
+"""Metrics of replication; families that need the connections of `edge/replication` may be empty.
 
 Series by peer are bounded by `--replica-peers-max`. Series by publisher are sums: router ids come
 and go with processes, and labels must not.
@@ -7,176 +7,194 @@ and go with processes, and labels must not.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Final
-
-from prometheus_client.metrics_core import Metric
-from typing_extensions import override
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from indexer.edge.sockets import Link
-from select_service.edge.metrics.families import Collector, counter, counters, gauge
+from select_service.metric_rows import MetricRow, table, total, value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from select_service.edge.driver.driver import Driver
     from select_service.edge.replication.plane import Replicas
+    from select_service.metric_rows import Collector
     from select_service.types import ReplicaStatus
+
+__all__ = ["replica_tables"]
 
 _PUBLISHER_STATES: Final = ("synced", "behind", "leaving", "gone", "foreign")
 
 
-class ReplicaMetrics(Collector):
-    """Peers, publishers, messages, pulls and snapshots; families without a plane stay empty."""
-
-    def __init__(self, service: Driver) -> None:
-        self._service = service
-
-    @override
-    def collect(self) -> Iterator[Metric]:
-        plane = self._service.replicas
-        status = [] if plane is None else self._service.replica_status()
-        yield from self._peers(plane, status)
-        yield from self._publishers(plane, status)
-        yield from self._reservations()
-        yield counters(
-            "replica_events",
-            "Messages to replicas.",
-            "outcome",
-            {} if plane is None else _published(plane),
-        )
-        yield counters(
-            "replica_messages",
-            "Messages of replicas.",
-            "outcome",
-            {} if plane is None else _received(plane),
-        )
-        yield counters(
-            "replica_pulls",
-            "Fetches of a replica's snapshot that have ended.",
-            "outcome",
-            {} if plane is None else plane.pulls.outcomes,
-        )
-        running = gauge("replica_pulls_running", "Snapshots being fetched.")
-        if plane is not None:
-            running.add_metric((), plane.pulls.running)
-        yield running
-        yield counters(
-            "replica_snapshots",
-            "Snapshots given to replicas.",
-            "outcome",
-            {} if plane is None else plane.snapshots,
-        )
-
-    def _peers(self, plane: Replicas | None, status: Sequence[ReplicaStatus]) -> Iterator[Metric]:
-        peers = gauge("replica_peers", "Replicas listened to.", ("state",))
-        age = gauge(
-            "replica_heard_age_seconds",
-            "Since a replica was last heard, or is listened to; of those with heartbeats.",
-            ("peer",),
-        )
-        if plane is not None:
-            states = Counter(state for _, state in plane.subscriptions.states())
-            for state in Link:
-                peers.add_metric([state.value], states[state])
-            # The reference's replicas publish only when something happens.
-            terse = {one.peer for one in status if one.state == "foreign"}
-            for link in sorted(plane.subscriptions.links(), key=lambda link: link.endpoint):
-                if link.endpoint not in terse:
-                    age.add_metric([link.endpoint], link.quiet_s)
-        yield from (peers, age)
-
-    def _publishers(
-        self, plane: Replicas | None, status: Sequence[ReplicaStatus]
-    ) -> Iterator[Metric]:
-        publishers = gauge("replica_publishers", "Publishers heard of.", ("state",))
-        claims = gauge("replica_claims", "Reservations that other publishers own.")
-        unbooked = gauge(
-            "replica_claims_unbooked", "Reservations that other publishers own, not booked here."
-        )
-        missing = gauge("replica_statements_missing", "Statements not heard yet.")
-        if plane is not None:
-            states = Counter(one.state for one in status)
-            for state in _PUBLISHER_STATES:
-                publishers.add_metric([state], states[state])
-            claims.add_metric((), sum(one.claims for one in status))
-            unbooked.add_metric((), sum(one.unbooked for one in status))
-            missing.add_metric((), sum(one.missing for one in status))
-        yield from (publishers, claims, unbooked, missing)
-
-    def _reservations(self) -> Iterator[Metric]:
-        replicas, told = self._service.core.replicas, self._service.core.desk.announcer.claims
-        counts, plane = replicas.counters, self._service.replicas
-        garbled, foreign = (0, 0) if plane is None else (plane.garbled, plane.foreign_refused)
-        yield counters(
-            "replica_reservations",
-            "Reservations of replicas, here.",
-            "event",
-            {
-                "booked": counts.booked,
-                "freed": counts.freed,
-                "orphan_expired": counts.orphans_expired,
-            },
-        )
-        yield counters(
-            "replica_leases",
-            "What replicas, or their end, did to leases here.",
-            "event",
-            {
-                "renewed": counts.leases_renewed,
-                "closed": counts.leases_closed,
-                "adopted": counts.leases_adopted,
-                "missed": counts.leases_missed,
-            },
-        )
-        yield counters(
-            "replica_refused",
-            "News of replicas not taken in.",
-            "reason",
-            {
-                "repeated": counts.repeated,
-                "dropped": counts.dropped,
-                "ignored": counts.ignored,
-                "claims": counts.claims_refused,
-                "publishers": counts.publishers_refused,
-                "leases": told.copies.refused,
-                "early": told.early_lost + replicas.hearing.foreigners.early.lost,
-                "closed": told.closings.lost,
-                "our_name": counts.namesakes,
-                "impostor": counts.impostors,
-                "foreign": foreign,
-                "garbled": garbled + counts.garbled,
-            },
-        )
-        yield counters(
-            "replica_corrected",
-            "What was known otherwise than its owner's snapshot says.",
-            "what",
-            {"claim": counts.claims_corrected, "number": counts.numbers_corrected},
-        )
-        yield gauge("lease_copies", "Leases known through replicas.", value=len(told.copies))
-        yield gauge("replica_ended", "Ends of reservations remembered.", value=len(told.ends))
-        renewed = 0 if plane is None else plane.subscriptions.renewed
-        gaps = sum(view.gaps for view in replicas.publishers.views.values())
-        for name, text, count in (
-            ("replica_gaps", "Times a replica's statements were missing.", gaps),
-            (
-                "replica_digests_differed",
-                "Times a replica owned something else than was known of it.",
-                counts.digests_differed,
-            ),
-            (
-                "replica_connections_renewed",
-                "Connections to replicas made anew because nothing came over them.",
-                renewed,
-            ),
-        ):
-            yield counter(name, text, value=count)
+class _Peers(NamedTuple):
+    plane: Replicas
+    publishers: Sequence[ReplicaStatus]
 
 
-def _published(plane: Replicas) -> dict[str, int]:
-    return {"sent": plane.publisher.sent, "dropped": plane.publisher.dropped}
+def _links(peers: _Peers) -> dict[str, int]:
+    states = Counter(state for _, state in peers.plane.subscriptions.states())
+    return {state.value: states[state] for state in Link}
 
 
-def _received(plane: Replicas) -> dict[str, int]:
-    faults = plane.faults + plane.subscriptions.faults
-    return {"heard": plane.heard, "malformed": plane.malformed, "fault": faults}
+def _ages(peers: _Peers) -> dict[str, float]:
+    # The reference's replicas publish only when something happens.
+    terse = {one.peer for one in peers.publishers if one.state == "foreign"}
+    links = sorted(peers.plane.subscriptions.links(), key=lambda link: link.endpoint)
+    return {link.endpoint: link.quiet_s for link in links if link.endpoint not in terse}
+
+
+def _publishers(peers: _Peers) -> dict[str, int]:
+    states = Counter(one.state for one in peers.publishers)
+    return {state: states[state] for state in _PUBLISHER_STATES}
+
+
+_PEERS: Final[tuple[MetricRow[_Peers], ...]] = (
+    value("replica_peers", "Replicas listened to.", _links, "state"),
+    value(
+        "replica_heard_age_seconds",
+        "Since a replica was last heard, or is listened to; of those with heartbeats.",
+        _ages,
+        "peer",
+    ),
+    value("replica_publishers", "Publishers heard of.", _publishers, "state"),
+    value(
+        "replica_claims",
+        "Reservations that other publishers own.",
+        lambda peers: sum(one.claims for one in peers.publishers),
+    ),
+    value(
+        "replica_claims_unbooked",
+        "Reservations that other publishers own, not booked here.",
+        lambda peers: sum(one.unbooked for one in peers.publishers),
+    ),
+    value(
+        "replica_statements_missing",
+        "Statements not heard yet.",
+        lambda peers: sum(one.missing for one in peers.publishers),
+    ),
+)
+
+
+def _refused(driver: Driver) -> dict[str, int]:
+    counts, claims = driver.core.replicas.counters, driver.core.desk.announcer.claims
+    plane = driver.replicas
+    garbled, foreign = (0, 0) if plane is None else (plane.garbled, plane.foreign_refused)
+    return {
+        "repeated": counts.repeated,
+        "dropped": counts.dropped,
+        "ignored": counts.ignored,
+        "claims": counts.claims_refused,
+        "publishers": counts.publishers_refused,
+        "leases": claims.copies.refused,
+        "early": claims.early_lost + driver.core.replicas.hearing.foreigners.early.lost,
+        "closed": claims.closings.lost,
+        "our_name": counts.namesakes,
+        "impostor": counts.impostors,
+        "foreign": foreign,
+        "garbled": garbled + counts.garbled,
+    }
+
+
+_REPLICATION: Final[tuple[MetricRow[Driver], ...]] = (
+    total(
+        "replica_reservations",
+        "Reservations of replicas, here.",
+        lambda driver: {
+            "booked": driver.core.replicas.counters.booked,
+            "freed": driver.core.replicas.counters.freed,
+            "orphan_expired": driver.core.replicas.counters.orphans_expired,
+        },
+        "event",
+    ),
+    total(
+        "replica_leases",
+        "What replicas, or their end, did to leases here.",
+        lambda driver: {
+            "renewed": driver.core.replicas.counters.leases_renewed,
+            "closed": driver.core.replicas.counters.leases_closed,
+            "adopted": driver.core.replicas.counters.leases_adopted,
+            "missed": driver.core.replicas.counters.leases_missed,
+        },
+        "event",
+    ),
+    total("replica_refused", "News of replicas not taken in.", _refused, "reason"),
+    total(
+        "replica_corrected",
+        "What was known otherwise than its owner's snapshot says.",
+        lambda driver: {
+            "claim": driver.core.replicas.counters.claims_corrected,
+            "number": driver.core.replicas.counters.numbers_corrected,
+        },
+        "what",
+    ),
+    value(
+        "lease_copies",
+        "Leases known through replicas.",
+        lambda driver: len(driver.core.desk.announcer.claims.copies),
+    ),
+    value(
+        "replica_ended",
+        "Ends of reservations remembered.",
+        lambda driver: len(driver.core.desk.announcer.claims.ends),
+    ),
+    total(
+        "replica_gaps",
+        "Times a replica's statements were missing.",
+        lambda driver: sum(one.gaps for one in driver.core.replicas.publishers.views.values()),
+    ),
+    total(
+        "replica_digests_differed",
+        "Times a replica owned something else than was known of it.",
+        lambda driver: driver.core.replicas.counters.digests_differed,
+    ),
+    total(
+        "replica_connections_renewed",
+        "Connections to replicas made anew because nothing came over them.",
+        lambda driver: 0 if driver.replicas is None else driver.replicas.subscriptions.renewed,
+    ),
+)
+
+_MESSAGES: Final[tuple[MetricRow[Replicas], ...]] = (
+    total(
+        "replica_events",
+        "Messages to replicas.",
+        lambda plane: {"sent": plane.publisher.sent, "dropped": plane.publisher.dropped},
+        "outcome",
+    ),
+    total(
+        "replica_messages",
+        "Messages of replicas.",
+        lambda plane: {
+            "heard": plane.heard,
+            "malformed": plane.malformed,
+            "fault": plane.faults + plane.subscriptions.faults,
+        },
+        "outcome",
+    ),
+    total(
+        "replica_pulls",
+        "Fetches of a replica's snapshot that have ended.",
+        lambda plane: plane.pulls.outcomes,
+        "outcome",
+    ),
+    value("replica_pulls_running", "Snapshots being fetched.", lambda plane: plane.pulls.running),
+    total(
+        "replica_snapshots",
+        "Snapshots given to replicas.",
+        lambda plane: plane.snapshots,
+        "outcome",
+    ),
+)
+
+
+def replica_tables(driver: Driver) -> tuple[Collector, ...]:
+    """Return peers and publishers, what was taken in of them, messages."""
+
+    def peers() -> _Peers | None:
+        plane = driver.replicas
+        return None if plane is None else _Peers(plane, driver.replica_status())
+
+    return (
+        table(_PEERS, peers),
+        table(_REPLICATION, lambda: driver),
+        table(_MESSAGES, lambda: driver.replicas),
+    )

@@ -8,26 +8,29 @@ name until it is closed: otherwise counters would jump as its counts moved betwe
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
 
 from typing_extensions import override
 
 from indexer.core.stream_counters import StreamCounters
 from indexer.types import Scope
-from select_service.edge.metrics.families import ROWS_PER_STEP, Collector, paced
+from select_service.metric_rows import SERIES_PER_STEP, Collector, paced
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
     from select_service.core.partition import Partition
     from select_service.core.service import SelectionCore
-    from select_service.edge.metrics.families import Steps
+    from select_service.metric_rows import Steps
 
-__all__ = ["REST", "ScopeGroup", "ScopeGroups", "counts", "totals"]
+__all__ = ["RANK", "REST", "SCOPE", "ScopeGroup", "ScopeGroups", "Sources", "by_scope"]
 
-K = TypeVar("K")
+S = TypeVar("S")
+Sources: TypeAlias = "Iterator[tuple[Sequence[str], Iterable[S | None]] | None]"
+"""Label values with what is added up under them, and None between steps: see `MetricTable`."""
 
+SCOPE: Final = ("model_name", "tenant_id")
+RANK: Final = ("worker_id", "dp_rank", *SCOPE)
 REST: Final = Scope("other", "other")
 
 
@@ -39,31 +42,23 @@ class ScopeGroup(NamedTuple):
     tallies: StreamCounters
 
 
-def totals(
-    partitions: Sequence[Partition], read: Callable[[Partition], Sequence[float]]
-) -> Generator[None, None, list[float]]:
-    """Return the sums of what is read of some partitions, of each in one step, number by number."""
-    sums: list[float] = []
-    for one in paced(partitions):
-        if one is None:
-            yield None
-            continue
-        told = read(one)
-        sums = [a + b for a, b in zip(sums, told, strict=True)] if sums else [*told]
-    return sums
+def by_scope(
+    groups: ScopeGroups, part: Callable[[Partition], S | None]
+) -> Callable[[], Sources[S]]:
+    """Return sources by scope: a part of every partition of a scope, read in steps.
 
+    Args:
+        groups: the scopes that have series.
+        part: what the rows read of a partition; None where there is nothing to say.
+    """
 
-def counts(
-    partitions: Sequence[Partition], read: Callable[[Partition], Mapping[K, int]]
-) -> Generator[None, None, Counter[K]]:
-    """Do the same with counters."""
-    found: Counter[K] = Counter()
-    for one in paced(partitions):
-        if one is None:
+    def sources() -> Sources[S]:
+        for group in groups.found:
+            paced_parts = paced(group.partitions)
+            yield group.scope, (None if one is None else part(one) for one in paced_parts)
             yield None
-        else:
-            found.update(read(one))
-    return found
+
+    return sources
 
 
 class ScopeGroups(Collector):
@@ -136,6 +131,6 @@ def _tallies(core: SelectionCore) -> Generator[None, None, dict[Scope, StreamCou
     totals: dict[Scope, StreamCounters] = {}
     for number, (scope, counted) in enumerate(core.registry.tallied()):
         totals.setdefault(scope, StreamCounters()).add(counted)
-        if not number % ROWS_PER_STEP:
+        if not number % SERIES_PER_STEP:
             yield None
     return totals

@@ -7,278 +7,322 @@ Series of a rank or scope exist as long as its workers do, within the limits of 
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Final
-
-from typing_extensions import override
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from indexer.compiled import kernels_in_use
 from select_service.edge.log_writer import LOST
-from select_service.edge.metrics.families import (
-    RANK,
-    ROWS_PER_STEP,
-    SCOPE,
-    Collector,
-    counter,
-    counters,
-    gauge,
-)
-from select_service.edge.metrics.scope_series import totals
+from select_service.edge.metrics.scope_series import RANK, SCOPE, by_scope
+from select_service.metric_rows import SERIES_PER_STEP, MetricRow, MetricTable, table, total, value
 from select_service.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from prometheus_client.metrics_core import Metric
-
+    from select_service.core.partition import Partition
+    from select_service.core.service import SelectionCore
     from select_service.edge.driver.driver import Driver
-    from select_service.edge.metrics.families import Steps
-    from select_service.edge.metrics.scope_series import ScopeGroups
+    from select_service.edge.metrics.scope_series import ScopeGroups, Sources
+    from select_service.metric_rows import Collector
     from select_service.settings import Settings
 
-__all__ = ["ServiceMetrics"]
+__all__ = ["service_tables"]
 
 _LIFECYCLES: Final = ("incomplete", "schedulable", "draining", "unschedulable")
+_SESSION_OUTCOMES: Final = ("begun", "kept", "moved_busy", "moved_ineligible", "released")
+_RESERVATION_EVENTS: Final = (
+    "booked",
+    "repeated",
+    "conflicting",
+    "freed",
+    "expired",
+    "expired_early",
+    "lease_ended",
+    "dropped",
+)
+_LEASE_EVENTS: Final = ("opened", "renewed", "closed", "expired", "refused", "reopening")
+
+_PROCESS: Final[tuple[MetricRow[Driver], ...]] = (
+    value("build_info", "Which build this is.", lambda _: {__version__: 1}, "version"),
+    value(
+        "compiled", "Kernels: 1 compiled, 0 their plain twin.", lambda _: kernels_in_use(), "module"
+    ),
+    total(
+        "housekeeping_faults",
+        "Turns of housekeeping that failed by our error.",
+        lambda driver: driver.housekeeping_faults,
+    ),
+    total(
+        "consistency_checks",
+        "Times GET /debug/consistency looked at all loads, by what it found.",
+        lambda driver: driver.consistency_checks,
+        "outcome",
+    ),
+    total("log_lines_lost", "Log lines lost because nothing read them.", lambda _: LOST, "reason"),
+    value("dumps_running", "GET /dump under way.", lambda driver: driver.dumps.running),
+    total(
+        "dumps",
+        "GET /dump that ended, or were refused.",
+        lambda driver: driver.dumps.outcomes,
+        "outcome",
+    ),
+)
 
 
-class ServiceMetrics(Collector):
-    """Catalog and load."""
+def _lifecycles(core: SelectionCore) -> dict[str, int]:
+    counts = Counter(worker.lifecycle for worker in core.catalog)
+    return {lifecycle: counts[lifecycle] for lifecycle in _LIFECYCLES}
 
-    def __init__(self, service: Driver, settings: Settings, groups: ScopeGroups) -> None:
-        self._service = service
-        self._groups = groups
-        self._rank_series_max = settings.metrics_rank_series_max
 
-    @override
-    def collect(self) -> Steps:
-        build = gauge("build_info", "Which build this is.", ("version",))
-        build.add_metric([__version__], 1)
-        yield build
-        compiled = gauge("compiled", "Kernels: 1 compiled, 0 their plain twin.", ("module",))
-        for kernel, taken in kernels_in_use().items():
-            compiled.add_metric([kernel], taken)
-        yield compiled
-        yield counter(
-            "housekeeping_faults",
-            "Turns of housekeeping that failed by our error.",
-            value=self._service.housekeeping_faults,
-        )
-        checks = counter(
-            "consistency_checks",
-            "Times GET /debug/consistency looked at all loads, by what it found.",
-            ("outcome",),
-        )
-        for outcome, count in self._service.consistency_checks.items():
-            checks.add_metric([outcome], count)
-        yield checks
-        lost = counter("log_lines_lost", "Log lines lost because nothing read them.", ("reason",))
-        for reason, count in LOST.items():
-            lost.add_metric([reason], count)
-        yield lost
-        yield from self._dumps()
-        yield from self._catalog()
-        yield from self._scopes()
-        yield from self._selections()
-        yield from self._sessions()
-        yield from self._waiting()
-        yield from self._reservations()
-        yield from self._leases()
-        yield from self._ranks()
+_CATALOG: Final[tuple[MetricRow[SelectionCore], ...]] = (
+    value("workers", "Registered workers.", _lifecycles, "lifecycle"),
+    total(
+        "drains",
+        "Workers that were drained, or put back.",
+        lambda core: {"begun": core.counters.drains_begun, "undone": core.counters.drains_undone},
+        "event",
+    ),
+)
 
-    def _dumps(self) -> Iterator[Metric]:
-        yield gauge("dumps_running", "GET /dump under way.", value=self._service.dumps.running)
-        dumps = counter("dumps", "GET /dump that ended, or were refused.", ("outcome",))
-        for outcome, count in self._service.dumps.outcomes.items():
-            dumps.add_metric([outcome], count)
-        yield dumps
+_DRAINING: Final[tuple[MetricRow[int], ...]] = (
+    value(
+        "draining_reservations",
+        "Live reservations of workers that drain.",
+        lambda reservations: reservations,
+    ),
+)
 
-    def _catalog(self) -> Steps:
-        workers = gauge("workers", "Registered workers.", ("lifecycle",))
-        core = self._service.core
-        lifecycles = Counter(worker.lifecycle for worker in core.catalog)
-        for lifecycle in _LIFECYCLES:
-            workers.add_metric([lifecycle], lifecycles[lifecycle])
-        yield workers
-        drains = counter("drains", "Workers that were drained, or put back.", ("event",))
-        drains.add_metric(["begun"], core.counters.drains_begun)
-        drains.add_metric(["undone"], core.counters.drains_undone)
-        yield drains
-        left = gauge("draining_reservations", "Live reservations of workers that drain.")
-        reservations = 0
-        for worker in [one for one in core.catalog if one.drain is not None]:
-            if core.catalog.find(worker.worker_id) is worker:  # still there after the yield
-                reservations += core.drains.status(worker.worker_id).reservations
-            yield None
-        left.add_metric((), reservations)
-        yield left
+_SCOPES: Final[tuple[MetricRow[ScopeGroups], ...]] = (
+    value("scopes", "Scopes with workers.", lambda groups: groups.in_use),
+    value(
+        "scopes_unlisted",
+        "Scopes summed up under `other`, beyond --metrics-scope-series-max.",
+        lambda groups: groups.unlisted,
+    ),
+)
 
-    def _scopes(self) -> Iterator[Metric]:
-        groups = self._groups
-        yield gauge("scopes", "Scopes with workers.", value=groups.in_use)
-        yield gauge(
-            "scopes_unlisted",
-            "Scopes summed up under `other`, beyond --metrics-scope-series-max.",
-            value=groups.unlisted,
-        )
+_SELECTIONS: Final[tuple[MetricRow[SelectionCore], ...]] = (
+    total(
+        "selections", "Selections answered with a worker.", lambda core: core.counters.selections
+    ),
+    total(
+        "selected_isl_tokens",
+        "Prompt tokens of selections answered with a worker.",
+        lambda core: core.counters.selected_isl_tokens,
+    ),
+    total(
+        "selected_prefill_tokens",
+        "Prompt tokens that the chosen worker had yet to compute.",
+        lambda core: core.counters.selected_prefill_tokens,
+    ),
+    total(
+        "selected_forgone_tokens",
+        "Prompt tokens to compute that another candidate held.",
+        lambda core: core.counters.selected_forgone_tokens,
+    ),
+    total(
+        "selections_forgoing",
+        "Selections that passed over a candidate with more of the prompt.",
+        lambda core: core.counters.selections_forgoing,
+    ),
+    total("waves", "Waves of prompts, POST /select_batch.", lambda core: core.counters.waves),
+    total("wave_samples", "Samples in waves of prompts.", lambda core: core.counters.wave_samples),
+    total(
+        "waves_undone",
+        "Waves of all or none that placed none.",
+        lambda core: core.counters.waves_undone,
+    ),
+    total(
+        "selections_queued",
+        "Selections that had to wait for capacity.",
+        lambda core: core.counters.selections_waited,
+    ),
+    total(
+        "selections_withdrawn",
+        "Waiting selections whose client disconnected.",
+        lambda core: core.counters.selections_withdrawn,
+    ),
+    total(
+        "selections_failed",
+        "Selections that were refused.",
+        lambda core: core.counters.selections_failed,
+        "code",
+        in_order=True,
+    ),
+    total(
+        "pairs",
+        "Requests that may take a pair, by what they were given.",
+        lambda core: core.counters.pairs,
+        "mode",
+        "reason",
+        in_order=True,
+    ),
+    total(
+        "advised",
+        "Selections where workers have roles, by advice.",
+        lambda core: core.counters.advised,
+        "mode",
+        "reason",
+        in_order=True,
+    ),
+    value(
+        "sessions",
+        "Sessions whose next request goes where the last one went.",
+        lambda core: len(core.sessions),
+    ),
+    total(
+        "sessions_expired",
+        "Sessions silent for too long.",
+        lambda core: core.sessions.counters.expired,
+    ),
+    total(
+        "sessions_evicted",
+        "Sessions forgotten to make room for newer ones.",
+        lambda core: core.sessions.counters.evicted,
+    ),
+    total(
+        "session_requests",
+        "Requests with a session, by outcome.",
+        lambda core: {
+            outcome: getattr(core.sessions.counters, outcome) for outcome in _SESSION_OUTCOMES
+        },
+        "outcome",
+    ),
+)
 
-    def _selections(self) -> Iterator[Metric]:
-        core = self._service.core.counters
-        for name, what, count in (
-            ("selections", "Selections answered with a worker.", core.selections),
-            (
-                "selected_isl_tokens",
-                "Prompt tokens of selections answered with a worker.",
-                core.selected_isl_tokens,
-            ),
-            (
-                "selected_prefill_tokens",
-                "Prompt tokens that the chosen worker had yet to compute.",
-                core.selected_prefill_tokens,
-            ),
-            (
-                "selected_forgone_tokens",
-                "Prompt tokens to compute that another candidate held.",
-                core.selected_forgone_tokens,
-            ),
-            (
-                "selections_forgoing",
-                "Selections that passed over a candidate with more of the prompt.",
-                core.selections_forgoing,
-            ),
-            ("waves", "Waves of prompts, POST /select_batch.", core.waves),
-            ("wave_samples", "Samples in waves of prompts.", core.wave_samples),
-            ("waves_undone", "Waves of all or none that placed none.", core.waves_undone),
-            (
-                "selections_queued",
-                "Selections that had to wait for capacity.",
-                core.selections_waited,
-            ),
-            (
-                "selections_withdrawn",
-                "Waiting selections whose client disconnected.",
-                core.selections_withdrawn,
-            ),
-        ):
-            yield counter(name, what, value=count)
-        failed = dict(sorted(core.selections_failed.items()))
-        yield counters("selections_failed", "Selections that were refused.", "code", failed)
-        for name, what, counts in (
-            ("pairs", "Requests that may take a pair, by what they were given.", core.pairs),
-            ("advised", "Selections where workers have roles, by advice.", core.advised),
-        ):
-            metric = counter(name, what, ("mode", "reason"))
-            for labels, count in sorted(counts.items()):
-                metric.add_metric(labels, count)
-            yield metric
+_BY_SCOPE: Final[tuple[MetricRow[Partition], ...]] = (
+    value("pending_requests", "Selections waiting for capacity.", lambda one: one.pending_count),
+    value(
+        "pending_isl_tokens",
+        "Prompt tokens of waiting selections.",
+        lambda one: one.pending_isl_tokens,
+    ),
+    value(
+        "reservations",
+        "Live reservations.",
+        lambda one: {
+            "prefill": one.ledger.loads.prefilling,
+            "decode": one.ledger.live - one.ledger.loads.prefilling,
+        },
+        "state",
+    ),
+)
 
-    def _sessions(self) -> Iterator[Metric]:
-        sessions = self._service.core.sessions
-        counts = sessions.counters
-        yield gauge(
-            "sessions",
-            "Sessions whose next request goes where the last one went.",
-            value=len(sessions),
-        )
-        yield counter("sessions_expired", "Sessions silent for too long.", value=counts.expired)
-        yield counter(
-            "sessions_evicted",
-            "Sessions forgotten to make room for newer ones.",
-            value=counts.evicted,
-        )
-        outcomes = ("begun", "kept", "moved_busy", "moved_ineligible", "released")
-        yield counters(
-            "session_requests",
-            "Requests with a session, by outcome.",
-            "outcome",
-            {outcome: getattr(counts, outcome) for outcome in outcomes},
-        )
+_RESERVATIONS: Final[tuple[MetricRow[SelectionCore], ...]] = (
+    value(
+        "freed_reservation_ids",
+        "Ids of ended reservations still remembered.",
+        lambda core: core.desk.bookings.freed_count,
+    ),
+    value(
+        "remembered_bytes",
+        "Memory of what has ended and is remembered.",
+        lambda core: (
+            core.desk.bookings.freed_bytes
+            + core.desk.announcer.claims.ended_bytes
+            + core.replicas.hearing.foreigners.early.nbytes
+            + core.membership.pins.nbytes
+        ),
+    ),
+    total(
+        "reservation_events",
+        "What happened to reservations.",
+        lambda core: {
+            event: getattr(core.counters, f"reservations_{event}") for event in _RESERVATION_EVENTS
+        },
+        "event",
+    ),
+    value("leases", "Open leases.", lambda core: len(core.desk.leases)),
+    value(
+        "ended_leases",
+        "Ids of ended leases still remembered.",
+        lambda core: core.desk.leases.ended_count,
+    ),
+    total(
+        "lease_events",
+        "What happened to leases.",
+        lambda core: {event: getattr(core.desk.leases, event) for event in _LEASE_EVENTS},
+        "event",
+    ),
+)
 
-    def _waiting(self) -> Steps:
-        pending = gauge("pending_requests", "Selections waiting for capacity.", SCOPE)
-        tokens = gauge("pending_isl_tokens", "Prompt tokens of waiting selections.", SCOPE)
-        for scope, partitions, _ in self._groups.found:
-            waiting = yield from totals(
-                partitions, lambda one: (one.pending_count, one.pending_isl_tokens)
-            )
-            pending.add_metric(scope, waiting[0])
-            tokens.add_metric(scope, waiting[1])
-            yield None
-        yield from (pending, tokens)
 
-    def _reservations(self) -> Steps:
-        core = self._service.core
-        live = gauge("reservations", "Live reservations.", ("state", *SCOPE))
-        for scope, partitions, _ in self._groups.found:
-            prefilling, total = yield from totals(
-                partitions, lambda one: (one.ledger.loads.prefilling, one.ledger.live)
-            )
-            live.add_metric(["prefill", *scope], prefilling)
-            live.add_metric(["decode", *scope], total - prefilling)
-            yield None
-        yield live
-        yield gauge(
-            "freed_reservation_ids",
-            "Ids of ended reservations still remembered.",
-            value=core.desk.bookings.freed_count,
-        )
-        remembered = gauge("remembered_bytes", "Memory of what has ended and is remembered.")
-        bookings, claims = core.desk.bookings, core.desk.announcer.claims
-        pins = core.membership.pins
-        ended = claims.ended_bytes + core.replicas.hearing.foreigners.early.nbytes
-        remembered.add_metric((), bookings.freed_bytes + ended + pins.nbytes)
-        yield remembered
-        events = (
-            "booked",
-            "repeated",
-            "conflicting",
-            "freed",
-            "expired",
-            "expired_early",
-            "lease_ended",
-            "dropped",
-        )
-        yield counters(
-            "reservation_events",
-            "What happened to reservations.",
-            "event",
-            {event: getattr(core.counters, f"reservations_{event}") for event in events},
-        )
+class _RankLoad(NamedTuple):
+    prefill_tokens: float
+    decode_blocks: float
+    requests: int
 
-    def _leases(self) -> Iterator[Metric]:
-        leases = self._service.core.desk.leases
-        yield gauge("leases", "Open leases.", value=len(leases))
-        yield gauge(
-            "ended_leases", "Ids of ended leases still remembered.", value=leases.ended_count
-        )
-        events = ("opened", "renewed", "closed", "expired", "refused", "reopening")
-        yield counters(
-            "lease_events",
-            "What happened to leases.",
-            "event",
-            {event: getattr(leases, event) for event in events},
-        )
 
-    def _ranks(self) -> Steps:
-        prefill = gauge("rank_prefill_tokens", "Active prefill tokens of a rank.", RANK)
-        decode = gauge("rank_decode_blocks", "Active KV blocks of a rank.", RANK)
-        requests = gauge("rank_requests", "Live reservations of a rank.", RANK)
+class _RankLoads:
+    """Loads of ranks, as many as may have series.
+
+    Attributes:
+        ranks: how many there were at the last look, those without series included.
+        series_max: how many may have series.
+    """
+
+    def __init__(self, core: SelectionCore, series_max: int) -> None:
+        self._core, self.series_max = core, series_max
+        self.ranks = 0
+
+    def by_rank(self) -> Sources[_RankLoad]:
         ranks = 0
-        for scope, partition in list(self._service.core.partitions.items()):
-            seats = partition.seating.seats()
-            listed, ranks = seats[: max(0, self._rank_series_max - ranks)], ranks + len(seats)
+        for scope, partition in list(self._core.partitions.items()):
+            slots = partition.seating.seats()
+            listed, ranks = slots[: max(0, self.series_max - ranks)], ranks + len(slots)
             loads = partition.ledger.loads
             # Copied at once: slots may change occupants between two steps.
-            columns = loads.prefill.tolist(), loads.decode.tolist(), list(loads.requests)
+            prefill, decode = loads.prefill.tolist(), loads.decode.tolist()
+            requests = list(loads.requests)
             for number, (rank, slot) in enumerate(listed, 1):
                 labels = (str(rank.worker_id), str(rank.dp_rank), *scope)
-                for family, column in zip((prefill, decode, requests), columns, strict=True):
-                    family.add_metric(labels, column[slot])
-                if not number % ROWS_PER_STEP:
+                yield labels, (_RankLoad(prefill[slot], decode[slot], requests[slot]),)
+                if not number % SERIES_PER_STEP:
                     yield None
             yield None
-        yield from (prefill, decode, requests)
-        yield gauge("ranks", "Ranks of workers that are schedulable or drain.", value=ranks)
-        yield gauge(
-            "ranks_unlisted",
-            "Ranks without series of their own, beyond --metrics-rank-series-max.",
-            value=max(0, ranks - self._rank_series_max),
-        )
+        self.ranks = ranks
+
+
+_BY_RANK: Final[tuple[MetricRow[_RankLoad], ...]] = (
+    value(
+        "rank_prefill_tokens", "Active prefill tokens of a rank.", lambda load: load.prefill_tokens
+    ),
+    value("rank_decode_blocks", "Active KV blocks of a rank.", lambda load: load.decode_blocks),
+    value("rank_requests", "Live reservations of a rank.", lambda load: load.requests),
+)
+
+_RANKS: Final[tuple[MetricRow[_RankLoads], ...]] = (
+    value("ranks", "Ranks of workers that are schedulable or drain.", lambda loads: loads.ranks),
+    value(
+        "ranks_unlisted",
+        "Ranks without series of their own, beyond --metrics-rank-series-max.",
+        lambda loads: max(0, loads.ranks - loads.series_max),
+    ),
+)
+
+
+def service_tables(
+    driver: Driver, settings: Settings, groups: ScopeGroups
+) -> tuple[Collector, ...]:
+    """Return what the process is, its workers, selections, reservations and ranks."""
+    core = driver.core
+    loads = _RankLoads(core, settings.metrics_rank_series_max)
+    return (
+        table(_PROCESS, lambda: driver),
+        table(_CATALOG, lambda: core),
+        MetricTable(_DRAINING, lambda: [((), _draining(core))]),
+        table(_SCOPES, lambda: groups),
+        table(_SELECTIONS, lambda: core),
+        MetricTable(_BY_SCOPE, by_scope(groups, lambda one: one), SCOPE, own_first=True),
+        table(_RESERVATIONS, lambda: core),
+        MetricTable(_BY_RANK, loads.by_rank, RANK),
+        table(_RANKS, lambda: loads),
+    )
+
+
+def _draining(core: SelectionCore) -> Iterator[int | None]:
+    """Yield the reservations of each worker that drains, and 0 where none does."""
+    yield 0
+    for worker in [one for one in core.catalog if one.drain is not None]:
+        if core.catalog.find(worker.worker_id) is worker:  # still there after the yield
+            yield core.drains.status(worker.worker_id).reservations
+        yield None

@@ -1,122 +1,129 @@
-"""Metrics of shadow weights, read from counters at scrape time."""
+"""Metrics of shadow weights."""
 
 from __future__ import annotations
 
-from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
-from prometheus_client.metrics_core import (
-    Metric,
-)
-from typing_extensions import override
-
 from select_service.core.decisions.shadow_regret import ShadowTally
-from select_service.edge.metrics.families import (
-    SCOPE,
-    Collector,
-    counter,
-    gauge,
+from select_service.edge.metrics.scope_series import SCOPE
+from select_service.metric_rows import (
+    Buckets,
+    MetricRow,
+    MetricTable,
     histogram,
     paced,
+    table,
+    total,
+    value,
 )
 from select_service.types.shadow import REGRET_BOUNDS
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Iterator
 
-    from indexer.types import Scope
     from select_service.core.decisions.shadow_regret import RegretTally
+    from select_service.core.partition import Partition
+    from select_service.core.service import SelectionCore
     from select_service.edge.driver.driver import Driver
-    from select_service.edge.metrics.families import Steps
-    from select_service.edge.metrics.scope_series import ScopeGroups
+    from select_service.edge.metrics.scope_series import ScopeGroups, Sources
+    from select_service.metric_rows import Collector
 
-_BOUNDS: Final = (*map(str, REGRET_BOUNDS), "+Inf")
-_SIDES: Final = ("live", "shadow")
-_CHOSEN: Final = (
-    ("prefill_tokens", "Prompt tokens the rank chosen would have to compute."),
-    ("cached_tokens", "Prompt tokens the rank chosen holds."),
-    ("queued_prefill_tokens", "Prefill tokens of others queued on the rank chosen."),
-    ("decode_blocks", "Decode blocks of the rank chosen, with the prompt's."),
+__all__ = ["shadow_tables"]
+
+_CHOSEN: Final = " Of decisions scored, by whose choice it is."
+
+
+def _weights(core: SelectionCore) -> dict[str, float]:
+    shadow = core.shadowing.shadow
+    return {} if shadow is None else shadow.weights._asdict()
+
+
+_SHADOW: Final[tuple[MetricRow[SelectionCore], ...]] = (
+    value("shadow_weight", "Shadow weights in force.", _weights, "name"),
+    total(
+        "shadow_cost_seconds",
+        "Time spent on scoring with shadow weights.",
+        lambda core: core.shadowing.budget.spent_s,
+    ),
+)
+
+_DECISIONS: Final[tuple[MetricRow[ShadowTally], ...]] = (
+    total(
+        "shadow_decisions",
+        "Decisions that shadow weights scored.",
+        lambda tally: {"agreed": tally.agreed, "differed": tally.scored - tally.agreed},
+        "outcome",
+    ),
+    total(
+        "shadow_skipped",
+        "Decisions that shadow weights did not score, by reason.",
+        lambda tally: tally.skipped,
+        "reason",
+        in_order=True,
+    ),
+    histogram(
+        "shadow_regret_blocks",
+        "What the other side's choice costs more, by the weights of one side.",
+        lambda tally: (
+            {"live": _buckets(tally.regret_live), "shadow": _buckets(tally.regret_shadow)}
+            if tally.scored
+            else None
+        ),
+        "weights",
+    ),
+    total(
+        "shadow_chosen_prefill_tokens",
+        "Prompt tokens the rank chosen would have to compute." + _CHOSEN,
+        lambda tally: {"live": tally.live.prefill_tokens, "shadow": tally.shadow.prefill_tokens},
+        "choice",
+    ),
+    total(
+        "shadow_chosen_cached_tokens",
+        "Prompt tokens the rank chosen holds." + _CHOSEN,
+        lambda tally: {"live": tally.live.cached_tokens, "shadow": tally.shadow.cached_tokens},
+        "choice",
+    ),
+    total(
+        "shadow_chosen_queued_prefill_tokens",
+        "Prefill tokens of others queued on the rank chosen." + _CHOSEN,
+        lambda tally: {
+            "live": tally.live.queued_prefill_tokens,
+            "shadow": tally.shadow.queued_prefill_tokens,
+        },
+        "choice",
+    ),
+    total(
+        "shadow_chosen_decode_blocks",
+        "Decode blocks of the rank chosen, with the prompt's." + _CHOSEN,
+        lambda tally: {"live": tally.live.decode_blocks, "shadow": tally.shadow.decode_blocks},
+        "choice",
+    ),
 )
 
 
-class ShadowMetrics(Collector):
-    """Of scopes, as many as have series of their own; none without a shadow."""
+def shadow_tables(driver: Driver, groups: ScopeGroups) -> tuple[Collector, ...]:
+    """Return the shadow, and its decisions by scope; none without a shadow."""
+    core = driver.core
 
-    def __init__(self, service: Driver, groups: ScopeGroups) -> None:
-        self._service = service
-        self._groups = groups
+    def by_scope() -> Sources[ShadowTally]:
+        if core.shadowing.shadow is not None:
+            for group in groups.found:
+                yield group.scope, _tally(group.partitions)
+                yield None
 
-    @override
-    def collect(self) -> Steps:
-        shadowing = self._service.core.shadowing
-        weight = gauge("shadow_weight", "Shadow weights in force.", ("name",))
-        if shadowing.shadow is not None:
-            for name, value in shadowing.shadow.weights._asdict().items():
-                weight.add_metric([name], value)
-        yield weight
-        yield counter(
-            "shadow_cost_seconds",
-            "Time spent on scoring with shadow weights.",
-            value=shadowing.budget.spent_s,
-        )
-        tallies = [] if shadowing.shadow is None else (yield from self._tallies())
-        yield from self._counts(tallies)
-        yield from self._regret(tallies)
-        yield from self._chosen(tallies)
+    return table(_SHADOW, lambda: core), MetricTable(_DECISIONS, by_scope, SCOPE, own_first=True)
 
-    def _tallies(self) -> Generator[None, None, list[tuple[Scope, ShadowTally]]]:
-        told = []
-        for scope, partitions, _ in self._groups.found:
-            tally = ShadowTally()
-            for partition in paced(partitions):
-                if partition is None:
-                    yield None
-                elif partition.shadow_tally is not None:
-                    tally.add(partition.shadow_tally)
-            told.append((scope, tally))
+
+def _tally(partitions: list[Partition]) -> Iterator[ShadowTally | None]:
+    """Yield None between steps, then the sum, also if no partition has one."""
+    tally = ShadowTally()
+    for one in paced(partitions):
+        if one is None:
             yield None
-        return told
-
-    def _counts(self, tallies: list[tuple[Scope, ShadowTally]]) -> Iterator[Metric]:
-        scored = counter(
-            "shadow_decisions", "Decisions that shadow weights scored.", ("outcome", *SCOPE)
-        )
-        skipped = counter(
-            "shadow_skipped",
-            "Decisions that shadow weights did not score, by reason.",
-            ("reason", *SCOPE),
-        )
-        for scope, tally in tallies:
-            scored.add_metric(["agreed", *scope], tally.agreed)
-            scored.add_metric(["differed", *scope], tally.scored - tally.agreed)
-            for reason, count in sorted(tally.skipped.items()):
-                skipped.add_metric([reason, *scope], count)
-        yield scored
-        yield skipped
-
-    def _regret(self, tallies: list[tuple[Scope, ShadowTally]]) -> Steps:
-        family = histogram(
-            "shadow_regret_blocks",
-            "What the other side's choice costs more, by the weights of one side.",
-            ("weights", *SCOPE),
-        )
-        for scope, tally in tallies:
-            for side, regret in zip(_SIDES, (tally.regret_live, tally.regret_shadow), strict=True):
-                if tally.scored:
-                    family.add_metric([side, *scope], _cumulated(regret), regret.total)
-            yield None
-        yield family
-
-    def _chosen(self, tallies: list[tuple[Scope, ShadowTally]]) -> Iterator[Metric]:
-        for name, text in _CHOSEN:
-            what = f"{text} Of decisions scored, by whose choice it is."
-            family = counter(f"shadow_chosen_{name}", what, ("choice", *SCOPE))
-            for scope, tally in tallies:
-                for side, sums in zip(_SIDES, (tally.live, tally.shadow), strict=True):
-                    family.add_metric([side, *scope], getattr(sums, name))
-            yield family
+        elif one.shadow_tally is not None:
+            tally.add(one.shadow_tally)
+    yield tally
 
 
-def _cumulated(regret: RegretTally) -> list[tuple[str, float]]:
-    return list(zip(_BOUNDS, accumulate(regret.counts), strict=True))
+def _buckets(regret: RegretTally) -> Buckets:
+    return Buckets(REGRET_BOUNDS, regret.counts, regret.total)

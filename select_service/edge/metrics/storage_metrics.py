@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from select_service.edge.metrics.rows import Row, Table, total, value
+from select_service.metric_rows import MetricRow, table, total, value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from indexer.edge.snapshots import Snapshots
     from select_service.edge.driver.driver import Driver
-    from select_service.edge.metrics.families import Collector
     from select_service.edge.state.journal import Journal
     from select_service.edge.state.keeper import Keeper
     from select_service.edge.state.recording_file import Recording
     from select_service.edge.state.warm_start import WarmStart
+    from select_service.metric_rows import Collector
     from select_service.types import StateStatus
 
 __all__ = ["storage_tables"]
@@ -34,7 +34,7 @@ class _Snapshot(NamedTuple):
     recalls: Mapping[str, int]
 
 
-_STATE: Final[tuple[Row[_State], ...]] = (
+_STATE: Final[tuple[MetricRow[_State], ...]] = (
     value(
         "state_pending_rows",
         "Changes that are not on disk yet.",
@@ -104,7 +104,7 @@ _STATE: Final[tuple[Row[_State], ...]] = (
     ),
 )
 
-_SNAPSHOT: Final[tuple[Row[_Snapshot], ...]] = (
+_SNAPSHOT: Final[tuple[MetricRow[_Snapshot], ...]] = (
     value(
         "index_snapshot_written_timestamp_seconds",
         "When the last index snapshot was written.",
@@ -129,21 +129,24 @@ _SNAPSHOT: Final[tuple[Row[_Snapshot], ...]] = (
     value(
         "index_snapshot_left_out",
         "Ranks left out of the last index snapshot.",
-        lambda one: dict(sorted(one.snapshots.left_out.items())),
+        lambda one: one.snapshots.left_out,
         "reason",
+        in_order=True,
     ),
     total("index_snapshot_writes", "Index snapshots written.", lambda one: one.snapshots.writes),
     total(
         "index_snapshot_failures",
         "Index snapshots that were not written; the old one stays.",
-        lambda one: dict(sorted(one.snapshots.failures.items())),
+        lambda one: one.snapshots.failures,
         "kind",
+        in_order=True,
     ),
     value(
         "index_snapshot_damage",
         "Faults of the one found at the start.",
-        lambda one: dict(sorted(one.snapshots.damage.items())),
+        lambda one: one.snapshots.damage,
         "kind",
+        in_order=True,
     ),
     value(
         "index_snapshot_load_seconds",
@@ -158,12 +161,13 @@ _SNAPSHOT: Final[tuple[Row[_Snapshot], ...]] = (
     total(
         "index_snapshot_recalled_ranks",
         "Ranks of an earlier life: credited, or why not.",
-        lambda one: dict(sorted(one.recalls.items())),
+        lambda one: one.recalls,
         "outcome",
+        in_order=True,
     ),
 )
 
-_RECORDING: Final[tuple[Row[Recording], ...]] = (
+_RECORDING: Final[tuple[MetricRow[Recording], ...]] = (
     total(
         "recording_notes",
         "Notes for the recording: written, or left out because the queue or the disk was full,"
@@ -208,7 +212,7 @@ def storage_tables(driver: Driver) -> tuple[Collector, ...]:
         return _Snapshot(warm, warm.snapshots, recalls)
 
     return (
-        Table(_STATE, state),
-        Table(_SNAPSHOT, snapshot),
-        Table(_RECORDING, lambda: driver.recording),
+        table(_STATE, state),
+        table(_SNAPSHOT, snapshot),
+        table(_RECORDING, lambda: driver.recording),
     )

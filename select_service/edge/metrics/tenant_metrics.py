@@ -2,59 +2,85 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from typing_extensions import override
-
-from select_service.edge.metrics.families import Collector, counter, gauge, paced
+from select_service.metric_rows import MetricRow, MetricTable, paced, total, value
 
 if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable
+
     from select_service.core.tenancy.shares import Party, Shares
-    from select_service.edge.metrics.families import Steps
+    from select_service.edge.metrics.scope_series import Sources
+    from select_service.metric_rows import Collector
 
-__all__ = ["TenantMetrics"]
+__all__ = ["tenant_table"]
 
-REST: Final = "other"
+_REST: Final = "other"
 """Label of callers of no tenant of the token file, and of tenants beyond `--tenant-labels-max`."""
 
 
-class TenantMetrics(Collector):
-    """A row for each bound and tenant of the token file; without such tenants there are none."""
+class _Bound(NamedTuple):
+    held: dict[str, int]
+    share: float | None
+    refused: dict[str, int]
 
-    def __init__(self, shares: Shares, labels_max: int) -> None:
-        self._shares = shares
+
+_BOUNDS: Final[tuple[MetricRow[_Bound], ...]] = (
+    value(
+        "tenant_bound_held",
+        "What a tenant holds of a bound.",
+        lambda bound: bound.held,
+        "tenant_id",
+    ),
+    value(
+        "tenant_bound_share", "What is kept for each tenant of a bound.", lambda bound: bound.share
+    ),
+    total(
+        "tenant_bound_refused",
+        "Times a tenant got no more of a bound.",
+        lambda bound: bound.refused,
+        "tenant_id",
+    ),
+)
+
+
+def tenant_table(shares: Shares, labels_max: int) -> Collector:
+    """Return a series for each bound and tenant of the token file; without such there are none."""
+    labels = _TenantLabels(labels_max)
+
+    def bounds() -> Sources[_Bound]:
+        for bound in list(shares.bounds.values()):
+            share = bound.kept if shares.parties else None
+            held = yield from labels.sums(bound.rows())
+            refused = yield from labels.sums(bound.refused.items())
+            yield (bound.name,), (_Bound(held, share, refused),)
+
+    return MetricTable(_BOUNDS, bounds, ("bound",))
+
+
+class _TenantLabels:
+    """A tenant keeps its own label: counters must not fall."""
+
+    def __init__(self, labels_max: int) -> None:
         self._labels_max = labels_max
-        self._labels: dict[Party, str] = {}  # a tenant keeps its own: counters must not fall
+        self._labels: dict[Party, str] = {}
 
-    @override
-    def collect(self) -> Steps:
-        held = gauge("tenant_bound_held", "What a tenant holds of a bound.", ("bound", "tenant_id"))
-        share = gauge("tenant_bound_share", "What is kept for each tenant of a bound.", ("bound",))
-        refused = counter(
-            "tenant_bound_refused",
-            "Times a tenant got no more of a bound.",
-            ("bound", "tenant_id"),
-        )
-        for bound in list(self._shares.bounds.values()):
-            if self._shares.parties:
-                share.add_metric([bound.name], bound.kept)
-            for family, rows in ((held, bound.rows()), (refused, bound.refused.items())):
-                sums: dict[str, int] = {}
-                for row in paced(list(rows)):
-                    if row is None:
-                        yield None
-                        continue
-                    label = self._label(row[0])
-                    sums[label] = sums.get(label, 0) + row[1]
-                for label, count in sums.items():
-                    family.add_metric([bound.name, label], count)
-        yield from (held, share, refused)
+    def sums(self, rows: Iterable[tuple[Party, int]]) -> Generator[None, None, dict[str, int]]:
+        """Return numbers of tenants by label."""
+        sums: dict[str, int] = {}
+        for row in paced(list(rows)):
+            if row is None:
+                yield None
+                continue
+            label = self._label(row[0])
+            sums[label] = sums.get(label, 0) + row[1]
+        return sums
 
     def _label(self, party: Party) -> str:
         label = self._labels.get(party)
         if label is None:
             is_listed = party is not None and len(self._labels) < self._labels_max
-            label = party if party is not None and is_listed else REST
+            label = party if party is not None and is_listed else _REST
             if is_listed:
                 self._labels[party] = label
         return label

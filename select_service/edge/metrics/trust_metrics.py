@@ -1,83 +1,90 @@
-"""Metrics of the trust in indexes, read from counters at scrape time."""
+"""Metrics of the trust in indexes."""
 
 from __future__ import annotations
 
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from typing_extensions import override
-
-from select_service.edge.metrics.families import RANK, ROWS_PER_STEP, Collector, counters, gauge
+from select_service.edge.metrics.scope_series import RANK
+from select_service.metric_rows import SERIES_PER_STEP, MetricRow, MetricTable, table, total, value
 
 if TYPE_CHECKING:
+    from select_service.core.service import SelectionCore
     from select_service.edge.driver.driver import Driver
-    from select_service.edge.metrics.families import Steps
+    from select_service.edge.metrics.scope_series import Sources
+    from select_service.metric_rows import Collector
     from select_service.settings import Settings
+    from select_service.types import RankTrustRow
+
+__all__ = ["trust_tables"]
 
 _REASONS: Final = ("prediction", "lag", "gaps")
 
+_BY_RANK: Final[tuple[MetricRow[RankTrustRow], ...]] = (
+    value("trust_factor", "Factor on a rank's overlap credit.", lambda row: row.trust),
+    value(
+        "trust_missing_share",
+        "Share of recently predicted cached tokens that was not found.",
+        lambda row: None if row.prediction_error is None else row.missing_share,
+    ),
+    value(
+        "trust_prediction_error_tokens",
+        "Predicted minus actual cached tokens, recent mean.",
+        lambda row: row.prediction_error,
+    ),
+    value(
+        "trust_event_lag_seconds",
+        "How much later than its fastest batch a rank's last KV events came.",
+        lambda row: row.index.lag_s,
+    ),
+)
 
-class TrustMetrics(Collector):
-    """Ranks have series of their own up to the limit that holds for all series of ranks."""
+_SHRUNK: Final[tuple[MetricRow[Counter[str]], ...]] = (
+    value(
+        "trust_shrunk_ranks",
+        "Ranks whose overlap credit is shrunk, by reason.",
+        lambda shrunk_by: {reason: shrunk_by[reason] for reason in _REASONS},
+        "reason",
+    ),
+)
 
-    def __init__(self, service: Driver, settings: Settings) -> None:
-        self._service = service
-        self._rank_series_max = settings.metrics_rank_series_max
+_COUNTERS: Final[tuple[MetricRow[SelectionCore], ...]] = (
+    total(
+        "cached_tokens_told",
+        "Completed prefills that told their cached tokens, by what came of it.",
+        lambda core: core.counters.cached_tokens_told,
+        "outcome",
+        in_order=True,
+    ),
+    total(
+        "index_rereads",
+        "Indexes of distrusted ranks to be read again, by what came of it.",
+        lambda core: core.counters.rereads,
+        "outcome",
+        in_order=True,
+    ),
+)
 
-    @override
-    def collect(self) -> Steps:
-        yield from self._ranks()
-        core = self._service.core.counters
-        for name, text, counts in (
-            (
-                "cached_tokens_told",
-                "Completed prefills that told their cached tokens, by what came of it.",
-                core.cached_tokens_told,
-            ),
-            (
-                "index_rereads",
-                "Indexes of distrusted ranks to be read again, by what came of it.",
-                core.rereads,
-            ),
-        ):
-            yield counters(name, text, "outcome", dict(sorted(counts.items())))
 
-    def _ranks(self) -> Steps:
-        factor = gauge("trust_factor", "Factor on a rank's overlap credit.", RANK)
-        missing = gauge(
-            "trust_missing_share",
-            "Share of recently predicted cached tokens that was not found.",
-            RANK,
-        )
-        error = gauge(
-            "trust_prediction_error_tokens",
-            "Predicted minus actual cached tokens, recent mean.",
-            RANK,
-        )
-        lag = gauge(
-            "trust_event_lag_seconds",
-            "How much later than its fastest batch a rank's last KV events came.",
-            RANK,
-        )
-        shrunk = gauge(
-            "trust_shrunk_ranks", "Ranks whose overlap credit is shrunk, by reason.", ("reason",)
-        )
-        shrunk_by: Counter[str] = Counter()
-        seats = yield from self._service.core.trusting.seats_in_steps()
-        for number, seat in enumerate(seats, 1):
-            if not number % ROWS_PER_STEP:
+def trust_tables(driver: Driver, settings: Settings) -> tuple[Collector, ...]:
+    """Return the trust in ranks, which have series up to the limit of all series of ranks."""
+    core = driver.core
+    shrunk_by: Counter[str] = Counter()  # by the last look at the ranks, listed or not
+
+    def by_rank() -> Sources[RankTrustRow]:
+        shrunk_by.clear()
+        ranks = yield from core.trusting.seats_in_steps()
+        for number, rank in enumerate(ranks, 1):
+            if not number % SERIES_PER_STEP:
                 yield None
-            row = self._service.trust_row(seat)
+            row = driver.trust_row(rank)
             shrunk_by.update(row.reasons)
-            if number > self._rank_series_max:
-                continue
-            labels = (str(row.worker_id), str(row.dp_rank), row.model_name, row.tenant_id)
-            factor.add_metric(labels, row.trust)
-            if row.prediction_error is not None:
-                missing.add_metric(labels, row.missing_share)
-                error.add_metric(labels, row.prediction_error)
-            if row.index.lag_s is not None:
-                lag.add_metric(labels, row.index.lag_s)
-        for reason in _REASONS:
-            shrunk.add_metric([reason], shrunk_by[reason])
-        yield from (factor, missing, error, lag, shrunk)
+            if number <= settings.metrics_rank_series_max:
+                labels = (str(row.worker_id), str(row.dp_rank), row.model_name, row.tenant_id)
+                yield labels, (row,)
+
+    return (
+        MetricTable(_BY_RANK, by_rank, RANK),
+        table(_SHRUNK, lambda: shrunk_by),
+        table(_COUNTERS, lambda: core),
+    )

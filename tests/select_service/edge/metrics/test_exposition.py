@@ -6,7 +6,6 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -29,12 +28,13 @@ from select_service.core.partition import Partition
 from select_service.edge.app import create_driver
 from select_service.edge.driver.driver import Driver
 from select_service.edge.http.traffic import Traffic
-from select_service.edge.metrics.admission_metrics import AdmissionMetrics
-from select_service.edge.metrics.demand_metrics import DemandMetrics
+from select_service.edge.metrics.admission_metrics import admission_tables
+from select_service.edge.metrics.demand_metrics import demand_tables
 from select_service.edge.metrics.exposition import Metrics
-from select_service.edge.metrics.families import ROWS_PER_STEP, Steps
-from select_service.edge.metrics.scope_series import ScopeGroups, totals
+from select_service.edge.metrics.scope_series import ScopeGroups, by_scope
 from select_service.edge.metrics.text import LINES_PER_STEP, text_of
+from select_service.metric_rows import SERIES_PER_STEP, MetricTable, Steps
+from select_service.metric_rows import value as gauge
 from select_service.types import CoreLimits, ReservationRequest, SelectAndReserveRequest
 from select_service.types.drains import DrainRequest
 from tests import wait
@@ -296,28 +296,30 @@ def test_what_is_summed_up_is_read_in_small_steps() -> None:
     """A thousand scopes under one name were added up in one step of 4 ms."""
 
     async def use(_: httpx.AsyncClient, service: Driver) -> None:
-        for number in range(3 * ROWS_PER_STEP):
+        for number in range(3 * SERIES_PER_STEP):
             seat(service, number, model_name=f"m{number}")
         groups = ScopeGroups(service.core, 1)
         assert sum(1 for _ in groups.collect()) >= 3
         per_step: list[set[int]] = [set()]
 
-        def read(one: Partition) -> tuple[int, int]:
+        def read(one: Partition) -> int:
             per_step[-1].add(id(one))
-            return one.ledger.live, 1
-
-        def added() -> Iterator[None]:
-            assert (yield from totals(rest, read)) == [0, len(rest)]
+            return 1
 
         rest = groups.found[1].partitions
-        per_step += (set() for _ in added())  # a new one with each pause
-        assert len(rest) == 3 * ROWS_PER_STEP - 1
-        assert max(map(len, per_step)) == ROWS_PER_STEP
-        steps = [
-            step is None for step in DemandMetrics(groups, UnservedDemand(CoreLimits())).collect()
-        ]
-        families = steps.count(False)
-        assert steps.count(True) >= 4 * families, "one for each of two names, two within the rest"
+        rows = [gauge("partitions", "How many.", read)]
+        found: list[Metric] = []
+        for step in MetricTable(rows, by_scope(groups, lambda one: one), tuple(SCOPE)).collect():
+            if step is None:
+                per_step.append(set())  # a new one with each pause
+            else:
+                found.append(step)
+        assert [sample.value for sample in found[0].samples] == [1, len(rest)]
+        assert len(rest) == 3 * SERIES_PER_STEP - 1
+        assert max(map(len, per_step)) == SERIES_PER_STEP
+        for table in demand_tables(groups, UnservedDemand(CoreLimits())):
+            steps = [step is None for step in table.collect()]
+            assert steps.count(True) >= 4, "one for each of two names, two within the rest"
 
     in_process(use)
 
@@ -464,7 +466,13 @@ def test_a_rank_is_told_with_its_own_load_wherever_it_sits_by_then() -> None:
     for number in range(1, 21):
         seat(service, number)
     told: dict[str, float] = {}
-    steps = AdmissionMetrics(service, SETTINGS, ScopeGroups(service.core, 10))._ranks()
+    tables = admission_tables(service, SETTINGS, ScopeGroups(service.core, 10))
+    (by_rank,) = (
+        table
+        for table in tables
+        if any(step is not None and step.name.endswith("rank_busy") for step in table.collect())
+    )
+    steps = by_rank.collect()
     assert next(steps) is None, "the last few are told in a turn to come"
     for number in (19, 20):
         service.delete_worker(number)

@@ -15,9 +15,9 @@ from select_service.edge.app import create_driver
 from select_service.edge.driver.driver import Driver
 from select_service.edge.http.traffic import Traffic
 from select_service.edge.metrics.exposition import Metrics
-from select_service.edge.metrics.families import PREFIX
 from select_service.edge.metrics.limit_metrics import TURN_BUDGETS, limit_hits, limit_values
 from select_service.errors import InvalidRequest
+from select_service.metric_rows import PREFIX
 from select_service.settings import FLAGS
 from select_service.types import CoreLimits, ReservationRequest, WorkerSpec
 from tests.select_service.edge.serving import SETTINGS, in_process, worker

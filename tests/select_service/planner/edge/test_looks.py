@@ -8,8 +8,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
-from select_service.planner.edge.http_server import PlannerMetrics
 from select_service.planner.edge.loop import UNCOUNTED_REPORTED, Loop
+from select_service.planner.edge.planner_metrics import PlannerMetrics
 from select_service.planner.types import IDLE, Load, Missing, Value
 from tests.select_service.planner.edge.fakes import run
 from tests.select_service.planner.edge.test_loop import Told, loop_of
