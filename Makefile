@@ -86,7 +86,7 @@ coverage: test-light
 # Once more without the compiled kernels, as on a machine without a compiler: what they take part in.
 PURE := tests/contract tests/indexer tests/properties \
 	tests/select_service/core/pricing/test_prompt.py tests/select_service/core/test_service*.py \
-	tests/select_service/edge/codec/test_json_codec.py tests/select_service/edge/http/test_fast_lane.py \
+	tests/select_service/edge/codec/test_json_codec.py tests/select_service/edge/http/test_connection.py \
 	tests/select_service/edge/http/test_outbox.py tests/select_service/edge/http/test_waiting_answers.py \
 	tests/select_service/edge/http/test_api.py tests/select_service/edge/codec/test_msgpack.py
 

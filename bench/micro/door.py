@@ -41,8 +41,8 @@ from bench.micro.variations import FRESH, VARIATIONS, variation
 from indexer.core.hashing import pack_u64
 from indexer.types import Scope, Tier, WorkerRank
 from select_service.edge.app import create_door, create_driver
+from select_service.edge.http.connection import HttpConnection, http_protocol
 from select_service.edge.http.connection_limits import ConnectionLimits
-from select_service.edge.http.fast_lane import FastLane, fast_lane
 from select_service.settings import Settings
 from select_service.types import WorkerSpec
 
@@ -104,7 +104,7 @@ class Rig:
         self,
         row: str,
         service: Driver,
-        connected: Callable[[], FastLane],
+        connected: Callable[[], HttpConnection],
         operation: Callable[[int], Operation],
     ) -> None:
         self.row, self.service = row, service
@@ -156,11 +156,11 @@ async def rig_of(row: str) -> Rig:
         driver.upsert_worker(spec)
     door, traffic = create_door(driver, settings)
     limits = ConnectionLimits(60.0, 60.0, 1000, 65536, 128, 1000, 1000, 1 << 30, 0)
-    made = fast_lane(door, limits, traffic.connections)
+    made = http_protocol(door, limits, traffic.connections)
     config = Config(door, ws="none", lifespan="off", log_config=None, access_log=False)
     state = ServerState()
 
-    def connected() -> FastLane:
+    def connected() -> HttpConnection:
         lane = made(config, state, {})
         lane.connection_made(_Nowhere())
         return lane
@@ -192,7 +192,7 @@ async def rig_of(row: str) -> Rig:
     return Rig(row, driver, connected, operation)
 
 
-def _standing(lane: FastLane, ids: range, isl: int) -> Callable[[int], Operation]:
+def _standing(lane: HttpConnection, ids: range, isl: int) -> Callable[[int], Operation]:
     """Lifecycles, where 256 are under way."""
     operation, _check = lifecycles(ids, isl, 64)
     for number, prompt in enumerate(ring_of_prompts(isl, 256, salt="standing")):

@@ -131,29 +131,20 @@ def create_door(
         authority.on_change(functools.partial(_name_tenants, service, authority))
         _name_tenants(service, authority)
         traffic.connections.shares = service.core.shares
-    if service.tracing is None:
-        door = Application(
-            api,
-            traffic,
-            max_body_bytes=bytes_max,
-            access_log=access_log,
-            authority=authority,
-            booth=booth,
-        )
-    else:
-        from select_service.edge.tracing.traced_http import (
-            TracedApplication,  # only if tracing is on
-        )
+    tracer = None
+    if service.tracing is not None:
+        from select_service.edge.tracing.request_tracer import RequestTracer  # only with tracing
 
-        door = TracedApplication(
-            api,
-            traffic,
-            service.tracing,
-            max_body_bytes=bytes_max,
-            access_log=access_log,
-            authority=authority,
-            booth=booth,
-        )
+        tracer = RequestTracer(service.tracing)
+    door = Application(
+        api,
+        traffic,
+        max_body_bytes=bytes_max,
+        access_log=access_log,
+        authority=authority,
+        booth=booth,
+        tracer=tracer,
+    )
     door.reloading, door.document = reloading, document
     reloading.followers.append(door.follow)
     return door, traffic

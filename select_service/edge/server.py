@@ -1,7 +1,7 @@
 """Uvicorn's server with our listening sockets, connection deadlines and graceful exit.
 
-`app.py` creates and runs one. It creates a protocol (`http/fast_lane.py`) for each connection, all
-in front of the same door.
+`app.py` creates and runs one. It creates an `HttpConnection` (`http/connection.py`) for each
+client, all in front of the same application.
 """
 
 from __future__ import annotations
@@ -14,15 +14,12 @@ from typing import TYPE_CHECKING, Final, cast
 
 import uvicorn
 from typing_extensions import override
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from select_service.edge.graceful_shutdown import CLOSE
-from select_service.edge.http.application import Application
+from select_service.edge.http.connection import HttpConnection, http_protocol
 from select_service.edge.http.connection_limits import ConnectionLimits
 from select_service.edge.http.dates import http_date
-from select_service.edge.http.fast_lane import FastLane, fast_lane
 from select_service.edge.http.listening_sockets import NOT_AT_THE_SIDE, SIDE_PATHS
-from select_service.edge.http.response_head import status_line
 from select_service.edge.lazy_imports import load_in_turns
 
 if TYPE_CHECKING:
@@ -30,12 +27,10 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Generator, Iterable, Iterator
 
-    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
     from select_service.core.tenancy.shares import Bound, Party
+    from select_service.edge.http.application import Application
     from select_service.edge.http.handshakes import Handshakes
     from select_service.edge.http.listening_sockets import ListeningSockets
-    from select_service.edge.http.protocol import GuardedProtocol
     from select_service.edge.http.traffic import Traffic
     from select_service.edge.security.security_files import SecurityFiles
     from select_service.settings import Settings
@@ -88,12 +83,10 @@ class Server(uvicorn.Server):
             tls_handshakes_max=settings.tls_handshakes_max,
             unread_bytes_max=settings.unread_bytes_max,
         )
-        overload = settings.overload_status_code  # may be a status uvicorn has no status line for
-        STATUS_LINE.setdefault(overload, status_line(overload))
         super().__init__(
             uvicorn.Config(
                 door,
-                http=fast_lane(door, limits, traffic.connections, _lane(door)),
+                http=http_protocol(door, limits, traffic.connections),
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -117,11 +110,11 @@ class Server(uvicorn.Server):
         if (shares := counts.shares) is not None:
             counts.tenants = shares.bound("connections_max", lambda: limits.connections_max)
             self._unread = shares.bound("unread_bytes_max", lambda: limits.unread_bytes_max)
-        self._side: type[FastLane] | None = None
+        self._side: type[HttpConnection] | None = None
         self._handshakes: Handshakes | None = None  # only with TLS
         if entrances.side is not None:
             aside = door.narrowed(SIDE_PATHS, NOT_AT_THE_SIDE)
-            self._side = fast_lane(aside, limits, traffic.connections, _lane(aside))
+            self._side = http_protocol(aside, limits, traffic.connections)
 
     def _follow(self, settings: Settings) -> None:
         """Apply new limits to connections, open ones included."""
@@ -166,15 +159,13 @@ class Server(uvicorn.Server):
 
     def _connection(self) -> asyncio.Protocol:
         """Create a protocol, as uvicorn does."""
-        make = cast("type[HttpToolsProtocol]", self.config.http_protocol_class)
+        make = cast("type[HttpConnection]", self.config.http_protocol_class)
         return make(self.config, self.server_state, self.lifespan.state)
 
     def _aside(self) -> asyncio.Protocol:
         """Create a protocol for the side entrance."""
         assert self._side is not None
-        lane = self._side(self.config, self.server_state, self.lifespan.state)
-        lane.app = lane.door  # uvicorn has set the main door
-        return lane
+        return self._side(self.config, self.server_state, self.lifespan.state)
 
     @property
     def should_exit(self) -> bool:
@@ -201,7 +192,7 @@ class Server(uvicorn.Server):
 
     @override
     async def on_tick(self, counter: int) -> bool:
-        connections = cast("list[GuardedProtocol]", list(self.server_state.connections))
+        connections = cast("list[HttpConnection]", list(self.server_state.connections))
         self._counts.open = len(connections)
         now = asyncio.get_running_loop().time()
         late_s = now - self._tick_due
@@ -226,11 +217,11 @@ class Server(uvicorn.Server):
 
     def close_answers(self) -> None:
         """Make every answer close its connection."""
-        self.config.encoded_headers.append(CLOSE)  # uvicorn copies these into all of its answers
+        self.config.encoded_headers.append(CLOSE)  # `_tell_date` copies these
         self.server_state.default_headers = [*self.server_state.default_headers, CLOSE]
-        for lane in (self.config.http_protocol_class, self._side):
-            if lane is not None:
-                cast("type[FastLane]", lane).part_with_answers()
+        for kind in (self.config.http_protocol_class, self._side):
+            if kind is not None:
+                cast("type[HttpConnection]", kind).part_with_answers()
 
     def go(self) -> None:
         """Exit; takes effect at once."""
@@ -255,7 +246,7 @@ class Server(uvicorn.Server):
         """
         while True:
             await asyncio.sleep(GOODBYE_S)
-            for connection in cast("list[GuardedProtocol]", list(self.server_state.connections)):
+            for connection in cast("list[HttpConnection]", list(self.server_state.connections)):
                 transport = connection.transport
                 # After a second close, asyncio's own transport has dropped its inner one.
                 with contextlib.suppress(AttributeError):
@@ -309,17 +300,8 @@ class Server(uvicorn.Server):
         yield
 
 
-def _lane(door: Application) -> type[FastLane]:
-    """Return the protocol class that goes with a door."""
-    if type(door) is Application:
-        return FastLane
-    from select_service.edge.tracing.traced_http import TracedLane  # only if tracing is on
-
-    return TracedLane
-
-
 def _cut_unread(
-    connections: Iterable[GuardedProtocol], most: int, tenants: Bound | None = None
+    connections: Iterable[HttpConnection], most: int, tenants: Bound | None = None
 ) -> int:
     """Cut off the longest-stalled clients until at most `most` bytes lie unread.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from select_service.edge.http.protocol import RESERVED_MAX
+from select_service.edge.http.connection_guard import RESERVED_MAX
 from tests.faults.patient import Patient, service
 from tests.faults.vitals import vitals
 from tests.live.ports import HOST

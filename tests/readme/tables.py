@@ -52,17 +52,25 @@ FIRST_METRICS: Final = (
     "doctor_findings",
 )
 FIXED = (
-    ("select_service.edge.http.protocol", "LINGER_BYTES_MAX", "bytes read on after a refusal"),
     (
-        "select_service.edge.http.protocol",
+        "select_service.edge.http.connection_guard",
+        "LINGER_BYTES_MAX",
+        "bytes read on after a refusal",
+    ),
+    (
+        "select_service.edge.http.connection_guard",
         "RESERVED_MAX",
         "connections for /config, /health, /metrics",
     ),
     ("select_service.edge.http.pieces", "LINES_PER_TURN", "lines of requests parsed in one turn"),
-    ("select_service.edge.http.protocol", "PIPELINED_MAX", "requests read behind the one answered"),
+    (
+        "select_service.edge.http.request_reader",
+        "PIPELINED_MAX",
+        "requests read behind the one answered",
+    ),
     ("select_service.edge.batch_runner", "ITEMS_MAX", "requests in one body of /select_batch"),
-    ("select_service.edge.http.protocol", "LINGER_S", "seconds a refused client may pause"),
-    ("select_service.edge.http.protocol", "LINGER_MAX_S", "seconds it may go on sending"),
+    ("select_service.edge.http.connection_guard", "LINGER_S", "seconds a refused client may pause"),
+    ("select_service.edge.http.connection_guard", "LINGER_MAX_S", "seconds it may go on sending"),
     ("select_service.edge.state.store", "LOG_BYTES", "bytes of the state's log, from the start"),
     ("select_service.edge.state.journal", "BATCH_ROWS_MAX", "rows in one commit"),
     (

@@ -1,6 +1,6 @@
 """JSON or MessagePack: the format of a body, and the format wanted for its answer.
 
-Two header lines alone decide both, so that `fast_lane.py` can remember the result by these lines.
+Two header lines alone decide both, so that `connection.py` can remember the result by these lines.
 `json_codec.py` and `msgpack_codec.py` implement the formats.
 """
 

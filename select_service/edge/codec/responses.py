@@ -1,7 +1,7 @@
 """Answers ready to send: bytes in the client's format, or a stream.
 
 Handlers (`http/handlers/`) make them through a `Writer`, one per format; transports
-(`http/asgi.py`, `http/fast_lane.py`) send them.
+(`http/connection.py`, `http/exchange.py`) send them.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""HTTP from socket to route table: protocol, fast lane, ASGI, API."""
+"""HTTP from socket to route table: connections, exchanges, application, API."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from select_service.edge.state.keeper import Keeper
     from select_service.settings import FieldValidation
 
-__all__ = ["Answer", "Api", "Handler", "Request"]
+__all__ = ["Answer", "Api", "Handler", "Request", "when_durable"]
 
 R = TypeVar("R", bound=msgspec.Struct)
 
@@ -133,21 +133,6 @@ class Api:
             brief=brief,
         )
 
-    def do(self, route: Route[Handler], request: Request) -> Answer:
-        """Handle a request; with durable state, its changes are on disk before its answer is given.
-
-        Raises:
-            ServiceError: as the handler, or because the disk refuses.
-        """
-        keeper = self.service.keeper
-        if keeper is None or not route.changes:
-            return route.handler(self, request)
-        keeper.check_writable()
-        answer = route.handler(self, request)
-        if isinstance(answer, Response):
-            return _settling(answer, keeper)
-        return _settle_later(answer, keeper)
-
     def judge_query(self, route: Route[Handler], query: bytes) -> str | None:
         """Return a Warning header for query parameters that the route does not know.
 
@@ -176,6 +161,13 @@ class Api:
         """Return an error as an answer, and count it."""
         self._refused(error)
         return self.writer.refusal(error, warning)
+
+
+def when_durable(answer: Answer, keeper: Keeper) -> Answer:
+    """Return an answer that may be given once the changes behind it are on disk."""
+    if isinstance(answer, Response):
+        return _settling(answer, keeper)
+    return _settle_later(answer, keeper)
 
 
 def _settling(answer: Response, keeper: Keeper) -> Response | DurableResponse:

@@ -2,7 +2,8 @@
 
 It handles what is independent of the route: disconnections, refusals, crashes and their counters.
 `negotiation.py` interprets heads, `asgi_receive.py` reads bodies, `asgi_send.py` sends answers.
-Uvicorn (through `protocol.py`) stands before it, `api.py` and its handlers behind it.
+`connection.py` stands before it and asks `answer_now` for what needs no exchange; `api.py` and the
+handlers are behind it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Final, cast
 from indexer.errors import IndexerError
 from select_service.edge.codec.responses import DurableResponse, Feed, Response
 from select_service.edge.http.access_log import log_access, short
-from select_service.edge.http.api import Api, Handler, Request
+from select_service.edge.http.api import Api, Handler, Request, when_durable
 from select_service.edge.http.asgi_receive import (
     ClientGoneError,
     has_no_body,
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from select_service.edge.console.console_app import ConsoleApp
     from select_service.edge.http.openapi_document import OpenApiDocument
     from select_service.edge.security.authority import Authority
+    from select_service.edge.tracing.request_tracer import Origin, RequestTracer
     from select_service.settings import Settings
 
 __all__ = ["HANDED_OVER", "Application"]
@@ -58,7 +60,7 @@ __all__ = ["HANDED_OVER", "Application"]
 _log = logging.getLogger("select_service.http")
 
 HANDED_OVER: Final = "select_service.answer"
-"""Scope key of a response from `Application.answer_now` that the fast lane cannot write itself."""
+"""Scope key of a response from `Application.answer_now` that its caller cannot write itself."""
 
 _BAD_REQUEST: Final = 400
 _MISSED: Final = frozenset(("GET", "POST", "PUT", "PATCH", "DELETE"))
@@ -77,6 +79,7 @@ class Application:
         access_log: bool = False,
         authority: Authority | None = None,
         booth: ConsoleApp | None = None,
+        tracer: RequestTracer | None = None,
     ) -> None:
         """Set up the routes.
 
@@ -87,11 +90,13 @@ class Application:
             access_log: whether every request is logged.
             authority: checks tokens; None: everybody may do everything.
             booth: of the console, if there is one.
+            tracer: is told of every request; None: nothing is traced.
         """
         self._booth = booth
+        self._tracer = tracer
         speaking = Negotiation(api, authority)
         self.head_of, self._head_in = speaking.head_of, speaking.head_in
-        """Interpret header lines, for the fast lane and for ASGI."""
+        """Interpret header lines, for connections and for ASGI."""
         self.authority = authority
         routes = ROUTES if booth is None else (*ROUTES, *booth.routes)
         self._traffic = traffic
@@ -147,6 +152,8 @@ class Application:
     def leave(self) -> None:
         """Dismiss waiting requests and cut streams: the process is about to end."""
         self._leaving.set()
+        if self._tracer is not None:
+            self._tracer.is_leaving = True
         if self._booth is not None:
             self._booth.close()
 
@@ -179,31 +186,61 @@ class Application:
         return call if self.suits(call.route, head, length) else None
 
     def suits(self, route: Route[Handler], head: Head, length: int) -> bool:
-        """Return whether a request with this head may be handled at once."""
+        """Return whether a request with this head may be handled at once.
+
+        Noted in the head where it holds for bodies of any length, so that it is asked once.
+        """
         if length > self.max_body_bytes:
             return False
         if head.grant is not None and not head.grant.allows(route):
             return False
         if head.is_readable or route.takes is None or route.body_lenient:
+            head.suited.add(id(route))
             return True
         return route.body_optional and not head.has_type and not length
 
-    def answer_now(self, call: Call, head: Head, body: bytes) -> Response | Awaitable[Response]:
-        """Answer a whole request, and count it unless the answer has to wait or is a stream.
+    def answer_now(
+        self,
+        call: Call,
+        head: Head,
+        body: bytes,
+        origin: Origin,
+        *,
+        is_exchange: bool = False,
+    ) -> Response | Awaitable[Response]:
+        """Answer a whole request. Never raises.
 
-        Pass such an answer on to `__call__`, under `HANDED_OVER`. Never raises.
+        With durable state, its changes are on disk before its answer is given. The answer is
+        counted unless it has to wait or is a stream: pass such an answer on to `__call__`, under
+        `HANDED_OVER`.
+
+        Args:
+            call: the request.
+            head: its interpreted header lines.
+            body: all of it.
+            origin: its header lines, as sent or parsed, or its ASGI scope; for tracing.
+            is_exchange: `__call__` counts it.
         """
         started = perf_counter()
-        route = call.route
+        route, api, tracer = call.route, head.api, self._tracer
+        span = None if tracer is None else tracer.begin(call, origin)
+        answer: Response | Awaitable[Response]
         try:
+            warning = api.judge_query(route, call.query) if call.query else None
             request = Request(call.params, call.query, b"" if route.takes is None else body)
-            warning = head.api.judge_query(route, call.query) if call.query else None
-            answer = head.api.do(route, request)
+            keeper = api.service.keeper
+            if keeper is None or not route.changes:
+                answer = route.handler(api, request)
+            else:
+                keeper.check_writable()
+                answer = when_durable(route.handler(api, request), keeper)
             if warning is not None:
                 answer = _warned(answer, warning)
         except Exception as error:  # noqa: BLE001 - one bad request must not end the process
-            answer = self.fault(error, head.api, route.method, call.path)
-        if type(answer) is Response and answer.stream is None:
+            answer = self.fault(error, api, route.method, call.path)
+        if span is not None and tracer is not None:
+            answer = tracer.end(span, answer, origin)
+        if not is_exchange and type(answer) is Response and answer.stream is None:
             self._stats[id(route)].observe(answer.status, perf_counter() - started)
         return answer
 
@@ -236,6 +273,8 @@ class Application:
         if scope["type"] != "http":
             raise RuntimeError(f"no {scope['type']} here")
         started = perf_counter()
+        if self._tracer is not None:
+            self._tracer.note_parent(scope)
         self._traffic.in_flight += 1
         stats, status, ended = self._traffic.unmatched, CLIENT_GONE, None
         head = self._head_in(scope)
@@ -278,7 +317,7 @@ class Application:
             body = b""
             if not bare:
                 body = await read_body(route, head, scope, receive, self.max_body_bytes)
-            answer = self._do(call, head, body, scope)
+            answer = self.answer_now(call, head, body, scope, is_exchange=True)
         if isinstance(answer, DurableResponse):
             return await answer  # soon, whether or not the client waits
         response = answer if isinstance(answer, Response) else await self._wait(answer, receive)
@@ -286,21 +325,6 @@ class Application:
             feed = cast("AsyncGenerator[bytes]", response.stream)
             response.stream = self._while_allowed(feed, call.route, scope)
         return response
-
-    def _do(
-        self,
-        call: Call,
-        head: Head,
-        body: bytes,
-        scope: Scope,
-    ) -> Response | Awaitable[Response]:
-        """Call the handler of a request whose body is complete. Never raises."""
-        try:
-            warning = head.api.judge_query(call.route, call.query) if call.query else None
-            answer = head.api.do(call.route, Request(call.params, call.query, body))
-            return answer if warning is None else _warned(answer, warning)
-        except Exception as error:  # noqa: BLE001 - one bad request must not end the process
-            return self.fault(error, head.api, call.route.method, call.path)
 
     async def _wait(self, answer: Awaitable[Response], receive: Receive) -> Response:
         """Wait for the answer, a disconnection of the client, or the end of the process."""
@@ -347,7 +371,8 @@ class Application:
             return response
         self._traffic.crashes += 1
         where = {"method": method[:16], "path": short(raw_path)}
-        _log.error("request failed", extra=where, exc_info=error)
+        with contextlib.nullcontext() if self._tracer is None else self._tracer.logging(error):
+            _log.error("request failed", extra=where, exc_info=error)
         return api.writer.refusal(ServiceError("internal error"))
 
 

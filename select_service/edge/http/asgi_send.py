@@ -57,9 +57,7 @@ class Sending:
             why = HttpVersionTooOld("this needs HTTP/1.1: it has no end")
             await self.respond(JSON_WRITER.refusal(why), scope, receive, send)
             return
-        headers = list(response.headers)
-        if scope.get("http_version") == "1.0":
-            headers.append((b"connection", b"close"))  # old versions of uvicorn do not add it
+        headers = [*response.headers]
         await send({"type": "http.response.start", "status": response.status, "headers": headers})
         async with asyncio.TaskGroup() as group:
             gone = group.create_task(until_gone(receive))

@@ -1,7 +1,7 @@
 """Tables from plain request lines to calls, and the interpreted head of a request.
 
-The door passes the tables to the fast lanes, where most request lines cost a dict lookup, or one
-comparison around an id. `edge/routing.py` finds all others.
+Most request lines cost `connection.py` a dict lookup, or one comparison around an id.
+`edge/routing.py` finds all others.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from re import compile as compile_pattern
 from re import escape
 from typing import TYPE_CHECKING, Final
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,6 +45,9 @@ class Head(Struct, frozen=True):
     has_type: bool
     grant: Grant | None = None  # what its token allows; None: no tokens required
     is_last: bool = False  # the connection ends with its answer
+    suited: set[int] = field(default_factory=set)
+    """The ids of the routes that serve it, bodies of any length, as far as that has been asked; see
+    `Application.suits`."""
 
 
 def plain_lines(routes: Sequence[Route[Handler]]) -> dict[bytes, Call]:

@@ -1,6 +1,6 @@
 """The limits of connections: how many, how slow, and how much may wait on one.
 
-`protocol.py` enforces them on each connection, `server.py` on all together.
+`connection_guard.py` enforces them on each connection, `server.py` on all together.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Checks of framing that the HTTP parser omits: version, Host, transfer coding.
 
-`protocol.py` has every head judged here, `fast_lane.py` checks Host lines. Also here: the endless
-length of an answer to HTTP/1.0, which has no chunks, so that such an answer ends with its
-connection.
+`connection.py` has every head judged here that is not plain, `plain_fields.py` checks Host lines.
 """
 
 from __future__ import annotations
@@ -11,9 +9,8 @@ import re
 from typing import Final
 
 import httptools
-from typing_extensions import override
 
-__all__ = ["CHUNKED", "UNTIL_CLOSED", "as_plain", "body_length", "is_host", "judge_framing"]
+__all__ = ["CHUNKED", "as_plain", "body_length", "is_host", "judge_framing"]
 
 CHUNKED: Final = -1
 """The length of a body that comes in chunks."""
@@ -27,27 +24,6 @@ _HOST: Final = re.compile(
 )
 """A Host header (RFC 3986, 3.2.2 and 3.2.3): an address in brackets or a possibly empty name, and
 an optional port."""
-
-
-class _UntilClosed(int):
-    """A length that is never used up and never missed; uvicorn counts down from it."""
-
-    @override
-    def __lt__(self, _: object) -> bool:
-        return False
-
-    @override
-    def __ne__(self, _: object) -> bool:
-        return False
-
-    @override
-    def __sub__(self, _: int) -> _UntilClosed:
-        return self
-
-    __hash__ = int.__hash__
-
-
-UNTIL_CLOSED: Final = _UntilClosed()
 
 
 def is_host(value: bytes) -> bool:

@@ -1,8 +1,8 @@
 """Remembers the meaning of header lines by their bytes, so that they are parsed only once.
 
-The fast lane (`fast_lane.py`) looks a head up here before the parser sees it, and
-store what the parser found. `header_cache.py` defines which lines count; the authority clears the
-memory when the permissions of tokens change.
+`connection.py` looks a head up here before the parser sees it, and stores what the parser found.
+`header_cache.py` defines which lines count; the authority clears the memory when the permissions of
+tokens change.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Follows the bytes of request heads: where each ends, its length, and its request line.
 
 The parser reports no positions, and accepts request lines that others read differently: a lone line
-feed or carriage return before one, several spaces in one, other protocols' names. `protocol.py`
+feed or carriage return before one, several spaces in one, other protocols' names. `connection.py`
 passes it what this has measured.
 """
 

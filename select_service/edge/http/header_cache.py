@@ -1,7 +1,7 @@
 """Selects the header lines that are the same in every request of a client, and reads the length.
 
 Only a dozen header lines affect how a request is answered, and a client repeats them unchanged:
-`fast_lane.py` remembers what its parser found in them. All others (tracing, proxies, cookies,
+`connection.py` remembers what its parser found in them. All others (tracing, proxies, cookies,
 idempotency keys) may differ in every request and are left out; so is the length of the body, which
 is read anew each time.
 """

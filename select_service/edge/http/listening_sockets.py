@@ -4,7 +4,7 @@ The side entrance is a TCP port for clients on the network when the API itself i
 there: it serves replicas, probes and Prometheus, with `SIDE_PATHS` only.
 
 Everything is bound before the service starts, so that failures show at once, but no client is
-accepted before it has started. `app.py` controls this; `fast_lane.py` handles what arrives.
+accepted before it has started. `app.py` controls this; `connection.py` handles what arrives.
 """
 
 from __future__ import annotations

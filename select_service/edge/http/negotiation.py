@@ -1,7 +1,7 @@
 """Interprets header lines: the caller's rights and formats, and the `Api` that serves it.
 
 Each pair of formats, and each caller with a restricted view, has an `Api` of its own, created on
-first use. `application.py` and `fast_lane.py` call this with the headers they have read.
+first use. `application.py` and `connection.py` call this with the headers they have read.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Collects the answers to everything one turn of the loop has read, and sends them together.
 
-It takes complete answers only: `response_head.py` writes heads, and streams take the ASGI path.
+Complete answers only: `connection.py` puts them in, and streams are sent by `exchange.py`.
 """
 
 from __future__ import annotations
@@ -24,31 +24,16 @@ class Outbox:
     this saves a tenth of a lifecycle compared with sending each at once.
     """
 
-    __slots__ = ("_answers", "_most")
+    __slots__ = ("answers",)
 
-    def __init__(self, most: int) -> None:
-        """Start empty.
-
-        Args:
-            most: answers held before they are sent.
-        """
-        self._answers: list[tuple[asyncio.Transport, bytes]] = []
-        self._most = most
-
-    def put(
-        self, transport: asyncio.Transport, data: bytes, loop: asyncio.AbstractEventLoop
-    ) -> None:
-        """Take an answer; call `flush` before writing anything else to that transport."""
-        answers = self._answers
-        if not answers:
-            loop.call_soon(self.flush)
-        answers.append((transport, data))
-        if len(answers) >= self._most:
-            self.flush()
+    def __init__(self) -> None:
+        self.answers: list[tuple[asyncio.Transport, bytes]] = []
+        """Put in by `HttpConnection.write_answer`; `flush` before writing anything else to one of
+        these transports."""
 
     def flush(self) -> None:
         """Send everything."""
-        answers, self._answers = self._answers, []
+        answers, self.answers = self.answers, []
         for transport, data in answers:
             if not transport.is_closing():
                 transport.write(data)

@@ -2,7 +2,7 @@
 
 A read may be a quarter of a megabyte, and contain five thousand requests, forty thousand chunks or
 as many header lines: parsed at once they would hold the loop for a quarter of a second. A body of
-numbers has hardly any lines and passes whole. `protocol.py` parses the pieces.
+numbers has hardly any lines and passes whole. `connection.py` parses the pieces.
 """
 
 from __future__ import annotations
@@ -10,9 +10,6 @@ from __future__ import annotations
 import asyncio
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
-
-from typing_extensions import override
-from uvicorn.protocols.http.flow_control import FlowControl
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,49 +50,70 @@ def _behind_lines(data: bytes, start: int) -> int:
     return start
 
 
-class Flow(FlowControl):
-    """Pauses reading for two reasons: uvicorn's own, and pieces still to be parsed."""
+class Flow:
+    """Pauses reading for two reasons: a body or a queue that is full, and pieces to be parsed.
+
+    Attributes:
+        is_held: there are pieces to be parsed.
+        read_paused: there is no room for more.
+        write_paused: the client does not read.
+    """
 
     is_held = False
     read_paused = False
     write_paused = False
 
-    @override
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
 
     @cached_property
-    def _is_writable_event(self) -> asyncio.Event:  # type: ignore[override]
+    def _writable(self) -> asyncio.Event:
         """Created on demand: on most connections nothing waits for room to write."""
         event = asyncio.Event()
         if not self.write_paused:
             event.set()
         return event
 
+    async def drain(self) -> None:
+        """Wait until the client reads again."""
+        await self._writable.wait()
+
+    def pause_writing(self) -> None:
+        """Make `drain` wait. Idempotent."""
+        self.write_paused = True
+        if "_writable" in self.__dict__:
+            self._writable.clear()
+
+    def resume_writing(self) -> None:
+        """End all waits in `drain`. Idempotent."""
+        self.write_paused = False
+        if "_writable" in self.__dict__:
+            self._writable.set()
+
     def hold(self) -> None:
-        """Pause reading until `release`, whatever uvicorn says. Idempotent."""
+        """Pause reading until `release`. Idempotent."""
         if not self.is_held:
             self.is_held = True
             if not self.read_paused:
                 self._transport.pause_reading()
 
     def release(self) -> None:
-        """Resume reading, unless uvicorn has paused it. Idempotent."""
+        """Resume reading, unless there is no room. Idempotent."""
         if self.is_held:
             self.is_held = False
             if not self.read_paused:
                 self._transport.resume_reading()
 
-    @override
     def pause_reading(self) -> None:
-        if self.is_held:
+        """Pause reading until `resume_reading`. Idempotent."""
+        if not self.read_paused:
             self.read_paused = True
-        else:
-            super().pause_reading()
+            if not self.is_held:
+                self._transport.pause_reading()
 
-    @override
     def resume_reading(self) -> None:
-        if self.is_held:
+        """Resume reading, unless there are pieces to be parsed. Idempotent."""
+        if self.read_paused:
             self.read_paused = False
-        else:
-            super().resume_reading()
+            if not self.is_held:
+                self._transport.resume_reading()

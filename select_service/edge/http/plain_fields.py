@@ -1,7 +1,7 @@
 """Extracts what matters from the header lines of a plain request, in one pass.
 
-Used by the fast lane (`fast_lane.py`) when a client's lines are new; `head_memory.py` remembers the
-result. Requests that are not plain take the ASGI path, and are refused there if necessary.
+Used by `connection.py` when a client's lines are new; `head_memory.py` remembers the
+result. Requests that are not plain become exchanges, and are refused there if necessary.
 """
 
 from __future__ import annotations

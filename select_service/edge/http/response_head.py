@@ -1,15 +1,14 @@
-"""The beginning of answers written without uvicorn: status line, default headers, own headers.
+"""The beginning of answers: status line, default headers, own headers.
 
-Nearly all answers begin alike, so the text is built once and cached; the fast lane and its kernel
-append the length and the body.
+Nearly all answers begin alike, so the text is built once and cached; `connection.py` appends the
+length and the body, `exchange.py` writes other heads with the same lines.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
-
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from select_service.edge.codec.responses import ONLY_JSON
 
@@ -21,6 +20,7 @@ __all__ = ["CLOSE_LINE", "ResponseHead", "header_lines", "length_line", "status_
 CLOSE_LINE: Final = b"connection: close\r\n"
 _OK: Final = 200
 _FORMS_MAX: Final = 8
+_STATUSES_MAX: Final = 64
 _LENGTHS_MAX: Final = 1024  # most answers have one of few lengths
 
 
@@ -42,13 +42,6 @@ class ResponseHead:
             self._others.clear()
             self.ok = self.of(ONLY_JSON)
 
-    def start(self, status: int, is_last: bool) -> bytes:  # noqa: FBT001 - for the kernel
-        """Return the head of a JSON answer up to its length, as `write_answer` writes it."""
-        lines = self.lines + header_lines(ONLY_JSON)
-        if is_last and CLOSE_LINE not in self.lines:
-            lines += CLOSE_LINE
-        return status_line(status) + lines + b"content-length: "
-
     def of(self, headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
         """Return the head of an answer with status 200 and these headers, up to its length."""
         found = self._others.get(headers)
@@ -65,9 +58,14 @@ def length_line(length: int) -> bytes:
     return b"%d\r\n\r\n" % length
 
 
+@lru_cache(_STATUSES_MAX)
 def status_line(status: int) -> bytes:
-    """Return the status line of an answer; uvicorn has none above 599."""
-    return STATUS_LINE.get(status) or b"HTTP/1.1 %d \r\n" % status
+    """Return the status line of an answer; statuses of our own have no phrase."""
+    try:
+        phrase = HTTPStatus(status).phrase.encode()
+    except ValueError:
+        phrase = b""
+    return b"HTTP/1.1 %d %b\r\n" % (status, phrase)
 
 
 def header_lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:

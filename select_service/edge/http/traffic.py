@@ -1,7 +1,7 @@
 """Plain counters of the HTTP side: requests by route and status, latencies, connections.
 
-Incremented where things happen (`application.py`, `protocol.py`) in a fraction of a microsecond,
-read by `metrics/exposition.py` at scrape time. Nothing here knows Prometheus.
+Incremented where things happen (`application.py`, `connection_guard.py`) in a fraction of a
+microsecond, read by `metrics/exposition.py` at scrape time. Nothing here knows Prometheus.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Connections:
         self.refused_by_address = 0  # over --connections-per-address-max
         self.refused_for_descriptors = 0  # would leave less than --descriptors-kept
         self.reserve: dict[object, None] = {}
-        """Open connections beyond the limits, oldest first; see `protocol.RESERVED_MAX`."""
+        """Open connections beyond the limits, oldest first; see `connection_guard.RESERVED_MAX`."""
         self.shares: Shares | None = None
         """What each tenant may hold of bounds; None: no tokens."""
         self.tenants: Bound | None = None

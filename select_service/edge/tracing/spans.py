@@ -1,8 +1,8 @@
 """Traced requests: which ones are, when they began, what came of them.
 
-`traced_http.py` reports their begin and end, `core/instrumentation/marks.py` the steps in between;
-`span_export.py` makes spans of them. Ids are random, times are read here, and nothing of a prompt
-is kept: neither tokens nor hashes.
+`request_tracer.py` reports their begin and end, `core/instrumentation/marks.py` the steps in
+between; `span_export.py` makes spans of them. Ids are random, times are read here, and nothing of a
+prompt is kept: neither tokens nor hashes.
 """
 
 from __future__ import annotations

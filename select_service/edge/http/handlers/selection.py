@@ -7,12 +7,13 @@ or where a decision is to be told.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final, TypeVar
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final
 
 from select_service.core.admission.queue import Ticket
 from select_service.edge.batch_runner import explained
+from select_service.edge.driver.selection_operations import SelectionOperations
 from select_service.errors import ServiceError
-from select_service.types import SelectRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,43 +22,54 @@ if TYPE_CHECKING:
     from select_service.edge.batch_runner import BatchBody
     from select_service.edge.codec.json_codec import Decoded
     from select_service.edge.codec.responses import Response
-    from select_service.edge.http.api import Answer, Api, Request
+    from select_service.edge.http.api import Answer, Api, Handler, Request
     from select_service.types import Answer as Decided
-
-S = TypeVar("S", bound=SelectRequest)
+    from select_service.types import SelectRequest
 
 _WAVE_ITEMS: Final = 8  # decoded in one go, some 10 µs each at 2,048 tokens
 
 
-def select(api: Api, request: Request) -> Answer:
-    """Choose the worker for a prompt; waits while every eligible rank is busy."""
-    decoded = api.bodies.select.decode(request.body)
-    return answer(api, decoded, api.service.select_now)
+def _handler(operation: Callable[..., object], summary: str) -> Handler:
+    """Return the handler of an operation of the driver, or of a tenant's view of it.
+
+    Args:
+        operation: takes a request and the bytes of its unknown members, and returns an answer or a
+            ticket; the decoder of its bodies has the same name, less `_now`.
+        summary: of the route.
+    """
+    name = operation.__name__
+    operation_of = attrgetter(f"service.{name}")
+    decoder_of = attrgetter(f"bodies.{name.removesuffix('_now')}")
+
+    def handle(api: Api, request: Request) -> Answer:
+        decoded: Decoded[SelectRequest] = decoder_of(api).decode(request.body)
+        choose: Callable[[SelectRequest, bytes], Decided | Ticket] = operation_of(api)
+        try:
+            decided = choose(decoded.request, decoded.unknown)
+        except ServiceError as error:
+            return refuse(api, error, decoded.warning)
+        if type(decided) is Ticket:
+            return _wait(api, decided, decoded.request, decoded.warning)
+        if decoded.request.explain:
+            return _explain(api, decided, decoded.request, decoded.warning)
+        return api.writer.reply(decided, 200, decoded.warning)
+
+    handle.__doc__ = summary
+    return handle
 
 
-def select_and_reserve(api: Api, request: Request) -> Answer:
-    """Choose a worker and book it in one step; waits likewise."""
-    decoded = api.bodies.select_and_reserve.decode(request.body)
-    return answer(api, decoded, api.service.select_and_reserve_now)
-
-
-def select_pair(api: Api, request: Request) -> Answer:
-    """Book a prefill and a decode worker in one step, or one worker if that costs less."""
-    decoded = api.bodies.select_pair.decode(request.body)
-    return answer(api, decoded, api.service.select_pair_now)
-
-
-def answer(api: Api, decoded: Decoded[S], verb: Callable[[S, bytes], Decided | Ticket]) -> Answer:
-    """Answer with what a verb decides of a request, or with its refusal."""
-    try:
-        decided = verb(decoded.request, decoded.unknown)
-    except ServiceError as error:
-        return refuse(api, error, decoded.warning)
-    if type(decided) is Ticket:
-        return _wait(api, decided, decoded.request, decoded.warning)
-    if decoded.request.explain:
-        return _explain(api, decided, decoded.request, decoded.warning)
-    return api.writer.reply(decided, 200, decoded.warning)
+select: Final = _handler(
+    SelectionOperations.select_now,
+    "Choose the worker for a prompt; waits while every eligible rank is busy.",
+)
+select_and_reserve: Final = _handler(
+    SelectionOperations.select_and_reserve_now,
+    "Choose a worker and book it in one step; waits likewise.",
+)
+select_pair: Final = _handler(
+    SelectionOperations.select_pair_now,
+    "Book a prefill and a decode worker in one step, or one worker if that costs less.",
+)
 
 
 def refuse(api: Api, error: ServiceError, warning: str | None) -> Answer:

@@ -26,7 +26,7 @@ ROW: Final = "W4@512"
 """Lifecycles, whose first request is a plain POST /select_and_reserve."""
 EDGE: Final = "select_service/edge/"
 FRAMES_MAX, FILES_MAX = 70, 37
-EDGE_FRAMES_MAX, EDGE_FILES_MAX = 16, 10
+EDGE_FRAMES_MAX, EDGE_FILES_MAX = 11, 9
 
 
 def _file_of(code: CodeType) -> str | None:

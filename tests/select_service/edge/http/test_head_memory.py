@@ -21,7 +21,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from select_service.edge.app import create_door, create_driver
-from select_service.edge.http.fast_lane import FastLane
+from select_service.edge.http.connection import HttpConnection
 from select_service.edge.http.head_memory import PEERS_MAX, Peers
 from select_service.edge.http.listening_sockets import ListeningSockets
 from select_service.edge.http.traffic import CLIENT_GONE
@@ -220,17 +220,19 @@ class Wire(asyncio.Transport):
     resume_reading = pause_reading
 
 
-def waits(lane: FastLane) -> bool:
+def waits(lane: HttpConnection) -> bool:
     """Whether an answer is being made, of a request that is all there."""
-    cycle: Any = lane.cycle  # of the newest request
+    if lane._debt is not None:
+        return True
+    newest = lane.exchange
     if lane.pipeline and not lane._refused:
         return True  # one before it has no answer yet
-    return cycle is not None and not (
-        cycle.response_complete or cycle.disconnected or getattr(cycle, "more_body", False)
+    return newest is not None and not (
+        newest.response_complete or newest.disconnected or newest.more_body
     )
 
 
-async def settle(lane: FastLane) -> None:
+async def settle(lane: HttpConnection) -> None:
     while True:
         for _ in range(TURNS):
             await asyncio.sleep(0)
@@ -241,7 +243,9 @@ async def settle(lane: FastLane) -> None:
 async def told(server: Server, stream: Stream) -> bytes:
     """All that one connection is answered, without what differs from one run to the next."""
     protocol: Any = server.config.http_protocol_class
-    lane: FastLane = protocol(config=server.config, server_state=server.server_state, app_state={})
+    lane: HttpConnection = protocol(
+        config=server.config, server_state=server.server_state, app_state={}
+    )
     wire = Wire()
     lane.connection_made(wire)
     for piece in stream.pieces:
@@ -295,15 +299,23 @@ def _answered(statuses: dict[int, int]) -> dict[int, int]:
 def remembering() -> Iterator[list[bytes]]:
     """What is answered without having been parsed."""
     answered: list[bytes] = []
-    real = FastLane._answer_whole
+    receive, read = HttpConnection.data_received, HttpConnection.read
+    parsed: list[bytes] = []
 
-    def spy(self: FastLane, data: bytes) -> bool:
-        is_answered = real(self, data)
-        if is_answered:
+    def spy(self: HttpConnection, data: bytes) -> None:
+        parsed.clear()
+        receive(self, data)
+        if not parsed:
             answered.append(data)
-        return is_answered
 
-    with mock.patch.object(FastLane, "_answer_whole", spy):
+    def note(self: HttpConnection, data: bytes) -> None:
+        parsed.append(data)
+        read(self, data)
+
+    with (
+        mock.patch.object(HttpConnection, "data_received", spy),
+        mock.patch.object(HttpConnection, "read", note),
+    ):
         yield answered
 
 
@@ -313,7 +325,7 @@ def agree(streams: list[Stream], **chosen: Any) -> None:
         remembered = asyncio.run(answers(streams, **chosen))
     assert HEALTH in answered
     assert select() in answered
-    with mock.patch.object(FastLane, "_answer_whole", return_value=False):
+    with mock.patch.object(HttpConnection, "data_received", HttpConnection.read):
         parsed = asyncio.run(answers(streams, **_elsewhere(chosen, "parsed")))
     assert remembered == parsed
 

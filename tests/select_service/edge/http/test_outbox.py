@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
-from select_service.edge.http.outbox import ANSWERS_MAX, Outbox
+import uvicorn
+from typing_extensions import override
+from uvicorn.server import ServerState
+
+from select_service.edge.app import create_door, create_driver
+from select_service.edge.codec.responses import Response
+from select_service.edge.http.connection import HttpConnection, http_protocol
+from select_service.edge.http.connection_limits import ConnectionLimits
+from select_service.edge.http.outbox import ANSWERS_MAX
+from select_service.edge.http.traffic import Connections
+from tests.select_service.edge.serving import SETTINGS
+
+LIMITS = ConnectionLimits(1.0, 1.0, 100, 1 << 16, 128, 100, 100, 1 << 20, 0)
 
 
 class _Sent(asyncio.Transport):
@@ -15,24 +28,41 @@ class _Sent(asyncio.Transport):
         super().__init__()
         self.said, self.name, self.closing = said, name, False
 
+    @override
     def write(self, data: Any) -> None:
-        self.said.append((self.name, data))
+        self.said.append((self.name, bytes(data).partition(b"\r\n\r\n")[2]))
 
+    @override
     def is_closing(self) -> bool:
         return self.closing
 
 
+def _connected() -> Callable[[_Sent], HttpConnection]:
+    door = create_door(create_driver(SETTINGS), SETTINGS)[0]
+    made = http_protocol(door, LIMITS, Connections())
+    state = ServerState()
+
+    def connect(transport: _Sent) -> HttpConnection:
+        connection = made(uvicorn.Config(door), state, {})
+        connection.connection_made(transport)
+        return connection
+
+    return connect
+
+
 def test_answers_of_one_turn_go_out_together_and_in_order() -> None:
     async def use() -> None:
-        loop = asyncio.get_running_loop()
         said: list[tuple[str, bytes]] = []
-        one, other, gone = (_Sent(said, name) for name in ("one", "other", "gone"))
-        box = Outbox(ANSWERS_MAX)
-        box.put(one, b"1", loop)
-        box.put(other, b"2", loop)
-        box.put(gone, b"3", loop)
-        box.put(one, b"4", loop)
-        gone.closing = True
+        connect = _connected()
+        gone_one = _Sent(said, "gone")
+        one, other, gone = (
+            connect(_Sent(said, "one")),
+            connect(_Sent(said, "other")),
+            connect(gone_one),
+        )
+        for connection, body in ((one, b"1"), (other, b"2"), (gone, b"3"), (one, b"4")):
+            connection.write_answer(Response(200, body))
+        gone_one.closing = True
         assert said == []
         await asyncio.sleep(0)
         assert said == [("one", b"1"), ("other", b"2"), ("one", b"4")]
@@ -44,11 +74,10 @@ def test_answers_of_one_turn_go_out_together_and_in_order() -> None:
 
 def test_not_many_answers_wait_for_the_others() -> None:
     async def use() -> None:
-        loop = asyncio.get_running_loop()
         said: list[tuple[str, bytes]] = []
-        box, transport = Outbox(ANSWERS_MAX), _Sent(said, "one")
+        connection = _connected()(_Sent(said, "one"))
         for _ in range(ANSWERS_MAX + 1):
-            box.put(transport, b"x", loop)
+            connection.write_answer(Response(200, b"x"))
         assert len(said) == ANSWERS_MAX
         await asyncio.sleep(0)
         assert len(said) == ANSWERS_MAX + 1

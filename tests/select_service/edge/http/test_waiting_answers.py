@@ -1,4 +1,4 @@
-"""Answers of the fast lane that wait for a handler or for the disk, and what comes behind them."""
+"""Answers that wait for a handler or for the disk, and what comes behind them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 from select_service.edge.codec.responses import DurableResponse, Response
 from select_service.edge.driver.driver import Driver
-from select_service.edge.http.api import Api
-from select_service.edge.http.fast_lane import FastLane
+from select_service.edge.http.application import Application
+from select_service.edge.http.connection import HttpConnection
 from select_service.edge.server import Server
 from tests.select_service.edge.serving import PROMPT, Wire, on_a_port, seat
 from tests.wait import until
@@ -26,7 +26,9 @@ def test_an_answer_that_has_to_wait_is_handed_over(monkeypatch: pytest.MonkeyPat
             return Response(200, b'"late"')
 
         monkeypatch.setattr(
-            Api, "do", lambda *_: later() if not asked.is_set() else Response(200, b"{}")
+            Application,
+            "answer_now",
+            lambda *_, **__: later() if not asked.is_set() else Response(200, b"{}"),
         )
         waiting, other = await Wire.to(port), await Wire.to(port)
         waiting.ask("GET", "/health")
@@ -49,16 +51,18 @@ def test_what_comes_behind_a_request_of_many_lines_that_waits_is_read_behind_it(
 
     async def use(port: int, service: Driver, server: Server) -> None:
         asked = asyncio.Event()
-        real = Api.do
+        real = Application.answer_now
 
         async def later() -> Response:
             await asked.wait()
             return Response(200, b'"late"')
 
-        def do(self: Api, route: Any, request: Any) -> Any:
-            return later() if request.body == body else real(self, route, request)
+        def answer_now(
+            self: Application, call: Any, head: Any, sent: bytes, *a: Any, **k: Any
+        ) -> Any:
+            return later() if sent == body else real(self, call, head, sent, *a, **k)
 
-        monkeypatch.setattr(Api, "do", do)
+        monkeypatch.setattr(Application, "answer_now", answer_now)
         seat(service)
         wire = await Wire.to(port)
         for method, path, prompt in (("GET", "/health", None), ("POST", "/select", PROMPT)):
@@ -82,7 +86,7 @@ def test_nonsense_behind_an_answer_that_waits_for_the_disk(
     async def use(port: int, _: Driver, server: Server) -> None:
         written = asyncio.get_running_loop().create_future()
         owed = DurableResponse(Response(200, b'"owed"'), written)
-        monkeypatch.setattr(Api, "do", lambda *_: owed)
+        monkeypatch.setattr(Application, "answer_now", lambda *_, **__: owed)
         wire = await Wire.to(port)
         wire.say(b"GET /health HTTP/1.1\r\nhost: s\r\n\r\nNONSENSE\r\n\r\n")
         assert await wire.rest() == b""  # 400 would be taken for the answer to the first
@@ -100,20 +104,20 @@ def test_after_an_answer_that_waited_for_the_disk_heads_are_known_as_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     parsed: list[bytes] = []
-    real = FastLane.on_headers_complete
+    real = HttpConnection.on_headers_complete
 
-    def spy(self: FastLane) -> None:
+    def spy(self: HttpConnection) -> None:
         parsed.append(self.url)
         real(self)
 
     async def use(port: int, _: Driver, __: Server) -> None:
-        def settling(*_: object) -> DurableResponse:
+        def settling(*_: object, **__: object) -> DurableResponse:
             written = asyncio.get_running_loop().create_future()
             asyncio.get_running_loop().call_soon(written.set_result, None)
             return DurableResponse(Response(200, b"{}"), written)
 
-        monkeypatch.setattr(Api, "do", settling)
-        monkeypatch.setattr(FastLane, "on_headers_complete", spy)
+        monkeypatch.setattr(Application, "answer_now", settling)
+        monkeypatch.setattr(HttpConnection, "on_headers_complete", spy)
         wire = await Wire.to(port)
         for _n in range(4):
             wire.ask("GET", "/health")
@@ -129,7 +133,9 @@ def test_who_is_owed_an_answer_by_the_disk_may_take_its_time(
     async def use(port: int, _: Driver, server: Server) -> None:
         written = asyncio.get_running_loop().create_future()
         monkeypatch.setattr(
-            Api, "do", lambda *_: DurableResponse(Response(200, b'"owed"'), written)
+            Application,
+            "answer_now",
+            lambda *_, **__: DurableResponse(Response(200, b'"owed"'), written),
         )
         wire = await Wire.to(port)
         wire.say(b"GET /health HTTP/1.1\r\nhost: s\r\n\r\nGET")
@@ -142,5 +148,35 @@ def test_who_is_owed_an_answer_by_the_disk_may_take_its_time(
     on_a_port(use)
 
 
-def _connections(server: Server) -> list[FastLane]:
-    return [one for one in server.server_state.connections if isinstance(one, FastLane)]
+def test_a_connection_is_not_idle_while_a_pipelined_request_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def use(port: int, _: Driver, server: Server) -> None:
+        asked = asyncio.Event()
+        real = Application.answer_now
+
+        async def later() -> Response:
+            await asked.wait()
+            return Response(200, b'"late"')
+
+        def answer_now(self: Application, call: Any, *what: Any, **how: Any) -> Any:
+            return later() if call.path == b"/ready" else real(self, call, *what, **how)
+
+        monkeypatch.setattr(Application, "answer_now", answer_now)
+        wire = await Wire.to(port)
+        wire.say(
+            b"".join(b"GET /%b HTTP/1.1\r\nhost: s\r\n\r\n" % n for n in (b"health", b"ready"))
+        )
+        assert (await wire.answer())[0] == 200
+        await until(lambda: server._door._traffic.in_flight == 1)
+        (connection,) = _connections(server)
+        for now in (1e12, 2e12):  # the first notes that it is idle, if it is
+            connection.sweep(now)
+        asked.set()
+        assert (await wire.answer())[2] == b'"late"'
+
+    on_a_port(use)
+
+
+def _connections(server: Server) -> list[HttpConnection]:
+    return [one for one in server.server_state.connections if isinstance(one, HttpConnection)]

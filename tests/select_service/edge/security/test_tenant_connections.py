@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from select_service.edge.driver.driver import Driver
-from select_service.edge.http.protocol import RESERVED_MAX
+from select_service.edge.http.connection_guard import RESERVED_MAX
 from select_service.edge.http.traffic import Connections
 from select_service.edge.server import Server
 from tests.select_service.edge.http.test_slow_readers import slow

@@ -16,7 +16,7 @@ import pytest
 
 from select_service.edge import server as server_module
 from select_service.edge.driver.driver import Driver
-from select_service.edge.http import protocol
+from select_service.edge.http import connection_guard
 from select_service.edge.security.tls import FILE_BYTES_MAX, Certificates
 from select_service.edge.server import Server
 from select_service.errors import CertificatesUnusable
@@ -236,7 +236,7 @@ def test_refusals_of_the_connection_over_tls(
     ca: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A transport of TLS cannot be closed on one side: it is closed when the time is up."""
-    monkeypatch.setattr(protocol, "LINGER_S", 0.1)
+    monkeypatch.setattr(connection_guard, "LINGER_S", 0.1)
 
     async def use(port: int, service: Driver, _: object) -> None:
         wire = await Wire.to(port, ca.client())
@@ -301,8 +301,10 @@ def test_the_reserve_over_tls(ca: Authority, tmp_path: Path) -> None:
         wire = await Wire.to(port, ca.client())
         wire.ask("GET", "/loads")
         assert b"too_many_connections" in await wire.rest()
-        silent = [await Wire.to(port, ca.client()) for _ in range(protocol.RESERVED_MAX + 4)]
-        assert server._counts.reserved == protocol.RESERVED_MAX
+        silent = [
+            await Wire.to(port, ca.client()) for _ in range(connection_guard.RESERVED_MAX + 4)
+        ]
+        assert server._counts.reserved == connection_guard.RESERVED_MAX
         wire = await Wire.to(port, ca.client())
         wire.ask("PUT", "/config", {"settings": {"connections_max": None}})
         assert (await wire.answer())[0] == 200

@@ -13,7 +13,7 @@ from select_service.edge.app import create_door, create_driver
 from select_service.edge.codec.responses import Response
 from select_service.edge.driver.driver import Driver
 from select_service.edge.http.application import Application
-from select_service.edge.http.fast_lane import FastLane
+from select_service.edge.http.connection import HttpConnection
 from select_service.edge.http.routes import ROUTES
 from select_service.edge.server import Server
 from tests.select_service.edge.serving import PROMPT, SETTINGS, Wire, on_a_port, seat
@@ -60,13 +60,13 @@ EXCHANGES: list[tuple[str, str, object]] = [
 
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """The paths of the requests answered in the fast lane."""
+    """The paths of the requests answered without an exchange."""
     paths: list[bytes] = []
     real = Application.answer_now
 
-    def spy(self: Application, call: Any, head: Any, body: bytes) -> Any:
-        answer = real(self, call, head, body)
-        if isinstance(answer, Response) and answer.stream is None:
+    def spy(self: Application, call: Any, *what: Any, is_exchange: bool = False) -> Any:
+        answer = real(self, call, *what, is_exchange=is_exchange)
+        if not is_exchange and isinstance(answer, Response) and answer.stream is None:
             paths.append(call.path)
         return answer
 
@@ -74,8 +74,8 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     return paths
 
 
-def _close_the_fast_lane(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FastLane, "_answer_whole", lambda *_: False)
+def _make_all_exchanges(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HttpConnection, "data_received", HttpConnection.read)
     monkeypatch.setattr(Application, "call_for", lambda *_: None)
 
 
@@ -110,7 +110,7 @@ def test_both_ways_answer_alike(
         seat(service)
         service.dumps._clock = lambda: 0.0  # how a dump is cut in pieces is a matter of time
         fast = await _exchange(await Wire.to(port), exchange)
-        _close_the_fast_lane(monkeypatch)
+        _make_all_exchanges(monkeypatch)
         assert await _exchange(await Wire.to(port), exchange) == fast
 
     on_a_port(use)
@@ -139,7 +139,7 @@ def test_both_ways_answer_alike_in_msgpack(
             assert headers["vary"] == "accept"
             if exchange[0] != "HEAD":
                 assert _told(msgspec.msgpack.decode(body)) == _told(json.loads(plain))
-        _close_the_fast_lane(monkeypatch)
+        _make_all_exchanges(monkeypatch)
         assert await _exchange(await Wire.to(port), exchange, accept, packed=packed) == fast
 
     on_a_port(use)
@@ -209,7 +209,7 @@ def test_one_connection_may_speak_both(taken: list[bytes]) -> None:
     on_a_port(use)
 
 
-def test_a_lifecycle_takes_the_fast_lane(taken: list[bytes]) -> None:
+def test_a_lifecycle_needs_no_exchange(taken: list[bytes]) -> None:
     async def use(port: int, service: Driver, _: Server) -> None:
         seat(service)
         wire = await Wire.to(port)

@@ -13,13 +13,15 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
+from select_service.edge.app import create_door, create_driver
 from select_service.edge.driver.driver import Driver
-from select_service.edge.http import protocol
+from select_service.edge.http import connection_guard
+from select_service.edge.http.connection import HttpConnection, http_protocol
+from select_service.edge.http.connection_guard import RESERVED_MAX, Phase
 from select_service.edge.http.connection_limits import ConnectionLimits
-from select_service.edge.http.protocol import RESERVED_MAX, GuardedProtocol, Phase
 from select_service.edge.http.traffic import Connections
 from select_service.edge.server import Server
-from tests.select_service.edge.serving import PROMPT, Wire, on_a_port, seat
+from tests.select_service.edge.serving import PROMPT, SETTINGS, Wire, on_a_port, seat
 from tests.wait import PATIENCE_S, until
 
 SOON = {"header_timeout_s": 0.3, "body_timeout_s": 0.3}
@@ -235,13 +237,12 @@ def test_a_reserve_of_those_who_are_served() -> None:
         for one in protocols:
             type(one).counts = counts
             one.server_state = protocols[0].server_state
-            one.connections = protocols[0].connections
         protocols[0].connection_made(first)
         transports = [_Transport() for _ in protocols[1:]]
         for one, transport in zip(protocols[1:-1], transports, strict=False):
             one.connection_made(transport)
             one.on_message_begin()
-            one._enter_rest()
+            one.phase = Phase.REST
         assert counts.reserved == RESERVED_MAX
         protocols[-1].connection_made(transports[-1])
         assert transports[-1].closed
@@ -355,7 +356,7 @@ class _Transport(asyncio.Transport):
         return self.closed
 
 
-def _alone(transport: _Transport) -> GuardedProtocol:
+def _alone(transport: _Transport) -> HttpConnection:
     limits = ConnectionLimits(
         header_timeout_s=1,
         body_timeout_s=1,
@@ -368,11 +369,9 @@ def _alone(transport: _Transport) -> GuardedProtocol:
         descriptors_kept=0,
     )
 
-    class Alone(GuardedProtocol):
-        pass
-
-    Alone.limits, Alone.counts = limits, Connections()
-    return Alone(config=uvicorn.Config(lambda: None), server_state=ServerState(), app_state={})
+    door = create_door(create_driver(SETTINGS), SETTINGS)[0]
+    made = http_protocol(door, limits, Connections())
+    return made(config=uvicorn.Config(door), server_state=ServerState(), app_state={})
 
 
 @pytest.mark.parametrize(
@@ -422,13 +421,13 @@ def test_a_process_that_stood_still_does_not_take_it_for_slowness(
 ) -> None:
     """Of its clients, who have had no chance: the time counts in which somebody listened."""
     sweeps: list[float] = []
-    sweep = GuardedProtocol.sweep
+    sweep = HttpConnection.sweep
 
-    def seen(self: GuardedProtocol, now: float) -> None:
+    def seen(self: HttpConnection, now: float) -> None:
         sweeps.append(now)
         sweep(self, now)
 
-    monkeypatch.setattr(GuardedProtocol, "sweep", seen)
+    monkeypatch.setattr(HttpConnection, "sweep", seen)
 
     async def use(port: int, _: Driver, server: Server) -> None:
         wire = await Wire.to(port)
@@ -447,10 +446,10 @@ def test_a_process_that_stood_still_does_not_take_it_for_slowness(
     on_a_port(use)
 
 
-async def _connections(server: Server) -> list[GuardedProtocol]:
+async def _connections(server: Server) -> list[HttpConnection]:
     found = server.server_state.connections
     await until(lambda: found)
-    return cast("list[GuardedProtocol]", list(found))
+    return cast("list[HttpConnection]", list(found))
 
 
 def _say_all(port: int, data: bytes) -> bytes:
@@ -488,7 +487,7 @@ def test_a_client_that_sends_all_before_it_reads_hears_why(data: bytes, status: 
 
 
 def test_a_refused_client_that_goes_on_for_ever_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "LINGER_BYTES_MAX", 1 << 20)
+    monkeypatch.setattr(connection_guard, "LINGER_BYTES_MAX", 1 << 20)
 
     async def use(port: int, _: Driver, server: Server) -> None:
         wire = await Wire.to(port)
@@ -509,8 +508,8 @@ def test_a_refused_client_that_goes_on_for_ever_is_cut_off(monkeypatch: pytest.M
 
 def test_a_refused_client_that_still_sends_is_heard_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slowly, within bounds: who sends all before it reads would lose the answer."""
-    monkeypatch.setattr(protocol, "LINGER_S", 0.05)
-    monkeypatch.setattr(protocol, "LINGER_MAX_S", 1000.0)
+    monkeypatch.setattr(connection_guard, "LINGER_S", 0.05)
+    monkeypatch.setattr(connection_guard, "LINGER_MAX_S", 1000.0)
 
     async def use(port: int, _: Driver, server: Server) -> None:
         wire = await Wire.to(port)
@@ -535,7 +534,7 @@ def test_a_refused_client_that_still_sends_is_heard_out(monkeypatch: pytest.Monk
 
 
 def test_a_refused_client_that_stays_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "LINGER_S", 0.1)
+    monkeypatch.setattr(connection_guard, "LINGER_S", 0.1)
 
     async def use(port: int, _: Driver, server: Server) -> None:
         wire = await Wire.to(port)

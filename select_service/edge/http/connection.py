@@ -1,0 +1,518 @@
+"""One way from the bytes of a connection to the handler of a request, and back.
+
+`uvicorn.Server` creates an `HttpConnection` for each client, through `Config(http=...)`; nothing
+else of uvicorn is used. What arrives takes the first of these steps that can answer it:
+
+1. `data_received`: the data is exactly one request, with header lines whose meaning is known by
+   their bytes (`head_memory.py`), and not even its head is parsed.
+2. `read` and the parser's callbacks: the request is plain, and its handler is called once its body
+   is complete. Most requests arrive whole, are answered from memory and fit one write: a task, an
+   event and a scope per request would cost more than the answer.
+3. An exchange (`exchange.py`): anything unusual (`Expect`, HEAD, a client that pipelines or does
+   not read, an answer that has to wait or is a stream) goes through the same `Application` as ASGI.
+
+All three end in `Application.answer_now`, which calls the handler. `connection_guard.py` has the
+limits and deadlines, `request_reader.py` feeds the parser.
+"""
+
+from __future__ import annotations
+
+import re
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
+
+import httptools
+from msgspec.structs import replace
+from typing_extensions import override
+
+from select_service.edge.codec.responses import ONLY_JSON, DurableResponse, Response
+from select_service.edge.http.application import HANDED_OVER
+from select_service.edge.http.connection_guard import Phase
+from select_service.edge.http.exchange import Exchange
+from select_service.edge.http.framing import judge_framing
+from select_service.edge.http.head_memory import Heads, Peers
+from select_service.edge.http.header_cache import GUARDED, KEPT, HeaderCache
+from select_service.edge.http.negotiation import CERTIFICATE
+from select_service.edge.http.outbox import ANSWERS_MAX, Outbox
+from select_service.edge.http.plain_fields import credentials_in, plain_fields
+from select_service.edge.http.request_reader import PIPELINED_MAX, RequestReader
+from select_service.edge.http.response_head import (
+    CLOSE_LINE,
+    ResponseHead,
+    header_lines,
+    length_line,
+    status_line,
+)
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Awaitable
+
+    from select_service.edge.http.application import Application
+    from select_service.edge.http.calls import Call, Head
+    from select_service.edge.http.connection_limits import ConnectionLimits
+    from select_service.edge.http.traffic import Connections
+    from select_service.edge.security.authority import Authority, Grant
+
+__all__ = ["READ_BYTES_MAX", "HttpConnection", "http_protocol"]
+
+READ_BYTES_MAX: Final = 8192
+"""The longest head that is looked up in the remembered ones."""
+
+_OLD: Final = b" HTTP/1.0"
+"""End of the request lines of clients that do not keep connections alive; as a prefix of remembered
+header lines, it marks that they followed such a line."""
+
+_OK: Final = 200
+_REST: Final = Phase.REST
+_REQUEST_LINE: Final = re.compile(rb"(GET|POST|PUT|PATCH|DELETE) (/[!-~]*) HTTP/1\.1")
+
+
+class HttpConnection(RequestReader):
+    """One connection. `http_protocol` creates the class, with what all connections share."""
+
+    door: Application
+    heads: Heads
+    peers: Peers
+    steady: HeaderCache
+    preamble = ResponseHead()
+    is_last = False  # it closes after its next answer; set on the class when the server leaves,
+    # so no instance may set it to False
+
+    _certificate: tuple[str, ...] = ()  # the client's names, if they grant access
+    _grant: Grant | None = None  # of the last request: its tenant is known
+    _is_between = True  # between requests: nothing of the next one has arrived, no answer is owed
+    _turn_used = False  # one plain request per read: a pipelining client must not own the loop
+    _lines_read = b""  # the kept lines of the head being parsed, to be remembered
+    _call: Call | None = None  # the plain request whose body is arriving
+    _head: Head  # of that request
+    _body: bytes | bytearray = b""
+    _handed: Response | Awaitable[Response] | None = None  # answered before it was parsed
+
+    # -- asyncio.Protocol ----------------------------------------------------------------------
+
+    @override
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        authority = self.door.authority
+        tls = None if authority is None else transport.get_extra_info("ssl_object")
+        if authority is not None and tls is not None:
+            from select_service.edge.security.authority import certificate_names  # only with TLS
+
+            names = certificate_names(tls.getpeercert())
+            if names and authority.book.by_certificate(names) is not None:
+                # certificates change what header lines mean
+                self._certificate, self.heads = names, self.peers.heads_of(names)
+        super().connection_made(transport)
+        if self._is_reserved:
+            self._is_between = False
+        if self.door.is_leaving:  # accepted while the port was closing: nobody else would close it
+            transport.close()
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._call is not None:
+            self.door.count_gone(self._call)
+            self._call = None
+        super().connection_lost(exc)
+
+    @override
+    def eof_received(self) -> None:
+        self.outbox.flush()  # a client that has finished sending waits for its answers
+
+    def shutdown(self) -> None:
+        """Close after the answer that is owed, or now; `uvicorn.Server` calls this at its end."""
+        self.outbox.flush()
+        exchange = self._unanswered()
+        if self._debt is not None or self._call is not None:
+            self.is_last = True
+        elif exchange is None or not self.hears:
+            self.transport.close()
+        else:
+            exchange.keep_alive = False
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        """Answer data that is exactly one request with known header lines; parse any other."""
+        end = data.find(b"\r\n\r\n", 0, READ_BYTES_MAX) if self._is_between else -1
+        if (
+            not 0 <= end <= self.limits.head_bytes_max - 4
+            or self.flow.write_paused
+            or self.transport.is_closing()
+        ):
+            self.read(data)
+            return
+        line_end = data.find(b"\r\n")
+        line, lines, size = data[:line_end], data[line_end:end], len(data) - end - 4
+        door = self.door
+        call = door.call_in_line(line) or door.call_with_id(line)
+        read = None if call is None else self.heads.read.get(lines)
+        if call is None or read is None:
+            known = self._known_call(call, line, lines, size)
+            if known is None:
+                self.read(data)
+                return
+            call, head = known
+        else:
+            head, length, breaks = read
+            if (
+                length != size
+                or size > door.max_body_bytes
+                or breaks > self.limits.header_lines_max
+                or (id(call.route) not in head.suited and not door.suits(call.route, head, size))
+            ):
+                self.read(data)
+                return
+        if head.grant is not self._grant and not self._is_for(head.grant):
+            self.read(data)  # the parser refuses it
+            return
+        self.phase = _REST  # even if it is the first
+        if head.is_last:
+            self.is_last = True
+        self._idle_since = None
+        answer = door.answer_now(call, head, data[end + 4 :] if size else b"", lines)
+        if type(answer) is Response and answer.stream is None:
+            self.write_answer(answer)
+        elif isinstance(answer, DurableResponse):
+            self._is_between = False
+            self._owe(call, head, answer)
+        else:
+            self._handed = answer
+            self.read(data)
+
+    # -- known heads ---------------------------------------------------------------------------
+
+    def _known_call(
+        self, call: Call | None, line: bytes, lines: bytes, size: int
+    ) -> tuple[Call, Head] | None:
+        """Return the call of a complete request, and its interpreted head.
+
+        Args:
+            call: of its request line, if that is plain.
+            line: the request line.
+            lines: all header lines, each after its line break.
+            size: bytes after them.
+        """
+        kept, length = self.steady.read(lines)
+        is_old = line.endswith(_OLD)
+        head = self.heads.known.get(_OLD + kept if is_old else kept)
+        if head is None:
+            self._lines_read = kept
+            return None
+        breaks = lines.count(b"\r\n")
+        if length != size or breaks > self.limits.header_lines_max:
+            return None  # the parser refuses too many lines
+        door = self.door
+        if is_old:  # the remembered head says that the connection ends
+            line = line[:-1] + b"1"
+            call = door.call_in_line(line) or door.call_with_id(line)
+        else:
+            self.heads.note(lines, head, length, breaks)
+        if call is not None:
+            return (call, head) if door.suits(call.route, head, length) else None
+        parts = _REQUEST_LINE.fullmatch(line)
+        call = None if parts is None else door.call_for(parts[1], parts[2], head, length)
+        return None if call is None else (call, head)
+
+    def _is_for(self, grant: Grant | None) -> bool:
+        """Count the connection for the tenant of a token; False: it has no room for one more."""
+        if grant is not None and grant.whose is not None and not self.count_for(grant.whose):
+            return False
+        self._grant = grant
+        return True
+
+    def _rests(self) -> bool:
+        """Return whether everything received is answered, and the next byte begins a request."""
+        return (
+            self.phase is _REST
+            and self._call is None
+            and self._debt is None
+            and not self._refused
+            and not self.is_last
+            and not self._is_parting
+            and self._pieces is None
+            and not self.pipeline
+            and self._unanswered() is None
+        )
+
+    # -- parsing -------------------------------------------------------------------------------
+
+    @override
+    def take(self, data: bytes) -> None:
+        self._is_between = False  # an upgrade, parsed anew, must not overtake its predecessors
+        self._turn_used = False
+        self._idle_since = None
+        super().take(data)
+        self._lines_read = b""
+        self._is_between = self._rests()
+        if self._is_between and self._idle_since is None:
+            self._idle_since = 0.0  # only a blank line
+
+    # -- callbacks of the parser ---------------------------------------------------------------
+
+    @override
+    def on_headers_complete(self) -> None:
+        """Choose how the request will be answered."""
+        self._call = None if self._is_reserved else self._plain_call()
+        if self.door.authority is not None:
+            self._check_tenant(self.door.authority)
+        if self._call is not None:
+            self._owes_answer = True
+        else:
+            judge_framing(self.parser.get_http_version(), self.headers)
+            self._upgrading = self.parser.should_upgrade()
+            if self._upgrading:
+                return
+            if self._is_reserved and not self.is_reserve_for_this:
+                self.refuse_for(None)
+            answer, self._handed = self._handed, None
+            self._begin_exchange(answer)
+        self._enter_body()
+
+    @override
+    def on_body(self, body: bytes) -> None:
+        """Take a piece of a body."""
+        self._line_bytes = 0
+        if self._call is None:
+            if self.exchange is not None and not self._upgrading:
+                self.exchange.feed(body)
+        elif self._call.route.takes is None:
+            return  # nobody reads it: buffering it would let strangers use our memory
+        elif len(self._body) + len(body) > self.door.max_body_bytes:  # chunked, so not announced
+            self._call, body, self._body = None, bytes(self._body) + body, b""
+            self._owes_answer = False  # the exchange does
+            self._begin_exchange(None).feed(body)
+        elif not self._body:
+            self._body = body
+        else:
+            if not isinstance(self._body, bytearray):
+                self._body = bytearray(self._body)
+            self._body += body
+
+    @override
+    def on_message_complete(self) -> None:
+        """Answer a plain request; tell an exchange that its request is complete."""
+        if self._upgrading:
+            return
+        call, self._call = self._call, None
+        is_parting = not self.parser.should_keep_alive()  # a trailer may say so, too
+        self.phase = _REST
+        if call is None:
+            exchange = self.exchange
+            assert exchange is not None
+            if is_parting:
+                exchange.keep_alive = False
+                if exchange.response_complete:
+                    self.transport.close()
+            exchange.end_body()
+            return
+        body, self._body = self._body, b""
+        if is_parting:
+            self.is_last = True
+        self._owes_answer = False
+        answer, self._handed = self._handed, None
+        if answer is None:
+            answer = self.door.answer_now(call, self._head, bytes(body), self.headers)
+        if isinstance(answer, Response) and answer.stream is None:
+            self.write_answer(answer)
+        elif isinstance(answer, DurableResponse):
+            self._owe(call, self._head, answer)
+        else:
+            self._begin_exchange(answer).end_body()
+
+    def _check_tenant(self, authority: Authority) -> None:
+        """Refuse the request whose head has arrived if its tenant has no room for a connection."""
+        if self._call is None:
+            grant = authority.grant(credentials_in(self.headers), self._certificate)
+        else:
+            assert self._head.grant is not None
+            grant = self._head.grant
+        if not self._is_for(grant) and not (self._is_reserved and self.is_reserve_for_this):
+            self._call = None
+            self.refuse_for(grant.whose)
+
+    def _plain_call(self) -> Call | None:
+        """Return the call if this request can be answered once its body is complete."""
+        if (
+            self._turn_used
+            or self._debt is not None
+            or self._unanswered() is not None
+            or self.flow.write_paused
+            or self.transport.is_closing()
+        ):
+            return None
+        self._turn_used = True
+        version = self.parser.get_http_version()
+        is_old = version == "1.0"
+        if version != "1.1" and not is_old:
+            return None  # `judge_framing` refuses it
+        is_last = is_old or not self.parser.should_keep_alive()
+        said = plain_fields(self.headers, self.steady.names, is_old=is_old)
+        if said is None:
+            return None
+        head = self.door.head_of(
+            said.content_type, said.accept, said.credentials, self._certificate
+        )
+        self._head = head
+        call = self.door.call_for(self.parser.get_method(), self.url, head, said.length)
+        if is_last and call is not None:
+            self.is_last = True
+        if said.is_chunked:  # chunks need the parser
+            return call
+        if head.grant is not None and head.grant.name is None:
+            return call  # strangers must not evict the heads of others
+        if call is not None and self._lines_read.count(b"\n") == said.kept:
+            lines = _OLD + self._lines_read if is_old else self._lines_read
+            self.heads.learn(lines, replace(head, is_last=True) if is_last else head)
+        return call
+
+    # -- answers -------------------------------------------------------------------------------
+
+    def write_answer(self, answer: Response) -> None:
+        """Put a complete answer into the outbox."""
+        preamble, body = self.preamble, answer.body
+        lines = self.server_state.default_headers
+        if lines is not preamble.headers:
+            preamble.follow(lines)
+        if answer.status == _OK and not self.is_last:
+            headers = answer.headers
+            ok = preamble.ok if headers is ONLY_JSON else preamble.of(headers)
+            data = b"".join((ok, length_line(len(body)), body))
+        else:
+            own = header_lines(answer.headers)
+            if self.is_last and CLOSE_LINE not in preamble.lines:
+                own += CLOSE_LINE
+            head = status_line(answer.status) + preamble.lines + own
+            data = b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body)
+        outbox = self.outbox
+        if not outbox.answers:
+            self.loop.call_soon(outbox.flush)
+        outbox.answers.append((self.transport, data))
+        if len(outbox.answers) >= ANSWERS_MAX:
+            outbox.flush()
+        self._idle_since = 0.0
+        if self.is_last:
+            self._refused = True
+            outbox.flush()
+            self.transport.close()
+
+    @property
+    def default_lines(self) -> bytes:
+        """The header lines of every answer, as text."""
+        headers = self.server_state.default_headers
+        if headers is not self.preamble.headers:
+            self.preamble.follow(headers)
+        return self.preamble.lines
+
+    @classmethod
+    def part_with_answers(cls) -> None:
+        """Make every connection, present or future, close after its next answer."""
+        cls.is_last = True
+
+    def _owe(self, call: Call, head: Head, answer: DurableResponse) -> None:
+        """Answer once the disk has responded; what the client sends meanwhile queues up."""
+        self._debt = answer
+        since = perf_counter()
+        answer.written.add_done_callback(lambda _: self._pay(call, head, answer, since))
+
+    def _pay(self, call: Call, head: Head, answer: DurableResponse, since: float) -> None:
+        self._debt = None
+        if self.transport.is_closing() or not self.hears:
+            self.door.count_gone(call)
+            return
+        self.write_answer(self.door.answer_settled(call, head, answer, since))
+        if self.pipeline:
+            self.exchange_done()  # starts the next request
+        self._is_between = self._rests()
+
+    # -- exchanges -----------------------------------------------------------------------------
+
+    def _begin_exchange(self, answer: Response | Awaitable[Response] | None) -> Exchange:
+        """Pass the request whose head has arrived to the application, in its turn.
+
+        Args:
+            answer: what its handler has returned, if it has been called.
+        """
+        version = self.parser.get_http_version()
+        target = httptools.parse_url(self.url)
+        path = target.path.decode("ascii")
+        transport, client = self.transport, self.transport.get_extra_info("peername")
+        server = transport.get_extra_info("sockname")
+        scope: dict[str, Any] = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": version,
+            "method": self.parser.get_method().decode("ascii"),
+            "scheme": "https" if transport.get_extra_info("sslcontext") else "http",
+            "path": unquote(path) if "%" in path else path,
+            "raw_path": target.path,
+            "query_string": target.query or b"",
+            "root_path": "",
+            "headers": self.headers,
+            "client": (str(client[0]), int(client[1])) if isinstance(client, tuple) else None,
+            "server": (
+                (str(server[0]), int(server[1])) if isinstance(server, tuple) else (server, None)
+            ),
+        }
+        if self._certificate:
+            scope[CERTIFICATE] = self._certificate
+        if answer is not None:
+            scope[HANDED_OVER] = answer
+        is_waiting = self._debt is not None or self._unanswered() is not None
+        self.exchange = exchange = Exchange(
+            self,
+            scope,
+            keep_alive=(
+                not self._is_reserved and version != "1.0" and self.parser.should_keep_alive()
+            ),
+            expects_continue=self._expects_continue,
+        )
+        if not is_waiting:
+            self._at_work = exchange
+            self._start(exchange)
+            return exchange
+        self.pipeline.append(exchange)
+        if len(self.pipeline) < PIPELINED_MAX:
+            self.flow.resume_reading()  # else a disconnection would go unnoticed while one waits
+        else:
+            self.flow.pause_reading()
+        return exchange
+
+    def _start(self, exchange: Exchange) -> None:
+        self._idle_since = None
+        tasks = self.server_state.tasks
+        task = self.loop.create_task(exchange.run(self.door))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    def exchange_done(self) -> None:
+        """Start the next request: an answer is out."""
+        is_full = len(self.pipeline) >= PIPELINED_MAX
+        if is_full and self._pieces is not None:
+            self.loop.call_soon(self._take_next)
+        if self.transport.is_closing() or not self.hears:
+            self._at_work = None
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._at_work = self.pipeline.popleft()
+            self._start(self._at_work)
+            return
+        self._at_work = None
+        self._is_between = self._rests()
+        if self.phase is _REST:
+            self._idle_since = 0.0
+
+
+def http_protocol(
+    door: Application, limits: ConnectionLimits, counts: Connections
+) -> type[HttpConnection]:
+    """Create the protocol class of one server, which creates the instances itself."""
+    kind: type[HttpConnection] = type("HttpConnection", (HttpConnection,), {})
+    kind.door, kind.limits, kind.counts = door, limits, counts
+    kind.heads, kind.peers, kind.outbox = Heads(), Peers(), Outbox()
+    kind.steady = HeaderCache(KEPT if door.authority is None else GUARDED)
+    if door.authority is not None:
+        door.authority.on_change(kind.heads.forget)
+        door.authority.on_change(kind.peers.forget)
+    return kind
