@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from select_service.edge.http.response_head import CLOSE_LINE, header_lines, status_line
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, MutableMapping
 
     from select_service.edge.http.application import Application
-    from select_service.edge.http.connection import HttpConnection
+    from select_service.edge.http.pieces import Flow
 
-__all__ = ["Exchange"]
+__all__ = ["Connection", "Exchange"]
 
 _log = logging.getLogger("select_service.http")
 
@@ -32,6 +32,28 @@ _BROKEN: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 """Cannot be in the value of a header: a line break would begin another."""
 _WITHOUT_BODY: Final = frozenset((204, 304))
 _PLAIN: Final = ((b"content-type", b"text/plain; charset=utf-8"), (b"content-length", b"21"))
+
+
+class Connection(Protocol):
+    """What an exchange uses of its connection; see `connection.py`."""
+
+    transport: asyncio.Transport
+    flow: Flow
+    is_last: bool
+
+    @property
+    def hears(self) -> bool:
+        """Whether the sending side is still open."""
+
+    @property
+    def default_lines(self) -> bytes:
+        """The header lines of every answer, as text."""
+
+    def close_after_answer(self) -> None:
+        """Close: the answer is out, or will not be."""
+
+    def exchange_done(self) -> None:
+        """Start the next request: an answer is out."""
 
 
 class Exchange:
@@ -62,7 +84,7 @@ class Exchange:
 
     def __init__(
         self,
-        connection: HttpConnection,
+        connection: Connection,
         scope: dict[str, Any],
         *,
         keep_alive: bool,
