@@ -8,8 +8,9 @@ wanted, a mapping with its members does as well; it is judged as the body of the
 from __future__ import annotations
 
 import asyncio
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 from indexer.types import EventLossPolicy, SnapshotLimits
 from select_service.edge.arguments import taken, taken_or_none, taken_wave
@@ -17,6 +18,7 @@ from select_service.edge.batch_runner import explained
 from select_service.edge.decision_report import Wanted, as_told
 from select_service.edge.driver.driver import Driver
 from select_service.edge.driver.driver_options import DriverOptions, EdgeLimits
+from select_service.edge.http.routes import OPERATIONS
 from select_service.edge.state.keeper import Keeper
 from select_service.types import (
     BatchAnswer,
@@ -41,7 +43,7 @@ from select_service.types.drains import DrainRequest
 from select_service.types.shadow import ShadowSettings
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 
     from select_service.types import (
         Answer,
@@ -61,7 +63,28 @@ if TYPE_CHECKING:
     from select_service.types.shadow import ShadowStatus
 
 
+P = ParamSpec("P")
 R = TypeVar("R")
+
+
+def _operation(
+    method: Callable[Concatenate[SelectionService, P], Awaitable[R]],
+) -> Callable[Concatenate[SelectionService, P], Coroutine[Any, Any, R]]:
+    """Let a method of the API keep the promise of its route: what changes state is kept on disk."""
+    changes = OPERATIONS[method.__name__].changes
+
+    @wraps(method)
+    async def carry_out(service: SelectionService, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        if not changes:
+            return await method(service, *args, **kwargs)
+        driver = service.driver
+        if driver.keeper is not None:
+            driver.keeper.check_writable()
+        answer = await method(service, *args, **kwargs)
+        await driver.settle()
+        return answer
+
+    return carry_out
 
 
 class SelectionService:
@@ -137,148 +160,144 @@ class SelectionService:
     async def __aexit__(self, *exc: object) -> None:
         await self.driver.close()
 
-    def _check_writable(self) -> None:
-        if self.driver.keeper is not None:
-            self.driver.keeper.check_writable()
-
-    async def _settled(self, answer: R) -> R:
-        await self.driver.settle()
-        return answer
-
+    @_operation
     async def upsert_worker(self, spec: WorkerSpec | Mapping[str, Any]) -> WorkerRecord:
         """Put a whole worker record into the catalog; POST /workers."""
         spec = taken("spec", spec, WorkerSpec)
-        self._check_writable()
-        return await self._settled(self.driver.upsert_worker(spec))
+        return self.driver.upsert_worker(spec)
 
+    @_operation
     async def patch_worker(
         self, worker_id: int, patch: WorkerPatch | Mapping[str, Any]
     ) -> WorkerRecord:
         """Merge a patch into a record; PATCH /workers/{id}. Raises WorkerNotFound."""
         patch = taken("patch", patch, WorkerPatch)
-        self._check_writable()
-        return await self._settled(self.driver.patch_worker(worker_id, patch))
+        return self.driver.patch_worker(worker_id, patch)
 
+    @_operation
     async def delete_worker(self, worker_id: int) -> WorkerRecord:
         """Remove a worker with its load and index; DELETE /workers/{id}. Raises WorkerNotFound."""
-        self._check_writable()
-        return await self._settled(self.driver.delete_worker(worker_id))
+        return self.driver.delete_worker(worker_id)
 
+    @_operation
     async def drain_worker(self, worker_id: int, reason: str | None = None) -> DrainStatus:
         """Send a worker no new requests; POST /workers/{id}/drain. Raises WorkerNotFound."""
-        self._check_writable()
         request = DrainRequest(reason=reason)
-        return await self._settled(self.driver.drain_worker(worker_id, request))
+        return self.driver.drain_worker(worker_id, request)
 
+    @_operation
     async def undrain_worker(self, worker_id: int) -> DrainStatus:
         """Let a worker be selected again; DELETE /workers/{id}/drain. Raises WorkerNotFound."""
-        self._check_writable()
-        return await self._settled(self.driver.undrain_worker(worker_id))
+        return self.driver.undrain_worker(worker_id)
 
+    @_operation
     async def drain_status(self, worker_id: int) -> DrainStatus:
         """Return what is in flight on a worker; GET /workers/{id}/drain. Raises WorkerNotFound."""
         return self.driver.drain_status(worker_id)
 
+    @_operation
     async def workers(
         self, model_name: str | None = None, tenant_id: str | None = None
     ) -> list[WorkerRecord]:
         """Return records by ascending id; GET /workers."""
         return self.driver.workers(model_name, tenant_id)
 
+    @_operation
     async def ready(self) -> Ready:
         """Return whether anything can be scheduled; GET /ready."""
         return self.driver.ready()
 
+    @_operation
     async def select(self, request: SelectRequest | Mapping[str, Any]) -> Answer:
         """Choose a worker; waits while all are busy. POST /select."""
         request = taken("request", request, SelectRequest)
         return await self.driver.select(request)
 
+    @_operation
     async def select_and_reserve(
         self, request: SelectAndReserveRequest | Mapping[str, Any]
     ) -> Answer:
         """Choose and book in one step; waits while all are busy. POST /select_and_reserve."""
         request = taken("request", request, SelectAndReserveRequest)
-        self._check_writable()
-        return await self._settled(await self.driver.select_and_reserve(request))
+        return await self.driver.select_and_reserve(request)
 
+    @_operation
     async def select_pair(self, request: SelectPairRequest | Mapping[str, Any]) -> PairSelection:
         """Book a prefill and a decode rank in one step, or one for both. POST /select_pair."""
         request = taken("request", request, SelectPairRequest)
-        self._check_writable()
         answer = await self.driver.select_pair(request)
         assert isinstance(answer, PairSelection), "no threshold refuses what may take a pair"
-        return await self._settled(answer)
+        return answer
 
+    @_operation
     async def select_batch(self, request: SelectBatchRequest | Mapping[str, Any]) -> WaveAnswer:
         """Place a wave of prompts together; POST /select_batch."""
         request = taken_wave("request", request)
-        self._check_writable()
         items = [(one, b"") for one in request.requests]
         answer = await self.driver.select_batch(request, items)
-        return await self._settled(await explained(answer, self.driver.teller, as_told))
+        return await explained(answer, self.driver.teller, as_told)
 
+    @_operation
     async def reserve(self, request: ReservationRequest | Mapping[str, Any]) -> ReservationAnswer:
         """Book a rank the caller has chosen; POST /reservations."""
         request = taken("request", request, ReservationRequest)
-        self._check_writable()
-        return await self._settled(self.driver.reserve(request))
+        return self.driver.reserve(request)
 
+    @_operation
     async def prefill_complete(self, reservation_id: str, cached_tokens: int | None = None) -> None:
         """Report the prompt as computed, with so many tokens cached; POST …/prefill_complete."""
-        self._check_writable()
         self.driver.prefill_complete(reservation_id, cached_tokens)
-        await self.driver.settle()
 
+    @_operation
     async def output_block(self, reservation_id: str, decay_fraction: float | None = None) -> None:
         """Report one more filled block; POST /reservations/{id}/output_block."""
-        self._check_writable()
         self.driver.output_block(reservation_id, decay_fraction)
-        await self.driver.settle()
 
+    @_operation
     async def free(self, reservation_id: str) -> None:
         """End a reservation; DELETE /reservations/{id}. Repeatable."""
-        self._check_writable()
         self.driver.free(reservation_id)
-        await self.driver.settle()
 
+    @_operation
     async def batch(self, request: BatchRequest | Mapping[str, Any]) -> BatchAnswer:
         """Carry out many lifecycle calls in order, independently; POST /reservations/batch."""
         request = taken("request", request, BatchRequest)
-        self._check_writable()
         answer = self.driver.batch_now(request)
         if not isinstance(answer, BatchAnswer):
             answer = await asyncio.shield(answer)
-        return await self._settled(answer)
+        return answer
 
+    @_operation
     async def open_lease(self, request: LeaseRequest | Mapping[str, Any]) -> LeaseRecord:
         """Open a lease, or renew the caller's own; POST /leases."""
         request = taken("request", request, LeaseRequest)
-        self._check_writable()
-        return await self._settled(self.driver.open_lease(request))
+        return self.driver.open_lease(request)
 
+    @_operation
     async def renew_lease(self, lease_id: str, ttl_s: float | None = None) -> LeaseRecord:
         """Renew everything under a lease; POST /leases/{id}/renew. Raises LeaseNotFound."""
         return self.driver.renew_lease(lease_id, LeaseRenewal(ttl_s=ttl_s))
 
+    @_operation
     async def close_lease(self, lease_id: str) -> None:
         """End a lease and free everything under it; DELETE /leases/{id}. Repeatable."""
-        self._check_writable()
         lease = self.driver.close_lease_now(lease_id)
         if lease is not None:
             await self.driver.clear_lease(lease)
-        await self.driver.settle()
 
+    @_operation
     async def leases(self, owner: str | None = None, limit: int = 100) -> LeaseList:
         """Return open leases, oldest first; GET /leases."""
         return self.driver.leases(owner, limit)
 
+    @_operation
     async def loads(
         self, model_name: str | None = None, tenant_id: str | None = None
     ) -> list[ScopeLoads]:
         """Return the load of every rank, by scope; GET /loads."""
         return self.driver.loads(model_name, tenant_id)
 
+    @_operation
     async def potential_loads(
         self, request: PotentialLoadsRequest | Mapping[str, Any]
     ) -> list[LoadRow]:
@@ -286,6 +305,7 @@ class SelectionService:
         request = taken("request", request, PotentialLoadsRequest)
         return self.driver.potential_loads(request)
 
+    @_operation
     async def overlap_scores(
         self, request: OverlapScoresRequest | Mapping[str, Any]
     ) -> OverlapScores:
@@ -293,10 +313,12 @@ class SelectionService:
         request = taken("request", request, OverlapScoresRequest)
         return self.driver.overlap_scores(request)
 
+    @_operation
     async def decision(self, name: str) -> Decision:
         """Return the record behind a selection; GET /decisions/{id}. Raises DecisionNotFound."""
         return await self.driver.teller.tell(self.driver.teller.find(name))
 
+    @_operation
     async def decisions(self, wanted: Wanted | Mapping[str, Any]) -> list[Decision]:
         """Return the last decisions, newest first; GET /decisions."""
         wanted = taken("wanted", wanted, Wanted)
@@ -304,12 +326,14 @@ class SelectionService:
         records = await teller.matching(wanted)
         return [one async for one in teller.each(records, candidates=wanted.candidates)]
 
+    @_operation
     async def trust(
         self, model_name: str | None = None, tenant_id: str | None = None
     ) -> TrustTable:
         """Return how far each rank's index is trusted; GET /trust."""
         return self.driver.trust(model_name, tenant_id)
 
+    @_operation
     async def shadow(
         self, model_name: str | None = None, tenant_id: str | None = None
     ) -> ShadowStatus:

@@ -52,6 +52,7 @@ class Route(Struct, Generic[H], frozen=True):
     refusals: tuple[int, ...] = ()  # statuses >= 400 besides those implied by the other fields
     query: tuple[str, ...] = ()
     summary: str = ""
+    name: str = ""  # of the operation
     changes: bool = False  # it changes state that outlives the answer
     body_optional: bool = False  # without a body no Content-Type either
     status_again: int | None = None  # if nothing is new

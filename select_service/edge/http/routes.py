@@ -1,7 +1,8 @@
 """The route table, which is the API: paths, handlers, bodies, answers and refusals.
 
-`application.py` finds the route of a request, `api.py` calls its handler; /openapi.json, the API
-reference and the access matrix are generated from this table.
+`application.py` finds the route of a request and calls its handler; /openapi.json, the API
+reference and the access matrix are generated from this table, and `embedded.py` has the same
+operations.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ if TYPE_CHECKING:
 
     from select_service.edge.http.api import Handler
 
-__all__ = ["ROUTES"]
+__all__ = ["OPERATIONS", "ROUTES"]
 
 
 def _route(
@@ -106,6 +107,7 @@ def _route(
         refusals,
         query,
         summary,
+        name=handler.__name__,
         changes=method != "GET" if changes is None else changes,
         body_optional=body_optional,
         scope=scope,
@@ -371,3 +373,6 @@ ROUTES: Final[tuple[Route[Handler], ...]] = (
         takes=PeerRequest,
     ),
 )
+
+OPERATIONS: Final = {route.name: route for route in ROUTES}
+"""The same by name: that of the handler, and of the method of an embedded service."""

@@ -54,7 +54,7 @@ def _handler(operation: Callable[..., object], summary: str) -> Handler:
             return _explain(api, decided, decoded.request, decoded.warning)
         return api.writer.reply(decided, 200, decoded.warning)
 
-    handle.__doc__ = summary
+    handle.__name__, handle.__doc__ = name.removesuffix("_now"), summary
     return handle
 
 
