@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final
 
 from select_service.errors.refusal import RETRY_AFTER_S, ServiceError
@@ -13,7 +14,7 @@ BUSY_GATE: Final = "busy"
 
 
 class AdmissionRefused(ServiceError):
-    """The gate says no, why, and when to come again."""
+    """The gate says no, why, and when to come again; infinity: the request never fits."""
 
     def __init__(
         self,
@@ -38,6 +39,7 @@ class AdmissionRefused(ServiceError):
 
     def body(self) -> dict[str, object]:
         """Return why in one form for every gate; of busy workers in the reference's, and ours."""
+        again_s = self.retry_after_s
         if self.gate == BUSY_GATE:
             body: dict[str, object] = {
                 "message": f"Service temporarily unavailable: {self}",
@@ -51,7 +53,7 @@ class AdmissionRefused(ServiceError):
             "reason": self.code,
             "gate": self.gate,
             "policy": self.policy,
-            "retry_after_s": round(self.retry_after_s, 3),
+            "retry_after_s": round(again_s, 3) if math.isfinite(again_s) else None,
             "promised": self.promised,
             "knob": None,
             "value": None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final
 
 from msgspec import UnsetType
@@ -120,18 +121,32 @@ class BatchNotPlaced(ServiceError):
 
     code = "batch_not_placed"
 
-    def __init__(self, result: WaveResult, sample: int) -> None:
+    def __init__(self, result: WaveResult, sample: int, exceeds: str | None = None) -> None:
+        """Word it.
+
+        Args:
+            result: of the sample that cannot be placed.
+            sample: its number in the wave.
+            exceeds: code of the limit that the wave as a whole exceeds; it never fits.
+        """
         placed = isinstance(result.error, UnsetType)
+        details: dict[str, object] = {
+            "request": result.request,
+            "sample": sample,
+            "code": "cache_threshold" if placed else result.code,
+        }
+        if exceeds is not None:
+            details["never_fits"] = exceeds
         error = "nobody holds enough of it" if placed else result.error
+        whole = "" if exceeds is None else "; the batch never fits as a whole, with these settings"
         super().__init__(
-            f"sample {sample} of the batch (requests[{result.request}]) cannot be placed: {error}",
+            f"sample {sample} of the batch (requests[{result.request}]) cannot be placed: "
+            f"{error}{whole}",
             field=None if isinstance(result.field, UnsetType) else result.field,
-            details={
-                "request": result.request,
-                "sample": sample,
-                "code": "cache_threshold" if placed else result.code,
-            },
+            details=details,
         )
         self.status = 409 if placed else result.status
-        if not isinstance(result.retry_after_s, UnsetType):
+        if exceeds is None and not isinstance(result.retry_after_s, UnsetType):
             self.retry_after_s = result.retry_after_s
+        else:
+            self.retry_after_s = math.inf

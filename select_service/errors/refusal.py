@@ -22,7 +22,8 @@ class ServiceError(Exception):
     code: str = "internal_error"
     retry_after_s: float = RETRY_AFTER_S
     """When to ask again, for the statuses that say so (see `retry_after`); who raises it says so
-    where something drains: a queue, a gate's room, leases, the journal's next attempt."""
+    where something drains: a queue, a gate's room, leases, the journal's next attempt. Infinity:
+    the same request never fits, so it is told no time."""
     decision: object = None
     """What led to it, when that was to be explained; whoever answers reads it."""
     limit: str | None = None

@@ -23,8 +23,11 @@ def problem(error: ServiceError) -> tuple[int, dict[str, object]]:
 def retry_after(error: ServiceError) -> int | None:
     """Return the seconds of a Retry-After header; None: coming again is of no use.
 
-    Every 429 and 503 has one, and so has a refusal for load under any other status.
+    Every 429 and 503 has one, and so has a refusal for load under any other status, unless the
+    request exceeds a limit that no waiting changes.
     """
+    if error.retry_after_s == math.inf:
+        return None
     if error.status in _TRY_AGAIN or isinstance(error, AdmissionRefused):
         return retry_after_header(error.retry_after_s)
     return None

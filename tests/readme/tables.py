@@ -499,7 +499,7 @@ def errors() -> Iterator[str]:
 
 Every answer from 400 on is `{"error": "<text for people>", "code": "<one of these>"}`, mostly with
 the `field` at fault or `details` ([all members](api.md#problem)). Codes are stable, texts are for
-people. 429 and 503 say in `Retry-After` when to retry.
+people. 429 and 503 say in `Retry-After` when to retry, unless the same request never fits.
 
 | code | status | |
 |---|---|---|

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from select_service.client.core.codec import MSGPACK, encode
 from select_service.client.core.exchange import Ask, Failure, Outcome, Send, Sleep, Trail
 from select_service.client.core.gateway_errors import heard
-from select_service.client.core.problems import code_of
+from select_service.client.core.problems import code_of, never_fits
 
 if TYPE_CHECKING:
     import random
@@ -105,7 +105,7 @@ def verdict_on(outcome: Outcome, *, in_msgpack: bool, accepts: tuple[int, ...] =
     if outcome.failure is not None:
         return _OF_FAILURE.get(outcome.failure, Verdict.AGAIN)
     status = outcome.status
-    if status < _REFUSED or status in accepts:
+    if status < _REFUSED or status in accepts or never_fits(outcome):
         return Verdict.ANSWERED
     if status == _UNSUPPORTED_MEDIA_TYPE and in_msgpack:
         return Verdict.IN_JSON

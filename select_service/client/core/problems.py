@@ -8,6 +8,7 @@ selector answers, nobody holds the prompt) is below `ClientError`.
 from __future__ import annotations
 
 import inspect
+import math
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -138,11 +139,27 @@ def refusal(outcome: Outcome) -> ServiceError:
     told: Any = body.get("retry_after_s", outcome.retry_after_s)
     if isinstance(told, int | float) and not isinstance(told, bool):
         error.retry_after_s = float(told)
+    elif never_fits(outcome):
+        error.retry_after_s = math.inf
     if isinstance(error, AdmissionRefused):
         error.gate, error.policy = str(body["gate"]), str(body.get("policy"))
         error.promised = bool(body.get("promised"))
         error.facts = {name: one for name, one in body.items() if name not in _OF_GATES}
     return error
+
+
+def never_fits(outcome: Outcome) -> bool:
+    """Tell whether the refusal says that the same request never fits.
+
+    Its time to return is null then; of a batch, `never_fits` names the limit.
+    """
+    if outcome.status < _REFUSED or outcome.retry_after_s is not None:
+        return False
+    body = _members(outcome)
+    details = body.get("details")
+    if isinstance(details, dict) and "never_fits" in details:
+        return True
+    return "gate" in body and body.get("retry_after_s", 0.0) is None
 
 
 def code_of(outcome: Outcome) -> str:

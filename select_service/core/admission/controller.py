@@ -285,8 +285,9 @@ class AdmissionController:
         """Turn a decision into the error that answers the request."""
         keeper = partition.admission
         facts = {} if keeper is None else keeper.exceeded(decision, rows)
+        never = decision.retry_after_s == _FOREVER
         return AdmissionRefused(
-            decision.reason,
+            f"{decision.reason}: it never fits, with these settings" if never else decision.reason,
             status=self.settings.overload_status,
             code=decision.code,
             gate=decision.gate,

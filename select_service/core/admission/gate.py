@@ -49,6 +49,8 @@ WAITS_FOR_WORKER: Final = Verdict("wait", "", "waits-for-worker")
 PROMISED: Final = "promised"
 _HARD: Final = frozenset({"unavailable", "capacity"})
 """Gates that no promise overrides: no worker at all, or N + Q, which is exact."""
+_FULL_NOW: Final = frozenset({"busy", "capacity"})
+"""Gates that are asked before the policy, and whose refusals pass with time."""
 LET_IN_MAX: Final = 64
 """Admitted requests not counted yet: some 20 µs together."""
 RETURN_SHARE: Final = 0.25
@@ -66,7 +68,7 @@ class Decision(NamedTuple):
     code: str  # stable and short
     policy: str
     gate: GateName  # the check that refused; "" if none did
-    retry_after_s: float = 0.0
+    retry_after_s: float = 0.0  # infinity: the request never fits, a retry is of no use
     promised: bool = False  # whether a place is held for its return
     details: Facts | None = None
 
@@ -179,6 +181,20 @@ class Gate(Generic[T]):
     # -- refusing ------------------------------------------------------------------------------
 
     def _refusal(self, ask: Ask, gate: GateName, verdict: Verdict, now: float) -> Decision:
+        if verdict.can_fit and gate in _FULL_NOW:
+            of_policy = self.policy.judge(ask, self.pool, now)
+            if not of_policy.can_fit:  # else it would come again until the policy's turn
+                gate, verdict = "policy", of_policy
+        if not verdict.can_fit:
+            return Decision(
+                "refuse",
+                verdict.reason,
+                verdict.code,
+                self.policy.name,
+                gate,
+                math.inf,
+                details=verdict.facts,
+            )
         band = self.classes.band(ask.slo_class)
         room = self._room(ask, gate, verdict, band, now)
         promise = self.returns.grant(ask.key, band, room, now, is_unique=ask.is_unique)

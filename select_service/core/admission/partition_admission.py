@@ -12,6 +12,8 @@ from collections import Counter
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
+from msgspec.structs import replace
+
 from select_service.core.admission.busy import BusyRanks
 from select_service.core.admission.capacity import WorkerCaps
 from select_service.core.admission.gate import AT_CAPACITY, OUTRANKED, Gate
@@ -30,7 +32,7 @@ from select_service.core.admission.wait_times import WaitTimes
 from select_service.core.ledger.load_changes import LoadChanges
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Sequence
 
     from select_service.core.admission.gate import Decision, GateName
     from select_service.core.admission.policies import Built
@@ -335,6 +337,26 @@ class PartitionAdmission:
         It was not offered, so no class counts it.
         """
         return self.gate.refusal(Ask(0), "capacity", AT_CAPACITY.reason, AT_CAPACITY.code, now)
+
+    def never_fit_together(self, asks: Sequence[Ask]) -> str | None:
+        """Return the code of the limit these requests exceed if all are held at once, or None.
+
+        O(requests + workers); for a batch of all or none that was refused.
+        """
+        caps = [self.caps[worker_id] for worker_id in self._slots]
+        # a worker without a cap alone takes more than any batch has
+        if caps and len(asks) > sum(cap.max_inflight for cap in caps):
+            return AT_CAPACITY.code
+        totals: dict[str, Ask] = {}
+        for ask in asks:
+            line, _ = self.gate.policy.refill(ask, self.pool)
+            tokens = ask.tokens + (totals[line].tokens if line in totals else 0)
+            totals[line] = replace(ask, tokens=tokens)
+        for total in totals.values():
+            verdict = self.gate.policy.judge(total, self.pool, self.now)
+            if not verdict.can_fit:
+                return verdict.code
+        return None
 
     # -- waiting -------------------------------------------------------------------------------
 

@@ -50,6 +50,7 @@ class Verdict(NamedTuple):
     code: str = ""
     retry_in_s: float = 0.0  # when a retry may help, as far as the policy knows
     facts: Facts | None = None
+    can_fit: bool = True  # whether the same request may be admitted later, with these settings
 
     @property
     def admitted(self) -> bool:

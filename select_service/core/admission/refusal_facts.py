@@ -16,11 +16,13 @@ if TYPE_CHECKING:
 _LAST_HASH: Final = 8
 _KNOBS: Final = {
     "tier-shed": ("threshold", "load"),
+    "tier-shed-always": ("threshold", "load"),
     "gaie-saturated": ("kv_utilization", "saturation"),
     "band-full": ("quotas", "waiting"),
     "saturated": ("usage_limit", "saturation"),
     "infeasible-deadline": ("targets_ms", "predicted_ttft_s"),
     "insufficient-tokens": ("capacity", "tokens"),
+    "exceeds-capacity": ("capacity", "tokens"),
 }
 """By refusal code: the configuration key behind it, and the fact compared with it."""
 

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 DEFAULT_THRESHOLD: Final = 0
 DEFAULT_MIN_PRIORITY: Final = 3
+CODE: Final = "tier-shed"
+NEVER_CODE: Final = "tier-shed-always"
+"""Of a class that a threshold below 0 sheds under any load."""
 
 
 class TierShed:
@@ -48,8 +51,13 @@ class TierShed:
             f"tier-shed: class={ask.slo_class} priority={priority}"
             f" < min={self._min_priority} load={load}"
         )
+        can_fit = self._threshold >= 0  # below 0 even an idle pool is over the threshold
         return Verdict(
-            "refuse", reason, "tier-shed", facts={"load": load, "limit": self._threshold}
+            "refuse",
+            reason,
+            CODE if can_fit else NEVER_CODE,
+            facts={"load": load, "limit": self._threshold},
+            can_fit=can_fit,
         )
 
     def charge(self, ask: Ask, now: float) -> None:

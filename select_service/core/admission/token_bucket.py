@@ -25,6 +25,8 @@ LOOKED_AT_MAX: Final = 16
 
 REASON: Final = "insufficient tokens"
 CODE: Final = "insufficient-tokens"
+NEVER_CODE: Final = "exceeds-capacity"
+"""Of a request of more tokens than the bucket ever holds."""
 
 
 _EXPONENT_FROM: Final = 1e21
@@ -175,6 +177,7 @@ class TokenBucketPolicy:
             TenantBuckets(capacity, refill_rate, tenants_max=tenants_max) if per_tenant else None
         )
         self._refusal = Verdict("refuse", REASON, CODE)
+        self._never = Verdict("refuse", REASON, NEVER_CODE, can_fit=False)
 
     def bucket_of(self, tenant_id: str, t_us: int) -> TokenBucket:
         """Return the bucket a tenant's requests are charged to."""
@@ -192,6 +195,9 @@ class TokenBucketPolicy:
         bucket = self._only if self._tenants is None else self._tenants.of(ask.tenant_id, t_us)
         if bucket.holds(ask.tokens, t_us):
             return ADMIT
+        if ask.tokens > bucket.capacity:
+            limits: Facts = {"tokens": ask.tokens, "limit": bucket.capacity}
+            return self._never._replace(facts=limits)
         facts: Facts = {"tokens": ask.tokens, "limit": math.floor(bucket.tokens - bucket.held)}
         return self._refusal._replace(retry_in_s=bucket.filled_in_s(ask.tokens), facts=facts)
 

@@ -11,11 +11,18 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import UNSET, Struct, UnsetType
 
+from select_service.core.admission.policy_api import Ask
 from select_service.core.admission.queue import BatchSample, Planned
 from select_service.core.batches.batch_plan import BatchPlan, Member
 from select_service.core.changes import Hold
 from select_service.core.effects import NOTHING
-from select_service.errors import BatchNotPlaced, InvalidField, ServiceError, retry_after
+from select_service.errors import (
+    BatchNotPlaced,
+    InvalidField,
+    ServiceError,
+    TooManyReservations,
+    retry_after,
+)
 from select_service.types import CacheThreshold, SelectAndReserveRequest, Selection
 from select_service.types.batches import WaveAnswer, WaveItem, WaveRank, WaveResult
 
@@ -82,7 +89,7 @@ class BatchSelection:
         self.rng = rng
         self.free = free
         self.recorder = recorder
-        self._limits = limits
+        self.limits = limits
 
     def begin(self, request: SelectBatchRequest, items: Sequence[Item]) -> RunningBatch:
         """Validate a wave as a whole; nothing is chosen yet.
@@ -95,7 +102,7 @@ class BatchSelection:
         Raises:
             InvalidField: too many samples, or `atomic` without `reserve`.
         """
-        most = self._limits.wave_samples_max
+        most = self.limits.wave_samples_max
         samples = sum(1 if isinstance(one, ServiceError) else one[0].n for one in items)
         if samples > most:
             why = f"requests must be at most {most} samples"
@@ -364,7 +371,22 @@ class RunningBatch:
         for at, sample in enumerate(self._samples):
             if sample.result is not None and not _is_placed(sample):
                 self._waves.counters.waves_undone += 1
-                raise BatchNotPlaced(sample.result, at)
+                raise BatchNotPlaced(sample.result, at, exceeds=self._exceeds(sample))
+
+    def _exceeds(self, refused: _Sample) -> str | None:
+        """Return the code of the limit that the wave as a whole exceeds however long one waits."""
+        if len(self._samples) > self._waves.limits.reservations_max:
+            return TooManyReservations.code
+        keeper = None if refused.read is None else refused.read[0].admission
+        if keeper is None:
+            return None
+        asks = []
+        for sample in self._samples:
+            if sample.read is None or sample.read[0].admission is not keeper:
+                continue
+            tenant = sample.request.fairness_id or sample.read[0].scope.tenant_id
+            asks.append(Ask(sample.read[1].isl_tokens, sample.request.slo_class or "", tenant))
+        return keeper.never_fit_together(asks)
 
     def _answer(self) -> WaveAnswer:
         results = []

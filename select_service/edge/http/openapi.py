@@ -112,7 +112,7 @@ class Problem(msgspec.Struct):
     reason: str | msgspec.UnsetType = msgspec.UNSET  # stable
     gate: str | msgspec.UnsetType = msgspec.UNSET
     policy: str | msgspec.UnsetType = msgspec.UNSET
-    retry_after_s: float | msgspec.UnsetType = msgspec.UNSET
+    retry_after_s: float | msgspec.UnsetType | None = msgspec.UNSET  # null: it never fits
     promised: bool | msgspec.UnsetType = msgspec.UNSET  # a place is held for the return
     knob: str | msgspec.UnsetType | None = msgspec.UNSET
     value: float | msgspec.UnsetType | None = msgspec.UNSET

@@ -105,6 +105,23 @@ def test_every_503_says_when_to_come_again() -> None:
     on_a_port(use)
 
 
+@pytest.mark.parametrize("headers", [(), (SLOW,)], ids=["hot route", "asgi"])
+@pytest.mark.parametrize("status", [503, 529])
+def test_what_never_fits_is_told_so_and_no_time(status: int, headers: tuple[str, ...]) -> None:
+    async def use(port: int, service: Driver, _: Server) -> None:
+        seat(service)
+        body = {**PROMPT, "isl_tokens": 5000}
+        got, answer_headers, told = await asked(port, "/select", body, *headers)
+        assert (got, told["reason"], told["code"]) == (status, *["exceeds-capacity"] * 2)
+        assert (told["retry_after_s"], told["promised"]) == (None, False)
+        assert (told["knob"], told["value"], told["limit"]) == ("capacity", 5000, 1000)
+        assert "retry-after" not in answer_headers
+
+    config = {"capacity": 1000, "refill_rate": 100}
+    settings = {"admission_policy": "token-bucket", "admission_config": config}
+    on_a_port(use, overload_status_code=status, **settings)
+
+
 def test_too_many_connections_are_told_when_to_come_again() -> None:
     async def use(port: int, _service: Driver, _: Server) -> None:
         first = await Wire.to(port)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import decimal
+import math
 from typing import Any
 
 import msgspec
@@ -63,6 +64,26 @@ def test_the_next_selector_is_asked_when_there_is_only_a_proxy(status: int) -> N
     assert reserve(on).reservation_id == "r~1"
     on.keep_up(on.now + 1)
     assert booked(on, 1) == ["r~1"]
+
+
+@pytest.mark.parametrize("status", [429, 503, 529])
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"code": "exceeds-capacity", "gate": "policy", "retry_after_s": None},
+        {"code": "batch_not_placed", "details": {"never_fits": "exceeds-capacity"}},
+    ],
+    ids=["request", "batch"],
+)
+def test_what_never_fits_is_asked_once(status: int, body: dict[str, Any]) -> None:
+    on = stage()
+    text = msgspec.json.encode({"error": "it never fits", "reason": body["code"]} | body)
+    on.network.services[0].between[RESERVE] = (status, "application/json", text)
+    with pytest.raises(ServiceError) as caught:
+        reserve(on, timeout_s=60.0)
+    assert caught.value.code == body["code"]
+    assert (on.session.stats.retries, on.session.stats.failovers) == (0, 0)
+    assert caught.value.retry_after_s == math.inf
 
 
 @pytest.mark.parametrize(("status", "kind"), [(502, "text/html"), (503, "text/plain")])

@@ -140,7 +140,7 @@ def test_retry_after_of_a_bucket_is_exact() -> None:
     gate.settle(gate.judge(ask_of(), RANKS, 0.0), ask_of(), 0.0)
     assert gate.judge(ask_of(tokens=50), RANKS, 0.0).retry_after_s == 5.0
     never = gate.judge(ask_of(tokens=500), RANKS, 0.0)
-    assert math.isfinite(never.retry_after_s)
+    assert (never.code, never.retry_after_s) == ("exceeds-capacity", math.inf)
     assert not never.promised
 
 

@@ -1,0 +1,120 @@
+"""A request that exceeds a limit no waiting changes is told so, and given no time to return."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from select_service.errors import BatchNotPlaced, retry_after
+from select_service.types import CoreLimits
+from select_service.types.admission import AdmissionChange, AdmissionSettings
+from select_service.types.batches import SelectBatchRequest, WaveItem
+from tests.select_service.core.admission.gated import (
+    fleet,
+    keeper_of,
+    refused,
+    tally,
+)
+from tests.select_service.core.whole_fleet import Fleet
+
+SMALL: dict[str, Any] = {"policy_config": {"capacity": 1000, "refill_rate": 100}}
+
+
+def never(some: Fleet, code: str, **wishes: Any) -> dict[str, object]:
+    """Check that the refusal gives no time, whatever is done in between; return its body."""
+    body: dict[str, object] = {}
+    for _ in range(3):
+        error = refused(some, 1, **wishes)
+        assert (error.code, error.gate, error.promised) == (code, "policy", False)
+        assert (error.retry_after_s, retry_after(error)) == (math.inf, None)
+        body = error.body()
+        assert body["retry_after_s"] is None
+        some.now += 3600.0
+    assert not keeper_of(some).gate.returns.size
+    return body
+
+
+@pytest.mark.parametrize("per_tenant", [False, True])
+def test_more_tokens_than_the_bucket_ever_holds(per_tenant: bool) -> None:
+    config = SMALL["policy_config"] | {"per_tenant": per_tenant}
+    some = fleet(policy="token-bucket", policy_config=config)
+    body = never(some, "exceeds-capacity", isl=5000, fairness_id="a")
+    assert (body["knob"], body["value"], body["limit"]) == ("capacity", 5000, 1000)
+    assert tally(some).refused == 3
+    later = [some.take(f"r{n}", n, isl=1000, fairness_id="a") for n in (1,)]
+    assert later, "what fits is let in"
+    soon = refused(some, 2, isl=1000, fairness_id="a")
+    assert (soon.code, retry_after(soon)) == ("insufficient-tokens", 10)
+
+
+def test_it_is_said_first_where_time_would_help_with_another_limit() -> None:
+    some = fleet(record={"max_inflight": 1, "max_queued": 0}, policy="token-bucket", **SMALL)
+    some.take("a", 1, isl=16)
+    assert refused(some, 2, isl=16).gate == "capacity"
+    assert refused(some, 2, isl=5000).code == "exceeds-capacity"
+
+
+def test_a_threshold_that_any_load_exceeds() -> None:
+    config = {"threshold": -1, "min_priority": 3}
+    some = fleet(policy="tier-shed", policy_config=config)
+    body = never(some, "tier-shed-always", slo_class="batch")
+    assert (body["knob"], body["value"], body["limit"]) == ("threshold", 0, -1)
+
+
+def test_who_waits_is_told_when_a_change_makes_it_never_fit() -> None:
+    some = fleet(record={"max_inflight": 1})
+    some.take("a", 1)
+    some.take("b", 2, isl=5000)
+    change = AdmissionChange(policy="token-bucket", config=SMALL["policy_config"])
+    _, effects = some.core.admission.change_admission(change, some.now)
+    (ticket,) = effects.answered
+    assert getattr(ticket.answer, "code", None) == "exceeds-capacity"
+    assert getattr(ticket.answer, "retry_after_s", None) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("settings", "record", "limits", "samples", "code"),
+    [
+        ({"policy": "token-bucket", **SMALL}, {}, {}, 3, "exceeds-capacity"),
+        ({}, {"max_inflight": 2, "max_queued": 0}, {}, 3, "workers-at-capacity"),
+        ({}, {}, {"reservations_max": 2}, 3, "too_many_reservations"),
+    ],
+    ids=["bucket", "N", "reservations"],
+)
+def test_a_batch_of_all_or_none_that_exceeds_a_limit_as_a_whole(
+    settings: dict[str, Any],
+    record: dict[str, Any],
+    limits: dict[str, Any],
+    samples: int,
+    code: str,
+) -> None:
+    some = Fleet(limits=CoreLimits(**limits), admission=AdmissionSettings(**settings))
+    some.worker(1, **record)
+
+    def placed(n: int) -> BatchNotPlaced | None:
+        item = WaveItem(block_hashes=[1], sequence_hashes=[1], isl_tokens=400, n=n)
+        wants = SelectBatchRequest(requests=[], reserve=True, atomic=True)
+        steps = some.core.batch_selection.begin(wants, [(item, b"")]).steps(some.now)
+        try:
+            next(steps)
+            while True:
+                steps.send(some.now)
+        except StopIteration:
+            return None
+        except BatchNotPlaced as error:
+            return error
+
+    error = placed(samples)
+    assert error is not None
+    assert error.details is not None
+    assert error.details["never_fits"] == code
+    assert retry_after(error) is None
+    some.now += 3600.0
+    assert placed(samples - 1) is None
+    later = placed(samples - 1)
+    assert later is not None
+    assert later.details is not None
+    assert "never_fits" not in later.details
+    assert retry_after(later) is not None
