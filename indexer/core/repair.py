@@ -100,7 +100,7 @@ class Repair(ReplayControl):
         if known is not None:  # and whatever contradicted it was a stray message
             self._changed_at = self._conflict = None
         if self._doubted_after == last:  # a later batch would only vouch for the new engine
-            self._doubted_after = None
+            self._settle_doubt()
         replay.hear(now)
         self._meet_live(now)
         return False

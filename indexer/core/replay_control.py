@@ -183,6 +183,8 @@ class ReplayControl(Progress):
             self._ask_again(now)
         elif self._may_ask(now):
             self._ask(Mode.VERIFY, now, suspects=len(self.backlog))
+        elif self.has_replay:
+            self._doubt()  # `on_timer` asks once it may
 
     def due(self, now: float) -> float:
         """When silence becomes meaningful if nothing is heard before; `inf`: never. O(1).
@@ -196,9 +198,7 @@ class ReplayControl(Progress):
             due = min(due, self._witness[2])
         if not self.has_replay:
             return due
-        if self._doubted_after is not None and (
-            self._doubted_after == self.cursor.last or not self._is_past_gone
-        ):
+        if self._settling_mode is not None:
             due = min(due, self._ask_after)
         if self._limits.poll_after_s:
             quiet_since = now if self._quiet_since is None else self._quiet_since
@@ -216,13 +216,10 @@ class ReplayControl(Progress):
         if self.is_unproven and now >= self._proof_until:
             self._deny("unheard")
             self._begin_anew()
-        if self._doubted_after is not None and may_poll and self._may_ask(now):
-            if self._doubted_after == self.cursor.last:
-                self._ask(Mode.VERIFY, now)
-                return
-            if not self._is_past_gone:
-                self._ask(Mode.REBUILD, now)
-                return
+        mode = self._settling_mode
+        if mode is not None and may_poll and self._may_ask(now):
+            self._ask(mode, now)
+            return
         if self._quiet_since is None:
             self._quiet_since = now
         # exactly the sum that `due` returns, or rounding could leave nothing to do when it is due
@@ -263,6 +260,30 @@ class ReplayControl(Progress):
         if self._doubted_after is None and self.cursor.last is not None:
             self._doubted_after = self.cursor.last
             self._drop_if_told()
+
+    @property
+    def _is_to_bring_back(self) -> bool:
+        """Whether blocks were dropped in doubt, and a rebuild may bring them back."""
+        is_dropped = self._on_event_loss is EventLossPolicy.DROP
+        return is_dropped and self.has_replay and not self._is_past_gone
+
+    @property
+    def _settling_mode(self) -> Mode | None:
+        """Which replay settles the doubt; None: there is no doubt, or none can settle it."""
+        if self._doubted_after is None:
+            return None
+        if self._doubted_after == self.cursor.last and not self._is_to_bring_back:
+            return Mode.VERIFY  # a later batch would only vouch for the engine that sent it
+        return None if self._is_past_gone else Mode.REBUILD
+
+    def _settle_doubt(self) -> None:
+        """It is the same engine; blocks that were dropped in doubt are missing all the same."""
+        doubted = self._doubted_after
+        if doubted is None or self._is_to_bring_back:
+            return
+        self._doubted_after = None
+        if self._on_event_loss is EventLossPolicy.DROP:
+            self._note_lost(max(doubted + 1 - self.lost_batches, 0))
 
     def _dismiss_witness(self) -> None:
         if self._witness is not None:

@@ -382,7 +382,7 @@ class EventStream(Repair):
         if verdict is Verdict.CONFLICT:
             return self._weigh_conflict(seq, payload, now)
         if verdict is Verdict.CONTIGUOUS and self._is_to_settle:
-            self._doubted_after = None
+            self._settle_doubt()
         return verdict
 
     def _weigh_conflict(self, seq: int, payload: bytes, now: float) -> Verdict | None:

@@ -121,6 +121,75 @@ def test_a_proof_that_does_not_come_is_not_waited_for_long() -> None:
         assert bench.state() == "current"
 
 
+def test_a_proof_that_may_not_be_asked_for_yet_is_missing() -> None:
+    """The endpoint was silent a moment ago; then comes a new connection, and the numbers fit."""
+    bench = Bench()
+    for seq in range(2):
+        bench.live(seq)
+    bench.wait(0)
+    for seconds in (10.1, 1.1, 1.1):  # a poll, twice, and nobody answers
+        bench.wait(seconds)
+    assert (bench.outcomes, bench.state()) == ({"silent": 1}, "current"), "nothing contradicts us"
+    bench.stream.on_reconnect(bench.now)
+    bench.live(2, engine="new")
+    assert (bench.asked(), bench.state()) == (None, "uncertain"), "whose is it?"
+    assert bench.stream.due(bench.now) <= bench.now + LIMITS.replay_backoff_s
+    bench.wait(LIMITS.replay_backoff_s)
+    assert bench.asked() == 0
+    for seq in range(3):
+        bench.reply(seq, engine="new")
+    assert (bench.blocks(), bench.blocks(engine="new")) == (set(), {0, 1, 2})
+    assert bench.state() == "current"
+
+
+@pytest.mark.parametrize("is_past_gone", [False, True])
+def test_what_was_dropped_in_doubt_is_fetched_once_the_engine_has_proven_itself(
+    is_past_gone: bool,
+) -> None:
+    bench = Bench(on_event_loss=EventLossPolicy.DROP)
+    for seq in range(2):
+        bench.live(seq)
+    bench.stream.on_reconnect(bench.now)
+    bench.wait(1.1)
+    bench.wait(1.1)
+    assert (bench.blocks(), bench.state()) == (set(), "uncertain")
+    bench.stream.on_reconnect(bench.now)
+    bench.wait(LIMITS.replay_backoff_s)
+    first = 1 if is_past_gone else 0
+    while bench.asked() is not None:
+        assert bench.state() == "uncertain", "the blocks are not there"
+        for seq in range(first, 2):
+            bench.reply(seq)
+        bench.end()
+        bench.wait(0.1)
+    assert bench.blocks() == (set() if is_past_gone else {0, 1})
+    assert bench.state() == ("uncertain" if is_past_gone else "current")
+    assert bench.stream.lost_batches == (2 if is_past_gone else 0)
+    assert bench.stream.is_at_rest, "the next process may go on from here"
+
+
+def test_last_words_behind_which_another_engine_goes_on_are_in_doubt() -> None:
+    """Two restarts while the endpoint is mute: what the engine in between said is not believed."""
+    bench = Bench()
+    bench.live(0)
+    bench.stream.on_reconnect(bench.now)
+    bench.live(0, engine="new")
+    bench.stream.on_reconnect(bench.now)
+    bench.live(1, engine="third")
+    bench.reply(0, engine="third")
+    assert bench.asked() == 1, "does the endpoint at least repeat what has come since?"
+    bench.wait(1.1)
+    bench.wait(1.1)
+    assert (bench.blocks(engine="new"), bench.blocks(engine="third")) == ({0}, {1})
+    assert bench.state() == "uncertain"
+    bench.wait(LIMITS.replay_backoff_s)
+    assert bench.asked() == 0
+    for seq in range(2):
+        bench.reply(seq, engine="third")
+    assert (bench.blocks(engine="new"), bench.blocks(engine="third")) == (set(), {0, 1})
+    assert bench.state() == "current"
+
+
 def test_a_buffer_that_has_moved_on_proves_nothing() -> None:
     for policy, kept in ((EventLossPolicy.KEEP, {0}), (EventLossPolicy.DROP, set())):
         bench = Bench(on_event_loss=policy)
