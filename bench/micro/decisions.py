@@ -16,7 +16,7 @@ from time import process_time
 from typing import TYPE_CHECKING, Any
 
 from indexer.core.hashing import pack_u64
-from indexer.core.registry import Registry
+from indexer.core.registry import StreamRegistry
 from indexer.types import Scope, Tier, WorkerRank
 from select_service.core.decisions.explain import Told
 from select_service.core.instrumentation.instrumented import Watch
@@ -46,7 +46,9 @@ def core_of(
     limits = CoreLimits() if ring else CoreLimits(decision_ring=0)
     config = RouterConfig(use_kv_events=False)
     rng = random.Random(1)
-    core = SelectionCore(Registry(), config, rng, limits=limits, watch=Watch(stopwatch=stopwatch))
+    core = SelectionCore(
+        StreamRegistry(), config, rng, limits=limits, watch=Watch(stopwatch=stopwatch)
+    )
     for worker_id in range(workers):
         core.workers.upsert_worker(
             WorkerSpec(worker_id=worker_id, endpoint="http://w", block_size=16), 0.0

@@ -16,7 +16,7 @@ from statistics import median
 from time import process_time
 from typing import Any
 
-from indexer.core.registry import Registry
+from indexer.core.registry import StreamRegistry
 from select_service.core.service import SelectionCore
 from select_service.types import RouterConfig, SelectAndReserveRequest, WorkerSpec
 
@@ -54,7 +54,7 @@ def core_of(variant: dict[str, Any] | None, workers: int) -> SelectionCore:
 
         settings["admission"] = AdmissionSettings(**(ON | variant))
     config = RouterConfig(use_kv_events=False)
-    core = SelectionCore(Registry(), config, random.Random(1), **settings)
+    core = SelectionCore(StreamRegistry(), config, random.Random(1), **settings)
     for worker_id in range(workers):
         spec = WorkerSpec(
             worker_id=worker_id,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from indexer.core.registry import Registry
+from indexer.core.registry import StreamRegistry
 from indexer.types import Scope, WorkerRank
 from select_service.core.service import SelectionCore
 from select_service.types import ReservationRequest, RouterConfig, WorkerSpec
@@ -37,7 +37,7 @@ SLOWEST = 3
 
 def stream() -> EventStream:
     """A rank's stream into an index of its own."""
-    registry, scope = Registry(), Scope("m", "t")
+    registry, scope = StreamRegistry(), Scope("m", "t")
     registry.open_index(scope, BLOCK_SIZE)
     return registry.open_stream(scope, WorkerRank(1, 0), worker_ranks=range(1), has_replay=False)
 
@@ -86,7 +86,7 @@ def measure_events() -> None:
 
 def measure_bookings() -> None:
     """Print the slowest single bookings and ends."""
-    core = SelectionCore(Registry(), RouterConfig(use_kv_events=False), random.Random(1))
+    core = SelectionCore(StreamRegistry(), RouterConfig(use_kv_events=False), random.Random(1))
     for worker_id in (1, 2):
         spec = WorkerSpec(worker_id=worker_id, endpoint="http://w", block_size=BLOCK_SIZE)
         core.workers.upsert_worker(spec, 1.0)

@@ -20,11 +20,11 @@ from typing import TypeVar
 
 import msgspec
 
-from indexer.core.registry import Registry
+from indexer.core.registry import StreamRegistry
 from indexer.core.stream import EventStream
 from indexer.edge.listener import Listeners
 from indexer.edge.snapshot_file import NAME
-from indexer.edge.snapshots import Snapshots, Source
+from indexer.edge.snapshots import IndexSnapshots, SnapshotSource
 from indexer.types import Scope, SnapshotLimits, WorkerRank
 
 SCOPE = Scope("model", "tenant")
@@ -39,12 +39,12 @@ class House:
     """A registry with its streams and the snapshots of one directory."""
 
     def __init__(self, directory: Path, ranks: int) -> None:
-        self.registry = Registry()
+        self.registry = StreamRegistry()
         self.registry.open_index(SCOPE, BLOCK_SIZE)
         self.listeners = Listeners(self.registry)
-        self.snapshots = Snapshots(directory, self.registry, SnapshotLimits(hold_s=60.0))
+        self.snapshots = IndexSnapshots(directory, self.registry, SnapshotLimits(hold_s=60.0))
         self.sources = [
-            Source(
+            SnapshotSource(
                 self.registry.open_stream(
                     SCOPE, WorkerRank(number, 0), worker_ranks=range(1), has_replay=True
                 ),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from indexer.core.hashing import block_hashes, sequence_hashes
-from indexer.core.registry import Registry
+from indexer.core.registry import StreamRegistry
 from indexer.core.wire import BatchDecoder
 from indexer.types import Scope, WorkerRank
 
@@ -63,7 +63,7 @@ def _payloads(form: str, count: int, blocks: int) -> list[bytes]:
 
 
 def _stream() -> EventStream:
-    registry = Registry()
+    registry = StreamRegistry()
     scope = Scope("m", "t")
     registry.open_index(scope, BLOCK_SIZE)
     return registry.open_stream(scope, WorkerRank(1, 0), worker_ranks=range(1), has_replay=False)

@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections import deque
 
 
-class Backlog:
+class MessageBacklog:
     """Messages in order of arrival, counted in batches and bytes."""
 
     __slots__ = ("_batches_max", "_bytes_max", "_queue", "bytes")

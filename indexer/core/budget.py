@@ -50,7 +50,7 @@ class _Weight:
         self.heaviest: Source | None = None  # which holds `most`
 
 
-class Budget:
+class BlockBudget:
     """Block budgets of all sources; one instance for all indexes of a registry.
 
     Attributes:
@@ -161,7 +161,7 @@ class TenantBudget:
 
     __slots__ = ("_tenant_id", "whole")
 
-    def __init__(self, whole: Budget, tenant_id: str) -> None:
+    def __init__(self, whole: BlockBudget, tenant_id: str) -> None:
         self.whole = whole
         self._tenant_id = tenant_id
 

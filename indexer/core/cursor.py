@@ -20,7 +20,7 @@ as a socket holds of them. A publisher that says nothing while its replays go on
 without end: 8 bytes a batch would be gigabytes in a day."""
 
 
-class Verdict(Enum):
+class SequenceVerdict(Enum):
     """What a sequence number means for the batch that carries it."""
 
     CONTIGUOUS = "contiguous"  # the next one, or the very first
@@ -55,7 +55,7 @@ class Cursor:
         """Whether the last batch came live, not out of a replay."""
         return self.last is not None and self.last == self._floor
 
-    def judge(self, seq: int, digest: int) -> Verdict:
+    def judge(self, seq: int, digest: int) -> SequenceVerdict:
         """Classify a live batch. O(1).
 
         A publisher's live sequence numbers only increase. A lower one with the same digest is a
@@ -64,12 +64,12 @@ class Cursor:
         """
         expected = self.expected
         if seq == expected:
-            return Verdict.CONTIGUOUS
+            return SequenceVerdict.CONTIGUOUS
         if seq > expected:
-            return Verdict.GAP
+            return SequenceVerdict.GAP
         if self.digest_of(seq) == digest:
-            return Verdict.STALE
-        return Verdict.RESTARTED if seq == 0 < expected - 1 else Verdict.CONFLICT
+            return SequenceVerdict.STALE
+        return SequenceVerdict.RESTARTED if seq == 0 < expected - 1 else SequenceVerdict.CONFLICT
 
     def digest_of(self, seq: int) -> int | None:
         """Digest of an applied batch, None if it is no longer known."""

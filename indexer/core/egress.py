@@ -33,7 +33,7 @@ _HOST_CHARACTERS: Final = frozenset(
 )
 
 
-class Target(NamedTuple):
+class ParsedEndpoint(NamedTuple):
     """A parsed endpoint."""
 
     endpoint: str  # as given
@@ -62,7 +62,7 @@ class Egress:
         self._deny = _Entries(settings.deny)
         self._loopback = settings.loopback
 
-    def target(self, endpoint: str) -> Target:
+    def target(self, endpoint: str) -> ParsedEndpoint:
         """Parse a ZMQ endpoint.
 
         Raises:
@@ -75,7 +75,7 @@ class Egress:
         if scheme not in self.schemes:
             raise SchemeRefused(endpoint, f"scheme `{scheme}` is not among --connect-schemes")
         if scheme != "tcp":
-            return Target(endpoint, "", "", "")
+            return ParsedEndpoint(endpoint, "", "", "")
         where, _, port = address.rpartition(":")
         source, semicolon, host = where.rpartition(";")  # tcp://eth0;host:port
         bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
@@ -85,7 +85,7 @@ class Egress:
             or not bare[0].isalnum() | (bare[0] == ":")
         ):
             raise EndpointRefused(endpoint, "that is no host to connect to")
-        return Target(endpoint, f"{scheme}://{source}{semicolon}", bare, port)
+        return ParsedEndpoint(endpoint, f"{scheme}://{source}{semicolon}", bare, port)
 
     def why_not(self, host: str, address: Address | None = None) -> str | None:
         """Return why connecting to a host at this address is not allowed; None if it is.

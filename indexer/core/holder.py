@@ -26,7 +26,7 @@ UNDECIDED_GROUP: Final = -1
 """Home group of dumped blocks, since a dump has no groups; the first live event decides it."""
 
 
-class Counts:
+class ReferenceCounts:
     """Reference counts of the blocks of one (rank, tier) that are not simply held once.
 
     A held block has `1 + copies.get(hash, 0)` references in the holder's home group and
@@ -126,7 +126,7 @@ class Holder:
         # held positions it keeps each position's last name (0: none), because a dump needs it to
         # say where a block below a hole belongs.
         self.runs: dict[Node, bytes] = {}
-        self.counts: list[Counts | None] = [None] * len(Tier)
+        self.counts: list[ReferenceCounts | None] = [None] * len(Tier)
         self.blocks = [0] * len(Tier)  # held positions per tier
         self.waiting: dict[int, OrphanRoot] = {}  # unannounced engine hash → its orphans
         # names of blocks that arrived after their children, which have yet to be moved behind them
@@ -224,11 +224,11 @@ class Holder:
             return mine, mine
         return counts.drop(name, group, self.home)
 
-    def counts_for_change(self, tier: int) -> Counts:
+    def counts_for_change(self, tier: int) -> ReferenceCounts:
         """Return the tier's counts, created on demand."""
         counts = self.counts[tier]
         if counts is None:
-            counts = self.counts[tier] = Counts()
+            counts = self.counts[tier] = ReferenceCounts()
         return counts
 
     def note_hearsay(self, tier: int, names: Iterable[int]) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from indexer.core import holdings, index_size, irregular_stores, orphans, removal
 from indexer.core.audit import audit
-from indexer.core.budget import Budget, TenantBudget
+from indexer.core.budget import BlockBudget, TenantBudget
 from indexer.core.checkpoint import CheckpointRestore, CheckpointRun, RankChanged, freeze
 from indexer.core.dump import TIER_OF, DumpEvent, dump_tier
 from indexer.core.holder import UNDECIDED_GROUP, Holder
@@ -63,7 +63,7 @@ class KvIndex:
         self.block_size = block_size
         self.is_eagle = is_eagle
         self._limits = limits or StreamLimits()
-        self.budget = budget or Budget(self._limits).of("")
+        self.budget = budget or BlockBudget(self._limits).of("")
         self.capacity = 0
         """Number of slots ever allocated: the length that columns by slot must have."""
         self.tree = RadixTree()

@@ -46,7 +46,7 @@ PLAUSIBLE_LAG_S: Final = 86_400.0
 """If an engine's clock is off by more than a day, no lag is reported."""
 
 
-class Progress:
+class StreamProgress:
     """Batches applied in order, batches lost, engines gone.
 
     Attributes:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from indexer.core.budget import Budget
+from indexer.core.budget import BlockBudget
 from indexer.core.index import KvIndex
-from indexer.core.round_robin import RoundRobin
+from indexer.core.round_robin import RoundRobinNames
 from indexer.core.stream import EventStream
 from indexer.core.stream_counters import StreamCounters
 from indexer.errors import ScopeConflict
@@ -25,7 +25,7 @@ SWEPT_PER_TURN: Final = 64
 """Indexes checked per turn for something to sweep; 0.2 µs each if there is nothing."""
 
 
-class Registry:
+class StreamRegistry:
     """Partitions and streams; every verb is O(1) unless it says otherwise."""
 
     def __init__(
@@ -36,10 +36,10 @@ class Registry:
     ) -> None:
         self.on_event_loss = on_event_loss
         self.limits = limits or StreamLimits()
-        self.budget = Budget(self.limits)
+        self.budget = BlockBudget(self.limits)
         self._weights: Iterator[tuple[Source, int, int] | None] | None = None
         self._indexes: dict[Scope, KvIndex] = {}
-        self._rounds: RoundRobin[Scope] = RoundRobin(SWEPT_PER_TURN)
+        self._rounds: RoundRobinNames[Scope] = RoundRobinNames(SWEPT_PER_TURN)
         self._streams: dict[
             int, EventStream
         ] = {}  # by identity: two may serve one rank for a while

@@ -17,7 +17,7 @@ from indexer.core.replay_control import ReplayControl
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from indexer.core.replay import Replay, ReplayRequest
+    from indexer.core.replay import ReplayRequest, StreamReplay
 
 REPLY_FRAMES: Final = (3, 4)  # delimiter, topic (vLLM 0.26 and later), sequence, payload
 
@@ -27,7 +27,7 @@ class Repair(ReplayControl):
 
     # -- replies -----------------------------------------------------------------------------------
 
-    def _read_reply(self, replay: Replay, frames: Sequence[bytes], now: float) -> None:
+    def _read_reply(self, replay: StreamReplay, frames: Sequence[bytes], now: float) -> None:
         self._finish_staged(now)  # replies come after what is still being written
         if not replay.count(sum(map(size_of, frames))):
             self._abandon("budget", now)
@@ -70,7 +70,7 @@ class Repair(ReplayControl):
                 self._meet_live(now)
 
     def _is_to_apply(
-        self, replay: Replay, seq: int, payload: bytes, digest: int, now: float
+        self, replay: StreamReplay, seq: int, payload: bytes, digest: int, now: float
     ) -> bool:
         """Whether a reply is more than a proof of who answers."""
         if replay.mode is Mode.PROBE:
@@ -83,7 +83,9 @@ class Repair(ReplayControl):
             return False
         return replay.is_verified or self._verify(replay, seq, payload, digest, now)
 
-    def _verify(self, replay: Replay, seq: int, payload: bytes, digest: int, now: float) -> bool:
+    def _verify(
+        self, replay: StreamReplay, seq: int, payload: bytes, digest: int, now: float
+    ) -> bool:
         """Use the first reply to identify the engine; True if it has still to be applied."""
         last = self.cursor.last
         if last is None or seq > last:
@@ -105,7 +107,7 @@ class Repair(ReplayControl):
         self._meet_live(now)
         return False
 
-    def _verify_beyond(self, replay: Replay, seq: int, payload: bytes, now: float) -> bool:
+    def _verify_beyond(self, replay: StreamReplay, seq: int, payload: bytes, now: float) -> bool:
         """Handle a first reply later than anything we know: there is nothing to compare."""
         if self._is_garbage(payload):
             self._count_useless(now)  # garbage identifies no engine
@@ -154,7 +156,9 @@ class Repair(ReplayControl):
         else:
             self._disown(now)
 
-    def _on_probed(self, replay: Replay, seq: int, payload: bytes, digest: int, now: float) -> None:
+    def _on_probed(
+        self, replay: StreamReplay, seq: int, payload: bytes, digest: int, now: float
+    ) -> None:
         """Read the endpoint's copy of a batch that was just heard live."""
         if self._is_garbage(payload) or (replay.probe is not None and seq < replay.probe[0]):
             self._count_useless(now)
@@ -210,7 +214,7 @@ class Repair(ReplayControl):
         self._meet_live(now)
 
     def _accept_reply(
-        self, replay: Replay, seq: int, payload: bytes, digest: int, now: float
+        self, replay: StreamReplay, seq: int, payload: bytes, digest: int, now: float
     ) -> None:
         batch = self._decoder.decode(payload)
         if batch is None:
@@ -225,7 +229,7 @@ class Repair(ReplayControl):
         self._drop_overtaken(replay, seq)
         self._meet_live(now)
 
-    def _drop_overtaken(self, replay: Replay, seq: int) -> None:
+    def _drop_overtaken(self, replay: StreamReplay, seq: int) -> None:
         """Drop live batches that were waiting before the request: the replies are newer.
 
         They are copies of replies, or the last batches of an engine that is gone; applied after the
@@ -280,14 +284,14 @@ class Repair(ReplayControl):
         else:
             self._replay.mode = Mode.GAP
 
-    def _has_passed(self, replay: Replay, seq: int, payload: bytes, now: float) -> bool:
+    def _has_passed(self, replay: StreamReplay, seq: int, payload: bytes, now: float) -> bool:
         """Whether the first reply behind what breaks the connection still has to be applied."""
         if self._is_garbage(payload) or replay.behind is None or seq < replay.behind:
             self._count_useless(now)
             return False
         return self._pass_over(replay, now)
 
-    def _pass_over(self, replay: Replay, now: float) -> bool:
+    def _pass_over(self, replay: StreamReplay, now: float) -> bool:
         """Lose what breaks the connection, which the engine has; False: the replay is over then."""
         behind, replay.behind = replay.behind or 0, None
         if replay.mode is Mode.REBUILD:
@@ -308,7 +312,9 @@ class Repair(ReplayControl):
 
     # -- a rebuild ---------------------------------------------------------------------------------
 
-    def _stage(self, replay: Replay, seq: int, payload: bytes, digest: int, now: float) -> None:
+    def _stage(
+        self, replay: StreamReplay, seq: int, payload: bytes, digest: int, now: float
+    ) -> None:
         """Keep a reply of a rebuild until these reach the last batch that is known.
 
         Until then nothing that is held goes: the endpoint may never end, stop half-way, or tell of
@@ -337,7 +343,7 @@ class Repair(ReplayControl):
         replay.advance(now)
         self._commit(replay, now)
 
-    def _fits(self, replay: Replay, seq: int, digest: int, now: float) -> bool:
+    def _fits(self, replay: StreamReplay, seq: int, digest: int, now: float) -> bool:
         """Compare a reply of a rebuild with what was heard."""
         if replay.target is not None:
             if seq == replay.target[0] and digest != replay.target[1]:
@@ -354,7 +360,7 @@ class Repair(ReplayControl):
             replay.is_of_another = True
         return True
 
-    def _restage(self, replay: Replay, seq: int, digest: int, now: float) -> None:
+    def _restage(self, replay: StreamReplay, seq: int, digest: int, now: float) -> None:
         """Read a copy of what a rebuild has brought: the first one shows who answers."""
         if replay.is_verified or seq < len(replay.staged) - 1:
             self._count_useless(now)
@@ -364,7 +370,7 @@ class Repair(ReplayControl):
         else:
             self._abandon("other_engine", now)
 
-    def _miss_staged(self, replay: Replay, payload: bytes, now: float) -> None:
+    def _miss_staged(self, replay: StreamReplay, payload: bytes, now: float) -> None:
         """Handle a reply that leaves some out: lost in transit, or no longer in the buffer."""
         if replay.replies_now > 1 and replay.may_ask_again(now):
             self._ask_again(now)
@@ -376,7 +382,7 @@ class Repair(ReplayControl):
             self._beheaded += 1
             self._end_replay("past_gone", now)
 
-    def _give_up_rebuild(self, replay: Replay, outcome: str, now: float) -> None:
+    def _give_up_rebuild(self, replay: StreamReplay, outcome: str, now: float) -> None:
         """Leave what is held as it is, unless the engine has been replaced.
 
         Then its past is too long or begins later, and is taken as far as it is there.
@@ -387,7 +393,7 @@ class Repair(ReplayControl):
             self._leave_past(replay.target[0])
             self._start_over(now, keeps_live=True)
 
-    def _end_staging(self, replay: Replay, now: float, *, is_marker: bool) -> None:
+    def _end_staging(self, replay: StreamReplay, now: float, *, is_marker: bool) -> None:
         """Handle the end before a rebuild has reached what is known."""
         last = self.cursor.last
         if replay.staged and replay.progressed and replay.may_ask_again(now):
@@ -407,7 +413,7 @@ class Repair(ReplayControl):
         else:
             self._abandon("incomplete", now)
 
-    def _commit(self, replay: Replay, now: float) -> None:
+    def _commit(self, replay: StreamReplay, now: float) -> None:
         """Replace what is held, once a rebuild has reached the last batch that is known."""
         staged, last = replay.staged, self.cursor.last
         if replay.target is not None:

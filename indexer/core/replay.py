@@ -44,7 +44,7 @@ class ReplayRequest(Struct, frozen=True, eq=False):
     start: int
 
 
-class Replay:
+class StreamReplay:
     """A replay in progress."""
 
     __slots__ = (

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from indexer.core.backlog import Backlog
-from indexer.core.progress import Progress
-from indexer.core.replay import Mode, Replay, ReplayRequest
+from indexer.core.backlog import MessageBacklog
+from indexer.core.progress import StreamProgress
+from indexer.core.replay import Mode, ReplayRequest, StreamReplay
 from indexer.types import EventLossPolicy, StreamLimits
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from indexer.types import WorkerRank
 
 
-class ReplayControl(Progress):
+class ReplayControl(StreamProgress):
     """A position that can ask for what is missing before it.
 
     Attributes:
@@ -48,8 +48,10 @@ class ReplayControl(Progress):
         self.has_replay = has_replay
         self.request: ReplayRequest | None = None
         self._limits = limits or StreamLimits()
-        self.backlog = Backlog(self._limits.backlog_batches_max, self._limits.backlog_bytes_max)
-        self._replay: Replay | None = None
+        self.backlog = MessageBacklog(
+            self._limits.backlog_batches_max, self._limits.backlog_bytes_max
+        )
+        self._replay: StreamReplay | None = None
         # (number, digest, deadline) of a live batch that the next reply must repeat
         self._witness: tuple[int, int, float] | None = None
         # a long message still being read, and the request it answers, if any
@@ -103,7 +105,7 @@ class ReplayControl(Progress):
         else:
             self._proof_until = now + self._limits.recall_wait_s
 
-    def _judge_recall(self, replay: Replay, outcome: str) -> None:
+    def _judge_recall(self, replay: StreamReplay, outcome: str) -> None:
         """Handle the end of the replay that was to prove blocks from before a restart."""
         if replay.is_verified and outcome in {"complete", "overtaken"}:
             self._credit()
@@ -118,7 +120,7 @@ class ReplayControl(Progress):
 
     def _ask(self, mode: Mode, now: float, *, suspects: int = 0) -> None:
         self._witness = self._heard = None
-        self._replay = Replay(mode, self._limits, now)
+        self._replay = StreamReplay(mode, self._limits, now)
         self._replay.suspects = suspects
         self._send_request()
 
@@ -146,7 +148,7 @@ class ReplayControl(Progress):
         self._replay.begin_attempt(now)
         self._send_request()
 
-    def _ask_behind(self, replay: Replay, now: float) -> bool:
+    def _ask_behind(self, replay: StreamReplay, now: float) -> bool:
         """Ask for what follows the batch that broke the connection twice; False: too early."""
         is_again = replay.behind is not None and not replay.replies_now
         if not is_again and replay.may_ask_again(now):
@@ -227,7 +229,7 @@ class ReplayControl(Progress):
         if is_quiet and may_poll and not self.backlog and self._may_ask(now):
             self._ask(Mode.REBUILD if self._can_rebuild else Mode.POLL, now)
 
-    def _watch_replay(self, replay: Replay, now: float) -> None:
+    def _watch_replay(self, replay: StreamReplay, now: float) -> None:
         if self._staged:
             replay.hear(now)  # nothing more is read before that is applied
         elif now >= replay.deadline:
@@ -314,7 +316,7 @@ class ReplayControl(Progress):
         self._doubt()
         self._abandon("other_engine", now)
 
-    def _drop_suspects(self, replay: Replay) -> None:
+    def _drop_suspects(self, replay: StreamReplay) -> None:
         """The engine has sent everything, without these batches: another engine sent them."""
         for _ in range(min(replay.suspects, len(self.backlog))):
             self.backlog.pop()

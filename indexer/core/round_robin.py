@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 Name = TypeVar("Name", bound="Hashable")
 
 
-class RoundRobin(Generic[Name]):
+class RoundRobinNames(Generic[Name]):
     """Cycles through the names of things that come and go.
 
     It keeps names only, so it keeps nothing alive that is removed before its turn.

@@ -44,7 +44,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, Literal
 
 from indexer.compiled import usable
-from indexer.core.cursor import Verdict
+from indexer.core.cursor import SequenceVerdict
 from indexer.core.events import Oversized
 from indexer.core.normalize import form_of
 from indexer.core.progress import END_MARKER, fitted, read_sequence
@@ -353,7 +353,7 @@ class EventStream(Repair):
         verdict = self._judge(seq, payload, digest, now)
         if verdict is None:
             return
-        if verdict is Verdict.RESTARTED:
+        if verdict is SequenceVerdict.RESTARTED:
             self.tallies.restarts += 1
             self._begin_anew()
         if self.is_unproven:
@@ -367,29 +367,29 @@ class EventStream(Repair):
                 return
             self._give_up_before(seq)
         self._accept_or_refuse(batch, seq, payload, digest)
-        if verdict is Verdict.RESTARTED:
+        if verdict is SequenceVerdict.RESTARTED:
             self._ask_whose_voice(now)  # a late batch of an engine that is gone would look the same
 
-    def _judge(self, seq: int, payload: bytes, digest: int, now: float) -> Verdict | None:
+    def _judge(self, seq: int, payload: bytes, digest: int, now: float) -> SequenceVerdict | None:
         """Classify a live batch; None: it is not to be applied, at least not now."""
         verdict = self.cursor.judge(seq, digest)
-        if verdict is Verdict.STALE:
+        if verdict is SequenceVerdict.STALE:
             self.tallies.stale_batches += 1
             self.cursor.saw_live(seq)
             return None
         if self._conflict is not None and self._explain(seq, payload, verdict, now):
             return None
-        if verdict is Verdict.CONFLICT:
+        if verdict is SequenceVerdict.CONFLICT:
             return self._weigh_conflict(seq, payload, now)
-        if verdict is Verdict.CONTIGUOUS and self._is_to_settle:
+        if verdict is SequenceVerdict.CONTIGUOUS and self._is_to_settle:
             self._settle_doubt()
         return verdict
 
-    def _weigh_conflict(self, seq: int, payload: bytes, now: float) -> Verdict | None:
+    def _weigh_conflict(self, seq: int, payload: bytes, now: float) -> SequenceVerdict | None:
         """Judge a live batch whose number had come with another content; None: it has to wait."""
         self.tallies.conflicting_batches += 1
         if self._may_be_another_at(now):
-            return Verdict.RESTARTED
+            return SequenceVerdict.RESTARTED
         heard = self.cursor.heard
         if heard is None or seq > heard:  # only a replay has told of this number, and was wrong
             self.tallies.count_replay("other_engine")
@@ -397,10 +397,10 @@ class EventStream(Repair):
             self.has_replay = False
             if heard is None:
                 self._begin_anew()  # it is the first batch of the engine that we hear
-                return Verdict.GAP if seq else Verdict.CONTIGUOUS
+                return SequenceVerdict.GAP if seq else SequenceVerdict.CONTIGUOUS
             self._note_lost(self.cursor.expected - seq)
             self.cursor.rewind(seq)
-            return Verdict.CONTIGUOUS
+            return SequenceVerdict.CONTIGUOUS
         self._conflict = seq, payload
         if self._may_ask(now):
             self._ask(Mode.VERIFY, now)
@@ -412,7 +412,9 @@ class EventStream(Repair):
         assert self._changed_at is not None
         return now < self._changed_at + self._limits.replay_deadline_s
 
-    def _explain(self, seq: int, payload: bytes, verdict: Verdict | None, now: float) -> bool:
+    def _explain(
+        self, seq: int, payload: bytes, verdict: SequenceVerdict | None, now: float
+    ) -> bool:
         """Let the next number tell what the conflicting one was; True if that is done with it.
 
         The numbers go on from the conflicting batch: an engine began anew with it. They go on from
@@ -422,7 +424,9 @@ class EventStream(Repair):
         number, disputed = self._conflict
         self._conflict = None
         batch = self._decoder.decode(payload)
-        is_known = verdict is Verdict.CONTIGUOUS and not (batch and self._writer.is_strange(batch))
+        is_known = verdict is SequenceVerdict.CONTIGUOUS and not (
+            batch and self._writer.is_strange(batch)
+        )
         if seq != number + 1 or is_known:
             return False
         self.tallies.restarts += 1
@@ -431,12 +435,12 @@ class EventStream(Repair):
         self._take(number, disputed, now)
         return True
 
-    def _weigh_proof(self, verdict: Verdict, batch: EventBatch | None) -> None:
+    def _weigh_proof(self, verdict: SequenceVerdict, batch: EventBatch | None) -> None:
         """Judge by the next batch: without a replay endpoint it is all the proof there is."""
-        if verdict is Verdict.CONTIGUOUS and batch and not self._writer.is_strange(batch):
+        if verdict is SequenceVerdict.CONTIGUOUS and batch and not self._writer.is_strange(batch):
             self._credit()
         else:
-            self._deny("gap" if verdict is Verdict.GAP else "strange")
+            self._deny("gap" if verdict is SequenceVerdict.GAP else "strange")
             self._begin_anew()
 
     def _accept_or_refuse(

@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TypeAlias
 
-    from indexer.core.egress import Address, Target
+    from indexer.core.egress import Address, ParsedEndpoint
 
     Answer: TypeAlias = str | EndpointRefused | HostNotFound
     """The result for a name: an endpoint with an address in it, or the reason why there is none."""
 
-__all__ = ["Addresses", "Route"]
+__all__ = ["Addresses", "CheckedUrl"]
 
 THREADS: Final = 4
 """Concurrent lookups; a resolver that hangs delays other names and nothing else."""
 
 
-class Route(NamedTuple):
+class CheckedUrl(NamedTuple):
     """How to request a URL at an address that has been checked."""
 
     url: str
@@ -146,14 +146,14 @@ class Addresses:
             answer = error
         then(answer)
 
-    def _target(self, endpoint: str) -> Target:
+    def _target(self, endpoint: str) -> ParsedEndpoint:
         try:
             return self.reach.target(endpoint)
         except EndpointRefused:
             self.refused["scheme"] += 1
             raise
 
-    def _pick(self, target: Target, addresses: list[Address]) -> str:
+    def _pick(self, target: ParsedEndpoint, addresses: list[Address]) -> str:
         return target.at(self._first_allowed(target.endpoint, target.host, addresses))
 
     def _first_allowed(self, asked: str, host: str, addresses: list[Address]) -> Address:
@@ -168,7 +168,7 @@ class Addresses:
 
     # -- URLs --------------------------------------------------------------------------------------
 
-    async def route(self, url: str) -> Route:
+    async def route(self, url: str) -> CheckedUrl:
         """Return how to request a URL without resolving its name again.
 
         Raises:
@@ -186,7 +186,7 @@ class Addresses:
             if why is not None:
                 self.refused["address"] += 1
                 raise EndpointRefused(url, why)
-            return Route(url, {}, {})
+            return CheckedUrl(url, {}, {})
         why = self.reach.why_not(host) if host else "it names no host"
         if why is not None:
             self.refused["address"] += 1
@@ -196,7 +196,7 @@ class Addresses:
         port = f":{parts.port}" if parts.port is not None else ""
         literal = f"[{found}]" if found.version == 6 else str(found)  # noqa: PLR2004 - of IP
         there = urlunsplit(parts._replace(netloc=f"{user}{at}{literal}{port}"))
-        return Route(there, {"host": where}, {"sni_hostname": host})
+        return CheckedUrl(there, {"host": where}, {"sni_hostname": host})
 
     # -- lookups -----------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from indexer.types import SOCKET_BYTES_FACTOR, StreamLimits
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from indexer.core.registry import Registry
+    from indexer.core.registry import StreamRegistry
     from indexer.core.stream import EventStream
     from indexer.edge.addresses import Answer
     from indexer.edge.curve import KeyPair
@@ -47,7 +47,7 @@ class Listeners:
 
     def __init__(
         self,
-        registry: Registry,
+        registry: StreamRegistry,
         *,
         clock: Callable[[], float] = time.monotonic,
         limits: StreamLimits | None = None,

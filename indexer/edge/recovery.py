@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     import httpx
 
-    from indexer.core.registry import Registry
+    from indexer.core.registry import StreamRegistry
 
 __all__ = ["Recovery", "read_event"]
 
@@ -75,7 +75,7 @@ class Recovery:
 
     def __init__(
         self,
-        registry: Registry,
+        registry: StreamRegistry,
         peers: Sequence[str],
         make_room: Callable[[Scope], None] = lambda _: None,
         *,

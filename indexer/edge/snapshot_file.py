@@ -84,7 +84,7 @@ class RankSnapshot(NamedTuple):
         return len(self.head) + sum(map(len, self.pieces))
 
 
-class Entry(NamedTuple):
+class SnapshotEntry(NamedTuple):
     """One rank as it was found in a file."""
 
     head: RankHead
@@ -197,7 +197,7 @@ class SnapshotReader:
             FileNotFoundError: it does not exist.
             OSError: it cannot be read.
         """
-        self.entries: dict[tuple[Scope, WorkerRank], Entry] = {}
+        self.entries: dict[tuple[Scope, WorkerRank], SnapshotEntry] = {}
         self.damage: dict[str, int] = {}
         self._file = os.fdopen(open_own(path, os.O_RDONLY), "rb")
         self._number = 0
@@ -211,7 +211,7 @@ class SnapshotReader:
         """Close the file. Idempotent."""
         self._file.close()
 
-    def read(self, entry: Entry) -> list[bytes]:
+    def read(self, entry: SnapshotEntry) -> list[bytes]:
         """Return the pieces of a rank.
 
         Raises:
@@ -255,7 +255,7 @@ class SnapshotReader:
             elif head is not None:
                 end = self._decoded(_decode_end, payload)
                 if end is not None:
-                    self.entries[head.key] = Entry(head, end, start, frames)
+                    self.entries[head.key] = SnapshotEntry(head, end, start, frames)
                 head = None
         self._count("torn")
 

@@ -24,10 +24,10 @@ from indexer.edge.snapshot_file import (
     NAME,
     PIECE_BYTES,
     BadSnapshot,
-    Entry,
     RankEnd,
     RankHead,
     RankSnapshot,
+    SnapshotEntry,
     SnapshotReader,
     SnapshotWriter,
 )
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 
     from indexer.core.checkpoint import CheckpointRestore
     from indexer.core.index import KvIndex
-    from indexer.core.registry import Registry
+    from indexer.core.registry import StreamRegistry
     from indexer.core.stream import EventStream
     from indexer.edge.listener import Listeners
 
-__all__ = ["Snapshots", "Source"]
+__all__ = ["IndexSnapshots", "SnapshotSource"]
 
 _log = logging.getLogger("indexer")
 
@@ -65,7 +65,7 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 _decode_runs: Final = msgspec.msgpack.Decoder(list[CheckpointRun]).decode
 
 
-class Source(NamedTuple):
+class SnapshotSource(NamedTuple):
     """A stream and where it listens."""
 
     stream: EventStream
@@ -82,7 +82,7 @@ class _LeftOut(Exception):
     """A rank that is not written, or not restored; the argument is the reason in one word."""
 
 
-class Snapshots:
+class IndexSnapshots:
     """The snapshot of one state directory; lives on the event loop it is used from.
 
     Attributes:
@@ -98,7 +98,7 @@ class Snapshots:
     def __init__(
         self,
         directory: Path,
-        registry: Registry,
+        registry: StreamRegistry,
         limits: SnapshotLimits,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -115,8 +115,8 @@ class Snapshots:
         self._registry = registry
         self._clock = clock
         self._reader: SnapshotReader | None = None
-        self._entries: dict[tuple[Scope, WorkerRank], Entry] = {}
-        self._offered: dict[EventStream, Entry] = {}  # their engines have yet to prove them
+        self._entries: dict[tuple[Scope, WorkerRank], SnapshotEntry] = {}
+        self._offered: dict[EventStream, SnapshotEntry] = {}  # their engines have yet to prove them
         self._is_loading = False
         self._unclaimed_until = 0.0
         self._positions: _Positions = {}  # as of the last write
@@ -166,7 +166,7 @@ class Snapshots:
         self.forget_unclaimed()
         self._disk.close()
 
-    async def load(self, source: Source) -> bool:
+    async def load(self, source: SnapshotSource) -> bool:
         """Restore a stream that has heard nothing yet; False: it starts cold.
 
         The stream must be held meanwhile.
@@ -199,7 +199,7 @@ class Snapshots:
     def _reject(self, reason: str, count: int = 1) -> None:
         _count(self.rejected, reason, count)
 
-    def _check(self, head: RankHead, source: Source) -> KvIndex:
+    def _check(self, head: RankHead, source: SnapshotSource) -> KvIndex:
         stream = source.stream
         index = self._registry.index(stream.scope)
         if stream.closed or index is None:
@@ -215,7 +215,7 @@ class Snapshots:
             raise _LeftOut("recovered")
         return index
 
-    async def _thaw(self, entry: Entry, stream: EventStream, index: KvIndex) -> None:
+    async def _thaw(self, entry: SnapshotEntry, stream: EventStream, index: KvIndex) -> None:
         assert self._reader is not None
         pieces = await self._disk.do(self._reader.read, entry)
         if stream.closed or index.holds_anything(stream.rank):
@@ -251,7 +251,7 @@ class Snapshots:
 
     # -- writing -----------------------------------------------------------------------------------
 
-    async def write(self, sources: Iterable[Source], listeners: Listeners) -> bool:
+    async def write(self, sources: Iterable[SnapshotSource], listeners: Listeners) -> bool:
         """Write a new snapshot that replaces the old one; False: the old one stays.
 
         Nothing is written if no stream has moved. Restored ranks that nobody has claimed yet, or
@@ -265,7 +265,7 @@ class Snapshots:
             return False
         self._is_writing = True
         try:
-            known: list[Source] = []
+            known: list[SnapshotSource] = []
             positions: _Positions = {}
             has_moved = not self.writes
             for source in sources:
@@ -282,7 +282,7 @@ class Snapshots:
             self._is_writing = False
 
     async def _write(
-        self, sources: list[Source], positions: _Positions, listeners: Listeners
+        self, sources: list[SnapshotSource], positions: _Positions, listeners: Listeners
     ) -> bool:
         started = self._clock()
         left_out: dict[str, int] = {}
@@ -320,7 +320,7 @@ class Snapshots:
         return True
 
     async def _ranks(
-        self, sources: list[Source], listeners: Listeners, left_out: dict[str, int]
+        self, sources: list[SnapshotSource], listeners: Listeners, left_out: dict[str, int]
     ) -> AsyncIterator[RankSnapshot]:
         self.forget_unclaimed()
         self._offered = {s: entry for s, entry in self._offered.items() if s.is_unproven}
@@ -340,7 +340,7 @@ class Snapshots:
             except _LeftOut as reason:
                 _count(left_out, str(reason))
 
-    async def _carry_over(self, entry: Entry) -> RankSnapshot:
+    async def _carry_over(self, entry: SnapshotEntry) -> RankSnapshot:
         assert self._reader is not None
         try:
             pieces = await self._disk.do(self._reader.read, entry)
@@ -353,7 +353,7 @@ class Snapshots:
         _count(self.failures, "disk_full" if is_full else "unwritable")
         _log.error("index snapshot: not written, the old one stays: %s", error)
 
-    async def _freeze(self, source: Source, listeners: Listeners) -> RankSnapshot:
+    async def _freeze(self, source: SnapshotSource, listeners: Listeners) -> RankSnapshot:
         """Copy a rank as it is after its last batch.
 
         Raises:
@@ -389,7 +389,7 @@ class Snapshots:
             if other is not stream and other.scope == stream.scope
         )
 
-    async def _freeze_held(self, source: Source, index: KvIndex) -> RankSnapshot:
+    async def _freeze_held(self, source: SnapshotSource, index: KvIndex) -> RankSnapshot:
         stream = source.stream
         memory = stream.memory()
         head = RankHead(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, cast
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sized
 
-    from indexer.core.registry import Registry
+    from indexer.core.registry import StreamRegistry
     from indexer.types import Scope
     from select_service.core.partition import Partition
     from select_service.core.reservations.lifecycle import Lifecycle
@@ -78,7 +78,7 @@ class DictCompaction:
 
 
 def all_tables(
-    registry: Registry, desk: Lifecycle, partitions: Mapping[Scope, Partition]
+    registry: StreamRegistry, desk: Lifecycle, partitions: Mapping[Scope, Partition]
 ) -> Iterator[Sized]:
     """Yield the dicts that grow with reservations and blocks; partitions may come and go meanwhile.
 

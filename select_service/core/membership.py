@@ -30,7 +30,7 @@ from select_service.types import CoreLimits
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from indexer.core.registry import Registry
+    from indexer.core.registry import StreamRegistry
     from indexer.core.stream import EventStream
     from select_service.core.effects import Effects
     from select_service.types import TrustSettings
@@ -66,7 +66,7 @@ class Membership:
 
     def __init__(
         self,
-        registry: Registry,
+        registry: StreamRegistry,
         policies: PolicyBook | PolicyError,
         *,
         use_kv_events: bool,

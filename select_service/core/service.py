@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Iterable, Mapping
 
-    from indexer.core.registry import Registry
+    from indexer.core.registry import StreamRegistry
     from indexer.types import Scope, WorkerRank
     from select_service.core.pricing.policy import PolicyBook, PolicyError
     from select_service.types import RouterConfig
@@ -97,7 +97,7 @@ class SelectionCore:
 
     def __init__(
         self,
-        registry: Registry,
+        registry: StreamRegistry,
         config: RouterConfig,
         rng: random.Random,
         *,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from indexer.core.round_robin import RoundRobin
+from indexer.core.round_robin import RoundRobinNames
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -41,7 +41,7 @@ class Upkeep:
         self._membership = membership
         self._trusting = trusting
         self._open = membership.partitions
-        self._rounds: RoundRobin[Scope] = RoundRobin(limits.scopes_per_turn_max)
+        self._rounds: RoundRobinNames[Scope] = RoundRobinNames(limits.scopes_per_turn_max)
         self._rechecked_at: float | None = None
         self._rechecks = False
 

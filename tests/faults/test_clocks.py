@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from indexer.core.registry import Registry
+from indexer.core.registry import StreamRegistry
 from select_service.core.service import SelectionCore
 from select_service.edge.clocks import forwards_only
 from select_service.edge.driver.driver import Driver
@@ -38,7 +38,7 @@ class Life:
         self.jumps = jumps
         self.rng = random.Random(seed)
         self.core = SelectionCore(
-            Registry(), RouterConfig(use_kv_events=False), random.Random(seed)
+            StreamRegistry(), RouterConfig(use_kv_events=False), random.Random(seed)
         )
         self.now = self.told = 1e6
         self.clock = forwards_only(lambda: self.told)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from indexer.core.hashing import pack_u64
-from indexer.core.registry import Registry
+from indexer.core.registry import StreamRegistry
 from indexer.types import Scope, Tier, WorkerRank
 from select_service.core.admission.queue import Ticket
 from select_service.core.effects import Effects
@@ -142,7 +142,7 @@ class RecordedFleet:
             )
         self.tape = Cassette(self.config, is_whole=is_whole)
         self.core = SelectionCore(
-            *(Registry(), self.config, RecordedRng(self.tape.draws, seed)),
+            *(StreamRegistry(), self.config, RecordedRng(self.tape.draws, seed)),
             limits=CoreLimits(
                 decision_ring=draw.choice([0, 64]),
                 reservation_ttl_s=20.0,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
 
-from indexer.core.registry import Registry
+from indexer.core.registry import StreamRegistry
 from select_service.core.effects import Effects, Pull
 from select_service.core.replication.checksum import (
     GarbledReplicaMessage,
@@ -85,7 +85,7 @@ class Node:
 
     def _begin(self) -> None:
         self.core = SelectionCore(
-            Registry(),
+            StreamRegistry(),
             RouterConfig(use_kv_events=False),
             random.Random(self.net.rng.random()),
             limits=self.net.limits,

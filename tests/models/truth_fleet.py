@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from indexer.core.progress import END_MARKER
-from indexer.core.registry import Registry
+from indexer.core.registry import StreamRegistry
 from indexer.core.stream import EventStream
 from indexer.types import WorkerRank
 from select_service.core.service import SelectionCore
@@ -99,7 +99,7 @@ class TruthFleet:
         self.noise = random.Random(seed + 1)
         settings = TrustSettings(**trust)  # type: ignore[arg-type]
         self.core = SelectionCore(
-            Registry(), RouterConfig(), random.Random(seed + 2), trust=settings
+            StreamRegistry(), RouterConfig(), random.Random(seed + 2), trust=settings
         )
         self.core.trusting.wall_ahead = MODEL_EPOCH
         self.now = 100.0

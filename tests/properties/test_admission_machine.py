@@ -24,7 +24,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from indexer.core.registry import Registry
+from indexer.core.registry import StreamRegistry
 from indexer.types import Scope
 from select_service.core.admission.partition_admission import PartitionAdmission
 from select_service.core.admission.queue import Ticket
@@ -93,7 +93,7 @@ class AdmissionMachine(RuleBasedStateMachine):
     ) -> None:
         self.mode = mode
         self.core = SelectionCore(
-            Registry(),
+            StreamRegistry(),
             RouterConfig(use_kv_events=False, queue_threshold=queue_threshold),
             random.Random(1),
             limits=CoreLimits(judged_per_turn_max=3),

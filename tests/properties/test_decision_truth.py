@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from indexer.core.hashing import pack_u64
-from indexer.core.registry import Registry
+from indexer.core.registry import StreamRegistry
 from indexer.types import Scope, Tier, WorkerRank
 from select_service.core import partition
 from select_service.core.admission.queue import Ticket
@@ -207,7 +207,7 @@ class Fleet:
                 cache_hit_threshold=draw.choice([0.0, 0.0, 0.6]),
             )
         self.core = SelectionCore(
-            *(Registry(), config, random.Random(seed)),
+            *(StreamRegistry(), config, random.Random(seed)),
             limits=CoreLimits(decision_ring=draw.choice([0, 64])),
             admission=admission,
         )

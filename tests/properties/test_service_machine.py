@@ -30,7 +30,7 @@ from hypothesis.stateful import (
 )
 
 from indexer.core.hashing import block_hashes, pack_u64, sequence_hashes, unpack_u64
-from indexer.core.registry import Registry
+from indexer.core.registry import StreamRegistry
 from select_service.core.admission.queue import Ticket
 from select_service.core.instrumentation.instrumented import Watch
 from select_service.core.pricing.placement import Placement
@@ -163,7 +163,7 @@ class ServiceMachine(RuleBasedStateMachine):
             queue_threshold=THRESHOLD,
         )
         self.core = SelectionCore(
-            Registry(),
+            StreamRegistry(),
             config,
             random.Random(7),
             # what a rank leaves stays for a while; who waits is looked at in one turn

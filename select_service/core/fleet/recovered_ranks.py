@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from indexer.core.registry import Registry
+    from indexer.core.registry import StreamRegistry
     from indexer.types import Scope, WorkerRank
     from select_service.core.partition import Partition
 
@@ -26,7 +26,7 @@ class RecoveredRanks:
     """
 
     def __init__(
-        self, registry: Registry, partitions: Mapping[Scope, Partition], *, unclaimed_s: float
+        self, registry: StreamRegistry, partitions: Mapping[Scope, Partition], *, unclaimed_s: float
     ) -> None:
         self.dropped = 0
         self._registry = registry

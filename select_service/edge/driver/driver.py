@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from indexer.core.registry import Registry
+from indexer.core.registry import StreamRegistry
 from indexer.edge.addresses import Addresses
 from indexer.types import EventLossPolicy
 from select_service.core.instrumentation.instrumented import Watch
@@ -130,7 +130,7 @@ class Driver(
         self.credentials = None if self.security is None else self.security.credentials
         rng, recorder = _chance(seed, self.recording)
         self.core = SelectionCore(
-            Registry(on_event_loss=on_event_loss, limits=bounds.streams),
+            StreamRegistry(on_event_loss=on_event_loss, limits=bounds.streams),
             config or RouterConfig(),
             rng,
             policies=policies,

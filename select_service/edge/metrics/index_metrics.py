@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from indexer.core.index_size import IndexStats
-    from indexer.core.registry import Registry
+    from indexer.core.registry import StreamRegistry
     from indexer.core.stream import EventStream
     from indexer.core.stream_counters import StreamCounters
     from select_service.core.partition import Partition
@@ -195,7 +195,7 @@ def _counted(partitions: list[Partition]) -> Iterator[IndexStats | None]:
         yield None
 
 
-def _by_state(registry: Registry) -> Iterator[dict[str, int] | None]:
+def _by_state(registry: StreamRegistry) -> Iterator[dict[str, int] | None]:
     """Yield None between steps, then how many streams are in each state."""
     states = dict.fromkeys(_STREAM_STATES, 0)
     for stream in paced(registry.streams()):
@@ -206,7 +206,7 @@ def _by_state(registry: Registry) -> Iterator[dict[str, int] | None]:
     yield states
 
 
-def _by_rank(registry: Registry, series_max: int) -> Sources[_Stream]:
+def _by_rank(registry: StreamRegistry, series_max: int) -> Sources[_Stream]:
     wall_now = time.time()  # noqa: TID251 - compared with the engines' wall clocks
     for stream in paced(registry.streams()[:series_max]):
         if stream is None:

@@ -10,7 +10,7 @@ from select_service.metric_rows import MetricRow, table, total, value
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from indexer.edge.snapshots import Snapshots
+    from indexer.edge.snapshots import IndexSnapshots
     from select_service.edge.driver.driver import Driver
     from select_service.edge.state.journal import Journal
     from select_service.edge.state.keeper import Keeper
@@ -30,7 +30,7 @@ class _State(NamedTuple):
 
 class _Snapshot(NamedTuple):
     warm: WarmStart
-    snapshots: Snapshots
+    snapshots: IndexSnapshots
     recalls: Mapping[str, int]
 
 

@@ -13,13 +13,13 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from indexer.edge.snapshots import Snapshots, Source
+from indexer.edge.snapshots import IndexSnapshots, SnapshotSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from indexer.core.registry import Registry
+    from indexer.core.registry import StreamRegistry
     from indexer.core.stream import EventStream
     from indexer.edge.listener import Listeners
     from indexer.types import SnapshotLimits
@@ -41,17 +41,17 @@ class WarmStart:
     def __init__(
         self,
         directory: Path,
-        registry: Registry,
+        registry: StreamRegistry,
         limits: SnapshotLimits,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.snapshots = Snapshots(directory, registry, limits, clock)
+        self.snapshots = IndexSnapshots(directory, registry, limits, clock)
         self.load_seconds = 0.0
         self._registry = registry
         self._clock = clock
         self._listeners: Listeners | None = None
         self._sources: Callable[[], Iterable[tuple[EventStream, str, str | None]]] = tuple
-        self._waiting: deque[Source] = deque()  # held until their blocks are restored
+        self._waiting: deque[SnapshotSource] = deque()  # held until their blocks are restored
         self._loading: asyncio.Task[None] | None = None
         self._writing: asyncio.Task[None] | None = None
 
@@ -90,7 +90,7 @@ class WarmStart:
 
     def give_back(self, listen: Listen) -> None:
         """Restore the blocks of a held stream and release it."""
-        self._waiting.append(Source(listen.stream, listen.endpoint, listen.replay_endpoint))
+        self._waiting.append(SnapshotSource(listen.stream, listen.endpoint, listen.replay_endpoint))
         if self._loading is None:
             self._loading = asyncio.get_running_loop().create_task(self._load_all())
 
@@ -123,7 +123,9 @@ class WarmStart:
         """Write a snapshot now."""
         assert self._listeners is not None
         try:
-            return await self.snapshots.write(map(Source._make, self._sources()), self._listeners)
+            return await self.snapshots.write(
+                map(SnapshotSource._make, self._sources()), self._listeners
+            )
         except Exception:  # noqa: BLE001 - it costs one snapshot and nothing else
             _log.exception("index snapshot: not written through an error of ours")
             self.snapshots.failures["internal"] = self.snapshots.failures.get("internal", 0) + 1

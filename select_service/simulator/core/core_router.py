@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from indexer.core.packing import pack_names
-from indexer.core.registry import Registry
+from indexer.core.registry import StreamRegistry
 from indexer.types import HASH_BYTES, Tier, WorkerRank
 from select_service.core.admission.queue import Ticket
 from select_service.core.effects import NOTHING
@@ -70,7 +70,7 @@ class CoreSettings:
     decision_ring: int = 0  # records of decisions cost time, and are not read here
 
 
-class _Registry(Registry):
+class _Registry(StreamRegistry):
     """The streams of one replica, on indexes shared by all.
 
     What a core itself does to an index (a rank comes, goes, is cleared; a sweep) is idempotent at

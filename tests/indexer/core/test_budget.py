@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from indexer.core.budget import UNLIMITED, Budget
-from indexer.core.registry import Registry
+from indexer.core.budget import UNLIMITED, BlockBudget
+from indexer.core.registry import StreamRegistry
 from indexer.core.stream import EventStream
 from indexer.types import Scope, StreamLimits, WorkerRank
 from tests.indexer.encoding import encode_batch, removed, stored
@@ -17,7 +17,7 @@ from tests.indexer.encoding import encode_batch, removed, stored
 SCOPE = Scope("m", "t")
 
 
-def follow(registry: Registry, worker: int, scope: Scope = SCOPE) -> EventStream:
+def follow(registry: StreamRegistry, worker: int, scope: Scope = SCOPE) -> EventStream:
     registry.open_index(scope, 16)
     rank = WorkerRank(worker, 0)
     return registry.open_stream(scope, rank, worker_ranks=range(1), has_replay=False)
@@ -43,7 +43,7 @@ def held(stream: EventStream) -> int:
 
 @pytest.mark.parametrize("batch", [1, 3, 700])
 def test_a_source_holds_as_many_blocks_as_it_may_and_not_one_more(batch: int) -> None:
-    registry = Registry(limits=StreamLimits(source_blocks_max=10 * batch))
+    registry = StreamRegistry(limits=StreamLimits(source_blocks_max=10 * batch))
     stream, neighbour = follow(registry, 1), follow(registry, 2)
     parent = None
     for number in range(9):
@@ -67,7 +67,7 @@ def test_a_source_holds_as_many_blocks_as_it_may_and_not_one_more(batch: int) ->
 
 def test_a_limit_may_change_while_it_holds() -> None:
     limits = StreamLimits(source_blocks_max=2)
-    registry = Registry(limits=limits)
+    registry = StreamRegistry(limits=limits)
     stream = follow(registry, 1)
     tell(stream, run(1, 2))
     tell(stream, run(10, 1))
@@ -77,14 +77,14 @@ def test_a_limit_may_change_while_it_holds() -> None:
     assert held(stream) == 3
 
 
-def weigh(registry: Registry) -> None:
+def weigh(registry: StreamRegistry) -> None:
     for _ in range(100):
         registry.weigh(2)
 
 
 def test_who_has_more_than_its_share_stores_no_more_when_all_is_full() -> None:
     limits = StreamLimits()
-    registry = Registry(limits=limits)
+    registry = StreamRegistry(limits=limits)
     streams = [follow(registry, worker, Scope("m", str(worker % 2))) for worker in range(4)]
     hog, *others = streams
     tell(hog, run(1, 2000))
@@ -120,7 +120,7 @@ def test_who_has_more_than_its_share_stores_no_more_when_all_is_full() -> None:
 
 
 def test_those_that_are_alike_are_not_forgotten_for_being_many() -> None:
-    budget = Budget(StreamLimits(index_bytes_max=1000))
+    budget = BlockBudget(StreamLimits(index_bytes_max=1000))
     sources = [((SCOPE, WorkerRank(number, 0)), 10, 200) for number in range(10)]
     assert budget.weigh(iter(sources), 20)
     assert budget.conclude() == sources[0][0], "twice as much as may be: one must go"
@@ -146,7 +146,7 @@ class TwoTenants:
 
 def test_a_tenant_with_many_sources_leaves_the_others_their_part() -> None:
     limits = StreamLimits()
-    registry = Registry(limits=limits)
+    registry = StreamRegistry(limits=limits)
     registry.budget.parts = TwoTenants()
     many = [follow(registry, worker, Scope("m", "acme")) for worker in range(20)]
     few = [follow(registry, 50, Scope("m", "rival")), follow(registry, 51, Scope("m", "rival"))]

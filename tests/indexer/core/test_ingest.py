@@ -22,7 +22,7 @@ from indexer.core import removal, wire
 from indexer.core.events import EventBatch
 from indexer.core.index import KvIndex
 from indexer.core.progress import END_MARKER
-from indexer.core.registry import Registry
+from indexer.core.registry import StreamRegistry
 from indexer.core.stream import EventStream
 from indexer.core.wire import BatchDecoder, decode_plain
 from indexer.types import Scope, StreamLimits, WorkerRank
@@ -372,7 +372,7 @@ class Engines:
 
 
 def streams(*, compiled: bool, limits: StreamLimits) -> tuple[KvIndex, list[EventStream]]:
-    registry = Registry(limits=limits)
+    registry = StreamRegistry(limits=limits)
     index = registry.open_index(SCOPE, BLOCK_SIZE)
     opened = [
         registry.open_stream(SCOPE, WorkerRank(7, rank), worker_ranks=range(2), has_replay=False)

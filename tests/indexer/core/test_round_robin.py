@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexer.core.round_robin import RoundRobin
+from indexer.core.round_robin import RoundRobinNames
 
 names = st.integers(0, 12)
 steps = st.lists(st.tuples(st.frozensets(names), st.frozensets(names)), max_size=40)
@@ -17,7 +17,7 @@ steps = st.lists(st.tuples(st.frozensets(names), st.frozensets(names)), max_size
 def test_everybody_gets_a_turn_whoever_is_busy(
     steps: list[tuple[frozenset[int], frozenset[int]]], per_turn: int
 ) -> None:
-    rounds: RoundRobin[int] = RoundRobin(per_turn)
+    rounds: RoundRobinNames[int] = RoundRobinNames(per_turn)
     due: set[int] = set()
     busy: set[int] = set()
     turns = 0
@@ -40,7 +40,7 @@ def test_everybody_gets_a_turn_whoever_is_busy(
 
 
 def test_the_busy_take_turns() -> None:
-    rounds: RoundRobin[int] = RoundRobin(2)
+    rounds: RoundRobinNames[int] = RoundRobinNames(2)
     for name in range(6):
         rounds.has_more(name)
     seen: list[int] = []
@@ -52,7 +52,7 @@ def test_the_busy_take_turns() -> None:
 
 
 def test_a_name_that_is_busy_and_due_has_one_turn() -> None:
-    rounds: RoundRobin[str] = RoundRobin(4)
+    rounds: RoundRobinNames[str] = RoundRobinNames(4)
     for name in ("c", "b"):
         rounds.has_more(name)
     assert rounds.turn(lambda: ["a", "b"]) == ["a", "b", "c"], "the round's are first"

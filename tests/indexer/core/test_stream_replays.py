@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from indexer.core import cursor as cursor_module
-from indexer.core.cursor import Cursor, Verdict
+from indexer.core.cursor import Cursor, SequenceVerdict
 from indexer.types import StreamLimits, WorkerRank
 from tests.indexer.core.streams import LIMITS, RANK, Bench, batch, tokens
 from tests.indexer.encoding import encode_batch, reply, stored
@@ -288,9 +288,11 @@ def test_what_only_replays_bring_is_remembered_within_bounds(
     for seq in range(1, last + 1):
         cursor.advance(seq, seq, live=False)
         assert len(cursor._digests) <= most + cursor_module.REMEMBERED
-    assert cursor.judge(0, 7) is Verdict.STALE
+    assert cursor.judge(0, 7) is SequenceVerdict.STALE
     copies = range(last - most + 1, last + 1)
-    assert {cursor.judge(seq, seq) for seq in copies} == {Verdict.STALE}, "may be on their way"
+    assert {cursor.judge(seq, seq) for seq in copies} == {SequenceVerdict.STALE}, (
+        "may be on their way"
+    )
 
 
 @pytest.mark.parametrize("seq", [0, 2, 5, 2**63])

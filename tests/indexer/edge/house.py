@@ -9,7 +9,7 @@ import zmq
 from msgspec.structs import replace
 
 from indexer.core.hashing import block_hashes
-from indexer.core.registry import Registry
+from indexer.core.registry import StreamRegistry
 from indexer.edge.listener import Listeners
 from indexer.types import Scope, StreamLimits, WorkerRank
 from tests import wait
@@ -42,7 +42,7 @@ class House:
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], limits: StreamLimits) -> None:
         self.context = context
-        self.registry = Registry(limits=replace(limits))  # a reload changes them in place
+        self.registry = StreamRegistry(limits=replace(limits))  # a reload changes them in place
         self.index = self.registry.open_index(SCOPE, 16)
         self.listeners = Listeners(self.registry)
         self._unused: list[Listeners] = []

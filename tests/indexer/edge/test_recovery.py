@@ -14,7 +14,7 @@ import pytest
 
 from indexer.core import dump_reader
 from indexer.core.index import KvIndex
-from indexer.core.registry import Registry
+from indexer.core.registry import StreamRegistry
 from indexer.edge import recovery as room
 from indexer.edge.addresses import Addresses
 from indexer.edge.recovery import Recovery
@@ -92,9 +92,9 @@ async def peer(*answers: Answer) -> AsyncIterator[str]:
 
 
 def recover(
-    *peers: list[Answer], registry: Registry | None = None, limits: RecoveryLimits = LIMITS
+    *peers: list[Answer], registry: StreamRegistry | None = None, limits: RecoveryLimits = LIMITS
 ) -> Recovery:
-    registry = Registry() if registry is None else registry
+    registry = StreamRegistry() if registry is None else registry
 
     async def run() -> Recovery:
         async with contextlib.AsyncExitStack() as stack:
@@ -121,7 +121,7 @@ EXPECTED = {A: (1000, 1, 1), B: (1000, 0, 0)}
 @pytest.mark.parametrize("at_once", [7, 256])
 def test_a_dump_becomes_an_index(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "BLOCKS_AT_ONCE", at_once)
-    registry = Registry()
+    registry = StreamRegistry()
     recovery = recover([whole(document(source()))], registry=registry)
     assert recovery.outcome == "recovered"
     assert rows(registry.index(SCOPE)) == EXPECTED
@@ -161,7 +161,7 @@ FAULTS: dict[str, tuple[Answer, str]] = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_after_a_fault_the_next_peer_is_asked_and_nothing_is_left(fault: str) -> None:
     answer, kind = FAULTS[fault]
-    registry = Registry()
+    registry = StreamRegistry()
     limits = RecoveryLimits(attempts_max=1, silence_s=1e3, bytes_max=1_000_000)
     recovery = recover([answer], [whole(DUMP)], registry=registry, limits=limits)
     assert recovery.failures == {kind: 1}
@@ -172,7 +172,7 @@ def test_after_a_fault_the_next_peer_is_asked_and_nothing_is_left(fault: str) ->
 @pytest.mark.parametrize("silence_s", [0.2, 100.0])
 def test_a_peer_that_hangs_is_left(silence_s: float) -> None:
     limits = RecoveryLimits(attempts_max=1, silence_s=silence_s, timeout_s=0.5)
-    registry = Registry()
+    registry = StreamRegistry()
     half = DUMP[: len(DUMP) // 2]
     recovery = recover([hangs_after(half)], registry=registry, limits=limits)
     assert (recovery.outcome, recovery.failures) == ("failed", {"timeout": 1})
@@ -187,7 +187,9 @@ def test_a_line_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nobody_there_and_urls_that_are_none() -> None:
-    recovery = Recovery(Registry(), ["http://127.0.0.1:1", "bad", "ftp://x", ""], limits=LIMITS)
+    recovery = Recovery(
+        StreamRegistry(), ["http://127.0.0.1:1", "bad", "ftp://x", ""], limits=LIMITS
+    )
     assert asyncio.run(recovery.run()) == "failed"
     assert sum(recovery.failures.values()) == 4
 
@@ -200,7 +202,7 @@ def test_it_asks_again() -> None:
 
 
 def test_packed_dumps_are_read() -> None:
-    registry = Registry()
+    registry = StreamRegistry()
     recover([whole(gzip.compress(DUMP), "content-encoding: gzip")], registry=registry)
     assert rows(registry.index(SCOPE)) == EXPECTED
 
@@ -227,7 +229,7 @@ def test_what_importers_must_accept() -> None:
         event(1, stored(None, 9), storage_tier="cloud"),
         event(1, "exploded"),
     ]
-    registry = Registry()
+    registry = StreamRegistry()
     body = json.dumps({"m:t:2": {"block_size": 4, "unknown": [], "events": events}}).encode()
     recovery = recover([whole(body)], registry=registry)
     index = registry.index(Scope("m", "t:2"))
@@ -239,7 +241,7 @@ def test_what_importers_must_accept() -> None:
 
 
 def test_a_scope_that_was_opened_meanwhile_is_filled() -> None:
-    registry = Registry()
+    registry = StreamRegistry()
     here = registry.open_index(SCOPE, 16)
     here.attach(B)
     told: list[Scope] = []
@@ -272,7 +274,7 @@ def test_a_peer_known_by_name_is_asked_where_the_name_leads(
         addresses = Addresses(look_up=lambda _: [found] if found else [])
         async with peer(whole(DUMP)) as url:
             named = url.replace("127.0.0.1", "peer.test")
-            recovery = Recovery(Registry(), [named], limits=LIMITS, addresses=addresses)
+            recovery = Recovery(StreamRegistry(), [named], limits=LIMITS, addresses=addresses)
             await recovery.run()
         addresses.close()
         return recovery
@@ -283,7 +285,7 @@ def test_a_peer_known_by_name_is_asked_where_the_name_leads(
 
 
 def test_a_scope_with_another_block_size_is_left_alone() -> None:
-    registry = Registry()
+    registry = StreamRegistry()
     here = registry.open_index(SCOPE, 32)
     recovery = recover([whole(DUMP)], registry=registry)
     assert (recovery.outcome, recovery.conflicts, recovery.recovered) == ("recovered", 1, {})
@@ -298,7 +300,9 @@ def test_requests_get_their_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         nonlocal turns
         async with peer(whole(DUMP)) as url:
-            recovering = asyncio.ensure_future(Recovery(Registry(), [url], limits=LIMITS).run())
+            recovering = asyncio.ensure_future(
+                Recovery(StreamRegistry(), [url], limits=LIMITS).run()
+            )
             while not recovering.done():
                 turns += 1
                 await asyncio.sleep(0)

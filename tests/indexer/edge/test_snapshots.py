@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 
-from indexer.core.registry import Registry
+from indexer.core.registry import StreamRegistry
 from indexer.core.stream import EventStream
 from indexer.edge import snapshots as module
 from indexer.edge.listener import Listeners
 from indexer.edge.snapshot_file import NAME, RankEnd, RankSnapshot, SnapshotReader, SnapshotWriter
-from indexer.edge.snapshots import Snapshots, Source
+from indexer.edge.snapshots import IndexSnapshots, SnapshotSource
 from indexer.types import EventLossPolicy, Scope, SnapshotLimits, WorkerRank
 from tests import wait
 from tests.indexer.encoding import encode_batch, end_marker, message, reply, stored
@@ -44,28 +44,28 @@ class House:
         self.built.append(self)
         self.now = 0.0
         policy = options.pop("policy", EventLossPolicy.KEEP)
-        self.registry = Registry(on_event_loss=policy)
+        self.registry = StreamRegistry(on_event_loss=policy)
         self.index = self.registry.open_index(SCOPE, block_size)
         self.listeners = Listeners(self.registry)
-        self.snapshots = Snapshots(
+        self.snapshots = IndexSnapshots(
             directory, self.registry, SnapshotLimits(**options), lambda: self.now
         )
 
-    def source(self, worker: int = 1, *numbers: int, replay: str | None = REPLAY) -> Source:
+    def source(self, worker: int = 1, *numbers: int, replay: str | None = REPLAY) -> SnapshotSource:
         stream = self.registry.open_stream(
             SCOPE, WorkerRank(worker, 0), worker_ranks=range(2), has_replay=replay is not None
         )
         for number in numbers:
             self.live(stream, number)
-        return Source(stream, ENDPOINT, replay)
+        return SnapshotSource(stream, ENDPOINT, replay)
 
     def live(self, stream: EventStream, number: int, rank: int | None = None) -> None:
         stream.on_live(message(number, batch(number, rank)), self.now)
 
-    async def write(self, *sources: Source) -> bool:
+    async def write(self, *sources: SnapshotSource) -> bool:
         return await self.snapshots.write(sources, self.listeners)
 
-    async def load(self, source: Source) -> bool:
+    async def load(self, source: SnapshotSource) -> bool:
         await self.snapshots.open()
         loaded = await self.snapshots.load(source)
         self.registry.check()

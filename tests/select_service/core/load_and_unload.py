@@ -13,7 +13,7 @@ import resource
 import sys
 from collections.abc import Callable
 
-from indexer.core.registry import Registry
+from indexer.core.registry import StreamRegistry
 from select_service.core.service import SelectionCore
 from select_service.types import ReservationRequest, RouterConfig, WorkerSpec
 
@@ -38,7 +38,7 @@ def settled_mb() -> float:
 
 
 def core_with(workers: int) -> SelectionCore:
-    core = SelectionCore(Registry(), RouterConfig(use_kv_events=False), random.Random(1))
+    core = SelectionCore(StreamRegistry(), RouterConfig(use_kv_events=False), random.Random(1))
     for worker_id in range(1, workers + 1):
         core.workers.upsert_worker(spec(worker_id), 1.0)
     return core

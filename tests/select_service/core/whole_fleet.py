@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 from indexer.core.hashing import pack_u64
-from indexer.core.registry import Registry
+from indexer.core.registry import StreamRegistry
 from indexer.types import Scope, Tier, WorkerRank
 from select_service.core.admission.queue import Ticket
 from select_service.core.effects import Effects
@@ -40,7 +40,7 @@ class Fleet:
             said = {one: settings.pop(one) for one in kind.__struct_fields__ if one in settings}
             settings[name] = kind(**said)
         self.core = SelectionCore(
-            Registry(), config or RouterConfig(), random.Random(1), **settings
+            StreamRegistry(), config or RouterConfig(), random.Random(1), **settings
         )
         self.now = 100.0
         self.effects = Effects()

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import msgspec
 import pytest
 
-from indexer.core.registry import Registry
+from indexer.core.registry import StreamRegistry
 from select_service.core.admission.queue import PendingQueue, Ticket, order_key
 from select_service.core.pricing.policy import QueuePolicy
 from select_service.core.pricing.prompt import Prompt
@@ -68,7 +68,7 @@ def test_nobody_overtakes_where_the_contract_orders_the_queue(
     config: RouterConfig, overtakes: bool
 ) -> None:
     config = msgspec.structs.replace(config, use_kv_events=False)
-    core = SelectionCore(Registry(), config, random.Random(1))
+    core = SelectionCore(StreamRegistry(), config, random.Random(1))
     core.workers.upsert_worker(WorkerSpec(worker_id=1, endpoint="x", block_size=16), 0.0)
     (partition,) = core.partitions.values()
     (only,) = partition.policy.classes

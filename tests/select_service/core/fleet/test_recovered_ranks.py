@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from indexer.core.index import KvIndex
-from indexer.core.registry import Registry
+from indexer.core.registry import StreamRegistry
 from indexer.types import Scope, Tier, WorkerRank
 from select_service.core.changes import WORKER
 from select_service.core.service import SelectionCore
@@ -38,7 +38,7 @@ def spec(worker_id: int, **fields: object) -> WorkerSpec:
 
 def core(**limits: float) -> SelectionCore:
     made = SelectionCore(
-        Registry(),
+        StreamRegistry(),
         RouterConfig(),
         random.Random(1),
         limits=CoreLimits(**limits),  # type: ignore[arg-type]

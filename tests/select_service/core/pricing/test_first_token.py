@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indexer.core.hashing import pack_u64
-from indexer.core.registry import Registry
+from indexer.core.registry import StreamRegistry
 from indexer.types import Scope, Tier, WorkerRank
 from select_service.core import partition as rooms
 from select_service.core.ledger.ledger import Ledger
@@ -129,7 +129,7 @@ class Fleet:
         self, workers: int, config: RouterConfig = OURS, seats: Sequence[int | None] = ()
     ) -> None:
         config = msgspec.structs.replace(config, use_kv_events=False)
-        self.core = SelectionCore(Registry(), config, random.Random(1))
+        self.core = SelectionCore(StreamRegistry(), config, random.Random(1))
         for worker_id in range(workers):
             spec = WorkerSpec(worker_id=worker_id, endpoint="x", block_size=SIZE)
             spec.max_num_seqs = seats[worker_id] if seats else None

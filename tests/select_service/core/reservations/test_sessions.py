@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indexer.core.hashing import pack_u64
-from indexer.core.registry import Registry
+from indexer.core.registry import StreamRegistry
 from select_service.core.decisions.explain import Told
 from select_service.core.decisions.record import Record
 from select_service.core.service import SelectionCore
@@ -38,7 +38,7 @@ class Fleet:
         bounds = {"session_ttl_s": TTL_S} | limits
         config = RouterConfig(use_kv_events=False)
         self.core = SelectionCore(
-            *(Registry(), config, random.Random(3)), limits=CoreLimits(**bounds)
+            *(StreamRegistry(), config, random.Random(3)), limits=CoreLimits(**bounds)
         )
         self.now = 100.0
         self.made = 0

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from indexer.compiled import usable
 from indexer.core.hashing import pack_u64
-from indexer.core.registry import Registry
+from indexer.core.registry import StreamRegistry
 from select_service.core.service import SelectionCore
 from select_service.types import (
     RouterConfig,
@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[4]
 
 
 def _frames_of_one_selection() -> list[str]:
-    registry = Registry()
+    registry = StreamRegistry()
     core = SelectionCore(registry, RouterConfig(), random.Random(1))
     for worker_id in (1, 2):
         worker = WorkerSpec(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from indexer.core.registry import Registry
+from indexer.core.registry import StreamRegistry
 from indexer.types import Tier, WorkerRank
 from select_service.simulator.core import core_router
 from select_service.simulator.core.core_router import CoreRouter
@@ -58,6 +58,6 @@ def test_one_index_for_all_replicas_is_as_one_for_each(
     )
     shared = run(settings)
     assert shared.evictions
-    monkeypatch.setattr(core_router, "_Registry", lambda _: Registry())
+    monkeypatch.setattr(core_router, "_Registry", lambda _: StreamRegistry())
     monkeypatch.setattr("select_service.simulator.runs.CoreRouter", Apart)
     assert run(settings) == shared
