@@ -10,7 +10,7 @@ import gc
 import os
 import sys
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -19,11 +19,11 @@ from select_service.settings import (
     FLAGS,
     SECTIONS,
     ConfigError,
-    Flag,
     Layers,
     Settings,
     read_environment,
 )
+from select_service.settings.command_line import add_flags
 from select_service.settings.layers import read_file
 from select_service.standard_output import printing
 from select_service.version import __version__
@@ -198,38 +198,5 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"select-service {__version__}")
     for name, section in SECTIONS.items():
-        group = parser.add_argument_group(name)
-        for flag in section:
-            _add(group, flag)
+        add_flags(parser.add_argument_group(name), section)
     return parser
-
-
-def _add(parser: argparse._ArgumentGroup, flag: Flag) -> None:
-    if flag.type.parse is None:
-        parser.add_argument(
-            flag.name, action="store_true", default=argparse.SUPPRESS, help=_help(flag.help)
-        )
-        return
-    parser.add_argument(
-        flag.name,
-        type=_type(flag.type.parse),
-        default=argparse.SUPPRESS,  # what is not there was not given
-        metavar=flag.type.metavar,
-        help=_help(f"{flag.help} (default: {flag.default_text})"),
-    )
-
-
-def _help(text: str) -> str:
-    return text.replace("%", "%%")
-
-
-def _type(parse: Callable[[str], object]) -> Callable[[str], Any]:
-    """Keep the text of a ValueError, which argparse would replace by a bare 'invalid value'."""
-
-    def convert(text: str) -> object:
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return convert

@@ -28,9 +28,10 @@ from bench.provenance import provenance
 from select_service.planner.core.demand import Interval, intervals_of
 from select_service.planner.core.warm_up import TracedRequest
 from select_service.planner.edge.baselines import POLICIES, make_policy
-from select_service.planner.edge.predictors import PREDICTORS, PredictorSettings
+from select_service.planner.edge.predictors import PredictorSettings
 from select_service.planner.edge.profile_files import read_profile
 from select_service.planner.edge.trace_replay import Replay, ReplaySettings
+from select_service.planner.settings import PREDICTORS
 
 PROFILE: Final = Path(__file__).parents[2] / "tests" / "golden" / "planner" / "profile_a"
 GPUS_MAX: Final = 64

@@ -16,11 +16,19 @@ from typing import TYPE_CHECKING
 import orjson
 
 from select_service.planner.errors import PlannerError
+from select_service.planner.settings import (
+    SECTIONS,
+    InspectSettings,
+    PlanSettings,
+    PredictSettings,
+    ReplayedSettings,
+    RunSettings,
+)
+from select_service.settings.command_line import add_flags, read_section
 from select_service.standard_output import printing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import ModuleType
 
 __all__ = ["main"]
 
@@ -47,8 +55,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from select_service.planner import arguments as flags  # needs numpy
-
     parser = argparse.ArgumentParser(
         prog="select-planner",
         description="Turns demand into replica counts that meet TTFT and ITL targets.",
@@ -56,9 +62,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     run = commands.add_parser("run", help="plan for a live fleet", allow_abbrev=False)
-    flags.add_run(run)
+    add_flags(run, SECTIONS["run"])
     plan = commands.add_parser("plan", help="one calculation", allow_abbrev=False)
-    flags.add_question(plan)
+    add_flags(plan, SECTIONS["plan"])
     predict = commands.add_parser(
         "predict",
         help="forecasts of a series",
@@ -66,41 +72,35 @@ def _parser() -> argparse.ArgumentParser:
         "input and writes the forecast made after each of them.",
         allow_abbrev=False,
     )
-    flags.add_tuning(predict)
+    add_flags(predict, SECTIONS["predict"])
     replay = commands.add_parser(
         "replay", help="what planning would have been worth", allow_abbrev=False
     )
-    flags.add_replay(replay)
+    add_flags(replay, SECTIONS["replay"])
     profile = commands.add_parser("profile", help="profiling results", allow_abbrev=False)
     what = profile.add_subparsers(dest="what", required=True, metavar="WHAT")
     inspect = what.add_parser("inspect", help="check and plot them", allow_abbrev=False)
     inspect.add_argument("directory", metavar="DIR", type=Path, help="profiling results")
-    inspect.add_argument("--out", metavar="HTML", type=Path, help="where the charts go")
+    add_flags(inspect, SECTIONS["profile inspect"])
     return parser
-
-
-def _flags() -> ModuleType:
-    from select_service.planner import arguments
-
-    return arguments
 
 
 def _run(arguments: argparse.Namespace) -> int:
     from select_service.planner.edge.run_command import run  # a server, for who runs
 
-    return run(_flags().settings_of(arguments))
+    return run(read_section(RunSettings, arguments))
 
 
 def _plan(arguments: argparse.Namespace) -> int:
     from select_service.planner.edge import what_if  # numpy, for who asks
     from select_service.planner.edge.profile_files import read_profile
 
-    profile = read_profile(arguments.profile_results_dir)
-    question = _flags().question_of(arguments)
-    is_compatible = arguments.mode == "compatible"
+    question = read_section(PlanSettings, arguments)
+    profile = read_profile(question.profile_results_dir)
+    is_compatible = question.mode == "compatible"
     plan = what_if.plan_compatible if is_compatible else what_if.plan_slo
     answer = plan(profile, question)
-    if arguments.json:
+    if question.json:
         _print(answer)
     else:
         print(_plain(answer))
@@ -116,24 +116,29 @@ def _plain(answer: dict[str, object]) -> str:
 
 def _predict(arguments: argparse.Namespace) -> int:
     from select_service.planner.edge import what_if
+    from select_service.planner.edge.predictors import predictor_settings
 
     if sys.stdin is None:  # it was closed by who started this
         raise PlannerError("standard input is closed: a JSON list of numbers is read from it")
     series = what_if.read_series(sys.stdin.read())
-    _print(what_if.predict(_flags().tuning_of(arguments), series))
+    told = read_section(PredictSettings, arguments)
+    is_compatible = told.mode == "compatible"
+    settings = predictor_settings(told.predictor, told, compatible=is_compatible)
+    _print(what_if.predict(settings, series))
     return 0
 
 
 def _replay(arguments: argparse.Namespace) -> int:
     from select_service.planner.edge import replay_command  # the simulator
 
-    _expect_writable(arguments.out)
-    question = _flags().replay_of(arguments)
+    told = read_section(ReplayedSettings, arguments)
+    _expect_writable(told.out)
+    question = replay_command.question_of(told)
     results = replay_command.replay(question, print_line=_tell)
-    if arguments.json:
+    if told.json:
         _print({"results": [replay_command.brief(one) for one in results]})
-    if arguments.out is not None:
-        _write(arguments.out, replay_command.html(results, question))
+    if told.out is not None:
+        _write(told.out, replay_command.html(results, question))
     return 0
 
 
@@ -145,14 +150,15 @@ def _profile(arguments: argparse.Namespace) -> int:
     from select_service.planner.edge import profile_report
     from select_service.planner.edge.profile_files import read_profile
 
-    _expect_writable(arguments.out)
+    out = read_section(InspectSettings, arguments).out
+    _expect_writable(out)
     profile = read_profile(arguments.directory)
     for text in profile_report.measured(profile):
         print(text)
     for text in profile_report.findings(profile):
         print(f"repaired: {text}")
-    if arguments.out is not None:
-        _write(arguments.out, profile_report.html(profile, str(arguments.directory)))
+    if out is not None:
+        _write(out, profile_report.html(profile, str(arguments.directory)))
     return 0
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from enum import Enum
+from typing import Any
 
-from msgspec import Struct
-from msgspec.structs import replace
+from msgspec import NODEFAULT, Struct
+from msgspec.structs import fields, replace
 
 __all__ = ["Flag", "ValueType", "flags_of"]
 
@@ -25,6 +26,12 @@ class ValueType(Struct, frozen=True):
     env: str = ""  # the variable that sets it if the flag does not
     reloads: bool = False  # whether it may change at run time: see `edge/config_reload.py`
     limits: bool = True  # whether a number bounds something
+    repeats: bool = False  # given once per value; the setting is a tuple of them
+    aliases: tuple[str, ...] = ()  # other names on the command line
+
+    def also(self, *names: str) -> ValueType:
+        """Return the same for a flag that other tools call by these names."""
+        return replace(self, aliases=names)
 
     def live(self, watch: str = "", env: str = "", *, limit: bool = True) -> ValueType:
         """Return the same for a setting that may change at run time."""
@@ -41,12 +48,17 @@ class Flag(Struct, frozen=True):
     field: str  # of Settings; also its name in files, requests and select_service_limit
     type: ValueType
     help: str
-    default: object
+    default: object  # NODEFAULT: it has to be given
 
     @property
     def name(self) -> str:
         """As typed on the command line, "--port"."""
         return "--" + self.field.replace("_", "-")
+
+    @property
+    def is_required(self) -> bool:
+        """Whether its command does not run without it."""
+        return self.default is NODEFAULT
 
     @property
     def reloads(self) -> bool:
@@ -64,18 +76,25 @@ class Flag(Struct, frozen=True):
         value = self.default
         if isinstance(value, Enum):
             return str(value.value)
-        if value is None or value is False or value in ((), {}):
+        if value is NODEFAULT:
+            return "required"
+        if value is None or value is False or value in ((), {}, ""):
             return "off"
         if isinstance(value, tuple):
             return ",".join(value)
         return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def flags_of(section: type[Struct]) -> tuple[Flag, ...]:
-    """Return the rows that a section's class declares itself, in order."""
-    defaults = section()
+def flags_of(section: type[Struct], *, inherited: bool = False) -> tuple[Flag, ...]:
+    """Return the rows that a section's class declares itself, in order; or all that it has."""
+    rows: dict[str, Any] = {}
+    for one in reversed(section.__mro__ if inherited else (section,)):
+        rows |= inspect.get_annotations(one)
     flags: list[Flag] = []
-    for name, row in inspect.get_annotations(section).items():
-        value_type, text = row.__metadata__
-        flags.append(Flag(name, value_type, text, getattr(defaults, name)))
+    for field in fields(section):
+        if field.name in rows:
+            value_type, text = rows[field.name].__metadata__
+            made = field.default_factory
+            default = field.default if made is NODEFAULT else made()
+            flags.append(Flag(field.name, value_type, text, default))
     return tuple(flags)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from enum import Enum
+from math import isinf
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 import msgspec
+from msgspec.structs import replace
 
 from indexer.core.curve_key import is_curve_key
 from indexer.core.egress import Egress
@@ -37,10 +40,7 @@ def whole(minimum: int, maximum: int, metavar: str = "N") -> ValueType:
     """Read a whole number within bounds, both allowed."""
 
     def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise ValueError(f"{text!r} is not a whole number") from None
+        value = _whole(text)
         if not minimum <= value <= maximum:
             raise ValueError(f"{value} is not in {minimum}..{maximum}")
         return value
@@ -75,6 +75,36 @@ def number(minimum: float, maximum: float | None = None, metavar: str = "F") -> 
     def parse(text: str) -> float:
         value = parse_float(text)
         if value is None or value < minimum or (maximum is not None and value > maximum):
+            raise ValueError(f"{text!r} is not a number {bounds}")
+        return value
+
+    return ValueType(parse, metavar)
+
+
+def any_whole(metavar: str = "N") -> ValueType:
+    """Read a whole number whose bounds are its component's."""
+    return ValueType(_whole, metavar)
+
+
+def any_number(metavar: str = "F") -> ValueType:
+    """Read a number whose bounds are its component's; it may be infinite, or none."""
+
+    def parse(text: str) -> float:
+        try:
+            return float(text)
+        except ValueError:
+            raise ValueError(f"{text!r} is not a number") from None
+
+    return ValueType(parse, metavar)
+
+
+def between(low: float, high: float, metavar: str = "F") -> ValueType:
+    """Read a number above `low` and below `high`."""
+    bounds = f"above {low:g}" if isinf(high) else f"between {low:g} and {high:g}, neither of them"
+
+    def parse(text: str) -> float:
+        value = parse_float(text)
+        if value is None or not low < value < high:
             raise ValueError(f"{text!r} is not a number {bounds}")
         return value
 
@@ -179,6 +209,12 @@ def path(metavar: str) -> ValueType:
     return ValueType(parse, metavar)
 
 
+def file(metavar: str) -> ValueType:
+    """Read a path as `pathlib` has it; it must not be empty."""
+    parse = _parser_of(path(metavar))
+    return ValueType(lambda text: Path(str(parse(text))), metavar)
+
+
 def file_mode() -> ValueType:
     """Read the permissions of a file, in octal."""
 
@@ -202,6 +238,11 @@ def curve_public_key() -> ValueType:
 
 
 # -- lists and objects ---------------------------------------------------------------------------
+
+
+def repeated(kind: ValueType) -> ValueType:
+    """Read one value each time the flag is given."""
+    return replace(kind, repeats=True)
 
 
 def comma_list(metavar: str) -> ValueType:
@@ -313,6 +354,13 @@ def host_port() -> ValueType:
 
 
 # -- what they share -----------------------------------------------------------------------------
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a whole number") from None
 
 
 def _parser_of(kind: ValueType) -> Callable[[str], object]:

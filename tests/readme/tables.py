@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 import select_service.errors
@@ -21,6 +21,7 @@ from select_service.edge.metrics.exposition import Metrics
 from select_service.edge.metrics.limit_metrics import TURN_BUDGETS, limit_values
 from select_service.errors import ServiceError
 from select_service.metric_rows import PREFIX
+from select_service.planner import settings as planner
 from select_service.settings import ENVIRONMENT, FLAGS, SECTIONS, Flag, Settings
 from tests.readme.document import README, REFERENCE, anchor, headings
 
@@ -433,6 +434,27 @@ def _flag(flag: Flag) -> str:
     return f"| `{flag.name}` | {flag.default_text} | {_cell(text)} | {_cell(watch)} |"
 
 
+def planner_flags() -> Iterator[str]:
+    """Every flag of the planner's commands."""
+    yield from _lines("""
+# Flags of select-planner
+
+Every flag of `select-planner`, by command. They are set on the command line only;
+[planner.md](../docs/planner.md) says what they are for.
+""")
+    yield from _commands("select-planner", planner.SECTIONS)
+
+
+def _commands(program: str, sections: Mapping[str, Iterable[Flag]]) -> Iterator[str]:
+    for command, flags_of_it in sections.items():
+        yield from ("", f"## {program} {command}", "")
+        yield "| flag | default | |"
+        yield "|---|---|---|"
+        for flag in flags_of_it:
+            names = ", ".join(f"`{name}`" for name in (flag.name, *flag.type.aliases))
+            yield f"| {names} | {flag.default_text} | {_cell(flag.help)} |"
+
+
 def limits() -> Iterator[str]:
     """What has no flag: budgets of a turn, and bounds that nobody needed to move so far."""
     yield from _lines("""
@@ -548,6 +570,7 @@ works: [operating.md](../docs/operating.md#the-doctor).
 
 PAGES: dict[str, Callable[[], Iterable[str]]] = {
     "flags": flags,
+    "planner-flags": planner_flags,
     "limits": limits,
     "metrics": metrics,
     "errors": errors,

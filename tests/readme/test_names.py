@@ -19,6 +19,7 @@ from select_service.edge.discovery import objects
 from select_service.edge.http.routes import ROUTES
 from select_service.edge.routing import OPEN
 from select_service.edge.tracing import spans
+from select_service.planner import settings as planner
 from select_service.settings import FLAGS
 from tests.readme import tables
 from tests.readme.document import CHAPTERS, DOCS, README
@@ -43,7 +44,17 @@ def source() -> str:
 @pytest.fixture(scope="module")
 def parsed() -> set[str]:
     """Every flag some command of ours knows."""
-    return {flag.name for flag in FLAGS} | set(re.findall(r'"(--[a-z][a-z0-9-]*)"', source()))
+    planned = {
+        name
+        for flags in planner.SECTIONS.values()
+        for flag in flags
+        for name in (flag.name, *flag.type.aliases)
+    }
+    return (
+        {flag.name for flag in FLAGS}
+        | planned
+        | set(re.findall(r'"(--[a-z][a-z0-9-]*)"', source()))
+    )
 
 
 @pytest.mark.parametrize("file", DOCUMENTS, ids=IDS)

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from select_service.planner.core.predictor_choice import Model
+    from select_service.planner.settings import TuningSettings
 
-__all__ = ["PREDICTORS", "PredictorSettings", "make_predictor"]
+__all__ = ["PredictorSettings", "make_predictor", "predictor_settings"]
 
 
 class PredictorSettings(Struct, frozen=True, kw_only=True):
@@ -41,6 +42,24 @@ class PredictorSettings(Struct, frozen=True, kw_only=True):
     compatible: bool = False
     fit_deadline_s: float = DEADLINE_S
     """How long a decision waits for a library's fit."""
+
+
+def predictor_settings(
+    name: str, tuning: TuningSettings, *, compatible: bool = False
+) -> PredictorSettings:
+    """Return the settings of a predictor out of those of a command."""
+    return PredictorSettings(
+        name=name,
+        log1p=tuning.log1p,
+        q_level=tuning.kalman_q_level,
+        q_trend=tuning.kalman_q_trend,
+        r=tuning.kalman_r,
+        points_min=tuning.kalman_min_points,
+        prophet_window=tuning.prophet_window_size,
+        fit_deadline_s=tuning.load_predictor_fit_deadline,
+        interval_s=tuning.adjustment_interval,
+        compatible=compatible,
+    )
 
 
 _UNCLAMPED: Final = frozenset({"constant", "kalman"})  # in the reference
@@ -91,4 +110,3 @@ _MODELS: Final[dict[str, Callable[[PredictorSettings, Fitter], Model]]] = {
     ),
     "auto": _chooser,
 }
-PREDICTORS: Final = tuple(_MODELS)

@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
+from select_service.planner.core.demand import intervals_of
 from select_service.planner.core.warm_up import TracedRequest
 from select_service.planner.edge.baselines import make_policy
+from select_service.planner.edge.predictors import predictor_settings
 from select_service.planner.edge.profile_files import read_profile
 from select_service.planner.edge.sources.trace import read_trace
-from select_service.planner.edge.trace_replay import Replay
+from select_service.planner.edge.trace_replay import Replay, ReplaySettings
 from select_service.planner.errors import TraceError
+from select_service.planner.settings import POLICIES
 from select_service.simulator.page import figure, page, table
 from select_service.simulator.plots import Series, lines
 
@@ -21,9 +24,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from select_service.planner.edge.predictors import PredictorSettings
-    from select_service.planner.edge.trace_replay import ReplaySettings, Result
+    from select_service.planner.edge.trace_replay import Result
+    from select_service.planner.settings import ReplayedSettings
 
-__all__ = ["ReplayQuestion", "brief", "html", "replay"]
+__all__ = ["ReplayQuestion", "brief", "html", "question_of", "replay"]
 
 SPAN_MOST_S: Final = 366 * 86400.0
 """The longest trace. With one stray time a replay would simulate ages without requests."""
@@ -40,6 +44,37 @@ class ReplayQuestion(NamedTuple):
     tunings: tuple[PredictorSettings, ...]
     settings: ReplaySettings
     gpus_max: int
+
+
+def question_of(told: ReplayedSettings) -> ReplayQuestion:
+    """Return what the command's settings ask for.
+
+    Raises:
+        TraceError: the trace of the past cannot be read.
+    """
+    past, interval_s = told.load_predictor_warmup_trace, told.adjustment_interval
+    settings = ReplaySettings(
+        interval_s=interval_s,
+        fast_s=min(told.load_interval, interval_s),
+        startup_s=told.startup,
+        ttft_ms=told.ttft,
+        itl_ms=told.itl,
+        prefill_gpus=told.prefill_engine_num_gpu,
+        decode_gpus=told.decode_engine_num_gpu,
+        start=(told.start_prefill, told.start_decode),
+        seed=told.seed,
+        attainment=told.attainment,
+        likens=not told.no_likeness,
+        warmup=() if past is None else tuple(intervals_of(read_trace(past), interval_s)),
+    )
+    return ReplayQuestion(
+        told.trace,
+        told.profile_results_dir,
+        told.policy or POLICIES,
+        tuple(predictor_settings(name, told) for name in told.load_predictor or ("auto",)),
+        settings,
+        told.max_gpu_budget,
+    )
 
 
 def replay(question: ReplayQuestion, print_line: Callable[[str], None]) -> list[Result]:

@@ -13,7 +13,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import msgspec
 import uvicorn
 
 from select_service.kubernetes_api import KubernetesApi
@@ -28,7 +27,7 @@ from select_service.planner.edge.leases.kubernetes_lease import KubeLease
 from select_service.planner.edge.leases.lease import NoLease, duration_of
 from select_service.planner.edge.leases.ray_lease import RayLease
 from select_service.planner.edge.loop import Loop
-from select_service.planner.edge.predictors import PredictorSettings
+from select_service.planner.edge.predictors import predictor_settings
 from select_service.planner.edge.ray_cluster import joined
 from select_service.planner.edge.run_settings import (
     ModelSettings,
@@ -51,45 +50,14 @@ if TYPE_CHECKING:
     from select_service.planner.edge.connectors.connector import Connector
     from select_service.planner.edge.leases.lease import Lease
     from select_service.planner.edge.sources.source import Source
+    from select_service.planner.settings import RunSettings
     from select_service.planner.types import PoolKey, Role
 
-__all__ = ["RunSettings", "run"]
+__all__ = ["run", "single_model"]
 
 _ROLES: Final[tuple[Role, ...]] = ("prefill", "decode")
 _LEAVE_S: Final = 5
 """Seconds for pending responses at shutdown; the successor waits for the lease."""
-
-
-class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of `run`."""
-
-    tuning: PredictorSettings
-    gpus_max: int = 8
-    targets: Path | None = None
-    model: ModelSettings | None = None
-    source: str = "prometheus"
-    prometheus_url: str = "http://127.0.0.1:9090"
-    prometheus_names: str = "dynamo"
-    selectors: tuple[str, ...] = ()
-    token_file: Path | None = None
-    trace: Path | None = None
-    warmup_trace: Path | None = None
-    connector: str = "dry-run"
-    kubernetes_api: str | None = None
-    namespace: str | None = None
-    lease: str = "cluster"
-    lease_name: str = "select-planner"
-    ray_dashboard: str = "http://127.0.0.1:8265"
-    ray_token_file: Path | None = None
-    decision_timeout_s: float = 1800.0
-    drain_s: float | None = None
-    """How long leaving engines get to finish their work; None: they are not drained."""
-    state_dir: Path | None = None
-    fast_s: float | None = 5.0
-    correct: bool = True
-    likens: bool = True
-    host: str = "127.0.0.1"
-    port: int = 9085
 
 
 def run(settings: RunSettings) -> int:
@@ -98,6 +66,7 @@ def run(settings: RunSettings) -> int:
     Raises:
         PlannerError: it could not start.
     """
+    settings.expect_used()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     asyncio.run(_run(settings))
@@ -109,12 +78,12 @@ async def _run(settings: RunSettings) -> None:
     _expect_told_apart(settings, models)
     fleet = build_fleet(
         models,
-        settings.tuning,
-        settings.gpus_max,
-        correct=settings.correct,
+        predictor_settings(settings.load_predictor, settings),
+        settings.max_gpu_budget,
+        correct=not settings.no_correction,
         is_watched=settings.fast_s is not None,
-        likens=settings.likens,
-        give_up_s=settings.decision_timeout_s,
+        likens=not settings.no_likeness,
+        give_up_s=settings.decision_timeout,
     )
     _warm_up(fleet, settings)
     state, memory = _state(fleet, settings)
@@ -184,9 +153,20 @@ def _wall() -> float:
 def _models(settings: RunSettings) -> list[ModelSettings]:
     if settings.targets is not None:
         return read_targets(settings.targets)
-    if settings.model is None:
+    if settings.model_name is None or settings.profile_results_dir is None:
         raise SettingsError("--targets, or --model-name with --profile-results-dir, is needed")
-    return [settings.model]
+    return [
+        single_model(
+            settings.model_name,
+            settings.tenant_id,
+            str(settings.profile_results_dir),
+            resources=(settings.prefill_resource, settings.decode_resource),
+            gpus=(settings.prefill_engine_num_gpu, settings.decode_engine_num_gpu),
+            endpoints_min=settings.min_endpoint,
+            start_s=settings.start_time,
+            goals=(settings.ttft, settings.itl, settings.attainment),
+        )
+    ]
 
 
 def _expect_told_apart(settings: RunSettings, models: list[ModelSettings]) -> None:
@@ -195,7 +175,10 @@ def _expect_told_apart(settings: RunSettings, models: list[ModelSettings]) -> No
     Raises:
         SettingsError: the metrics have no tenants, and models of one name.
     """
-    if settings.source != "prometheus" or read_names(settings.prometheus_names).tenant_label:
+    if (
+        settings.metrics_source != "prometheus"
+        or read_names(settings.prometheus_names).tenant_label
+    ):
         return
     names = [one.model_name.casefold() for one in models]
     if len(set(names)) < len(names) or any(one.tenant_id != "default" for one in models):
@@ -207,9 +190,11 @@ def _expect_told_apart(settings: RunSettings, models: list[ModelSettings]) -> No
 
 
 def _warm_up(fleet: Fleet, settings: RunSettings) -> None:
-    if settings.warmup_trace is None:
+    if settings.load_predictor_warmup_trace is None:
         return
-    history = intervals_of(read_trace(settings.warmup_trace), settings.tuning.interval_s)
+    history = intervals_of(
+        read_trace(settings.load_predictor_warmup_trace), settings.adjustment_interval
+    )
     for model in fleet.models:
         model.warm_up(history, fleet.interval_s)
 
@@ -241,7 +226,7 @@ def _lease(settings: RunSettings, models: list[ModelSettings], kube: Kube | None
     if settings.connector != "dry-run" and settings.state_dir is None:
         logging.getLogger("select_planner").warning("without --state-dir a restart forgets")
     identity = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
-    duration_s = duration_of(settings.fast_s or settings.tuning.interval_s)
+    duration_s = duration_of(settings.fast_s or settings.adjustment_interval)
     timed = (settings.lease_name, identity, time.monotonic, duration_s)
     if settings.lease == "cluster" and kube is not None:
         return KubeLease(kube, *timed)
@@ -256,12 +241,12 @@ def _lease(settings: RunSettings, models: list[ModelSettings], kube: Kube | None
 
 
 def _source(settings: RunSettings) -> Source:
-    if settings.source == "prometheus":
+    if settings.metrics_source == "prometheus":
         return PrometheusSource(settings.prometheus_url, read_names(settings.prometheus_names))
-    if settings.source == "selector":
-        if not settings.selectors:
+    if settings.metrics_source == "selector":
+        if not settings.selector:
             raise SettingsError("--metrics-source selector needs --selector URL")
-        return SelectorSource(settings.selectors, _token(settings.token_file))
+        return SelectorSource(settings.selector, _token(settings.token_file))
     if settings.trace is None:
         raise SettingsError("--metrics-source trace needs --trace FILE")
     return TraceSource(read_trace(settings.trace))
@@ -292,7 +277,7 @@ def _connector(
         return DryRun({pool: state.desired for pool, state in start.items()})
     if settings.connector == "virtual":
         return VirtualConnector(
-            start, time.monotonic, _wall, settings.decision_timeout_s, memory.decision_id
+            start, time.monotonic, _wall, settings.decision_timeout, memory.decision_id
         )
     if settings.connector == "ray":
         from select_service.planner.edge.connectors.ray import RayConnector
@@ -317,12 +302,12 @@ def _retiring(settings: RunSettings, connector: Connector) -> EngineDrain | None
         return None
     from select_service.planner.edge.connectors.kubernetes import KubernetesConnector
 
-    if not settings.selectors:
+    if not settings.selector:
         raise SettingsError("--drain needs --selector URL: the selectors are told who goes")
     if not isinstance(connector, KubernetesConnector | VirtualConnector):
         raise SettingsError(f"--drain: who goes is not for us to say with {settings.connector}")
     pods = connector.pods() if isinstance(connector, KubernetesConnector) else {}
-    selectors = Selectors(settings.selectors, _token(settings.token_file))
+    selectors = Selectors(settings.selector, _token(settings.token_file))
     return EngineDrain(selectors, pods, time.monotonic, settings.drain_s)
 
 

@@ -10,8 +10,6 @@ import json
 import math
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
-
 from select_service.planner.core.budget import PoolNeed, check_minima, share_out
 from select_service.planner.core.compatible_lookup import CompatibleLookup
 from select_service.planner.core.compatible_sizing import (
@@ -32,43 +30,25 @@ from select_service.planner.types import ModelKey, PoolKey
 if TYPE_CHECKING:
     from select_service.planner.core.profile import Profile
     from select_service.planner.edge.predictors import PredictorSettings
+    from select_service.planner.settings import PlanSettings
 
-__all__ = ["Question", "plan_compatible", "plan_slo", "predict", "read_series"]
+__all__ = ["plan_compatible", "plan_slo", "predict", "read_series"]
 
 _POOLS = (PoolKey(ModelKey("model"), "prefill"), PoolKey(ModelKey("model"), "decode"))
 
 
-class Question(Struct, frozen=True, kw_only=True):
-    """The inputs of `plan`."""
-
-    requests: float
-    isl: float
-    osl: float
-    p_correction: float = 1.0
-    d_correction: float = 1.0
-    ttft_ms: float = 500.0
-    itl_ms: float = 50.0
-    interval_s: float = 180.0
-    gpus_max: int = 8
-    endpoints_min: int = 1
-    prefill_gpus: int = 1
-    decode_gpus: int = 1
-    attainment: float | None = None
-    pooled: bool = False
-
-
-def plan_compatible(profile: Profile, question: Question) -> dict[str, object]:
+def plan_compatible(profile: Profile, question: PlanSettings) -> dict[str, object]:
     """Answer with the reference's formulas; an `error` is one that they raise themselves."""
     limits = CompatibleLimits(
-        interval_s=question.interval_s,
-        itl_ms=question.itl_ms,
-        gpus_max=question.gpus_max,
-        endpoints_min=question.endpoints_min,
-        prefill_gpus=question.prefill_gpus,
-        decode_gpus=question.decode_gpus,
+        interval_s=question.adjustment_interval,
+        itl_ms=question.itl,
+        gpus_max=question.max_gpu_budget,
+        endpoints_min=question.min_endpoint,
+        prefill_gpus=question.prefill_engine_num_gpu,
+        decode_gpus=question.decode_engine_num_gpu,
     )
     demand = CompatibleDemand(
-        requests=question.requests,
+        requests=question.num_req,
         isl=question.isl,
         osl=question.osl,
         p_correction=question.p_correction,
@@ -87,7 +67,7 @@ def plan_compatible(profile: Profile, question: Question) -> dict[str, object]:
     return {"num_p": plan.num_p, "num_d": plan.num_d, **intermediate}
 
 
-def plan_slo(profile: Profile, question: Question) -> dict[str, object]:
+def plan_slo(profile: Profile, question: PlanSettings) -> dict[str, object]:
     """Answer with our own sizing: TTFT and ITL targets, a hard ceiling, and infeasible targets.
 
     Raises:
@@ -97,15 +77,15 @@ def plan_slo(profile: Profile, question: Question) -> dict[str, object]:
     _check(question)
     surface = Surface(profile)
     goals = Goals(
-        ttft_ms=question.ttft_ms,
-        itl_ms=question.itl_ms,
+        ttft_ms=question.ttft,
+        itl_ms=question.itl,
         attainment=question.attainment,
         pooled=question.pooled,
     )
-    rate = question.requests / question.interval_s
+    rate = question.num_req / question.adjustment_interval
     forecast = Forecast(rate, Lengths.single(question.isl), question.osl, 1.0)
-    gpus = (question.prefill_gpus, question.decode_gpus)
-    if question.requests:
+    gpus = (question.prefill_engine_num_gpu, question.decode_engine_num_gpu)
+    if question.num_req:
         # 0 means not measured, not infinitely fast
         slow_prefill, slow_decode = question.p_correction or 1.0, question.d_correction or 1.0
         needs = (
@@ -118,14 +98,14 @@ def plan_slo(profile: Profile, question: Question) -> dict[str, object]:
         PoolNeed(
             pool,
             cost,
-            question.endpoints_min,
-            max(question.endpoints_min, math.ceil(need.engines - 1e-9)),
+            question.min_endpoint,
+            max(question.min_endpoint, math.ceil(need.engines - 1e-9)),
             need.engines,
         )
         for pool, cost, need in zip(_POOLS, gpus, needs, strict=True)
     ]
-    check_minima(pools, question.gpus_max)
-    counts = share_out(pools, question.gpus_max)
+    check_minima(pools, question.max_gpu_budget)
+    counts = share_out(pools, question.max_gpu_budget)
     return {
         "num_p": counts[_POOLS[0]],
         "num_d": counts[_POOLS[1]],
@@ -140,19 +120,18 @@ def plan_slo(profile: Profile, question: Question) -> dict[str, object]:
     }
 
 
-def _check(question: Question) -> None:
-    for name in ("requests", "isl", "osl", "p_correction", "d_correction", "ttft_ms", "itl_ms"):
-        value = getattr(question, name)
+def _check(question: PlanSettings) -> None:
+    lengths, goals = ("isl", "osl"), ("ttft", "itl")
+    for name in ("num_req", *lengths, "p_correction", "d_correction", *goals):
+        value, flag = getattr(question, name), "--" + name.replace("_", "-")
         if not math.isfinite(value):
-            raise SettingsError(f"{name} is not a finite number")
+            raise SettingsError(f"{flag} is not a finite number")
         if value < 0:
-            raise SettingsError(f"{name} is below 0")
-    for name in ("isl", "osl", "ttft_ms", "itl_ms"):
-        if question.requests and not getattr(question, name):
-            raise SettingsError(f"{name} is 0")
-    for name in ("isl", "osl"):
-        if getattr(question, name) > TOKENS_MAX:
-            raise SettingsError(f"{name} is above {TOKENS_MAX:,}")
+            raise SettingsError(f"{flag} is below 0")
+        if question.num_req and not value and name in (*lengths, *goals):
+            raise SettingsError(f"{flag} is 0")
+        if value > TOKENS_MAX and name in lengths:
+            raise SettingsError(f"{flag} is above {TOKENS_MAX:,}")
 
 
 def predict(settings: PredictorSettings, series: list[float]) -> dict[str, object]:

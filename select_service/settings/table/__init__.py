@@ -14,6 +14,9 @@ row of deploy/reference/flags.md and the typed attribute `Settings.drain_timeout
 belongs to a component is taken from it: `= _CORE.leases_max`; `Settings` hands the value to the
 component's field of that name.
 
+The planner's rows are in `select_service.planner.settings`, a class per command: their words and
+defaults are those of its components.
+
 Each section inherits from the one before it, as msgspec's structs have one base.
 """
 

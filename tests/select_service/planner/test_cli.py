@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 import yaml
 
-from select_service.planner.arguments import settings_of
 from select_service.planner.cli import _parser, main
-from select_service.planner.edge.predictors import PredictorSettings
+from select_service.planner.edge.predictors import _MODELS, PredictorSettings
 from select_service.planner.edge.run_settings import build_fleet, read_targets
 from select_service.planner.errors import SettingsError
+from select_service.planner.settings import PREDICTORS, SECTIONS, RunSettings
+from select_service.settings.command_line import read_section
 from tests.select_service.planner.golden import PROFILE, golden
 
 CASES = golden("replicas_golden")["cases"]
@@ -120,17 +121,17 @@ def test_plan_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("flag", "value", "why"),
     [
-        ("--num-req", "nan", "requests is not a finite number"),
-        ("--num-req", "-5", "requests is below 0"),
+        ("--num-req", "nan", "--num-req is not a finite number"),
+        ("--num-req", "-5", "--num-req is below 0"),
         ("--isl", "0", "isl is 0"),
         ("--osl", "0", "osl is 0"),
         ("--isl", "-3", "isl is below 0"),
         ("--isl", "1e308", "isl is above 4,294,967,296"),
         ("--osl", "1e308", "osl is above 4,294,967,296"),
-        ("--itl", "0", "itl_ms is 0"),
-        ("--itl", "nan", "itl_ms is not a finite number"),
-        ("--ttft", "-1", "ttft_ms is below 0"),
-        ("--p-correction", "nan", "p_correction is not a finite number"),
+        ("--itl", "0", "--itl is 0"),
+        ("--itl", "nan", "--itl is not a finite number"),
+        ("--ttft", "-1", "--ttft is below 0"),
+        ("--p-correction", "nan", "--p-correction is not a finite number"),
     ],
 )
 def test_what_cannot_be_planned_is_named(
@@ -204,12 +205,23 @@ def test_help_says_what_each_flag_is_and_what_it_is_otherwise() -> None:
                     yield from silent(command)
                 continue
             words = re.sub(r"\(default: .*?\)", "", one.help or "")
-            is_said = one.nargs == 0 or one.default in (None, "", []) or "default" in str(one.help)
+            is_said = one.nargs == 0 or one.required or "default" in str(one.help)
             is_once = words.count("between ") < 2  # "between plans between two numbers" was said
             if not (words.strip() and is_said and is_once):
                 yield f"{parser.prog} {one.option_strings or one.dest}"
 
     assert list(silent(_parser())) == []
+
+
+def test_every_row_is_whole_and_every_predictor_can_be_made() -> None:
+    assert set(PREDICTORS) == set(_MODELS)
+    for flags in SECTIONS.values():
+        assert len({flag.field for flag in flags}) == len(flags)
+        for flag in flags:
+            assert flag.help
+            assert not flag.help.endswith(".")
+            assert (flag.type.parse is None) == (flag.type.metavar == "")
+            assert flag.type.parse is not None or flag.default is False
 
 
 @pytest.mark.parametrize("flag", [["--adjustment-interval", "0"], ["--attainment", "1"]])
@@ -228,9 +240,9 @@ def test_wrong_usage_is_told(flag: list[str], capsys: pytest.CaptureFixture[str]
         (["--selector", "http://a\nb"], "is not http://HOST:PORT"),
         (["--kubernetes-api", "https://"], "is not http://HOST:PORT"),
         (["--ray-dashboard", "http://[bad"], "is not http://HOST:PORT"),
-        (["--port", "65536"], "'65536' is not a port, 0 to 65535"),
-        (["--adjustment-interval", "1e-300"], "'1e-300' is not a number of seconds, at least"),
-        (["--load-interval", "inf"], "'inf' is not a number of seconds, at least"),
+        (["--port", "65536"], "65536 is not in 0..65535"),
+        (["--adjustment-interval", "1e-300"], "'1e-300' is not a number at least 0.01"),
+        (["--load-interval", "inf"], "'inf' is not a number at least 0.01"),
     ],
 )
 def test_what_could_never_be_asked_is_refused_at_the_start(
@@ -302,7 +314,8 @@ def test_the_manifest_has_flags_we_know_and_no_right_too_many() -> None:
     documents = list(yaml.safe_load_all(path.read_text("utf-8")))
     by_kind = {one["kind"]: one for one in documents}
     (container,) = by_kind["Deployment"]["spec"]["template"]["spec"]["containers"]
-    settings = settings_of(_parser().parse_args(container["args"]))
+    settings = read_section(RunSettings, _parser().parse_args(container["args"]))
+    settings.expect_used()
     assert container["ports"] == [{"name": "http", "containerPort": settings.port}]
     assert settings.connector == "kubernetes"
     assert settings.drain_s is None, "or drain.yaml is needed, too"

@@ -1,0 +1,337 @@
+"""The planner's part of the table of settings: a class per command, a row per flag.
+
+Rows are those of `select_service.settings.table`; one that several commands have is named first.
+Names are those of the reference planner where the meaning is the same.
+"""
+
+from pathlib import Path
+from typing import Annotated, Final, TypeAlias
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+
+from select_service.planner.core.recurrence import RECURRING
+from select_service.planner.errors import SettingsError
+from select_service.settings.row import ValueType, flags_of
+from select_service.settings.value_types import (
+    any_number,
+    any_whole,
+    between,
+    choice,
+    count,
+    file,
+    number,
+    repeated,
+    seconds,
+    switch,
+    tcp_port,
+    text,
+    weight,
+)
+
+__all__ = [
+    "POLICIES",
+    "PREDICTORS",
+    "SECTIONS",
+    "InspectSettings",
+    "PlanSettings",
+    "PredictSettings",
+    "ReplayedSettings",
+    "RunSettings",
+    "TuningSettings",
+]
+
+PREDICTORS: Final = ("constant", "kalman", "ets", RECURRING, "arima", "prophet", "auto")
+POLICIES: Final = ("slo", "compatible", "reactive", "oracle")
+_SHORTEST_S: Final = 0.01
+"""Between two looks or plans; below it nothing else would be done."""
+
+
+def _url() -> ValueType:
+    """Read an address that can be asked; one that cannot would be asked in vain for ever."""
+
+    def parse(text: str) -> str:
+        try:
+            parts = urlsplit(text)
+            _ = parts.port
+        except ValueError:
+            parts = urlsplit("")
+        if parts.scheme not in ("http", "https") or not parts.hostname or not text.isprintable():
+            raise ValueError(f"{text!r} is not http://HOST:PORT or https://HOST:PORT")
+        return text
+
+    return ValueType(parse, "URL")
+
+
+def _interval() -> ValueType:
+    return number(_SHORTEST_S, metavar="S")
+
+
+_PROFILE: Final = "measured TTFT and ITL of an engine, as the profiler writes them"
+_NO_LIKENESS: Final = "what came in the past after times like this one decides nothing"
+
+Ttft: TypeAlias = Annotated[float, any_number("MS"), "time to first token"]
+Itl: TypeAlias = Annotated[float, any_number("MS"), "time between tokens"]
+Attainment: TypeAlias = Annotated[
+    float | None,
+    between(0.0, 1.0, "SHARE").also("--slo-attainment"),
+    "share of requests for which both hold, 0.99 for example; off: on average",
+]
+AdjustmentInterval: TypeAlias = Annotated[float, _interval(), "between plans"]
+MaxGpuBudget: TypeAlias = Annotated[int, any_whole("GPUS"), "never more"]
+MinEndpoint: TypeAlias = Annotated[int, count(0), "replicas of a role"]
+EngineGpus: TypeAlias = Annotated[int, count(metavar="GPUS"), "of one engine"]
+LoadInterval: TypeAlias = Annotated[float, _interval(), "fast loop"]
+Mode: TypeAlias = Annotated[
+    str, choice("compatible", "slo"), "the reference's formulas and forecasts, or ours"
+]
+
+
+class PlanSettings(Struct, frozen=True, kw_only=True):
+    """What `plan` is asked."""
+
+    profile_results_dir: Annotated[Path, file("DIR"), _PROFILE]
+    num_req: Annotated[float, any_number("N"), "requests in one interval"]
+    isl: Annotated[float, any_number("TOKENS"), "mean prompt length"]
+    osl: Annotated[float, any_number("TOKENS"), "mean answer length"]
+    p_correction: Annotated[float, any_number(), "measured TTFT over profiled"] = 1.0
+    d_correction: Annotated[float, any_number(), "measured ITL over profiled"] = 1.0
+    ttft: Ttft = 500.0
+    itl: Itl = 50.0
+    attainment: Attainment = None
+    adjustment_interval: AdjustmentInterval = 180.0
+    max_gpu_budget: MaxGpuBudget = 8
+    min_endpoint: MinEndpoint = 1
+    prefill_engine_num_gpu: EngineGpus = 1
+    decode_engine_num_gpu: EngineGpus = 1
+    mode: Mode = "compatible"
+    pooled: Annotated[
+        bool,
+        switch(),
+        "slo: no prompt waits while an engine is free (otherwise there is a queue per engine)",
+    ] = False
+    json: Annotated[bool, switch(), "the answer as JSON"] = False
+
+
+class TuningSettings(Struct, frozen=True, kw_only=True):
+    """How predictors are tuned."""
+
+    adjustment_interval: AdjustmentInterval = 180.0
+    log1p: Annotated[
+        bool,
+        switch().also("--load-predictor-log1p"),
+        "forecast logarithms of counts: peaks count for less",
+    ] = False
+    kalman_q_level: Annotated[
+        float, weight("X"), "kalman: variance of the level gains per step"
+    ] = 1.0
+    kalman_q_trend: Annotated[
+        float, weight("X"), "kalman: variance of the trend gains per step"
+    ] = 0.1
+    kalman_r: Annotated[
+        float,
+        between(0.0, float("inf"), "X"),
+        "kalman: variance of a measurement; more smooths more",
+    ] = 10.0
+    kalman_min_points: Annotated[int, count(), "kalman: intervals before it forecasts"] = 5
+    prophet_window_size: Annotated[int, count(), "prophet: intervals it is fitted to"] = 50
+    load_predictor_fit_deadline: Annotated[
+        float,
+        seconds().also("--fit-deadline"),
+        "that a decision waits for the fit of a library; then the model from before goes on",
+    ] = 10.0
+
+
+class PredictSettings(TuningSettings, frozen=True, kw_only=True):
+    """Which predictor `predict` runs."""
+
+    predictor: Annotated[str, choice(*PREDICTORS), "who forecasts"]
+    mode: Mode = "compatible"
+    json: Annotated[bool, switch(), "the only format there is, and the default"] = False
+
+
+class ReplayedSettings(TuningSettings, frozen=True, kw_only=True):
+    """What `replay` is asked."""
+
+    trace: Annotated[Path, file("FILE"), "requests, as JSON lines"]
+    profile_results_dir: Annotated[Path, file("DIR"), _PROFILE]
+    policy: Annotated[
+        tuple[str, ...], repeated(choice(*POLICIES)), "once per policy; off: all"
+    ] = ()
+    load_predictor: Annotated[
+        tuple[str, ...],
+        repeated(choice(*PREDICTORS)),
+        "once per predictor that slo and compatible are run with; off: auto",
+    ] = ()
+    ttft: Ttft = 500.0
+    itl: Itl = 50.0
+    attainment: Attainment = 0.99
+    load_predictor_warmup_trace: Annotated[
+        Path | None, file("FILE"), "what came before: slo and compatible have learnt it"
+    ] = None
+    adjustment_interval: AdjustmentInterval = 60.0
+    load_interval: LoadInterval = 5.0
+    no_likeness: Annotated[bool, switch(), f"slo: {_NO_LIKENESS}"] = False
+    startup: Annotated[float, seconds(), "of an engine"] = 60.0
+    max_gpu_budget: MaxGpuBudget = 64
+    prefill_engine_num_gpu: EngineGpus = 1
+    decode_engine_num_gpu: EngineGpus = 1
+    start_prefill: Annotated[int, count(), "replicas"] = 1
+    start_decode: Annotated[int, count(), "replicas"] = 1
+    seed: Annotated[int, any_whole(), "of what is drawn"] = 1
+    out: Annotated[Path | None, file("HTML"), "where the charts go"] = None
+    json: Annotated[bool, switch(), "the answer as JSON"] = False
+
+
+class InspectSettings(Struct, frozen=True, kw_only=True):
+    """What becomes of the profiling results that `profile inspect DIR` checks."""
+
+    out: Annotated[Path | None, file("HTML"), "where the charts go"] = None
+
+
+class RunSettings(TuningSettings, frozen=True, kw_only=True):
+    """What `run` is told."""
+
+    targets: Annotated[Path | None, file("FILE"), "several models, instead of the flags of one"] = (
+        None
+    )
+    model_name: Annotated[str | None, text("NAME"), "whose engines are planned"] = None
+    tenant_id: Annotated[str, text("NAME"), "and for whom"] = "default"
+    profile_results_dir: Annotated[Path | None, file("DIR"), _PROFILE] = None
+    prefill_resource: Annotated[str, text("R"), "what the connector scales"] = ""
+    decode_resource: Annotated[str, text("R"), "the same"] = ""
+    ttft: Ttft = 500.0
+    itl: Itl = 50.0
+    attainment: Attainment = None
+    max_gpu_budget: MaxGpuBudget = 8
+    min_endpoint: MinEndpoint = 1
+    prefill_engine_num_gpu: EngineGpus = 1
+    decode_engine_num_gpu: EngineGpus = 1
+    no_correction: Annotated[bool, switch(), "profiles are taken as they are"] = False
+    load_predictor: Annotated[str, choice(*PREDICTORS), "who forecasts"] = "auto"
+    load_predictor_warmup_trace: Annotated[Path | None, file("FILE"), "it has learnt this"] = None
+    metrics_source: Annotated[
+        str, choice("prometheus", "selector", "trace"), "where demand is read"
+    ] = "prometheus"
+    prometheus_url: Annotated[str, _url(), "asked"] = "http://127.0.0.1:9090"
+    prometheus_names: Annotated[
+        str, text("NAMES"), "whose metrics: dynamo, selector, or a YAML file of names"
+    ] = "dynamo"
+    selector: Annotated[
+        tuple[str, ...],
+        repeated(_url()),
+        "once per selector, none of them behind an address they share; for --metrics-source "
+        "selector and for --drain",
+    ] = ()
+    token_file: Annotated[Path | None, file("FILE"), "bearer token for selectors"] = None
+    trace: Annotated[Path | None, file("FILE"), "requests, for --metrics-source trace"] = None
+    load_interval: LoadInterval = 5.0
+    start_time: Annotated[float, seconds(), "of a replica, until it was measured"] = 120.0
+    no_load_loop: Annotated[bool, switch(), "forecasts alone decide"] = False
+    no_likeness: Annotated[bool, switch(), _NO_LIKENESS] = False
+    connector: Annotated[str, choice("dry-run", "kubernetes", "virtual", "ray"), "who scales"] = (
+        "dry-run"
+    )
+    kubernetes_api: Annotated[str | None, _url(), "API server; off: that of the pod"] = None
+    namespace: Annotated[str | None, text("NAME"), "of the resources; off: that of the pod"] = None
+    lease: Annotated[
+        str,
+        choice("cluster", "machine"),
+        "where it is kept who acts: in Kubernetes or Ray, or by locks on this machine, as for the "
+        "virtual connector",
+    ] = "cluster"
+    lease_name: Annotated[str, text("NAME"), "of that"] = "select-planner"
+    ray_dashboard: Annotated[str, _url(), "of Ray"] = "http://127.0.0.1:8265"
+    ray_token_file: Annotated[
+        Path | None,
+        file("FILE"),
+        "bearer token of a Ray cluster that asks for one; off: RAY_AUTH_TOKEN",
+    ] = None
+    decision_timeout: Annotated[
+        float,
+        seconds(),
+        "replicas that are not there are not waited for any longer than that after the last came, "
+        "nor is a report of what became of a decision",
+    ] = 1800.0
+    drain: Annotated[
+        bool,
+        switch(),
+        "engines that go are chosen and drained first: a count is lowered when they are idle",
+    ] = False
+    drain_timeout: Annotated[float, seconds(), "or after so long"] = 300.0
+    state_dir: Annotated[Path | None, file("DIR"), "history that survives, and the lock"] = None
+    host: Annotated[str, text("ADDRESS"), "listened on"] = "127.0.0.1"
+    port: Annotated[int, tcp_port(0), "the same"] = 9085
+
+    @property
+    def fast_s(self) -> float | None:
+        """Seconds between two turns of the fast loop; None: there is none."""
+        return None if self.no_load_loop else self.load_interval
+
+    @property
+    def drain_s(self) -> float | None:
+        """Seconds that leaving engines get to finish their work; None: they are not drained."""
+        return self.drain_timeout if self.drain else None
+
+    def expect_used(self) -> None:
+        """Refuse flags that what is asked for would leave aside without a word.
+
+        Raises:
+            SettingsError: naming one.
+        """
+        is_single = self.targets is None
+        for given, name, is_used in (
+            (
+                self.selector,
+                "--selector is of --metrics-source selector and of --drain",
+                self.metrics_source == "selector" or self.drain,
+            ),
+            (
+                self.trace,
+                "--trace is of --metrics-source trace",
+                self.metrics_source == "trace",
+            ),
+            (self.model_name, "--model-name: --targets names them", is_single),
+            (self.profile_results_dir, "--profile-results-dir: --targets names them", is_single),
+            (
+                self.kubernetes_api,
+                "--kubernetes-api is of --connector kubernetes",
+                self.connector == "kubernetes",
+            ),
+            (
+                self.ray_token_file,
+                "--ray-token-file is of --connector ray",
+                self.connector == "ray",
+            ),
+        ):
+            if given and not is_used:
+                raise SettingsError(name)
+        usual = RunSettings()
+        for name in () if is_single else _OF_ONE_MODEL:
+            if getattr(self, name) != getattr(usual, name):
+                flag = name.replace("_", "-")
+                raise SettingsError(f"--{flag}: with --targets, the file says so of each model")
+
+
+_OF_ONE_MODEL: Final = (
+    "tenant_id",
+    "prefill_resource",
+    "decode_resource",
+    "ttft",
+    "itl",
+    "attainment",
+    "min_endpoint",
+    "start_time",
+    "prefill_engine_num_gpu",
+    "decode_engine_num_gpu",
+)
+"""What a targets file has for each model, and flags have for a single one."""
+
+SECTIONS: Final = {
+    "run": flags_of(RunSettings, inherited=True),
+    "plan": flags_of(PlanSettings),
+    "predict": flags_of(PredictSettings, inherited=True),
+    "replay": flags_of(ReplayedSettings, inherited=True),
+    "profile inspect": flags_of(InspectSettings),
+}
+"""The rows by command, in the order of the reference."""

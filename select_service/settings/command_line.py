@@ -1,0 +1,73 @@
+"""Rows of the table as flags of a command line, and back: for each of the three commands."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from select_service.settings.row import Flag
+
+__all__ = ["add_flags", "read_section"]
+
+Section = TypeVar("Section", bound=msgspec.Struct)
+
+
+def add_flags(parser: argparse._ActionsContainer, flags: Iterable[Flag]) -> None:
+    """Add a flag per row; the namespace has only those that are given."""
+    for flag in flags:
+        _add(parser, flag)
+
+
+def read_section(section: type[Section], given: argparse.Namespace) -> Section:
+    """Return the settings of a command: what is given, and defaults for the rest."""
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in vars(given).items()
+        if name in section.__struct_fields__
+    }
+    return section(**values)
+
+
+def _add(parser: argparse._ActionsContainer, flag: Flag) -> None:
+    names = (flag.name, *flag.type.aliases)
+    text = flag.help if flag.is_required else f"{flag.help} (default: {flag.default_text})"
+    if flag.type.parse is None:
+        parser.add_argument(
+            *names,
+            dest=flag.field,
+            action="store_true",
+            default=argparse.SUPPRESS,
+            help=_help(flag.help),
+        )
+        return
+    parser.add_argument(
+        *names,
+        dest=flag.field,
+        action="append" if flag.type.repeats else "store",
+        type=_type(flag.type.parse),
+        required=flag.is_required,
+        default=argparse.SUPPRESS,  # what is not there was not given
+        metavar=flag.type.metavar,
+        help=_help(text),
+    )
+
+
+def _help(text: str) -> str:
+    return text.replace("%", "%%")
+
+
+def _type(parse: Callable[[str], object]) -> Callable[[str], Any]:
+    """Keep the text of a ValueError, which argparse would replace by a bare 'invalid value'."""
+
+    def convert(text: str) -> object:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return convert
