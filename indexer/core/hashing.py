@@ -2,7 +2,7 @@
 
 Formulas are those of the reference (events section 11): XXH3-64 over little-endian tokens, seeded
 by the namespace. An *engine's* own block hash is opaque and never computed here. `writer` hashes
-what workers announce, the service's `pricing/prompt.py` what clients request; both must agree.
+what workers announce, the service's `routing/read.py` what clients request; both must agree.
 """
 
 from __future__ import annotations

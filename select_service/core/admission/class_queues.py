@@ -45,14 +45,14 @@ class ClassQueues:
         self._turn = 0  # the class that drains next, and its remaining quantum
         self._quantum_left = policy.classes[0].quantum
         self._busy_above: list[Floats] = [np.empty(0) for _ in policy.classes]
-        # the same in whole tokens
-        self._busy_above_of: list[list[int]] = [[] for _ in policy.classes]
+        self.busy_above_of: list[list[int]] = [[] for _ in policy.classes]
+        """By class and slot, the prefill tokens above which a slot is busy, as whole numbers."""
         self.bounded = [0 for _ in policy.classes]
         """By class, the slots that may be busy."""
 
     def ensure(self, slots: int) -> None:
         """Make room for this many slots; the new ones are never busy."""
-        for number, known in enumerate(self._busy_above_of):
+        for number, known in enumerate(self.busy_above_of):
             known.extend([_ENDLESS] * (slots - len(known)))
             self._busy_above[number] = grown(self._busy_above[number], slots, _NEVER_BUSY)
 
@@ -75,7 +75,7 @@ class ClassQueues:
         column = self._busy_above[number]
         self.bounded[number] += (most != _NEVER_BUSY) - bool(column[slot] != _NEVER_BUSY)
         column[slot] = most
-        self._busy_above_of[number][slot] = _ENDLESS if most == _NEVER_BUSY else floor(most)
+        self.busy_above_of[number][slot] = _ENDLESS if most == _NEVER_BUSY else floor(most)
 
     # -- waiting -------------------------------------------------------------------------------
 
@@ -83,20 +83,20 @@ class ClassQueues:
         """Tell whether a new request waits: others of its class do, or all its ranks are busy."""
         if self.of_class[number].pending > 0:
             return True
-        return self.bounded[number] > 0 and self.all_busy(number, rows)
+        return self.all_busy(number, rows)
 
     def all_busy(self, number: int, rows: Rows) -> bool:
         """Tell whether every candidate carries more prefill than its threshold (strictly)."""
         if not self.bounded[number]:
             return False
         first = 0 if type(rows) is slice else rows[0]
-        if self._loads.prefill_left[first] <= self._busy_above_of[number][first]:
+        if self._loads.prefill_left[first] <= self.busy_above_of[number][first]:
             return False  # nearly always, at a tenth of the cost of comparing all
         return bool((self._loads.prefill[rows] > self._busy_above[number][rows]).all())
 
     def busy_above(self, number: int, slot: int) -> int:
         """Return the prefill tokens above which a slot is busy for a class."""
-        return self._busy_above_of[number][slot]
+        return self.busy_above_of[number][slot]
 
     def enter(self, number: int, ticket: Ticket, now: float, *, is_known: bool) -> None:
         """Add a ticket to its class; one that waited before is not held to the limits.
@@ -195,7 +195,7 @@ class ClassQueues:
         workers = self._seating.workers.values()
         open_slots = {slot: one for one in workers for slot in one.slots.values()}
         for number, policy_class in enumerate(self._classes):
-            column, whole = self._busy_above[number], self._busy_above_of[number]
+            column, whole = self._busy_above[number], self.busy_above_of[number]
             assert self.bounded[number] == (column != _NEVER_BUSY).sum()
             for slot, most in enumerate(column.tolist()):
                 worker = open_slots.get(slot)

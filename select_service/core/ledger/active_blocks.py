@@ -13,6 +13,8 @@ from collections import Counter
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
+from msgspec import Struct, field
+
 from indexer.compiled import usable
 from indexer.core.runs import common_blocks
 from indexer.types import HASH_BYTES, PackedHashes
@@ -28,21 +30,18 @@ if TYPE_CHECKING:
 __all__ = ["ActiveBlocks", "BlockCounts", "ChainNode"]
 
 
-class ChainNode:
+class ChainNode(Struct, eq=False):
     """A run of blocks between two forks of the trie; the last node of a chain is its handle.
 
     Splitting keeps the identity of the lower part, so a handle stays valid while it is acquired.
     """
 
-    __slots__ = ("children", "edge", "mask", "parent", "refs", "total")
-
-    def __init__(self, parent: ChainNode | None, edge: PackedHashes) -> None:
-        self.parent = parent
-        self.edge = edge
-        self.children: dict[bytes, ChainNode] = {}  # by the first hash of the child's edge
-        self.refs: dict[int, int] = {}  # lane → acquired chains that pass or end here
-        self.total = 0  # sum of refs
-        self.mask = 0  # lanes in refs, as bits
+    parent: ChainNode | None
+    edge: PackedHashes
+    children: dict[bytes, ChainNode] = field(default_factory=dict)  # by their first hash
+    refs: dict[int, int] = field(default_factory=dict)  # lane → chains that pass or end here
+    total: int = 0  # sum of refs
+    mask: int = 0  # lanes in refs, as bits
 
 
 class ActiveBlocks:

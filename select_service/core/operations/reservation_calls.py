@@ -12,9 +12,9 @@ import numpy as np
 from msgspec import UNSET
 
 from select_service.core.effects import NOTHING, Effects
-from select_service.core.pricing.prompt import read_booking
 from select_service.core.reservations.fingerprints import fingerprint_of
 from select_service.core.reservations.lifecycle import BookingSpec
+from select_service.core.routing.read import read_booking
 from select_service.errors import (
     InvalidField,
     InvalidRequest,

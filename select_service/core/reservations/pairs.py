@@ -14,7 +14,7 @@ from msgspec import UNSET
 from select_service.core.effects import NOTHING, Effects
 from select_service.core.ledger.reservation_ids import leg_ids
 from select_service.core.pricing.placement import worker_overlap
-from select_service.core.pricing.prompt import Prompt
+from select_service.core.pricing.prompt import prompt_of
 from select_service.core.replication.messages import Ended
 from select_service.core.reservations.lifecycle import BookingSpec
 from select_service.errors import ReservationNotFound
@@ -66,7 +66,7 @@ class Pairs:
         computing = BookingSpec(
             ids[0],
             ticket.fingerprint,
-            Prompt(prompt.block_hashes, b"", prompt.isl_tokens),
+            prompt_of(prompt.block_hashes, b"", prompt.isl_tokens),
             tokens if track else 0,
             track,
             *terms,

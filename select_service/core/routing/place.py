@@ -185,8 +185,12 @@ class Placer:
                 if len(queues.of_class) > 1:
                     number = partition.class_of(prompt, weights)
                 rows = partition.candidates(request, number)
-                may_wait = queues.of_class[number].pending or queues.bounded[number]
-                if not may_wait or not queues.must_wait(number, rows):
+                first = 0 if type(rows) is slice else rows[0]
+                left = partition.ledger.loads.prefill_left
+                if (  # nearly always: nobody waits, and the first candidate is not busy
+                    not queues.of_class[number].pending
+                    and left[first] <= queues.busy_above_of[number][first]
+                ) or not queues.must_wait(number, rows):
                     answer, effects = self.place(ticket, rows, now, NOTHING)
                 elif sample is not None:
                     raise WouldWait(queues.return_s(now))

@@ -1,7 +1,8 @@
 """Reads a request against the current state: its partition, its normalised prompt, its weights.
 
-Every verb starts here, so this fixes the order in which a request's faults are reported. Nothing is
-decided, and only counters change.
+Every operation starts here, so this fixes the order in which a request's faults are reported; the
+refusals of prompts are part of the contract, texts included. Tokens, media and ready-made hashes
+get one normal form. Nothing is decided, and only counters change.
 """
 
 from __future__ import annotations
@@ -10,28 +11,35 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import UNSET
 
+from indexer.core.hashing import TOKEN_BYTES, block_hashes, pack_u64
+from indexer.types import HASH_BYTES, U64_MASK, Namespace
 from select_service.core.fleet.eligibility import check_wishes
 from select_service.core.ledger.unserved_demand import UnservedDemand
-from select_service.core.pricing.prompt import read_prompt
+from select_service.core.pricing.prompt import Prompt, prompt_of
 from select_service.core.pricing.weights import weights_in_force
-from select_service.errors import NoSchedulableWorker
+from select_service.errors import InvalidField, InvalidRequest, NoSchedulableWorker, TooManyBlocks
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from indexer.types import Scope
+    from indexer.types import PackedHashes, Scope
     from select_service.core.fleet.pins import Pins
     from select_service.core.partition import Partition
-    from select_service.core.pricing.prompt import Prompt
     from select_service.core.pricing.weights import Weights
     from select_service.types import (
+        BlockMmInfo,
         CoreLimits,
+        HashList,
         PromptFields,
         RouterConfig,
         RouterConfigOverride,
         SelectRequest,
     )
 
+BLOCKS_MAX: Final = (1 << 63) - 1
+"""Unlimited: embedders set their own limit."""
+
+_HASH_REST: Final = HASH_BYTES - 1
 _OVERRIDES_MAX: Final = 256
 """Distinct overrides whose weights are cached; at the limit the cache starts anew."""
 
@@ -184,3 +192,142 @@ class RequestReader:
                 self._overridden.clear()
             known = self._overridden[key] = weights_in_force(self.config, override)
         return known
+
+
+def read_prompt(
+    request: PromptFields, *, block_size: int, is_eagle: bool, blocks_max: int = BLOCKS_MAX
+) -> Prompt:
+    """Normalise the prompt of a selection; first match wins: media tokens, tokens, hashes.
+
+    Raises:
+        InvalidRequest: with the texts of the contract, in its order of complaint.
+        InvalidField: a hash outside 64 bits.
+        TooManyBlocks: the prompt exceeds the limit.
+    """
+    if request.token_ids is not None or request.mm_routing_info is not None:
+        tokens = _read_tokens(request, block_size, blocks_max, is_eagle=is_eagle)
+        if tokens is not None:
+            return tokens
+    if request.block_hashes is None:
+        raise _missing("block_hashes")
+    if request.sequence_hashes is None:
+        raise _missing("sequence_hashes")
+    if request.isl_tokens is None:
+        raise _missing("isl_tokens")
+    if request.isl_tokens == 0:
+        raise _empty()
+    local, chain = request.block_hashes, request.sequence_hashes
+    if (  # the form in which the codec delivers nearly all
+        type(local) is bytes
+        and type(chain) is bytes
+        and (size := len(local)) == len(chain)
+        and not size & _HASH_REST
+        and size <= blocks_max * HASH_BYTES
+    ):
+        return Prompt(local, chain, request.isl_tokens, size // HASH_BYTES, chain[:HASH_BYTES])
+    blocks = _count(local, HASH_BYTES, "block_hashes")
+    sequence = _count(chain, HASH_BYTES, "sequence_hashes")
+    if blocks != sequence:
+        raise InvalidRequest(
+            f"block_hashes length {blocks} must match sequence_hashes length {sequence}",
+            field="block_hashes",
+        )
+    if blocks > blocks_max:
+        raise TooManyBlocks("block_hashes", blocks_max)
+    return prompt_of(
+        _pack(local, "block_hashes"), _pack(chain, "sequence_hashes"), request.isl_tokens
+    )
+
+
+def read_booking(
+    request: PromptFields, *, block_size: int, is_eagle: bool, blocks_max: int = BLOCKS_MAX
+) -> Prompt:
+    """Normalise the prompt of an explicit reservation; block hashes are not required.
+
+    Raises:
+        InvalidRequest: with the texts of the contract, in its order of complaint.
+        InvalidField: a hash outside 64 bits.
+        TooManyBlocks: the prompt exceeds the limit.
+    """
+    tokens = _read_tokens(request, block_size, blocks_max, is_eagle=is_eagle)
+    if tokens is not None:
+        return tokens
+    if request.sequence_hashes is None:
+        raise _missing("sequence_hashes")
+    if request.isl_tokens is None:
+        raise _missing("isl_tokens")
+    _check_unread(request.block_hashes, "block_hashes")
+    if _count(request.sequence_hashes, HASH_BYTES, "sequence_hashes") > blocks_max:
+        raise TooManyBlocks("sequence_hashes", blocks_max)
+    return prompt_of(b"", _pack(request.sequence_hashes, "sequence_hashes"), request.isl_tokens)
+
+
+def _read_tokens(
+    request: PromptFields, block_size: int, blocks_max: int, *, is_eagle: bool
+) -> Prompt | None:
+    media = request.mm_routing_info
+    if media is not None and len(media.routing_token_ids):
+        token_ids: list[int] | bytes | None = media.routing_token_ids
+        infos: Sequence[BlockMmInfo | None] | None = media.block_mm_infos
+    else:
+        token_ids, infos = request.token_ids, request.block_mm_infos
+    if token_ids is None:
+        return None
+    if not len(token_ids):  # works for arrays, too
+        raise _empty()
+    _check_unread(request.block_hashes, "block_hashes")
+    _check_unread(request.sequence_hashes, "sequence_hashes")
+    tokens = _count(token_ids, TOKEN_BYTES, "token_ids")
+    if tokens > (blocks_max + 1) * block_size - 1:  # checked before hashing
+        raise TooManyBlocks("token_ids", blocks_max)
+    local = block_hashes(
+        token_ids,
+        block_size,
+        namespace=Namespace(
+            request.lora_name or "", request.cache_salt or request.cache_namespace or ""
+        ),
+        is_eagle=is_eagle if request.is_eagle is None else request.is_eagle,
+        mm_hashes=_media_hashes(infos) if infos else None,
+    )
+    return prompt_of(local, None, tokens)
+
+
+def _media_hashes(infos: Sequence[BlockMmInfo | None]) -> list[list[int]]:
+    return [[] if info is None else [item.mm_hash for item in info.mm_objects] for info in infos]
+
+
+def _count(numbers: list[int] | bytes, width: int, field: str) -> int:
+    """Return the number of values; packed ones must be complete."""
+    if not isinstance(numbers, bytes):
+        return len(numbers)
+    count, rest = divmod(len(numbers), width)
+    if rest:
+        raise InvalidField(f"{field}: packed numbers take {width} bytes each", field=field)
+    return count
+
+
+def _pack(hashes: HashList, field: str) -> PackedHashes:
+    if isinstance(hashes, bytes):
+        return hashes
+    try:
+        return pack_u64(hashes)
+    except ValueError as error:
+        raise InvalidField(f"{field}: {error}", field=field) from None
+
+
+def _check_unread(hashes: HashList | None, field: str) -> None:
+    """Check that hashes not needed in this form of the prompt are 64 bits wide all the same."""
+    if hashes is None or not len(hashes):
+        return
+    if isinstance(hashes, bytes):
+        _count(hashes, HASH_BYTES, field)
+    elif max(hashes) > U64_MASK:
+        raise InvalidField(f"{field}: must be at most 2^64-1", field=field)
+
+
+def _missing(field: str) -> InvalidRequest:
+    return InvalidRequest(f"{field} is required without token_ids", field=field)
+
+
+def _empty() -> InvalidRequest:
+    return InvalidRequest("isl_tokens must be greater than 0", field="isl_tokens")

@@ -21,7 +21,7 @@ from select_service.core.fleet.roles import Legs
 from select_service.core.partition import Partition
 from select_service.core.pricing.pair import PairQuery, plan
 from select_service.core.pricing.policy import default_policy
-from select_service.core.pricing.prompt import Prompt
+from select_service.core.pricing.prompt import Prompt, prompt_of
 from select_service.core.pricing.weights import Weights, weights_in_force
 from select_service.core.recording.decoder import BadRecording, hashes_of, slots_of
 from select_service.core.recording.items import Asked
@@ -439,7 +439,7 @@ def _whole(column: bytes | None, values: int) -> bytes:
 def _prompt(told: Prompted) -> Prompt:
     """Return a prompt; its sequence hashes, meant for the ledger, are not looked up."""
     hashes = hashes_of(told)
-    return Prompt(hashes, hashes, told.isl_tokens)
+    return prompt_of(hashes, hashes, told.isl_tokens)
 
 
 def _request(kind: type[SelectRequest], asked: Asked) -> SelectRequest:

@@ -17,7 +17,7 @@ from select_service.core.fleet.slots import FleetSlots
 from select_service.core.ledger.ledger import Ledger
 from select_service.core.pricing.overtaking import Overtaking
 from select_service.core.pricing.policy import PolicyClass, RoutingPolicy
-from select_service.core.pricing.prompt import Prompt
+from select_service.core.pricing.prompt import prompt_of
 from select_service.errors import QueueFull
 from select_service.types import SelectRequest, WorkerSpec
 from tests.effort import examples
@@ -25,7 +25,7 @@ from tests.effort import examples
 
 def ticket(isl: int = 100, priority_jump: float = 0.0) -> Ticket:
     request = SelectRequest(priority_jump=priority_jump)
-    return Ticket(Mock(), request, Prompt(b"", b"", isl), Mock(), None, b"")
+    return Ticket(Mock(), request, prompt_of(b"", b"", isl), Mock(), None, b"")
 
 
 def queues(*classes: PolicyClass, batched: tuple[int | None, ...] = (None,)) -> ClassQueues:

@@ -12,13 +12,13 @@ import pytest
 from indexer.core.registry import StreamRegistry
 from select_service.core.admission.queue import PendingQueue, Ticket, order_key
 from select_service.core.pricing.policy import QueuePolicy
-from select_service.core.pricing.prompt import Prompt
+from select_service.core.pricing.prompt import prompt_of
 from select_service.core.service import SelectionCore
 from select_service.types import RouterConfig, SelectRequest, WorkerSpec
 
 
 def ticket(isl: int = 100, cached: int = 0, **wishes: Any) -> Ticket:
-    made = Ticket(Mock(), SelectRequest(**wishes), Prompt(b"", b"", isl), Mock(), None, b"")
+    made = Ticket(Mock(), SelectRequest(**wishes), prompt_of(b"", b"", isl), Mock(), None, b"")
     made.cached_tokens = cached
     return made
 

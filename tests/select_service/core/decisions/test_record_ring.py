@@ -16,7 +16,7 @@ from select_service.core.admission.queue import Ticket
 from select_service.core.decisions import plain_record_ring
 from select_service.core.decisions.record import Record
 from select_service.core.pricing.placement import Placement
-from select_service.core.pricing.prompt import Prompt
+from select_service.core.pricing.prompt import prompt_of
 from select_service.types import Overlap, RoutingConstraints, SelectRequest
 from tests.effort import examples
 from tests.indexer.kernels import twins
@@ -52,7 +52,7 @@ members = st.fixed_dictionaries(
 
 def ticket_of(one: dict[str, Any], is_told: bool, wishes: Any = UNSET) -> Any:
     """A request and its ticket; of kinds that are read where they lie, and of those not."""
-    prompt = Prompt(one["hashes"], None, 48)
+    prompt = prompt_of(one["hashes"], None, 48)
     names = {"reservation_id": one["reservation_id"], "asked": one["ask"], "said": "said"}
     asked = {"selection_id": one["selection_id"], "explain": is_told, "routing_constraints": wishes}
     if one["more"] % 2:

@@ -18,7 +18,7 @@ from indexer.types import Scope
 from select_service.core.columns import Slots
 from select_service.core.ledger.loads import COLUMNS, ranks_in
 from select_service.core.pricing.cost import Found
-from select_service.core.pricing.prompt import Prompt
+from select_service.core.pricing.prompt import prompt_of
 from select_service.core.pricing.weights import weights_in_force
 from select_service.core.recording import decoder, encoder
 from select_service.core.recording.decoder import BadRecording, Tape, hashes_of, slots_of
@@ -81,7 +81,7 @@ def decisions(draw: st.DrawFn) -> DecisionNote:
     return DecisionNote(
         *(draw(st.floats(0, 9)), -1.0, draw(st.sampled_from(SCOPES)), rows),
         (columns, found, shared, trust),
-        Prompt(draw(HASHES), None, draw(st.integers(0, 1 << 60))),
+        prompt_of(draw(HASHES), None, draw(st.integers(0, 1 << 60))),
         *(WEIGHTS, draw(st.integers(-1, ranks - 1))),
         SelectRequest(selection_id=draw(st.none() | st.text(max_size=3))),
         *(None, None, None, None),

@@ -24,7 +24,7 @@ from select_service.types import (
 if TYPE_CHECKING:
     from types import FrameType
 
-FRAMES_MAX, FILES_MAX = (21, 14) if usable("select_service.core._pricer", 3) else (32, 22)
+FRAMES_MAX, FILES_MAX = (20, 13) if usable("select_service.core._pricer", 3) else (31, 21)
 """With kernels, and in plain Python, whose leaves are frames, too."""
 
 ROOT = Path(__file__).parents[4]

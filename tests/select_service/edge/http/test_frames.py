@@ -25,7 +25,7 @@ ROOT: Final = Path(__file__).parents[4]
 ROW: Final = "W4@512"
 """Lifecycles, whose first request is a plain POST /select_and_reserve."""
 EDGE: Final = "select_service/edge/"
-FRAMES_MAX, FILES_MAX = 70, 37
+FRAMES_MAX, FILES_MAX = 30, 23
 EDGE_FRAMES_MAX, EDGE_FILES_MAX = 11, 9
 
 
