@@ -14,6 +14,7 @@ import os
 import sys
 from collections import Counter
 from enum import Enum
+from itertools import cycle
 from typing import TYPE_CHECKING, Final
 
 import zmq
@@ -33,7 +34,8 @@ SOCKETS_MAX: Final = 65_535
 """libzmq's own bound; its default of 1,023 is fewer than a large fleet has workers."""
 
 IO_THREADS: Final = 2
-"""libzmq threads for all sockets together; one can resolve names while the other moves bytes."""
+"""libzmq threads for all sockets together; one can resolve names while the other moves bytes. Each
+socket has one of them, in turn: two would tell of its connection in no certain order."""
 
 RECONNECT_MS: Final = 100
 RECONNECT_MAX_MS: Final = 5_000
@@ -253,6 +255,7 @@ class Sockets:
         self.handshakes_failed: Counter[str] = Counter(dict.fromkeys(_REFUSED.values(), 0))
         """Of subscribers, by cause; libzmq makes few attempts a minute."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(IO_THREADS)
+        self._threads = cycle(1 << thread for thread in range(IO_THREADS))  # masks for libzmq
         self._context.set(zmq.MAX_SOCKETS, SOCKETS_MAX)
 
     def use_keys(self, keys: KeyPair) -> None:
@@ -349,6 +352,7 @@ class Sockets:
             raise _refused(endpoint, error) from error
         options = {
             zmq.LINGER: 0,
+            zmq.AFFINITY: next(self._threads),
             zmq.RCVHWM: messages_max,
             zmq.MAXMSGSIZE: self._received * self._limits.message_bytes_max,
             zmq.RECONNECT_IVL: RECONNECT_MS,

@@ -96,9 +96,10 @@ class StreamSockets:
     def follow(self, link: Link, now: float) -> None:
         """Handle a change of the connection; schedule a reconnect where libzmq will not retry.
 
-        libzmq says right behind a loss that it retries, and its events keep their order. So a
-        connection is known to have been given up once the event that follows is of another attempt,
-        which is ours; how late that is, on a busy machine, says nothing.
+        libzmq says right behind a loss that it retries, and its events keep their order, because a
+        socket has one thread of libzmq (`sockets`). So a connection is known to have been given up
+        once the event that follows is of another attempt, which is ours; how late that is, on a
+        busy machine, says nothing.
         """
         if self.has_broken and link in {Link.CONNECTED, Link.CONNECTING}:
             self.stream.on_breach()

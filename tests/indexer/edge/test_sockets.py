@@ -12,7 +12,7 @@ from indexer.compiled import kernels_in_use
 from indexer.core.events import HEAD_BYTES, Oversized, size_of
 from indexer.edge import receiver as receiver_module
 from indexer.edge.receiver import READ_BYTES_MAX, Receiver
-from indexer.edge.sockets import Sockets, open_publisher
+from indexer.edge.sockets import Link, Sockets, Subscriber, open_publisher
 from indexer.errors import EndpointRefused
 from indexer.types import StreamLimits
 
@@ -37,6 +37,33 @@ def test_a_publisher_reaches_its_subscribers() -> None:
     sockets.close()
     publisher.close()
     assert not publisher.send([b"late"])
+
+
+def test_libzmq_says_that_it_retries_before_it_tells_of_our_own_attempt() -> None:
+    """Or a publisher that has gone would look like one whose connection libzmq gave up."""
+    sockets = Sockets(StreamLimits())
+    masks = set()
+    for _ in range(60):
+        publisher = open_publisher("tcp://127.0.0.1:*")
+        subscriber = sockets.subscribe(publisher._socket.getsockopt_string(zmq.LAST_ENDPOINT))
+        masks.add(subscriber._socket.getsockopt(zmq.AFFINITY))
+        _heard_until(subscriber, Link.CONNECTED)
+        publisher.close()
+        heard = _heard_until(subscriber, Link.BROKEN)
+        subscriber.connect_again()  # at once, whatever libzmq is about to say
+        heard += _heard_until(subscriber, Link.CONNECTING)
+        assert heard[heard.index(Link.BROKEN) + 1] is Link.RETRYING
+        subscriber.close()
+    assert masks == {1, 2}, "each has one thread, and both have some"
+    sockets.close()
+
+
+def _heard_until(subscriber: Subscriber, last: Link) -> list[Link]:
+    heard: list[Link] = []
+    while last not in heard:
+        assert subscriber._monitor.poll(30_000), heard
+        heard += subscriber.news()
+    return heard
 
 
 def test_an_address_that_is_taken() -> None:
