@@ -1,13 +1,15 @@
 """A TCP server of a test that leaves nothing behind.
 
-`asyncio.Server.close` ends no connection, and a handler that the end of the loop cancels does not
-close its own. A caller may come or go at any instant: what is open at the end is aborted here.
+`asyncio.Server.close` ends no connection, fails on those it has just accepted, and a handler that
+the end of the loop cancels does not close its own. A caller may come or go at any instant: what is
+open at the end is aborted here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
@@ -60,10 +62,15 @@ class _Connections:
         finally:
             self._tasks.discard(task)
 
-    async def close(self) -> None:
-        """Abort what is open, and end the handlers; raises what one of them failed with."""
+    async def close(self, making: set[asyncio.Task[object]]) -> None:
+        """Abort what is open, and end the handlers; raises what one of them failed with.
+
+        Args:
+            making: connections that are accepted; each is aborted as soon as it is made.
+        """
         self._is_closing = True
-        await asyncio.sleep(0)  # what was accepted in this turn of the loop
+        await asyncio.gather(*making, return_exceptions=True)
+        await asyncio.sleep(0)  # a handler that has not begun would leave its connection open
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -115,9 +122,30 @@ async def tcp_server(
     """
     connections = _Connections(handler)
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: _Connection(connections), host, port, ssl=tls)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # not `loop.create_server`: closing it loses what it has accepted and not yet made
+    listening = socket.create_server((host, port), family=family, backlog=100)
+    listening.setblocking(False)
+    making: set[asyncio.Task[object]] = set()
+
+    def accept() -> None:
+        with contextlib.suppress(BlockingIOError, ConnectionError):
+            accepted, _ = listening.accept()
+            coming = loop.connect_accepted_socket(
+                lambda: _Connection(connections), accepted, ssl=tls
+            )
+            task = loop.create_task(coming)
+            making.add(task)
+            task.add_done_callback(made)
+
+    def made(task: asyncio.Task[object]) -> None:
+        making.discard(task)
+        task.exception()  # a handshake that failed is the caller's concern
+
+    loop.add_reader(listening, accept)
     try:
-        yield server.sockets[0].getsockname()[1]
+        yield listening.getsockname()[1]
     finally:
-        server.close()
-        await connections.close()
+        loop.remove_reader(listening)
+        listening.close()
+        await connections.close(making)
