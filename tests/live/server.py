@@ -22,6 +22,7 @@ OURS_EXTRA = ("--host", HOST)
 PATIENT = (
     *("--replay-silence-s", "1000", "--replay-timeout-s", "10000", "--kv-poll-interval-s", "0"),
     *("--recovery-hold-s", "1000", "--recovery-silence-s", "1000", "--recovery-timeout-s", "1000"),
+    *("--replica-output-interval-s", "1000", "--replica-timeout-s", "1000"),
 )
 """For a service whose engines and peers are played by a test, which may get no time for seconds."""
 
