@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from bench.admission.contender import TARGET_TTFT_S
 from bench.admission.measures import Result, measure
 from bench.admission.play import Play, Script
-from select_service.core.admission.gate import Decision, Gate
+from select_service.core.admission.gate import AdmissionDecision, Gate
 from select_service.core.admission.policies import Built, build
-from select_service.core.admission.policy_api import Ask
+from select_service.core.admission.policy_api import AdmissionRequest
 from select_service.core.admission.pool_load import SaturationLimits
 from select_service.errors import retry_after_header
 from select_service.simulator.recorded_loads import RankLoad, RecordedPool
@@ -77,7 +77,7 @@ class Simulated:
         return measure(play, self.refused_at)
 
     def _attempt(self, client: Client, now: float) -> None:
-        ask = Ask(
+        ask = AdmissionRequest(
             client.tokens,
             client.slo_class,
             client.tenant_id,
@@ -94,7 +94,7 @@ class Simulated:
         else:
             self._refuse(client, decision, now)
 
-    def _refuse(self, client: Client, decision: Decision, now: float) -> None:
+    def _refuse(self, client: Client, decision: AdmissionDecision, now: float) -> None:
         self.refused_at.append((now, client.slo_class))
         header = retry_after_header(decision.retry_after_s * self._scale) / self._scale
         self.play.refused(client, decision.code, header, now)

@@ -21,7 +21,7 @@ from select_service.core.admission.capacity import WorkerCaps
 from select_service.core.admission.gate import Gate
 from select_service.core.admission.hit_threshold import filter_rows
 from select_service.core.admission.policies import Built, build
-from select_service.core.admission.policy_api import Ask
+from select_service.core.admission.policy_api import AdmissionRequest
 from select_service.core.admission.thresholds import Thresholds
 from select_service.simulator.recorded_loads import RankLoad, RecordedPool
 
@@ -78,17 +78,19 @@ def best(action: Callable[[int], object]) -> float:
     return min(times)
 
 
-def asks() -> list[Ask]:
+def asks() -> list[AdmissionRequest]:
     """Requests of all classes and several tenants, each with a key of its own."""
     names = ("critical", "standard", "batch", "sheddable", "background")
     return [
-        Ask(512, names[n % 5], f"tenant-{n % 100}", output_tokens=128, key=n.to_bytes(8, "big"))
+        AdmissionRequest(
+            512, names[n % 5], f"tenant-{n % 100}", output_tokens=128, key=n.to_bytes(8, "big")
+        )
         for n in range(ROUNDS * REPEATS)
     ]
 
 
 def deciding(
-    gate: Gate[None], some: list[Ask], rows: slice[int, int, None]
+    gate: Gate[None], some: list[AdmissionRequest], rows: slice[int, int, None]
 ) -> Callable[[int], None]:
     """One request after another, a millisecond apart."""
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from indexer.core.hashing import pack_u64
 from indexer.core.registry import StreamRegistry
 from indexer.types import Scope, Tier, WorkerRank
-from select_service.core.decisions.explain import Told
-from select_service.core.instrumentation.instrumented import Watch
+from select_service.core.decisions.explain import ExplainedRecord
+from select_service.core.instrumentation.instrumented import CoreObservers
 from select_service.core.service import SelectionCore
 from select_service.types import (
     CoreLimits,
@@ -47,7 +47,7 @@ def core_of(
     config = RouterConfig(use_kv_events=False)
     rng = random.Random(1)
     core = SelectionCore(
-        StreamRegistry(), config, rng, limits=limits, watch=Watch(stopwatch=stopwatch)
+        StreamRegistry(), config, rng, limits=limits, watch=CoreObservers(stopwatch=stopwatch)
     )
     for worker_id in range(workers):
         core.workers.upsert_worker(
@@ -139,11 +139,11 @@ def main() -> None:
         record = next(decisions.newest_first())
         start = process_time()
         for _ in range(20):
-            Told(record, 0.0, 0.1).decision()
+            ExplainedRecord(record, 0.0, 0.1).decision()
         short = (process_time() - start) / 20 * 1e6
         start = process_time()
         for _ in range(20):
-            Told(record, 0.0, 0.1).whole()
+            ExplainedRecord(record, 0.0, 0.1).whole()
         whole = (process_time() - start) / 20 * 1e6
         print(f"  told: {short:.0f} µs without, {whole:.0f} with all ranks")
 

@@ -1,7 +1,7 @@
 import random
 
 from select_service.core.columns import Floats, Groups, Slots
-from select_service.core.pricing.cost import Found
+from select_service.core.pricing.cost import TierMatches
 from select_service.core.pricing.weights import Weights
 
 ABI: int
@@ -23,7 +23,7 @@ class Pricer:
         block_size: int,
         blocks: int,
         weights: Weights,
-        found: Found | None,
+        found: TierMatches | None,
         shared: Groups | None,
         trust: Floats | None,
         preference: Floats | None,

@@ -1,7 +1,7 @@
 from select_service.core.admission.queue import Ticket
 from select_service.core.columns import Rows
 from select_service.core.decisions.fleet_snapshot import FleetSnapshot
-from select_service.core.decisions.record import Look, Odds, Record
+from select_service.core.decisions.record import DecisionRecord, Look, Odds
 from select_service.core.pricing.placement import Placement, Seen
 from select_service.core.pricing.weights import Weights
 from select_service.types import CacheHit
@@ -25,7 +25,7 @@ class RecordRing:
         weights: Weights,
         lookout: Look,
         more: int,
-    ) -> Record | None: ...
+    ) -> DecisionRecord | None: ...
     def keep_usual(
         self,
         ticket: Ticket,
@@ -35,5 +35,5 @@ class RecordRing:
         cache_hit: CacheHit | None,
         lookout: FleetSnapshot,
     ) -> bool: ...
-    def numbered(self, number: int) -> Record | None: ...
+    def numbered(self, number: int) -> DecisionRecord | None: ...
     def numbers_of(self, names: frozenset[str]) -> list[int]: ...

@@ -22,7 +22,7 @@ from select_service.core.fleet.eligibility import eligible_slots, wants_everyone
 from select_service.core.fleet.slots import FleetSlots
 from select_service.core.ledger.demand_tally import DemandTally
 from select_service.core.ledger.ledger import Ledger
-from select_service.core.pricing.cost import Found, Size, preferences, terms_of
+from select_service.core.pricing.cost import Size, TierMatches, preferences, terms_of
 from select_service.core.pricing.placement import worker_overlap
 from select_service.core.pricing.weights import SEQUENCE_TOKENS, wait_blocks
 from select_service.errors import NoEligibleWorker, NoWorkerForRole, WorkerDraining
@@ -144,7 +144,7 @@ class Partition:
     # -- the parts of a decision, for callers that do not place -----------------------------------
 
     def terms(
-        self, prompt: Prompt, rows: Rows, weights: Weights, now: float, found: Found | None
+        self, prompt: Prompt, rows: Rows, weights: Weights, now: float, found: TierMatches | None
     ) -> Terms:
         """Return the terms of each row's cost with this prompt, without preferences."""
         loads, shared = self.ledger.loads, None
@@ -154,11 +154,11 @@ class Partition:
         present, trust = self.at_present(weights), self.trust.column
         return terms_of(loads, rows, size, present, found, shared, trust, now)
 
-    def found(self, prompt: Prompt, matches: Matches | None = None) -> Found | None:
+    def found(self, prompt: Prompt, matches: Matches | None = None) -> TierMatches | None:
         """Return what the index has of a prompt; None: nothing."""
         if matches is None:
             matches = self.index.find_matches(prompt.block_hashes)
-        return None if matches.empty else Found(*matches.by_slot())
+        return None if matches.empty else TierMatches(*matches.by_slot())
 
     def preference(self, request: SelectRequest, rows: Rows) -> Floats | None:
         """Return the factor of preferred taints on each row's cost; None: none are preferred."""

@@ -35,7 +35,7 @@ from select_service.core.dict_compaction import DictCompaction, all_tables
 from select_service.core.effects import NOTHING, Effects
 from select_service.core.fleet.catalog import Catalog
 from select_service.core.fleet.recovered_ranks import RecoveredRanks
-from select_service.core.instrumentation.instrumented import Watch
+from select_service.core.instrumentation.instrumented import CoreObservers
 from select_service.core.membership import Membership
 from select_service.core.operations.admission_control import AdmissionControl
 from select_service.core.operations.drain import Drain
@@ -81,7 +81,7 @@ if TYPE_CHECKING:
     from select_service.types.shadow import ShadowSettings
 
 
-class Life(Struct, frozen=True):
+class ProcessLife(Struct, frozen=True):
     """Which process this is, and which of its lives."""
 
     router_id: int = 0
@@ -105,8 +105,8 @@ class SelectionCore:
         limits: CoreLimits | None = None,
         admission: AdmissionSettings | None = None,
         trust: TrustSettings | None = None,
-        life: Life | None = None,
-        watch: Watch | None = None,
+        life: ProcessLife | None = None,
+        watch: CoreObservers | None = None,
     ) -> None:
         """Start empty.
 
@@ -125,7 +125,7 @@ class SelectionCore:
             ValueError: the settings are invalid.
         """
         settings, trust = admission or AdmissionSettings(), trust or TrustSettings()
-        life, watch = life or Life(), watch or Watch()
+        life, watch = life or ProcessLife(), watch or CoreObservers()
         self.registry = registry
         self.limits = limits or CoreLimits()
         self.counters = Counters()
@@ -164,7 +164,7 @@ class SelectionCore:
         self._open_operations(watch)
         self._open_state()
 
-    def _open_books(self, trust: TrustSettings, life: Life, watch: Watch) -> None:
+    def _open_books(self, trust: TrustSettings, life: ProcessLife, watch: CoreObservers) -> None:
         """Create the stores: bookings, decisions, trust, replica news."""
         limits = self.limits
         self.desk = Lifecycle(
@@ -204,7 +204,7 @@ class SelectionCore:
             self.registry, self.partitions, unclaimed_s=limits.recovery_unclaimed_s
         )
 
-    def _open_line(self, config: RouterConfig, watch: Watch) -> None:
+    def _open_line(self, config: RouterConfig, watch: CoreObservers) -> None:
         """Set up the line of a request: who selects, places, and lets wait."""
         rng = self._rng
         self.pairs = Pairs(self.desk, self.counters)
@@ -239,7 +239,7 @@ class SelectionCore:
         )
         placing.gate.room = self.room
 
-    def _open_operations(self, watch: Watch) -> None:
+    def _open_operations(self, watch: CoreObservers) -> None:
         """Create the operations, grouped by what they concern."""
         self.workers = Registration(
             catalog=self.catalog,

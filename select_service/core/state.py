@@ -16,7 +16,7 @@ from select_service.core.admission.controller import scope_of_key
 from select_service.core.changes import CONFIG, LEASE, PEER, RESERVATION, WORKER
 from select_service.core.fleet.roster import API
 from select_service.core.ledger.leases import Ending
-from select_service.core.ledger.reservation_ids import Booking
+from select_service.core.ledger.reservation_ids import LiveReservation
 from select_service.core.replication.first_answers import first_answer
 from select_service.errors import ServiceError
 from select_service.types import LeaseState, PairSelection, ReservationAnswer, Selection, WorkerSpec
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from select_service.core.effects import Effects
     from select_service.core.fleet.catalog import Catalog
     from select_service.core.ledger.leases import Leases
-    from select_service.core.ledger.reservation import Reservation
+    from select_service.core.ledger.reservation import LedgerReservation
     from select_service.core.partition import Partition
     from select_service.core.reservations.lifecycle import Lifecycle
 
@@ -403,7 +403,7 @@ class PeerEndpoints:
         return self._nothing
 
 
-def record_of(booking: Booking) -> ReservationRecord:
+def record_of(booking: LiveReservation) -> ReservationRecord:
     """Return every fact of a live booking."""
     reservation, partition = booking.reservation, booking.partition
     fingerprint, answer = first_answer(booking)
@@ -442,10 +442,10 @@ def record_of(booking: Booking) -> ReservationRecord:
 
 def _rebook(
     partition: Partition, slot: int, name: str, facts: ReservationRecord, now: float
-) -> Booking:
+) -> LiveReservation:
     ledger = partition.ledger
     ledger.loads.work.resumed_at = now
-    reservation: Reservation = ledger.book(
+    reservation: LedgerReservation = ledger.book(
         name,
         slot,
         facts.sequence_hashes,
@@ -468,7 +468,7 @@ def _rebook(
         reservation, facts.whole_outputs, facts.faded_outputs, facts.output_fraction
     )
     answer = facts.selection or facts.pair_answer or facts.reservation
-    return Booking(partition, reservation, answer)
+    return LiveReservation(partition, reservation, answer)
 
 
 __all__ = [

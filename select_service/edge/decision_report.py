@@ -13,14 +13,14 @@ import msgspec
 from msgspec import UNSET
 
 from select_service.core.decisions.decision_log import is_of, only_scope
-from select_service.core.decisions.record import Record
+from select_service.core.decisions.record import DecisionRecord
 from select_service.errors import DecisionNotFound, DecisionsOff
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from select_service.core.decisions.decision_log import DecisionLog
-    from select_service.core.decisions.explain import Told
+    from select_service.core.decisions.explain import ExplainedRecord
     from select_service.errors import ServiceError
     from select_service.types import Answer, SelectRequest
     from select_service.types.decisions import Candidate, Decision
@@ -72,21 +72,21 @@ class DecisionReporter:
         self._transfer_cost = transfer_cost
         self._wall_ahead = 0.0  # of our clock; kept, so that repeated answers show the same times
 
-    def told(self, record: Record) -> Told:
+    def told(self, record: DecisionRecord) -> ExplainedRecord:
         """Return a renderer of a record."""
-        from select_service.core.decisions.explain import Told  # loaded on first use
+        from select_service.core.decisions.explain import ExplainedRecord  # loaded on first use
 
         ahead = time.time() - self._clock()  # noqa: TID251 - for people
         if abs(ahead - self._wall_ahead) > _WALL_MOVED_S:
             self._wall_ahead = ahead
-        return Told(record, self._wall_ahead, self._transfer_cost)
+        return ExplainedRecord(record, self._wall_ahead, self._transfer_cost)
 
     def find(
         self,
         name: str,
         tenants: frozenset[str] | None = None,
         aliases: frozenset[str] = frozenset(),
-    ) -> Record:
+    ) -> DecisionRecord:
         """Return the newest decision under an id.
 
         Args:
@@ -115,7 +115,9 @@ class DecisionReporter:
             write: converts each candidate. HTTP encodes them here: encoding a thousand at once
                 would take as long as rendering them.
         """
-        if not isinstance(record, Record):  # already rendered: callers may wait for one answer
+        if not isinstance(
+            record, DecisionRecord
+        ):  # already rendered: callers may wait for one answer
             return cast("Decision", record)
         told = self.told(record)
         decision = told.decision()
@@ -154,7 +156,7 @@ class DecisionReporter:
         if error.decision is not None:
             error.decision = await self.tell(error.decision, write)
 
-    async def matching(self, wanted: Wanted) -> list[Record]:
+    async def matching(self, wanted: Wanted) -> list[DecisionRecord]:
         """Return the matching records, newest first.
 
         Raises:
@@ -162,7 +164,7 @@ class DecisionReporter:
         """
         if not self._decisions.is_on:
             raise DecisionsOff
-        found: list[Record] = []
+        found: list[DecisionRecord] = []
         seating, looked_at = None, 0
         for record in self._decisions.newest_first():
             looked_at += 1 if record.seating is seating else _SEATING
@@ -180,7 +182,7 @@ class DecisionReporter:
 
     async def each(
         self,
-        records: list[Record],
+        records: list[DecisionRecord],
         *,
         candidates: bool,
         write: Callable[[Candidate], object] = as_told,

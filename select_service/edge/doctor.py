@@ -15,14 +15,14 @@ from msgspec import UNSET
 from msgspec.structs import asdict
 
 from select_service.core.diagnostics.examiner import Examiner
-from select_service.core.diagnostics.prompt_sample import Sampler
+from select_service.core.diagnostics.prompt_sample import PromptSampler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from indexer.core.stream import EventStream
     from indexer.types import LinkState
-    from select_service.core.diagnostics.suspicions import Change
+    from select_service.core.diagnostics.suspicions import FindingChange
     from select_service.core.service import SelectionCore
     from select_service.types.doctor import DoctorLimits, PeerLink, Report, SourceLink
 
@@ -82,7 +82,7 @@ class Doctor:
         self._turn = asyncio.Lock()
         self._examined_at = float("-inf")
         self.faults = 0
-        sampler = core.selection.sampler = Sampler()
+        sampler = core.selection.sampler = PromptSampler()
         self.examiner = Examiner(
             catalog=core.catalog,
             membership=core.membership,
@@ -141,7 +141,7 @@ class Doctor:
         )
 
 
-def _tell(changes: list[Change]) -> None:
+def _tell(changes: list[FindingChange]) -> None:
     """Log each finding once when it appears and once when it is over."""
     for change in changes[:LOGGED_MAX]:
         facts: dict[str, object] = {"code": change.code}

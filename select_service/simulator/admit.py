@@ -14,7 +14,7 @@ import msgspec
 
 from select_service.core.admission.gate import Gate
 from select_service.core.admission.policies import Built, build
-from select_service.core.admission.policy_api import Ask, InstanceSnapshot, checked
+from select_service.core.admission.policy_api import AdmissionRequest, InstanceSnapshot, checked
 from select_service.simulator.trial_pool import ComputingPool, PoolSettings, SnapshotPool
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ class Trial:
             self._told.in_flight_told[tenant_id] = arrival.tenant_in_flight
         self._advance(max(now, self._last))
         target_ms = arrival.slo_ttft_ms
-        ask = Ask(
+        ask = AdmissionRequest(
             int(arrival.tokens),
             arrival.slo_class or "",
             tenant_id,
@@ -195,7 +195,7 @@ class Trial:
         if decision.admitted:
             self._place(ask)
 
-    def _place(self, ask: Ask) -> None:
+    def _place(self, ask: AdmissionRequest) -> None:
         if self._computing is not None:
             self._computing.place(ask, self._last)
 

@@ -17,12 +17,12 @@ from select_service.core.ledger.loads import ranks_in
 from select_service.core.recording.decoder import BadRecording, DamagedFile, Tape
 from select_service.core.recording.items import (
     Asked,
-    Change,
     Decided,
     Events,
     Gap,
-    Life,
+    ReservationStep,
     Seats,
+    SettingsChange,
     Wave,
 )
 from select_service.simulator.core.decision_replay import (
@@ -189,7 +189,7 @@ class _Player:
             self._guarded(path, lambda: self._decided(tape, path, item))
         elif isinstance(item, Wave):
             self._guarded(path, lambda: self._wave(tape, path, item))
-        elif isinstance(item, Life):
+        elif isinstance(item, ReservationStep):
             told.life[item.what] = told.life.get(item.what, 0) + 1
         elif isinstance(item, Events):
             for what, *_ in item.events:
@@ -201,7 +201,7 @@ class _Player:
         elif isinstance(item, Gap):
             told.missing.append(Missing(str(path), item.why, item.notes))
         else:
-            told.changes += isinstance(item, Change)
+            told.changes += isinstance(item, SettingsChange)
 
     def _guarded(self, path: Path, step: Callable[[], None]) -> None:
         """Run a step; report errors of the core as faults of the file."""

@@ -14,7 +14,7 @@ from indexer.core.hashing import sequence_hashes
 from indexer.core.packing import numbers_in
 from select_service.core.ledger.reservation_ids import leg_ids
 from select_service.core.recording.decoder import Tape, hashes_of
-from select_service.core.recording.items import Decided, Life, number_of
+from select_service.core.recording.items import Decided, ReservationStep, number_of
 from select_service.simulator.core.requests import Request
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def _requests(items: Iterable[tuple[Tape, Item]], block_size: int) -> Iterator[R
     requests: list[Request] = []
     waits: dict[str, Request] = {}  # reservations that have not ended
     for tape, item in items:
-        if isinstance(item, Life) and item.what in _ENDS:
+        if isinstance(item, ReservationStep) and item.what in _ENDS:
             ended = waits.pop(item.reservation_id, None)
             if ended is not None and item.amount:
                 ended.osl = item.amount * block_size

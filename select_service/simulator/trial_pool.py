@@ -19,7 +19,7 @@ from select_service.simulator.recorded_loads import RankLoad, RecordedPool
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from select_service.core.admission.policy_api import Ask, InstanceSnapshot
+    from select_service.core.admission.policy_api import AdmissionRequest, InstanceSnapshot
     from select_service.core.columns import Floats
 
 __all__ = ["ComputingPool", "PoolSettings", "SnapshotPool"]
@@ -104,7 +104,7 @@ class PoolSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class _Running:
     __slots__ = ("ask", "blocks", "prefilled", "rank", "started")
 
-    def __init__(self, ask: Ask, rank: int, blocks: int, started: float) -> None:
+    def __init__(self, ask: AdmissionRequest, rank: int, blocks: int, started: float) -> None:
         self.ask = ask
         self.rank = rank
         self.blocks = blocks
@@ -140,7 +140,7 @@ class ComputingPool(RecordedPool):
         for slot in range(settings.ranks):
             self.seat(slot, settings.kv_total_blocks)
 
-    def place(self, ask: Ask, now: float) -> float:
+    def place(self, ask: AdmissionRequest, now: float) -> float:
         """Place a request on the least loaded rank; returns the time of its first token."""
         settings = self.settings
         number = min(range(len(self._ranks)), key=lambda one: self._ranks[one].free_at)

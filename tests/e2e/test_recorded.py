@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from select_service.core.recording.items import FRAME, OPENING, Decided, Events, Life
+from select_service.core.recording.items import FRAME, OPENING, Decided, Events, ReservationStep
 from select_service.simulator.recording_replay import replay
 from select_service.simulator.recordings import files_of, play
 from tests.e2e.stage import BLOCK_SIZE, Stage
@@ -195,7 +195,7 @@ def test_a_process_and_its_replica_record_what_they_decide(tmp_path: Path, polic
             found[item.selection_id] = sits[item.slot]
     assert found == answers
     second = [played.item for played in play(files_of(paths[1]))]
-    assert any(isinstance(item, Life) and item.what == "learnt" for item in second)
+    assert any(isinstance(item, ReservationStep) and item.what == "learnt" for item in second)
     assert any(isinstance(item, Events) and item.events for item in second)
     raw = b"".join(map(raw_bytes, [*files_of(paths[0]), *files_of(paths[1])]))
     for form in ("<I", ">I", "<q"):

@@ -19,7 +19,7 @@ from indexer.core.registry import StreamRegistry
 from indexer.types import Scope, Tier, WorkerRank
 from select_service.core.admission.queue import Ticket
 from select_service.core.effects import Effects
-from select_service.core.instrumentation.instrumented import Watch
+from select_service.core.instrumentation.instrumented import CoreObservers
 from select_service.core.instrumentation.recorder import Recorder
 from select_service.core.recording.encoder import Packer, message
 from select_service.core.recording.items import FRAME, LENGTH, OPENING, End, Header, Item
@@ -149,7 +149,7 @@ class RecordedFleet:
                 session_ttl_s=draw.choice([0.0, 10.0]),
             ),
             admission=admission,
-            watch=Watch(witness=Recorder(self.tape)),
+            watch=CoreObservers(witness=Recorder(self.tape)),
         )
         self.now = 100.0
         if seed % 2:  # what looks on draws from a copy, and leaves no trace

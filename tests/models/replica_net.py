@@ -33,7 +33,7 @@ from select_service.core.replication.message_codec import (
     encode_part,
 )
 from select_service.core.replication.messages import ClaimRecord, Ended, Said, SnapshotHead
-from select_service.core.service import Life, SelectionCore
+from select_service.core.service import ProcessLife, SelectionCore
 from select_service.types import CoreLimits, Role, RouterConfig, WorkerSpec
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Node:
             RouterConfig(use_kv_events=False),
             random.Random(self.net.rng.random()),
             limits=self.net.limits,
-            life=Life(self.router_id, self.epoch),
+            life=ProcessLife(self.router_id, self.epoch),
         )
         self.core.replica_operations.announce(8000 + self.number)
 

@@ -20,8 +20,8 @@ from indexer.core.registry import StreamRegistry
 from indexer.types import Scope, Tier, WorkerRank
 from select_service.core import partition
 from select_service.core.admission.queue import Ticket
-from select_service.core.decisions.explain import Told
-from select_service.core.decisions.record import Record
+from select_service.core.decisions.explain import ExplainedRecord
+from select_service.core.decisions.record import DecisionRecord
 from select_service.core.pricing import plain_pricer
 from select_service.core.service import SelectionCore
 from select_service.errors import ServiceError
@@ -216,7 +216,7 @@ class Fleet:
         self.has_roles = maybe() < 0.15
         self.size = draw.choice([1, 16, 48])
         self.tiers = draw.choice(TIERS)
-        self.told: list[tuple[Record, bytes]] = []
+        self.told: list[tuple[DecisionRecord, bytes]] = []
         for worker_id in range(draw.randint(1, 6)):
             self.worker(worker_id)
         for _ in range(draw.randint(0, 8)):
@@ -287,14 +287,14 @@ class Fleet:
                 assert isinstance(request, SelectAndReserveRequest)
                 answer, _ = self.core.selection.select_and_reserve(request, self.now)
         except ServiceError as refusal:
-            if isinstance(refusal.decision, Record):
+            if isinstance(refusal.decision, DecisionRecord):
                 self.tell(refusal.decision, None)
             return
         if not isinstance(answer, Ticket):
             self.tell(answer.decision, answer)
 
     def tell(self, record: object, answer: Answer | None) -> None:
-        assert isinstance(record, Record)
+        assert isinstance(record, DecisionRecord)
         text = as_json(record)
         told = json.loads(text)
         check(told)
@@ -349,8 +349,8 @@ class Fleet:
             assert as_json(record) == text
 
 
-def as_json(record: Record) -> bytes:
-    return msgspec.json.encode(Told(record, 1.7e9, 0.1).whole())
+def as_json(record: DecisionRecord) -> bytes:
+    return msgspec.json.encode(ExplainedRecord(record, 1.7e9, 0.1).whole())
 
 
 def live(seed: int, steps: int) -> int:

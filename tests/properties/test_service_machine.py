@@ -32,7 +32,7 @@ from hypothesis.stateful import (
 from indexer.core.hashing import block_hashes, pack_u64, sequence_hashes, unpack_u64
 from indexer.core.registry import StreamRegistry
 from select_service.core.admission.queue import Ticket
-from select_service.core.instrumentation.instrumented import Watch
+from select_service.core.instrumentation.instrumented import CoreObservers
 from select_service.core.pricing.placement import Placement
 from select_service.core.service import SelectionCore
 from select_service.errors import (
@@ -168,7 +168,7 @@ class ServiceMachine(RuleBasedStateMachine):
             random.Random(7),
             # what a rank leaves stays for a while; who waits is looked at in one turn
             limits=CoreLimits(dropped_per_turn_max=1, judged_per_turn_max=1000),
-            watch=Watch(trace_decisions=True),
+            watch=CoreObservers(trace_decisions=True),
             # a gate that keeps nobody out changes nothing
             admission=None if gate is None else AdmissionSettings(max_inflight=1000, **gate),
         )

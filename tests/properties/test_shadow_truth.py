@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from select_service.core import partition
-from select_service.core.decisions.record import Record
+from select_service.core.decisions.record import DecisionRecord
 from select_service.core.decisions.shadow import SKIPPED
 from select_service.core.decisions.shadow_regret import ShadowTally
 from select_service.core.pricing import plain_pricer
@@ -120,7 +120,7 @@ class Watched(Fleet):
 
     def tell(self, record: object, answer: Answer | None) -> None:
         super().tell(record, answer)
-        assert isinstance(record, Record)
+        assert isinstance(record, DecisionRecord)
         told = json.loads(self.told[-1][1])
         if "shadow" in told:
             check(told)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from select_service.core.admission.policy_api import ADMIT, Verdict
+from select_service.core.admission.policy_api import ADMIT, AdmissionVerdict
 
 if TYPE_CHECKING:
-    from select_service.core.admission.policy_api import Ask, Pool
+    from select_service.core.admission.policy_api import AdmissionPool, AdmissionRequest
 
 
 class AlwaysAdmit:
@@ -16,16 +16,16 @@ class AlwaysAdmit:
     name: Final = "always-admit"
     charges: Final = False
 
-    def judge(self, ask: Ask, pool: Pool, now: float) -> Verdict:
+    def judge(self, ask: AdmissionRequest, pool: AdmissionPool, now: float) -> AdmissionVerdict:
         """Admit it."""
         return ADMIT
 
-    def charge(self, ask: Ask, now: float) -> None:
+    def charge(self, ask: AdmissionRequest, now: float) -> None:
         """Charge nothing."""
 
-    def hold(self, ask: Ask, now: float) -> None:
+    def hold(self, ask: AdmissionRequest, now: float) -> None:
         """Hold nothing."""
 
-    def refill(self, ask: Ask, pool: Pool) -> tuple[str, float]:
+    def refill(self, ask: AdmissionRequest, pool: AdmissionPool) -> tuple[str, float]:
         """Return no rate: it never refuses."""
         return "", 0.0

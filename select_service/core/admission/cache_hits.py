@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _NOTHING: Final = CacheHit(best_hit_rate=0.0, threshold=0.0, threshold_source="request")
 
 
-class Found(NamedTuple):
+class ThresholdCandidates(NamedTuple):
     """The candidates that pass a threshold."""
 
     rows: Rows
@@ -71,7 +71,7 @@ class CacheHits:
         prompt: Prompt,
         rows: Rows,
         matches: Matches,
-    ) -> Found:
+    ) -> ThresholdCandidates:
         """Keep the candidates that hold enough, and count the outcome."""
         tally = partition.hit_tally
         threshold = threshold_in_force(
@@ -86,16 +86,20 @@ class CacheHits:
         tally.guarded += threshold.source == "loop_guard"
         facts = self._facts(hits.best_rate, *threshold)
         if hits.passing is None:
-            return Found(rows, facts)
+            return ThresholdCandidates(rows, facts)
         if not hits.refused:
-            return Found(hits.passing if isinstance(rows, slice) else rows[hits.passing], facts)
+            return ThresholdCandidates(
+                hits.passing if isinstance(rows, slice) else rows[hits.passing], facts
+            )
         if request.on_cache_threshold == "fallback":
             tally.fallbacks += 1
             if partition.seating.roles.given:  # it will be prefilled where it goes
                 rows = partition.seating.roles.rather_whole(rows)
-            return Found(rows, facts, needs_prefill=True)
+            return ThresholdCandidates(rows, facts, needs_prefill=True)
         tally.rejections[threshold.source] = tally.rejections.get(threshold.source, 0) + 1
-        return Found(rows, facts, refused=_refusal(partition, request, rows, threshold, hits))
+        return ThresholdCandidates(
+            rows, facts, refused=_refusal(partition, request, rows, threshold, hits)
+        )
 
     def _facts(self, rate: float | None, threshold: float, source: Source) -> CacheHit:
         """Return the facts as an answer states them; the last object again while it is equal."""

@@ -15,7 +15,7 @@ from msgspec import UNSET
 from select_service.core.admission.load_reports import LoadReports
 from select_service.core.admission.partition_admission import PartitionAdmission
 from select_service.core.admission.policies import build, read_config
-from select_service.core.admission.policy_api import Ask
+from select_service.core.admission.policy_api import AdmissionRequest
 from select_service.core.admission.retry_after import RetryPromises
 from select_service.core.admission.thresholds import (
     FIELDS,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from indexer.types import Scope
     from select_service.core.admission.classes import SloClasses
-    from select_service.core.admission.gate import Decision
+    from select_service.core.admission.gate import AdmissionDecision
     from select_service.core.admission.policies import Built
     from select_service.core.admission.queue import Ticket
     from select_service.core.admission.thresholds import Thresholds
@@ -220,7 +220,7 @@ class AdmissionController:
 
     # -- asking --------------------------------------------------------------------------------
 
-    def ask(self, ticket: Ticket) -> Ask:
+    def ask(self, ticket: Ticket) -> AdmissionRequest:
         """Return the request as a gate sees it.
 
         Raises:
@@ -233,7 +233,7 @@ class AdmissionController:
         target_ms, tenant = request.slo_ttft_ms, request.fairness_id
         if tenant is not None:
             self.check_fairness_id(tenant)
-        return Ask(
+        return AdmissionRequest(
             ticket.prompt.isl_tokens,
             # the class it counts under for good
             self.classes.known(name) if name else self.classes.usual,
@@ -281,7 +281,9 @@ class AdmissionController:
             )
         return name
 
-    def refusal(self, partition: Partition, decision: Decision, rows: Rows) -> AdmissionRefused:
+    def refusal(
+        self, partition: Partition, decision: AdmissionDecision, rows: Rows
+    ) -> AdmissionRefused:
         """Turn a decision into the error that answers the request."""
         keeper = partition.admission
         facts = {} if keeper is None else keeper.exceeded(decision, rows)

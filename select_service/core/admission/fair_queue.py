@@ -17,7 +17,7 @@ from sortedcontainers import SortedKeyList
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from select_service.core.admission.policy_api import Ask
+    from select_service.core.admission.policy_api import AdmissionRequest
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ class Waiting(Generic[T]):
     def __init__(
         self,
         item: T,
-        ask: Ask,
+        ask: AdmissionRequest,
         band: int,
         cost: int,
         deadline: float,
@@ -47,10 +47,10 @@ class Waiting(Generic[T]):
         self.deadline = deadline  # when it expires
         self.turn = deadline if turn is None else turn  # the lowest of its tenant goes first
         self.arrival = 0
-        self.flow: Flow[T] | None = None  # set while it waits
+        self.flow: TenantFlow[T] | None = None  # set while it waits
 
 
-class Flow(Generic[T]):
+class TenantFlow(Generic[T]):
     """One tenant of one band: its service so far, and its waiting requests."""
 
     __slots__ = ("counter", "tenant_id", "turn", "waiting", "work")
@@ -71,7 +71,7 @@ def _by_turn(one: Waiting[T]) -> tuple[float, int]:
     return one.turn, one.arrival
 
 
-def _by_counter(flow: Flow[T]) -> tuple[int, int]:
+def _by_counter(flow: TenantFlow[T]) -> tuple[int, int]:
     return flow.counter, flow.turn
 
 
@@ -81,17 +81,17 @@ class _Band(Generic[T]):
         self.size = 0
         self.work = 0  # prefill tokens waiting
         self.level = 0  # the counter of the tenant served last
-        self.latest: Flow[T] | None = None  # the last flow seen; one of `flows`
-        self.flows: OrderedDict[str, Flow[T]] = OrderedDict()  # least recently seen first
-        self.active: SortedKeyList[Flow[T], tuple[int, int]] = SortedKeyList(key=_by_counter)
+        self.latest: TenantFlow[T] | None = None  # the last flow seen; one of `flows`
+        self.flows: OrderedDict[str, TenantFlow[T]] = OrderedDict()  # least recently seen first
+        self.active: SortedKeyList[TenantFlow[T], tuple[int, int]] = SortedKeyList(key=_by_counter)
         self._tenants_max = tenants_max
         self._turns = 0
 
-    def flow_of(self, tenant_id: str) -> Flow[T]:
+    def flow_of(self, tenant_id: str) -> TenantFlow[T]:
         """Return the tenant's flow, lifted to the current level if none of its requests waits."""
         flow = self.flows.get(tenant_id)
         if flow is None:
-            flow = self.latest = self.flows[tenant_id] = Flow(tenant_id)
+            flow = self.latest = self.flows[tenant_id] = TenantFlow(tenant_id)
             self._forget_one()
         else:
             self.latest = flow
@@ -113,7 +113,7 @@ class _Band(Generic[T]):
                 return
             self.flows.move_to_end(tenant_id)  # it waits, so it is not idle
 
-    def charge(self, flow: Flow[T], cost: int) -> None:
+    def charge(self, flow: TenantFlow[T], cost: int) -> None:
         if flow.waiting is not None:
             self.active.remove(flow)
         self.level = flow.counter
@@ -121,7 +121,7 @@ class _Band(Generic[T]):
         if flow.waiting is not None:
             self._join(flow)
 
-    def add(self, flow: Flow[T], one: Waiting[T]) -> None:
+    def add(self, flow: TenantFlow[T], one: Waiting[T]) -> None:
         if flow.waiting is None:
             flow.waiting = SortedKeyList(key=_by_turn)
             self._join(flow)
@@ -130,12 +130,12 @@ class _Band(Generic[T]):
         self.size += 1
         self.work += one.work
 
-    def _join(self, flow: Flow[T]) -> None:
+    def _join(self, flow: TenantFlow[T]) -> None:
         self._turns += 1
         flow.turn = self._turns
         self.active.add(flow)
 
-    def remove(self, flow: Flow[T], one: Waiting[T]) -> None:
+    def remove(self, flow: TenantFlow[T], one: Waiting[T]) -> None:
         assert flow.waiting is not None
         flow.waiting.remove(one)
         flow.work -= one.work
@@ -146,7 +146,9 @@ class _Band(Generic[T]):
             self.active.remove(flow)
 
 
-def _first(flows: OrderedDict[str, Flow[T]], count: int) -> Iterator[tuple[str, Flow[T]]]:
+def _first(
+    flows: OrderedDict[str, TenantFlow[T]], count: int
+) -> Iterator[tuple[str, TenantFlow[T]]]:
     for number, item in enumerate(flows.items()):
         if number == count:
             return

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from select_service.core.admission.policy_api import ADMIT, Verdict
+from select_service.core.admission.policy_api import ADMIT, AdmissionVerdict
 
 if TYPE_CHECKING:
     from select_service.core.admission.classes import SloClasses
-    from select_service.core.admission.policy_api import Ask, Pool
+    from select_service.core.admission.policy_api import AdmissionPool, AdmissionRequest
 
 DEFAULT_QUEUE_DEPTH: Final = 5.0
 DEFAULT_KV_UTILIZATION: Final = 0.8
@@ -23,7 +23,7 @@ _SURELY_BELOW: Final = 1.0 - 1e-6
 
 
 def utilization(
-    pool: Pool,
+    pool: AdmissionPool,
     queue_depth: float = DEFAULT_QUEUE_DEPTH,
     kv_utilization: float = DEFAULT_KV_UTILIZATION,
 ) -> float:
@@ -54,7 +54,7 @@ class GaieLegacy:
         self._queue_depth = queue_depth
         self._kv_utilization = kv_utilization
 
-    def judge(self, ask: Ask, pool: Pool, now: float) -> Verdict:
+    def judge(self, ask: AdmissionRequest, pool: AdmissionPool, now: float) -> AdmissionVerdict:
         """Refuse sheddable requests of a saturated pool."""
         if self._classes.priority(ask.slo_class) >= 0:
             return ADMIT
@@ -64,16 +64,16 @@ class GaieLegacy:
         if saturation < 1.0:
             return ADMIT
         reason = f"gaie-saturated: class={ask.slo_class} saturation={saturation:.2f}"
-        return Verdict(
+        return AdmissionVerdict(
             "refuse", reason, "gaie-saturated", facts={"saturation": saturation, "limit": 1.0}
         )
 
-    def charge(self, ask: Ask, now: float) -> None:
+    def charge(self, ask: AdmissionRequest, now: float) -> None:
         """Charge nothing."""
 
-    def hold(self, ask: Ask, now: float) -> None:
+    def hold(self, ask: AdmissionRequest, now: float) -> None:
         """Hold nothing."""
 
-    def refill(self, ask: Ask, pool: Pool) -> tuple[str, float]:
+    def refill(self, ask: AdmissionRequest, pool: AdmissionPool) -> tuple[str, float]:
         """Return the pool's drain rate: computed tokens become room."""
         return "pool", pool.prefill_rate * pool.instances

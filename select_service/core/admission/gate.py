@@ -16,10 +16,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final, Generic, Literal, NamedTuple, TypeVar
 
-from select_service.core.admission.policy_api import ADMIT, Outcome, Verdict
+from select_service.core.admission.policy_api import ADMIT, AdmissionVerdict, Outcome
 from select_service.core.admission.retry_after import NO_ROOM, RetryPromises, Room
 from select_service.core.admission.tallies import Tallies
-from select_service.core.admission.traffic import LEFT_SHARE_MIN, Traffic
+from select_service.core.admission.traffic import LEFT_SHARE_MIN, AdmittedTraffic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from select_service.core.admission.classes import SloClasses
     from select_service.core.admission.fair_queue import Waiting
     from select_service.core.admission.policies import Built
-    from select_service.core.admission.policy_api import Ask, Facts, Policy
+    from select_service.core.admission.policy_api import AdmissionPolicy, AdmissionRequest, Facts
     from select_service.core.admission.pool_load import PoolLoad
     from select_service.core.admission.queueing_policy import QueueingPolicy
     from select_service.core.admission.tallies import ByTenant, ClassTally
@@ -38,14 +38,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 GateName = Literal["", "unavailable", "busy", "capacity", "policy", "cache_hit", "waiting"]
 
-UNAVAILABLE: Final = Verdict("refuse", "no schedulable workers", "unavailable")
-BUSY: Final = Verdict("refuse", "All workers are busy, please retry later", "all-workers-busy")
-EXPIRED_WAITING: Final = Verdict("refuse", "expired-waiting", "expired-waiting")
-AT_CAPACITY: Final = Verdict(
+UNAVAILABLE: Final = AdmissionVerdict("refuse", "no schedulable workers", "unavailable")
+BUSY: Final = AdmissionVerdict(
+    "refuse", "All workers are busy, please retry later", "all-workers-busy"
+)
+EXPIRED_WAITING: Final = AdmissionVerdict("refuse", "expired-waiting", "expired-waiting")
+AT_CAPACITY: Final = AdmissionVerdict(
     "refuse", "Server overloaded: worker at capacity", "workers-at-capacity"
 )
-OUTRANKED: Final = Verdict("refuse", "outranked", "outranked")
-WAITS_FOR_WORKER: Final = Verdict("wait", "", "waits-for-worker")
+OUTRANKED: Final = AdmissionVerdict("refuse", "outranked", "outranked")
+WAITS_FOR_WORKER: Final = AdmissionVerdict("wait", "", "waits-for-worker")
 PROMISED: Final = "promised"
 _HARD: Final = frozenset({"unavailable", "capacity"})
 """Gates that no promise overrides: no worker at all, or N + Q, which is exact."""
@@ -60,7 +62,7 @@ already. At 1.6 times capacity, a half loses a tenth of the requests served in t
 quarter (`bench/admission`); a smaller share makes refused requests wait even longer."""
 
 
-class Decision(NamedTuple):
+class AdmissionDecision(NamedTuple):
     """The gate's answer to one request, and why."""
 
     outcome: Outcome
@@ -88,7 +90,7 @@ class Gate(Generic[T]):
     def __init__(
         self,
         classes: SloClasses,
-        policy: Policy,
+        policy: AdmissionPolicy,
         pool: PoolLoad,
         *,
         queue: QueueingPolicy[T] | None = None,
@@ -107,12 +109,14 @@ class Gate(Generic[T]):
         self.returns = returns or RetryPromises(len(classes.bands))
         self._tallies = Tallies(classes, by_tenant)
         self._know_classes()
-        self._traffic = Traffic(len(classes.bands))
-        self._let_in: list[Ask] = []  # since the traffic last faded, not counted yet
+        self._traffic = AdmittedTraffic(len(classes.bands))
+        self._let_in: list[AdmissionRequest] = []  # since the traffic last faded, not counted yet
         self._counts_at = self._traffic.fades_at
-        self.admitted = Decision("admit", "", "", policy.name, "")
+        self.admitted = AdmissionDecision("admit", "", "", policy.name, "")
         """The decision for every request that may go on."""
-        self._promised: Ask | None = None  # the last settled request that held a promise
+        self._promised: AdmissionRequest | None = (
+            None  # the last settled request that held a promise
+        )
 
     def _know_classes(self) -> None:
         """Index by class: its tally, its band, and the name it is counted under."""
@@ -129,24 +133,31 @@ class Gate(Generic[T]):
 
     # -- judging -------------------------------------------------------------------------------
 
-    def judge(self, ask: Ask, rows: Rows, now: float) -> Decision:
+    def judge(self, ask: AdmissionRequest, rows: Rows, now: float) -> AdmissionDecision:
         """Say whether a request may be placed on one of these rows now; charges nothing."""
         gate, verdict = self.first_word(ask, rows, now)
         return self.decide(ask, gate, verdict, rows, now)
 
     def decide(
-        self, ask: Ask, gate: GateName, verdict: Verdict, rows: Rows, now: float
-    ) -> Decision:
+        self,
+        ask: AdmissionRequest,
+        gate: GateName,
+        verdict: AdmissionVerdict,
+        rows: Rows,
+        now: float,
+    ) -> AdmissionDecision:
         """Turn the verdict of one check into a decision; a refusal gets its time to return."""
         if verdict is ADMIT:
             return self.admitted
         if gate not in _HARD and self.returns.is_due(ask.key, now):
             return self._honour(ask, gate, rows, now)
         if verdict.outcome == "wait":
-            return Decision("wait", verdict.reason, verdict.code, self.policy.name, gate)
+            return AdmissionDecision("wait", verdict.reason, verdict.code, self.policy.name, gate)
         return self._refusal(ask, gate, verdict, now)
 
-    def first_word(self, ask: Ask, rows: Rows, now: float) -> tuple[GateName, Verdict]:
+    def first_word(
+        self, ask: AdmissionRequest, rows: Rows, now: float
+    ) -> tuple[GateName, AdmissionVerdict]:
         """Return the first refusal, else whether and where the request has to wait."""
         if not self.pool.instances:
             return "unavailable", UNAVAILABLE
@@ -166,7 +177,9 @@ class Gate(Generic[T]):
             return None
         return self.caps.has_place(rows)
 
-    def _honour(self, ask: Ask, gate: GateName, rows: Rows, now: float) -> Decision:
+    def _honour(
+        self, ask: AdmissionRequest, gate: GateName, rows: Rows, now: float
+    ) -> AdmissionDecision:
         """Keep a promise: a queue takes the request beyond its quota; without a queue, it goes.
 
         Not beyond N + Q: if every candidate is full it waits for one, if there is a place.
@@ -176,17 +189,19 @@ class Gate(Generic[T]):
             return self._refusal(ask, "capacity", AT_CAPACITY, now)
         if gate == "policy" and self.queue is None and places is None:
             return self.admitted
-        return Decision("wait", "", PROMISED, self.policy.name, gate)
+        return AdmissionDecision("wait", "", PROMISED, self.policy.name, gate)
 
     # -- refusing ------------------------------------------------------------------------------
 
-    def _refusal(self, ask: Ask, gate: GateName, verdict: Verdict, now: float) -> Decision:
+    def _refusal(
+        self, ask: AdmissionRequest, gate: GateName, verdict: AdmissionVerdict, now: float
+    ) -> AdmissionDecision:
         if verdict.can_fit and gate in _FULL_NOW:
             of_policy = self.policy.judge(ask, self.pool, now)
             if not of_policy.can_fit:  # else it would come again until the policy's turn
                 gate, verdict = "policy", of_policy
         if not verdict.can_fit:
-            return Decision(
+            return AdmissionDecision(
                 "refuse",
                 verdict.reason,
                 verdict.code,
@@ -198,7 +213,7 @@ class Gate(Generic[T]):
         band = self.classes.band(ask.slo_class)
         room = self._room(ask, gate, verdict, band, now)
         promise = self.returns.grant(ask.key, band, room, now, is_unique=ask.is_unique)
-        return Decision(
+        return AdmissionDecision(
             "refuse",
             verdict.reason,
             verdict.code,
@@ -209,7 +224,14 @@ class Gate(Generic[T]):
             verdict.facts,
         )
 
-    def _room(self, ask: Ask, gate: GateName, verdict: Verdict, band: int, now: float) -> Room:
+    def _room(
+        self,
+        ask: AdmissionRequest,
+        gate: GateName,
+        verdict: AdmissionVerdict,
+        band: int,
+        now: float,
+    ) -> Room:
         """Return the room a refused request waits for."""
         if gate == "unavailable":
             return NO_ROOM
@@ -236,13 +258,15 @@ class Gate(Generic[T]):
             self._count()
         return self._traffic.above(band, now)
 
-    def refusal(self, ask: Ask, gate: GateName, reason: str, code: str, now: float) -> Decision:
+    def refusal(
+        self, ask: AdmissionRequest, gate: GateName, reason: str, code: str, now: float
+    ) -> AdmissionDecision:
         """Express a refusal decided elsewhere (a full queue, say) as a decision of the gate."""
-        return self._refusal(ask, gate, Verdict("refuse", reason, code), now)
+        return self._refusal(ask, gate, AdmissionVerdict("refuse", reason, code), now)
 
     # -- settling ------------------------------------------------------------------------------
 
-    def admit(self, ask: Ask, now: float) -> None:
+    def admit(self, ask: AdmissionRequest, now: float) -> None:
         """Charge a request that need not wait; it is counted later, together with others.
 
         Nearly all requests take this path, and counting one by one costs four times as much.
@@ -272,7 +296,7 @@ class Gate(Generic[T]):
                 tenants.counts[ask.tenant_id] = count + 1
         self._let_in.clear()
 
-    def settle(self, decision: Decision, ask: Ask, now: float) -> None:
+    def settle(self, decision: AdmissionDecision, ask: AdmissionRequest, now: float) -> None:
         """Charge and count a decision, in the same step as the booking."""
         if decision.outcome == "admit":
             self.admit(ask, now)
@@ -289,15 +313,15 @@ class Gate(Generic[T]):
             tally.refused += 1
             self.tallies.by_tenant.refused.add(ask.tenant_id)
 
-    def too_few_hits(self, ask: Ask, now: float) -> None:
+    def too_few_hits(self, ask: AdmissionRequest, now: float) -> None:
         """Count a request turned away because no candidate holds enough of its prompt.
 
         It gets no time to return, as time does not help.
         """
         code, name = "cache_threshold", self.policy.name
-        self.settle(Decision("refuse", code, code, name, "cache_hit"), ask, now)
+        self.settle(AdmissionDecision("refuse", code, code, name, "cache_hit"), ask, now)
 
-    def _admit(self, ask: Ask, tally: ClassTally, band: int, now: float) -> None:
+    def _admit(self, ask: AdmissionRequest, tally: ClassTally, band: int, now: float) -> None:
         tally.admitted += 1
         self.tallies.by_tenant.admitted.add(ask.tenant_id)
         if self.queue is None:
@@ -305,13 +329,13 @@ class Gate(Generic[T]):
         if self.returns.size:
             self._redeem(ask)
 
-    def _redeem(self, ask: Ask) -> None:
+    def _redeem(self, ask: AdmissionRequest) -> None:
         if self.returns.size and ask.key:
             self.returns.redeem(ask.key)
 
     # -- waiting -------------------------------------------------------------------------------
 
-    def enqueue(self, ask: Ask, item: T, now: float) -> Waiting[T]:
+    def enqueue(self, ask: AdmissionRequest, item: T, now: float) -> Waiting[T]:
         """Queue an item in the policy's queue, after its decision was settled."""
         assert self.queue is not None
         return self.queue.enqueue(ask, item, now, is_promised=ask is self._promised)
@@ -333,12 +357,12 @@ class Gate(Generic[T]):
         self.queue.serve(one, now)
         self._admit_waiting(one.ask, now)
 
-    def placed(self, ask: Ask, now: float) -> None:
+    def placed(self, ask: AdmissionRequest, now: float) -> None:
         """Charge and count a request that waited elsewhere (for a worker) and is placed."""
         self.policy.charge(ask, now)
         self._admit_waiting(ask, now)
 
-    def _admit_waiting(self, ask: Ask, now: float) -> None:
+    def _admit_waiting(self, ask: AdmissionRequest, now: float) -> None:
         tally = self._leave(ask, "admit", "")
         self._admit(ask, tally, self.classes.band(ask.slo_class), now)
 
@@ -349,29 +373,29 @@ class Gate(Generic[T]):
         self.gone(one.ask)
         return True
 
-    def gone(self, ask: Ask) -> None:
+    def gone(self, ask: AdmissionRequest) -> None:
         """Count a request that waited elsewhere and whose client left."""
         self._leave(ask, "withdrawn", "").withdrawn += 1
 
-    def expired(self, now: float, limit: int) -> list[tuple[Waiting[T], Decision]]:
+    def expired(self, now: float, limit: int) -> list[tuple[Waiting[T], AdmissionDecision]]:
         """Refuse up to `limit` expired requests of the policy's queue."""
         if self.queue is None or self.queue.next_expiry() > now:
             return []
         return [(one, self.refuse_waiting(one.ask, now)) for one in self.queue.expired(now, limit)]
 
-    def refuse_waiting(self, ask: Ask, now: float) -> Decision:
+    def refuse_waiting(self, ask: AdmissionRequest, now: float) -> AdmissionDecision:
         """Refuse a request that has waited too long, wherever it did; charged to nobody."""
         decision = self._refusal(ask, "waiting", EXPIRED_WAITING, now)
         self._leave(ask, "refuse", decision.code).refused += 1
         self.tallies.by_tenant.refused.add(ask.tenant_id)
         return decision
 
-    def turn_away(self, ask: Ask, code: str) -> None:
+    def turn_away(self, ask: AdmissionRequest, code: str) -> None:
         """Count a request that waited elsewhere and was refused there; charged to nobody."""
         self._leave(ask, "refuse", code).refused += 1
         self.tallies.by_tenant.refused.add(ask.tenant_id)
 
-    def _leave(self, ask: Ask, outcome: str, code: str) -> ClassTally:
+    def _leave(self, ask: AdmissionRequest, outcome: str, code: str) -> ClassTally:
         name = self.tallies.name_of(ask.slo_class)
         self.tallies.note(self.policy.name, "waiting", outcome, code, name)
         tally = self.tallies.of[name]
@@ -391,12 +415,12 @@ class Gate(Generic[T]):
         waiting = [] if self.queue is None else self.queue.clear(now)
         if built.classes.bands != self.classes.bands:
             self.returns = self.returns.anew(len(built.classes.bands))
-            self._traffic = Traffic(len(built.classes.bands))
+            self._traffic = AdmittedTraffic(len(built.classes.bands))
         self.classes, self.policy, self.queue = built.classes, built.policy, built.queue
         self._counts_at = -math.inf
         self.tallies.know(built.classes)
         self._know_classes()
-        self.admitted = Decision("admit", "", "", built.policy.name, "")
+        self.admitted = AdmissionDecision("admit", "", "", built.policy.name, "")
         return waiting
 
     def check(self) -> None:

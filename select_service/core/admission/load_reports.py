@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from select_service.types.admission import AdmissionSettings, StaleReports, WorkerMetrics
 
 
-class Report:
+class TimedReport:
     """One rank's report and its time."""
 
     __slots__ = ("at", "stale", "stale_as", "told")
@@ -36,7 +36,7 @@ class LoadReports:
     """Reports by worker and rank; gates get them on arrival, and again when they open."""
 
     def __init__(self, catalog: Catalog, partitions: Mapping[Scope, Partition]) -> None:
-        self.by_worker: dict[int, dict[int, Report]] = {}
+        self.by_worker: dict[int, dict[int, TimedReport]] = {}
         self.dropped = 0
         """Reports for ranks their worker has not declared."""
         self._catalog = catalog
@@ -65,7 +65,7 @@ class LoadReports:
             if rank.dp_rank not in worker.ranks:
                 dropped.append(rank.dp_rank)
                 continue
-            told[rank.dp_rank] = Report(rank, now)
+            told[rank.dp_rank] = TimedReport(rank, now)
             accepted.append(rank.dp_rank)
             if keeper is not None:
                 keeper.report(worker, rank)
@@ -82,7 +82,7 @@ class LoadReports:
         """Drop the reports of a worker that is gone."""
         self.by_worker.pop(worker_id, None)
 
-    def stale(self) -> Iterator[tuple[int, int, Report]]:
+    def stale(self) -> Iterator[tuple[int, int, TimedReport]]:
         """Yield (worker, rank, report) of reports that are too old."""
         for worker_id, ranks in self.by_worker.items():
             for rank, report in ranks.items():

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from select_service.core.admission.busy import BusyRanks
 from select_service.core.admission.capacity import WorkerCaps
 from select_service.core.admission.gate import AT_CAPACITY, OUTRANKED, Gate
-from select_service.core.admission.policy_api import ADMIT, Ask
+from select_service.core.admission.policy_api import ADMIT, AdmissionRequest
 from select_service.core.admission.pool_load import PoolLoad, SaturationLimits
 from select_service.core.admission.refusal_facts import (
     busy_facts,
@@ -34,9 +34,9 @@ from select_service.core.ledger.load_changes import LoadChanges
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-    from select_service.core.admission.gate import Decision, GateName
+    from select_service.core.admission.gate import AdmissionDecision, GateName
     from select_service.core.admission.policies import Built
-    from select_service.core.admission.policy_api import Verdict
+    from select_service.core.admission.policy_api import AdmissionVerdict
     from select_service.core.admission.queue import Ticket
     from select_service.core.admission.thresholds import Thresholds
     from select_service.core.columns import Rows
@@ -272,8 +272,13 @@ class PartitionAdmission:
     # -- judging -------------------------------------------------------------------------------
 
     def judge(
-        self, ticket: Ticket, ask: Ask, rows: Rows, now: float, verdict: Verdict | None = None
-    ) -> tuple[Ask, Decision]:
+        self,
+        ticket: Ticket,
+        ask: AdmissionRequest,
+        rows: Rows,
+        now: float,
+        verdict: AdmissionVerdict | None = None,
+    ) -> tuple[AdmissionRequest, AdmissionDecision]:
         """Judge whether a request may be placed on one of these rows now; charges nothing.
 
         The request's key is computed only if it may matter.
@@ -301,13 +306,17 @@ class PartitionAdmission:
         ticket.asked, ticket.said = ask, decision
         return ask, decision
 
-    def settle(self, decision: Decision, ask: Ask, now: float, endpoint: str = "") -> None:
+    def settle(
+        self, decision: AdmissionDecision, ask: AdmissionRequest, now: float, endpoint: str = ""
+    ) -> None:
         """Charge and count a decision."""
         self.gate.settle(decision, ask, now)
         if decision.outcome == "refuse" and decision.gate != "cache_hit":
             self.rejections[endpoint] = self.rejections.get(endpoint, 0) + 1
 
-    def refuse(self, ask: Ask, gate: GateName, reason: str, code: str, now: float) -> Decision:
+    def refuse(
+        self, ask: AdmissionRequest, gate: GateName, reason: str, code: str, now: float
+    ) -> AdmissionDecision:
         """Settle a refusal decided elsewhere."""
         decision = self.gate.refusal(ask, gate, reason, code, now)
         self.gate.settle(decision, ask, now)
@@ -331,14 +340,16 @@ class PartitionAdmission:
         """Tell whether the worker of a slot is full."""
         return bool(self._capped) and bool(self.caps.full[slot])
 
-    def full(self, now: float) -> Decision:
+    def full(self, now: float) -> AdmissionDecision:
         """Refuse an explicit booking on a full worker.
 
         It was not offered, so no class counts it.
         """
-        return self.gate.refusal(Ask(0), "capacity", AT_CAPACITY.reason, AT_CAPACITY.code, now)
+        return self.gate.refusal(
+            AdmissionRequest(0), "capacity", AT_CAPACITY.reason, AT_CAPACITY.code, now
+        )
 
-    def never_fit_together(self, asks: Sequence[Ask]) -> str | None:
+    def never_fit_together(self, asks: Sequence[AdmissionRequest]) -> str | None:
         """Return the code of the limit these requests exceed if all are held at once, or None.
 
         O(requests + workers); for a batch of all or none that was refused.
@@ -347,7 +358,7 @@ class PartitionAdmission:
         # a worker without a cap alone takes more than any batch has
         if caps and len(asks) > sum(cap.max_inflight for cap in caps):
             return AT_CAPACITY.code
-        totals: dict[str, Ask] = {}
+        totals: dict[str, AdmissionRequest] = {}
         for ask in asks:
             line, _ = self.gate.policy.refill(ask, self.pool)
             tokens = ask.tokens + (totals[line].tokens if line in totals else 0)
@@ -365,7 +376,7 @@ class PartitionAdmission:
         """The number of tickets waiting at the gate."""
         return len(self.waiting) + len(self.displaced)
 
-    def wait(self, ticket: Ticket, ask: Ask, rows: Rows, now: float) -> None:
+    def wait(self, ticket: Ticket, ask: AdmissionRequest, rows: Rows, now: float) -> None:
         """Let a ticket wait, after its decision was settled."""
         self.keep_for(ticket, ask, now)
         if self.gate.queue is not None:
@@ -375,7 +386,7 @@ class PartitionAdmission:
         self.waiting[ticket] = None
         self.waiting_isl_tokens += ticket.prompt.isl_tokens
 
-    def keep_for(self, ticket: Ticket, ask: Ask, now: float) -> None:
+    def keep_for(self, ticket: Ticket, ask: AdmissionRequest, now: float) -> None:
         """Hold the policy's allowance for a ticket that it admitted but that must still wait."""
         ticket.ask = ask
         if self.gate.policy.charges:
@@ -405,7 +416,7 @@ class PartitionAdmission:
         self._take_out(ticket, now)
         self.gate.turn_away(ticket.ask, code)
 
-    def outranked(self, ask: Ask, rows: Rows, now: float) -> Ticket | None:
+    def outranked(self, ask: AdmissionRequest, rows: Rows, now: float) -> Ticket | None:
         """Return the ticket that must give up its place with one of these full workers."""
         queue = self.gate.queue
         if queue is None or self.gate.policy.judge(ask, self.pool, now).outcome == "refuse":
@@ -416,7 +427,7 @@ class PartitionAdmission:
                 return one.item
         return None
 
-    def give_way(self, ticket: Ticket, now: float) -> Decision:
+    def give_way(self, ticket: Ticket, now: float) -> AdmissionDecision:
         """Refuse a ticket that waited, for a more important one; charged to nobody."""
         assert ticket.ask is not None
         reason, code = OUTRANKED.reason, OUTRANKED.code
@@ -424,7 +435,7 @@ class PartitionAdmission:
         self.turned_away(ticket, code, now)
         return decision
 
-    def refuse_late(self, ticket: Ticket, now: float) -> Decision:
+    def refuse_late(self, ticket: Ticket, now: float) -> AdmissionDecision:
         """Refuse a ticket that has waited too long; charged to nobody."""
         assert ticket.ask is not None
         self._time(ticket, now)
@@ -504,7 +515,7 @@ class PartitionAdmission:
             times = self.wait_times[name] = WaitTimes()
         times.add(max(0.0, now - ticket.since))
 
-    def exceeded(self, decision: Decision, rows: Rows) -> dict[str, object]:
+    def exceeded(self, decision: AdmissionDecision, rows: Rows) -> dict[str, object]:
         """Return knob, value and limit behind a refusal, if there are any."""
         first = _first(rows)
         if first not in self._seats:

@@ -38,7 +38,7 @@ from select_service.core.admission.token_bucket import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from select_service.core.admission.policy_api import Policy
+    from select_service.core.admission.policy_api import AdmissionPolicy
     from select_service.core.admission.queueing_policy import QueueingPolicy
 
 T = TypeVar("T")
@@ -80,7 +80,7 @@ _ALIASES: Final = {
 class Built(NamedTuple, Generic[T]):
     """A policy ready to judge."""
 
-    policy: Policy
+    policy: AdmissionPolicy
     queue: QueueingPolicy[T] | None  # where its requests wait, if it has a queue
     classes: SloClasses
     name: str
@@ -178,7 +178,7 @@ def build(name: str, config: Mapping[str, object] | None = None) -> Built[T]:
     read = _Reader(name, own)
     classes = SloClasses(read.wholes("slo_priorities"))
     queue: SloShed[T] | None = None
-    policy: Policy
+    policy: AdmissionPolicy
     if name == "slo-shed":
         policy = queue = SloShed(classes, _slo_shed(read, classes))
     else:
@@ -190,7 +190,7 @@ def build(name: str, config: Mapping[str, object] | None = None) -> Built[T]:
     return Built(policy, queue, classes, name, own)
 
 
-def _plain(name: str, read: _Reader, classes: SloClasses) -> Policy:
+def _plain(name: str, read: _Reader, classes: SloClasses) -> AdmissionPolicy:
     if name == "always-admit":
         return AlwaysAdmit()
     if name == "reject-all":

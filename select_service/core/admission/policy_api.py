@@ -21,7 +21,7 @@ Outcome = Literal["admit", "wait", "refuse"]
 Facts = dict[str, float | int | str]
 
 
-class Ask(Struct, frozen=True, gc=False):
+class AdmissionRequest(Struct, frozen=True, gc=False):
     """One request for admission, as gates and policies see it."""
 
     tokens: int  # input tokens, what a token bucket charges
@@ -39,7 +39,7 @@ class Ask(Struct, frozen=True, gc=False):
         return self.tokens if self.prefill_tokens < 0 else self.prefill_tokens
 
 
-class Verdict(NamedTuple):
+class AdmissionVerdict(NamedTuple):
     """The answer of one policy or gate.
 
     `reason` is the field's text, `code` our short stable one.
@@ -58,10 +58,10 @@ class Verdict(NamedTuple):
         return self.outcome == "admit"
 
 
-ADMIT: Final = Verdict("admit")
+ADMIT: Final = AdmissionVerdict("admit")
 
 
-class Pool(Protocol):
+class AdmissionPool(Protocol):
     """The state of the schedulable instances (worker ranks).
 
     Columns may have rows without an instance, which hold 0; `instances` is the real number.
@@ -125,7 +125,7 @@ class Pool(Protocol):
         ...
 
 
-class Held(Protocol):
+class HeldAllowance(Protocol):
     """Part of an allowance held for a waiting request."""
 
     def release(self) -> None:
@@ -133,7 +133,7 @@ class Held(Protocol):
         ...
 
 
-class Policy(Protocol):
+class AdmissionPolicy(Protocol):
     """Decides on arrival. `judge` charges nothing; `charge` follows iff the request goes on."""
 
     @property
@@ -149,19 +149,19 @@ class Policy(Protocol):
         """
         ...
 
-    def judge(self, ask: Ask, pool: Pool, now: float) -> Verdict:
+    def judge(self, ask: AdmissionRequest, pool: AdmissionPool, now: float) -> AdmissionVerdict:
         """Decide whether a request may go on; valid until any other event."""
         ...
 
-    def charge(self, ask: Ask, now: float) -> None:
+    def charge(self, ask: AdmissionRequest, now: float) -> None:
         """Charge an admitted request."""
         ...
 
-    def hold(self, ask: Ask, now: float) -> Held | None:
+    def hold(self, ask: AdmissionRequest, now: float) -> HeldAllowance | None:
         """Hold what an admitted request will be charged while it waits for a worker."""
         ...
 
-    def refill(self, ask: Ask, pool: Pool) -> tuple[str, float]:
+    def refill(self, ask: AdmissionRequest, pool: AdmissionPool) -> tuple[str, float]:
         """Return the allowance such a request needs, and its refill rate in tokens per second.
 
         Refused requests return at that rate; 0: unknown.

@@ -45,7 +45,7 @@ class SaturationLimits(NamedTuple):
     """Requests waiting inside the engine, if reported; 0: ignored."""
 
 
-class Loads(Protocol):
+class LoadColumns(Protocol):
     """Booked load by slot. Columns may be replaced by longer ones; empty slots hold 0."""
 
     @property
@@ -90,7 +90,7 @@ class _OfOthers:
     Used only while a worker drains: a copy of a thousand rows takes a microsecond.
     """
 
-    def __init__(self, loads: Loads, left_out: Collection[int]) -> None:
+    def __init__(self, loads: LoadColumns, left_out: Collection[int]) -> None:
         self._loads = loads
         self._left_out = np.array([*left_out], dtype=np.int64)
 
@@ -133,7 +133,7 @@ class PoolLoad:
 
     def __init__(
         self,
-        loads: Loads,
+        loads: LoadColumns,
         limits: SaturationLimits | None = None,
         meter: DrainMeter | None = None,
     ) -> None:

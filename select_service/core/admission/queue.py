@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from select_service.core.admission.fair_queue import Waiting
-    from select_service.core.admission.gate import Decision
-    from select_service.core.admission.policy_api import Ask, Held
+    from select_service.core.admission.gate import AdmissionDecision
+    from select_service.core.admission.policy_api import AdmissionRequest, HeldAllowance
     from select_service.core.partition import Partition
     from select_service.core.pricing.policy import QueuePolicy
     from select_service.core.pricing.prompt import Prompt
@@ -65,12 +65,12 @@ class Ticket(Struct, eq=False):
     """Set once it has stopped waiting."""
     since: float = -1.0  # when it began to wait; below 0: it did not wait
     until: float = math.inf  # its deadline
-    ask: Ask | None = None  # the request as the gate saw it, if it waits there
-    asked: Ask | None = None  # the request as a gate last saw it, whatever the outcome
-    said: Decision | None = None  # and the gate's decision
+    ask: AdmissionRequest | None = None  # the request as the gate saw it, if it waits there
+    asked: AdmissionRequest | None = None  # the request as a gate last saw it, whatever the outcome
+    said: AdmissionDecision | None = None  # and the gate's decision
     waiting: Waiting[Ticket] | None = None  # its place in a policy's own queue
     place: int | None = None  # the full worker whose waiting place it holds
-    held: Held | None = None  # allowance held for it since the policy admitted it
+    held: HeldAllowance | None = None  # allowance held for it since the policy admitted it
     in_wave: bool = False  # it follows its wave's plan; see `waves/steps.py`
     planned: Planned | None = None  # where its wave wants it
     in_session: bool = False  # it follows its session; see `booking/sessions.py`

@@ -7,25 +7,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from select_service.core.admission.policy_api import Policy
+from select_service.core.admission.policy_api import AdmissionPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from select_service.core.admission.fair_queue import Waiting
-    from select_service.core.admission.policy_api import Ask, Pool
+    from select_service.core.admission.policy_api import AdmissionPool, AdmissionRequest
 
 T = TypeVar("T")
 
 
-class QueueingPolicy(Policy, Protocol[T]):
+class QueueingPolicy(AdmissionPolicy, Protocol[T]):
     """A policy that lets requests wait and keeps them itself."""
 
-    def enqueue(self, ask: Ask, item: T, now: float, *, is_promised: bool = False) -> Waiting[T]:
+    def enqueue(
+        self, ask: AdmissionRequest, item: T, now: float, *, is_promised: bool = False
+    ) -> Waiting[T]:
         """Queue a request that `judge` says must wait, or that returns in time."""
         ...
 
-    def may_go(self, pool: Pool, limit: int) -> Iterator[Waiting[T]]:
+    def may_go(self, pool: AdmissionPool, limit: int) -> Iterator[Waiting[T]]:
         """Yield up to `limit` requests that may go now; `serve` one, then ask again."""
         ...
 
@@ -33,7 +35,7 @@ class QueueingPolicy(Policy, Protocol[T]):
         """Remove all requests; charged to nobody."""
         ...
 
-    def outranked(self, ask: Ask, now: float) -> Iterator[Waiting[T]]:
+    def outranked(self, ask: AdmissionRequest, now: float) -> Iterator[Waiting[T]]:
         """Yield the waiting requests that must give way to this one, first to go first."""
 
     def serve(self, one: Waiting[T], now: float) -> None:

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 if TYPE_CHECKING:
     from select_service.core.admission.capacity import WorkerCap
-    from select_service.core.admission.gate import Decision
-    from select_service.core.admission.policy_api import Ask
+    from select_service.core.admission.gate import AdmissionDecision
+    from select_service.core.admission.policy_api import AdmissionRequest
     from select_service.core.admission.queue import Ticket
 
 _LAST_HASH: Final = 8
@@ -43,7 +43,7 @@ def cap_facts(cap: WorkerCap) -> dict[str, object]:
     }
 
 
-def policy_facts(decision: Decision) -> dict[str, object]:
+def policy_facts(decision: AdmissionDecision) -> dict[str, object]:
     """Return the facts a policy gave, and the configuration key they are compared with."""
     facts: dict[str, object] = dict(decision.details or {})
     knob, value = _KNOBS.get(decision.code, (None, None))
@@ -52,7 +52,7 @@ def policy_facts(decision: Decision) -> dict[str, object]:
     return {**facts, "knob": knob, "value": facts[value]}
 
 
-def recognisable(ask: Ask, ticket: Ticket) -> Ask:
+def recognisable(ask: AdmissionRequest, ticket: Ticket) -> AdmissionRequest:
     """Return the same with the key that recognises its return; computing that costs a µs."""
     if ask.key:
         return ask

@@ -25,22 +25,22 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 from msgspec import Struct
 
 from select_service.core.admission.fair_queue import TENANTS_MAX, FairQueue, Waiting
-from select_service.core.admission.policy_api import ADMIT, Verdict
+from select_service.core.admission.policy_api import ADMIT, AdmissionVerdict
 from select_service.core.admission.token_bucket import TenantBuckets
-from select_service.core.admission.traffic import LEFT_SHARE_MIN, Traffic
+from select_service.core.admission.traffic import LEFT_SHARE_MIN, AdmittedTraffic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from select_service.core.admission.classes import SloClasses
-    from select_service.core.admission.policy_api import Ask, Facts, Pool
+    from select_service.core.admission.policy_api import AdmissionPool, AdmissionRequest, Facts
 
 T = TypeVar("T")
 
 BAND_FULL: Final = "band-full"
 HOPELESS: Final = "infeasible-deadline"
 SATURATED: Final = "saturated"
-_WAIT: Final = Verdict("wait", "", "waits")
+_WAIT: Final = AdmissionVerdict("wait", "", "waits")
 
 LET_IN_MAX: Final = 64
 """Admitted requests whose charge is still pending: some 30 µs together."""
@@ -125,8 +125,8 @@ class SloShed(Generic[T]):
         self._is_open = [True] * len(limits)
         self._closed = [0] * len(limits)
         self._queue: FairQueue[T] = FairQueue(self._quotas(), tenants_max=self.settings.tenants_max)
-        self._traffic = Traffic(len(limits))
-        self._let_in: list[Ask] = []  # admitted while nothing waited, charge pending
+        self._traffic = AdmittedTraffic(len(limits))
+        self._let_in: list[AdmissionRequest] = []  # admitted while nothing waited, charge pending
         self._in_pool_s = 0.0  # time the pool needs for the booked load, as last computed
         self._targets_s = {
             name: self.settings.targets_s.get(name, self.settings.default_target_s)
@@ -142,7 +142,7 @@ class SloShed(Generic[T]):
         """By class: its line, and the predicted TTFT above which a request is refused; infinity:
         never."""
         self._usual = self._lines[classes.usual]
-        self._judged: Ask | None = None  # the last request judged, and its line
+        self._judged: AdmissionRequest | None = None  # the last request judged, and its line
         self._judged_line = 0
         capacity, rate = self.settings.budget_tokens, self.settings.budget_tokens_per_s
         self._budgets = (
@@ -187,7 +187,7 @@ class SloShed(Generic[T]):
 
     # -- on arrival ----------------------------------------------------------------------------
 
-    def judge(self, ask: Ask, pool: Pool, now: float) -> Verdict:  # noqa: C901 - all pay for it
+    def judge(self, ask: AdmissionRequest, pool: AdmissionPool, now: float) -> AdmissionVerdict:  # noqa: C901 - all pay for it
         """Admit, queue or refuse a request; nothing is charged."""
         line, limit_s = self._lines.get(ask.slo_class, self._usual)
         if self._budgets is not None:
@@ -219,15 +219,15 @@ class SloShed(Generic[T]):
         quota = queue.quota(line)
         if not quota and line >= self._promised:
             facts = {"saturation": saturation, "limit": self._closes_at[line]}
-            return Verdict("refuse", SATURATED, SATURATED, facts=dict(facts))
-        return Verdict(
+            return AdmissionVerdict("refuse", SATURATED, SATURATED, facts=dict(facts))
+        return AdmissionVerdict(
             "refuse",
             BAND_FULL,
             BAND_FULL,
             facts={"waiting": queue.size(line), "limit": quota, "saturation": saturation},
         )
 
-    def _band(self, ask: Ask, now: float) -> int:
+    def _band(self, ask: AdmissionRequest, now: float) -> int:
         """Return the effective band: one lower if the tenant is over budget."""
         band = self._classes.band(ask.slo_class)
         if self._budgets is None:
@@ -238,21 +238,23 @@ class SloShed(Generic[T]):
             return band
         return min(band + 1, len(self.ceilings) - 1)
 
-    def _budget_key(self, ask: Ask) -> str:
+    def _budget_key(self, ask: AdmissionRequest) -> str:
         return f"{ask.tenant_id}\0{self._classes.known(ask.slo_class)}"
 
-    def target_s(self, ask: Ask) -> float:
+    def target_s(self, ask: AdmissionRequest) -> float:
         """Return the TTFT target of a request: its own, else its class's."""
         own = ask.target_s
         if own != math.inf:
             return own
         return self._targets_s.get(ask.slo_class, self._usual_target_s)
 
-    def _limit_s(self, ask: Ask, line: int) -> float:
+    def _limit_s(self, ask: AdmissionRequest, line: int) -> float:
         """Return the predicted TTFT above which a line's request is refused; infinity: never."""
         return self.target_s(ask) * self._slack if self._is_refused_early[line] else math.inf
 
-    def _queued_s(self, ask: Ask, line: int, work: int, drains: float, now: float) -> float:
+    def _queued_s(
+        self, ask: AdmissionRequest, line: int, work: int, drains: float, now: float
+    ) -> float:
         """Return how long the requests waiting in a line and above will take.
 
         They drain at the rate the lines above leave over, as those will keep coming.
@@ -273,7 +275,7 @@ class SloShed(Generic[T]):
             self._is_open[line] = True
         return self._is_open[line]
 
-    def charge(self, ask: Ask, now: float) -> None:
+    def charge(self, ask: AdmissionRequest, now: float) -> None:
         """Charge the tenant of an arrival that goes on at once, before any request has to wait."""
         let_in = self._let_in
         if self._queue.waiting or self._budgets is not None:
@@ -297,7 +299,7 @@ class SloShed(Generic[T]):
             sums[line] += work
         self._let_in.clear()
 
-    def _charge_at_once(self, ask: Ask, now: float) -> None:
+    def _charge_at_once(self, ask: AdmissionRequest, now: float) -> None:
         line = self._judged_line
         if self._judged is not ask:  # usually it was judged just before
             line = self.line_of(self._band(ask, now))
@@ -311,31 +313,33 @@ class SloShed(Generic[T]):
             self._settle()
         return self._traffic.above(self.line_of(band), now)
 
-    def cost(self, ask: Ask) -> int:
+    def cost(self, ask: AdmissionRequest) -> int:
         """Return what a request costs its tenant in fairness."""
         if not ask.output_tokens:
             return ask.work
         return ask.work + int(self.settings.output_weight * ask.output_tokens)
 
-    def _pay(self, ask: Ask, now: float) -> None:
+    def _pay(self, ask: AdmissionRequest, now: float) -> None:
         if self._budgets is not None:
             self._budgets.of(self._budget_key(ask), round(now * 1e6)).take(ask.work)
 
-    def _refund(self, ask: Ask, now: float) -> None:
+    def _refund(self, ask: AdmissionRequest, now: float) -> None:
         if self._budgets is not None:
             bucket = self._budgets.of(self._budget_key(ask), round(now * 1e6))
             bucket.tokens = min(bucket.capacity, bucket.tokens + ask.work)
 
-    def hold(self, ask: Ask, now: float) -> None:
+    def hold(self, ask: AdmissionRequest, now: float) -> None:
         """Hold nothing: requests wait in this policy's queue and have paid; see `enqueue`."""
 
-    def refill(self, ask: Ask, pool: Pool) -> tuple[str, float]:
+    def refill(self, ask: AdmissionRequest, pool: AdmissionPool) -> tuple[str, float]:
         """Return the pool's drain rate: computed tokens become room."""
         return "pool", pool.prefill_rate * pool.instances
 
     # -- waiting -------------------------------------------------------------------------------
 
-    def enqueue(self, ask: Ask, item: T, now: float, *, is_promised: bool = False) -> Waiting[T]:
+    def enqueue(
+        self, ask: AdmissionRequest, item: T, now: float, *, is_promised: bool = False
+    ) -> Waiting[T]:
         """Queue an item for as long as its target allows, charging its tenant's budget.
 
         A line with early refusal gives up waiting early enough for the request to be served in
@@ -354,7 +358,7 @@ class SloShed(Generic[T]):
         self.queue.push(one)
         return one
 
-    def may_go(self, pool: Pool, limit: int) -> Iterator[Waiting[T]]:
+    def may_go(self, pool: AdmissionPool, limit: int) -> Iterator[Waiting[T]]:
         """Yield up to `limit` requests that may go now; `serve` one, then ask again.
 
         Its band must be open; a closed band also blocks all bands below it.
@@ -369,7 +373,7 @@ class SloShed(Generic[T]):
                 limit -= 1
                 yield one
 
-    def outranked(self, ask: Ask, now: float) -> Iterator[Waiting[T]]:
+    def outranked(self, ask: AdmissionRequest, now: float) -> Iterator[Waiting[T]]:
         """Yield sheddable requests waiting in bands below this request's, last in line first."""
         highest = max(self.line_of(self._band(ask, now)), self._promised)
         for line in reversed(self.queue.bands_waiting()):
@@ -418,8 +422,8 @@ class SloShed(Generic[T]):
         self.queue.check()
 
 
-def _hopeless(predicted_s: float, limit_s: float, alone_s: float) -> Verdict:
+def _hopeless(predicted_s: float, limit_s: float, alone_s: float) -> AdmissionVerdict:
     """Refuse until enough booked load has drained; for good if its own prefill takes too long."""
     again_s = predicted_s - limit_s if alone_s <= limit_s else math.inf
     facts: Facts = {"predicted_ttft_s": predicted_s, "limit": limit_s}
-    return Verdict("refuse", HOPELESS, HOPELESS, again_s, facts)
+    return AdmissionVerdict("refuse", HOPELESS, HOPELESS, again_s, facts)

@@ -8,15 +8,20 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from select_service.core.admission.policy_api import Verdict, is_finite_number
+from select_service.core.admission.policy_api import AdmissionVerdict, is_finite_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from select_service.core.admission.classes import SloClasses
-    from select_service.core.admission.policy_api import Ask, Held, Policy, Pool
+    from select_service.core.admission.policy_api import (
+        AdmissionPolicy,
+        AdmissionPool,
+        AdmissionRequest,
+        HeldAllowance,
+    )
 
-_OVER: Final = Verdict("refuse", "tenant-budget-shed", "tenant-budget-shed")
+_OVER: Final = AdmissionVerdict("refuse", "tenant-budget-shed", "tenant-budget-shed")
 
 
 class TenantBudgets:
@@ -35,7 +40,7 @@ class TenantBudgets:
     def __init__(
         self,
         classes: SloClasses,
-        inner: Policy,
+        inner: AdmissionPolicy,
         budgets: Mapping[str, float],
         *,
         seats_per_instance: int,
@@ -67,7 +72,7 @@ class TenantBudgets:
             return False
         return in_flight > share * (instances * self._seats_per_instance)
 
-    def judge(self, ask: Ask, pool: Pool, now: float) -> Verdict:
+    def judge(self, ask: AdmissionRequest, pool: AdmissionPool, now: float) -> AdmissionVerdict:
         """Refuse sheddable work of a tenant over budget; else ask the inner policy."""
         if ask.tenant_id in self._budgets and self._classes.priority(ask.slo_class) < 0:
             in_flight = pool.tenant_in_flight(ask.tenant_id)
@@ -75,15 +80,15 @@ class TenantBudgets:
                 return _OVER
         return self.inner.judge(ask, pool, now)
 
-    def charge(self, ask: Ask, now: float) -> None:
+    def charge(self, ask: AdmissionRequest, now: float) -> None:
         """Charge the inner policy."""
         self.inner.charge(ask, now)
 
-    def hold(self, ask: Ask, now: float) -> Held | None:
+    def hold(self, ask: AdmissionRequest, now: float) -> HeldAllowance | None:
         """Hold the inner policy's allowance."""
         return self.inner.hold(ask, now)
 
-    def refill(self, ask: Ask, pool: Pool) -> tuple[str, float]:
+    def refill(self, ask: AdmissionRequest, pool: AdmissionPool) -> tuple[str, float]:
         """Return the inner policy's line and rate, or else the tenant's share of the drain rate."""
         line, rate = self.inner.refill(ask, pool)
         share = self._budgets.get(ask.tenant_id)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from select_service.core.admission.policy_api import ADMIT, Verdict
+from select_service.core.admission.policy_api import ADMIT, AdmissionVerdict
 
 if TYPE_CHECKING:
     from select_service.core.admission.classes import SloClasses
-    from select_service.core.admission.policy_api import Ask, Pool
+    from select_service.core.admission.policy_api import AdmissionPool, AdmissionRequest
 
 DEFAULT_THRESHOLD: Final = 0
 DEFAULT_MIN_PRIORITY: Final = 3
@@ -37,7 +37,7 @@ class TierShed:
         self._threshold = threshold
         self._min_priority = min_priority
 
-    def judge(self, ask: Ask, pool: Pool, now: float) -> Verdict:
+    def judge(self, ask: AdmissionRequest, pool: AdmissionPool, now: float) -> AdmissionVerdict:
         """Refuse low priorities under load; an empty pool has no load."""
         priority = self._classes.priority(ask.slo_class)
         if priority >= self._min_priority:
@@ -52,7 +52,7 @@ class TierShed:
             f" < min={self._min_priority} load={load}"
         )
         can_fit = self._threshold >= 0  # below 0 even an idle pool is over the threshold
-        return Verdict(
+        return AdmissionVerdict(
             "refuse",
             reason,
             CODE if can_fit else NEVER_CODE,
@@ -60,12 +60,12 @@ class TierShed:
             can_fit=can_fit,
         )
 
-    def charge(self, ask: Ask, now: float) -> None:
+    def charge(self, ask: AdmissionRequest, now: float) -> None:
         """Charge nothing."""
 
-    def hold(self, ask: Ask, now: float) -> None:
+    def hold(self, ask: AdmissionRequest, now: float) -> None:
         """Hold nothing."""
 
-    def refill(self, ask: Ask, pool: Pool) -> tuple[str, float]:
+    def refill(self, ask: AdmissionRequest, pool: AdmissionPool) -> tuple[str, float]:
         """Return the pool's drain rate: computed tokens become room."""
         return "pool", pool.prefill_rate * pool.instances

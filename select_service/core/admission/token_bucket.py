@@ -11,10 +11,10 @@ from collections import OrderedDict
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from select_service.core.admission.policy_api import ADMIT, Verdict
+from select_service.core.admission.policy_api import ADMIT, AdmissionVerdict
 
 if TYPE_CHECKING:
-    from select_service.core.admission.policy_api import Ask, Facts, Pool
+    from select_service.core.admission.policy_api import AdmissionPool, AdmissionRequest, Facts
 
 DEFAULT_CAPACITY: Final = 10_000.0
 DEFAULT_REFILL_RATE: Final = 1_000.0
@@ -176,21 +176,21 @@ class TokenBucketPolicy:
         self._tenants = (
             TenantBuckets(capacity, refill_rate, tenants_max=tenants_max) if per_tenant else None
         )
-        self._refusal = Verdict("refuse", REASON, CODE)
-        self._never = Verdict("refuse", REASON, NEVER_CODE, can_fit=False)
+        self._refusal = AdmissionVerdict("refuse", REASON, CODE)
+        self._never = AdmissionVerdict("refuse", REASON, NEVER_CODE, can_fit=False)
 
     def bucket_of(self, tenant_id: str, t_us: int) -> TokenBucket:
         """Return the bucket a tenant's requests are charged to."""
         return self._only if self._tenants is None else self._tenants.of(tenant_id, t_us)
 
-    def judge(self, ask: Ask, pool: Pool, now: float) -> Verdict:
+    def judge(self, ask: AdmissionRequest, pool: AdmissionPool, now: float) -> AdmissionVerdict:
         """Refuse a request the bucket has too few tokens for; nothing is charged yet."""
         t_us = round(now * 1e6)
         if self._tenants is None and self._only.holds(ask.tokens, t_us):
             return ADMIT
         return self.judge_at(ask, t_us)
 
-    def judge_at(self, ask: Ask, t_us: int) -> Verdict:
+    def judge_at(self, ask: AdmissionRequest, t_us: int) -> AdmissionVerdict:
         """Judge at an exact time in microseconds."""
         bucket = self._only if self._tenants is None else self._tenants.of(ask.tenant_id, t_us)
         if bucket.holds(ask.tokens, t_us):
@@ -201,22 +201,22 @@ class TokenBucketPolicy:
         facts: Facts = {"tokens": ask.tokens, "limit": math.floor(bucket.tokens - bucket.held)}
         return self._refusal._replace(retry_in_s=bucket.filled_in_s(ask.tokens), facts=facts)
 
-    def charge(self, ask: Ask, now: float) -> None:
+    def charge(self, ask: AdmissionRequest, now: float) -> None:
         """Take a request's input tokens."""
         if self._tenants is None:
             self._only.tokens -= ask.tokens
             return
         self.charge_at(ask, round(now * 1e6))
 
-    def charge_at(self, ask: Ask, t_us: int) -> None:
+    def charge_at(self, ask: AdmissionRequest, t_us: int) -> None:
         """Take them at an exact time in microseconds."""
         self.bucket_of(ask.tenant_id, t_us).take(ask.tokens)
 
-    def hold(self, ask: Ask, now: float) -> HeldTokens:
+    def hold(self, ask: AdmissionRequest, now: float) -> HeldTokens:
         """Reserve a request's input tokens, so that no other waiting request is let in on them."""
         return HeldTokens(self.bucket_of(ask.tenant_id, round(now * 1e6)), ask.tokens)
 
-    def refill(self, ask: Ask, pool: Pool) -> tuple[str, float]:
+    def refill(self, ask: AdmissionRequest, pool: AdmissionPool) -> tuple[str, float]:
         """Return the bucket's refill rate."""
         line = "" if self._tenants is None else ask.tenant_id
         return f"bucket {line}", self._only.refill_rate

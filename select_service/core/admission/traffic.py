@@ -15,7 +15,7 @@ LEFT_SHARE_MIN: Final = 0.05
 """Share of the drain rate that counts as left over by the lines above, at least."""
 
 
-class Traffic:
+class AdmittedTraffic:
     """Exponentially weighted sums; they decay in steps, so adding is O(1).
 
     Args:

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from select_service.types import SelectRequest
 
 __all__ = [
+    "BatchMember",
     "BatchPlan",
     "Group",
-    "Member",
     "PlannedRank",
     "common_blocks",
     "even_share",
@@ -47,7 +47,7 @@ _MEMBERS_PER_STEP: Final = 64
 """Visited in one step; a µs each."""
 
 
-class Member(NamedTuple):
+class BatchMember(NamedTuple):
     """One sample of a wave."""
 
     number: int  # its position in the wave
@@ -60,7 +60,7 @@ class Member(NamedTuple):
 class Group(NamedTuple):
     """Members with a common prefix, sorted so that those with the most in common are adjacent."""
 
-    members: list[Member]
+    members: list[BatchMember]
     common: list[int]  # blocks in common with the previous member; 0 for the first
 
     @property
@@ -72,7 +72,7 @@ class Group(NamedTuple):
 class PlannedRank(NamedTuple):
     """Where a member should go."""
 
-    member: Member
+    member: BatchMember
     slot: int
     mate: int  # wave position of the member there with the longest common prefix; -1: none
     shared_blocks: int  # blocks of that prefix
@@ -85,7 +85,7 @@ def common_blocks(one: Prompt, other: Prompt, least: int = 0) -> int:
     return common if common >= least else 0
 
 
-def groups_of(members: Iterable[Member]) -> list[Group]:
+def groups_of(members: Iterable[BatchMember]) -> list[Group]:
     """Sort members with equal wishes into groups. O(n log n) comparisons."""
     groups: list[Group] = []
     ordered = sorted(members, key=lambda one: one.prompt.block_hashes)
@@ -104,7 +104,7 @@ def groups_of(members: Iterable[Member]) -> list[Group]:
     return groups
 
 
-def _wishes(member: Member) -> tuple[object, ...]:
+def _wishes(member: BatchMember) -> tuple[object, ...]:
     """Return what two members must have in common to be placed together."""
     rows, constraints = member.rows, member.request.routing_constraints
     preferred = () if constraints is UNSET else sorted(constraints.preferred_taints.items())
@@ -143,7 +143,7 @@ class BatchPlan:
     def __init__(
         self,
         partition: Partition,
-        members: Sequence[Member],
+        members: Sequence[BatchMember],
         *,
         load_limit: float,
         keep_together: int,
@@ -157,7 +157,7 @@ class BatchPlan:
         self.now = now
         self._rng = rng
         self.groups: list[Group] = []
-        self.prices: Callable[[Member], None] | None = None
+        self.prices: Callable[[BatchMember], None] | None = None
         """Called with each member before its candidates are priced; for a recorder."""
         size = partition.index.capacity
         self._placed = np.zeros(size, dtype=np.int64)  # requests of the wave, by slot
@@ -173,7 +173,7 @@ class BatchPlan:
         """
         kinds: dict[tuple[object, ...], int] = {}
         used = np.zeros(len(self._placed), dtype=bool)
-        alike: dict[tuple[int, bytes], list[Member]] = {}  # by wishes and first block
+        alike: dict[tuple[int, bytes], list[BatchMember]] = {}  # by wishes and first block
         for count, member in enumerate(self.members, 1):
             kind = kinds.setdefault(_wishes(member), len(kinds))
             if kind == len(kinds) - 1:
@@ -219,7 +219,7 @@ class BatchPlan:
             yield self._take(number, left, count, slot, float(cached[at]), last_at)
             left += count
 
-    def _price(self, member: Member) -> tuple[Floats, Floats]:
+    def _price(self, member: BatchMember) -> tuple[Floats, Floats]:
         """Return a prompt's cost on each of its rows without the wave, and its cached tokens."""
         if self.prices is not None:
             self.prices(member)
@@ -230,7 +230,7 @@ class BatchPlan:
         cost = terms.cost if preference is None else terms.cost * preference
         return cost, terms.cached_tokens
 
-    def _with_wave(self, base: Floats, rows: Rows, member: Member) -> Floats:
+    def _with_wave(self, base: Floats, rows: Rows, member: BatchMember) -> Floats:
         weights = member.weights
         prices: Floats = base + weights.decode_load_scale * self._decode[rows]
         if weights.context_load_scale:
@@ -240,7 +240,7 @@ class BatchPlan:
             prices += weights.prefill_load_scale / size * self._prefill[rows]
         return prices
 
-    def _prefix_price(self, group: Group, left: int, first: Member) -> float:
+    def _prefix_price(self, group: Group, left: int, first: BatchMember) -> float:
         if left + 1 >= len(group.members):
             return 0.0
         return first.weights.prefill_load_scale * min(group.common[left + 1 :])

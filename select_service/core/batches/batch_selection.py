@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import UNSET, Struct, UnsetType
 
-from select_service.core.admission.policy_api import Ask
+from select_service.core.admission.policy_api import AdmissionRequest
 from select_service.core.admission.queue import BatchSample, Planned
-from select_service.core.batches.batch_plan import BatchPlan, Member
+from select_service.core.batches.batch_plan import BatchMember, BatchPlan
 from select_service.core.changes import Hold
 from select_service.core.effects import NOTHING
 from select_service.errors import (
@@ -241,7 +241,7 @@ class RunningBatch:
             sample = self._samples[number]
             assert sample.read is not None
             assert sample.rows is not None
-            members.append(Member(number, sample.request, *sample.read[1:], sample.rows))
+            members.append(BatchMember(number, sample.request, *sample.read[1:], sample.rows))
         plan = BatchPlan(
             partition,
             members,
@@ -385,7 +385,9 @@ class RunningBatch:
             if sample.read is None or sample.read[0].admission is not keeper:
                 continue
             tenant = sample.request.fairness_id or sample.read[0].scope.tenant_id
-            asks.append(Ask(sample.read[1].isl_tokens, sample.request.slo_class or "", tenant))
+            asks.append(
+                AdmissionRequest(sample.read[1].isl_tokens, sample.request.slo_class or "", tenant)
+            )
         return keeper.never_fit_together(asks)
 
     def _answer(self) -> WaveAnswer:

@@ -17,8 +17,8 @@ from select_service.core.decisions.fleet_snapshot import FleetSnapshot
 from select_service.core.decisions.record import (
     SEEN,
     SIZE,
+    DecisionRecord,
     Odds,
-    Record,
 )
 from select_service.core.decisions.tenant_rings import TenantRings
 from select_service.core.ledger.loads import ranks_in
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from select_service.core.fleet.catalog import Catalog
     from select_service.core.observers import DecisionRecorder
     from select_service.core.partition import Partition
-    from select_service.core.pricing.placement import Match, Seen
+    from select_service.core.pricing.placement import PairMatch, Seen
     from select_service.core.pricing.weights import Weights
     from select_service.errors import ServiceError
     from select_service.types import CacheHit
@@ -107,7 +107,7 @@ class DecisionLog:
         )
         self.common: RecordRing | None = None if recorder is not None else self._rings.common
         """What `ring_of` returns as long as no tenant has a ring of its own."""
-        self._explained: dict[str, Record] = {}
+        self._explained: dict[str, DecisionRecord] = {}
         self._explained_bytes = 0
 
     def __len__(self) -> int:
@@ -154,7 +154,7 @@ class DecisionLog:
         odds: Odds | None = None,
         cache_hit: CacheHit | None = None,
         weights: Weights | None = None,
-    ) -> Record | None:
+    ) -> DecisionRecord | None:
         """Record a decision; return the record if it is to be explained.
 
         Args:
@@ -188,7 +188,7 @@ class DecisionLog:
             ticket, seen, rows, slot, now, odds, cache_hit, weights, lookout.told, more
         )
 
-    def note_explained(self, ticket: Ticket, record: Record) -> None:
+    def note_explained(self, ticket: Ticket, record: DecisionRecord) -> None:
         """Keep an explained record along with its booking, for repeats of that."""
         name, explained = ticket.reservation_id, self._explained
         if name is None:
@@ -201,7 +201,9 @@ class DecisionLog:
         while len(explained) > EXPLAINED_MAX or self._explained_bytes > EXPLAINED_BYTES_MAX:
             self._explained_bytes -= _whole_size(explained.pop(next(iter(explained))))
 
-    def paired(self, ticket: Ticket, seen: Seen, match: Match, now: float) -> Record | None:
+    def paired(
+        self, ticket: Ticket, seen: Seen, match: PairMatch, now: float
+    ) -> DecisionRecord | None:
         """Record the booking of a pair, or of the one rank that is cheaper."""
         plan, odds = match.plan, odds_of(ticket)
         odds.plan, odds.legs, odds.roles = plan, match.legs, ticket.partition.seating.roles
@@ -212,7 +214,7 @@ class DecisionLog:
             slot = plan.couple.decode_slot
         return self.keep(ticket, seen, plan.whole, slot, now, odds)
 
-    def refused(self, ticket: Ticket, refusal: ServiceError, now: float) -> Record | None:
+    def refused(self, ticket: Ticket, refusal: ServiceError, now: float) -> DecisionRecord | None:
         """Record a refusal before pricing, if it is a decision."""
         gate = refusal.gate if isinstance(refusal, AdmissionRefused) else None
         if gate is None and refusal.status not in _REFUSED:
@@ -264,7 +266,7 @@ class DecisionLog:
         name: str,
         tenants: frozenset[str] | None = None,
         aliases: frozenset[str] = frozenset(),
-    ) -> Record | None:
+    ) -> DecisionRecord | None:
         """Return the newest record of an id: a selection's, a reservation's, or one of ours.
 
         O(records), some 40 ns each: selections must not pay for an index.
@@ -281,9 +283,13 @@ class DecisionLog:
         kept = next((self._explained[one] for one in names if one in self._explained), None)
         if kept is None:
             kept = self._numbered(name)
-        return None if kept is None or not is_of(found := Record._make(kept), tenants) else found
+        return (
+            None
+            if kept is None or not is_of(found := DecisionRecord._make(kept), tenants)
+            else found
+        )
 
-    def _numbered(self, name: str) -> Record | None:
+    def _numbered(self, name: str) -> DecisionRecord | None:
         """Return the record of an id that neither a selection nor a reservation gave."""
         digits = name.removeprefix(PREFIX)
         if name == digits or not digits.isdecimal() or len(digits) > _DIGITS_MAX:
@@ -291,12 +297,12 @@ class DecisionLog:
         number = int(digits)
         return self._rings.numbered(number) if number < _NUMBERS_END else None
 
-    def explained(self, name: str) -> Record | None:
+    def explained(self, name: str) -> DecisionRecord | None:
         """Return the record behind a repeated booking."""
         found = self._explained.get(name)
-        return self.find(name) if found is None else Record._make(found)
+        return self.find(name) if found is None else DecisionRecord._make(found)
 
-    def newest_first(self) -> Iterator[Record]:
+    def newest_first(self) -> Iterator[DecisionRecord]:
         """Yield the records present now, except those evicted in the meantime.
 
         Later ones are left out.
@@ -309,7 +315,7 @@ class DecisionLog:
         for ring in self._rings:
             numbers = range(ring.next - 1, ring.next - 1 - len(ring), -1)
             found = [ring.numbered(number) for number in numbers]
-            records = [Record._make(one) for one in found if one is not None]
+            records = [DecisionRecord._make(one) for one in found if one is not None]
             assert [one.number for one in records] == list(numbers)
             before: list[bytes] = [one.seen[0] for one in records[1:]]
             columns = sum(len(one.seen[0]) for one in records[-1:])
@@ -376,17 +382,17 @@ def _text_bytes(text: str) -> int:
     return 160 + (len(text) if text.isascii() else _CHAR_BYTES * len(text))
 
 
-def _whole_size(record: Record) -> int:
+def _whole_size(record: DecisionRecord) -> int:
     return record[SIZE] + len(record[SEEN][0])
 
 
-def is_of(record: Record, tenants: frozenset[str] | None) -> bool:
+def is_of(record: DecisionRecord, tenants: frozenset[str] | None) -> bool:
     """Tell whether a record is of one of these tenants; None: any."""
     return tenants is None or record.seating.scope.tenant_id in tenants
 
 
 def only_scope(
-    record: Record, model_name: str | None, tenant_id: str | None, worker_id: int | None
+    record: DecisionRecord, model_name: str | None, tenant_id: str | None, worker_id: int | None
 ) -> bool:
     """Tell whether a record is of this model and tenant, and its chosen worker is this one."""
     scope = record.seating.scope
@@ -397,7 +403,7 @@ def only_scope(
     return worker_id is None or worker_id in chosen_workers(record)
 
 
-def chosen_workers(record: Record) -> list[int]:
+def chosen_workers(record: DecisionRecord) -> list[int]:
     """Return the workers a decision chose: none, one, or both of a pair."""
     slots, odds, seating = [record.slot], record.odds, record.seating
     if odds is not None and odds.plan is not None and odds.plan.mode == "disaggregated":
@@ -406,7 +412,7 @@ def chosen_workers(record: Record) -> list[int]:
     return [seating.seats[seating.at[slot]].worker_id for slot in slots if slot >= 0]
 
 
-def decision_id(record: Record) -> str:
+def decision_id(record: DecisionRecord) -> str:
     """Return the id a record is published under."""
     if record.selection_id is not None:
         return record.selection_id

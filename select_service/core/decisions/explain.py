@@ -1,7 +1,7 @@
 """Turns a record into the explanation of its decision: every rank's cost terms, and the winner.
 
 Nothing was computed for this when the decision was made; all of it is derived here on demand. A
-large fleet may be sent in slices (`Told.candidates`).
+large fleet may be sent in slices (`ExplainedRecord.candidates`).
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Literal
 
-    from select_service.core.decisions.record import Odds, RankState, Record
+    from select_service.core.decisions.record import DecisionRecord, Odds, RankState
     from select_service.core.decisions.shadow_regret import Side, Sighting
     from select_service.types.decisions import Excluded
 
 
-class Told:
+class ExplainedRecord:
     """One record, explained piece by piece."""
 
-    def __init__(self, record: Record, wall_offset: float, transfer_cost: float) -> None:
+    def __init__(self, record: DecisionRecord, wall_offset: float, transfer_cost: float) -> None:
         """Prepare the explanation of a record.
 
         Args:
@@ -211,7 +211,7 @@ class Told:
         return DecisionIndex(STREAM_STATES[state], lag, int(state == REPLAYING))
 
 
-def _shadow(sighting: Sighting, record: Record) -> DecisionShadow:
+def _shadow(sighting: Sighting, record: DecisionRecord) -> DecisionShadow:
     return DecisionShadow(
         weights=ShadowWeights(**sighting.weights._asdict()),
         agrees=sighting.agrees,
@@ -222,7 +222,7 @@ def _shadow(sighting: Sighting, record: Record) -> DecisionShadow:
     )
 
 
-def _shadow_choice(side: Side, record: Record) -> DecisionShadowChoice:
+def _shadow_choice(side: Side, record: DecisionRecord) -> DecisionShadowChoice:
     seating = record.seating
     seat = seating.seats[seating.at[side.slot]]
     return DecisionShadowChoice(
@@ -277,19 +277,19 @@ def _absent(worker_id: int, dp_rank: int, endpoint: str | None) -> Candidate:
     )
 
 
-def _route(record: Record) -> Literal["select", "select_and_reserve", "select_pair"]:
+def _route(record: DecisionRecord) -> Literal["select", "select_and_reserve", "select_pair"]:
     if record.odds is not None and record.odds.is_pair:
         return "select_pair"
     return "select" if record.reservation_id is None else "select_and_reserve"
 
 
-def _outcome(record: Record) -> Literal["placed", "refused", "cache_threshold"]:
+def _outcome(record: DecisionRecord) -> Literal["placed", "refused", "cache_threshold"]:
     if record.odds is not None and record.odds.refusal is not None:
         return "refused"
     return "placed" if record.slot >= 0 else "cache_threshold"
 
 
-def _prompt(record: Record) -> DecisionPrompt:
+def _prompt(record: DecisionRecord) -> DecisionPrompt:
     hashes = record.block_hashes
     return DecisionPrompt(
         isl_tokens=record.isl_tokens,
@@ -300,7 +300,7 @@ def _prompt(record: Record) -> DecisionPrompt:
     )
 
 
-def _admission(record: Record) -> DecisionAdmission | None:
+def _admission(record: DecisionRecord) -> DecisionAdmission | None:
     ask, said = record.ask, record.said
     if ask is None or said is None:
         return None

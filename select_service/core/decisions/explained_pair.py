@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
     from select_service.core.columns import Floats, Slots
     from select_service.core.decisions.explained_terms import RankTerms
-    from select_service.core.decisions.record import Record
+    from select_service.core.decisions.record import DecisionRecord
     from select_service.core.pricing.pair import WorkerPair
 
 
 class PairTerms:
     """The legs of one record, as columns by seat; nan where a rank cannot be that leg."""
 
-    def __init__(self, record: Record, terms: RankTerms, transfer_cost: float) -> None:
+    def __init__(self, record: DecisionRecord, terms: RankTerms, transfer_cost: float) -> None:
         odds = record.odds
         assert odds is not None
         assert odds.plan is not None

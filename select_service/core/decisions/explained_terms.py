@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from select_service.core.columns import Floats
-    from select_service.core.decisions.record import Record
+    from select_service.core.decisions.record import DecisionRecord
     from select_service.core.pricing.cost import Terms
 
 __all__ = ["RankTerms"]
@@ -36,7 +36,7 @@ class RankTerms:
         cost: With preferences.
     """
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: DecisionRecord) -> None:
         """Compute the terms; some 50 µs, plus a µs for every ten differing sets of taints."""
         slots = record.seating.slots
         self._record, self._loads = record, unpacked(record.seen[0])
@@ -64,7 +64,7 @@ class RankTerms:
         return terms_of(*asked, positions if len(positions) else None)
 
 
-def _considered(record: Record, rows: int) -> NDArray[np.bool_]:
+def _considered(record: DecisionRecord, rows: int) -> NDArray[np.bool_]:
     """Return the candidates, by slot."""
     mask = np.zeros(rows, dtype=np.bool_)
     if record.rows is not None and not (record.odds is not None and record.odds.is_threshold):
@@ -72,7 +72,7 @@ def _considered(record: Record, rows: int) -> NDArray[np.bool_]:
     return mask
 
 
-def _factors(record: Record) -> Floats | None:
+def _factors(record: DecisionRecord) -> Floats | None:
     """Return the factor of preferred taints on each cost; None: none are preferred."""
     odds = record.odds
     if odds is None or odds.pinned is not None or odds.constraints is None:

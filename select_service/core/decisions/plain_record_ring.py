@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from select_service.core.admission.queue import Ticket
     from select_service.core.columns import Rows
     from select_service.core.decisions.fleet_snapshot import FleetSnapshot
-    from select_service.core.decisions.record import Look, Odds, Record
+    from select_service.core.decisions.record import DecisionRecord, Look, Odds
     from select_service.core.pricing.placement import Placement, Seen
     from select_service.core.pricing.weights import Weights
     from select_service.types import CacheHit
@@ -61,7 +61,7 @@ class RecordRing:
         self.next = first
         self._count_max = count_max if bytes_max else 0
         self._bytes_max = bytes_max
-        self._ring: deque[Record] = deque()
+        self._ring: deque[DecisionRecord] = deque()
         self._columns = b""  # of the newest record
 
     def __len__(self) -> int:
@@ -79,7 +79,7 @@ class RecordRing:
         weights: Weights,
         lookout: Look,
         more: int,
-    ) -> Record | None:
+    ) -> DecisionRecord | None:
         """Keep a decision's record, evicting the oldest; return it if it is to be explained."""
         prompt, request, ask = ticket.prompt, ticket.request, ticket.asked
         block_hashes, selection_id = prompt.block_hashes, request.selection_id
@@ -103,7 +103,7 @@ class RecordRing:
         if cache_hit is not None:
             size += _HIT_BYTES
         # fmt: off
-        record: Record = (  # type: ignore[assignment]
+        record: DecisionRecord = (  # type: ignore[assignment]
             self.next, now, ticket.since, lookout, rows, seen, block_hashes, prompt.blocks,
             prompt.isl_tokens, weights, slot, selection_id, reservation_id, odds, ask, ticket.said,
             cache_hit, size,
@@ -159,7 +159,7 @@ class RecordRing:
             if not ring or ring[0][SEEN][0] is not columns:
                 self.bytes -= len(columns)
 
-    def numbered(self, number: int) -> Record | None:
+    def numbered(self, number: int) -> DecisionRecord | None:
         """Return the record of a number, if it is still kept."""
         at = number - (self.next - len(self._ring))
         return self._ring[at] if 0 <= at < len(self._ring) else None

@@ -18,12 +18,12 @@ from indexer.types import HASH_BYTES
 
 if TYPE_CHECKING:
     from indexer.types import PackedHashes, Scope
-    from select_service.core.admission.gate import Decision as GateDecision
-    from select_service.core.admission.policy_api import Ask
+    from select_service.core.admission.gate import AdmissionDecision as GateDecision
+    from select_service.core.admission.policy_api import AdmissionRequest
     from select_service.core.columns import Rows, Slots
     from select_service.core.decisions.shadow_regret import Sighting
     from select_service.core.fleet.roles import Legs, Roles
-    from select_service.core.pricing.pair import Plan
+    from select_service.core.pricing.pair import PairPlan
     from select_service.core.pricing.placement import Seen
     from select_service.core.pricing.weights import Weights
     from select_service.types import CacheHit, PinnedWorker, RoutingConstraints
@@ -99,7 +99,7 @@ class Odds(Struct, gc=False):
     is_pair: bool = False  # whether the request could take a pair
     in_wave: bool = False  # its rank was planned for the whole wave
     in_session: bool = False  # its rank is its session's
-    plan: Plan | None = None  # of a pair
+    plan: PairPlan | None = None  # of a pair
     legs: Legs | None = None
     roles: Roles | None = None
     shadow: Sighting | None = None  # the choice of the shadow weights, if it was scored
@@ -109,7 +109,7 @@ Look: TypeAlias = "tuple[RankStates, bytes, bytes]"
 """The seating; by seat, states of event streams and wall times of their last batches (doubles)."""
 
 
-class Record(NamedTuple):
+class DecisionRecord(NamedTuple):
     """One decision. The ring makes and holds plain tuples of these members, in a third of the time.
 
     Nothing it references leads back to it, so it is freed with its last reference.
@@ -129,7 +129,7 @@ class Record(NamedTuple):
     selection_id: str | None
     reservation_id: str | None
     odds: Odds | None
-    ask: Ask | None  # the request as a gate saw it, if there was one
+    ask: AdmissionRequest | None  # the request as a gate saw it, if there was one
     said: GateDecision | None  # and the gate's decision
     cache_hit: CacheHit | None  # its hit rate and threshold, if one was in force
     size: int  # the bytes it is charged with, without its columns

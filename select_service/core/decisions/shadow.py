@@ -48,7 +48,7 @@ _STEP: Final = 0.6180339887498949
 follow no period of the traffic. Drawing random numbers would change the live decisions."""
 
 
-class Budget:
+class TimeBudget:
     """A time budget: it accrues at a share of the time that passes, and measured time is deducted.
 
     Attributes:
@@ -108,7 +108,7 @@ class Shadowing:
         """
         self._config = config
         self._partitions = partitions
-        self.budget = Budget(clock)
+        self.budget = TimeBudget(clock)
         self.live = weights_in_force(config, None)
         self.shadow: Shadow | None = None
         self.scored = 0
@@ -181,7 +181,7 @@ class Shadow:
 
     def watch(
         self, ticket: Ticket, rows: Rows, matches: Matches | None, now: float, rng: random.Random
-    ) -> Watch | None:
+    ) -> ShadowScoring | None:
         """Begin to score a decision before the live choice; None: not this time, and counted.
 
         Args:
@@ -212,7 +212,7 @@ class Shadow:
             dice = None
             if weights.temperature > 0.0:
                 dice = self._copied(rng)
-            return Watch(self, ticket, rows, matches, weights, dice, now)
+            return ShadowScoring(self, ticket, rows, matches, weights, dice, now)
         return None
 
     def _copied(self, rng: random.Random) -> random.Random:
@@ -231,7 +231,7 @@ class Shadow:
         self._room.note(seen)
 
 
-class Watch:
+class ShadowScoring:
     """One decision being scored; to be scored before anything is booked."""
 
     __slots__ = ("_dice", "_now", "_rows", "_shadow", "_ticket", "_weights", "matches")

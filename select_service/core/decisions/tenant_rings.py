@@ -10,7 +10,7 @@ from __future__ import annotations
 from heapq import merge
 from typing import TYPE_CHECKING, Final
 
-from select_service.core.decisions.record import Record
+from select_service.core.decisions.record import DecisionRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -149,34 +149,34 @@ class TenantRings:
 
     # -- reading -------------------------------------------------------------------------------
 
-    def numbered(self, number: int) -> Record | None:
+    def numbered(self, number: int) -> DecisionRecord | None:
         """Return the record of a number, if it is still kept."""
         found = (ring.numbered(number) for ring in self)
         kept = next((one for one in found if one is not None), None)
-        return None if kept is None else Record._make(kept)
+        return None if kept is None else DecisionRecord._make(kept)
 
-    def named(self, names: frozenset[str]) -> Iterator[Record]:
+    def named(self, names: frozenset[str]) -> Iterator[DecisionRecord]:
         """Yield the records with any of these ids, newest first."""
         found = [
-            Record._make(kept)
+            DecisionRecord._make(kept)
             for ring in self
             for number in ring.numbers_of(names)
             if (kept := ring.numbered(number)) is not None
         ]
         return iter(sorted(found, key=_age))
 
-    def newest_first(self) -> Iterator[Record]:
+    def newest_first(self) -> Iterator[DecisionRecord]:
         """Yield the records present now, except those evicted in the meantime."""
         rings = [_newest_of(ring, ring.next - 1, len(ring)) for ring in self]
         return rings[0] if len(rings) == 1 else merge(*rings, key=_age)
 
 
-def _newest_of(ring: RecordRing, newest: int, count: int) -> Iterator[Record]:
+def _newest_of(ring: RecordRing, newest: int, count: int) -> Iterator[DecisionRecord]:
     for number in range(newest, newest - count, -1):
         record = ring.numbered(number)
         if record is not None:
-            yield Record._make(record)
+            yield DecisionRecord._make(record)
 
 
-def _age(record: Record) -> tuple[float, int]:
+def _age(record: DecisionRecord) -> tuple[float, int]:
     return -record.at, -record.number

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from indexer.types import WorkerRank
     from select_service.core.counters import Counters
     from select_service.core.decisions.trust_factors import RankTrust, Reason
-    from select_service.core.ledger.reservation_ids import Booking, ReservationIds
+    from select_service.core.ledger.reservation_ids import LiveReservation, ReservationIds
     from select_service.core.membership import Membership
     from select_service.core.partition import Partition
     from select_service.types import TrustSettings
@@ -180,7 +180,7 @@ class TrustMonitor:
         if stream is not None:
             partition.trust.void(slot, stream.clearings, now)
 
-    def _booking(self, name: str) -> Booking | None:
+    def _booking(self, name: str) -> LiveReservation | None:
         """Return the reservation that computes the prompt: of a pair, the prefill leg."""
         legs = self._bookings.legs(name) if self._bookings.pairs else []
         if not legs:
@@ -392,7 +392,7 @@ class TrustMonitor:
         )
 
 
-def _predicted(booking: Booking) -> int | None:
+def _predicted(booking: LiveReservation) -> int | None:
     """Return the cached tokens predicted by a selection here; None: there was no prediction.
 
     For a distrusted rank this is what its index says, not what was credited: otherwise it could

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from indexer.types import Scope, WorkerRank
 from select_service.core.diagnostics import causes
 from select_service.core.diagnostics.fleet_checks import (
-    Endpoints,
+    EndpointOwners,
     Habits,
     WallClock,
     look_at_replicas,
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from select_service.core.admission.load_reports import LoadReports
     from select_service.core.counters import Counters, ReplicaCounters
     from select_service.core.diagnostics.causes import Cause
-    from select_service.core.diagnostics.prompt_sample import Sampler
-    from select_service.core.diagnostics.suspicions import Change
+    from select_service.core.diagnostics.prompt_sample import PromptSampler
+    from select_service.core.diagnostics.suspicions import FindingChange
     from select_service.core.fleet.catalog import Catalog
     from select_service.core.membership import Membership
     from select_service.core.routing.read import RequestReader
@@ -61,7 +61,7 @@ class Examiner:
         catalog: Catalog,
         membership: Membership,
         reader: RequestReader,
-        sampler: Sampler,
+        sampler: PromptSampler,
         counters: Counters,
         replica_counters: ReplicaCounters,
         reports: LoadReports,
@@ -84,7 +84,7 @@ class Examiner:
         self._past_missing: set[Owner] = set()
         self.suspicions = Suspicions(limits.findings_max)
         self.rounds = 0
-        self.changes: list[Change] = []  # of the last round
+        self.changes: list[FindingChange] = []  # of the last round
 
     def round(
         self,
@@ -140,7 +140,7 @@ class Examiner:
     def _look_at_streams(
         self, now: float, wall_now: float, link_of: Callable[[EventStream], LinkState | None]
     ) -> Iterator[None]:
-        endpoints = Endpoints()
+        endpoints = EndpointOwners()
         watches = self._watches
         seen: set[WorkerRank] = set()
         stored: dict[Owner, int] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from select_service.core.diagnostics import causes
-from select_service.core.diagnostics.growth import Growth
+from select_service.core.diagnostics.growth import CounterGrowth
 from select_service.types.doctor import Subject
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ NAMED_MAX: Final = 8
 Suspect = tuple["Cause", Subject, str]
 
 
-class Endpoints:
+class EndpointOwners:
     """Who names which endpoint; two servers cannot share one."""
 
     def __init__(self) -> None:
@@ -151,7 +151,7 @@ class Habits:
         self._reader = reader
         self._counters = counters
         self._replicas = replicas
-        self._growth = Growth(self._counts(), now)
+        self._growth = CounterGrowth(self._counts(), now)
 
     def _counts(self) -> tuple[int, ...]:
         counters = self._counters

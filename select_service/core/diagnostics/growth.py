@@ -8,7 +8,7 @@ WINDOW_S: Final = 60.0
 """Growth is told over the last one to two of these; what went well again is forgotten by then."""
 
 
-class Growth:
+class CounterGrowth:
     """Growth of one set of counters that only go up."""
 
     __slots__ = ("_older", "_rotated_at", "_younger")

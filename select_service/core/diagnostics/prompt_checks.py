@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from indexer.core.index import KvIndex
     from select_service.core.diagnostics.causes import Cause
-    from select_service.core.diagnostics.prompt_sample import Sample
+    from select_service.core.diagnostics.prompt_sample import PromptSample
 
 SETTLE_S: Final = 30.0
 """An engine has told of a prompt by then: it waited, computed, and its step was published."""
@@ -60,12 +60,12 @@ NAMESPACES_MAX: Final = 8
 Owner = Scope | tuple[Scope, WorkerRank]
 
 
-class Verdict(NamedTuple):
+class PromptVerdict(NamedTuple):
     """A prompt that came again."""
 
     at: float
     is_hit: bool
-    sample: Sample
+    sample: PromptSample
     stored: int  # blocks the owner had ever reported by then
 
 
@@ -74,10 +74,10 @@ class PromptChecks:
 
     def __init__(self) -> None:
         self._seen: dict[tuple[Owner, bytes], float] = {}
-        self._verdicts: dict[Owner, deque[Verdict]] = {}
+        self._verdicts: dict[Owner, deque[PromptVerdict]] = {}
         self._misread: dict[Scope, tuple[int, float]] = {}  # prompts whose salt is, and the last
 
-    def judge(self, sample: Sample, index: KvIndex, stored: Mapping[Owner, int]) -> None:
+    def judge(self, sample: PromptSample, index: KvIndex, stored: Mapping[Owner, int]) -> None:
         """Look whether what a prompt needs is there, if it has been asked for before."""
         rank = WorkerRank(sample.worker_id, sample.dp_rank)
         if is_ambiguous_salt(sample.namespace.cache_salt):
@@ -100,13 +100,13 @@ class PromptChecks:
         while len(self._seen) > SEEN_MAX:
             del self._seen[next(iter(self._seen))]
 
-    def _note_misread(self, sample: Sample) -> None:
+    def _note_misread(self, sample: PromptSample) -> None:
         count, _ = self._misread.pop(sample.scope, (0, 0.0))
         self._misread[sample.scope] = count + 1, sample.at
         if len(self._misread) > OWNERS_MAX:
             del self._misread[next(iter(self._misread))]
 
-    def _note(self, owner: Owner, sample: Sample, stored: int, *, is_hit: bool) -> None:
+    def _note(self, owner: Owner, sample: PromptSample, stored: int, *, is_hit: bool) -> None:
         verdicts = self._verdicts.get(owner)
         if verdicts is None:
             verdicts = self._verdicts[owner] = deque(maxlen=VERDICTS_MAX)
@@ -114,7 +114,7 @@ class PromptChecks:
                 del self._verdicts[next(iter(self._verdicts))]
         if is_hit and verdicts and verdicts[-1].is_hit:
             verdicts.pop()  # one hit is enough
-        verdicts.append(Verdict(sample.at, is_hit, sample, stored))
+        verdicts.append(PromptVerdict(sample.at, is_hit, sample, stored))
 
     def suspects(
         self,
@@ -157,7 +157,7 @@ class PromptChecks:
                 )
             yield owner, cause, _told(misses)
 
-    def _misses(self, owner: Owner, stored: int, now: float) -> list[Sample]:
+    def _misses(self, owner: Owner, stored: int, now: float) -> list[PromptSample]:
         """The prompts of an owner that matches nothing although it tells of blocks; else none."""
         verdicts = self._verdicts.get(owner)
         if verdicts is None:
@@ -186,7 +186,7 @@ def _holds(index: KvIndex, beginning: bytes, slot: int | None) -> bool:
     return any((matches.slots(mask) == slot).any() for mask in whole)
 
 
-def _tried(index: KvIndex, misses: list[Sample], slot: int | None) -> Cause | None:
+def _tried(index: KvIndex, misses: list[PromptSample], slot: int | None) -> Cause | None:
     """Find a way in which a prompt matches after all.
 
     Where events carry the very salt and adapter of a request both sides call them the same: that
@@ -208,7 +208,7 @@ def _tried(index: KvIndex, misses: list[Sample], slot: int | None) -> Cause | No
     return None
 
 
-def _is_misread(index: KvIndex, sample: Sample) -> bool:
+def _is_misread(index: KvIndex, sample: PromptSample) -> bool:
     """Whether a prompt is in the index with its salt taken for a media item."""
     adapter, salt = sample.namespace
     mm_hash = media_hash(salt)
@@ -228,7 +228,7 @@ def _would_match(index: KvIndex, tokens: list[int], namespace: Namespace, slot: 
     return _holds(index, block_hashes(tokens, index.block_size, namespace=namespace), slot)
 
 
-def _guessed(index: KvIndex, misses: list[Sample]) -> Cause:
+def _guessed(index: KvIndex, misses: list[PromptSample]) -> Cause:
     """The likeliest cause of what cannot be proven."""
     if any(one.form != "hashes" for one in misses):
         return causes.TOKEN_MISMATCH
@@ -238,6 +238,6 @@ def _guessed(index: KvIndex, misses: list[Sample]) -> Cause:
     return causes.HASH_MISMATCH
 
 
-def _told(misses: list[Sample]) -> str:
+def _told(misses: list[PromptSample]) -> str:
     different = len({one.beginning for one in misses})
     return f"{len(misses)} prompts came again ({different} different ones), and none matched"

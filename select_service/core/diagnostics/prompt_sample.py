@@ -26,7 +26,7 @@ BEGINNING_TOKENS: Final = 16
 Form = Literal["tokens", "media", "hashes"]
 
 
-class Sample(Struct, frozen=True, gc=False):
+class PromptSample(Struct, frozen=True, gc=False):
     """One prompt that was placed."""
 
     scope: Scope
@@ -43,7 +43,7 @@ class Sample(Struct, frozen=True, gc=False):
     end: bytes = b""  # hash of its last block, to tell chains of blocks apart
 
 
-class Sampler:
+class PromptSampler:
     """Takes samples while it may.
 
     Attributes:
@@ -54,7 +54,7 @@ class Sampler:
 
     def __init__(self) -> None:
         self.left = 0
-        self.samples: list[Sample] = []
+        self.samples: list[PromptSample] = []
 
     def take(
         self, scope: Scope, request: SelectRequest, prompt: Prompt, placement: Placement, now: float
@@ -69,7 +69,7 @@ class Sampler:
         named = form != "hashes"
         salt = request.cache_salt or request.cache_namespace or ""
         self.samples.append(
-            Sample(
+            PromptSample(
                 scope,
                 placement.worker.worker_id,
                 placement.dp_rank,
@@ -85,7 +85,7 @@ class Sampler:
             )
         )
 
-    def drain(self, samples_max: int) -> list[Sample]:
+    def drain(self, samples_max: int) -> list[PromptSample]:
         """Hand over what was taken, and take so many more from now on."""
         samples, self.samples, self.left = self.samples, [], samples_max
         return samples

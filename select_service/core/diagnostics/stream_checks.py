@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from indexer.types import SOCKET_BYTES_FACTOR
 from select_service.core.diagnostics import causes
-from select_service.core.diagnostics.growth import Growth
+from select_service.core.diagnostics.growth import CounterGrowth
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -110,7 +110,7 @@ class StreamChecks:
     def __init__(self, stream: EventStream, connections: int, requests: int, now: float) -> None:
         self.stream = stream
         self.known_since = now
-        self._lives = Growth(_lives(stream.tallies, connections), now)
+        self._lives = CounterGrowth(_lives(stream.tallies, connections), now)
         self._asks = 0  # prompts sent since its last message
         # distinct ones: a health check that repeats one prompt all day, and sends it nowhere, is no
         # sign
@@ -119,9 +119,9 @@ class StreamChecks:
         self._requests = requests  # earlier ones may be of another life, and fully computed
         self._heard_at: float | None = None
         self._link_since = now
-        self._usable = Run()
-        self._readable = Run()
-        self._answered = Run()
+        self._usable = FailureRun()
+        self._readable = FailureRun()
+        self._answered = FailureRun()
         self._lost = self._batches = 0
         self._long = 0  # messages that were too long, and when the last one came
         self._long_at: float | None = None
@@ -306,7 +306,7 @@ class StreamChecks:
             yield causes.CLOCK_SKEW, f"the time of its events is {abs(skew_s):.0f} s {how} ours"
 
 
-class Run:
+class FailureRun:
     """How often something went wrong since it last went well."""
 
     __slots__ = ("_bad", "_good", "_length", "_since")

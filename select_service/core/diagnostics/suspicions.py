@@ -27,7 +27,7 @@ class _Suspicion(NamedTuple):
     since: float
 
 
-class Change(NamedTuple):
+class FindingChange(NamedTuple):
     """A finding that has come, or gone."""
 
     code: str
@@ -57,10 +57,10 @@ class Suspicions:
         before = self._before.get(key)
         self._now[key] = _Suspicion(cause, subject, what, now if before is None else before.since)
 
-    def conclude(self, now: float) -> Generator[None, None, list[Change]]:
+    def conclude(self, now: float) -> Generator[None, None, list[FindingChange]]:
         """End a round, with a pause after each suspicion; return what has come and gone by it."""
         told: dict[str, dict[Subject, _Suspicion]] = {}
-        changes: list[Change] = []
+        changes: list[FindingChange] = []
         for one in self._now.values():
             code, subject = one.cause.code, one.subject
             if now - one.since >= one.cause.after_s:
@@ -106,8 +106,8 @@ class Suspicions:
         return {code: len(self._told.get(code, ())) for code in _ORDER}
 
 
-def _change(one: _Suspicion, *, is_there: bool) -> Change:
-    return Change(one.cause.code, one.cause.severity, one.subject, one.what, is_there)
+def _change(one: _Suspicion, *, is_there: bool) -> FindingChange:
+    return FindingChange(one.cause.code, one.cause.severity, one.subject, one.what, is_there)
 
 
 def _finding(one: _Suspicion, now: float) -> Finding:

@@ -30,7 +30,7 @@ class Unready(NamedTuple):
     """It will never run again: its state is kept for the grace only."""
 
 
-class Plan(NamedTuple):
+class RosterPlan(NamedTuple):
     """The changes to apply, in this order."""
 
     removed: list[int]
@@ -88,7 +88,7 @@ class Roster:
         catalog: Catalog,
         now: float,
         unready: Mapping[int, Unready] | None = None,
-    ) -> Plan:
+    ) -> RosterPlan:
         """Compare; O(workers).
 
         Args:
@@ -97,7 +97,7 @@ class Roster:
             now: monotonic seconds.
             unready: workers that are listed and may not be chosen; unknown ones are not registered.
         """
-        plan = Plan([], [], [], [])
+        plan = RosterPlan([], [], [], [])
         for worker_id, spec in named.items():
             known = catalog.find(worker_id)
             if known is not None and known.source != self.source and not known.is_absent:

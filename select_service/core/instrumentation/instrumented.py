@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from select_service.core.instrumentation.marks import MarkRecorder
     from select_service.core.instrumentation.recorder import Recorder
 
-__all__ = ["Watch"]
+__all__ = ["CoreObservers"]
 
 
-class Watch(Struct, frozen=True):
+class CoreObservers(Struct, frozen=True):
     """The observers of a core."""
 
     recorder: MarkRecorder | None = None

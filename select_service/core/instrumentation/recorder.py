@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Protocol
 
-from select_service.core.recording.items import Gap, Life
+from select_service.core.recording.items import Gap, ReservationStep
 from select_service.core.recording.notes import (
     BirthNote,
     ChangeNote,
@@ -184,7 +184,9 @@ class Recorder:
         self, what: str, name: str, now: float, amount: int = 0, fraction: float | None = None
     ) -> None:
         """Note a step in the life of a reservation."""
-        self.sink.put(Life(now, what, name, amount=amount, fraction=fraction), LIFE_BYTES)
+        self.sink.put(
+            ReservationStep(now, what, name, amount=amount, fraction=fraction), LIFE_BYTES
+        )
 
     # -- batches ---------------------------------------------------------------------------------
 

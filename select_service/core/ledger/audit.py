@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     from select_service.core.ledger.active_blocks import ActiveBlocks
     from select_service.core.ledger.ledger import Ledger
-    from select_service.core.ledger.reservation import Reservation
+    from select_service.core.ledger.reservation import LedgerReservation
 
-__all__ = ["Difference", "audit"]
+__all__ = ["LedgerDifference", "audit"]
 
 STEPS_PER_TURN: Final = 256
 """Reservations, runs of their blocks, and `BLOCKS_PER_STEP` each visited in one go: some 100 µs."""
@@ -31,7 +31,7 @@ BLOCKS_PER_STEP: Final = 16
 Column = Literal["requests", "computing", "prefill", "decode", "context"]
 
 
-class Difference(NamedTuple):
+class LedgerDifference(NamedTuple):
     """A value that does not add up."""
 
     slot: int | None  # None: over all slots
@@ -51,7 +51,7 @@ class _Sums:
         self._values: set[int] = set()
         self._requests = self._computing = self._prefill = self._context = 0
 
-    def add(self, reservation: Reservation) -> None:
+    def add(self, reservation: LedgerReservation) -> None:
         self._requests += 1
         self._context += _attended(reservation)
         if not reservation.prefill_done:
@@ -84,14 +84,14 @@ class _Sums:
         }
 
 
-def _attended(reservation: Reservation) -> int:
+def _attended(reservation: LedgerReservation) -> int:
     """The blocks a request attends to, plus its fixed weight; see `SlotLoads.context`."""
     blocks, fraction = reservation.prompt_blocks, reservation.output_fraction
     blocks += reservation.output_blocks
     return blocks if fraction == 1.0 else rounded(fraction * blocks)
 
 
-def audit(ledger: Ledger) -> Iterator[Difference | None]:
+def audit(ledger: Ledger) -> Iterator[LedgerDifference | None]:
     """Yield what does not add up, and None whenever others may have a turn.
 
     Changes during such a turn are not differences: a slot that seems to differ is checked once more
@@ -110,13 +110,13 @@ def audit(ledger: Ledger) -> Iterator[Difference | None]:
     yield from _totals(ledger)
 
 
-def _differences(ledger: Ledger, slot: int) -> list[Difference]:
+def _differences(ledger: Ledger, slot: int) -> list[LedgerDifference]:
     sums = _Sums(ledger.blocks, ledger.lane_of(slot))
     for reservation in ledger.reservations_on(slot):
         sums.add(reservation)
     carried, recomputed = _carried(ledger, slot), _load(ledger, slot, sums)
     return [
-        Difference(slot, what, carried[what], recomputed[what])
+        LedgerDifference(slot, what, carried[what], recomputed[what])
         for what in carried
         if carried[what] != recomputed[what]
     ]
@@ -138,7 +138,7 @@ def _carried(ledger: Ledger, slot: int) -> dict[Column, int]:
     }
 
 
-def _totals(ledger: Ledger) -> list[Difference]:
+def _totals(ledger: Ledger) -> list[LedgerDifference]:
     """Compare the totals over all slots with the sums of the columns. O(slots)."""
     loads = ledger.loads
     totals: tuple[tuple[Column, int, int], ...] = (
@@ -146,4 +146,6 @@ def _totals(ledger: Ledger) -> list[Difference]:
         ("computing", loads.prefilling, int(loads.computing.sum())),
         ("prefill", loads.prefill_backlog, sum(loads.prefill_left)),
     )
-    return [Difference(None, what, kept, slots) for what, kept, slots in totals if kept != slots]
+    return [
+        LedgerDifference(None, what, kept, slots) for what, kept, slots in totals if kept != slots
+    ]

@@ -15,7 +15,7 @@ from select_service.core.tenancy.shares import Shares, prefix_in
 from select_service.core.tenancy.tenant_parts import TenantParts
 
 if TYPE_CHECKING:
-    from select_service.core.ledger.reservation import Reservation
+    from select_service.core.ledger.reservation import LedgerReservation
 
 LAPSED_MAX: Final = 4096
 """Names remembered, newest first: enough to detect the problem, not to count every case."""
@@ -34,7 +34,7 @@ class ExpiredIds:
         bound = shares.bound("lapsed_ids", lambda: LAPSED_MAX, by_prefix=True)
         self._rows: TenantParts[_Row] = TenantParts(shares, bound, dict)
 
-    def note(self, reservation: Reservation) -> None:
+    def note(self, reservation: LedgerReservation) -> None:
         """Note a reservation that was silent for its time to live, or that of its lease."""
         given = reservation.reservation_id, reservation.selection_id, reservation.pair
         called = tuple({name: None for name in given if name is not None})

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sized
 
     from select_service.core.changes import Changes
-    from select_service.core.ledger.reservation import Reservation, SlotGeneration
+    from select_service.core.ledger.reservation import LedgerReservation, SlotGeneration
     from select_service.types import CoreLimits
 
 ENDED_MEMORY_S: Final = 600.0
@@ -203,7 +203,7 @@ class Leases:
 
     # -- reservations of a lease ---------------------------------------------------------------
 
-    def join(self, lease: Lease, reservation: Reservation) -> None:
+    def join(self, lease: Lease, reservation: LedgerReservation) -> None:
         """Let a reservation live and end with an open lease."""
         assert lease.is_open
         assert not reservation.ttl_s, "it has no deadline of its own"
@@ -217,7 +217,7 @@ class Leases:
         for owner, born in adopts:
             lease.ancestors[owner] = max(born, lease.ancestors.get(owner, 0))
 
-    def leave(self, reservation: Reservation) -> None:
+    def leave(self, reservation: LedgerReservation) -> None:
         """Remove an ended reservation from its lease; idempotent."""
         lease = reservation.lease
         if lease is not None:
@@ -274,7 +274,7 @@ class Leases:
         """When `expire` may next have something to do; infinity if nothing can expire."""
         return self._deadlines.next()
 
-    def left_behind(self, lease: Lease | None = None) -> Reservation | None:
+    def left_behind(self, lease: Lease | None = None) -> LedgerReservation | None:
         """Return a reservation left by an ended lease (None: by any), until it `leave`s."""
         if lease is None:
             lease = next(iter(self._leaving), None)

@@ -19,7 +19,7 @@ from select_service.core.ledger.deadlines import Deadlines
 from select_service.core.ledger.drain_meter import PRIOR_TOKENS_PER_S
 from select_service.core.ledger.exact_sums import rounded
 from select_service.core.ledger.output_blocks import OutputBlocks
-from select_service.core.ledger.reservation import Reservation
+from select_service.core.ledger.reservation import LedgerReservation
 from select_service.core.ledger.slot_generations import SlotGenerations
 from select_service.core.ledger.slot_loads import LOOK_EVERY_S, SlotLoads
 
@@ -70,7 +70,7 @@ class Ledger:
         self.first_blocks: Container[bytes] = self.blocks.root.children
         """The first blocks of all booked prompts: others share nothing with any."""
         self._outputs = OutputBlocks(self.blocks)
-        self._deadlines: Deadlines[Reservation] = Deadlines()
+        self._deadlines: Deadlines[LedgerReservation] = Deadlines()
         self._all_lanes = SlotGenerations(self.blocks.counts)
         self._lanes = self._all_lanes.by_slot
 
@@ -101,7 +101,7 @@ class Ledger:
         isl_tokens: int = 0,
         ttl_s: float = 0.0,
         fairness_id: str = "",
-    ) -> Reservation:
+    ) -> LedgerReservation:
         """Book a request on a slot below the capacity; the id must not be live in this ledger.
 
         `sequence_hashes` may hold any values in any order. O(nodes on the path of the chain), plus
@@ -113,7 +113,7 @@ class Ledger:
         chain = self.blocks.acquire(sequence_hashes, number)
         # a prompt shorter than a block still counts
         blocks = (len(sequence_hashes) // HASH_BYTES or 1) + self.sequence_blocks
-        reservation = booked[reservation_id] = Reservation(
+        reservation = booked[reservation_id] = LedgerReservation(
             reservation_id,
             slot,
             lane,
@@ -166,7 +166,7 @@ class Ledger:
         return reservation
 
     def prefill_complete(
-        self, reservation: Reservation, now: float, *, is_news: bool = True
+        self, reservation: LedgerReservation, now: float, *, is_news: bool = True
     ) -> None:
         """The prompt is computed: its tokens leave P, its blocks stay. Idempotent.
 
@@ -210,7 +210,7 @@ class Ledger:
             ):
                 changes.note(slot)
 
-    def fade_prefill(self, reservation: Reservation, tokens: int) -> None:
+    def fade_prefill(self, reservation: LedgerReservation, tokens: int) -> None:
         """Reduce the remaining tokens of an incomplete prefill to `tokens`."""
         assert not reservation.prefill_done
         self._give_up(reservation, reservation.lane, tokens)
@@ -219,7 +219,11 @@ class Ledger:
             self._changed(reservation.slot, self.changes)
 
     def output_block(
-        self, reservation: Reservation, decay_fraction: float | None, now: float, count: int = 1
+        self,
+        reservation: LedgerReservation,
+        decay_fraction: float | None,
+        now: float,
+        count: int = 1,
     ) -> None:
         """Add private blocks; with a fraction, all blocks of this reservation alone get it.
 
@@ -236,7 +240,7 @@ class Ledger:
         self._grew(reservation)
 
     def resume_outputs(
-        self, reservation: Reservation, whole: int, faded: int, fraction: float
+        self, reservation: LedgerReservation, whole: int, faded: int, fraction: float
     ) -> None:
         """Restore the output blocks of a reservation from before a restart; it must have none."""
         assert reservation.live
@@ -244,14 +248,14 @@ class Ledger:
         self._grew(reservation)
 
     def learn_outputs(
-        self, reservation: Reservation, outputs: int, faded_at: int, fraction: float
+        self, reservation: LedgerReservation, outputs: int, faded_at: int, fraction: float
     ) -> None:
         """Adopt the output reported by a replica: `outputs` blocks, the first `faded_at` faded."""
         assert reservation.live
         self._outputs.learn(reservation, outputs, faded_at, fraction)
         self._grew(reservation)
 
-    def free(self, reservation: Reservation) -> None:
+    def free(self, reservation: LedgerReservation) -> None:
         """Remove a live reservation from the book."""
         slot, lane = reservation.slot, reservation.lane
         assert lane.is_open
@@ -270,7 +274,7 @@ class Ledger:
         if changes is not None and changes.look and (slot in changes.busy or slot in changes.full):
             changes.note(slot)
 
-    def _take_out(self, reservation: Reservation) -> None:
+    def _take_out(self, reservation: LedgerReservation) -> None:
         lane = reservation.lane
         del lane.reservations[reservation.reservation_id]
         self._deadlines.remove(reservation)
@@ -304,12 +308,12 @@ class Ledger:
             self._changed(slot, self.changes)
         return dropped
 
-    def sweep(self, limit: int) -> list[Reservation]:
+    def sweep(self, limit: int) -> list[LedgerReservation]:
         """Remove up to `limit` dropped reservations and return them; see `is_swept`.
 
         A long unshared prompt counts as several.
         """
-        swept: list[Reservation] = []
+        swept: list[LedgerReservation] = []
         blocks, closed = self.blocks.blocks, self._all_lanes.closed
         while closed and len(swept) + (blocks - self.blocks.blocks) // BLOCKS_PER_STEP < limit:
             lane = closed[0]
@@ -329,7 +333,7 @@ class Ledger:
 
     # -- expiry --------------------------------------------------------------------------------
 
-    def touch(self, reservation: Reservation, now: float, ttl_s: float | None = None) -> None:
+    def touch(self, reservation: LedgerReservation, now: float, ttl_s: float | None = None) -> None:
         """Note a sign of life, and a new time to live if one is given (0: never expires). O(1)."""
         reservation.touched = now
         if ttl_s is None or ttl_s == reservation.ttl_s:
@@ -339,7 +343,7 @@ class Ledger:
         if ttl_s:
             self._deadlines.add(reservation, ttl_s, now)
 
-    def expired(self, now: float, limit: int) -> list[Reservation]:
+    def expired(self, now: float, limit: int) -> list[LedgerReservation]:
         """Return live reservations whose deadline has passed.
 
         Looks at no more than `limit` deadlines; `next_expiry() <= now` tells that there are more to
@@ -372,7 +376,7 @@ class Ledger:
             found.append((blocks, slots))
         return found or None
 
-    def chain_of(self, reservation: Reservation) -> PackedHashes:
+    def chain_of(self, reservation: LedgerReservation) -> PackedHashes:
         """Return the sequence hashes a live reservation was booked with."""
         assert reservation.live
         return self.blocks.chain(reservation.chain)
@@ -381,12 +385,12 @@ class Ledger:
         """Return the lane number under which chains know the current users of a slot."""
         return self._lanes[slot].number
 
-    def all_reservations(self) -> Iterator[Reservation]:
+    def all_reservations(self) -> Iterator[LedgerReservation]:
         """Yield every reservation in the book, including those whose rank has left."""
         for lane in self._all_lanes:
             yield from lane.reservations.values()
 
-    def reservations_on(self, slot: int) -> Collection[Reservation]:
+    def reservations_on(self, slot: int) -> Collection[LedgerReservation]:
         """Live reservations of a slot, oldest booking first; a view."""
         return self._lanes[slot].reservations.values()
 
@@ -403,7 +407,7 @@ class Ledger:
             changes.note(slot)
 
     def _give_up(
-        self, reservation: Reservation, lane: SlotGeneration, left: int | None = None
+        self, reservation: LedgerReservation, lane: SlotGeneration, left: int | None = None
     ) -> None:
         """Remove a prompt, or all but `left` of its tokens, from P without its being computed.
 
@@ -424,7 +428,7 @@ class Ledger:
             queue[name] = left
         loads.give_up(slot, loads.prefill_left[slot] - tokens + left, begun, gone)
 
-    def _grew(self, reservation: Reservation) -> None:
+    def _grew(self, reservation: LedgerReservation) -> None:
         """Follow an output change; a fraction of its blocks is a fraction of its context."""
         blocks = reservation.prompt_blocks + reservation.output_blocks
         if reservation.output_fraction != 1.0:

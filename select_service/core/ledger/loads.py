@@ -13,7 +13,7 @@ import numpy as np
 if TYPE_CHECKING:
     from select_service.core.columns import Floats
 
-__all__ = ["COLUMNS", "PACE", "TOTALS", "Loads", "ranks_in", "unpacked", "worked_off"]
+__all__ = ["COLUMNS", "PACE", "TOTALS", "PackedLoads", "ranks_in", "unpacked", "worked_off"]
 
 COLUMNS: Final = 4
 """Columns by slot, as doubles: P, D, the churn, and the context."""
@@ -30,7 +30,7 @@ PACE: Final = Layout("=d")
 _VALUE: Final = 8
 
 
-class Loads(NamedTuple):
+class PackedLoads(NamedTuple):
     """The content of `SlotLoads.pack`."""
 
     prefill: Floats  # tokens by slot
@@ -77,7 +77,7 @@ def ranks_in(packed: bytes) -> int:
     return ranks
 
 
-def unpacked(packed: bytes) -> Loads:
+def unpacked(packed: bytes) -> PackedLoads:
     """Return the unpacked loads; the columns are views.
 
     Raises:
@@ -86,7 +86,7 @@ def unpacked(packed: bytes) -> Loads:
     ranks = ranks_in(packed)
     columns = np.frombuffer(packed, count=COLUMNS * ranks).reshape(COLUMNS, ranks)
     end = COLUMNS * ranks * _VALUE
-    loads = Loads(*columns, *TOTALS.unpack_from(packed, end))
+    loads = PackedLoads(*columns, *TOTALS.unpack_from(packed, end))
     end += TOTALS.size
     if end == len(packed):
         return loads

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from select_service.core.ledger.active_blocks import ActiveBlocks
-    from select_service.core.ledger.reservation import Reservation
+    from select_service.core.ledger.reservation import LedgerReservation
 
 __all__ = ["OutputBlocks"]
 
@@ -28,7 +28,7 @@ class OutputBlocks:
     def __init__(self, blocks: ActiveBlocks) -> None:
         self._blocks = blocks
 
-    def fade(self, reservation: Reservation, count: int, fraction: float) -> None:
+    def fade(self, reservation: LedgerReservation, count: int, fraction: float) -> None:
         """Add `count` blocks; all blocks of this reservation alone get the fraction."""
         outputs = reservation.output_blocks + count
         if fraction == 1.0:
@@ -37,7 +37,9 @@ class OutputBlocks:
             self._become(reservation, 0, outputs, fraction)
         self._blocks.fade(reservation.chain, reservation.lane.number, fraction)
 
-    def resume(self, reservation: Reservation, whole: int, faded: int, fraction: float) -> None:
+    def resume(
+        self, reservation: LedgerReservation, whole: int, faded: int, fraction: float
+    ) -> None:
         """Restore the blocks of a reservation from before a restart; it must have none.
 
         The blocks it alone references get the fraction again. A prompt block that was faded and
@@ -47,7 +49,9 @@ class OutputBlocks:
         if fraction != 1.0:
             self._blocks.fade(reservation.chain, reservation.lane.number, fraction)
 
-    def learn(self, reservation: Reservation, outputs: int, faded_at: int, fraction: float) -> None:
+    def learn(
+        self, reservation: LedgerReservation, outputs: int, faded_at: int, fraction: float
+    ) -> None:
         """Adopt reported output: `outputs` blocks, the first `faded_at` with a fraction."""
         faded = faded_at if fraction != 1.0 else 0
         refade = faded_at > 0 and (
@@ -57,11 +61,13 @@ class OutputBlocks:
         if refade:
             self._blocks.fade(reservation.chain, reservation.lane.number, fraction)
 
-    def drop(self, reservation: Reservation) -> None:
+    def drop(self, reservation: LedgerReservation) -> None:
         """Remove all output blocks; the weight of the prompt stays."""
         self._become(reservation, 0, 0, reservation.output_fraction)
 
-    def _become(self, reservation: Reservation, whole: int, faded: int, fraction: float) -> None:
+    def _become(
+        self, reservation: LedgerReservation, whole: int, faded: int, fraction: float
+    ) -> None:
         number, counts = reservation.lane.number, self._blocks.counts
         counts.add(number, whole - reservation.whole_outputs)
         if reservation.faded_outputs:

@@ -25,7 +25,7 @@ class SlotGeneration:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.reservations: dict[str, Reservation] = {}
+        self.reservations: dict[str, LedgerReservation] = {}
         self.queue: OrderedDict[str, int] = OrderedDict()
         """Tokens still to be computed, by id in order of arrival, which tells whose turn it is; see
         `SlotLoads.follows_queues`."""
@@ -60,7 +60,7 @@ class Lease:
         self.adopted = state.adopted
         self.ancestors: dict[int, int] = {}
         """By replica, the last of its claims under it that was taken over here."""
-        self.reservations: OrderedDict[Reservation, SlotGeneration] = OrderedDict()
+        self.reservations: OrderedDict[LedgerReservation, SlotGeneration] = OrderedDict()
         """Reservations under it, with the lane of each; including those of ranks that left, until
         they are swept."""
         self.by_lane: dict[SlotGeneration, int] = {}
@@ -76,7 +76,7 @@ class Lease:
         return sum(count for lane, count in self.by_lane.items() if lane.is_open)
 
 
-class Reservation(Struct, eq=False):
+class LedgerReservation(Struct, eq=False):
     """One booked request. Written by the ledger, except for the plain facts at the end."""
 
     reservation_id: str

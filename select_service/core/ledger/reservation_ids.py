@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from select_service.core.admission.queue import Ticket
     from select_service.core.changes import Changes, Hold
-    from select_service.core.ledger.reservation import Reservation
+    from select_service.core.ledger.reservation import LedgerReservation
     from select_service.core.partition import Partition
     from select_service.core.tenancy.shares import Bound, Party
     from select_service.types import PairSelection, ReservationAnswer, Selection
@@ -44,17 +44,17 @@ _DECODE: Final = ":decode"
 _KEY_CHARS: Final = len(_BY_DIGEST) + 32
 
 
-class Booking(Struct, eq=False):
+class LiveReservation(Struct, eq=False):
     """A live reservation, its partition, and the answer that a repeated request gets."""
 
     partition: Partition
-    reservation: Reservation
+    reservation: LedgerReservation
     answer: Selection | PairSelection | ReservationAnswer | None
     """None: learned from a replica; see `replication/first_answers.py`."""
     is_own: bool = False  # as of when it was added: the owner may change later
     hold: Hold | None = None  # of the batch that made it
-    older: Booking | None = None  # bookings made with the same selection_id
-    younger: Booking | None = None
+    older: LiveReservation | None = None  # bookings made with the same selection_id
+    younger: LiveReservation | None = None
 
 
 class ReservationIds:
@@ -78,10 +78,10 @@ class ReservationIds:
     )
 
     def __init__(self, *, freed_ids_max: int, shares: Shares | None = None) -> None:
-        self.by_id: dict[str, Booking] = {}
+        self.by_id: dict[str, LiveReservation] = {}
         """By id, with those of ranks that have left."""
-        self._second_names: dict[str, Booking] = {}  # selection_id → its youngest booking
-        self.pairs: dict[str, list[Booking]] = {}
+        self._second_names: dict[str, LiveReservation] = {}  # selection_id → its youngest booking
+        self.pairs: dict[str, list[LiveReservation]] = {}
         """The booked legs of each pair."""
         self.waiting: dict[str, Ticket] = {}
         """By the id they will book."""
@@ -142,7 +142,7 @@ class ReservationIds:
         tenants.recount(held)
         self._freed_by_holder.bound.recount({None: len(self._freed)})
 
-    def find(self, name: str) -> Booking | None:
+    def find(self, name: str) -> LiveReservation | None:
         """Return the live booking of a reservation_id or, failing that, of a selection_id.
 
         Of several made with one selection_id it is the youngest.
@@ -154,16 +154,16 @@ class ReservationIds:
                 booking = booking.older
         return booking
 
-    def newest(self, limit: int) -> list[Booking]:
+    def newest(self, limit: int) -> list[LiveReservation]:
         """Return the newest live bookings, newest first. O(limit + bookings of ranks that left)."""
         live = (one for one in reversed(self.by_id.values()) if one.reservation.live)
         return list(islice(live, limit))
 
-    def _find_live(self, reservation_id: str) -> Booking | None:
+    def _find_live(self, reservation_id: str) -> LiveReservation | None:
         booking = self.by_id.get(reservation_id)
         return booking if booking is not None and booking.reservation.lane.is_open else None
 
-    def legs(self, name: str) -> list[Booking]:
+    def legs(self, name: str) -> list[LiveReservation]:
         """Return the live legs of a pair, by its id or the selection_id it was made with.
 
         Empty if a reservation has that very id.
@@ -177,7 +177,7 @@ class ReservationIds:
             legs = [] if pair is None else self.pairs[pair]
         return [leg for leg in legs if leg.reservation.live]
 
-    def get(self, name: str) -> Booking:
+    def get(self, name: str) -> LiveReservation:
         """Return the live booking.
 
         Raises:
@@ -188,28 +188,28 @@ class ReservationIds:
             raise ReservationNotFound(name)
         return booking
 
-    def holder(self, reservation_id: str) -> Booking | None:
+    def holder(self, reservation_id: str) -> LiveReservation | None:
         """Return the live booking that an id belongs to: of that id, or a leg of that pair."""
         booking = self._find_live(reservation_id)
         if booking is None and self.pairs:
             booking = next(iter(self._legs_of(reservation_id)), None)
         return booking
 
-    def unswept(self, reservation: Reservation) -> Booking:
+    def unswept(self, reservation: LedgerReservation) -> LiveReservation:
         """Return the booking of a reservation whose rank has left, and that is not swept yet."""
         booking = self.by_id[reservation.reservation_id]
         assert booking.reservation is reservation
         return booking
 
-    def is_under_way(self, booking: Booking) -> bool:
+    def is_under_way(self, booking: LiveReservation) -> bool:
         """Tell whether a wave, other than the present one, may yet take a booking back."""
         hold = booking.hold
         return hold is not None and hold.is_open and hold is not self.hold
 
-    def _legs_of(self, pair: str) -> list[Booking]:
+    def _legs_of(self, pair: str) -> list[LiveReservation]:
         return [leg for leg in self.pairs.get(pair, ()) if leg.reservation.live]
 
-    def add(self, booking: Booking) -> None:  # noqa: C901, PLR0912 - straight on: all pay for it
+    def add(self, booking: LiveReservation) -> None:  # noqa: C901, PLR0912 - straight on: all pay for it
         """Add a new live booking; its id must be unused."""
         reservation = booking.reservation
         booking.hold, booking.is_own = self.hold, reservation.origin == "local"
@@ -252,7 +252,7 @@ class ReservationIds:
                 booking.older.younger = booking
             self._second_names[second] = booking
 
-    def _count_foreign_out(self, booking: Booking) -> None:
+    def _count_foreign_out(self, booking: LiveReservation) -> None:
         place = booking.partition, booking.reservation.slot
         left = self._foreign[place] - 1
         if left:
@@ -268,7 +268,7 @@ class ReservationIds:
                 return True
         return False
 
-    def forget(self, reservation: Reservation, now: float) -> None:
+    def forget(self, reservation: LedgerReservation, now: float) -> None:
         """Move a booking from live to recently freed; its load has left the ledger."""
         booking = self.by_id[reservation.reservation_id]
         if booking.is_own:
@@ -279,7 +279,7 @@ class ReservationIds:
             self._count_foreign_out(booking)
         self._forget(booking, now)
 
-    def _forget(self, booking: Booking, now: float) -> None:
+    def _forget(self, booking: LiveReservation, now: float) -> None:
         reservation = booking.reservation
         name, second = reservation.reservation_id, reservation.selection_id
         del self.by_id[name]
@@ -296,7 +296,7 @@ class ReservationIds:
         if reservation.pair is not None:
             self._part_from_pair(booking, reservation.pair, now)
 
-    def _part_from_pair(self, booking: Booking, pair: str, now: float) -> None:
+    def _part_from_pair(self, booking: LiveReservation, pair: str, now: float) -> None:
         legs = self.pairs[pair]
         legs.remove(booking)
         if legs:
@@ -307,7 +307,7 @@ class ReservationIds:
             # otherwise there may be a leg that we have yet to hear of
             self._remember_freed(pair, now)
 
-    def _part_from_namesakes(self, booking: Booking, second: str) -> None:
+    def _part_from_namesakes(self, booking: LiveReservation, second: str) -> None:
         older, younger = booking.older, booking.younger
         if older is not None:
             older.younger = younger
@@ -329,7 +329,7 @@ class ReservationIds:
         if self.tenants is not None and own:
             self.tenants.give(partition.scope.tenant_id, own)
 
-    def forget_dropped(self, reservation: Reservation, now: float) -> None:
+    def forget_dropped(self, reservation: LedgerReservation, now: float) -> None:
         """Forget a booking whose rank has left, unless its id has been booked again since."""
         booking = self.by_id.get(reservation.reservation_id)
         if booking is not None and booking.reservation is reservation:
@@ -399,12 +399,12 @@ class ReservationIds:
 
     # -- on disk -------------------------------------------------------------------------------
 
-    def touched(self, booking: Booking) -> None:
+    def touched(self, booking: LiveReservation) -> None:
         """Note that a fact of a live booking has changed."""
         if self.changes is not None and booking.reservation.origin == "local":
             self.changes.mark(RESERVATION, booking.reservation.reservation_id)
 
-    def live(self, reservation_id: str) -> Booking | None:
+    def live(self, reservation_id: str) -> LiveReservation | None:
         """Return the live booking of exactly this reservation_id."""
         return self._find_live(reservation_id)
 
@@ -474,7 +474,7 @@ class ReservationIds:
         named = 0
         for second, youngest in self._second_names.items():
             assert youngest.younger is None
-            one: Booking | None = youngest
+            one: LiveReservation | None = youngest
             while one is not None:
                 assert one.reservation.selection_id == second
                 assert self.by_id[one.reservation.reservation_id] is one

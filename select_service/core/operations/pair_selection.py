@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from select_service.core.fleet.roles import Legs
     from select_service.core.partition import Partition
     from select_service.core.pricing.cost import Terms
-    from select_service.core.pricing.pair import Plan
+    from select_service.core.pricing.pair import PairPlan
     from select_service.core.reservations.pairs import Pairs
     from select_service.types import Advice
 
@@ -59,7 +59,7 @@ class PairSelector:
         self._rng = rng
         self._transfer_cost = transfer_cost
 
-    def find(self, ticket: Ticket, rows: Rows) -> tuple[Legs, Plan]:
+    def find(self, ticket: Ticket, rows: Rows) -> tuple[Legs, PairPlan]:
         """Return the candidates of each role, and whether a pair or one rank is cheaper.
 
         Args:
@@ -85,7 +85,7 @@ class PairSelector:
         self._advised[key] = self._advised.get(key, 0) + 1
         return found.advice(ticket.partition.seating)
 
-    def _plan(self, ticket: Ticket, legs: Legs) -> Plan:
+    def _plan(self, ticket: Ticket, legs: Legs) -> PairPlan:
         partition, prompt, weights = ticket.partition, ticket.prompt, ticket.weights.kv_cost()
         question = PairQuery(
             seating=partition.seating,

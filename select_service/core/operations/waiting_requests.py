@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from select_service.core.admission.gate import EXPIRED_WAITING, Decision
+from select_service.core.admission.gate import EXPIRED_WAITING, AdmissionDecision
 from select_service.core.admission.partition_admission import WAITS_FOR_PREFILL
 from select_service.core.admission.queue import Patience, Ticket
 from select_service.core.effects import NOTHING, Effects
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from select_service.core.admission.controller import AdmissionController
     from select_service.core.admission.partition_admission import PartitionAdmission
-    from select_service.core.admission.policy_api import Ask
+    from select_service.core.admission.policy_api import AdmissionRequest
     from select_service.core.columns import Rows
     from select_service.core.counters import Counters
     from select_service.core.partition import Partition
@@ -224,18 +224,18 @@ class WaitingRequests:
             effects = self._refuse(ticket, self._too_late(ticket, now), now, effects)
         return effects
 
-    def _too_late(self, ticket: Ticket, now: float) -> Decision:
+    def _too_late(self, ticket: Ticket, now: float) -> AdmissionDecision:
         partition = ticket.partition
         if ticket.ask is not None and partition.admission is not None:
             return partition.admission.refuse_late(ticket, now)
         verdict = EXPIRED_WAITING
         again_s = partition.queues.return_s(now)
-        return Decision("refuse", verdict.reason, verdict.code, "", "waiting", again_s)
+        return AdmissionDecision("refuse", verdict.reason, verdict.code, "", "waiting", again_s)
 
     def _refuse(
         self,
         ticket: Ticket,
-        decision: Decision,
+        decision: AdmissionDecision,
         now: float,
         effects: Effects,
         rows: Rows = slice(0, 0),
@@ -252,7 +252,9 @@ class WaitingRequests:
         effects.answered.append(ticket)
         return effects
 
-    def give_way(self, ask: Ask, keeper: PartitionAdmission, rows: Rows, now: float) -> Effects:
+    def give_way(
+        self, ask: AdmissionRequest, keeper: PartitionAdmission, rows: Rows, now: float
+    ) -> Effects:
         """Refuse the request whose waiting place a more important one needs, if there is one."""
         ticket = keeper.outranked(ask, rows, now)
         if ticket is None:
@@ -274,7 +276,7 @@ class WaitingRequests:
                 if ticket.ask is None:
                     ticket.ask = self._admitting.ask(ticket)
                     name = keeper.gate.policy.name
-                    waits = Decision("wait", "", WAITS_FOR_PREFILL, name, "waiting")
+                    waits = AdmissionDecision("wait", "", WAITS_FOR_PREFILL, name, "waiting")
                     keeper.settle(waits, ticket.ask, now)
                 if to_judge:
                     queue.remove(ticket)

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from select_service.core.columns import Floats, Groups, Rows, Slots
-    from select_service.core.ledger.loads import Loads
+    from select_service.core.ledger.loads import PackedLoads
     from select_service.core.ledger.slot_loads import SlotLoads
     from select_service.core.pricing.weights import Weights
 
-__all__ = ["Found", "Held", "Size", "Terms", "preferences", "terms_of"]
+__all__ = ["MatchedRows", "Size", "Terms", "TierMatches", "preferences", "terms_of"]
 
 
-class Held(NamedTuple):
+class MatchedRows(NamedTuple):
     """Matched blocks by row: on the device, then the extensions on host and disk."""
 
     device: Floats
@@ -33,7 +33,7 @@ class Held(NamedTuple):
     disk: Floats
 
 
-class Found(NamedTuple):
+class TierMatches(NamedTuple):
     """What the index has of a prompt: slots by how many blocks they hold, tier by tier.
 
     The groups of `device` are disjoint; those of the others extend the tiers before, and a slot's
@@ -44,9 +44,9 @@ class Found(NamedTuple):
     host: Groups
     disk: Groups
 
-    def by_slot(self, slots: int) -> Held:
+    def by_slot(self, slots: int) -> MatchedRows:
         """Return the blocks of each of so many slots."""
-        held = Held(*np.zeros((3, slots)))
+        held = MatchedRows(*np.zeros((3, slots)))
         for column, groups in zip(held, self, strict=True):
             for blocks, of in groups:
                 column[of] += blocks
@@ -66,7 +66,7 @@ class Terms(NamedTuple):
 
     prefill: Floats  # tokens
     worked: Floats  # tokens of `prefill` that count as computed
-    held: Held
+    held: MatchedRows
     trust: Floats | None  # factor on what is held; None: full trust
     cached_tokens: Floats  # tier-weighted tokens that need no prefill, scaled by trust
     booked: Floats  # of the prompt, in active chains there
@@ -83,11 +83,11 @@ class Terms(NamedTuple):
 
 
 def terms_of(  # noqa: PLR0917 - what is known, and for whom
-    loads: SlotLoads | Loads,
+    loads: SlotLoads | PackedLoads,
     rows: Rows,
     size: Size,
     weights: Weights,
-    found: Found | None,
+    found: TierMatches | None,
     shared: Groups | None,
     trust: Floats | None,
     now: float,
@@ -123,10 +123,10 @@ def terms_of(  # noqa: PLR0917 - what is known, and for whom
     isl, blocks, block_size = float(size.isl_tokens), size.blocks, size.block_size
     prefill = loads.prefill[rows]
     nothing = np.zeros(len(prefill))
-    held, cached, credit = Held(nothing, nothing, nothing), nothing, nothing
+    held, cached, credit = MatchedRows(nothing, nothing, nothing), nothing, nothing
     believed = None if trust is None else trust[rows]
     if found is not None:
-        held = Held(*(column[rows] for column in found.by_slot(len(loads.prefill))))
+        held = MatchedRows(*(column[rows] for column in found.by_slot(len(loads.prefill))))
         cached = _cached_tokens(held, weights, block_size)
         credit = _credit(prefill, held, size, weights, among)
         if believed is not None:
@@ -174,7 +174,7 @@ def terms_of(  # noqa: PLR0917 - what is known, and for whom
     )
 
 
-def _cached_tokens(held: Held, weights: Weights, block_size: int) -> Floats:
+def _cached_tokens(held: MatchedRows, weights: Weights, block_size: int) -> Floats:
     """Return (device + host_weight·host + disk_weight·disk) · block_size, rounded half up."""
     blocks = (
         held.device
@@ -186,7 +186,7 @@ def _cached_tokens(held: Held, weights: Weights, block_size: int) -> Floats:
 
 
 def _credit(
-    prefill: Floats, held: Held, size: Size, weights: Weights, among: Slots | None
+    prefill: Floats, held: MatchedRows, size: Size, weights: Weights, among: Slots | None
 ) -> Floats:
     """Return the blocks that overlap takes off, before trust."""
     weight: Floats | float = weights.overlap_score_credit

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from select_service.core.columns import Floats, Slots
     from select_service.core.fleet.roles import Legs, Transfer
     from select_service.core.fleet.slots import FleetSlots
-    from select_service.core.pricing.cost import Found, Terms
+    from select_service.core.pricing.cost import Terms, TierMatches
     from select_service.core.pricing.prompt import Prompt
     from select_service.core.pricing.weights import Weights
     from select_service.types import SelectRequest
@@ -58,7 +58,7 @@ class WorkerPair(NamedTuple):
     transfer_blocks: int
 
 
-class Plan(NamedTuple):
+class PairPlan(NamedTuple):
     """How a request should be served."""
 
     mode: Mode
@@ -66,7 +66,7 @@ class Plan(NamedTuple):
     whole: Slots  # ranks that may take all of it
     whole_cost: float | None  # of the best of them
     couple: WorkerPair | None  # the best one, whichever the mode
-    found: Found | None  # of the prompt in the index
+    found: TierMatches | None  # of the prompt in the index
 
     def advice(self, seating: FleetSlots) -> Advice:
         """Say it to a caller, by who sits where."""
@@ -104,10 +104,10 @@ def plan(
     question: PairQuery,
     legs: Legs,
     priced: Callable[[Slots], Terms],
-    found: Found | None,
+    found: TierMatches | None,
     rng: random.Random,
     holders: Holders,
-) -> Plan:
+) -> PairPlan:
     """Choose between the whole and a pair.
 
     Args:
@@ -132,7 +132,7 @@ def plan(
         mode = "disaggregated", "not_cached"
     else:
         mode = _compare(cost, couple, legs)
-    return Plan(*mode, alone, cost, couple, found)
+    return PairPlan(*mode, alone, cost, couple, found)
 
 
 def _alone(

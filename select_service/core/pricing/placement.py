@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from select_service.core.columns import Groups
     from select_service.core.fleet.catalog import Worker
     from select_service.core.fleet.roles import Legs
-    from select_service.core.pricing.cost import Found
-    from select_service.core.pricing.pair import Plan
+    from select_service.core.pricing.cost import TierMatches
+    from select_service.core.pricing.pair import PairPlan
     from select_service.core.pricing.weights import Weights
 
 
-Seen: TypeAlias = "tuple[bytes, Found | None, Groups | None, bytes | None]"
+Seen: TypeAlias = "tuple[bytes, TierMatches | None, Groups | None, bytes | None]"
 """What one prompt met in a partition, before anything was booked: loads (`books/loads.py`);
 what the index had; blocks in the active chains; how far each slot's index is believed (None:
 altogether)."""
@@ -44,11 +44,11 @@ class Placement(Struct, frozen=True):
     seen: Seen | None = None  # inputs of the decision, if they are kept
 
 
-class Match(NamedTuple):
+class PairMatch(NamedTuple):
     """What a request that may take a pair was given, and out of what."""
 
     legs: Legs
-    plan: Plan
+    plan: PairPlan
     placement: Placement | None  # on one rank, where that does better
 
 

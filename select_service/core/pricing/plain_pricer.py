@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from select_service.core.ledger.loads import Loads
+from select_service.core.ledger.loads import PackedLoads
 from select_service.core.pricing.cost import Size, terms_of
 from select_service.core.pricing.pick import pick
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import random
 
     from select_service.core.columns import Floats, Groups, Slots
-    from select_service.core.pricing.cost import Found, Held
+    from select_service.core.pricing.cost import MatchedRows, TierMatches
     from select_service.core.pricing.weights import Weights
 
 __all__ = ["Fill", "Pricer"]
@@ -80,8 +80,8 @@ class Pricer:
         columns = prefill, decode, churn, context, heard, ahead
         if len({len(one) for one in columns}) > 1:
             raise ValueError("columns of one length")
-        self._loads = Loads(*columns[:4], 0.0, 0.0, heard, ahead)
-        self._held: Held | None = None  # by slot, of the last call
+        self._loads = PackedLoads(*columns[:4], 0.0, 0.0, heard, ahead)
+        self._held: MatchedRows | None = None  # by slot, of the last call
 
     def choose(
         self,
@@ -90,7 +90,7 @@ class Pricer:
         block_size: int,
         blocks: int,
         weights: Weights,
-        found: Found | None,
+        found: TierMatches | None,
         shared: Groups | None,
         trust: Floats | None,
         preference: Floats | None,

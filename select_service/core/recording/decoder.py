@@ -29,7 +29,7 @@ from select_service.core.recording.items import (
     Gap,
     Header,
     Item,
-    Life,
+    ReservationStep,
     Seats,
     Wave,
 )
@@ -155,7 +155,10 @@ class Tape:
                     self._forget()
                 elif isinstance(item, Seats):
                     self._seat(item)
-                elif isinstance(item, Decided | Wave | Events | Life) and item.scope is not None:
+                elif (
+                    isinstance(item, Decided | Wave | Events | ReservationStep)
+                    and item.scope is not None
+                ):
                     self.house(item.scope)
                 elif isinstance(item, End):
                     self.is_ended = True

@@ -19,18 +19,18 @@ from select_service.core.recording.items import (
     CHUNKS_MAX,
     LENGTH,
     Asked,
-    Change,
     Column,
     Decided,
     Events,
-    Found,
     Gap,
-    Life,
-    Member,
     Pair,
     Prompted,
+    RecordedMatches,
+    RecordedMember,
+    ReservationStep,
     SeatedWorker,
     Seats,
+    SettingsChange,
     Step,
     Wave,
 )
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from indexer.types import Scope
     from select_service.core.columns import Rows, Slots
     from select_service.core.decisions.record import Odds
-    from select_service.core.pricing.cost import Found as FoundNow
+    from select_service.core.pricing.cost import TierMatches as FoundNow
     from select_service.core.pricing.placement import Seen
     from select_service.core.pricing.prompt import Prompt
     from select_service.core.recording.items import Item
@@ -102,7 +102,7 @@ class Packer:
 
     def pack(self, note: Note) -> Iterator[Item | None]:
         """Yield the items of a note, in order; None where others should get a turn."""
-        if isinstance(note, Life | Gap):
+        if isinstance(note, ReservationStep | Gap):
             yield note
         elif isinstance(note, DecisionNote):
             yield from self._name(note.scope)
@@ -121,7 +121,7 @@ class Packer:
             yield from self._wave(note)
         else:
             assert isinstance(note, ChangeNote)
-            yield Change(note.at, note.what, note.values)
+            yield SettingsChange(note.at, note.what, note.values)
 
     # -- seating ---------------------------------------------------------------------------------
 
@@ -186,13 +186,13 @@ class Packer:
         scope = self._scopes[note.scope]
         places: dict[int, int] = {}
         prompts: list[Prompted] = []
-        members: list[Member] = []
+        members: list[RecordedMember] = []
         for number, prompt, request, weights, rows in note.members:
             if id(prompt) not in places:
                 places[id(prompt)] = len(prompts)
                 prompts.append(self._prompt(prompt))
             at = places[id(prompt)]
-            members.append(Member(number, at, list(weights), _rows(rows), _asked(request)))
+            members.append(RecordedMember(number, at, list(weights), _rows(rows), _asked(request)))
             if len(members) % WAVE_AT_ONCE == 0:
                 yield None
         steps: list[Step] = []
@@ -209,7 +209,7 @@ class Packer:
 
     def _looked(
         self, scope: int, number: int, seen: Seen
-    ) -> tuple[int, Found | None, list[tuple[int, bytes]] | None, Column | None]:
+    ) -> tuple[int, RecordedMatches | None, list[tuple[int, bytes]] | None, Column | None]:
         _, found, shared, trust = seen
         return (
             number,
@@ -247,10 +247,10 @@ class Packer:
 
     # -- the rest --------------------------------------------------------------------------------
 
-    def _born(self, note: BirthNote) -> Life:
+    def _born(self, note: BirthNote) -> ReservationStep:
         name, scope = note.reservation_id[:TEXT_MAX], self._scopes[note.scope]
         facts = note.worker_id, note.dp_rank, note.prefill_tokens, note.isl_tokens
-        return Life(note.at, note.what, name, scope, *facts)
+        return ReservationStep(note.at, note.what, name, scope, *facts)
 
     def _events(self, note: EventNote) -> Iterator[Item | None]:
         """Decode a message; tokens are left out."""
@@ -299,8 +299,8 @@ def _groups(groups: list[tuple[int, Slots]]) -> list[tuple[int, bytes]]:
     return [(int(blocks), _slots(slots)) for blocks, slots in groups]
 
 
-def _found(found: FoundNow | None) -> Found | None:
-    return None if found is None else Found(*map(_groups, found))
+def _found(found: FoundNow | None) -> RecordedMatches | None:
+    return None if found is None else RecordedMatches(*map(_groups, found))
 
 
 def _pair(note: DecisionNote, odds: Odds | None) -> Pair | None:

@@ -30,21 +30,21 @@ __all__ = [
     "OPENING",
     "VERSION",
     "Asked",
-    "Change",
     "Column",
     "Decided",
     "End",
     "Events",
-    "Found",
     "Gap",
     "Header",
     "Item",
-    "Life",
-    "Member",
     "Pair",
     "Prompted",
+    "RecordedMatches",
+    "RecordedMember",
+    "ReservationStep",
     "SeatedWorker",
     "Seats",
+    "SettingsChange",
     "Step",
     "Wave",
     "number_of",
@@ -123,7 +123,7 @@ class Column(Struct, array_like=True):
     values: bytes = b""  # 8 bytes each
 
 
-class Found(Struct, array_like=True):
+class RecordedMatches(Struct, array_like=True):
     """A prompt's matches as (blocks, slots): on the device, and beyond on host and disk."""
 
     device: list[tuple[int, bytes]]
@@ -179,7 +179,7 @@ class Decided(Struct, array_like=True, tag="D"):
     rows: int | bytes | None  # the first so many slots, or these; None: refused before that
     load: Column  # `books/loads.py`: prefill tokens by slot, decode blocks, churn, context; totals
     # and, where queues were told of: since when each is known, tokens ahead, and the pace
-    found: Found | None
+    found: RecordedMatches | None
     shared: list[tuple[int, bytes]] | None
     trust: Column | None
     prompt: Prompted
@@ -198,7 +198,7 @@ class Decided(Struct, array_like=True, tag="D"):
     in_session: bool = False  # the candidate is its session's rank
 
 
-class Member(Struct, array_like=True):
+class RecordedMember(Struct, array_like=True):
     """One request of a wave."""
 
     number: int
@@ -213,7 +213,7 @@ class Step(Struct, array_like=True):
 
     load: Column
     requests: Column
-    looked: list[tuple[int, Found | None, list[tuple[int, bytes]] | None, Column | None]]
+    looked: list[tuple[int, RecordedMatches | None, list[tuple[int, bytes]] | None, Column | None]]
     draws: list[int | float]
     seats: list[tuple[int, int]]
 
@@ -226,13 +226,13 @@ class Wave(Struct, array_like=True, tag="W"):
     load_limit: float
     keep_together: int
     prompts: list[Prompted]
-    members: list[Member]
+    members: list[RecordedMember]
     steps: list[Step]
     planned_at: float = 0.0  # queues counted as of then; 0: queues were unknown
     sequence_blocks: int = 0  # added to the context by each request, besides its prompt
 
 
-class Life(Struct, array_like=True, tag="L"):
+class ReservationStep(Struct, array_like=True, tag="L"):
     """One step in the life of a reservation; the core makes the note in its written form.
 
     `booked` or `learnt` (from a replica), with rank and tokens to prefill; then `prefill_complete`,
@@ -267,7 +267,7 @@ class Events(Struct, array_like=True, tag="E"):
     events: list[tuple[str, bytes, int | None, int | None, int]]
 
 
-class Change(Struct, array_like=True, tag="C"):
+class SettingsChange(Struct, array_like=True, tag="C"):
     """Settings put in force."""
 
     at: float
@@ -295,4 +295,6 @@ class End(Struct, array_like=True, tag="Z"):
     is_last: bool
 
 
-Item: TypeAlias = Header | Seats | Decided | Wave | Life | Events | Change | Gap | End
+Item: TypeAlias = (
+    Header | Seats | Decided | Wave | ReservationStep | Events | SettingsChange | Gap | End
+)

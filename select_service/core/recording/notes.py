@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec import Struct
 
-from select_service.core.recording.items import Gap, Life
+from select_service.core.recording.items import Gap, ReservationStep
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -132,5 +132,5 @@ class ChangeNote(Struct, frozen=True, gc=False):
 
 
 Note: TypeAlias = (
-    SeatsNote | DecisionNote | WaveNote | BirthNote | Life | EventNote | ChangeNote | Gap
+    SeatsNote | DecisionNote | WaveNote | BirthNote | ReservationStep | EventNote | ChangeNote | Gap
 )

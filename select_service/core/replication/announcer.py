@@ -29,7 +29,7 @@ from select_service.types import LeaseState
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from select_service.core.ledger.reservation import Reservation
+    from select_service.core.ledger.reservation import LedgerReservation
     from select_service.core.partition import Partition
     from select_service.core.replication.claim import Claim
     from select_service.core.replication.dynamo_events import Ending
@@ -51,7 +51,7 @@ class Announcer:
     # -- what the desk does --------------------------------------------------------------------
 
     def booked(
-        self, partition: Partition, reservation: Reservation, answer: FirstAnswer
+        self, partition: Partition, reservation: LedgerReservation, answer: FirstAnswer
     ) -> ReplicaEnvelope:
         """Own a new reservation and return its admission; untracked prefill tokens are not sent."""
         stamp = self.claims.outbox.stamp()
@@ -77,7 +77,7 @@ class Announcer:
         )
         return self._envelope(partition, reservation, AddRequestData(add), stamp)
 
-    def _ttl_told(self, reservation: Reservation) -> float | None:
+    def _ttl_told(self, reservation: LedgerReservation) -> float | None:
         """Return its own time to live, unless it is the default: replicas have one for orphans."""
         ttl_s = reservation.ttl_s
         is_usual = ttl_s == self._limits.reservation_ttl_s
@@ -86,7 +86,7 @@ class Announcer:
     def own(
         self,
         partition: Partition,
-        reservation: Reservation,
+        reservation: LedgerReservation,
         born: int,
         answer: FirstAnswer | None,
         adopts: Sequence[tuple[int, int]] = (),
@@ -146,13 +146,15 @@ class Announcer:
             claim.fraction = reservation.output_fraction
         return claim
 
-    def completed(self, partition: Partition, reservation: Reservation) -> ReplicaEnvelope:
+    def completed(self, partition: Partition, reservation: LedgerReservation) -> ReplicaEnvelope:
         """Return the completion of a prefill, applied to every claim on the id."""
         meant = self.claims.complete(reservation.reservation_id)
         stamp = self.claims.outbox.stamp(meant)
         return self._envelope(partition, reservation, "MarkPrefillCompleted", stamp)
 
-    def freed(self, partition: Partition, reservation: Reservation, now: float) -> ReplicaEnvelope:
+    def freed(
+        self, partition: Partition, reservation: LedgerReservation, now: float
+    ) -> ReplicaEnvelope:
         """End every claim on the id of a still live reservation; return the event of its end."""
         meant = self.claims.alive(reservation.reservation_id)
         stamp = self.claims.outbox.stamp(meant)
@@ -163,7 +165,7 @@ class Announcer:
         return envelope
 
     def expired(
-        self, partition: Partition, reservation: Reservation, now: float
+        self, partition: Partition, reservation: LedgerReservation, now: float
     ) -> ReplicaEnvelope:
         """End only our own claim, which nobody has renewed, and return the event to publish.
 
@@ -192,13 +194,13 @@ class Announcer:
         self.claims.end_all(record.reservation_id, meant, now)
         return envelope
 
-    def expires(self, reservation: Reservation) -> bool:
+    def expires(self, reservation: LedgerReservation) -> bool:
         """Tell whether a reservation may expire here: while its owner is alive, only there."""
         claim = reservation.claim
         claims = self.claims
         return claim is None or claim.owner == claims.router_id or claim.owner in claims.gone
 
-    def orphan_expired(self, partition: Partition, reservation: Reservation) -> None:
+    def orphan_expired(self, partition: Partition, reservation: LedgerReservation) -> None:
         """Age the claim of an orphan nobody has renewed; not announced, as others watch it, too.
 
         The claim stays known: its owner may come back with it, and a caller may still end it here.
@@ -210,7 +212,7 @@ class Announcer:
             self.claims.counters.orphans_expired += 1
             self.claims.homeless.append(reservation.reservation_id)
 
-    def dropped(self, reservation: Reservation, now: float) -> None:
+    def dropped(self, reservation: LedgerReservation, now: float) -> None:
         """Unlink the claim of a reservation whose rank has left.
 
         Our own claim ends with that; a claim of others waits for the rank.
@@ -225,7 +227,7 @@ class Announcer:
             self.claims.note(claim)
         self.claims.homeless.append(reservation.reservation_id)
 
-    def may_adopt(self, reservation: Reservation) -> bool:
+    def may_adopt(self, reservation: LedgerReservation) -> bool:
         """Tell whether a booked reservation is an orphan that we can adopt."""
         claim = reservation.claim
         if claim is None or claim.owner not in self.claims.gone:
@@ -235,7 +237,7 @@ class Announcer:
         # We have another claim on this id, which will be booked in its turn.
         return reservation.reservation_id not in self.claims.own.by_id
 
-    def adopt(self, partition: Partition, reservation: Reservation, now: float) -> None:
+    def adopt(self, partition: Partition, reservation: LedgerReservation, now: float) -> None:
         """Own an orphan from now on, with its current lease or time to live."""
         claim = reservation.claim
         assert claim is not None
@@ -252,7 +254,7 @@ class Announcer:
     def _envelope(
         self,
         partition: Partition,
-        reservation: Reservation,
+        reservation: LedgerReservation,
         data: AddRequestData | Ending,
         stamp: Stamp,
     ) -> ReplicaEnvelope:
@@ -290,12 +292,12 @@ class Announcer:
         )
 
 
-def _fairness_told(partition: Partition, reservation: Reservation) -> str:
+def _fairness_told(partition: Partition, reservation: LedgerReservation) -> str:
     """Return whose share it uses; empty for its tenant's, which receivers know."""
     told = reservation.fairness_id
     return "" if told == partition.scope.tenant_id else told
 
 
-def _lease_of(reservation: Reservation) -> LeaseState | None:
+def _lease_of(reservation: LedgerReservation) -> LeaseState | None:
     lease = reservation.lease
     return None if lease is None else LeaseState(lease.lease_id, lease.owner, lease.ttl_s)

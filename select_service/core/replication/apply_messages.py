@@ -17,11 +17,11 @@ from select_service.core.replication.claim import Claim
 from select_service.core.replication.dynamo_events import AddRequestData, ReplicaEnvelope
 from select_service.core.replication.dynamo_peers import DynamoPeers, claimed
 from select_service.core.replication.messages import (
+    ClaimGrowth,
     ClaimRecord,
     Closed,
     Ended,
     Grown,
-    Growth,
     Heartbeat,
     Renewed,
     Said,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from select_service.core.reservations.lifecycle import Lifecycle
     from select_service.types import CoreLimits
 
-_DONE = Growth(prefill_done=True)
+_DONE = ClaimGrowth(prefill_done=True)
 
 
 class MessageApplier:
@@ -219,7 +219,7 @@ class MessageApplier:
             self._grows(view, kin, item.growth, now, live=live)
 
     def _grows(
-        self, view: SequenceTracker, claim: Claim, growth: Growth, now: float, *, live: bool
+        self, view: SequenceTracker, claim: Claim, growth: ClaimGrowth, now: float, *, live: bool
     ) -> None:
         news = claim.join(growth)
         if news and claim.owner == self._claims.router_id:

@@ -15,19 +15,19 @@ from select_service.core.replication.messages import (
     ANCESTORS_MAX,
     OUTPUT_BLOCKS_MAX,
     OUTPUT_TELLERS_MAX,
+    ClaimGrowth,
     ClaimRecord,
-    Growth,
 )
 from select_service.types import LeaseState
 
 if TYPE_CHECKING:
     from collections import OrderedDict
 
-    from select_service.core.ledger.reservation import Reservation
+    from select_service.core.ledger.reservation import LedgerReservation
     from select_service.core.replication.messages import Key
 
 _DIGEST_MASK: Final = (1 << 64) - 1
-_NOTHING: Final = Growth()
+_NOTHING: Final = ClaimGrowth()
 
 
 class Claim:
@@ -61,7 +61,7 @@ class Claim:
         self.born = record.born
         self.reservation_id = record.reservation_id
         self.learn_facts(record, hashes_digest)
-        self.reservation: Reservation | None = None  # its booking in our ledger
+        self.reservation: LedgerReservation | None = None  # its booking in our ledger
         self.dead = False  # ended, but its owner has not stated so yet
         self.aged = False  # its owner is lost and its time is up; the owner's return revives it
         self.tellers: set[int] | None = None  # routers other than its owner that told us of growth
@@ -132,11 +132,11 @@ class Claim:
         adopts = [*self.record.adopts[1 - ANCESTORS_MAX :], self.key]
         return msgspec.structs.replace(self.record, born=born, adopts=adopts)
 
-    def growth(self) -> Growth:
+    def growth(self) -> ClaimGrowth:
         """Its state so far."""
-        return Growth(self.prefill_done, dict(self.outputs), self.faded_at, self.fraction)
+        return ClaimGrowth(self.prefill_done, dict(self.outputs), self.faded_at, self.fraction)
 
-    def join(self, growth: Growth) -> bool:
+    def join(self, growth: ClaimGrowth) -> bool:
         """Merge a state; returns whether it was news."""
         news = False
         if growth.prefill_done and not self.prefill_done:

@@ -19,27 +19,27 @@ from select_service.core.replication.absent_workers import AbsentWorkers
 from select_service.core.replication.claim import Claim, ClaimSet
 from select_service.core.replication.claim_names import ClaimNames
 from select_service.core.replication.early_growth import EarlyGrowth
-from select_service.core.replication.finished import Finished
+from select_service.core.replication.finished import FinishedClaims
 from select_service.core.replication.lease_copies import LeaseCopies
 from select_service.core.replication.messages import (
     OUTPUT_BLOCKS_MAX,
+    ClaimGrowth,
     ClaimRecord,
     Ended,
     Grown,
-    Growth,
     Said,
 )
-from select_service.core.replication.outbox import Outbox
+from select_service.core.replication.outbox import StatementOutbox
 from select_service.core.tenancy.shares import Shares
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sized
 
-    from select_service.core.ledger.reservation import Reservation
+    from select_service.core.ledger.reservation import LedgerReservation
     from select_service.core.replication.messages import Key
     from select_service.types import CoreLimits, LeaseState
 
-_NOTHING: Final = Growth()
+_NOTHING: Final = ClaimGrowth()
 
 
 class Claims:
@@ -52,9 +52,9 @@ class Claims:
         self, limits: CoreLimits, router_id: int, epoch: int, shares: Shares | None = None
     ) -> None:
         self.router_id = router_id
-        self.outbox = Outbox(router_id, epoch, limits.replica_output_interval_s)
+        self.outbox = StatementOutbox(router_id, epoch, limits.replica_output_interval_s)
         shares = shares or Shares(limits)
-        self.endings = Finished(limits, shares, self.outbox.seq)
+        self.endings = FinishedClaims(limits, shares, self.outbox.seq)
         self.ends, self.closings = self.endings.ends, self.endings.closings
         self.own = ClaimSet()
         self.sets = {router_id: self.own}  # by owner; one per known publisher
@@ -102,7 +102,7 @@ class Claims:
 
     # -- beginnings ----------------------------------------------------------------------------
 
-    def open(self, record: ClaimRecord, reservation: Reservation) -> Claim:
+    def open(self, record: ClaimRecord, reservation: LedgerReservation) -> Claim:
         """Own a reservation that our ledger has just booked under this number."""
         claim = Claim(self.router_id, record)
         self.own.add(claim)
@@ -213,7 +213,7 @@ class Claims:
         if growth != _NOTHING and (claim.noted or claim.owner == self.router_id):
             self.note(heir)  # what our callers have told us, we keep, also if its owner has heard
 
-    def tie(self, claim: Claim, reservation: Reservation) -> None:
+    def tie(self, claim: Claim, reservation: LedgerReservation) -> None:
         """Link a claim to the booking that carries its load."""
         owned = self.sets[claim.owner]
         owned.tied += owned.holds(claim) and claim.reservation is None
@@ -246,7 +246,7 @@ class Claims:
         return [one for one in claims if not names.isdisjoint(one.names)]
 
     def grow_early(
-        self, reservation_id: str, key: Key, growth: Growth, teller: int, now: float
+        self, reservation_id: str, key: Key, growth: ClaimGrowth, teller: int, now: float
     ) -> None:
         """Keep the growth of a claim we have not heard of yet."""
         if self.ends.has(reservation_id, key):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from select_service.core.effects import Effects
     from select_service.core.replication.claims import Claims
     from select_service.core.replication.shared_leases import SharedLeases
-    from select_service.core.replication.snapshots import Snapshots
+    from select_service.core.replication.snapshots import ReplicaSnapshots
 
 
 class TombstoneRecord(msgspec.Struct, array_like=True, frozen=True):
@@ -94,7 +94,7 @@ class ClaimRows:
     Those of other replicas become hearsay, as if another replica had told us of them.
     """
 
-    def __init__(self, claims: Claims, snapshots: Snapshots, nothing: Effects) -> None:
+    def __init__(self, claims: Claims, snapshots: ReplicaSnapshots, nothing: Effects) -> None:
         self._claims = claims
         self._snapshots = snapshots
         self._nothing = nothing

@@ -23,7 +23,7 @@ from select_service.types import ReplicaStatus
 
 if TYPE_CHECKING:
     from select_service.core.counters import ReplicaCounters
-    from select_service.core.ledger.reservation import Reservation
+    from select_service.core.ledger.reservation import LedgerReservation
     from select_service.core.partition import Partition
     from select_service.core.replication.claims import Claims
     from select_service.core.replication.dynamo_events import (
@@ -116,7 +116,7 @@ class DynamoPeers:
         self._resolver = resolver
         self._counters = counters
         self._known: OrderedDict[int, _Foreigner] = OrderedDict()
-        self._fading: dict[Reservation, _Fading] = {}
+        self._fading: dict[LedgerReservation, _Fading] = {}
         self.early = EarlyEndings(limits.replica_ended_max)
 
     def heard(self, peer: str, envelope: ReplicaEnvelope, event: ReplicaEvent, now: float) -> None:

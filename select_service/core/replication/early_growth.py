@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from select_service.core.replication.messages import OUTPUT_TELLERS_MAX, Growth
+from select_service.core.replication.messages import OUTPUT_TELLERS_MAX, ClaimGrowth
 
 if TYPE_CHECKING:
     from select_service.core.replication.messages import Key
@@ -21,9 +21,9 @@ class EarlyGrowth:
     def __init__(self, count_max: int) -> None:
         self.lost = 0
         self._count_max = count_max
-        self._known: OrderedDict[Key, tuple[Growth, float, set[int]]] = OrderedDict()
+        self._known: OrderedDict[Key, tuple[ClaimGrowth, float, set[int]]] = OrderedDict()
 
-    def keep(self, key: Key, growth: Growth, teller: int, now: float) -> None:
+    def keep(self, key: Key, growth: ClaimGrowth, teller: int, now: float) -> None:
         """Keep what a replica has told of a claim."""
         before = self._known.pop(key, None)
         tellers = {teller}
@@ -35,7 +35,7 @@ class EarlyGrowth:
             self._known.popitem(last=False)
             self.lost += 1
 
-    def take(self, key: Key) -> tuple[Growth, set[int]] | None:
+    def take(self, key: Key) -> tuple[ClaimGrowth, set[int]] | None:
         """Return the growth of a claim that was heard now, and who told us of it; forget both."""
         entry = self._known.pop(key, None)
         return None if entry is None else (entry[0], entry[2])
@@ -52,10 +52,10 @@ class EarlyGrowth:
         assert len(self._known) <= self._count_max
 
 
-def _joined(one: Growth, other: Growth) -> Growth:
+def _joined(one: ClaimGrowth, other: ClaimGrowth) -> ClaimGrowth:
     outputs = dict(one.outputs)
     for router_id, count in other.outputs.items():
         if router_id in outputs or len(outputs) < OUTPUT_TELLERS_MAX:
             outputs[router_id] = max(outputs.get(router_id, 0), count)
     faded_at, minus = max((one.faded_at, -one.fraction), (other.faded_at, -other.fraction))
-    return Growth(one.prefill_done or other.prefill_done, outputs, faded_at, -minus)
+    return ClaimGrowth(one.prefill_done or other.prefill_done, outputs, faded_at, -minus)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _ORDER_BYTES: Final = 8
 
 
-class Finished:
+class FinishedClaims:
     """All that is over. All operations O(1), or O(claims taken over).
 
     Attributes:

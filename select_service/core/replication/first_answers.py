@@ -17,7 +17,7 @@ from select_service.types import PairSelection, ReservationAnswer, Selection
 from select_service.types.selections import Advice, CacheHit, Overlap
 
 if TYPE_CHECKING:
-    from select_service.core.ledger.reservation_ids import Booking
+    from select_service.core.ledger.reservation_ids import LiveReservation
     from select_service.core.replication.messages import ClaimRecord
 
 FirstAnswer: TypeAlias = Selection | PairSelection | ReservationAnswer
@@ -112,7 +112,7 @@ def answer_of(record: ClaimRecord) -> FirstAnswer | None:
     )
 
 
-def first_answer(booking: Booking) -> tuple[bytes | None, FirstAnswer | None]:
+def first_answer(booking: LiveReservation) -> tuple[bytes | None, FirstAnswer | None]:
     """Return a live booking's fingerprint and first answer, from its claim if made elsewhere."""
     reservation = booking.reservation
     if booking.answer is not None:

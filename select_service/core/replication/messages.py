@@ -52,7 +52,7 @@ Outputs: TypeAlias = Annotated[
 ]
 
 
-class Growth(Struct, frozen=True, omit_defaults=True):
+class ClaimGrowth(Struct, frozen=True, omit_defaults=True):
     """The state of a claim so far; joined with `max`, so order and repeats do not matter.
 
     Attributes:
@@ -91,7 +91,7 @@ class ClaimRecord(Struct, frozen=True, omit_defaults=True, tag="claim"):
     expected_output_tokens: U64 | None = None
     lora_name: Text | None = None
     selection_id: Text | None = None
-    growth: Growth = Growth()
+    growth: ClaimGrowth = ClaimGrowth()
     adopts: Annotated[list[tuple[U64, U64]], Meta(max_length=ANCESTORS_MAX)] = []
     ttl_s: float | None = None
     lease: LeaseState | None = None
@@ -108,7 +108,7 @@ class Grown(Struct, frozen=True, tag="grown"):
     reservation_id: Text
     owner: U64
     born: U64
-    growth: Growth
+    growth: ClaimGrowth
 
 
 class Ended(Struct, frozen=True, omit_defaults=True, tag="ended"):

@@ -22,7 +22,7 @@ SEQ_BITS: Final = 40
 """Bits for statements of one life; the epoch is above them, so numbers never repeat."""
 
 
-class Outbox:
+class StatementOutbox:
     """Pending statements about claims and leases. All operations O(1).
 
     Attributes:

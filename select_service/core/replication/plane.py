@@ -16,7 +16,7 @@ from select_service.core.replication.messages import Heartbeat
 from select_service.core.replication.publishers import Publishers
 from select_service.core.replication.resolver import Resolver
 from select_service.core.replication.shared_leases import SharedLeases
-from select_service.core.replication.snapshots import Snapshots
+from select_service.core.replication.snapshots import ReplicaSnapshots
 
 if TYPE_CHECKING:
     from select_service.core.membership import Membership
@@ -43,7 +43,7 @@ class Replicas:
         self.publishers = Publishers(limits, claims, self._chores)
         parts = self.publishers, self.resolver, self.leases
         self.hearing = MessageApplier(limits, claims, desk, *parts)
-        self.snapshots = Snapshots(
+        self.snapshots = ReplicaSnapshots(
             limits, claims, self.publishers, self.hearing, self.resolver, self.leases
         )
         self._limits = limits

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from indexer.types import Scope
     from select_service.core.counters import ReplicaCounters
-    from select_service.core.ledger.reservation_ids import Booking
+    from select_service.core.ledger.reservation_ids import LiveReservation
     from select_service.core.membership import Membership
     from select_service.core.partition import Partition
     from select_service.core.replication.claim import Claim
@@ -158,7 +158,7 @@ class Resolver:
         if booking is not None and booking.reservation.claim is claim:
             self._give_up(booking, now)
 
-    def _give_up(self, booking: Booking, now: float) -> None:
+    def _give_up(self, booking: LiveReservation, now: float) -> None:
         """Release a booking whose claim lost; the claim keeps its hashes."""
         claim = booking.reservation.claim
         if claim is not None:
@@ -166,7 +166,7 @@ class Resolver:
             self._claims.set_aside(claim)
         self.release(booking, now)
 
-    def release(self, booking: Booking, now: float) -> None:
+    def release(self, booking: LiveReservation, now: float) -> None:
         """End a booking that no longer belongs to a claim."""
         self._desk.release(booking, now)
         self._counters.freed += 1

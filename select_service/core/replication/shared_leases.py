@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from select_service.core.ledger.reservation import Lease
-    from select_service.core.ledger.reservation_ids import Booking
+    from select_service.core.ledger.reservation_ids import LiveReservation
     from select_service.core.replication.claim import Claim, LeaseCopy
     from select_service.core.replication.claims import Claims
     from select_service.core.replication.resolver import Resolver
@@ -357,7 +357,7 @@ class SharedLeases:
                     break
                 yield claim
 
-    def _booking(self, claim: Claim) -> Booking | None:
+    def _booking(self, claim: Claim) -> LiveReservation | None:
         return self._desk.bookings.live(claim.reservation_id) if claim.booked else None
 
 

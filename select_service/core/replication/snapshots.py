@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from select_service.core.replication.messages import (
+    ClaimGrowth,
     ClaimRecord,
     Ended,
     Grown,
-    Growth,
     Hearsay,
     Renewed,
     SnapshotEnd,
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from select_service.core.replication.shared_leases import SharedLeases
     from select_service.types import CoreLimits
 
-_NOTHING = Growth()
+_NOTHING = ClaimGrowth()
 
 
-class Snapshots:
+class ReplicaSnapshots:
     """Gives our snapshot, and applies those of others."""
 
     def __init__(

@@ -17,7 +17,7 @@ from select_service.core.ledger.deadlines import rounded_up
 from select_service.core.ledger.expired_ids import ExpiredIds
 from select_service.core.ledger.leases import Leases
 from select_service.core.ledger.ledger import BLOCKS_PER_STEP
-from select_service.core.ledger.reservation_ids import Booking, ReservationIds
+from select_service.core.ledger.reservation_ids import LiveReservation, ReservationIds
 from select_service.core.replication.announcer import Announcer
 from select_service.core.replication.claim import Claim
 from select_service.core.replication.messages import Renewed
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from indexer.types import PackedHashes
     from select_service.core.counters import Counters
-    from select_service.core.ledger.reservation import Lease, Reservation
+    from select_service.core.ledger.reservation import Lease, LedgerReservation
     from select_service.core.membership import Lost
     from select_service.core.observers import ReservationRecorder, Tracer
     from select_service.core.partition import Partition
@@ -204,7 +204,7 @@ class Lifecycle:
         reservation.selection_id = request.selection_id
         reservation.lora_name = request.lora_name
         reservation.expected_output_tokens = request.expected_output_tokens
-        self.bookings.add(Booking(partition, reservation, answer))
+        self.bookings.add(LiveReservation(partition, reservation, answer))
         self._counters.reservations_booked += 1
         if self.announcer.speaks:
             effects = Effects() if effects is NOTHING else effects
@@ -221,7 +221,7 @@ class Lifecycle:
         now: float,
         *,
         watched: bool = False,
-    ) -> Reservation:
+    ) -> LedgerReservation:
         """Book a reservation of a replica, or one of ours again; its id must not be live here.
 
         `watched`: a copy of its lease decides how long it lives.
@@ -257,7 +257,7 @@ class Lifecycle:
         reservation.lora_name = record.lora_name
         reservation.expected_output_tokens = record.expected_output_tokens
         reservation.origin = origin
-        self.bookings.add(Booking(partition, reservation, None))
+        self.bookings.add(LiveReservation(partition, reservation, None))
         return reservation
 
     # -- lifecycle -----------------------------------------------------------------------------
@@ -332,7 +332,7 @@ class Lifecycle:
             return booking.partition.scope.tenant_id
         return self.elsewhere.tenant_of(name)
 
-    def _get(self, name: str) -> Booking | Claim:
+    def _get(self, name: str) -> LiveReservation | Claim:
         """Return what a lifecycle call is for: a live booking, or a claim of an absent worker.
 
         Raises:
@@ -349,14 +349,14 @@ class Lifecycle:
         if self._lapsed.hear(name):
             self._counters.reservations_expired_early += 1
 
-    def _cared_for(self, booking: Booking, now: float) -> None:
+    def _cared_for(self, booking: LiveReservation, now: float) -> None:
         """A lifecycle call came: renew the reservation, and adopt it if its owner is gone."""
         self._renew_lease(booking, now)
         if self.announcer.speaks and self.announcer.may_adopt(booking.reservation):
             self.adopt(booking, now)
         self.bookings.touched(booking)
 
-    def _renew_lease(self, booking: Booking, now: float) -> None:
+    def _renew_lease(self, booking: LiveReservation, now: float) -> None:
         """Renew the lease, and so everything under it, wherever its owner is."""
         reservation = booking.reservation
         if reservation.lease is not None:
@@ -389,7 +389,7 @@ class Lifecycle:
         if copy is not None:
             copies.touch(copy, now, ttl_s)
 
-    def adopt(self, booking: Booking, now: float) -> None:
+    def adopt(self, booking: LiveReservation, now: float) -> None:
         """Own an orphan (`may_adopt`), and open its lease here if there is room."""
         partition, reservation = booking.partition, booking.reservation
         claim = reservation.claim
@@ -495,7 +495,7 @@ class Lifecycle:
     def _end(
         self,
         partition: Partition,
-        reservation: Reservation,
+        reservation: LedgerReservation,
         now: float,
         effects: Effects,
         why: str,
@@ -508,12 +508,12 @@ class Lifecycle:
             effects.published.append(self.announcer.expired(partition, reservation, now))
         return self._release_counted(booking, now, why)
 
-    def let_go(self, booking: Booking, now: float, why: str = "told") -> int:
+    def let_go(self, booking: LiveReservation, now: float, why: str = "told") -> int:
         """End an orphan nobody has renewed; return the cost in steps."""
         self.announcer.orphan_expired(booking.partition, booking.reservation)
         return self._release_counted(booking, now, why)
 
-    def _release_counted(self, booking: Booking, now: float, why: str) -> int:
+    def _release_counted(self, booking: LiveReservation, now: float, why: str) -> int:
         blocks = booking.partition.ledger.blocks
         before = blocks.blocks
         self.release(booking, now, why)
@@ -536,14 +536,14 @@ class Lifecycle:
             self._forget_dropped(reservation, now)
         return len(swept)
 
-    def _forget_dropped(self, reservation: Reservation, now: float) -> None:
+    def _forget_dropped(self, reservation: LedgerReservation, now: float) -> None:
         if self._recorder is not None:
             self._recorder.lived("dropped", reservation.reservation_id, now)
         self.leases.leave(reservation)
         self.bookings.forget_dropped(reservation, now)
         self.announcer.dropped(reservation, now)
 
-    def release(self, booking: Booking, now: float, why: str = "told") -> None:
+    def release(self, booking: LiveReservation, now: float, why: str = "told") -> None:
         """Remove a live reservation from the ledger; its id counts as freed.
 
         `why` is for the recorder: "freed", "expired", "lease_ended", or "told" by a replica.
@@ -557,7 +557,7 @@ class Lifecycle:
             self.leases.leave(reservation)
         self.bookings.forget(reservation, now)
 
-    def _announce_end(self, booking: Booking, now: float) -> Effects:
+    def _announce_end(self, booking: LiveReservation, now: float) -> Effects:
         return Effects(
             published=[self.announcer.freed(booking.partition, booking.reservation, now)]
         )

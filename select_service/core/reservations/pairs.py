@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
     from select_service.core.admission.queue import Ticket
     from select_service.core.counters import Counters
-    from select_service.core.ledger.reservation_ids import Booking
+    from select_service.core.ledger.reservation_ids import LiveReservation
     from select_service.core.partition import Partition
-    from select_service.core.pricing.cost import Found
-    from select_service.core.pricing.pair import Plan
+    from select_service.core.pricing.cost import TierMatches
+    from select_service.core.pricing.pair import PairPlan
     from select_service.core.pricing.placement import Placement
     from select_service.core.replication.messages import ReplicaMessage
     from select_service.core.reservations.lifecycle import Lifecycle
@@ -44,7 +44,7 @@ class Pairs:
     # -- begin ---------------------------------------------------------------------------------
 
     def book(
-        self, ticket: Ticket, plan: Plan, now: float, effects: Effects
+        self, ticket: Ticket, plan: PairPlan, now: float, effects: Effects
     ) -> tuple[PairSelection, Effects]:
         """Book both legs, or neither.
 
@@ -89,7 +89,7 @@ class Pairs:
         return answer, effects
 
     def book_one(
-        self, ticket: Ticket, plan: Plan, placement: Placement, now: float, effects: Effects
+        self, ticket: Ticket, plan: PairPlan, placement: Placement, now: float, effects: Effects
     ) -> tuple[PairSelection, Effects]:
         """Book the one rank that is cheaper than any pair, under the pair's id.
 
@@ -119,7 +119,7 @@ class Pairs:
         self._count(plan, ticket, placement.worker.worker_id, tokens)
         return answer, effects
 
-    def _count(self, plan: Plan, ticket: Ticket, worker_id: int, prefill_tokens: int) -> None:
+    def _count(self, plan: PairPlan, ticket: Ticket, worker_id: int, prefill_tokens: int) -> None:
         key, counters = (plan.mode, plan.reason), self._counters
         isl_tokens = ticket.prompt.isl_tokens
         ticket.partition.demand.place(worker_id, isl_tokens, prefill_tokens)
@@ -152,7 +152,7 @@ class Pairs:
             told += effects.published
         return partition, Effects(published=told) if told else NOTHING
 
-    def _computed(self, legs: Iterable[Booking], now: float) -> list[ReplicaMessage]:
+    def _computed(self, legs: Iterable[LiveReservation], now: float) -> list[ReplicaMessage]:
         """Complete the prefill of these legs before they end: an unfinished one counts as given up.
 
         Otherwise the compute rate would not be learnt from them, and their ranks would seem to
@@ -232,7 +232,7 @@ class Pairs:
                     claims.note_end(other, key, now, by_owner=False, freed=True, kept=True)
                     claims.outbox.say_later(Ended(other, *key, freed=True))
 
-    def _legs(self, name: str) -> tuple[str, list[Booking]] | None:
+    def _legs(self, name: str) -> tuple[str, list[LiveReservation]] | None:
         """Return the pair with this id (its own or a leg's), and its legs booked here."""
         if not self._desk.bookings.pairs and not self._desk.announcer.speaks:
             return None
@@ -249,7 +249,7 @@ class Pairs:
         pair = None if claim is None or claim.reservation_id == name else claim.record.pair
         return None if pair is None else (pair, [])
 
-    def _ids(self, pair: str, legs: Iterable[Booking]) -> list[str]:
+    def _ids(self, pair: str, legs: Iterable[LiveReservation]) -> list[str]:
         """Return the ids of the live legs: booked here, or on ranks only replicas know."""
         booked = {leg.reservation.reservation_id for leg in legs}
         elsewhere = self._claimed(pair)
@@ -271,7 +271,9 @@ def _fairness_of(ticket: Ticket) -> str:
     return ticket.partition.scope.tenant_id if fairness_id is None else fairness_id
 
 
-def _held_at(partition: Partition, found: Found | None) -> Callable[[int], tuple[int, int, int]]:
+def _held_at(
+    partition: Partition, found: TierMatches | None
+) -> Callable[[int], tuple[int, int, int]]:
     if found is None:
         return lambda _: (0, 0, 0)
     device, host, disk = found.by_slot(partition.index.capacity)
@@ -279,7 +281,7 @@ def _held_at(partition: Partition, found: Found | None) -> Callable[[int], tuple
 
 
 def _leg(
-    partition: Partition, plan: Plan, slot: int, name: str, prefill_tokens: int, blocks: int
+    partition: Partition, plan: PairPlan, slot: int, name: str, prefill_tokens: int, blocks: int
 ) -> PairLeg:
     worker, dp_rank = partition.seating.rank_at(slot)
     return PairLeg(
@@ -294,7 +296,7 @@ def _leg(
 
 
 def _answer(
-    ticket: Ticket, plan: Plan, *, prefill: PairLeg | None, decode: PairLeg
+    ticket: Ticket, plan: PairPlan, *, prefill: PairLeg | None, decode: PairLeg
 ) -> PairSelection:
     scope, request, couple = ticket.partition.scope, ticket.request, plan.couple
     assert ticket.reservation_id is not None

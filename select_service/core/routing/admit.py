@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol
 
 from msgspec.structs import replace
 
-from select_service.core.admission.gate import AT_CAPACITY, Decision
+from select_service.core.admission.gate import AT_CAPACITY, AdmissionDecision
 from select_service.core.admission.partition_admission import WAITS_FOR_PREFILL
 from select_service.core.admission.policy_api import ADMIT
 from select_service.core.effects import NOTHING
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from indexer.core.tiers import Matches
     from select_service.core.admission.controller import AdmissionController
     from select_service.core.admission.partition_admission import PartitionAdmission
-    from select_service.core.admission.policy_api import Ask
+    from select_service.core.admission.policy_api import AdmissionRequest
     from select_service.core.admission.queue import Ticket
     from select_service.core.columns import Rows
     from select_service.core.effects import Effects
@@ -37,14 +37,16 @@ class WaitingRoom(Protocol):
     def waits_in_file(self, ticket: Ticket, now: float) -> Ticket:
         """Let a ticket wait in the policy file's queue."""
 
-    def give_way(self, ask: Ask, keeper: PartitionAdmission, rows: Rows, now: float) -> Effects:
+    def give_way(
+        self, ask: AdmissionRequest, keeper: PartitionAdmission, rows: Rows, now: float
+    ) -> Effects:
         """Refuse the request whose waiting place a more important one needs, if there is one."""
 
 
 class Judged(NamedTuple):
     """What the gate has said about a request it did not refuse."""
 
-    ask: Ask  # the request as the gate saw it
+    ask: AdmissionRequest  # the request as the gate saw it
     rows: Rows  # the ranks to choose from
     matches: Matches | None  # what the index has of it, if the gate needed that
     effects: Effects  # of a request that gave way to it
@@ -118,7 +120,12 @@ class Admitter:
 
 
 def _wait_in_file(
-    ticket: Ticket, keeper: PartitionAdmission, ask: Ask, number: int, rows: Rows, now: float
+    ticket: Ticket,
+    keeper: PartitionAdmission,
+    ask: AdmissionRequest,
+    number: int,
+    rows: Rows,
+    now: float,
 ) -> None:
     """Let a request wait in the policy file's queue, whose limits may refuse it."""
     try:
@@ -128,18 +135,20 @@ def _wait_in_file(
         full.retry_after_s = refused.retry_after_s
         raise
     keeper.keep_for(ticket, ask, now)
-    waits = Decision("wait", "", WAITS_FOR_PREFILL, keeper.gate.policy.name, "waiting")
+    waits = AdmissionDecision("wait", "", WAITS_FOR_PREFILL, keeper.gate.policy.name, "waiting")
     keeper.settle(waits, ask, now)
 
 
-def _refuse_to_wait(keeper: PartitionAdmission, ask: Ask, now: float) -> NoReturn:
+def _refuse_to_wait(keeper: PartitionAdmission, ask: AdmissionRequest, now: float) -> NoReturn:
     refusal = WouldWait(0.0)
     refused = keeper.refuse(ask, "waiting", str(refusal), refusal.code, now)
     refusal.retry_after_s = refused.retry_after_s
     raise refusal
 
 
-def _measured(ticket: Ticket, ask: Ask, rows: Rows, matches: Matches) -> Ask:
+def _measured(
+    ticket: Ticket, ask: AdmissionRequest, rows: Rows, matches: Matches
+) -> AdmissionRequest:
     """Return the request with the tokens its best candidate would still have to compute."""
     cached = ticket.partition.best_cached_tokens(ticket.prompt, rows, ticket.weights, matches)
     return replace(ask, prefill_tokens=max(0, ask.tokens - cached))

@@ -11,13 +11,13 @@ from msgspec.structs import replace
 
 from select_service.core.admission.queue import Ticket
 from select_service.core.decisions.decision_log import odds_of
-from select_service.core.decisions.record import Record
+from select_service.core.decisions.record import DecisionRecord
 from select_service.core.reservations.fingerprints import fingerprint_of
 from select_service.errors import NoSchedulableWorker, WouldWait
 
 if TYPE_CHECKING:
     from indexer.core.tiers import Matches
-    from select_service.core.admission.cache_hits import Found as CacheHitRows
+    from select_service.core.admission.cache_hits import ThresholdCandidates as CacheHitRows
     from select_service.core.admission.queue import BatchSample
     from select_service.core.columns import Rows
     from select_service.core.counters import Counters
@@ -122,12 +122,12 @@ class OtherAnswers:
         if ticket is not None and (self._decisions.is_wanted or ticket.request.explain):
             record = self._decisions.refused(ticket, refusal, now)
             if record is not None:
-                refusal.decision = Record._make(record)
+                refusal.decision = DecisionRecord._make(record)
 
 
-def explain(answer: Answer, record: Record) -> None:
+def explain(answer: Answer, record: DecisionRecord) -> None:
     """Store the record as the answer's decision; whoever sends the answer reads it then.
 
     Requests without `explain` thus pay nothing, and a fleet of a thousand ranks is sent in slices.
     """
-    answer.decision = cast("Decision", Record._make(record))
+    answer.decision = cast("Decision", DecisionRecord._make(record))

@@ -17,9 +17,9 @@ from msgspec.structs import replace
 from select_service.core.admission.queue import BatchSample, Ticket
 from select_service.core.decisions.decision_log import odds_of
 from select_service.core.effects import NOTHING, Effects
-from select_service.core.pricing.cost import Found
+from select_service.core.pricing.cost import TierMatches
 from select_service.core.pricing.expected_matches import expecting
-from select_service.core.pricing.placement import Match, Placement, worker_overlap
+from select_service.core.pricing.placement import PairMatch, Placement, worker_overlap
 from select_service.core.reservations.fingerprints import fingerprint_of
 from select_service.core.reservations.lifecycle import BookingSpec
 from select_service.core.routing.admit import Admitter
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 
     from indexer.core.tiers import Matches
     from select_service.core.admission.cache_hits import CacheHits
-    from select_service.core.admission.cache_hits import Found as CacheHitRows
+    from select_service.core.admission.cache_hits import ThresholdCandidates as CacheHitRows
     from select_service.core.admission.controller import AdmissionController
     from select_service.core.columns import Rows
     from select_service.core.counters import Counters
     from select_service.core.decisions.decision_log import DecisionLog
     from select_service.core.decisions.shadow import Shadow
-    from select_service.core.diagnostics.prompt_sample import Sampler
+    from select_service.core.diagnostics.prompt_sample import PromptSampler
     from select_service.core.observers import DecisionRecorder, Tracer
     from select_service.core.operations.pair_selection import PairSelector
     from select_service.core.partition import Partition
@@ -94,7 +94,7 @@ class Placer:
         self._trace_decisions = trace_decisions
         self._tracing = tracing
         self._recorder = recorder
-        self.sampler: Sampler | None = None  # set once an examiner samples the fleet
+        self.sampler: PromptSampler | None = None  # set once an examiner samples the fleet
         self.sessions: Sessions | None = None  # set where requests may name their session
         self.shadow: Shadow | None = None  # set while other weights run in shadow
 
@@ -404,7 +404,7 @@ class Placer:
             )
             answer, effects = self._matchmaker.pairs.book_one(ticket, plan, placement, now, effects)
         if seen is not None:
-            record = self.decisions.paired(ticket, seen, Match(legs, plan, placement), now)
+            record = self.decisions.paired(ticket, seen, PairMatch(legs, plan, placement), now)
             if record is not None:  # the confirmed answer is kept unchanged for repeats
                 answer = replace(answer)
                 explain(answer, record)
@@ -438,7 +438,7 @@ def choose(  # noqa: PLR0917 - every selection pays for names
     if matches is None:
         matches = index.find_matches(prompt.block_hashes)
     if matches.groups or matches.host or matches.disk:
-        found = Found(*matches.by_slot())
+        found = TierMatches(*matches.by_slot())
     if prompt.first_hash in ledger.first_blocks:
         shared = ledger.shared_groups(prompt.sequence_hashes)
     if weights is not partition.weights:

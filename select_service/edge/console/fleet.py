@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from indexer.core.stream import EventStream
-    from select_service.core.admission.load_reports import Report
+    from select_service.core.admission.load_reports import TimedReport
     from select_service.core.fleet.catalog import Worker
     from select_service.core.partition import Partition
     from select_service.edge.cooperative import TimeSlices
@@ -160,13 +160,13 @@ class Fleet:
         ]
 
 
-_NO_REPORTS: Final[Mapping[int, Report]] = {}
+_NO_REPORTS: Final[Mapping[int, TimedReport]] = {}
 
 
 def _numbers(
     seat: _Seat,
     partition: Partition,
-    report: Report | None,
+    report: TimedReport | None,
     kv_state: str,
     lag_s: float | None,
 ) -> _Row:

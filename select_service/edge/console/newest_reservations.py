@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from select_service.core.ledger.reservation_ids import Booking
+    from select_service.core.ledger.reservation_ids import LiveReservation
     from select_service.edge.driver.driver import Driver
 
 __all__ = ["reservations"]
@@ -18,7 +18,7 @@ def reservations(service: Driver, limit: int) -> dict[str, Any]:
     return {"total": len(bookings), "reservations": rows}
 
 
-def _row(booking: Booking, now: float) -> dict[str, Any]:
+def _row(booking: LiveReservation, now: float) -> dict[str, Any]:
     one, partition = booking.reservation, booking.partition
     worker, dp_rank = partition.seating.rank_at(one.slot)
     return {

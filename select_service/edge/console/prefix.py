@@ -20,7 +20,7 @@ from select_service.types import U32, OverlapScoresRequest
 
 if TYPE_CHECKING:
     from select_service.core.partition import Partition
-    from select_service.core.pricing.cost import Held
+    from select_service.core.pricing.cost import MatchedRows
     from select_service.edge.driver.driver import Driver
 
 __all__ = ["HOLDERS_MAX", "PrefixRequest", "look_up"]
@@ -99,7 +99,7 @@ def _read_hash(at: int, text: str) -> int:
     return value
 
 
-def _holders(partition: Partition, held: Held) -> list[int]:
+def _holders(partition: Partition, held: MatchedRows) -> list[int]:
     """Return the slots of workers that hold something, the deepest first."""
     depth = held.device + held.host + held.disk
     slots = [
@@ -111,7 +111,7 @@ def _holders(partition: Partition, held: Held) -> list[int]:
     return found
 
 
-def _holder(partition: Partition, held: Held, slot: int) -> dict[str, Any]:
+def _holder(partition: Partition, held: MatchedRows, slot: int) -> dict[str, Any]:
     worker, dp_rank = partition.seating.rank_at(slot)
     ranges, start = [], 0
     for tier, column in zip(_TIERS, held, strict=True):

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from indexer.core.registry import StreamRegistry
 from indexer.edge.addresses import Addresses
 from indexer.types import EventLossPolicy
-from select_service.core.instrumentation.instrumented import Watch
-from select_service.core.service import Life, SelectionCore
+from select_service.core.instrumentation.instrumented import CoreObservers
+from select_service.core.service import ProcessLife, SelectionCore
 from select_service.edge.batch_runner import BatchRunner
 from select_service.edge.clocks import forwards_only
 from select_service.edge.driver.admission_operations import AdmissionOperations
@@ -390,16 +390,16 @@ def _chance(seed: int | None, recording: Recording | None) -> tuple[random.Rando
     return recording.random(seed), Recorder(recording)
 
 
-def _life(keeper: Keeper | None, rng: random.Random | None) -> Life:
+def _life(keeper: Keeper | None, rng: random.Random | None) -> ProcessLife:
     """Return the identity of this run: the keeper's, or a new one if replicas need it."""
     first_decision = int(time.time() * 1e6)  # noqa: TID251 - above any earlier run's
     if keeper is not None:
-        return Life(0 if rng is None else keeper.router_id, keeper.epoch, first_decision)
-    return Life(0 if rng is None else rng.getrandbits(64) | 1, 1, first_decision)
+        return ProcessLife(0 if rng is None else keeper.router_id, keeper.epoch, first_decision)
+    return ProcessLife(0 if rng is None else rng.getrandbits(64) | 1, 1, first_decision)
 
 
-def _watch(tracing: Tracing | None, recorder: Recorder | None) -> Watch:
-    return Watch(
+def _watch(tracing: Tracing | None, recorder: Recorder | None) -> CoreObservers:
+    return CoreObservers(
         None if tracing is None else tracing.recorder,
         recorder,
         stopwatch=time.perf_counter,

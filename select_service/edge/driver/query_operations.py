@@ -16,7 +16,7 @@ from select_service.types import Consistency, LoadDifference
 if TYPE_CHECKING:
     from indexer.types import Scope
     from select_service.core.decisions.trust_monitor import TrustSeat
-    from select_service.core.ledger.audit import Difference
+    from select_service.core.ledger.audit import LedgerDifference
     from select_service.core.partition import Partition
     from select_service.types import (
         LoadRow,
@@ -148,7 +148,7 @@ class QueryOperations(CoreCalls):
         )
 
 
-def _told(partition: Partition, one: Difference) -> LoadDifference:
+def _told(partition: Partition, one: LedgerDifference) -> LoadDifference:
     scope = partition.scope
     rank = None if one.slot is None else partition.seating.occupant(one.slot)
     return LoadDifference(

@@ -16,7 +16,7 @@ from select_service.types.decisions import Decision
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
-    from select_service.core.decisions.record import Record
+    from select_service.core.decisions.record import DecisionRecord
     from select_service.edge.decision_report import DecisionReporter, Wanted
     from select_service.errors import ServiceError
     from select_service.types import Answer, SelectRequest
@@ -51,7 +51,7 @@ class TenantDecisions:
         self._short = short
         self._note_foreign = note_foreign
 
-    def find(self, name: str) -> Record:
+    def find(self, name: str) -> DecisionRecord:
         """Return the newest decision under an id.
 
         Raises:
@@ -65,7 +65,7 @@ class TenantDecisions:
             self._note_foreign()
             raise
 
-    async def matching(self, wanted: Wanted) -> list[Record]:
+    async def matching(self, wanted: Wanted) -> list[DecisionRecord]:
         """Return the matching records, newest first."""
         if wanted.tenant_id is not None and wanted.tenant_id not in self._tenants:
             self._note_foreign()
@@ -73,7 +73,7 @@ class TenantDecisions:
 
     async def each(
         self,
-        records: list[Record],
+        records: list[DecisionRecord],
         *,
         candidates: bool,
         write: Callable[[Candidate], object] = as_told,

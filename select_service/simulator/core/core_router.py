@@ -19,7 +19,7 @@ from indexer.core.registry import StreamRegistry
 from indexer.types import HASH_BYTES, Tier, WorkerRank
 from select_service.core.admission.queue import Ticket
 from select_service.core.effects import NOTHING
-from select_service.core.service import Life, SelectionCore
+from select_service.core.service import ProcessLife, SelectionCore
 from select_service.errors import ServiceError
 from select_service.simulator.core.kv_events import Stored
 from select_service.simulator.core.routers import Placed, Refused
@@ -117,7 +117,7 @@ class _Replica:
                 decision_ring=settings.decision_ring,
                 session_ttl_s=settings.session_ttl_s,
             ),
-            life=Life(self.router_id),
+            life=ProcessLife(self.router_id),
             admission=settings.admission,
             trust=settings.trust,
         )

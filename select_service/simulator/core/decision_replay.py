@@ -15,7 +15,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from select_service.core.admission.cache_hits import CacheHits
-from select_service.core.batches.batch_plan import BatchPlan, Member
+from select_service.core.batches.batch_plan import BatchMember, BatchPlan
 from select_service.core.fleet.catalog import Worker
 from select_service.core.fleet.roles import Legs
 from select_service.core.partition import Partition
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from select_service.core.decisions.trust_factors import Trust
     from select_service.core.ledger.ledger import Ledger
     from select_service.core.recording.decoder import House
-    from select_service.core.recording.items import Decided, Found, Prompted, Step, Wave
+    from select_service.core.recording.items import Decided, Prompted, RecordedMatches, Step, Wave
 
 __all__ = [
     "Choice",
@@ -164,7 +164,7 @@ class DecisionReplay:
 
     def _show(
         self,
-        found: Found | None,
+        found: RecordedMatches | None,
         shared: list[tuple[int, bytes]] | None,
         trust: bytes | None,
     ) -> None:
@@ -313,7 +313,9 @@ class DecisionReplay:
             asked = one.asked or _ORDINARY
             request = _request(SelectRequest, asked)
             prompt, rows = _prompt(wave.prompts[one.prompt]), self.rows(one.rows)
-            members.append(Member(one.number, request, prompt, weights(one.weights, asked), rows))
+            members.append(
+                BatchMember(one.number, request, prompt, weights(one.weights, asked), rows)
+            )
         recorded: dict[int, Rank] = {}
         planned: dict[int, Rank] = {}
         for step in wave.steps:
@@ -344,7 +346,7 @@ class _Guide:
         self._plan: _Guided | None = None
 
     def plan(
-        self, members: list[Member], wave: Wave, rng: Callable[[Step], random.Random]
+        self, members: list[BatchMember], wave: Wave, rng: Callable[[Step], random.Random]
     ) -> BatchPlan:
         """Return the plan, ready for its first step."""
         self._rng = rng
@@ -374,7 +376,7 @@ class _Guide:
         assert self._rng is not None
         self._plan.draw_from(self._rng(step))
 
-    def look(self, member: Member) -> None:
+    def look(self, member: BatchMember) -> None:
         """Set the recorded matches of this member."""
         told = self._looked.get(member.number)
         if told is None:
@@ -385,12 +387,12 @@ class _Guide:
 class _Guided(BatchPlan):
     """A plan that is led by a guide."""
 
-    look: Callable[[Member], None]
+    look: Callable[[BatchMember], None]
 
     def draw_from(self, rng: random.Random) -> None:
         self._rng = rng
 
-    def _price(self, member: Member) -> tuple[Floats, Floats]:
+    def _price(self, member: BatchMember) -> tuple[Floats, Floats]:
         self.look(member)
         return super()._price(member)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from indexer.core.tiers import SlotTable
     from select_service.core.columns import Floats, Slots
     from select_service.core.ledger.slot_loads import RecentActivity
-    from select_service.core.recording.items import Found
+    from select_service.core.recording.items import RecordedMatches
 
 __all__ = ["RecordedIndex", "RecordedLedger", "RecordedTrust", "matches"]
 
@@ -130,7 +130,7 @@ def _nothing() -> Matches:
     return Matches(cast("SlotTable", _Found()), [], [], [])
 
 
-def matches(told: Found | None, ranks: int) -> Matches:
+def matches(told: RecordedMatches | None, ranks: int) -> Matches:
     """Return the index's recorded answer; None: it found nothing."""
     if told is None:
         return _nothing()

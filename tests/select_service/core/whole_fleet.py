@@ -10,8 +10,8 @@ from indexer.core.registry import StreamRegistry
 from indexer.types import Scope, Tier, WorkerRank
 from select_service.core.admission.queue import Ticket
 from select_service.core.effects import Effects
-from select_service.core.instrumentation.instrumented import Watch
-from select_service.core.service import Life, SelectionCore
+from select_service.core.instrumentation.instrumented import CoreObservers
+from select_service.core.service import ProcessLife, SelectionCore
 from select_service.types import (
     Answer,
     PairSelection,
@@ -36,7 +36,10 @@ class Fleet:
     """The core under test, its clock, and shorthands for its verbs; `check` runs after each."""
 
     def __init__(self, config: RouterConfig | None = None, **settings: Any) -> None:
-        for name, kind in (("life", Life), ("watch", Watch)):  # their fields, said beside the rest
+        for name, kind in (
+            ("life", ProcessLife),
+            ("watch", CoreObservers),
+        ):  # their fields, said beside the rest
             said = {one: settings.pop(one) for one in kind.__struct_fields__ if one in settings}
             settings[name] = kind(**said)
         self.core = SelectionCore(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from select_service.core.admission.gate import Gate
 from select_service.core.admission.policies import Built, build
-from select_service.core.admission.policy_api import Ask
+from select_service.core.admission.policy_api import AdmissionRequest
 from select_service.errors import retry_after_header
 from select_service.simulator.trial_pool import ComputingPool, PoolSettings
 
@@ -29,7 +29,7 @@ MEAN_TOKENS = sum(share * tokens for _, _, share, tokens, _ in MIX)
 
 @dataclass
 class Client:
-    ask: Ask
+    ask: AdmissionRequest
     name: str
     born: float
     tries: int = 0
@@ -71,7 +71,12 @@ class Fluid:
             name, tenant, _, tokens, output = kinds[0]
             number += 1
             key = number.to_bytes(8, "big")
-            yield now, Client(Ask(tokens, name, tenant, output_tokens=output, key=key), name, now)
+            yield (
+                now,
+                Client(
+                    AdmissionRequest(tokens, name, tenant, output_tokens=output, key=key), name, now
+                ),
+            )
 
     def schedule(self, when: float, client: Client) -> None:
         self.order += 1

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from indexer.types import Scope
-    from select_service.core.decisions.record import Record
+    from select_service.core.decisions.record import DecisionRecord
     from select_service.core.decisions.trust_monitor import TrustSeat
     from select_service.edge.http.api import Answer, Api, Request
     from select_service.types import RankTrustRow
@@ -69,7 +69,7 @@ def decision(api: Api, request: Request) -> Answer:
     return _decision(api, api.service.teller.find(request.params[0]))
 
 
-async def _decision(api: Api, record: Record) -> Response:
+async def _decision(api: Api, record: DecisionRecord) -> Response:
     return api.writer.reply(await api.service.teller.tell(record, api.writer.written))
 
 

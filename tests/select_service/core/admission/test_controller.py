@@ -6,7 +6,11 @@ from typing import Any
 
 import pytest
 
-from select_service.core.admission.policy_api import Ask, Pool, Verdict
+from select_service.core.admission.policy_api import (
+    AdmissionPool,
+    AdmissionRequest,
+    AdmissionVerdict,
+)
 from tests.select_service.core.admission.gated import fleet, keeper_of
 from tests.select_service.core.whole_fleet import DEFAULT
 
@@ -43,16 +47,16 @@ def test_a_worker_with_a_cap_opens_the_gate_of_its_scope() -> None:
 
 def test_a_request_is_asked_for_with_every_fact_in_its_place() -> None:
     some = fleet(policy="tier-shed")
-    keeper, seen = keeper_of(some), list[Ask]()
+    keeper, seen = keeper_of(some), list[AdmissionRequest]()
     judge = keeper.gate.policy.judge
 
-    def spy(ask: Ask, pool: Pool, now: float) -> Verdict:
+    def spy(ask: AdmissionRequest, pool: AdmissionPool, now: float) -> AdmissionVerdict:
         seen.append(ask)
         return judge(ask, pool, now)
 
     keeper.gate.policy.judge = spy  # type: ignore[method-assign]
     some.take("a", 1, slo_class="batch", fairness_id="t", slo_ttft_ms=500.0)
     (ask,) = seen
-    assert ask == Ask(
+    assert ask == AdmissionRequest(
         tokens=16, slo_class="batch", tenant_id="t", target_s=0.5, key=ask.key, is_unique=True
     )

@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from select_service.core.admission.fair_queue import FairQueue, Waiting
-from select_service.core.admission.policy_api import Ask
+from select_service.core.admission.policy_api import AdmissionRequest
 
 
-def ask_of(tenant: str, work: int) -> Ask:
-    return Ask(work, tenant_id=tenant)
+def ask_of(tenant: str, work: int) -> AdmissionRequest:
+    return AdmissionRequest(work, tenant_id=tenant)
 
 
 def wait(

@@ -13,7 +13,7 @@ from select_service.core.admission.capacity import WorkerCaps
 from select_service.core.admission.fair_queue import Waiting
 from select_service.core.admission.gate import RETURN_SHARE, Gate
 from select_service.core.admission.policies import Built, build
-from select_service.core.admission.policy_api import Ask
+from select_service.core.admission.policy_api import AdmissionRequest
 from select_service.core.admission.tallies import OTHER, ClassTally, TenantTally
 from select_service.core.admission.thresholds import Thresholds
 from select_service.core.admission.token_bucket import TokenBucketPolicy
@@ -43,8 +43,8 @@ def carry(gate: Gate[str], slot: int, tokens: int = 0, inflight: int = 0, now: f
     gate.caps.note(slot, inflight)
 
 
-def ask_of(slo_class: str = "standard", tokens: int = 100, key: bytes = b"") -> Ask:
-    return Ask(tokens, slo_class, "t", key=key)
+def ask_of(slo_class: str = "standard", tokens: int = 100, key: bytes = b"") -> AdmissionRequest:
+    return AdmissionRequest(tokens, slo_class, "t", key=key)
 
 
 def test_the_order_is_fixed_and_the_first_refusal_is_named() -> None:
@@ -326,7 +326,7 @@ def test_everybody_is_accounted_for(
         while (one := gate.next_waiting()) is not None and what % 3:
             gate.serve(one, now)
             waiting.remove(one)
-        ask = Ask(tokens, slo_class, f"t{what % 3}", key=bytes([what % 7]))
+        ask = AdmissionRequest(tokens, slo_class, f"t{what % 3}", key=bytes([what % 7]))
         decision = gate.judge(ask, RANKS, now)
         gate.settle(decision, ask, now)
         if decision.outcome == "wait":

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from select_service.core.admission.classes import SloClasses
 from select_service.core.admission.gaie_legacy import GaieLegacy, utilization
 from select_service.core.admission.policies import KEYS, NAMES, Built, build
-from select_service.core.admission.policy_api import Ask, Verdict
+from select_service.core.admission.policy_api import AdmissionRequest, AdmissionVerdict
 from select_service.core.admission.slo_shed import SloShed
 from select_service.core.admission.tenant_budgets import TenantBudgets
 from select_service.core.admission.tier_shed import TierShed
@@ -28,13 +28,13 @@ from tests.select_service.core.admission.golden import SIMULATOR, TRACE
 from tests.select_service.core.admission.pools import FixedPool, told
 
 if TYPE_CHECKING:
-    from select_service.core.admission.policy_api import Policy
+    from select_service.core.admission.policy_api import AdmissionPolicy
 
 POOL = FixedPool()
 
 
-def decided(policy: TokenBucketPolicy, tokens: int, t_us: int, **more: Any) -> Verdict:
-    ask = Ask(tokens, **more)
+def decided(policy: TokenBucketPolicy, tokens: int, t_us: int, **more: Any) -> AdmissionVerdict:
+    ask = AdmissionRequest(tokens, **more)
     verdict = policy.judge(ask, POOL, t_us / 1e6)
     if verdict.admitted:
         policy.charge(ask, t_us / 1e6)
@@ -158,12 +158,12 @@ def test_recorded_shedding(state: dict[str, Any]) -> None:
     room = 64 * pool.instances
     in_flight = float(pool.in_flight.sum()) / room if room else 1.0
     assert in_flight == state["concurrency_saturation_64"]
-    policies: dict[str, Policy] = {"gaie_legacy_qd5_kv0.8": GaieLegacy(classes)}
+    policies: dict[str, AdmissionPolicy] = {"gaie_legacy_qd5_kv0.8": GaieLegacy(classes)}
     policies |= {name: TierShed(classes, *numbers) for name, numbers in SHEDS.items()}
     for row in state["rows"]:
         assert set(row) == {"class", *policies}
         for name, policy in policies.items():
-            verdict = policy.judge(Ask(100, row["class"]), pool, 0.0)
+            verdict = policy.judge(AdmissionRequest(100, row["class"]), pool, 0.0)
             got = {"admitted": verdict.admitted, "reason": verdict.reason}
             assert got == row[name], (name, row["class"])
 
@@ -187,27 +187,32 @@ def test_budgets_refuse_sheddable_work_only_and_before_the_inner_policy() -> Non
         "token-bucket", {"capacity": 100, "tenant_budgets": {"a": 0.5}, "max_num_seqs": 2}
     ).policy
     pool.in_flight_told["a"] = 2
-    refused = policy.judge(Ask(1000, "batch", "a"), pool, 0.0)
+    refused = policy.judge(AdmissionRequest(1000, "batch", "a"), pool, 0.0)
     assert refused.reason == "tenant-budget-shed"
-    assert policy.judge(Ask(1000, "standard", "a"), pool, 0.0).reason == "insufficient tokens"
+    assert (
+        policy.judge(AdmissionRequest(1000, "standard", "a"), pool, 0.0).reason
+        == "insufficient tokens"
+    )
     pool.in_flight_told["a"] = 1
-    assert policy.judge(Ask(100, "batch", "a"), pool, 0.0).admitted
+    assert policy.judge(AdmissionRequest(100, "batch", "a"), pool, 0.0).admitted
 
 
 def test_who_is_over_budget_returns_at_the_pace_of_the_tenant_s_share() -> None:
     pool = FixedPool(rate=1_000)
-    ask = Ask(100, "batch", "a")
+    ask = AdmissionRequest(100, "batch", "a")
     budgets = {"tenant_budgets": {"a": 0.5, "big": 3.0}}
     policy = build("always-admit", budgets).policy
     assert policy.refill(ask, pool) == ("tenant a", 500.0)
-    assert policy.refill(Ask(100, "batch", "big"), pool) == ("tenant big", 1_000.0)
-    assert policy.refill(Ask(100, "batch", "b"), pool) == ("", 0.0)
+    assert policy.refill(AdmissionRequest(100, "batch", "big"), pool) == ("tenant big", 1_000.0)
+    assert policy.refill(AdmissionRequest(100, "batch", "b"), pool) == ("", 0.0)
     assert build("gaie-legacy", budgets).policy.refill(ask, pool) == ("pool", 1_000.0)
 
 
 def test_plain_policies() -> None:
-    assert build("always-admit").policy.judge(Ask(1), POOL, 0.0) == Verdict("admit")
-    refused = build("reject-all").policy.judge(Ask(1), POOL, 0.0)
+    assert build("always-admit").policy.judge(AdmissionRequest(1), POOL, 0.0) == AdmissionVerdict(
+        "admit"
+    )
+    refused = build("reject-all").policy.judge(AdmissionRequest(1), POOL, 0.0)
     assert (refused.outcome, refused.reason, refused.code) == ("refuse", "reject-all", "reject-all")
 
 
@@ -247,7 +252,7 @@ def test_a_class_that_is_added_may_have_a_quota_and_a_target() -> None:
     assert built.config == config
     assert isinstance(built.policy, SloShed)
     assert built.policy.queue.quota(0) == 3
-    assert built.policy.target_s(Ask(1, "vip")) == 0.5
+    assert built.policy.target_s(AdmissionRequest(1, "vip")) == 0.5
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -262,6 +267,7 @@ def test_priorities_are_configured_for_every_policy() -> None:
     policy = build("tier-shed", {"slo_priorities": {"batch": 3}}).policy
     pool = told([{"queue_depth": 10, "batch_size": 4, "in_flight": 14, "kv_utilization": 0.5}])
     outcomes = Counter(
-        policy.judge(Ask(1, name), pool, 0.0).outcome for name in ("batch", "background")
+        policy.judge(AdmissionRequest(1, name), pool, 0.0).outcome
+        for name in ("batch", "background")
     )
     assert outcomes == {"admit": 1, "refuse": 1}

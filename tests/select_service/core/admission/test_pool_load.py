@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from select_service.core.admission.classes import SloClasses
 from select_service.core.admission.gaie_legacy import GaieLegacy, utilization
-from select_service.core.admission.policy_api import Ask
+from select_service.core.admission.policy_api import AdmissionRequest
 from select_service.core.admission.pool_load import PoolLoad
 from select_service.core.ledger.ledger import Ledger
 from select_service.simulator.recorded_loads import RankLoad, RecordedPool
@@ -154,6 +154,6 @@ def test_a_share_of_blocks_at_the_limit_is_at_the_limit(total: int) -> None:
     pool.note(0, RankLoad(decode_blocks=total * 4 / 5), 0.0)
     assert utilization(pool, 5, 0.8) == 1.0
     policy = GaieLegacy(SloClasses())
-    assert not policy.judge(Ask(1, "batch"), pool, 0.0).admitted
+    assert not policy.judge(AdmissionRequest(1, "batch"), pool, 0.0).admitted
     pool.seat(0, None)
     assert pool.kv_utilization[0] == 0.0

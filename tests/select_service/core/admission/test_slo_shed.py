@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from select_service.core.admission.capacity import WorkerCaps
 from select_service.core.admission.classes import SloClasses
-from select_service.core.admission.policy_api import Ask
+from select_service.core.admission.policy_api import AdmissionRequest
 from select_service.core.admission.slo_shed import SloShed, SloShedSettings, ceilings
 from tests.select_service.core.admission.golden import SIMULATOR
 from tests.select_service.core.admission.pools import FixedPool
@@ -32,7 +32,7 @@ def next_of(policy: SloShed[str], pool: FixedPool) -> Waiting[str] | None:
 
 
 def outcomes(policy: SloShed[str], pool: FixedPool, names: Iterable[str]) -> list[str]:
-    return [policy.judge(Ask(100, name), pool, 0.0).outcome for name in names]
+    return [policy.judge(AdmissionRequest(100, name), pool, 0.0).outcome for name in names]
 
 
 QUEUES = {case["name"]: case for case in SIMULATOR["gateway_queue"]}
@@ -52,7 +52,7 @@ def test_the_recorded_queue_of_a_gateway(name: str) -> None:
     )
     for number, step in enumerate(case["log"]):
         if step["op"] == "enqueue":
-            ask = Ask(100, step["class"])
+            ask = AdmissionRequest(100, step["class"])
             verdict = policy.judge(ask, FixedPool(1.0), 0.0)
             assert verdict.outcome == ("wait" if step["outcome"] == "Enqueued" else "refuse"), step
             if verdict.outcome == "wait":
@@ -92,7 +92,7 @@ def test_bands_close_from_below(saturation: float, waits: int) -> None:
 
 def test_a_band_without_room_to_wait_is_shed() -> None:
     policy = policy_of(quotas={"batch": 0})
-    verdict = policy.judge(Ask(100, "batch"), FixedPool(0.85), 0.0)
+    verdict = policy.judge(AdmissionRequest(100, "batch"), FixedPool(0.85), 0.0)
     assert (verdict.outcome, verdict.code) == ("refuse", "saturated")
     assert verdict.facts == {"saturation": 0.85, "limit": policy.ceilings[2]}
 
@@ -100,15 +100,15 @@ def test_a_band_without_room_to_wait_is_shed() -> None:
 def test_critical_requests_without_room_to_wait_are_not_refused_for_saturation() -> None:
     """They never are; that they have no room is what somebody has set."""
     policy = policy_of(quotas={"critical": 0})
-    assert policy.judge(Ask(100, "critical"), FixedPool(0.99), 0.0).admitted
-    verdict = policy.judge(Ask(100, "critical"), FixedPool(1.0), 0.0)
+    assert policy.judge(AdmissionRequest(100, "critical"), FixedPool(0.99), 0.0).admitted
+    verdict = policy.judge(AdmissionRequest(100, "critical"), FixedPool(1.0), 0.0)
     assert (verdict.outcome, verdict.code) == ("refuse", "band-full")
     assert verdict.facts == {"waiting": 0, "limit": 0, "saturation": 1.0}
 
 
 def test_nobody_passes_who_waits_above_or_in_the_same_band() -> None:
     policy = policy_of()
-    policy.enqueue(Ask(100, "standard"), "s", 0.0)
+    policy.enqueue(AdmissionRequest(100, "standard"), "s", 0.0)
     idle = FixedPool(0.0)
     assert outcomes(policy, idle, ["critical", "standard", "batch"]) == ["admit", "wait", "wait"]
     one = next_of(policy, idle)
@@ -121,8 +121,8 @@ def test_nobody_passes_who_waits_above_or_in_the_same_band() -> None:
 def test_a_full_band_refuses_and_others_do_not() -> None:
     policy = policy_of(quotas={"critical": 1, "standard": 2, "batch": 1})
     pool = FixedPool(2.0)
-    policy.enqueue(Ask(1, "critical"), "c", 0.0)
-    verdict = policy.judge(Ask(1, "critical"), pool, 0.0)
+    policy.enqueue(AdmissionRequest(1, "critical"), "c", 0.0)
+    verdict = policy.judge(AdmissionRequest(1, "critical"), pool, 0.0)
     assert (verdict.outcome, verdict.reason) == ("refuse", "band-full")
     assert outcomes(policy, pool, ["standard", "batch"]) == ["wait", "wait"]
 
@@ -159,12 +159,12 @@ def test_saturation_that_swings_inside_the_margin_closes_and_opens_nothing(
 def test_the_hopeless_are_refused_early_but_not_the_critical() -> None:
     policy = policy_of()
     pool = FixedPool(0.0, backlog=6_500, rate=1_000)
-    verdict = policy.judge(Ask(100, "standard"), pool, 0.0)
+    verdict = policy.judge(AdmissionRequest(100, "standard"), pool, 0.0)
     assert (verdict.outcome, verdict.code) == ("refuse", "infeasible-deadline")
     assert verdict.facts == {"predicted_ttft_s": 6.6, "limit": 6.0}
     assert verdict.retry_in_s == pytest.approx(0.6)
     assert outcomes(policy, pool, ["critical", "batch"]) == ["admit", "admit"]
-    asks = policy.judge(Ask(100, "batch", target_s=5.0), pool, 0.0)
+    asks = policy.judge(AdmissionRequest(100, "batch", target_s=5.0), pool, 0.0)
     assert asks.code == "infeasible-deadline", "a request's own target goes first"
     strict = policy_of(feasibility_critical=True)
     assert outcomes(strict, pool, ["critical"]) == ["refuse"]
@@ -173,26 +173,28 @@ def test_the_hopeless_are_refused_early_but_not_the_critical() -> None:
 
 def test_who_would_be_late_alone_is_told_that_time_does_not_help() -> None:
     policy, pool = policy_of(), FixedPool(0.0, backlog=6_500, rate=1_000)
-    assert policy.judge(Ask(6_000, "standard"), pool, 0.0).retry_in_s == pytest.approx(6.5)
-    assert policy.judge(Ask(6_001, "standard"), pool, 0.0).retry_in_s == math.inf
+    assert policy.judge(AdmissionRequest(6_000, "standard"), pool, 0.0).retry_in_s == pytest.approx(
+        6.5
+    )
+    assert policy.judge(AdmissionRequest(6_001, "standard"), pool, 0.0).retry_in_s == math.inf
 
 
 def test_an_idle_pool_takes_who_would_be_late_by_what_was_measured_last() -> None:
     """Were it refused nothing would ever be measured again, and it refused for ever."""
     policy, pool = policy_of(), FixedPool(0.0, rate=100)
-    late = Ask(1_000, "standard")
+    late = AdmissionRequest(1_000, "standard")
     assert policy.judge(late, pool, 0.0).outcome == "admit"
     pool.prefill_backlog = 1.0
     assert policy.judge(late, pool, 0.0).code == "infeasible-deadline", "one measures"
     pool.prefill_backlog, pool.level = 0.0, 2.0
-    policy.enqueue(Ask(1, "critical"), "c", 0.0)
+    policy.enqueue(AdmissionRequest(1, "critical"), "c", 0.0)
     assert policy.judge(late, pool, 0.0).code == "infeasible-deadline", "others are first"
 
 
 def test_only_equal_or_more_important_work_makes_hopeless() -> None:
     policy = policy_of()
     pool = FixedPool(2.0, backlog=0, rate=1_000)
-    policy.enqueue(Ask(50_000, "batch"), "b", 0.0)
+    policy.enqueue(AdmissionRequest(50_000, "batch"), "b", 0.0)
     assert outcomes(policy, pool, ["standard", "batch"]) == ["wait", "refuse"]
 
 
@@ -200,12 +202,12 @@ def test_what_goes_on_coming_above_makes_hopeless_too() -> None:
     """10 000 tokens wait; at 1000 a second that is 10 s, if nobody more important came."""
     policy = policy_of()
     pool = FixedPool(0.0, rate=1_000)
-    ask = Ask(1, "batch", target_s=15.0)
-    above = Ask(750, "standard")
+    ask = AdmissionRequest(1, "batch", target_s=15.0)
+    above = AdmissionRequest(750, "standard")
     for second in range(60):
         policy.charge(above, float(second))
     pool.level = 2.0
-    policy.enqueue(Ask(10_000, "batch"), "b", 60.0)
+    policy.enqueue(AdmissionRequest(10_000, "batch"), "b", 60.0)
     verdict = policy.judge(ask, pool, 60.0)
     assert verdict.code == "infeasible-deadline"
     assert verdict.facts is not None
@@ -217,10 +219,13 @@ def test_who_sends_little_is_not_refused_for_what_another_tenant_sends() -> None
     policy = policy_of()
     pool = FixedPool(2.0, rate=1_000)
     for number in range(30):
-        policy.enqueue(Ask(1_000, "batch", "mallory"), str(number), 0.0)
-    assert policy.judge(Ask(1_000, "batch", "mallory"), pool, 0.0).code == "infeasible-deadline"
-    assert policy.judge(Ask(1_000, "batch", "carol"), pool, 0.0).outcome == "wait"
-    carol = policy.enqueue(Ask(1_000, "batch", "carol"), "c", 0.0)
+        policy.enqueue(AdmissionRequest(1_000, "batch", "mallory"), str(number), 0.0)
+    assert (
+        policy.judge(AdmissionRequest(1_000, "batch", "mallory"), pool, 0.0).code
+        == "infeasible-deadline"
+    )
+    assert policy.judge(AdmissionRequest(1_000, "batch", "carol"), pool, 0.0).outcome == "wait"
+    carol = policy.enqueue(AdmissionRequest(1_000, "batch", "carol"), "c", 0.0)
     assert [one.item for one in policy.may_go(FixedPool(0.0), 40)].index("c") == 30
     first = next_of(policy, FixedPool(0.0))
     assert first is not None
@@ -232,10 +237,10 @@ def test_who_can_be_refused_early_does_not_wait_until_it_must_be_late() -> None:
     policy = policy_of()
     pool = FixedPool(2.0, backlog=2_000, rate=1_000)
     for name, waits_s in (("critical", 2.0), ("standard", 5.0 - 2.1), ("batch", 20.0 - 2.1)):
-        ask = Ask(100, name)
+        ask = AdmissionRequest(100, name)
         policy.judge(ask, pool, 0.0)
         assert policy.enqueue(ask, name, 0.0).deadline == pytest.approx(waits_s)
-    ask = Ask(100, "batch", target_s=3.0)
+    ask = AdmissionRequest(100, "batch", target_s=3.0)
     policy.judge(ask, pool, 0.0)
     assert policy.enqueue(ask, "", 0.0).deadline == 1.5, "half of it in any case"
 
@@ -244,10 +249,10 @@ def test_who_was_told_to_come_goes_before_newcomers_that_may_be_shed() -> None:
     policy = policy_of(quotas={"critical": 1})
     names = ("background", "batch", "standard", "critical")
     for name in names:
-        policy.enqueue(Ask(1, name), name, 0.0)
+        policy.enqueue(AdmissionRequest(1, name), name, 0.0)
     for name in names:
-        policy.enqueue(Ask(1, name), f"{name}, promised", 0.0, is_promised=True)
-    assert policy.judge(Ask(1, "critical"), FixedPool(2.0), 0.0).code == "band-full"
+        policy.enqueue(AdmissionRequest(1, name), f"{name}, promised", 0.0, is_promised=True)
+    assert policy.judge(AdmissionRequest(1, "critical"), FixedPool(2.0), 0.0).code == "band-full"
     order = [one.item for one in policy.may_go(FixedPool(0.0), 9)]
     assert order == [
         "critical, promised",
@@ -273,19 +278,21 @@ def test_nobody_is_hopeless_while_the_rate_is_unknown() -> None:
 def test_over_budget_drops_a_band_instead_of_being_refused() -> None:
     policy = policy_of(budget_tokens=100, budget_tokens_per_s=10)
     pool = FixedPool(0.85)
-    ask = Ask(100, "standard", "a")
+    ask = AdmissionRequest(100, "standard", "a")
     assert policy.judge(ask, pool, 0.0).admitted
     policy.charge(ask, 0.0)
     assert policy.judge(ask, pool, 0.0).outcome == "wait", "judged as batch now"
-    assert policy.judge(Ask(100, "standard", "b"), pool, 0.0).admitted
-    assert policy.judge(Ask(100, "critical", "a"), pool, 0.0).admitted, "a budget per class"
+    assert policy.judge(AdmissionRequest(100, "standard", "b"), pool, 0.0).admitted
+    assert policy.judge(AdmissionRequest(100, "critical", "a"), pool, 0.0).admitted, (
+        "a budget per class"
+    )
     assert policy.judge(ask, pool, 10.0).admitted
 
 
 def test_what_waits_in_vain_gets_its_budget_back() -> None:
     policy = policy_of(budget_tokens=100, budget_tokens_per_s=1e-9)
     pool = FixedPool(2.0)
-    ask = Ask(100, "standard", "a")
+    ask = AdmissionRequest(100, "standard", "a")
     left = policy.enqueue(ask, "left", 0.0)
     assert policy.judge(ask, FixedPool(0.85), 0.0).outcome == "wait"
     assert policy.withdraw(left, 0.0)
@@ -300,8 +307,8 @@ def test_what_waits_in_vain_gets_its_budget_back() -> None:
 
 def test_waiting_ends_with_the_target() -> None:
     policy = policy_of()
-    policy.enqueue(Ask(1, "standard"), "s", 1.0)
-    policy.enqueue(Ask(1, "batch", target_s=0.5), "b", 1.0)
+    policy.enqueue(AdmissionRequest(1, "standard"), "s", 1.0)
+    policy.enqueue(AdmissionRequest(1, "batch", target_s=0.5), "b", 1.0)
     assert policy.next_expiry() == 1.5
     assert [one.item for one in policy.expired(1.5, 9)] == ["b"]
     assert policy.next_expiry() == 6.0
@@ -310,7 +317,7 @@ def test_waiting_ends_with_the_target() -> None:
 def test_who_cannot_go_lets_others_try() -> None:
     policy = policy_of()
     for name, slo_class in (("b", "batch"), ("s1", "standard"), ("s2", "standard")):
-        policy.enqueue(Ask(10, slo_class, name), name, 0.0)
+        policy.enqueue(AdmissionRequest(10, slo_class, name), name, 0.0)
     assert [one.item for one in policy.may_go(FixedPool(0.0), 9)] == ["s1", "s2", "b"]
     assert [one.item for one in policy.may_go(FixedPool(0.0), 2)] == ["s1", "s2"]
     assert [one.item for one in policy.may_go(FixedPool(0.85), 9)] == ["s1", "s2"]
@@ -359,7 +366,7 @@ def test_promises(steps: list[tuple[str, str, int, float, float]]) -> None:
         while (one := next_of(policy, pool)) is not None:
             policy.serve(one, now)
             let_in(one.item, one.cost)
-        ask = Ask(tokens, name, tenant)
+        ask = AdmissionRequest(tokens, name, tenant)
         band = CLASSES.band(name)
         if band == 0:
             criticals.append(now)
@@ -391,7 +398,7 @@ def test_whoever_waits_is_served_once_load_is_gone(
     policy = policy_of(quotas=QUOTAS)
     waiting = 0
     for name, tenant, tokens, _, _ in steps:
-        ask = Ask(tokens, name, tenant)
+        ask = AdmissionRequest(tokens, name, tenant)
         if policy.judge(ask, FixedPool(2.0), 0.0).outcome == "wait":
             policy.enqueue(ask, name, 0.0)
             waiting += 1

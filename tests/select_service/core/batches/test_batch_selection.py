@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from select_service.core.batches.batch_plan import even_share
-from select_service.core.decisions.explain import Told
+from select_service.core.decisions.explain import ExplainedRecord
 from select_service.errors import (
     BatchNotPlaced,
     InvalidField,
@@ -269,7 +269,7 @@ def test_a_decision_says_that_the_rank_was_chosen_with_others() -> None:
     taken = where(answer)
     record = fleet.core.decisions.find("r.1")
     assert record is not None
-    told = Told(record, 0.0, 0.0)
+    told = ExplainedRecord(record, 0.0, 0.0)
     candidates = told.candidates(0, 3)
     assert [one.excluded for one in candidates if one.worker_id != taken[1]] == ["wave"] * 2
     (chosen,) = (one for one in candidates if one.worker_id == taken[1])

@@ -21,9 +21,9 @@ from select_service.core.decisions.decision_log import (
     chosen_workers,
     decision_id,
 )
-from select_service.core.decisions.explain import Told
+from select_service.core.decisions.explain import ExplainedRecord
 from select_service.core.decisions.fleet_snapshot import STREAMS_S
-from select_service.core.decisions.record import HASHES_KEPT, Record
+from select_service.core.decisions.record import HASHES_KEPT, DecisionRecord
 from select_service.errors import ServiceError
 from select_service.types import (
     CoreLimits,
@@ -49,9 +49,9 @@ def fleet_of(workers: int = 2, ring: int = 8, size: int = 1 << 20, **settings: A
     return fleet
 
 
-def told(record: Record | None) -> dict[str, Any]:
+def told(record: DecisionRecord | None) -> dict[str, Any]:
     assert record is not None
-    answer = json.loads(msgspec.json.encode(Told(record, 0.0, 0.1).whole()))
+    answer = json.loads(msgspec.json.encode(ExplainedRecord(record, 0.0, 0.1).whole()))
     assert isinstance(answer, dict)
     return answer
 

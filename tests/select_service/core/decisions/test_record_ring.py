@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import UNSET
 
-from select_service.core.admission.policy_api import Ask
+from select_service.core.admission.policy_api import AdmissionRequest
 from select_service.core.admission.queue import Ticket
 from select_service.core.decisions import plain_record_ring
-from select_service.core.decisions.record import Record
+from select_service.core.decisions.record import DecisionRecord
 from select_service.core.pricing.placement import Placement
 from select_service.core.pricing.prompt import prompt_of
 from select_service.types import Overlap, RoutingConstraints, SelectRequest
@@ -42,7 +42,8 @@ members = st.fixed_dictionaries(
         "hashes": st.binary(max_size=64) | long_hashes,
         "selection_id": names,
         "reservation_id": names,
-        "ask": st.none() | st.text(max_size=9).map(lambda tenant: Ask(1, tenant_id=tenant)),
+        "ask": st.none()
+        | st.text(max_size=9).map(lambda tenant: AdmissionRequest(1, tenant_id=tenant)),
         "cache_hit": st.none() | st.just("how it stood"),
         "more": st.integers(0, 900),
         "is_told": st.booleans(),
@@ -77,7 +78,7 @@ def size_of(one: dict[str, Any]) -> int:
     return size + (0 if one["cache_hit"] is None else 64)
 
 
-def charged(kept: list[Record]) -> int:
+def charged(kept: list[DecisionRecord]) -> int:
     """All sizes, and the columns of each run of records that have the same."""
     total, before = 0, None
     for one in kept:
@@ -97,12 +98,14 @@ def test_the_last_are_kept_as_far_as_they_fit(
     twin: ModuleType, steps: list[dict[str, Any]], count_max: int, bytes_max: int
 ) -> None:
     ring = twin.RecordRing(count_max, bytes_max, 7)
-    kept: list[Record] = []
+    kept: list[DecisionRecord] = []
     is_on = count_max > 0 and bytes_max > 0
     for at, one in enumerate(steps):
         seen = one["columns"], one["matched"], one["shared"], one["trust"]
         facts = seen, None, at, float(at), None, one["cache_hit"], "weights", "told", one["more"]
-        record = Record._make(twin.RecordRing(0, 0, ring.next).keep(ticket_of(one, True), *facts))
+        record = DecisionRecord._make(
+            twin.RecordRing(0, 0, ring.next).keep(ticket_of(one, True), *facts)
+        )
         if one["is_told"] or not is_on:
             assert ring.keep(ticket_of(one, True), *facts) == record
         else:
@@ -182,7 +185,7 @@ def test_hashes_are_those_of_the_prompt_however_many_come_and_go(
     for number, (blocks, more) in enumerate(steps):
         keep(ring, number.to_bytes(8, "little") * blocks, more)
         for at in range(ring.next - len(ring), ring.next):
-            record = Record._make(ring.numbered(at))
+            record = DecisionRecord._make(ring.numbered(at))
             expected = at.to_bytes(8, "little") * min(512, steps[at][0])
             assert record.block_hashes == expected
 

@@ -10,11 +10,11 @@ from indexer.types import BASE_NAMESPACE, Scope
 from select_service.core.diagnostics import prompt_checks
 from select_service.core.diagnostics.causes import CAUSES, UNREACHABLE_FROM_HERE, Cause
 from select_service.core.diagnostics.fleet_checks import server_of
-from select_service.core.diagnostics.growth import WINDOW_S, Growth
+from select_service.core.diagnostics.growth import WINDOW_S, CounterGrowth
 from select_service.core.diagnostics.prompt_checks import Owner, PromptChecks
-from select_service.core.diagnostics.prompt_sample import Sample
-from select_service.core.diagnostics.stream_checks import RUN_S, Run
-from select_service.core.diagnostics.suspicions import Change, Suspicions
+from select_service.core.diagnostics.prompt_sample import PromptSample
+from select_service.core.diagnostics.stream_checks import RUN_S, FailureRun
+from select_service.core.diagnostics.suspicions import FindingChange, Suspicions
 from select_service.types.doctor import Subject
 
 SCOPE = Scope("m", "t")
@@ -22,7 +22,7 @@ LATE = next(cause for cause in CAUSES if cause.after_s == 10.0)
 AT_ONCE = next(cause for cause in CAUSES if not cause.after_s)
 
 
-def concluded(suspicions: Suspicions, now: float) -> list[Change]:
+def concluded(suspicions: Suspicions, now: float) -> list[FindingChange]:
     steps: Iterator[None] = suspicions.conclude(now)
     while True:
         try:
@@ -41,7 +41,7 @@ def test_codes_are_unique_and_every_cause_has_its_words() -> None:
 
 
 def test_growth_is_what_came_lately() -> None:
-    growth = Growth((100,), 0.0)
+    growth = CounterGrowth((100,), 0.0)
     assert growth.of((103,), 10.0) == (3,)
     assert growth.of((103,), WINDOW_S) == (3,)
     assert growth.of((104,), WINDOW_S + 10) == (4,)
@@ -52,7 +52,7 @@ def test_growth_is_what_came_lately() -> None:
 
 
 def test_a_run_is_counted_until_something_goes_well() -> None:
-    run = Run()
+    run = FailureRun()
     assert run.go_on(0, 2, 0.0) == 2
     assert run.go_on(0, 5, 1.0) == 5
     assert run.go_on(0, 5, 1000.0) == 5  # idle, and no better
@@ -128,8 +128,8 @@ def _one_of_each(severity: str) -> list[Cause]:
     return [one for one in CAUSES if one.severity == severity and not one.after_s]
 
 
-def sample(number: int, at: float, rank: int = 0) -> Sample:
-    return Sample(
+def sample(number: int, at: float, rank: int = 0) -> PromptSample:
+    return PromptSample(
         *(SCOPE, 1, rank, at, number.to_bytes(8, "little"), 1, 1, 16, "hashes"),
         *(BASE_NAMESPACE, []),
     )

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from select_service.core.fleet.catalog import Catalog
-from select_service.core.fleet.roster import API, Plan, Roster, Unready
+from select_service.core.fleet.roster import API, Roster, RosterPlan, Unready
 from select_service.types import CoreLimits, WorkerSpec
 
 
@@ -68,11 +68,11 @@ def test_after_the_plan_both_agree(named: set[int], mine: set[int], theirs: set[
     assert Roster("file", grace_s=0.0).plan(specs(*named, endpoint="x"), known, 0.0)[:2] == ([], [])
 
 
-def held(plan: Plan) -> dict[int, str | None]:
+def held(plan: RosterPlan) -> dict[int, str | None]:
     return dict(plan.held_back)
 
 
-def apply(plan: Plan, known: Catalog, source: str) -> None:
+def apply(plan: RosterPlan, known: Catalog, source: str) -> None:
     for worker_id in plan.removed:
         known.remove(worker_id)
     for worker_id, why in plan.held_back:

@@ -7,7 +7,7 @@ from typing import Any
 
 from select_service.core.instrumentation.marks import MarkRecorder, Marks
 from select_service.core.instrumentation.recorder import Recorder
-from select_service.core.recording.items import Life
+from select_service.core.recording.items import ReservationStep
 from select_service.core.recording.notes import BirthNote, DecisionNote, Note, SeatsNote, WaveNote
 from select_service.errors import ServiceError
 from select_service.types import CoreLimits, LeaseRequest, RouterConfig, Selection
@@ -66,7 +66,7 @@ def test_what_is_answered_is_the_same_with_and_without() -> None:
     answers = live(both)
     assert live(plain) == answers
     assert len(notes.of(DecisionNote)) >= 10
-    assert {note.what for note in notes.of(Life)} >= {"prefill_complete", "freed"}
+    assert {note.what for note in notes.of(ReservationStep)} >= {"prefill_complete", "freed"}
     assert {note.what for note in notes.of(BirthNote)} == {"booked"}
     assert recorder.current.placement is not None, "and it was traced"
 
@@ -84,7 +84,7 @@ def test_every_end_of_a_reservation_is_noted() -> None:
     fleet.delete(2)
     fleet.tick(3.0)
     fleet.tick(3.0)
-    ends = {one.reservation_id: one.what for one in notes.of(Life)}
+    ends = {one.reservation_id: one.what for one in notes.of(ReservationStep)}
     assert ends == {name: name for name in ("freed", "expired", "lease_ended", "dropped")}
 
 

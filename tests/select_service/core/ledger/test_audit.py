@@ -11,19 +11,19 @@ from collections.abc import Callable
 import pytest
 
 from indexer.core.hashing import pack_u64
-from select_service.core.ledger.audit import STEPS_PER_TURN, Difference, audit
+from select_service.core.ledger.audit import STEPS_PER_TURN, LedgerDifference, audit
 from select_service.core.ledger.ledger import Ledger
-from select_service.core.ledger.reservation import Reservation
+from select_service.core.ledger.reservation import LedgerReservation
 
 SLOTS = 4
 
 
-def lived(seed: int, bookings: int = 60) -> tuple[Ledger, list[Reservation]]:
+def lived(seed: int, bookings: int = 60) -> tuple[Ledger, list[LedgerReservation]]:
     """A ledger with shared, repeated and faded blocks, seats that are taken, and some who went."""
     rng, ledger = random.Random(seed), Ledger(sequence_blocks=3)
     ledger.ensure(SLOTS)
     ledger.loads.limit_seats(1, 4, 17)
-    live: list[Reservation] = []
+    live: list[LedgerReservation] = []
     for number in range(bookings):
         blocks = [rng.randrange(3)] + [rng.randrange(40) for _ in range(rng.randrange(6))]
         one = ledger.book(
@@ -40,7 +40,7 @@ def lived(seed: int, bookings: int = 60) -> tuple[Ledger, list[Reservation]]:
     return ledger, live
 
 
-def found(ledger: Ledger) -> list[Difference]:
+def found(ledger: Ledger) -> list[LedgerDifference]:
     return [one for one in audit(ledger) if one is not None]
 
 

@@ -9,15 +9,15 @@ import pytest
 
 from select_service.core.ledger.active_blocks import ChainNode
 from select_service.core.ledger.deadlines import Deadlines, rounded_up
-from select_service.core.ledger.reservation import Reservation, SlotGeneration
+from select_service.core.ledger.reservation import LedgerReservation, SlotGeneration
 
 
-def reservation(name: str) -> Reservation:
-    return Reservation(name, 0, SlotGeneration(0), ChainNode(None, b""), 0, 0.0)
+def reservation(name: str) -> LedgerReservation:
+    return LedgerReservation(name, 0, SlotGeneration(0), ChainNode(None, b""), 0, 0.0)
 
 
 def test_the_next_is_the_one_longest_untouched_whatever_its_time_to_live() -> None:
-    deadlines: Deadlines[Reservation] = Deadlines()
+    deadlines: Deadlines[LedgerReservation] = Deadlines()
     assert deadlines.next() == inf
     first, second, short = (reservation(name) for name in "abc")
     deadlines.add(first, 10.0, 0.0)
@@ -37,7 +37,7 @@ def test_the_next_is_the_one_longest_untouched_whatever_its_time_to_live() -> No
 
 
 def test_who_never_expires_is_in_no_queue() -> None:
-    deadlines: Deadlines[Reservation] = Deadlines()
+    deadlines: Deadlines[LedgerReservation] = Deadlines()
     one = reservation("a")
     deadlines.touch(one, 5.0)
     assert list(deadlines) == []
@@ -45,8 +45,8 @@ def test_who_never_expires_is_in_no_queue() -> None:
 
 def test_many_times_to_live_in_any_order() -> None:
     rng = random.Random(3)
-    deadlines: Deadlines[Reservation] = Deadlines()
-    waiting: dict[Reservation, float] = {}
+    deadlines: Deadlines[LedgerReservation] = Deadlines()
+    waiting: dict[LedgerReservation, float] = {}
     now = 0.0
     for step in range(4000):
         now += rng.choice([0.0, 0.1, 1.0])
@@ -75,7 +75,7 @@ def test_many_times_to_live_in_any_order() -> None:
 
 
 def test_emptied_queues_do_not_stay() -> None:
-    deadlines: Deadlines[Reservation] = Deadlines()
+    deadlines: Deadlines[LedgerReservation] = Deadlines()
     for number in range(500):
         one = reservation(str(number))
         deadlines.add(one, 1.0 + number, 0.0)

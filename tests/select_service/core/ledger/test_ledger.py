@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from select_service.core.ledger.audit import audit
 from select_service.core.ledger.ledger import Ledger
-from select_service.core.ledger.reservation import Reservation
+from select_service.core.ledger.reservation import LedgerReservation
 from tests.effort import examples
 from tests.models.ledger import NaiveLedger, NaiveReservation
 
@@ -42,7 +42,9 @@ def ledger() -> Ledger:
     return ledger
 
 
-def book(ledger: Ledger, name: str, *hashes: int, slot: int = 0, prefill: int = 0) -> Reservation:
+def book(
+    ledger: Ledger, name: str, *hashes: int, slot: int = 0, prefill: int = 0
+) -> LedgerReservation:
     reservation = ledger.book(name, slot, pack(*hashes), prefill, 0.0)
     ledger.check()
     return reservation
@@ -297,8 +299,8 @@ class AgainstTheTwin(RuleBasedStateMachine):
         self.ledger = Ledger(sequence_blocks=3)
         self.ledger.ensure(SLOTS)
         self.twin = NaiveLedger(sequence_blocks=3)
-        self.names: dict[str, Reservation] = {}
-        self.dropped: set[Reservation] = set()  # and not swept yet
+        self.names: dict[str, LedgerReservation] = {}
+        self.dropped: set[LedgerReservation] = set()  # and not swept yet
         self.slots = SLOTS
         self.number = 0
 

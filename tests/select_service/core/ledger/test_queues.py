@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from select_service.core.ledger.drain_meter import DrainMeter
 from select_service.core.ledger.ledger import Ledger
 from select_service.core.ledger.loads import unpacked, worked_off
-from select_service.core.ledger.reservation import Reservation
+from select_service.core.ledger.reservation import LedgerReservation
 from select_service.core.ledger.slot_loads import STEP_TOKENS
 from tests.effort import examples
 
@@ -80,7 +80,7 @@ def test_as_a_naive_book_of_queues_has_it(  # noqa: C901 - a step of each kind
     for slot, step in enumerate(STEPS):
         ledger.loads.limit_step(slot, step)
     twins = [NaiveQueue(step) for step in STEPS]
-    live: list[list[Reservation]] = [[] for _ in STEPS]
+    live: list[list[LedgerReservation]] = [[] for _ in STEPS]
     now = 10.0
     for number, (what, slot, which, tokens, passed) in enumerate(steps):
         now += passed

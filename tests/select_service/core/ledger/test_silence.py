@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from select_service.core.ledger.drain_meter import PRIOR_TOKENS_PER_S, DrainMeter
 from select_service.core.ledger.ledger import Ledger
-from select_service.core.ledger.reservation import Reservation
+from select_service.core.ledger.reservation import LedgerReservation
 from select_service.core.ledger.work_done import SILENCE_S
 from tests.effort import examples
 
@@ -31,7 +31,7 @@ class Traffic:
         self.now = 100.0
         self._names = count()
 
-    def book(self, slot: int, tokens: int = 1000) -> Reservation:
+    def book(self, slot: int, tokens: int = 1000) -> LedgerReservation:
         return self.ledger.book(f"r{next(self._names)}", slot, b"", tokens, self.now)
 
     def compute(self, slot: int, tokens: int = 1000) -> None:
@@ -109,7 +109,7 @@ def test_whose_caller_is_lost_computes_for_others() -> None:
 def test_frontends_that_only_free_tell_nothing_of_the_pace(every_s: float, at_once: int) -> None:
     """Whether ranks have nothing booked now and then, or never."""
     traffic = Traffic()
-    live: list[Reservation] = []
+    live: list[LedgerReservation] = []
     for number in range(1000):
         live.append(traffic.book(number % RANKS))
         traffic.now += every_s
@@ -279,7 +279,7 @@ def test_time_is_said_once_and_only_by_who_computed(
     ledger = Ledger()
     ledger.ensure(3)
     naive = [NaiveRank() for _ in range(3)]
-    live: list[list[Reservation]] = [[] for _ in naive]
+    live: list[list[LedgerReservation]] = [[] for _ in naive]
     now = 10.0
     for number, (what, slot, which, tokens, passed) in enumerate(steps):
         now += passed

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from select_service.core.ledger.loads import Loads
-from select_service.core.pricing.cost import Found, Size, Terms, preferences, terms_of
+from select_service.core.ledger.loads import PackedLoads
+from select_service.core.pricing.cost import Size, Terms, TierMatches, preferences, terms_of
 from select_service.core.pricing.weights import Weights, weights_in_force
 from select_service.types import RouterConfig, RouterConfigOverride
 
@@ -37,8 +37,8 @@ def priced(
     """Rows are (P, D + N, device, host extension, disk extension)."""
     columns = np.array(rows, dtype=np.float64).T
     nothing = np.zeros(len(rows))
-    loads = Loads(columns[0], columns[1], nothing, nothing, 0.0, 0.0, nothing, nothing)
-    found = Found(*map(groups, columns[2:])) if matched else None
+    loads = PackedLoads(columns[0], columns[1], nothing, nothing, 0.0, 0.0, nothing, nothing)
+    found = TierMatches(*map(groups, columns[2:])) if matched else None
     size = Size(isl, 0, block_size)
     return terms_of(loads, slice(0, len(rows)), size, chosen, found, None, None, 0.0)
 

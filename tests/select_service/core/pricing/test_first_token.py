@@ -17,10 +17,10 @@ from indexer.core.registry import StreamRegistry
 from indexer.types import Scope, Tier, WorkerRank
 from select_service.core import partition as rooms
 from select_service.core.ledger.ledger import Ledger
-from select_service.core.ledger.loads import Loads
+from select_service.core.ledger.loads import PackedLoads
 from select_service.core.ledger.slot_loads import CHURN_MEMORY_S
 from select_service.core.pricing import plain_pricer
-from select_service.core.pricing.cost import Found, Size, terms_of
+from select_service.core.pricing.cost import Size, TierMatches, terms_of
 from select_service.core.pricing.weights import weights_in_force
 from select_service.core.service import SelectionCore
 from select_service.simulator.core.workloads import WorkloadSettings
@@ -58,10 +58,10 @@ def price(
     weights = weights_in_force(OURS, None).at_present(waiting, 1000.0, 8000.0)
     p, d, c, x = (np.array([float(one)]) for one in (prefill, decode, churn, context))
     here = np.array([0])
-    found = Found([(device, here)], [], []) if device else None
+    found = TierMatches([(device, here)], [], []) if device else None
     shared = [(booked, here)] if booked else None
     terms = terms_of(
-        Loads(p, d, c, x, 0.0, 0.0, np.zeros(1), np.zeros(1)),
+        PackedLoads(p, d, c, x, 0.0, 0.0, np.zeros(1), np.zeros(1)),
         here,
         Size(isl, booked, SIZE),  # so that `decode` and `context` are with the prompt
         weights._replace(context_load_scale=0.0),

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from select_service.core.ledger.loads import ranks_in, unpacked
 from select_service.core.ledger.slot_loads import SlotLoads
 from select_service.core.pricing import plain_pricer
-from select_service.core.pricing.cost import Found
+from select_service.core.pricing.cost import TierMatches
 from select_service.core.pricing.pick import pick
 from select_service.core.pricing.weights import Weights
 from tests.indexer.kernels import twins
@@ -123,7 +123,7 @@ def test_like_the_terms_read_aloud(
         block_size,
         6,
         chosen,
-        None if held is None else Found(*map(groups, held)),
+        None if held is None else TierMatches(*map(groups, held)),
         groups(booked) if booked else None,
         None if trust is None else np.array(trust),
         None if preferred is None else np.array(preferred[: len(slots)]),
@@ -163,7 +163,11 @@ def test_it_does_not_read_beyond_its_columns(twin: ModuleType) -> None:
     for slot in (-1, 4):
         beyond: list[tuple[int, Any]] = [(1, np.array([slot]))]
         if slot > 0 or twin is not plain_pricer:  # numpy counts negative ones from the end
-            for found in (Found(beyond, [], []), Found([], beyond, []), Found([], [], beyond)):
+            for found in (
+                TierMatches(beyond, [], []),
+                TierMatches([], beyond, []),
+                TierMatches([], [], beyond),
+            ):
                 with pytest.raises(IndexError):
                     ask(pricer, 4, found=found)
             with pytest.raises(IndexError):
@@ -187,7 +191,7 @@ def test_factors_of_one_change_nothing(twin: ModuleType) -> None:
     for _ in range(200):
         columns = [np.array([float(rng.randrange(5000)) for _ in range(ROWS)]) for _ in range(6)]
         device = groups([rng.randrange(9) for _ in range(ROWS)])
-        asked = {"isl_tokens": rng.randrange(1, 300), "found": Found(device, [], [])}
+        asked = {"isl_tokens": rng.randrange(1, 300), "found": TierMatches(device, [], [])}
         pricer, ones = twin.Pricer(*columns), np.ones(ROWS)
         drawn = [
             ask(pricer, ROWS, **asked, **more, rng=random.Random(1))
@@ -209,7 +213,11 @@ def test_a_draw_of_almost_one_is_the_last_of_equals(twin: ModuleType) -> None:
 @EITHER
 def test_what_an_earlier_prompt_held_is_forgotten(twin: ModuleType) -> None:
     pricer = twin.Pricer(*np.zeros((6, 3)))
-    ask(pricer, 3, found=Found([(5, np.array([1]))], [(2, np.array([1]))], [(1, np.array([2]))]))
+    ask(
+        pricer,
+        3,
+        found=TierMatches([(5, np.array([1]))], [(2, np.array([1]))], [(1, np.array([2]))]),
+    )
     assert [pricer.held_at(slot) for slot in range(3)] == [(0, 0, 0), (5, 2, 0), (0, 0, 1)]
     ask(pricer, 3)
     assert [pricer.held_at(slot) for slot in range(3)] == [(0, 0, 0)] * 3

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from indexer.types import Scope
 from select_service.core.columns import Slots
 from select_service.core.ledger.loads import COLUMNS, ranks_in
-from select_service.core.pricing.cost import Found
+from select_service.core.pricing.cost import TierMatches
 from select_service.core.pricing.prompt import prompt_of
 from select_service.core.pricing.weights import weights_in_force
 from select_service.core.recording import decoder, encoder
@@ -27,13 +27,13 @@ from select_service.core.recording.items import (
     FRAME,
     LENGTH,
     OPENING,
-    Change,
     Decided,
     Gap,
     Header,
     Item,
-    Life,
+    ReservationStep,
     Seats,
+    SettingsChange,
 )
 from select_service.core.recording.notes import (
     BirthNote,
@@ -75,7 +75,9 @@ def decisions(draw: st.DrawFn) -> DecisionNote:
     slots = st.lists(st.integers(0, ranks - 1), unique=True, max_size=ranks).map(np.array)
     groups = st.none() | st.lists(st.tuples(st.integers(1, 99), slots), min_size=1, max_size=2)
     device, shared = draw(groups), draw(groups)
-    found = None if device is None else Found(device, draw(groups.map(lambda one: one or [])), [])
+    found = (
+        None if device is None else TierMatches(device, draw(groups.map(lambda one: one or [])), [])
+    )
     trust = draw(st.none() | st.just(np.ones(ranks).tobytes()))
     rows = draw(st.just(slice(0, ranks)) | slots.filter(len))
     return DecisionNote(
@@ -156,12 +158,12 @@ def test_who_sits_where_is_told_once_and_then_what_is_new(monkeypatch: pytest.Mo
         3: [(0, 2)],
         4: [(0, 0)],
     }
-    life = next(one for one in told if isinstance(one, Life))
-    assert life == Life(1.0, "booked", "r", 0, 2, 0, 7, 9)
-    assert told[-1] == Change(2.0, "settings", {"a": 1})
+    life = next(one for one in told if isinstance(one, ReservationStep))
+    assert life == ReservationStep(1.0, "booked", "r", 0, 2, 0, 7, 9)
+    assert told[-1] == SettingsChange(2.0, "settings", {"a": 1})
     packer.begin()  # another file: whoever speaks of the scope says who is there
     again = [item for item in packer.pack(booked) if item is not None]
-    assert [type(one) for one in again] == [Seats, Seats, Life]
+    assert [type(one) for one in again] == [Seats, Seats, ReservationStep]
 
 
 @pytest.fixture(scope="module")
@@ -200,7 +202,7 @@ def test_a_file_that_was_cut_off_ends_with_its_last_whole_frame(recording: bytes
         (OPENING + framed(LENGTH.pack(1) + b"\x90"), "cannot be read"),
         (OPENING + framed(message(Gap(1, "queue"))), "begin with a header"),
         (file_of([Header("v", "r", 1, 0.0, 0.0, RouterConfig())]), "second header"),
-        (file_of([Life(0.0, "booked", "r", 3)]), "scope 3 was never named"),
+        (file_of([ReservationStep(0.0, "booked", "r", 3)]), "scope 3 was never named"),
         (file_of([Seats(0, "m", "t", 1, [], [], is_whole=False)]), "nothing is known"),
     ],
 )

@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from select_service.core.replication.messages import (
+    ClaimGrowth,
     ClaimRecord,
     Ended,
     Grown,
-    Growth,
     Hearsay,
     Heartbeat,
     Said,
@@ -173,7 +173,7 @@ def test_what_we_were_told_is_not_lost_when_its_owner_has_taken_a_claim_back(
     assert third.load(1) == (16, 2, 1)
     (claim,) = third.core.desk.announcer.claims.alive("a")
     assert claim.born == record.born
-    grown = Grown("a", 2000, record.born, Growth(outputs={3000: 1}))
+    grown = Grown("a", 2000, record.born, ClaimGrowth(outputs={3000: 1}))
     assert [grown] == [one for said in third.turn() if isinstance(said, Said) for one in said.items]
 
 
@@ -181,7 +181,7 @@ def test_what_is_told_of_a_claim_by_hearsay_happened_to_what_took_it_over() -> N
     there, third = Replica(2000), Replica(3000)
     record = taken_back(there, third)
     (claim,) = third.core.desk.announcer.claims.alive("a")
-    old = msgspec.structs.replace(claim.record, growth=Growth(outputs={OURS: 1}))
+    old = msgspec.structs.replace(claim.record, growth=ClaimGrowth(outputs={OURS: 1}))
     third.hears(Said(2000, 1, record.born, [record]))
     assert third.load(1) == (16, 0, 1)
     silent(third)

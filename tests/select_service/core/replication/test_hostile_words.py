@@ -17,10 +17,10 @@ from select_service.core.replication.messages import (
     ITEMS_MAX,
     OUTPUT_BLOCKS_MAX,
     OUTPUT_TELLERS_MAX,
+    ClaimGrowth,
     ClaimRecord,
     Ended,
     Grown,
-    Growth,
     Heartbeat,
     Said,
 )
@@ -139,12 +139,12 @@ def test_more_publishers_than_allowed_are_refused() -> None:
 @pytest.mark.parametrize(
     "growth",
     [
-        Growth(outputs={1: (1 << 64) - 1}),
-        Growth(outputs={1: (1 << 64) - 1}, faded_at=(1 << 64) - 1, fraction=0.3),
-        Growth(outputs=dict.fromkeys(range(OUTPUT_TELLERS_MAX), (1 << 64) - 1)),
+        ClaimGrowth(outputs={1: (1 << 64) - 1}),
+        ClaimGrowth(outputs={1: (1 << 64) - 1}, faded_at=(1 << 64) - 1, fraction=0.3),
+        ClaimGrowth(outputs=dict.fromkeys(range(OUTPUT_TELLERS_MAX), (1 << 64) - 1)),
     ],
 )
-def test_output_without_end_takes_nothing_of_others_with_it(growth: Growth) -> None:
+def test_output_without_end_takes_nothing_of_others_with_it(growth: ClaimGrowth) -> None:
     """Loads are sums of doubles: what is far larger than all others swallows them."""
     here = Replica()
     here.book("mine", 1, 5)
@@ -168,7 +168,7 @@ def test_output_is_told_by_so_many_routers_and_no_more() -> None:
     (claim,) = here.core.desk.announcer.claims.own.by_id.values()
     for seq in range(1, 4):
         first = seq * OUTPUT_TELLERS_MAX
-        told = Growth(outputs=dict.fromkeys(range(first, first + OUTPUT_TELLERS_MAX), 1))
+        told = ClaimGrowth(outputs=dict.fromkeys(range(first, first + OUTPUT_TELLERS_MAX), 1))
         here.hears(Said(3000, 1, seq, [Grown("mine", *claim.key, told)]), "tcp://evil:1")
         early = Grown("unheard", 3000, 77, told)
         here.hears(Said(3000, 1, seq + 10, [early]), "tcp://evil:1")
@@ -184,7 +184,7 @@ def test_our_own_count_told_to_us_does_not_overflow() -> None:
     here = Replica()
     here.book("mine", 1, 5)
     (claim,) = here.core.desk.announcer.claims.own.by_id.values()
-    told = Growth(outputs={OURS: OUTPUT_BLOCKS_MAX, 2: OUTPUT_BLOCKS_MAX})
+    told = ClaimGrowth(outputs={OURS: OUTPUT_BLOCKS_MAX, 2: OUTPUT_BLOCKS_MAX})
     here.hears(Said(3000, 1, 1, [Grown("mine", *claim.key, told)]), "tcp://evil:1")
     here.core.reservations.output_block("mine", 0.5, here.now)
     said = here.turn(here.core.limits.replica_output_interval_s)
@@ -195,7 +195,7 @@ def test_our_own_count_told_to_us_does_not_overflow() -> None:
 
 @pytest.mark.parametrize("more", [{1 << 40: 1}, {0: OUTPUT_BLOCKS_MAX + 1}, {0: -1}])
 def test_a_word_with_more_output_than_that_is_none(more: dict[int, int]) -> None:
-    told = Growth(outputs=dict.fromkeys(range(OUTPUT_TELLERS_MAX), OUTPUT_BLOCKS_MAX))
+    told = ClaimGrowth(outputs=dict.fromkeys(range(OUTPUT_TELLERS_MAX), OUTPUT_BLOCKS_MAX))
     said = Said(3000, 1, 1, [Grown("x", 3000, 1, told)])
     assert decode_message(*encode_message(said)) == said
     told.outputs.update(more)

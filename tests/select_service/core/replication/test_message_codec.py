@@ -28,11 +28,11 @@ from select_service.core.replication.message_codec import (
 )
 from select_service.core.replication.messages import (
     OWN_TOPIC,
+    ClaimGrowth,
     ClaimRecord,
     Closed,
     Ended,
     Grown,
-    Growth,
     Hearsay,
     Heartbeat,
     Renewed,
@@ -252,7 +252,16 @@ def test_other_topics_are_refused() -> None:
 
 
 CLAIM = ClaimRecord(
-    "x", 3, "m", "t", 16, 2**64 - 1, 0, b"12345678", 5, growth=Growth(True, {2**64 - 1: 4}, 3, 0.5)
+    "x",
+    3,
+    "m",
+    "t",
+    16,
+    2**64 - 1,
+    0,
+    b"12345678",
+    5,
+    growth=ClaimGrowth(True, {2**64 - 1: 4}, 3, 0.5),
 )
 
 LEASED = msgspec.structs.replace(CLAIM, ttl_s=2.5, lease=LeaseState("l", "o", 30.0))
@@ -262,7 +271,7 @@ LEASED = msgspec.structs.replace(CLAIM, ttl_s=2.5, lease=LeaseState("l", "o", 30
     "message",
     [
         Heartbeat(1, 1, 2, 3, 2**64 - 1, 8092, "http://x"),
-        Said(1, 1, 2, [CLAIM, Grown("x", 1, 2, Growth()), Ended("x", 1, 2)]),
+        Said(1, 1, 2, [CLAIM, Grown("x", 1, 2, ClaimGrowth()), Ended("x", 1, 2)]),
         Said(1, 1, 2, [LEASED, Renewed("l"), Renewed("l", 5.0), Closed("l", [2**64 - 1])]),
     ],
 )
@@ -277,7 +286,7 @@ def test_our_own_messages_come_back(message: Heartbeat | Said) -> None:
     [
         SnapshotHead(1, 1, 2),
         CLAIM,
-        Grown("x", 1, 2, Growth()),
+        Grown("x", 1, 2, ClaimGrowth()),
         Ended("x", 1, 2),
         Ended("x", 1, 2, (3, 2**64 - 1)),
         Ended("x", 1, 2, freed=True),

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from indexer.core.hashing import pack_u64
 from indexer.core.registry import StreamRegistry
-from select_service.core.decisions.explain import Told
-from select_service.core.decisions.record import Record
+from select_service.core.decisions.explain import ExplainedRecord
+from select_service.core.decisions.record import DecisionRecord
 from select_service.core.service import SelectionCore
 from select_service.errors import NameRefused
 from select_service.types import (
@@ -204,8 +204,8 @@ def test_a_record_says_so() -> None:
     fleet.ask("s")
     fleet.ask("s", explain=True)
     record: object = fleet.last.decision
-    assert isinstance(record, Record)
-    told = msgspec.to_builtins(Told(record, 0.0, 0.1).whole())
+    assert isinstance(record, DecisionRecord)
+    told = msgspec.to_builtins(ExplainedRecord(record, 0.0, 0.1).whole())
     excluded = [one["excluded"] for one in told["candidates"]]
     assert sorted(excluded, key=str) == [None, *["session"] * 3]
     assert told["chosen"]["picked_by"] == "only"

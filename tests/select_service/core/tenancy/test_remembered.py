@@ -10,7 +10,7 @@ from select_service.core.fleet.pins import Pins
 from select_service.core.ledger import expired_ids
 from select_service.core.ledger.active_blocks import ActiveBlocks
 from select_service.core.ledger.expired_ids import ExpiredIds
-from select_service.core.ledger.reservation import Reservation, SlotGeneration
+from select_service.core.ledger.reservation import LedgerReservation, SlotGeneration
 from select_service.core.replication.claim import Claim
 from select_service.core.replication.claims import Claims
 from select_service.core.replication.messages import ClaimRecord
@@ -128,7 +128,7 @@ def test_ids_that_ended_by_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ExpiredIds(shares_of())
 
     def note(name: str) -> None:
-        reservation = Reservation(name, 0, SlotGeneration(0), ActiveBlocks().root, 0, 0.0)
+        reservation = LedgerReservation(name, 0, SlotGeneration(0), ActiveBlocks().root, 0, 0.0)
         reservation.selection_id = name + "/s"
         names.note(reservation)
 

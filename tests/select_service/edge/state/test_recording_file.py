@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from indexer.types import Scope
 from select_service.core.recording.decoder import Tape
-from select_service.core.recording.items import OPENING, End, Gap, Header, Life
+from select_service.core.recording.items import OPENING, End, Gap, Header, ReservationStep
 from select_service.core.recording.notes import BirthNote, SeatsNote
 from select_service.edge.state import recording_file as module
 from select_service.edge.state.recording_file import RecordedRng, Recording, RecordSettings
@@ -47,7 +47,7 @@ def life(number: int) -> BirthNote:
 
 
 def numbers(played: list[Played]) -> list[int]:
-    return [one.item.amount for one in played if isinstance(one.item, Life)]
+    return [one.item.amount for one in played if isinstance(one.item, ReservationStep)]
 
 
 def test_files_rotate_and_each_can_be_read_alone(
