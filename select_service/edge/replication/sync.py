@@ -228,9 +228,13 @@ class Subscriptions:
         return iter(sorted(self._peers))
 
     def states(self) -> Iterator[tuple[str, Link]]:
-        """Yield endpoints and the states of their connections."""
+        """Yield endpoints and the states of their connections.
+
+        A connection that the other side refused is broken for as long as nothing else is known,
+        although libzmq tries again within milliseconds.
+        """
         for endpoint, peer in self._peers.items():
-            yield endpoint, peer.state
+            yield endpoint, Link.BROKEN if peer.subscriber.is_refused else peer.state
 
     def links(self) -> list[PeerLink]:
         """Return the link of every peer, for the doctor."""
