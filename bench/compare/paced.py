@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from bench.compare.run import Reading
 from bench.compare.served import Phase
-from bench.compare.workloads import lifecycles, selections
+from bench.compare.lifecycles import unshared_lifecycles
+from bench.compare.workloads import selections
 from bench.load.chains import Chain, chains, decodes, drops
 from bench.load.paced import Paced, Schedule, Stream, drive_paced, percentile
 from bench.load.prompts import Prompt
@@ -122,7 +123,7 @@ class Mixed:
     def phases(self, target: Target, round_number: int) -> Sequence[Phase]:
         """One phase with two readings."""
         held, batches, lasts = _streams(self, round_number)
-        operation, check = lifecycles(target.worker_ids, self.isl, self.ring)
+        operation, check = unshared_lifecycles(target.worker_ids, self.isl, self.ring)
         done, stream, lag_s = Paced(), Stream(Schedule(0.0, 1.0, 0), lambda _: None), 0.0
 
         def send(number: int) -> None:

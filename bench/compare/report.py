@@ -37,13 +37,10 @@ class Ratio:
     high: float  # and a tenth above
     rounds: list[float]
     verdict: str | None  # None: the row has no target for this variant of ours
-    target: float | None = None
 
-    def text(self, shown: float | None) -> str:
-        """As the table shows it, with a target that is not the one `shown` for the row."""
+    def text(self) -> str:
+        """As the table shows it."""
         judged = f" {self.verdict}" if self.verdict else ""
-        if self.target not in {None, shown}:
-            judged += f" (≤ {self.target:g})"
         return f"{self.of_medians:.2f} ({self.low:.2f} to {self.high:.2f}){judged}"
 
 
@@ -84,10 +81,7 @@ def table(found: Sequence[Row], contenders: Sequence[str]) -> str:
             row.unit,
             *(number(row.medians[name]) if name in row.medians else "-" for name in contenders),
             "-" if row.target is None else f"≤ {row.target:g}",
-            *(
-                row.ratios[pair].text(row.target) if pair in row.ratios else "-"
-                for pair in compared
-            ),
+            *(row.ratios[pair].text() if pair in row.ratios else "-" for pair in compared),
         ]
         for row in found
     ]
@@ -138,5 +132,4 @@ def _ratio(ours: dict[int, float], peer: dict[int, float], target: float | None)
         percentile(rounds, _HIGH),
         rounds,
         None if target is None else str(verdict(medians, target)),
-        target,
     )

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 from bench.compare.dumping import Dump
 from bench.compare.ingest import Ingest
 from bench.compare.inprocess import InProcess
+from bench.compare.lifecycles import Lifecycle, PrefixSharing, Reordered
 from bench.compare.memory import Memory
 from bench.compare.paced import Mixed, PacedSelect
 from bench.compare.served import Served
 from bench.compare.starting import Start
-from bench.compare.workloads import Lifecycle, Overlap, Select
+from bench.compare.workloads import Overlap, Select
 
 if TYPE_CHECKING:
     from bench.compare.run import Workload
@@ -67,9 +68,25 @@ def _selects(part: int, *, quick: bool) -> list[Workload]:
         Overlap("W2 select, 60-95% overlap, isl 2048", isl=2048, operations=6000 // part),
         Select("W3 select, tokens, isl 2048", isl=2048, operations=3000 // part, tokens=True),
         Lifecycle("W4 lifecycle, isl 2048, 256 standing", operations=3000 // part),
+        Lifecycle(
+            "W4 lifecycle, shared prefixes, 256 standing, 200k blocks, isl 2048",
+            operations=3000 // part,
+            content=PrefixSharing(),
+        ),
+        Lifecycle(
+            "W4 lifecycle, hashes that repeat, 256 standing, isl 2048",
+            operations=3000 // part,
+            content=Reordered(),
+        ),
         Select("W5 select, 256 workers, isl 2048", isl=2048, operations=4500 // part, workers=256),
     ]
     large: list[ServedWorkload] = [
+        Lifecycle(
+            "W4 lifecycle, shared prefixes, http.client, 256 standing, 200k blocks, isl 2048",
+            operations=1500 // part,
+            content=PrefixSharing(),
+            plain_client=True,
+        ),
         Select("W1 select, hashes, isl 32768", isl=32768, operations=900 // part, ring=24),
         Select("W1 select, hashes, isl 131072", isl=131072, operations=300 // part, ring=16),
         Overlap("W2 select, 60-95% overlap, isl 8192", isl=8192, operations=3000 // part),

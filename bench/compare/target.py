@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from bench.load.http import BadAnswer, ask, drive, request_bytes
+from bench.load.plain_client import drive_plainly
 from bench.load.prompts import BLOCK_SIZE, body
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from bench.compare.servers import RunningServer
     from bench.load.events import Publishers
@@ -50,23 +51,22 @@ _SELECTION = msgspec.json.Decoder(CheckedSelection)
 _OVERLAP = msgspec.json.Decoder(_OverlapScores)
 
 
-def expect(answer: Answer, workers: frozenset[int], effective_prefill_tokens: int) -> None:
+def expect(answer: Answer, left: Mapping[int, int]) -> None:
     """Check a selection.
 
+    Args:
+        answer: what came.
+        left: for each worker that may be chosen the tokens it has left to prefill.
+
     Raises:
-        BadAnswer: wrong status, a worker outside `workers`, or other tokens left to prefill.
+        BadAnswer: wrong status, another worker, or other tokens left to prefill.
     """
     if answer.status != 200:
         raise BadAnswer(f"{answer.status} {answer.body[:300]!r}")
     selection = _SELECTION.decode(answer.body)
-    if (
-        selection.worker_id not in workers
-        or selection.effective_prefill_tokens != effective_prefill_tokens
-    ):
-        raise BadAnswer(
-            f"{selection} where one of {sorted(workers)[:16]} with"
-            f" {effective_prefill_tokens} tokens left was right"
-        )
+    if left.get(selection.worker_id) != selection.effective_prefill_tokens:
+        right = dict(sorted(left.items())[:16])
+        raise BadAnswer(f"{selection} where the worker and its tokens left are one of {right}")
 
 
 class Target:
@@ -104,7 +104,10 @@ class Target:
         self.publishers.wait_subscribed()
 
     def drive(
-        self, operation: Callable[[int], Operation], check: Callable[[Answer], None], count: int
+        self,
+        operation: Callable[[int], Operation],
+        check: Callable[[Answer], None],
+        count: int,
     ) -> int:
         """Carry out the next `count` operations; numbers go on from the last call."""
         operations = range(self.operations_done, self.operations_done + count)
@@ -115,6 +118,15 @@ class Target:
             operations=operations,
             connections=self._connections,
         )
+        self.operations_done = operations.stop
+        return count
+
+    def drive_plainly(
+        self, operation: Callable[[int], Operation], check: Callable[[Answer], None], count: int
+    ) -> int:
+        """Do the same with Python's own client, one request after the other."""
+        operations = range(self.operations_done, self.operations_done + count)
+        drive_plainly(self.server.address, operation, check, operations=operations)
         self.operations_done = operations.stop
         return count
 

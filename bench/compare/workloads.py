@@ -1,4 +1,4 @@
-"""W1 to W5: a server with as many requests as the client can make.
+"""W1, W2, W3 and W5: a server with as many selections as the client can make.
 
 A workload prepares a target once, then gives the phases of each round: a name and a function that
 does the work and returns how many units it did. Whoever runs it reads the CPU clock around each.
@@ -14,16 +14,15 @@ from typing import TYPE_CHECKING, ClassVar
 from bench.compare.served import Phase
 from bench.compare.target import MODEL, Target, expect
 from bench.load.events import batch, stored
-from bench.load.http import Answer, BadAnswer, Operation, ask, request_bytes
+from bench.load.http import Answer, Operation, request_bytes
 from bench.load.prompts import BLOCK_SIZE, Prompt, body, random_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["Lifecycle", "Overlap", "Select", "feed", "lifecycles", "ring_of_prompts", "selections"]
+__all__ = ["Overlap", "OverlapRequest", "Select", "feed", "overlapping", "ring_of_prompts", "selections"]
 
 _BLOCKS_PER_EVENT = 64
-_ID = "bench-0000000000"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +78,11 @@ class Overlap:
     def prepare(self, target: Target) -> None:
         """Publish what the workers hold and wait until it is indexed."""
         for family, prompt in enumerate(self.families_prompts()):
-            for worker_id, blocks in self._held(target, family, prompt).items():
+            for worker_id, blocks in self.held(target.worker_ids, family).items():
                 feed(target, worker_id, prompt, blocks)
         # streams are indexed in order: who has the last family has them all
         last = self.families_prompts()[-1]
-        for worker_id, blocks in self._held(target, self.families - 1, last).items():
+        for worker_id, blocks in self.held(target.worker_ids, self.families - 1).items():
             target.wait_indexed(last, worker_id, blocks)
 
     def phases(self, target: Target, round_number: int) -> Sequence[Phase]:
@@ -95,7 +94,7 @@ class Overlap:
             return requests[number % len(requests)]
 
         def check(answer: Answer) -> None:
-            expect(answer, *expected[answer.operation % len(expected)])
+            expect(answer, expected[answer.operation % len(expected)])
 
         return [Phase(self.name, lambda: target.drive(operation, check, self.operations))]
 
@@ -107,47 +106,37 @@ class Overlap:
         """The workers that have all of a family's prompt."""
         return frozenset(1 + (family + step) % self.workers for step in (0, 5, 11))
 
-    def _held(self, target: Target, family: int, prompt: Prompt) -> dict[int, int]:
-        holders, whole = self.holders(family), len(prompt.block_hashes)
-        return {one: whole if one in holders else whole // 4 for one in target.worker_ids}
+    def held(self, worker_ids: Sequence[int], family: int) -> dict[int, int]:
+        """How many leading blocks of a family's prompt each worker holds."""
+        holders, whole = self.holders(family), self.isl // BLOCK_SIZE
+        return {one: whole if one in holders else whole // 4 for one in worker_ids}
+
+    @property
+    def blocks(self) -> int:
+        """Distinct blocks that the workers hold."""
+        return self.families * (self.isl // BLOCK_SIZE)
+
+    def requests(self, salt: str) -> list[OverlapRequest]:
+        """Families in turn; always the same ones for the same arguments."""
+        rng = Random(f"{self.name} {salt}")
+        families = self.families_prompts()
+        found = []
+        for position in range(self.ring):
+            family = position % self.families
+            matched = int(rng.uniform(0.60, 0.95) * (self.isl // BLOCK_SIZE))
+            known = families[family].token_ids[: matched * BLOCK_SIZE]
+            tail = random_tokens(rng, self.isl - len(known))
+            found.append(OverlapRequest(Prompt.of([*known, *tail]), family, matched))
+        return found
 
 
 @dataclass(frozen=True, slots=True)
-class Lifecycle:
-    """W4: select_and_reserve → prefill_complete → DELETE beside standing reservations."""
+class OverlapRequest:
+    """A prompt of which some workers hold the first blocks."""
 
-    name: str
-    operations: int
-    isl: int = 2048
-    standing: int = 256
-    ring: int = 64
-    workers: ClassVar[int] = 16
-    shares_stream: ClassVar[bool] = True
-    unit: ClassVar[str] = "cycle"
-
-    @property
-    def rows(self) -> tuple[str, ...]:
-        """One, of the same name."""
-        return (self.name,)
-
-    def prepare(self, target: Target) -> None:
-        """Book the standing reservations; their prefill is done, their blocks stay."""
-        prompts = ring_of_prompts(self.isl, self.standing, salt="standing")
-        for number, prompt in enumerate(prompts):
-            name = f"standing-{number}"
-            ask(
-                target.server.address,
-                [
-                    request_bytes("POST", "/select_and_reserve", booking_body(name, prompt)),
-                    request_bytes("POST", f"/reservations/{name}/prefill_complete"),
-                ],
-            )
-
-    def phases(self, target: Target, round_number: int) -> Sequence[Phase]:
-        """One phase."""
-        del round_number
-        operation, check = lifecycles(target.worker_ids, self.isl, self.ring)
-        return [Phase(self.name, lambda: target.drive(operation, check, self.operations))]
+    prompt: Prompt
+    family: int
+    matched: int  # blocks that it has in common with its family's prompt
 
 
 def selections(
@@ -155,35 +144,13 @@ def selections(
 ) -> tuple[Callable[[int], Operation], Callable[[Answer], None]]:
     """POST /select of prompts nobody holds: the n-th operation, and what checks its answer."""
     requests = _selections(isl, ring, tokens=tokens)
-    allowed = frozenset(worker_ids)
+    left = dict.fromkeys(worker_ids, isl)
 
     def operation(number: int) -> Operation:
         return requests[number % len(requests)]
 
     def check(answer: Answer) -> None:
-        expect(answer, allowed, isl)
-
-    return operation, check
-
-
-def lifecycles(
-    worker_ids: Sequence[int], isl: int, ring: int
-) -> tuple[Callable[[int], Operation], Callable[[Answer], None]]:
-    """Book, complete, free; ids are patched into prebuilt bytes, each is used once."""
-    allowed = frozenset(worker_ids)
-    bookings, complete, free = _lifecycle(isl, ring)
-    placeholder = _ID.encode()
-
-    def operation(number: int) -> Operation:
-        name = b"bench-%010d" % number
-        booking = bookings[number % len(bookings)]
-        return tuple(part.replace(placeholder, name) for part in (booking, complete, free))
-
-    def check(answer: Answer) -> None:
-        if answer.step == 0:
-            expect(answer, allowed, isl)
-        elif answer.status != 200:
-            raise BadAnswer(f"{answer.status} {answer.body[:300]!r}")
+        expect(answer, left)
 
     return operation, check
 
@@ -212,19 +179,13 @@ def ring_of_prompts(isl: int, count: int, salt: str = "") -> Sequence[Prompt]:
 
 
 @functools.lru_cache(maxsize=1)
-def overlapping(of: Overlap) -> tuple[list[Operation], list[tuple[frozenset[int], int]]]:
+def overlapping(of: Overlap) -> tuple[list[Operation], list[dict[int, int]]]:
     """The requests of W2, and for each who may be chosen with how many tokens left."""
-    rng = Random(f"{of.name} requests")
-    families = of.families_prompts()
-    asked, expected = [], []
-    for position in range(of.ring):
-        family = position % of.families
-        matched = int(rng.uniform(0.60, 0.95) * (of.isl // BLOCK_SIZE))
-        known = families[family].token_ids[: matched * BLOCK_SIZE]
-        tail = random_tokens(rng, of.isl - len(known))
-        asked.append(Prompt.of([*known, *tail]))
-        expected.append((of.holders(family), of.isl - len(known)))
-    return _select_requests(asked, tokens=False), expected
+    asked = of.requests("requests")
+    expected = [
+        dict.fromkeys(of.holders(one.family), of.isl - one.matched * BLOCK_SIZE) for one in asked
+    ]
+    return _select_requests([one.prompt for one in asked], tokens=False), expected
 
 
 @functools.lru_cache(maxsize=4)
@@ -232,23 +193,8 @@ def _selections(isl: int, ring: int, *, tokens: bool) -> list[Operation]:
     return _select_requests(ring_of_prompts(isl, ring), tokens=tokens)
 
 
-@functools.lru_cache(maxsize=1)
-def _lifecycle(isl: int, ring: int) -> tuple[list[bytes], bytes, bytes]:
-    bodies = [booking_body(_ID, prompt) for prompt in ring_of_prompts(isl, ring)]
-    return (
-        [request_bytes("POST", "/select_and_reserve", one) for one in bodies],
-        request_bytes("POST", f"/reservations/{_ID}/prefill_complete"),
-        request_bytes("DELETE", f"/reservations/{_ID}"),
-    )
-
-
 def _select_requests(prompts: Sequence[Prompt], *, tokens: bool) -> list[Operation]:
     fields = [prompt.token_form() if tokens else prompt.hash_form() for prompt in prompts]
     bodies = [body({"model_name": MODEL}, one) for one in fields]
     return [(request_bytes("POST", "/select", one),) for one in bodies]
 
-
-def booking_body(name: str, prompt: Prompt) -> bytes:
-    """Booked as reservation_id (1.3.1) and as selection_id (1.4 and later) alike."""
-    names = {"model_name": MODEL, "reservation_id": name, "selection_id": name}
-    return body(names, prompt.hash_form())

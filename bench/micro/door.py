@@ -26,19 +26,14 @@ from uvicorn import Config
 from uvicorn.server import ServerState
 
 from bench.compare.target import MODEL, NEVER_BUSY
-from bench.compare.workloads import (
-    Overlap,
-    booking_body,
-    lifecycles,
-    overlapping,
-    ring_of_prompts,
-    selections,
-)
+from bench.compare.lifecycles import PrefixSharing, Reordered, Unshared, lifecycles, stand
+from bench.compare.workloads import Overlap, overlapping, ring_of_prompts, selections
+from bench.load.chains import fresh_chains
 from bench.load.http import request_bytes
 from bench.load.prompts import BLOCK_SIZE, Prompt, body
 from bench.micro.instructions import instruction_counter
 from bench.micro.variations import FRESH, VARIATIONS, variation
-from indexer.core.hashing import pack_u64
+from indexer.core.hashing import block_hashes, pack_u64
 from indexer.types import Scope, Tier, WorkerRank
 from select_service.edge.app import create_door, create_driver
 from select_service.edge.http.connection import HttpConnection, http_protocol
@@ -49,13 +44,21 @@ from select_service.types import WorkerSpec
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from bench.compare.lifecycles import Content
     from bench.load.http import Operation
+    from indexer.core.index import KvIndex
     from select_service.edge.driver.driver import Driver
 
 LENGTHS, OVERRIDE = "lengths", "override"
+SHARING = PrefixSharing()
+LIFECYCLES: dict[str, Content] = {
+    "W4": Unshared(),
+    "W4-shared": SHARING,
+    "W4-repeats": Reordered(),
+}
 ROWS = (
-    *("W1@512", "W1@2048", "W1@8192", "W2@2048", "W2@8192", "W3@2048", "W4", "W5@256", "W5@1024"),
-    *(LENGTHS, OVERRIDE),
+    *("W1@512", "W1@2048", "W1@8192", "W2@2048", "W2@8192", "W3@2048"),
+    *(*LIFECYCLES, "W5@256", "W5@1024", LENGTHS, OVERRIDE),
     *VARIATIONS,
 )
 _LENGTHS = 3000
@@ -167,17 +170,19 @@ async def rig_of(row: str) -> Rig:
 
     lane = connected()
     ids = range(1, workers + 1)
-    if kind == "W4":
-        operation = _standing(lane, ids, isl)
+    index = driver.core.partitions[Scope(MODEL, "default")].index
+    if row in LIFECYCLES:
+        content = LIFECYCLES[row]
+        if content is SHARING:
+            overlap = Overlap(row, isl, 0, families=SHARING.families)
+            _fill(index, SHARING.indexed_blocks - overlap.blocks)
+            _hold(index, overlap, ids)
+        for request in stand(content.prompts(isl, 256, "standing")):
+            lane.data_received(request)
+        operation, _check = lifecycles(content, ids, isl, 64)
     elif kind == "W2":
         overlap = Overlap(row, isl, 0)
-        index = driver.core.partitions[Scope(MODEL, "default")].index
-        for family, prompt in enumerate(overlap.families_prompts()):
-            for worker_id in ids:
-                whole = len(prompt.block_hashes)
-                held = whole if worker_id in overlap.holders(family) else whole // 4
-                names, hashes = prompt.sequence_hashes[:held], pack_u64(prompt.block_hashes[:held])
-                index.store(WorkerRank(worker_id, 0), Tier.DEVICE, None, names, hashes)
+        _hold(index, overlap, ids)
         requests, _expected = overlapping(overlap)
 
         def operation(number: int) -> Operation:
@@ -192,16 +197,19 @@ async def rig_of(row: str) -> Rig:
     return Rig(row, driver, connected, operation)
 
 
-def _standing(lane: HttpConnection, ids: range, isl: int) -> Callable[[int], Operation]:
-    """Lifecycles, where 256 are under way."""
-    operation, _check = lifecycles(ids, isl, 64)
-    for number, prompt in enumerate(ring_of_prompts(isl, 256, salt="standing")):
-        name = f"standing-{number}"
-        booking = booking_body(name, prompt)
-        lane.data_received(request_bytes("POST", "/select_and_reserve", booking))
-        complete = f"/reservations/{name}/prefill_complete"
-        lane.data_received(request_bytes("POST", complete))
-    return operation
+def _hold(index: KvIndex, overlap: Overlap, ids: range) -> None:
+    """Let the workers hold what they hold in W2."""
+    for family, prompt in enumerate(overlap.families_prompts()):
+        for worker_id, held in overlap.held(ids, family).items():
+            names, hashes = prompt.sequence_hashes[:held], pack_u64(prompt.block_hashes[:held])
+            index.store(WorkerRank(worker_id, 0), Tier.DEVICE, None, names, hashes)
+
+
+def _fill(index: KvIndex, blocks: int) -> None:
+    """Let worker 1 hold chains that nobody asks for."""
+    for chain in fresh_chains("filling", blocks // 512, 512):
+        hashes = block_hashes(chain.token_ids, BLOCK_SIZE)
+        index.store(WorkerRank(1, 0), Tier.DEVICE, None, chain.hashes, hashes)
 
 
 def _in_turn(requests: Iterator[bytes]) -> Callable[[int], Operation]:

@@ -71,9 +71,9 @@ def test_a_table_a_summary_and_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "a.json"
-    assert run(monkeypatch, [Steady({"ours": 8.0, "1.6.1": 10.0})], out) == 0
+    assert run(monkeypatch, [Steady({"ours": 4.0, "1.6.1": 10.0})], out) == 0
     printed = capsys.readouterr().out
-    assert f"| {ROW} | µs | 8.08 | 10.1 | ≤ 0.9 | 0.80 (0.80 to 0.80) met |" in printed
+    assert f"| {ROW} | µs | 4.04 | 10.1 | ≤ 0.5 | 0.40 (0.40 to 0.40) met |" in printed
     assert "ours / 1.6.1: 1 met, 0 equal within noise, 0 missed" in printed
     (row,) = read(out).rows
     assert len(row.ratios["ours / 1.6.1"].rounds) == 7  # the warm-up is not among them

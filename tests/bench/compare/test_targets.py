@@ -27,7 +27,11 @@ def test_every_target_is_measured_and_every_row_is_named_once() -> None:
     rows = [row for workload in suite() for row in workload.rows]
     assert len(rows) == len(set(rows))
     assert set(rows) >= TARGETS.keys()
-    assert set(rows) - TARGETS.keys() == {"W8 memory, unique content, after a burst"}
+    assert set(rows) - TARGETS.keys() == {
+        "W1 paced 300/s, select, hashes, isl 512",
+        "W4 lifecycle, shared prefixes, http.client, 256 standing, 200k blocks, isl 2048",
+        "W8 memory, unique content, after a burst",
+    }
 
 
 def test_quick_measures_some_of_the_same_rows() -> None:
@@ -47,6 +51,7 @@ def test_workloads_are_in_the_order_of_their_numbers() -> None:
     [
         ("W1 select, hashes, isl 512", "W1@512"),
         ("W4 lifecycle, isl 2048, 256 standing", "W4@2048"),
+        ("W4 lifecycle, hashes that repeat, 256 standing, isl 2048", "W4@2048"),
         ("W6", "W6"),
         ("W10 start to /health", "W10"),
     ],
@@ -60,7 +65,8 @@ def test_workloads_are_chosen_by_short_names_and_by_parts() -> None:
         return [one.name for one in suite() if is_chosen(one.name, wanted)]
 
     assert len(chosen(None)) == len(suite())
-    assert chosen("W4;W10") == ["W4 lifecycle, isl 2048, 256 standing", "W10 start to /health"]
+    assert [one.split()[0] for one in chosen("W4;W10")] == ["W4"] * 4 + ["W10"]
+    assert chosen("that repeat") == ["W4 lifecycle, hashes that repeat, 256 standing, isl 2048"]
     assert "W1 select, hashes, isl 2048" in chosen("W1@2048")
     assert "W1 select, hashes, isl 512" not in chosen("W1@2048")
     assert {one.split()[0] for one in chosen("W1")} == {"W1"}  # and not W10
