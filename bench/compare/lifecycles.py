@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 from bench.compare.memory import store_chains
 from bench.compare.served import Phase
@@ -37,28 +37,15 @@ _DOCUMENT_BLOCKS = 8
 _DOCUMENTS = 64
 
 
-class Content(Protocol):
-    """Which prompts are booked, and what the workers hold of them."""
-
-    @property
-    def shares_stream(self) -> bool:
-        """Whether all workers may listen to one silent publisher."""
-
-    def prompts(self, isl: int, count: int, salt: str) -> Sequence[Prompt]:
-        """Always the same ones for the same arguments."""
-
-    def left(
-        self, isl: int, count: int, salt: str, worker_ids: Sequence[int]
-    ) -> Sequence[Mapping[int, int]]:
-        """For each of these prompts the tokens left to prefill on each worker."""
-
-    def prepare(self, target: Target, isl: int) -> None:
-        """Publish what the workers hold, and wait until it is indexed."""
-
-
 @dataclass(frozen=True, slots=True)
 class Unshared:
-    """No two prompts have a block in common, and nobody holds any of them."""
+    """No two prompts have a block in common, and nobody holds any of them.
+
+    Each kind of content says which prompts are booked (`prompts`: always the same ones for the same
+    arguments), what each worker has left to prefill of them (`left`), and how a target is brought
+    to hold what they share (`prepare`). `shares_stream`: all workers may listen to one silent
+    publisher.
+    """
 
     shares_stream: ClassVar[bool] = True
 
@@ -145,6 +132,9 @@ class Reordered:
 
     def prepare(self, target: Target, isl: int) -> None:
         """Nothing beyond the workers."""
+
+
+Content = Unshared | PrefixSharing | Reordered
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, ClassVar
 
+from bench.compare.lifecycles import unshared_lifecycles
 from bench.compare.run import Reading
 from bench.compare.served import Phase
-from bench.compare.lifecycles import unshared_lifecycles
 from bench.compare.workloads import selections
 from bench.load.chains import Chain, chains, decodes, drops
 from bench.load.paced import Paced, Schedule, Stream, drive_paced, percentile

@@ -20,7 +20,15 @@ from bench.load.prompts import BLOCK_SIZE, Prompt, body, random_tokens
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["Overlap", "OverlapRequest", "Select", "feed", "overlapping", "ring_of_prompts", "selections"]
+__all__ = [
+    "Overlap",
+    "OverlapRequest",
+    "Select",
+    "feed",
+    "overlapping",
+    "ring_of_prompts",
+    "selections",
+]
 
 _BLOCKS_PER_EVENT = 64
 
@@ -197,4 +205,3 @@ def _select_requests(prompts: Sequence[Prompt], *, tokens: bool) -> list[Operati
     fields = [prompt.token_form() if tokens else prompt.hash_form() for prompt in prompts]
     bodies = [body({"model_name": MODEL}, one) for one in fields]
     return [(request_bytes("POST", "/select", one),) for one in bodies]
-

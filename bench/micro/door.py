@@ -25,8 +25,8 @@ from typing_extensions import override
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from bench.compare.target import MODEL, NEVER_BUSY
 from bench.compare.lifecycles import PrefixSharing, Reordered, Unshared, lifecycles, stand
+from bench.compare.target import MODEL, NEVER_BUSY
 from bench.compare.workloads import Overlap, overlapping, ring_of_prompts, selections
 from bench.load.chains import fresh_chains
 from bench.load.http import request_bytes

@@ -40,9 +40,9 @@ def result() -> Result:
 def test_a_bar_per_row_with_its_target() -> None:
     drawn = bars(result(), PAIR)
     assert [(one.name, one.value, one.target) for one in drawn] == [
-        ("W1 select, hashes, isl 2048", 0.75, 0.8),
-        ("W1 select, hashes, isl 512", 0.8, 0.9),
-        ("W1 paced 300/s, select, hashes, isl 512", 2.0, 0.6),
+        ("W1 select, hashes, isl 2048", 0.75, 0.5),
+        ("W1 select, hashes, isl 512", 0.8, 0.5),
+        ("W1 paced 300/s, select, hashes, isl 512", 2.0, None),
         ("W3 select, tokens, isl 2048", 0.5, 0.5),
         ("W8 memory, unique content, after a burst", 1.5, None),
     ]

@@ -50,9 +50,7 @@ SMALL: list[Workload] = [
         )
     ),
     Served(
-        Lifecycle(
-            "W4 hashes that repeat", operations=40, standing=8, ring=4, content=Reordered()
-        )
+        Lifecycle("W4 hashes that repeat", operations=40, standing=8, ring=4, content=Reordered())
     ),
     Served(PacedSelect("W1 paced", isl=512, seconds=0.1, ring=4)),
     Served(Mixed("W7", seconds=0.1, isl=512, sequences=16, blocks_rate=6400, ring=4)),
