@@ -65,10 +65,10 @@ def _events(row: str) -> Work:
 
     from bench.load.chains import chains, decodes, drops, prefills
     from bench.load.prompts import BLOCK_SIZE
-    from indexer.core.registry import Registry
+    from indexer.core.registry import StreamRegistry
     from indexer.types import Scope, WorkerRank
 
-    registry, scope, rng = Registry(), Scope("m", "t"), Random(1)
+    registry, scope, rng = StreamRegistry(), Scope("m", "t"), Random(1)
     registry.open_index(scope, BLOCK_SIZE)
     rank = WorkerRank(1, 0)
     stream = registry.open_stream(scope, rank, worker_ranks=range(1), has_replay=False)

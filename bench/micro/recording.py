@@ -19,8 +19,8 @@ from pathlib import Path
 from statistics import median, quantiles
 
 from indexer.core.hashing import pack_u64
-from indexer.core.registry import Registry
-from select_service.core.instrumentation.instrumented import Watch
+from indexer.core.registry import StreamRegistry
+from select_service.core.instrumentation.instrumented import CoreObservers
 from select_service.core.instrumentation.recorder import Recorder
 from select_service.core.service import SelectionCore
 from select_service.edge.state.recording_file import SWITCH_S, Recording, RecordSettings
@@ -46,7 +46,9 @@ class Bench:
             self.recording = Recording(bounds, config)
             self.recording.open()
             rng, witness = self.recording.random(1), Recorder(self.recording)
-        self.core = SelectionCore(Registry(), config, rng, watch=Watch(witness=witness))
+        self.core = SelectionCore(
+            StreamRegistry(), config, rng, watch=CoreObservers(witness=witness)
+        )
         self.count = 0
         self.now = 1.0  # a millisecond later with each request: what fades is noted again
         for number in range(workers):
