@@ -86,7 +86,7 @@ class Partition:
         self.hit_tally = HitTally()
         self.demand = DemandTally()
         self.shadow_tally: ShadowTally | None = None
-        """What another set of weights would have chosen; see `shadow/onlooker.py`."""
+        """What another set of weights would have chosen; see `decisions/shadow.py`."""
         self.is_watched = False
         """Whether decisions are kept; see `decisions/keeping.py`."""
         self.lookout: FleetSnapshot | None = None

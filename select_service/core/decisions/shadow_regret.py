@@ -1,6 +1,6 @@
 """What a shadow policy chose, priced by both sides, and the sums of it in one partition.
 
-Plain numbers: `shadow/onlooker.py` makes them, records keep them, the edge reads them.
+Plain numbers: `decisions/shadow.py` makes them, records keep them, the edge reads them.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 Seen: TypeAlias = "tuple[bytes, TierMatches | None, Groups | None, bytes | None]"
-"""What one prompt met in a partition, before anything was booked: loads (`books/loads.py`);
+"""What one prompt met in a partition, before anything was booked: loads (`ledger/loads.py`);
 what the index had; blocks in the active chains; how far each slot's index is believed (None:
 altogether)."""
 

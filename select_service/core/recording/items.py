@@ -177,7 +177,7 @@ class Decided(Struct, array_like=True, tag="D"):
     since: float
     scope: int
     rows: int | bytes | None  # the first so many slots, or these; None: refused before that
-    load: Column  # `books/loads.py`: prefill tokens by slot, decode blocks, churn, context; totals
+    load: Column  # `ledger/loads.py`: prefill tokens by slot, decode blocks, churn, context; totals
     # and, where queues were told of: since when each is known, tokens ahead, and the pace
     found: RecordedMatches | None
     shared: list[tuple[int, bytes]] | None
