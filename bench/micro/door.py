@@ -145,7 +145,12 @@ class Rig:
 
 
 async def rig_of(row: str) -> Rig:
-    """Build a service for a row, as far as it does not need a network."""
+    """Build a service for a row, as far as it does not need a network.
+
+    Raises KeyError for a row that is none of ROWS.
+    """
+    if row not in ROWS:
+        raise KeyError(f"{row} is none of {', '.join(ROWS)}")
     kind, _, size = row.partition("@")
     workers = int(size) if kind == "W5" else 16
     isl = int(size) if size and kind != "W5" else 2048

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 ROOT: Final = Path(__file__).parents[4]
-ROW: Final = "W4@512"
+ROW: Final = "W4"
 """Lifecycles, whose first request is a plain POST /select_and_reserve."""
 EDGE: Final = "select_service/edge/"
 FRAMES_MAX, FILES_MAX = 30, 23
