@@ -174,8 +174,15 @@ async def rig_of(row: str) -> Rig:
         return lane
 
     lane = connected()
-    ids = range(1, workers + 1)
     index = driver.core.partitions[Scope(MODEL, "default")].index
+    return Rig(row, driver, connected, _operation(row, isl, range(1, workers + 1), index, lane))
+
+
+def _operation(
+    row: str, isl: int, ids: range, index: KvIndex, lane: HttpConnection
+) -> Callable[[int], Operation]:
+    """Prepare what a row's workers hold and what stands; return what makes its operations."""
+    kind = row.partition("@")[0]
     if row in LIFECYCLES:
         content = LIFECYCLES[row]
         if content is SHARING:
@@ -184,22 +191,18 @@ async def rig_of(row: str) -> Rig:
             _hold(index, overlap, ids)
         for request in stand(content.prompts(isl, 256, "standing")):
             lane.data_received(request)
-        operation, _check = lifecycles(content, ids, isl, 64)
-    elif kind == "W2":
+        return lifecycles(content, ids, isl, 64)[0]
+    if kind == "W2":
         overlap = Overlap(row, isl, 0)
         _hold(index, overlap, ids)
         requests, _expected = overlapping(overlap)
-
-        def operation(number: int) -> Operation:
-            return requests[number % len(requests)]
-    elif kind in VARIATIONS:
-        operation = variation(kind, isl)
+        return lambda number: requests[number % len(requests)]
+    if kind in VARIATIONS:
         lane.data_received(variation(FRESH, isl)(0)[0])  # so that its head is known
-    elif kind in {LENGTHS, OVERRIDE}:
-        operation = _in_turn(varied(isl) if kind == LENGTHS else overriding(isl))
-    else:
-        operation, _check = selections(ids, isl, 64, tokens=kind == "W3")
-    return Rig(row, driver, connected, operation)
+        return variation(kind, isl)
+    if kind in {LENGTHS, OVERRIDE}:
+        return _in_turn(varied(isl) if kind == LENGTHS else overriding(isl))
+    return selections(ids, isl, 64, tokens=kind == "W3")[0]
 
 
 def _hold(index: KvIndex, overlap: Overlap, ids: range) -> None:
