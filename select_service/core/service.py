@@ -148,14 +148,14 @@ class SelectionCore:
         )
         self.partitions = self.membership.partitions
         """Every scope that ever had a schedulable worker."""
-        self._open_books(trust, life, watch)
-        self.reader = RequestReader(
-            config=config, partitions=self.partitions, pins=self.membership.pins, limits=self.limits
-        )
         self.admitting = AdmissionController(
             settings=settings, catalog=self.catalog, partitions=self.partitions, limits=self.limits
         )
         self.membership.on_closed = self.admitting.left
+        self._open_books(trust, life, watch)
+        self.reader = RequestReader(
+            config=config, partitions=self.partitions, pins=self.membership.pins, limits=self.limits
+        )
         self.shadowing = Shadowing(config, self.partitions, watch.stopwatch)
         # a recording must be able to tell what any other policy would have done
         self._prices_queues = watch.witness is not None or self.reader.weights.pace > 0.0
@@ -199,6 +199,7 @@ class SelectionCore:
             claims=self.desk.announcer.claims,
             desk=self.desk,
             membership=self.membership,
+            reports=self.admitting.reports,
         )
         self.recovered = RecoveredRanks(
             self.registry, self.partitions, unclaimed_s=limits.recovery_unclaimed_s

@@ -1,13 +1,16 @@
 """Workers' reports of their own load, the latest per rank, kept even where there is no gate yet.
 
-A report counts until it is too old (`--load-report-stale-s`), and goes with its worker. How a rank
-counts whose reports have stopped is a setting: a lost reporter need not stop dispatch.
+Reports received here are told to the replicas (`RankLoads`), so a client that reports to one of
+them reports to all; the latest report of a rank counts, wherever it was received. A report counts
+until it is too old (`--load-report-stale-s`), and goes with its worker. How a rank counts whose
+reports have stopped is a setting: a lost reporter need not stop dispatch.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from select_service.core.replication.messages import RankLoad
 from select_service.types.admission import RankMetrics, WorkerMetricsAnswer
 
 if TYPE_CHECKING:
@@ -23,11 +26,12 @@ if TYPE_CHECKING:
 class TimedReport:
     """One rank's report and its time."""
 
-    __slots__ = ("at", "stale", "stale_as", "told")
+    __slots__ = ("at", "is_relayed", "stale", "stale_as", "told")
 
-    def __init__(self, told: RankMetrics, at: float) -> None:
+    def __init__(self, told: RankMetrics, at: float, *, is_relayed: bool = False) -> None:
         self.told = told
         self.at = at
+        self.is_relayed = is_relayed  # the replicas hear it from us
         self.stale = False
         self.stale_as: StaleReports | None = None  # how gates were last told to treat it
 
@@ -39,6 +43,11 @@ class LoadReports:
         self.by_worker: dict[int, dict[int, TimedReport]] = {}
         self.dropped = 0
         """Reports for ranks their worker has not declared."""
+        self.from_replicas = 0
+        """Reports of ranks that replicas received and that count here."""
+        self.touched: dict[Partition, None] = {}
+        """Partitions that replicas' reports may have relieved."""
+        self._untold: dict[tuple[int, int], None] = {}  # ranks whose report replicas lack
         self._catalog = catalog
         self._partitions = partitions
 
@@ -49,9 +58,15 @@ class LoadReports:
                 keeper.report(worker, report.told)
 
     def report(
-        self, worker_id: int, metrics: WorkerMetrics, now: float
+        self, worker_id: int, metrics: WorkerMetrics, now: float, *, is_relayed: bool = True
     ) -> tuple[WorkerMetricsAnswer, Partition | None]:
         """Store a worker's reports about its ranks; undeclared ranks are dropped.
+
+        Args:
+            worker_id: the worker's.
+            metrics: its reports.
+            now: monotonic seconds.
+            is_relayed: replicas hear it from us; not if the worker publishes it to all of them.
 
         Raises:
             WorkerNotFound: no such worker.
@@ -65,12 +80,72 @@ class LoadReports:
             if rank.dp_rank not in worker.ranks:
                 dropped.append(rank.dp_rank)
                 continue
-            told[rank.dp_rank] = TimedReport(rank, now)
+            told[rank.dp_rank] = TimedReport(rank, now, is_relayed=is_relayed)
+            if is_relayed:
+                self._untold[worker_id, rank.dp_rank] = None
             accepted.append(rank.dp_rank)
             if keeper is not None:
                 keeper.report(worker, rank)
         self.dropped += len(dropped)
         return WorkerMetricsAnswer(accepted, dropped), partition if keeper is not None else None
+
+    # -- between replicas ----------------------------------------------------------------------
+
+    def untold(self, now: float, limit: int) -> list[RankLoad]:
+        """Take up to `limit` reports received here that replicas have not been told."""
+        loads: list[RankLoad] = []
+        while self._untold and len(loads) < limit:
+            worker_id, dp_rank = next(iter(self._untold))
+            del self._untold[worker_id, dp_rank]
+            report = self.by_worker.get(worker_id, {}).get(dp_rank)
+            if report is None or not report.is_relayed:
+                continue  # its rank has gone, or another replica has a newer one
+            told = report.told
+            loads.append(
+                RankLoad(
+                    worker_id,
+                    dp_rank,
+                    max(0.0, now - report.at),
+                    told.kv_used_blocks,
+                    told.kv_total_blocks,
+                    told.num_requests_waiting,
+                    told.num_requests_running,
+                )
+            )
+        return loads
+
+    def tell_all(self) -> None:
+        """Tell replicas every report received here that still counts; O(ranks that reported)."""
+        for worker_id, ranks in self.by_worker.items():
+            for dp_rank, report in ranks.items():
+                if report.is_relayed and not report.stale:
+                    self._untold[worker_id, dp_rank] = None
+
+    def heard(self, load: RankLoad, now: float) -> None:
+        """Store what a worker reported to a replica, unless a later report is known."""
+        worker = self._catalog.find(load.worker_id)
+        if worker is None or load.dp_rank not in worker.ranks:
+            return  # not here, or not yet: the replica's next report may find it
+        at = now - load.age_s
+        told = self.by_worker.setdefault(load.worker_id, {})
+        before = told.get(load.dp_rank)
+        if before is not None and before.at >= at:
+            return
+        metrics = RankMetrics(
+            dp_rank=load.dp_rank,
+            kv_used_blocks=load.kv_used_blocks,
+            kv_total_blocks=load.kv_total_blocks,
+            num_requests_waiting=load.num_requests_waiting,
+            num_requests_running=load.num_requests_running,
+        )
+        told[load.dp_rank] = TimedReport(metrics, at)
+        self.from_replicas += 1
+        partition = self._partitions.get(worker.scope)
+        if partition is not None and partition.admission is not None:
+            partition.admission.report(worker, metrics)
+            self.touched[partition] = None
+
+    # -- the end of reports --------------------------------------------------------------------
 
     def declared(self, worker: Worker) -> None:
         """Drop reports of ranks no longer declared: a later rank of that number is another one."""

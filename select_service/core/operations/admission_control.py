@@ -157,14 +157,18 @@ class AdmissionControl:
         return effects
 
     def report(
-        self, worker_id: int, metrics: WorkerMetrics, now: float
+        self, worker_id: int, metrics: WorkerMetrics, now: float, *, is_relayed: bool = True
     ) -> tuple[WorkerMetricsAnswer, Effects]:
         """Apply a worker's report of its ranks' load.
+
+        `is_relayed`: replicas do not hear it from the worker, so they are told.
 
         Raises:
             WorkerNotFound: no such worker.
         """
-        answer, partition = self._admitting.reports.report(worker_id, metrics, now)
+        answer, partition = self._admitting.reports.report(
+            worker_id, metrics, now, is_relayed=is_relayed
+        )
         if partition is None:
             return answer, NOTHING
         return answer, self._room.relieve(partition, now, NOTHING)

@@ -90,8 +90,8 @@ class ReplicaOperations:
 
     def _relieved(self, now: float, effects: Effects) -> Effects:
         """Let in the requests that waited for load that replicas have freed."""
-        touched = self._replicas.resolver.touched
-        while touched:
-            partition, _ = touched.popitem()
-            effects = self._room.relieve(partition, now, effects)
+        for touched in (self._replicas.resolver.touched, self._replicas.hearing.reports.touched):
+            while touched:
+                partition, _ = touched.popitem()
+                effects = self._room.relieve(partition, now, effects)
         return effects

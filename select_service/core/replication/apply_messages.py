@@ -23,12 +23,14 @@ from select_service.core.replication.messages import (
     Ended,
     Grown,
     Heartbeat,
+    RankLoads,
     Renewed,
     Said,
 )
 from select_service.core.replication.outbox import SEQ_BITS
 
 if TYPE_CHECKING:
+    from select_service.core.admission.load_reports import LoadReports
     from select_service.core.replication.claims import Claims
     from select_service.core.replication.messages import Key, ReplicaMessage, Statement
     from select_service.core.replication.publishers import Publishers
@@ -52,6 +54,7 @@ class MessageApplier:
         publishers: Publishers,
         resolver: Resolver,
         leases: SharedLeases,
+        reports: LoadReports,
     ) -> None:
         self._limits = limits
         self._claims = claims
@@ -60,6 +63,7 @@ class MessageApplier:
         self._publishers = publishers
         self._resolver = resolver
         self._leases = leases
+        self.reports = reports
         self.foreigners = DynamoPeers(limits, claims, desk, resolver, claims.counters)
 
     def heard(
@@ -71,7 +75,9 @@ class MessageApplier:
             self._counters.namesakes += not self._is_echo(message)
             return
         self._counters.heard += 1
-        if self._is_garbled(router_id, message, checked=checked):
+        if isinstance(message, RankLoads):
+            self._heard_loads(peer, message, now)
+        elif self._is_garbled(router_id, message, checked=checked):
             self._counters.garbled += 1
         elif isinstance(message, Heartbeat):
             self._heard_heartbeat(peer, message, now, checked=checked)
@@ -113,8 +119,23 @@ class MessageApplier:
         else:
             view.greet(beat, now, self._limits)
 
+    def _heard_loads(self, peer: str, told: RankLoads, now: float) -> None:
+        """Take in load reports of a publisher that is alive; late and repeated ones are old."""
+        view = self._publishers.views.get(told.router_id)
+        if view is None or view.gone or view.peer != peer or view.epoch != told.epoch:
+            self._counters.ignored += 1
+            return
+        if (told.epoch, told.number) <= view.loads_heard:
+            self._counters.repeated += 1
+            return
+        view.loads_heard = told.epoch, told.number
+        for load in told.ranks:
+            self.reports.heard(load, now)
+
     def _is_echo(self, message: ReplicaMessage) -> bool:
         """Whether we may have sent this; else another process runs on a copy of our state."""
+        if isinstance(message, RankLoads):
+            return True  # states nothing of its own: heartbeats tell a namesake
         if isinstance(message, ReplicaEnvelope):
             stamp = message.select_service
             if stamp is UNSET:
@@ -313,6 +334,6 @@ class MessageApplier:
 
 
 def _speaker(message: ReplicaMessage) -> int:
-    if isinstance(message, Heartbeat | Said):
+    if isinstance(message, Heartbeat | Said | RankLoads):
         return message.router_id
     return 0 if message.event is None else message.event.router_id

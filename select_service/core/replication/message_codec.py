@@ -27,8 +27,10 @@ from select_service.core.replication.dynamo_events import (
     Stamp,
 )
 from select_service.core.replication.messages import (
+    LOADS_TOPIC,
     OWN_TOPIC,
     OwnMessage,
+    RankLoads,
     ReplicaMessage,
     SnapshotPart,
 )
@@ -52,6 +54,7 @@ _LONG_HEADS: Final = {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}  # header → size of 
 
 Value: TypeAlias = "msgspec.Raw | UnsetType"
 _own: Final[msgspec.msgpack.Decoder[OwnMessage]] = msgspec.msgpack.Decoder(OwnMessage)
+_loads: Final[msgspec.msgpack.Decoder[RankLoads]] = msgspec.msgpack.Decoder(RankLoads)
 _part: Final[msgspec.msgpack.Decoder[SnapshotPart]] = msgspec.msgpack.Decoder(SnapshotPart)
 
 
@@ -70,7 +73,11 @@ class MalformedReplicaMessage(Exception):
 
 def encode_message(message: ReplicaMessage) -> tuple[bytes, bytes]:
     """Return (topic, payload)."""
-    topic = TOPIC if isinstance(message, ReplicaEnvelope) else OWN_TOPIC
+    topic = OWN_TOPIC
+    if isinstance(message, ReplicaEnvelope):
+        topic = TOPIC
+    elif isinstance(message, RankLoads):
+        topic = LOADS_TOPIC
     return topic, _encode(message)
 
 
@@ -85,6 +92,8 @@ def decode_message(topic: bytes, payload: bytes) -> ReplicaMessage:
             return _envelope(msgspec.Raw(payload))
         if topic == OWN_TOPIC:
             return _own.decode(payload)
+        if topic == LOADS_TOPIC:
+            return _loads.decode(payload)
     except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
         raise MalformedReplicaMessage(str(error)) from error
     raise MalformedReplicaMessage(f"unknown topic {topic!r}")

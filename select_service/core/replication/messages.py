@@ -26,6 +26,11 @@ from select_service.core.replication.dynamo_events import (
 from select_service.types import LeaseState
 
 OWN_TOPIC: Final = b"select-service.replica.v1"
+LOADS_TOPIC: Final = b"select-service.loads.v1"
+"""Older versions subscribe to neither it nor a prefix of it, so they never have to read it."""
+
+RANK_LOADS_MAX: Final = 512
+"""Ranks in one message of load reports: 20 kB at most, and applied without a pause."""
 
 OUTPUT_BLOCKS_MAX: Final = 1 << 24
 """Output blocks a claim counts at most, whatever is stated: some 200 million tokens. Even if all
@@ -207,8 +212,32 @@ class SnapshotEnd(Struct, frozen=True, omit_defaults=True, tag="end"):
     closed: Annotated[list[Closed], Meta(max_length=ITEMS_MAX)] = []
 
 
+class RankLoad(Struct, frozen=True, array_like=True):
+    """What a worker has reported of one rank, `age_s` seconds before the message was sent."""
+
+    worker_id: U64
+    dp_rank: U32
+    age_s: Annotated[float, Meta(ge=0.0)]
+    kv_used_blocks: Annotated[float, Meta(ge=0.0)] | None = None
+    kv_total_blocks: U64 | None = None
+    num_requests_waiting: U32 | None = None
+    num_requests_running: U32 | None = None
+
+
+class RankLoads(Struct, frozen=True, tag="loads"):
+    """Load reports that the sender itself received, in messages numbered from 1 in each life.
+
+    A lost one is not repeated: the next report replaces it.
+    """
+
+    router_id: U64
+    epoch: EpochNumber
+    number: U64
+    ranks: Annotated[list[RankLoad], Meta(max_length=RANK_LOADS_MAX)]
+
+
 OwnMessage: TypeAlias = Heartbeat | Said
-ReplicaMessage: TypeAlias = ReplicaEnvelope | Heartbeat | Said
+ReplicaMessage: TypeAlias = ReplicaEnvelope | Heartbeat | Said | RankLoads
 SnapshotPart: TypeAlias = (
     SnapshotHead | ClaimRecord | Grown | Ended | Renewed | Hearsay | SnapshotEnd
 )

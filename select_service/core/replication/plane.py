@@ -12,13 +12,14 @@ import msgspec
 
 from select_service.core.effects import Effects, Pull
 from select_service.core.replication.apply_messages import MessageApplier
-from select_service.core.replication.messages import Heartbeat
+from select_service.core.replication.messages import RANK_LOADS_MAX, Heartbeat, RankLoads
 from select_service.core.replication.publishers import Publishers
 from select_service.core.replication.resolver import Resolver
 from select_service.core.replication.shared_leases import SharedLeases
 from select_service.core.replication.snapshots import ReplicaSnapshots
 
 if TYPE_CHECKING:
+    from select_service.core.admission.load_reports import LoadReports
     from select_service.core.membership import Membership
     from select_service.core.replication.claims import Claims
     from select_service.core.reservations.lifecycle import Lifecycle
@@ -31,7 +32,12 @@ class Replicas:
     """All replicas, as seen by this process."""
 
     def __init__(
-        self, limits: CoreLimits, claims: Claims, desk: Lifecycle, membership: Membership
+        self,
+        limits: CoreLimits,
+        claims: Claims,
+        desk: Lifecycle,
+        membership: Membership,
+        reports: LoadReports,
     ) -> None:
         self.counters = claims.counters
         self.http_port = 0
@@ -42,7 +48,7 @@ class Replicas:
         self._chores = self.leases.chores  # long work, done in slices
         self.publishers = Publishers(limits, claims, self._chores)
         parts = self.publishers, self.resolver, self.leases
-        self.hearing = MessageApplier(limits, claims, desk, *parts)
+        self.hearing = MessageApplier(limits, claims, desk, *parts, reports)
         self.snapshots = ReplicaSnapshots(
             limits, claims, self.publishers, self.hearing, self.resolver, self.leases
         )
@@ -50,6 +56,9 @@ class Replicas:
         self._claims = claims
         self._beat_at: float | None = None
         self._beats = 0
+        self._reports = reports
+        self._told = 0  # messages of load reports
+        self._listeners: set[int] = set()  # replicas that were told what we knew
 
     # -- time ----------------------------------------------------------------------------------
 
@@ -72,12 +81,32 @@ class Replicas:
         if self._beat_at is None or now - self._beat_at >= self._limits.replica_heartbeat_s:
             self._beat_at = now
             effects.published.append(self._heartbeat())
+            self._greet_newcomers()
+        self._tell_loads(now, effects)
         claims.purge(now, self._limits.expired_per_turn_max)
         for view in self.publishers.views.values():
             if view.wants_pull(now, self._limits):
                 view.asks(now)
                 effects.pulls.append(Pull(view.peer, view.router_id, view.http_port, view.url))
         return more
+
+    def _greet_newcomers(self) -> None:
+        """Tell replicas that came all load reports; they know us by the heartbeat before."""
+        alive = {name for name, view in self.publishers.views.items() if not view.gone}
+        if not alive <= self._listeners:
+            self._reports.tell_all()
+        self._listeners = alive
+
+    def _tell_loads(self, now: float, effects: Effects) -> None:
+        """Publish the load reports received here since the last turn."""
+        for _ in range(_BATCHES_PER_TURN):
+            ranks = self._reports.untold(now, RANK_LOADS_MAX)
+            if not ranks:
+                return
+            self._told += 1
+            claims = self._claims
+            message = RankLoads(claims.router_id, claims.outbox.epoch, self._told, ranks)
+            effects.published.append(message)
 
     def leave(self) -> None:
         """Announce from the next turn on that we are leaving."""

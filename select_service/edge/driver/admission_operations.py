@@ -110,7 +110,10 @@ class AdmissionOperations(CoreCalls):
     def hear_load(self, worker_id: int, metrics: WorkerMetrics) -> None:
         """Apply a load report that a worker published beside its events."""
         with contextlib.suppress(WorkerNotFound):  # deregistered meanwhile
-            self.report(worker_id, metrics)
+            _, effects = self.core.admission.report(
+                worker_id, metrics, self._clock(), is_relayed=False
+            )
+            self._carry_out(effects)
 
     def note_change(self, what: str, values: dict[str, object]) -> None:
         """Note a change in the recording, if there is one."""

@@ -126,6 +126,11 @@ _REPLICATION: Final[tuple[MetricRow[Driver], ...]] = (
         },
         "what",
     ),
+    total(
+        "replica_load_reports",
+        "Load reports of ranks that replicas received and that count here.",
+        lambda driver: driver.core.admitting.reports.from_replicas,
+    ),
     value(
         "lease_copies",
         "Leases known through replicas.",
