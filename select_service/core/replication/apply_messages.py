@@ -54,6 +54,7 @@ class MessageApplier:
         publishers: Publishers,
         resolver: Resolver,
         leases: SharedLeases,
+        *,
         reports: LoadReports,
     ) -> None:
         self._limits = limits
@@ -89,7 +90,9 @@ class MessageApplier:
         else:
             self._heard_envelope(peer, message, now, checked=checked)
 
-    def _is_garbled(self, router_id: int, message: ReplicaMessage, *, checked: bool) -> bool:
+    def _is_garbled(
+        self, router_id: int, message: ReplicaEnvelope | Heartbeat | Said, *, checked: bool
+    ) -> bool:
         """Whether a message cannot be what its sender sent.
 
         Our older versions send no checksum, and the reference's selectors no stamp. A sender

@@ -48,7 +48,7 @@ class Replicas:
         self._chores = self.leases.chores  # long work, done in slices
         self.publishers = Publishers(limits, claims, self._chores)
         parts = self.publishers, self.resolver, self.leases
-        self.hearing = MessageApplier(limits, claims, desk, *parts, reports)
+        self.hearing = MessageApplier(limits, claims, desk, *parts, reports=reports)
         self.snapshots = ReplicaSnapshots(
             limits, claims, self.publishers, self.hearing, self.resolver, self.leases
         )
