@@ -30,8 +30,8 @@ from select_service.core.replication.messages import (
 from select_service.core.replication.outbox import SEQ_BITS
 
 if TYPE_CHECKING:
-    from select_service.core.admission.load_reports import LoadReports
     from select_service.core.replication.claims import Claims
+    from select_service.core.replication.load_book import LoadBook
     from select_service.core.replication.messages import Key, ReplicaMessage, Statement
     from select_service.core.replication.publishers import Publishers
     from select_service.core.replication.resolver import Resolver
@@ -55,7 +55,7 @@ class MessageApplier:
         resolver: Resolver,
         leases: SharedLeases,
         *,
-        reports: LoadReports,
+        reports: LoadBook,
     ) -> None:
         self._limits = limits
         self._claims = claims

@@ -19,9 +19,9 @@ from select_service.core.replication.shared_leases import SharedLeases
 from select_service.core.replication.snapshots import ReplicaSnapshots
 
 if TYPE_CHECKING:
-    from select_service.core.admission.load_reports import LoadReports
     from select_service.core.membership import Membership
     from select_service.core.replication.claims import Claims
+    from select_service.core.replication.load_book import LoadBook
     from select_service.core.reservations.lifecycle import Lifecycle
     from select_service.types import CoreLimits, ReplicaStatus
 
@@ -37,7 +37,7 @@ class Replicas:
         claims: Claims,
         desk: Lifecycle,
         membership: Membership,
-        reports: LoadReports,
+        reports: LoadBook,
     ) -> None:
         self.counters = claims.counters
         self.http_port = 0
