@@ -99,7 +99,7 @@ class LoadReports:
             del self._untold[worker_id, dp_rank]
             report = self.by_worker.get(worker_id, {}).get(dp_rank)
             if report is None or not report.is_relayed:
-                continue  # its rank has gone, or another replica has a newer one
+                continue  # another replica has a later one, or the worker tells them all
             told = report.told
             loads.append(
                 RankLoad(
@@ -152,10 +152,12 @@ class LoadReports:
         told = self.by_worker.get(worker.worker_id, {})
         for rank in [one for one in told if one not in worker.ranks]:
             del told[rank]
+            self._untold.pop((worker.worker_id, rank), None)
 
     def forget(self, worker_id: int) -> None:
         """Drop the reports of a worker that is gone."""
-        self.by_worker.pop(worker_id, None)
+        for rank in self.by_worker.pop(worker_id, {}):
+            self._untold.pop((worker_id, rank), None)
 
     def stale(self) -> Iterator[tuple[int, int, TimedReport]]:
         """Yield (worker, rank, report) of reports that are too old."""

@@ -77,7 +77,7 @@ class MessageApplier:
             return
         self._counters.heard += 1
         if isinstance(message, RankLoads):
-            self._heard_loads(peer, message, now)
+            self._heard_loads(peer, message, now, checked=checked)
         elif self._is_garbled(router_id, message, checked=checked):
             self._counters.garbled += 1
         elif isinstance(message, Heartbeat):
@@ -122,11 +122,14 @@ class MessageApplier:
         else:
             view.greet(beat, now, self._limits)
 
-    def _heard_loads(self, peer: str, told: RankLoads, now: float) -> None:
+    def _heard_loads(self, peer: str, told: RankLoads, now: float, *, checked: bool) -> None:
         """Take in load reports of a publisher that is alive; late and repeated ones are old."""
         view = self._publishers.views.get(told.router_id)
         if view is None or view.gone or view.peer != peer or view.epoch != told.epoch:
             self._counters.ignored += 1
+            return
+        if view.checked and not checked:
+            self._counters.garbled += 1
             return
         if (told.epoch, told.number) <= view.loads_heard:
             self._counters.repeated += 1

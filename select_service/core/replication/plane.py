@@ -58,7 +58,7 @@ class Replicas:
         self._beats = 0
         self._reports = reports
         self._told = 0  # messages of load reports
-        self._listeners: set[int] = set()  # replicas that were told what we knew
+        self._listeners: set[tuple[int, int]] = set()  # replicas that were told what we knew
 
     # -- time ----------------------------------------------------------------------------------
 
@@ -91,8 +91,12 @@ class Replicas:
         return more
 
     def _greet_newcomers(self) -> None:
-        """Tell replicas that came all load reports; they know us by the heartbeat before."""
-        alive = {name for name, view in self.publishers.views.items() if not view.gone}
+        """Tell all load reports to replicas that came or restarted.
+
+        They know us by the heartbeat before.
+        """
+        views = self.publishers.views
+        alive = {(name, view.epoch) for name, view in views.items() if not view.gone}
         if not alive <= self._listeners:
             self._reports.tell_all()
         self._listeners = alive

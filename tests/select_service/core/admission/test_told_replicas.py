@@ -16,6 +16,7 @@ from select_service.core.replication.messages import (
     LOADS_TOPIC,
     OWN_TOPIC,
     RANK_LOADS_MAX,
+    Heartbeat,
     RankLoad,
     RankLoads,
 )
@@ -122,6 +123,42 @@ def test_a_newcomer_is_told_what_was_reported_before_it_came() -> None:
     for _ in range(3):
         exchange(here, there, 0.5)
     assert refusal(there) == "all-workers-busy"
+
+
+def test_a_replica_that_restarts_under_its_name_is_told_again() -> None:
+    here, there = pair(**BUSY)
+    report(here, kv_used_blocks=900.0)
+    exchange(here, there)
+    again = Replica.__new__(Replica)
+    Fleet.__init__(again, router_id=2, epoch=2, admission=AdmissionSettings(**BUSY))
+    again.worker(1, total_kv_blocks=1000)
+    again.now = here.now
+    for _ in range(3):
+        exchange(here, again, 0.5)
+    assert refusal(again) == "all-workers-busy"
+
+
+def test_what_has_gone_is_not_told() -> None:
+    """Worker ids come and go for ever, also where there is nobody to tell."""
+    here = replica(1)
+    for worker_id in (2, 3):
+        here.worker(worker_id, data_parallel_size=2)
+        metrics = WorkerMetrics(ranks=[RankMetrics(dp_rank=n) for n in range(2)])
+        here.core.admission.report(worker_id, metrics, here.now)
+    here.worker(2, data_parallel_size=1)
+    here.core.workers.delete_worker(3, here.now)
+    reports = here.core.admitting.reports
+    assert list(reports._untold) == [(2, 0)]
+    assert [(one.worker_id, one.dp_rank) for one in reports.untold(here.now, 9)] == [(2, 0)]
+
+
+def test_a_message_that_lost_its_checksum_is_not_believed() -> None:
+    here, there = pair(**BUSY)
+    beat = next(one for one in here.turn(1.0) if isinstance(one, Heartbeat))
+    there.core.replica_operations.heard("tcp://of:1", beat, there.now, checked=True)
+    there.hears(RankLoads(1, beat.epoch, 99, [RankLoad(1, 0, 0.0, 999.0)]), "tcp://of:1")
+    assert there.core.replicas.counters.garbled == 1
+    assert isinstance(there.take(None, 1), Selection)
 
 
 def test_what_every_replica_hears_from_the_worker_is_not_told_again() -> None:

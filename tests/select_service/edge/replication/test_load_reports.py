@@ -1,0 +1,82 @@
+"""A client that reports a worker's load to one replica reports it to all, over genuine sockets."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import httpx
+
+from select_service.edge.driver.driver import Driver
+from tests.live.ports import free_port
+from tests.select_service.edge.serving import PROMPT, listening, seat
+from tests.wait import run, until
+
+
+@contextlib.asynccontextmanager
+async def two_replicas(**settings: Any) -> Any:
+    """Both on ports of this machine, each registered at the other; one worker, known to both."""
+    async with contextlib.AsyncExitStack() as stack:
+        ports = [free_port(), free_port()]
+        served = [
+            await stack.enter_async_context(listening(replica_sync_port=port, **settings))
+            for port in ports
+        ]
+        for (_, service, _), other in zip(served, reversed(ports), strict=True):
+            seat(service, total_kv_blocks=1000)
+            service.register_peer(f"tcp://127.0.0.1:{other}")
+        services = [service for _, service, _ in served]
+        await until(lambda: all(knows_one(service) for service in services))
+        clients = [
+            await stack.enter_async_context(httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}"))
+            for port, _, _ in served
+        ]
+        yield clients, services
+
+
+def knows_one(service: Driver) -> bool:
+    views = service.core.replicas.publishers.views.values()
+    return sum(not one.gone for one in views) == 1
+
+
+async def report(client: httpx.AsyncClient, **told: Any) -> None:
+    answer = await client.post("/workers/1/metrics", json={"ranks": [{"dp_rank": 0, **told}]})
+    assert answer.json() == {"accepted": [0], "dropped": []}
+
+
+async def select(client: httpx.AsyncClient) -> int:
+    answer = await client.post("/select", json={**PROMPT, "slo_class": "critical"})
+    return answer.status_code
+
+
+def used(service: Driver) -> float | None:
+    told = service.core.admitting.reports.by_worker.get(1, {}).get(0)
+    return None if told is None else told.told.kv_used_blocks
+
+
+def test_a_report_to_one_replica_counts_at_both_and_may_move() -> None:
+    busy = {"admission_control": "token-capacity", "active_decode_blocks_threshold": 0.8}
+
+    async def use() -> None:
+        async with two_replicas(**busy) as (clients, services):
+            for received, other, blocks, status in ((0, 1, 900, 503), (1, 0, 100, 200)):
+                await report(clients[received], kv_used_blocks=blocks)
+                await until(lambda: used(services[other]) == blocks)
+                assert [await select(client) for client in clients] == [status, status]
+            for client in clients:
+                shown = (await client.get("/metrics")).text
+                assert "select_service_replica_load_reports_total 1.0" in shown
+
+    run(use())
+
+
+def test_reports_that_moved_leave_no_replica_with_what_it_heard_first() -> None:
+    async def use() -> None:
+        async with two_replicas(admission_policy="slo-shed") as (clients, services):
+            await report(clients[0], kv_used_blocks=1000, num_requests_waiting=50)
+            await until(lambda: used(services[1]) == 1000)
+            await report(clients[1], kv_used_blocks=0, num_requests_waiting=0)
+            await until(lambda: used(services[0]) == 0)
+            assert [await select(client) for client in clients] == [200, 200]
+
+    run(use())
