@@ -1,9 +1,9 @@
 """A reservation in the hands of its user, the same in both faces.
 
-Reports are noted at once and sent together with others (`core/outbox.py`): no method blocks, and
-none can fail because the service is unreachable. In a fork of the process that booked it, it still
-belongs to that process: nobody in the fork would send reports, and its lock may be held for ever by
-a thread that does not exist there.
+Reports are noted at once and sent together with others (`core/report_outbox.py`): no method blocks,
+and none can fail because the service is unreachable. In a fork of the process that booked it, it
+still belongs to that process: nobody in the fork would send reports, and its lock may be held for
+ever by a thread that does not exist there.
 """
 
 from __future__ import annotations

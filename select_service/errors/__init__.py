@@ -5,7 +5,7 @@ for each subject; whoever needs a refusal takes it from here. Texts of the class
 contract (sections 2 to 6) and compared by tests.
 """
 
-from select_service.errors.admission import (
+from select_service.errors.admission_errors import (
     BUSY_GATE,
     AdmissionControlOff,
     AdmissionRefused,

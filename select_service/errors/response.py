@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from select_service.errors.admission import AdmissionRefused
+from select_service.errors.admission_errors import AdmissionRefused
 from select_service.errors.refusal import ServiceError
 
 _TRY_AGAIN: Final = frozenset({429, 503})

@@ -14,7 +14,7 @@ from select_service.settings.environment import (
 )
 from select_service.settings.layers import ConfigError, Layers
 from select_service.settings.row import Flag
-from select_service.settings.settings import Settings
+from select_service.settings.service_settings import Settings
 from select_service.settings.table import FLAGS, SECTIONS
 
 __all__ = [

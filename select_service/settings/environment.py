@@ -1,6 +1,6 @@
 """The DYN_* variables of the reference: a table of them, and their parsing.
 
-`settings.py` carries the result; the core parses the text of the policy file.
+`service_settings.py` carries the result; the core parses the text of the policy file.
 """
 
 from __future__ import annotations

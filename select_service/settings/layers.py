@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 import msgspec
 
 from indexer.edge.plain_file import open_plain
-from select_service.settings.settings import Settings
+from select_service.settings.service_settings import Settings
 from select_service.settings.table import FLAGS
 
 if TYPE_CHECKING:

@@ -73,6 +73,15 @@ from select_service.types.reservations import (
     ReservationAnswer,
     ReservationRequest,
 )
+from select_service.types.router_config import (
+    BodyLimits,
+    CoreLimits,
+    DumpLimits,
+    ReplicaLimits,
+    RouterConfig,
+    StateLimits,
+    TrustSettings,
+)
 from select_service.types.selections import (
     Advice,
     Answer,
@@ -84,15 +93,6 @@ from select_service.types.selections import (
     PairSelection,
     PrefillCandidate,
     Selection,
-)
-from select_service.types.settings import (
-    BodyLimits,
-    CoreLimits,
-    DumpLimits,
-    ReplicaLimits,
-    RouterConfig,
-    StateLimits,
-    TrustSettings,
 )
 from select_service.types.workers import (
     BriefReady,

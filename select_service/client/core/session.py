@@ -16,7 +16,6 @@ from select_service.client.core.codec import CatalogWorker, decode
 from select_service.client.core.exchange import Ask, Failure, Outcome, Sleep, Trail
 from select_service.client.core.fallback import Catalog, scope_of
 from select_service.client.core.lease_book import LeaseBook
-from select_service.client.core.outbox import Outbox
 from select_service.client.core.problems import (
     ClientClosed,
     NotCached,
@@ -24,6 +23,7 @@ from select_service.client.core.problems import (
     raise_unless_answered,
 )
 from select_service.client.core.prompts import Prompts
+from select_service.client.core.report_outbox import Outbox
 from select_service.client.core.selectors import Selectors
 from select_service.types import CacheThreshold
 

@@ -27,7 +27,7 @@ from select_service.core.replication.messages import (
     Renewed,
     Said,
 )
-from select_service.core.replication.outbox import SEQ_BITS
+from select_service.core.replication.statement_outbox import SEQ_BITS
 
 if TYPE_CHECKING:
     from select_service.core.replication.claims import Claims

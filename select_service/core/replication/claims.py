@@ -29,7 +29,7 @@ from select_service.core.replication.messages import (
     Grown,
     Said,
 )
-from select_service.core.replication.outbox import StatementOutbox
+from select_service.core.replication.statement_outbox import StatementOutbox
 from select_service.core.tenancy.shares import Shares
 
 if TYPE_CHECKING:
@@ -43,9 +43,9 @@ _NOTHING: Final = ClaimGrowth()
 
 
 class Claims:
-    """All claims, the ends of claims, and our pending statements (`outbox.py`) about them.
+    """All claims, the ends of claims, and our pending statements about them.
 
-    All operations O(1); with a router id of 0 no claims are kept at all.
+    `statement_outbox.py` holds those until they are sent. All operations O(1); with a router id of 0 no claims are kept at all.
     """
 
     def __init__(

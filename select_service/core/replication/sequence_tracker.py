@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from select_service.core.replication.outbox import SEQ_BITS
+from select_service.core.replication.statement_outbox import SEQ_BITS
 
 if TYPE_CHECKING:
     from select_service.core.replication.claim import ClaimSet

@@ -21,8 +21,8 @@ from select_service.core.replication.messages import (
     SnapshotEnd,
     SnapshotHead,
 )
-from select_service.core.replication.outbox import SEQ_BITS
 from select_service.core.replication.publishers import LOOKS_PER_STEP
+from select_service.core.replication.statement_outbox import SEQ_BITS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

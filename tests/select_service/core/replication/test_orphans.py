@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from select_service.core.replication.outbox import SEQ_BITS
+from select_service.core.replication.statement_outbox import SEQ_BITS
 from tests.select_service.core.replication.replica import (
     OURS,
     Replica,
