@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from select_service.client import AsyncClient, ClientError, NotAnAnswer, Options, ServiceError
-from select_service.client.ray.registry import BEAT_S, Registry
+from select_service.client.ray.registry import BEAT_S, SelectorRegistry
 from select_service.edge.discovery.followers import Discovery, ReplicaFollower
 from select_service.edge.discovery.setup import worker_follower
 from select_service.edge.discovery.source import Source, SourceFailed
@@ -52,7 +52,11 @@ class RayDiscovery:
     """The other selectors, and the workers of the cluster, as they come and go."""
 
     def __init__(
-        self, meeting: Registry, url: str, endpoint: str, passport: ClientCredentials | None = None
+        self,
+        meeting: SelectorRegistry,
+        url: str,
+        endpoint: str,
+        passport: ClientCredentials | None = None,
     ) -> None:
         """Look for nobody yet.
 

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from ray import serve
 
 from select_service import cli
-from select_service.client.ray.registry import NAMESPACE, Registry
+from select_service.client.ray.registry import NAMESPACE, SelectorRegistry
 from select_service.edge.app import create_door, create_driver
 from select_service.edge.http.listening_sockets import ListeningSockets
 from select_service.edge.logs import configure
@@ -178,7 +178,7 @@ class Selector:
         place = f"tcp://{host}:{settings.replica_sync_port}"
         known = self._service.credentials
         passport = None if known is None else known.passport
-        self._company = RayDiscovery(Registry(namespace), self.url, place, passport)
+        self._company = RayDiscovery(SelectorRegistry(namespace), self.url, place, passport)
         self._service.discovery = self._company.followed_by(self._service, settings)
         door, traffic = create_door(self._service, settings, layers)
         self._server = Server(settings, door, traffic, self._entrances, self._service.security)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from select_service.client.asynchronous_calls import AsyncCalls
 from select_service.client.base_client import seconds
 from select_service.client.connections import AsyncConnections
-from select_service.client.core.exchange import Outcome, Send
+from select_service.client.core.exchange import ExchangeOutcome, Send
 from select_service.client.core.problems import OtherLoop
 from select_service.client.reserve_context import AsyncReserve
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from select_service.client.base_client import Book
     from select_service.client.core.exchange import Command, Run
     from select_service.client.core.options import Options
-    from select_service.client.reservation import Held
+    from select_service.client.reservation import ReservationHandle
 
 __all__ = ["AsyncClient"]
 
 T = TypeVar("T")
-R = TypeVar("R", bound="Held")
+R = TypeVar("R", bound="ReservationHandle")
 _FOREVER_S = 86_400.0
 
 
@@ -194,8 +194,8 @@ class AsyncClient(AsyncCalls):
         finally:
             run.close()
 
-    async def _carry_out(self, command: Command, is_errand: bool) -> Outcome:  # noqa: FBT001
+    async def _carry_out(self, command: Command, is_errand: bool) -> ExchangeOutcome:  # noqa: FBT001
         if not isinstance(command, Send):
             await asyncio.sleep(command.seconds)
-            return Outcome(monotonic())
+            return ExchangeOutcome(monotonic())
         return await self._pools[command.selector].ask(command, is_errand=is_errand)

@@ -13,7 +13,7 @@ import msgspec
 
 from select_service.client import calls
 from select_service.client.base_client import BaseClient, seconds
-from select_service.client.core.exchange import Ask
+from select_service.client.core.exchange import SelectorRequest
 from select_service.client.reservation import PairReservation, Reservation
 from select_service.client.reserve_context import AsyncReserve
 from select_service.types import (
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from select_service.client.base_client import Book
     from select_service.client.core.exchange import Run
-    from select_service.client.reservation import Held
+    from select_service.client.reservation import ReservationHandle
     from select_service.types import (
         CacheThreshold,
         Operation,
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 __all__ = ["AsyncCalls"]
 
 T = TypeVar("T")
-R = TypeVar("R", bound="Held")
+R = TypeVar("R", bound="ReservationHandle")
 
 
 class AsyncCalls(BaseClient):
@@ -196,7 +196,10 @@ class AsyncCalls(BaseClient):
         `accepts` names statuses from 400 on whose body is such an answer too, as 503 of /ready.
         """
         run = self._session.read(
-            Ask(method, path, body, accepts=accepts), kind, monotonic(), seconds(timeout_ms)
+            SelectorRequest(method, path, body, accepts=accepts),
+            kind,
+            monotonic(),
+            seconds(timeout_ms),
         )
         return await self._drive(run)
 

@@ -16,26 +16,26 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from select_service.client.core.options import Options
 from select_service.client.core.problems import ForkedClient
-from select_service.client.core.session import Session
-from select_service.client.core.upkeep import Upkeep
+from select_service.client.core.session import ClientSession
+from select_service.client.core.upkeep import SessionUpkeep
 from select_service.client.hashing import hash_prompt
-from select_service.client.reservation import Held
-from select_service.client.transport import Endpoints
+from select_service.client.reservation import ReservationHandle
+from select_service.client.transport import SelectorEndpoints
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Sequence
 
-    from select_service.client.core.booking import Booking
+    from select_service.client.core.booking import ClientBooking
     from select_service.client.core.exchange import Run
 
 __all__ = ["BaseClient", "Book", "seconds"]
 
-R = TypeVar("R", bound=Held)
+R = TypeVar("R", bound=ReservationHandle)
 
 _log = logging.getLogger("select_service.client")
 
-Book: TypeAlias = "Callable[[dict[str, Any], str, float, float | None], Run[Booking]]"
+Book: TypeAlias = "Callable[[dict[str, Any], str, float, float | None], Run[ClientBooking]]"
 """A verb of the session that books: body, id, now, timeout in seconds."""
 
 
@@ -53,8 +53,8 @@ class BaseClient:
     ) -> None:
         options = Options() if options is None else options
         self._lock = threading.RLock()
-        self._doors = Endpoints(selectors, options, token=token, ca=ca, cert=cert)
-        self._session = Session(
+        self._doors = SelectorEndpoints(selectors, options, token=token, ca=ca, cert=cert)
+        self._session = ClientSession(
             self._doors.names,
             options,
             owner=f"{socket.gethostname()}:{os.getpid()}" if owner is None else owner,
@@ -63,7 +63,7 @@ class BaseClient:
             hash_prompt=hash_prompt,
             on_work=self._on_work,
         )
-        self._upkeep = Upkeep(self._session)
+        self._upkeep = SessionUpkeep(self._session)
         self._process: int | None = None  # the process it is in use in
 
     @property
@@ -109,7 +109,7 @@ class BaseClient:
     def _on_work(self) -> None:
         raise NotImplementedError
 
-    def _held(self, kind: type[R], booking: Booking) -> R:
+    def _held(self, kind: type[R], booking: ClientBooking) -> R:
         return kind(booking, self._session, self._lock, monotonic, self._refuse_forked)
 
 

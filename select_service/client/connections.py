@@ -14,7 +14,7 @@ from collections import deque
 from time import monotonic
 from typing import TYPE_CHECKING, cast
 
-from select_service.client.core.exchange import Failure, Outcome
+from select_service.client.core.exchange import ExchangeOutcome, Failure
 from select_service.client.transport import ERRORS, Gathering, failed
 
 if TYPE_CHECKING:
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 
     from select_service.client.core.exchange import Send
     from select_service.client.streams import AsyncioConnection, SocketConnection
-    from select_service.client.transport import Endpoints
+    from select_service.client.transport import SelectorEndpoints
 
-__all__ = ["AsyncConnections", "Connections"]
+__all__ = ["AsyncConnections", "ConnectionPool"]
 
 
 class AsyncConnections:
     """The pool of an asyncio client."""
 
-    def __init__(self, doors: Endpoints, selector: int) -> None:
+    def __init__(self, doors: SelectorEndpoints, selector: int) -> None:
         self._doors = doors
         self._selector = selector
         self._idle: deque[AsyncioConnection] = deque()
         self._slots = asyncio.Semaphore(doors.connections_max)
 
-    async def ask(self, send: Send, *, is_errand: bool) -> Outcome:
+    async def ask(self, send: Send, *, is_errand: bool) -> ExchangeOutcome:
         """Send a request and return the outcome; background requests never queue."""
         if not is_errand and not await self._has_slot(send.timeout_s):
             return _all_in_use()
@@ -93,17 +93,17 @@ class AsyncConnections:
             await self._idle.pop().aclose()
 
 
-class Connections:
+class ConnectionPool:
     """The pool of a client for threads."""
 
-    def __init__(self, doors: Endpoints, selector: int) -> None:
+    def __init__(self, doors: SelectorEndpoints, selector: int) -> None:
         self._doors = doors
         self._selector = selector
         self._idle: deque[SocketConnection] = deque()
         self._lock = threading.Lock()  # guards `_idle`; nothing is sent or closed under it
         self._slots = threading.Semaphore(doors.connections_max)
 
-    def ask(self, send: Send, *, is_errand: bool) -> Outcome:
+    def ask(self, send: Send, *, is_errand: bool) -> ExchangeOutcome:
         """Send a request and return the outcome; background requests never queue."""
         if not is_errand and not self._slots.acquire(timeout=send.timeout_s):
             return _all_in_use()
@@ -159,6 +159,6 @@ class Connections:
             connection.close()
 
 
-def _all_in_use() -> Outcome:
+def _all_in_use() -> ExchangeOutcome:
     reason = "every connection is in use"
-    return Outcome(monotonic(), failure=Failure.SLOW, reason=reason)
+    return ExchangeOutcome(monotonic(), failure=Failure.SLOW, reason=reason)

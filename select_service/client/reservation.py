@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable
 
-    from select_service.client.core.booking import Booking
-    from select_service.client.core.session import Session
+    from select_service.client.core.booking import ClientBooking
+    from select_service.client.core.session import ClientSession
     from select_service.types import Overlap, PairLeg, Selection
 
-__all__ = ["Held", "PairReservation", "Reservation"]
+__all__ = ["PairReservation", "Reservation", "ReservationHandle"]
 
 
-class Held:
+class ReservationHandle:
     """A booking to report on; freed at the end of a `with` block."""
 
     def __init__(
         self,
-        booking: Booking,
-        session: Session,
+        booking: ClientBooking,
+        session: ClientSession,
         lock: threading.RLock,
         clock: Callable[[], float],
         refuse_forked: Callable[[], None],
@@ -99,7 +99,7 @@ class Held:
         self.free()
 
 
-class Reservation(Held):
+class Reservation(ReservationHandle):
     """Where a request goes; the service is kept informed through it."""
 
     @property
@@ -133,7 +133,7 @@ class Reservation(Held):
         return self._booking.selection.effective_prefill_tokens
 
 
-class PairReservation(Held):
+class PairReservation(ReservationHandle):
     """A reservation for a prefill and a decode worker, or for one that does both.
 
     `prefill_complete` concerns the former, `output_tokens` the latter; the end frees both. A pair

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from select_service.client.reservation import Held
+from select_service.client.reservation import ReservationHandle
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
 
 __all__ = ["AsyncReserve"]
 
-R = TypeVar("R", bound=Held)
+R = TypeVar("R", bound=ReservationHandle)
 
 
 class AsyncReserve(Generic[R]):

@@ -11,8 +11,8 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from select_service.client.base_client import seconds
-from select_service.client.connections import Connections
-from select_service.client.core.exchange import Outcome, Send
+from select_service.client.connections import ConnectionPool
+from select_service.client.core.exchange import ExchangeOutcome, Send
 from select_service.client.synchronous_calls import Calls
 
 if TYPE_CHECKING:
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from select_service.client.base_client import Book
     from select_service.client.core.exchange import Command, Run
     from select_service.client.core.options import Options
-    from select_service.client.reservation import Held
+    from select_service.client.reservation import ReservationHandle
 
 __all__ = ["Client"]
 
 T = TypeVar("T")
-R = TypeVar("R", bound="Held")
+R = TypeVar("R", bound="ReservationHandle")
 _FOREVER_S = 86_400.0
 
 
@@ -49,7 +49,9 @@ class Client(Calls):
     ) -> None:
         """Create a client; arguments as for `AsyncClient`."""
         super().__init__(selectors, token, ca, cert, owner, options)
-        self._pools = [Connections(self._doors, at) for at, _ in enumerate(self._doors.addresses)]
+        self._pools = [
+            ConnectionPool(self._doors, at) for at, _ in enumerate(self._doors.addresses)
+        ]
         self._wake = threading.Event()
         self._told = threading.Condition(self._lock)  # everything has been reported
         self._background: threading.Thread | None = None
@@ -152,8 +154,8 @@ class Client(Calls):
             with self._lock:
                 run.close()
 
-    def _carry_out(self, command: Command, is_errand: bool) -> Outcome:  # noqa: FBT001
+    def _carry_out(self, command: Command, is_errand: bool) -> ExchangeOutcome:  # noqa: FBT001
         if not isinstance(command, Send):
             sleep(command.seconds)
-            return Outcome(monotonic())
+            return ExchangeOutcome(monotonic())
         return self._pools[command.selector].ask(command, is_errand=is_errand)

@@ -13,7 +13,7 @@ import msgspec
 
 from select_service.client import calls
 from select_service.client.base_client import BaseClient, seconds
-from select_service.client.core.exchange import Ask
+from select_service.client.core.exchange import SelectorRequest
 from select_service.client.reservation import PairReservation, Reservation
 from select_service.types import (
     BatchAnswer,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from select_service.client.base_client import Book
     from select_service.client.core.exchange import Run
-    from select_service.client.reservation import Held
+    from select_service.client.reservation import ReservationHandle
     from select_service.types import (
         CacheThreshold,
         Operation,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 __all__ = ["Calls"]
 
 T = TypeVar("T")
-R = TypeVar("R", bound="Held")
+R = TypeVar("R", bound="ReservationHandle")
 
 
 class Calls(BaseClient):
@@ -195,7 +195,10 @@ class Calls(BaseClient):
         `accepts` names statuses from 400 on whose body is such an answer too, as 503 of /ready.
         """
         run = self._session.read(
-            Ask(method, path, body, accepts=accepts), kind, monotonic(), seconds(timeout_ms)
+            SelectorRequest(method, path, body, accepts=accepts),
+            kind,
+            monotonic(),
+            seconds(timeout_ms),
         )
         return self._drive(run)
 

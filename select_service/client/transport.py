@@ -14,7 +14,7 @@ from urllib.parse import quote, urlsplit
 import httpcore
 
 from select_service.client.core.codec import ACCEPT
-from select_service.client.core.exchange import Failure, Outcome
+from select_service.client.core.exchange import ExchangeOutcome, Failure
 from select_service.client.streams import AsyncioConnection, SocketConnection
 from select_service.version import __version__
 
@@ -24,7 +24,14 @@ if TYPE_CHECKING:
     from select_service.client.core.exchange import Send
     from select_service.client.core.options import Options
 
-__all__ = ["DEFAULT_SELECTOR", "Address", "Endpoints", "Gathering", "failed", "read_address"]
+__all__ = [
+    "DEFAULT_SELECTOR",
+    "Address",
+    "Gathering",
+    "SelectorEndpoints",
+    "failed",
+    "read_address",
+]
 
 DEFAULT_SELECTOR: Final = "http://127.0.0.1:8092"
 _UNIX: Final = "unix:"
@@ -70,7 +77,7 @@ def read_address(text: str) -> Address:
     return Address(text, origin, host, parts.path.rstrip("/"))
 
 
-class Endpoints:
+class SelectorEndpoints:
     """What the connections to all selectors share; creates connections and requests."""
 
     def __init__(
@@ -181,20 +188,20 @@ class Gathering:
         self._parts.append(part)
         return not self.is_too_large
 
-    def outcome(self, now: float) -> Outcome:
+    def outcome(self, now: float) -> ExchangeOutcome:
         """Return the answer as an outcome for the core."""
         if self.is_too_large:
             reason = f"an answer of more than {self._bytes_max} bytes (answer_bytes_max)"
-            return Outcome(now, failure=Failure.TOO_LARGE, reason=reason)
+            return ExchangeOutcome(now, failure=Failure.TOO_LARGE, reason=reason)
         body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-        return Outcome(now, self._status, body, self._content_type, self._retry_after_s)
+        return ExchangeOutcome(now, self._status, body, self._content_type, self._retry_after_s)
 
 
 ERRORS: Final = (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError, OSError)
 """What an attempt may fail with; OSError: no descriptor left for what must be opened first."""
 
 
-def failed(error: Exception, now: float) -> Outcome:
+def failed(error: Exception, now: float) -> ExchangeOutcome:
     """Return the outcome of an attempt without an answer."""
     reason = f"{type(error).__name__}: {error}".rstrip(": ")
     if isinstance(error, httpcore.ConnectError | httpcore.ConnectTimeout):
@@ -203,7 +210,7 @@ def failed(error: Exception, now: float) -> Outcome:
         kind = Failure.SLOW
     else:
         kind = Failure.BROKEN
-    return Outcome(now, failure=kind, reason=reason)
+    return ExchangeOutcome(now, failure=kind, reason=reason)
 
 
 def _seconds(text: bytes | None) -> float | None:

@@ -21,7 +21,7 @@ from select_service.client import (
     OtherLoop,
     TimedOut,
 )
-from select_service.client.core.upkeep import Upkeep
+from select_service.client.core.upkeep import SessionUpkeep
 from tests import wait
 from tests.e2e.test_client import TOKENS, spec, total, url
 from tests.live.server import Server
@@ -174,7 +174,7 @@ def test_a_close_that_is_cancelled_is_cancelled(calm: Server) -> None:
     wait.run(use())
 
 
-class Broken(Upkeep):
+class Broken(SessionUpkeep):
     """Whose first turn meets an error of ours."""
 
     left = 1
@@ -189,7 +189,7 @@ class Broken(Upkeep):
 def test_what_runs_beside_outlives_an_error(
     calm: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("select_service.client.base_client.Upkeep", Broken)
+    monkeypatch.setattr("select_service.client.base_client.SessionUpkeep", Broken)
 
     async def use() -> None:
         async with AsyncClient(url(calm)) as client:

@@ -10,8 +10,8 @@ import httpcore
 import httpx
 
 from select_service.client import AsyncClient
-from select_service.client.core.exchange import Outcome, Send
-from select_service.client.transport import Endpoints, failed
+from select_service.client.core.exchange import ExchangeOutcome, Send
+from select_service.client.transport import SelectorEndpoints, failed
 
 _RETRY_AFTER: Final = "retry-after"
 
@@ -19,11 +19,11 @@ _RETRY_AFTER: Final = "retry-after"
 class _Pool:
     """In the place of a client's pool of connections to one selector."""
 
-    def __init__(self, endpoints: Endpoints, transport: httpx.AsyncBaseTransport) -> None:
+    def __init__(self, endpoints: SelectorEndpoints, transport: httpx.AsyncBaseTransport) -> None:
         self._endpoints = endpoints
         self._transport = transport
 
-    async def ask(self, send: Send, *, is_errand: bool) -> Outcome:
+    async def ask(self, send: Send, *, is_errand: bool) -> ExchangeOutcome:
         made = self._endpoints.request(send)
         url = httpx.URL(bytes(made.url).decode())
         request = httpx.Request(send.method, url, headers=made.headers, content=send.body)
@@ -40,7 +40,7 @@ class _Pool:
         told = response.headers.get(_RETRY_AFTER, "")
         wait_s = float(told) if told.isdigit() else None
         kind = response.headers.get("content-type", "")
-        return Outcome(monotonic(), response.status_code, body, kind, wait_s)
+        return ExchangeOutcome(monotonic(), response.status_code, body, kind, wait_s)
 
     async def aclose(self) -> None:
         """Has nothing to close."""

@@ -55,9 +55,9 @@ class Selectors:
         """Addresses of every selector that is there."""
         import asyncio
 
-        from select_service.client.ray.registry import Registry
+        from select_service.client.ray.registry import SelectorRegistry
 
-        present = asyncio.run(Registry(self.name).present())
+        present = asyncio.run(SelectorRegistry(self.name).present())
         return sorted(url for url, _ in present.selectors.values())
 
     def active(self, url: str) -> int:

@@ -11,7 +11,14 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final, Protocol
 
 from select_service.client.core.codec import MSGPACK, encode
-from select_service.client.core.exchange import Ask, Failure, Outcome, Send, Sleep, Trail
+from select_service.client.core.exchange import (
+    ExchangeOutcome,
+    Failure,
+    SelectorRequest,
+    Send,
+    Sleep,
+    Trail,
+)
 from select_service.client.core.gateway_errors import heard
 from select_service.client.core.problems import code_of, never_fits
 
@@ -22,18 +29,18 @@ if TYPE_CHECKING:
     from select_service.client.core.options import Options
     from select_service.client.core.selectors import Selectors
 
-__all__ = ["Attempts", "Prepare", "Stats", "Verdict", "verdict_on"]
+__all__ = ["AttemptVerdict", "Attempts", "ClientStats", "Prepare", "verdict_on"]
 
 
 class Prepare(Protocol):
     """Builds the request for a selector, possibly after requests of its own."""
 
-    def __call__(self, selector: int, now: float, /) -> Run[Ask | Outcome]:
+    def __call__(self, selector: int, now: float, /) -> Run[SelectorRequest | ExchangeOutcome]:
         """Return the request, or the outcome of a preceding request that got no usable answer."""
         ...
 
 
-class Verdict(Enum):
+class AttemptVerdict(Enum):
     """What to do after an outcome."""
 
     ANSWERED = "answered"  # including a refusal that time does not change
@@ -43,7 +50,7 @@ class Verdict(Enum):
     IN_JSON = "in JSON"  # it does not accept MessagePack
 
 
-class Stats:
+class ClientStats:
     """Counters of a client, since it was created."""
 
     __slots__ = (
@@ -84,38 +91,40 @@ _LEAVING: Final = frozenset(
 )
 _POINTLESS: Final = frozenset(("no_eligible_worker", "no_worker_for_role", "no_kv_transfer"))
 _OF_STATUS: Final = {
-    408: Verdict.AGAIN,
-    429: Verdict.LATER,
-    500: Verdict.ELSEWHERE,
-    502: Verdict.AGAIN,
-    504: Verdict.AGAIN,
+    408: AttemptVerdict.AGAIN,
+    429: AttemptVerdict.LATER,
+    500: AttemptVerdict.ELSEWHERE,
+    502: AttemptVerdict.AGAIN,
+    504: AttemptVerdict.AGAIN,
 }
 _OF_FAILURE: Final = {
-    Failure.REFUSED: Verdict.ELSEWHERE,
-    Failure.TOO_LARGE: Verdict.ANSWERED,  # it would be as large again
-    Failure.STRANGE: Verdict.ELSEWHERE,
+    Failure.REFUSED: AttemptVerdict.ELSEWHERE,
+    Failure.TOO_LARGE: AttemptVerdict.ANSWERED,  # it would be as large again
+    Failure.STRANGE: AttemptVerdict.ELSEWHERE,
 }
 _REFUSED, _UNSUPPORTED_MEDIA_TYPE, _BROKE, _NOT_NOW = 400, 415, 500, 503
 _NOTHING_DONE: Final = frozenset((None, Failure.REFUSED))
 _JITTER: Final = 0.25  # share of a stated wait, so that not all clients return at once
 
 
-def verdict_on(outcome: Outcome, *, in_msgpack: bool, accepts: tuple[int, ...] = ()) -> Verdict:
+def verdict_on(
+    outcome: ExchangeOutcome, *, in_msgpack: bool, accepts: tuple[int, ...] = ()
+) -> AttemptVerdict:
     """Decide what to do after an outcome."""
     if outcome.failure is not None:
-        return _OF_FAILURE.get(outcome.failure, Verdict.AGAIN)
+        return _OF_FAILURE.get(outcome.failure, AttemptVerdict.AGAIN)
     status = outcome.status
     if status < _REFUSED or status in accepts or never_fits(outcome):
-        return Verdict.ANSWERED
+        return AttemptVerdict.ANSWERED
     if status == _UNSUPPORTED_MEDIA_TYPE and in_msgpack:
-        return Verdict.IN_JSON
+        return AttemptVerdict.IN_JSON
     if status == _NOT_NOW:  # the code says why
         code = code_of(outcome)
         if code in _POINTLESS:
-            return Verdict.ANSWERED
-        return Verdict.ELSEWHERE if code in _LEAVING else Verdict.LATER
+            return AttemptVerdict.ANSWERED
+        return AttemptVerdict.ELSEWHERE if code in _LEAVING else AttemptVerdict.LATER
     # load shedding uses the status its operator chose, and says when to come again
-    other = Verdict.ANSWERED if outcome.retry_after_s is None else Verdict.LATER
+    other = AttemptVerdict.ANSWERED if outcome.retry_after_s is None else AttemptVerdict.LATER
     return _OF_STATUS.get(status, other)
 
 
@@ -126,7 +135,7 @@ class Attempts:
         self._options = options
         self._selectors = selectors
         self._rng = rng
-        self.stats = Stats()
+        self.stats = ClientStats()
 
     def anywhere(
         self,
@@ -137,18 +146,18 @@ class Attempts:
         *,
         rounds: int | None = None,
         attempts: int | None = None,
-    ) -> Run[Outcome]:
+    ) -> Run[ExchangeOutcome]:
         """Ask the selectors in turn until one answers, or nothing more can be tried in time."""
         trail = Trail() if trail is None else trail
         selectors = self._selectors
-        outcome = Outcome(now, failure=Failure.SLOW, reason="no time was left")
+        outcome = ExchangeOutcome(now, failure=Failure.SLOW, reason="no time was left")
         rounds = self._options.rounds_max if rounds is None else rounds
         for number in range(rounds):
             for _ in range(len(selectors)):
                 selector = trail.selector = selectors.current
                 ask = yield from prepare(selector, outcome.now)
                 accepts: tuple[int, ...] = ()
-                if isinstance(ask, Ask):
+                if isinstance(ask, SelectorRequest):
                     accepts = ask.accepts
                     outcome = yield from self.at(
                         selector, ask, outcome.now, until, trail, attempts=attempts
@@ -157,7 +166,7 @@ class Attempts:
                     outcome = ask
                     trail.was_slow |= ask.failure is Failure.SLOW
                 verdict = verdict_on(outcome, in_msgpack=False, accepts=accepts)
-                if verdict in (Verdict.ANSWERED, Verdict.LATER):
+                if verdict in (AttemptVerdict.ANSWERED, AttemptVerdict.LATER):
                     selectors.worked(selector)
                     return outcome
                 if outcome.now >= until:
@@ -177,13 +186,13 @@ class Attempts:
     def at(
         self,
         selector: int,
-        ask: Ask,
+        ask: SelectorRequest,
         now: float,
         until: float,
         trail: Trail,
         *,
         attempts: int | None = None,
-    ) -> Run[Outcome]:
+    ) -> Run[ExchangeOutcome]:
         """Ask one selector until it answers or says that it will not soon."""
         tries = 0
         most = self._options.attempts_max if attempts is None else attempts
@@ -199,12 +208,12 @@ class Attempts:
             verdict = verdict_on(
                 outcome, in_msgpack=send.content_type == MSGPACK, accepts=ask.accepts
             )
-            if verdict is Verdict.IN_JSON:
+            if verdict is AttemptVerdict.IN_JSON:
                 self._selectors.json_only[selector] = True
                 continue
-            if verdict in (Verdict.ANSWERED, Verdict.ELSEWHERE):
+            if verdict in (AttemptVerdict.ANSWERED, AttemptVerdict.ELSEWHERE):
                 return outcome
-            if verdict is Verdict.AGAIN:
+            if verdict is AttemptVerdict.AGAIN:
                 tries += 1
                 if tries >= most:
                     return outcome
@@ -217,13 +226,13 @@ class Attempts:
             self.stats.retries += 1
             now = (yield Sleep(pause)).now
 
-    def pause_before(self, tries: int, outcome: Outcome) -> float | None:
+    def pause_before(self, tries: int, outcome: ExchangeOutcome) -> float | None:
         """Return the wait after `tries` attempts at a selector; None: do not try again."""
-        if verdict_on(outcome, in_msgpack=False) is not Verdict.AGAIN:
+        if verdict_on(outcome, in_msgpack=False) is not AttemptVerdict.AGAIN:
             return None
         return None if tries >= self._options.attempts_max else self._backoff(tries)
 
-    def _send(self, selector: int, ask: Ask, left_s: float) -> Send:
+    def _send(self, selector: int, ask: SelectorRequest, left_s: float) -> Send:
         body, content_type = encode(ask.body, json_only=self._selectors.json_only[selector])
         options = self._options
         longest = options.selection_timeout_ms if ask.is_selection else options.attempt_timeout_ms
@@ -241,10 +250,10 @@ class Attempts:
         return longest * (0.1 + 0.9 * self._rng.random()) / 1e3
 
 
-def always(ask: Ask) -> Prepare:
+def always(ask: SelectorRequest) -> Prepare:
     """Return a preparation for a request that is the same at every selector."""
 
-    def prepare(_selector: int, _now: float, /) -> Run[Ask | Outcome]:
+    def prepare(_selector: int, _now: float, /) -> Run[SelectorRequest | ExchangeOutcome]:
         yield from ()  # makes this a generator
         return ask
 

@@ -12,10 +12,10 @@ from msgspec import UNSET
 from select_service.types import Selection
 
 if TYPE_CHECKING:
-    from select_service.client.core.lease_book import Lease
+    from select_service.client.core.lease_book import ClientLease
     from select_service.types import PairSelection
 
-__all__ = ["Booking", "Draft"]
+__all__ = ["ClientBooking", "Draft"]
 
 
 class Draft:
@@ -27,7 +27,7 @@ class Draft:
         self.base_id = base_id
         self.number = 0
         self.selector: int | None = None  # the selector asked under this id
-        self.lease: Lease | None = None
+        self.lease: ClientLease | None = None
 
     @property
     def reservation_id(self) -> str:
@@ -38,7 +38,7 @@ class Draft:
         """
         return self.base_id if not self.number else f"{self.base_id}~{self.number}"
 
-    def use(self, lease: Lease | None) -> None:
+    def use(self, lease: ClientLease | None) -> None:
         """Make this the lease of the booking, and release the previous one."""
         if lease is not self.lease:
             if self.lease is not None:
@@ -48,7 +48,7 @@ class Draft:
             self.lease = lease
 
 
-class Booking:
+class ClientBooking:
     """A live reservation, or a degraded choice that nobody has booked."""
 
     __slots__ = (

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable
 
-    from select_service.client.core.exchange import Outcome
-    from select_service.client.core.fallback import Catalog
+    from select_service.client.core.exchange import ExchangeOutcome
+    from select_service.client.core.fallback import FallbackCatalog
 
 __all__ = ["BookingKind", "booking_of", "choosing", "chosen", "pairing"]
 
@@ -35,7 +35,7 @@ class BookingKind(NamedTuple):
     """One kind of booking."""
 
     path: str
-    read: Callable[[Outcome], Answer | CacheThreshold]
+    read: Callable[[ExchangeOutcome], Answer | CacheThreshold]
     stand_in: Callable[[], Answer | None]
     may_wait: bool = True  # in the service's queue
     again: dict[str, object] | None = None
@@ -43,12 +43,12 @@ class BookingKind(NamedTuple):
     additions."""
 
 
-def choosing(catalog: Catalog, rng: random.Random, prompt: dict[str, Any]) -> BookingKind:
+def choosing(catalog: FallbackCatalog, rng: random.Random, prompt: dict[str, Any]) -> BookingKind:
     """POST /select_and_reserve."""
     return BookingKind("/select_and_reserve", chosen, lambda: catalog.choose(prompt, rng))
 
 
-def pairing(catalog: Catalog, rng: random.Random, prompt: dict[str, Any]) -> BookingKind:
+def pairing(catalog: FallbackCatalog, rng: random.Random, prompt: dict[str, Any]) -> BookingKind:
     """POST /select_pair; if no selector can be reached, one worker does both, if there is one."""
 
     def alone() -> PairSelection | None:
@@ -106,7 +106,7 @@ def booking_of(body: dict[str, Any], block_size: int) -> BookingKind:
             isl_tokens=length,
         )
 
-    def read(outcome: Outcome) -> Selection:
+    def read(outcome: ExchangeOutcome) -> Selection:
         answer = decode(outcome, ReservationAnswer)
         found = selection(answer.endpoint)
         found.reservation_id = answer.reservation_id
@@ -115,7 +115,7 @@ def booking_of(body: dict[str, Any], block_size: int) -> BookingKind:
     return BookingKind("/reservations", read, selection, may_wait=False, again={})
 
 
-def chosen(outcome: Outcome) -> Selection | CacheThreshold:
+def chosen(outcome: ExchangeOutcome) -> Selection | CacheThreshold:
     """Decode the answer to a selection."""
     try:
         return decode(outcome, Selection)

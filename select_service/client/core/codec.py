@@ -18,7 +18,7 @@ from select_service.types import Selection
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from select_service.client.core.exchange import Outcome
+    from select_service.client.core.exchange import ExchangeOutcome
 
 __all__ = [
     "ACCEPT",
@@ -129,7 +129,7 @@ def _decoders(kind: Any) -> tuple[Any, Any]:
     )
 
 
-def decode(outcome: Outcome, kind: type[T]) -> T:
+def decode(outcome: ExchangeOutcome, kind: type[T]) -> T:
     """Decode the body of an answer.
 
     Raises:

@@ -1,7 +1,7 @@
 """The vocabulary between the pure core and the faces that carry out its commands.
 
-A run of the core is a generator: it yields a `Send` or a `Sleep` and is sent the `Outcome`. Both
-faces (`asynchronous.py`, `synchronous.py`) drive the same runs.
+A run of the core is a generator: it yields a `Send` or a `Sleep` and is sent the `ExchangeOutcome`.
+Both faces (`asynchronous.py`, `synchronous.py`) drive the same runs.
 """
 
 from __future__ import annotations
@@ -10,7 +10,16 @@ from collections.abc import Generator
 from enum import Enum
 from typing import NamedTuple, TypeAlias, TypeVar
 
-__all__ = ["Ask", "Command", "Failure", "Outcome", "Run", "Send", "Sleep", "Trail"]
+__all__ = [
+    "Command",
+    "ExchangeOutcome",
+    "Failure",
+    "Run",
+    "SelectorRequest",
+    "Send",
+    "Sleep",
+    "Trail",
+]
 
 T = TypeVar("T")
 
@@ -25,7 +34,7 @@ class Failure(Enum):
     STRANGE = "strange"  # the answer is not from a selection service
 
 
-class Ask(NamedTuple):
+class SelectorRequest(NamedTuple):
     """A request to any selector."""
 
     method: str
@@ -53,7 +62,7 @@ class Sleep(NamedTuple):
     seconds: float
 
 
-class Outcome(NamedTuple):
+class ExchangeOutcome(NamedTuple):
     """An answer, or why there is none; after a `Sleep` only the time."""
 
     now: float
@@ -66,7 +75,7 @@ class Outcome(NamedTuple):
 
 
 Command: TypeAlias = Send | Sleep
-Run: TypeAlias = Generator[Command, Outcome, T]
+Run: TypeAlias = Generator[Command, ExchangeOutcome, T]
 
 
 class Trail:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from select_service.client.core.codec import CatalogWorker
 
-__all__ = ["Catalog", "Rank", "length_of", "no_overlap", "scope_of"]
+__all__ = ["FallbackCatalog", "Rank", "length_of", "no_overlap", "scope_of"]
 
 _DEFAULT = "default"
 
@@ -35,7 +35,7 @@ class Rank(NamedTuple):
         return self.worker.worker_id, self.dp_rank
 
 
-class Catalog:
+class FallbackCatalog:
     """The schedulable workers last read, by scope, and our requests in flight at each rank."""
 
     def __init__(self, workers_max: int) -> None:

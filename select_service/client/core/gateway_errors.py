@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from select_service.client.core.exchange import Failure, Outcome
+from select_service.client.core.exchange import ExchangeOutcome, Failure
 
 __all__ = ["TEXT_MAX", "heard", "is_of_service"]
 
@@ -20,12 +20,12 @@ _ITS_TYPES: Final = ("application/json", "application/msgpack")
 _REFUSED, _NOT_FOUND, _BROKE, _TIMED_OUT = 400, 404, 500, 504
 
 
-def is_of_service(outcome: Outcome) -> bool:
+def is_of_service(outcome: ExchangeOutcome) -> bool:
     """Whether an answer looks like the service's: it has a body, in one of its formats."""
     return bool(outcome.body) and outcome.content_type.startswith(_ITS_TYPES)
 
 
-def heard(outcome: Outcome) -> Outcome:
+def heard(outcome: ExchangeOutcome) -> ExchangeOutcome:
     """Return an outcome unchanged, or as a failure if something else has answered.
 
     Refusals below 500 are kept (a gateway has limits of its own), and so is any answer that says
@@ -43,4 +43,6 @@ def heard(outcome: Outcome) -> Outcome:
     else:
         return outcome
     text = outcome.body.decode(errors="replace").strip()[:TEXT_MAX]
-    return Outcome(outcome.now, failure=kind, reason=f"status {status}: {text}".rstrip(": "))
+    return ExchangeOutcome(
+        outcome.now, failure=kind, reason=f"status {status}: {text}".rstrip(": ")
+    )

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
     from select_service.client.core.options import Options
 
-__all__ = ["Lease", "LeaseBook"]
+__all__ = ["ClientLease", "LeaseBook"]
 
 _GHOSTS_MAX = 1024  # per lease
 
 
-class Lease:
+class ClientLease:
     """One lease as its owner sees it. Written by `LeaseBook` and the runs that open and renew."""
 
     __slots__ = ("ghosts", "heard_at", "is_doubtful", "lease_id", "selector", "since", "users")
@@ -49,8 +49,8 @@ class LeaseBook:
     def __init__(self, options: Options, new_id: Callable[[], str]) -> None:
         self._options = options
         self._new_id = new_id
-        self.current: Lease | None = None
-        self.old: list[Lease] = []
+        self.current: ClientLease | None = None
+        self.old: list[ClientLease] = []
         self.is_off = options.lease_ttl_s is None
 
     @property
@@ -58,10 +58,10 @@ class LeaseBook:
         """A third of the time to live, so that two renewals may be lost."""
         return (self._options.lease_ttl_s or 0.0) / 3.0
 
-    def take(self, now: float) -> Lease:
+    def take(self, now: float) -> ClientLease:
         """Return the lease for a new booking."""
         if self.current is None:
-            self.current = Lease(self._new_id(), now)
+            self.current = ClientLease(self._new_id(), now)
         return self.current
 
     def rotate(self, now: float) -> None:
@@ -74,7 +74,7 @@ class LeaseBook:
         self.current = None
         self.old.append(lease)
 
-    def lose(self, lease: Lease) -> None:
+    def lose(self, lease: ClientLease) -> None:
         """Drop a lease that has ended at the service, or is unknown to the current selector."""
         if lease is self.current:
             self.current = None
@@ -87,23 +87,23 @@ class LeaseBook:
             if lease is not None and lease.ghosts:
                 lease.ghosts.pop(reservation_id, None)
 
-    def knows(self, lease: Lease) -> bool:
+    def knows(self, lease: ClientLease) -> bool:
         """Whether a lease has been neither lost nor closed."""
         return lease is self.current or lease in self.old
 
-    def to_renew(self, selector: int, now: float) -> Lease | None:
+    def to_renew(self, selector: int, now: float) -> ClientLease | None:
         """Return an open lease whose renewal at the selector is due."""
         return next((one for one in self._open() if self._due_at(one, selector) <= now), None)
 
-    def _open(self) -> list[Lease]:
+    def _open(self) -> list[ClientLease]:
         leases = self.old if self.current is None else [self.current, *self.old]
         return [lease for lease in leases if lease.selector is not None]
 
-    def _due_at(self, lease: Lease, selector: int) -> float:
+    def _due_at(self, lease: ClientLease, selector: int) -> float:
         """When to renew a lease; at once at a selector that has not confirmed it."""
         return lease.heard_at + self.renew_every_s if lease.selector == selector else 0.0
 
-    def to_close(self) -> Lease | None:
+    def to_close(self) -> ClientLease | None:
         """Return an old lease without bookings."""
         return next((lease for lease in self.old if not lease.users), None)
 

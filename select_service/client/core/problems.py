@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from select_service import errors
-from select_service.client.core.exchange import Failure, Outcome
+from select_service.client.core.exchange import ExchangeOutcome, Failure
 from select_service.client.core.gateway_errors import TEXT_MAX, is_of_service
 from select_service.errors import AdmissionRefused, InvalidField, InvalidRequest, ServiceError
 
@@ -101,7 +101,7 @@ _OF_FAILURES: Final[dict[Failure, type[ClientError]]] = {
 }
 
 
-def raise_unless_answered(outcome: Outcome, selectors: str) -> None:
+def raise_unless_answered(outcome: ExchangeOutcome, selectors: str) -> None:
     """Raise the exception for an outcome without a usable answer.
 
     Raises:
@@ -120,7 +120,7 @@ def raise_unless_answered(outcome: Outcome, selectors: str) -> None:
         raise error
 
 
-def refusal(outcome: Outcome) -> ServiceError:
+def refusal(outcome: ExchangeOutcome) -> ServiceError:
     """Return the exception for a refusal, with the fields it carries."""
     body = _members(outcome)
     is_gate = "gate" in body
@@ -148,7 +148,7 @@ def refusal(outcome: Outcome) -> ServiceError:
     return error
 
 
-def never_fits(outcome: Outcome) -> bool:
+def never_fits(outcome: ExchangeOutcome) -> bool:
     """Tell whether the refusal says that the same request never fits.
 
     Its time to return is null then; of a batch, `never_fits` names the limit.
@@ -162,13 +162,13 @@ def never_fits(outcome: Outcome) -> bool:
     return "gate" in body and body.get("retry_after_s", 0.0) is None
 
 
-def code_of(outcome: Outcome) -> str:
+def code_of(outcome: ExchangeOutcome) -> str:
     """Return the code of a refusal, "" for anything else."""
     code = _members(outcome).get("code")
     return code if isinstance(code, str) else ""
 
 
-def _members(outcome: Outcome) -> dict[str, Any]:
+def _members(outcome: ExchangeOutcome) -> dict[str, Any]:
     decode = (
         msgspec.msgpack.decode
         if outcome.content_type.startswith("application/msgpack")

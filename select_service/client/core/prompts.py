@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from select_service.client.core.exchange import Run
-    from select_service.client.core.fallback import Catalog
+    from select_service.client.core.fallback import FallbackCatalog
     from select_service.client.core.options import Options
     from select_service.types import Scope
 
@@ -27,7 +27,7 @@ class Prompts:
     def __init__(
         self,
         options: Options,
-        catalog: Catalog,
+        catalog: FallbackCatalog,
         hash_prompt: Callable[..., dict[str, object]],
         refresh: Callable[[float, float | None], Run[None]],
     ) -> None:

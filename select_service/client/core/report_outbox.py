@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Container
 
-__all__ = ["Entry", "Outbox"]
+__all__ = ["ReportEntry", "ReportOutbox"]
 
 
-class Entry:
+class ReportEntry:
     """What is still to be reported about one reservation."""
 
     __slots__ = (
@@ -36,7 +36,7 @@ class Entry:
         self.is_freed = False
         self.is_question = False  # ask whether it is known, by its current blocks
 
-    def merge(self, later: Entry) -> None:
+    def merge(self, later: ReportEntry) -> None:
         """Merge a later entry into this one."""
         self.is_prefilled |= later.is_prefilled
         if later.cached_tokens is not None:
@@ -69,14 +69,14 @@ class Entry:
         return found
 
 
-class Outbox:
+class ReportOutbox:
     """Entries that wait, and entries that were sent and are not confirmed yet."""
 
     def __init__(self, on_work: Callable[[], None], batch_max: int) -> None:
         self._on_work = on_work
         self._batch_max = batch_max
-        self._waiting: dict[str, Entry] = {}
-        self._sent: dict[str, Entry] = {}
+        self._waiting: dict[str, ReportEntry] = {}
+        self._sent: dict[str, ReportEntry] = {}
         self._most = batch_max  # operations of the next batch
         self.since: float | None = None  # when the oldest waiting entry was added
 
@@ -88,11 +88,11 @@ class Outbox:
         """Whether a whole batch waits."""
         return len(self._waiting) >= self._batch_max
 
-    def entry(self, reservation_id: str, now: float) -> Entry:
+    def entry(self, reservation_id: str, now: float) -> ReportEntry:
         """Return the entry to write into; notifies the sender when sending is worthwhile."""
         entry = self._waiting.get(reservation_id)
         if entry is None:
-            entry = self._waiting[reservation_id] = Entry()
+            entry = self._waiting[reservation_id] = ReportEntry()
             if self.since is None:
                 self.since = now
                 self._on_work()

@@ -10,11 +10,17 @@ import operator
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from select_service.client.core.attempts import Attempts, always
-from select_service.client.core.booking import Booking, Draft
+from select_service.client.core.booking import ClientBooking, Draft
 from select_service.client.core.booking_kinds import booking_of, choosing, chosen, pairing
 from select_service.client.core.codec import CatalogWorker, decode
-from select_service.client.core.exchange import Ask, Failure, Outcome, Sleep, Trail
-from select_service.client.core.fallback import Catalog, scope_of
+from select_service.client.core.exchange import (
+    ExchangeOutcome,
+    Failure,
+    SelectorRequest,
+    Sleep,
+    Trail,
+)
+from select_service.client.core.fallback import FallbackCatalog, scope_of
 from select_service.client.core.lease_book import LeaseBook
 from select_service.client.core.problems import (
     ClientClosed,
@@ -23,7 +29,7 @@ from select_service.client.core.problems import (
     raise_unless_answered,
 )
 from select_service.client.core.prompts import Prompts
-from select_service.client.core.report_outbox import Outbox
+from select_service.client.core.report_outbox import ReportOutbox
 from select_service.client.core.selectors import Selectors
 from select_service.types import CacheThreshold
 
@@ -34,12 +40,12 @@ if TYPE_CHECKING:
 
     from select_service.client.core.booking_kinds import BookingKind
     from select_service.client.core.exchange import Run
-    from select_service.client.core.lease_book import Lease
+    from select_service.client.core.lease_book import ClientLease
     from select_service.client.core.options import Options
     from select_service.types import Selection
 
 
-__all__ = ["Session"]
+__all__ = ["ClientSession"]
 
 T = TypeVar("T")
 
@@ -51,7 +57,7 @@ _REOPENED: Final = "lease_reopened"
 _LEASE_TRIES: Final = 3  # attempts with a new lease if one ends during a booking
 
 
-class Session:
+class ClientSession:
     """All state of a client."""
 
     def __init__(
@@ -85,10 +91,12 @@ class Session:
         self.attempts = Attempts(options, self.selectors, rng)
         self.stats = self.attempts.stats
         self.leases = LeaseBook(options, new_id)
-        self.outbox = Outbox(on_work, options.batch_operations_max)
-        self.catalog = Catalog(options.catalog_workers_max)
-        self.bookings: dict[str, Booking] = {}  # live and booked, by id
-        self.lost: dict[str, Booking] = {}  # to be booked again; nothing is sent about them yet
+        self.outbox = ReportOutbox(on_work, options.batch_operations_max)
+        self.catalog = FallbackCatalog(options.catalog_workers_max)
+        self.bookings: dict[str, ClientBooking] = {}  # live and booked, by id
+        self.lost: dict[
+            str, ClientBooking
+        ] = {}  # to be booked again; nothing is sent about them yet
         self.is_closed = False
         self.prompts = Prompts(options, self.catalog, hash_prompt, self.refresh_catalog)
         self.on_work = on_work
@@ -100,7 +108,9 @@ class Session:
 
     # -- any call ------------------------------------------------------------------------------
 
-    def ask(self, ask: Ask, now: float, timeout_s: float | None = None) -> Run[Outcome]:
+    def ask(
+        self, ask: SelectorRequest, now: float, timeout_s: float | None = None
+    ) -> Run[ExchangeOutcome]:
         """Ask any selector.
 
         Raises:
@@ -114,7 +124,9 @@ class Session:
             raise_unless_answered(outcome, self.names)
         return outcome
 
-    def read(self, ask: Ask, kind: type[T], now: float, timeout_s: float | None) -> Run[T]:
+    def read(
+        self, ask: SelectorRequest, kind: type[T], now: float, timeout_s: float | None
+    ) -> Run[T]:
         """Ask, and decode the answer as a type."""
         outcome = yield from self.ask(ask, now, timeout_s)
         return decode(outcome, kind)
@@ -124,7 +136,7 @@ class Session:
     ) -> Run[Selection | CacheThreshold]:
         """POST /select: choose a worker for a prompt; nothing is booked."""
         prompt = yield from self.prompts.hashed(prompt, now, timeout_s)
-        ask = Ask("POST", "/select", prompt, is_selection=True)
+        ask = SelectorRequest("POST", "/select", prompt, is_selection=True)
         outcome = yield from self.ask(ask, now, timeout_s)
         return chosen(outcome)
 
@@ -132,14 +144,14 @@ class Session:
 
     def reserve(
         self, prompt: dict[str, Any], reservation_id: str, now: float, timeout_s: float | None
-    ) -> Run[Booking]:
+    ) -> Run[ClientBooking]:
         """POST /select_and_reserve: choose and book."""
         way = choosing(self.catalog, self.rng, prompt)
         return self._make(way, prompt, reservation_id, now, timeout_s)
 
     def reserve_pair(
         self, prompt: dict[str, Any], reservation_id: str, now: float, timeout_s: float | None
-    ) -> Run[Booking]:
+    ) -> Run[ClientBooking]:
         """POST /select_pair: choose one rank or two and book them."""
         way = pairing(self.catalog, self.rng, prompt)
         return self._make(way, prompt, reservation_id, now, timeout_s)
@@ -152,7 +164,7 @@ class Session:
         timeout_s: float | None,
         *,
         block_size: int | None,
-    ) -> Run[Booking]:
+    ) -> Run[ClientBooking]:
         """POST /reservations: book a rank that was chosen elsewhere.
 
         Raises:
@@ -171,7 +183,7 @@ class Session:
         reservation_id: str,
         now: float,
         timeout_s: float | None,
-    ) -> Run[Booking]:
+    ) -> Run[ClientBooking]:
         """Make a booking. If it fails, anything possibly left behind is freed.
 
         Raises:
@@ -210,7 +222,7 @@ class Session:
                 self.on_work()
             if not is_booked:
                 self._abandon(draft, now, is_owed=is_owed or trail.is_unsure)
-        booking = Booking(draft, answer, is_degraded=False)
+        booking = ClientBooking(draft, answer, is_degraded=False)
         booking.terms = None if way.again is None else {**prompt, **way.again}
         booking.is_unsure = trail.is_unsure
         self.bookings[booking.reservation_id] = booking
@@ -221,7 +233,7 @@ class Session:
         self.catalog.begin(booking.ranks)
         return booking
 
-    def _is_nobody_there(self, outcome: Outcome, trail: Trail) -> bool:
+    def _is_nobody_there(self, outcome: ExchangeOutcome, trail: Trail) -> bool:
         """Whether to choose locally. A selector that is merely slow may have a queue."""
         if (
             outcome.failure in (None, Failure.TOO_LARGE, Failure.STRANGE)
@@ -237,16 +249,18 @@ class Session:
         draft: Draft,
         times: tuple[float, float],
         trail: Trail,
-    ) -> Run[Outcome]:
+    ) -> Run[ExchangeOutcome]:
         now, until = times
 
-        def prepare(selector: int, now: float, /) -> Run[Ask | Outcome]:
+        def prepare(selector: int, now: float, /) -> Run[SelectorRequest | ExchangeOutcome]:
             held = draft.lease
             if held is not None and held.selector == selector and self.leases.knows(held):
-                found: Lease | Outcome | None = held  # even if replaced: the body stays the same
+                found: ClientLease | ExchangeOutcome | None = (
+                    held  # even if replaced: the body stays the same
+                )
             else:
                 found = yield from self.under_lease(selector, now, until)
-            if isinstance(found, Outcome):
+            if isinstance(found, ExchangeOutcome):
                 return found
             if draft.selector not in (None, selector):
                 self._abandon(draft, now, is_owed=trail.is_unsure)
@@ -256,9 +270,9 @@ class Session:
             body = {**prompt, "reservation_id": draft.reservation_id}
             if found is not None:
                 body["lease_id"] = found.lease_id
-            return Ask("POST", way.path, body, is_selection=way.may_wait)
+            return SelectorRequest("POST", way.path, body, is_selection=way.may_wait)
 
-        outcome = Outcome(now)
+        outcome = ExchangeOutcome(now)
         for _ in range(_LEASE_TRIES):
             outcome = yield from self.attempts.anywhere(prepare, outcome.now, until, trail)
             lease = draft.lease
@@ -270,7 +284,9 @@ class Session:
             draft.use(None)
         return outcome
 
-    def under_lease(self, selector: int, now: float, until: float) -> Run[Lease | Outcome | None]:
+    def under_lease(
+        self, selector: int, now: float, until: float
+    ) -> Run[ClientLease | ExchangeOutcome | None]:
         """Return the lease for a booking at a selector, open there; or the outcome of the failure.
 
         Concurrent calls open the same lease, which is idempotent.
@@ -299,21 +315,21 @@ class Session:
                 now = (yield Sleep(pause)).now
         return None
 
-    def _opening(self, lease: Lease) -> Ask:
+    def _opening(self, lease: ClientLease) -> SelectorRequest:
         body: dict[str, object] = {
             "lease_id": lease.lease_id,
             "owner": self.owner,
             "ttl_s": self.options.lease_ttl_s,
         }
-        return Ask("POST", "/leases", body)
+        return SelectorRequest("POST", "/leases", body)
 
-    def _heard(self, lease: Lease, selector: int, now: float) -> None:
+    def _heard(self, lease: ClientLease, selector: int, now: float) -> None:
         if self.leases.knows(lease):
             lease.selector = selector
             lease.heard_at = now
             self.on_work()
 
-    def lose(self, lease: Lease) -> None:
+    def lose(self, lease: ClientLease) -> None:
         """Drop a lease unknown to the selector; its bookings must be made again."""
         if not self.leases.knows(lease):
             return
@@ -331,19 +347,21 @@ class Session:
             self.outbox.entry(draft.reservation_id, now).is_freed = True
         draft.use(None)
 
-    def _degrade(self, way: BookingKind, draft: Draft) -> Booking | None:
+    def _degrade(self, way: BookingKind, draft: Draft) -> ClientBooking | None:
         answer = way.stand_in()
         if answer is None:
             return None
         self.stats.degraded += 1
         answer.reservation_id = draft.reservation_id
-        booking = Booking(draft, answer, is_degraded=True)
+        booking = ClientBooking(draft, answer, is_degraded=True)
         self.catalog.begin(booking.ranks)
         return booking
 
     # -- the life of a booking -----------------------------------------------------------------
 
-    def prefill_complete(self, booking: Booking, cached_tokens: int | None, now: float) -> None:
+    def prefill_complete(
+        self, booking: ClientBooking, cached_tokens: int | None, now: float
+    ) -> None:
         """Report that the prompt is computed, and how many of its tokens were cached.
 
         Raises:
@@ -361,7 +379,7 @@ class Session:
             entry.cached_tokens = cached_tokens
 
     def output_tokens(
-        self, booking: Booking, count: int, decay_fraction: float | None, now: float
+        self, booking: ClientBooking, count: int, decay_fraction: float | None, now: float
     ) -> None:
         """Count output tokens; reported when they fill a block, or change the decay.
 
@@ -381,7 +399,7 @@ class Session:
             entry.blocks = blocks
             entry.decay_fraction = decay_fraction
 
-    def end(self, booking: Booking, now: float) -> None:
+    def end(self, booking: ClientBooking, now: float) -> None:
         """End a booking; idempotent."""
         if booking.is_over:
             return
@@ -407,7 +425,7 @@ class Session:
 
     def refresh_catalog(self, now: float, timeout_s: float | None = None) -> Run[None]:
         """GET /workers."""
-        ask = Ask("GET", "/workers")
+        ask = SelectorRequest("GET", "/workers")
         self.catalog.learn((yield from self.read(ask, list[CatalogWorker], now, timeout_s)))
 
     def _check_open(self) -> None:
@@ -445,6 +463,6 @@ def _fraction(name: str, value: SupportsFloat) -> float:
     return fraction
 
 
-def renewing(lease: Lease) -> Ask:
+def renewing(lease: ClientLease) -> SelectorRequest:
     """Return the request that renews a lease."""
-    return Ask("POST", f"/leases/{lease.lease_id}/renew")
+    return SelectorRequest("POST", f"/leases/{lease.lease_id}/renew")

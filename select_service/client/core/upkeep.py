@@ -13,20 +13,20 @@ from msgspec import Struct
 
 from select_service.client.core.attempts import always
 from select_service.client.core.codec import decode
-from select_service.client.core.exchange import Ask, Outcome, Sleep, Trail
+from select_service.client.core.exchange import ExchangeOutcome, SelectorRequest, Sleep, Trail
 from select_service.client.core.problems import ClientError, NotAnAnswer
 from select_service.client.core.session import renewing
 from select_service.errors import ServiceError
 from select_service.types import BatchAnswer
 
 if TYPE_CHECKING:
-    from select_service.client.core.booking import Booking
+    from select_service.client.core.booking import ClientBooking
     from select_service.client.core.exchange import Run
-    from select_service.client.core.lease_book import Lease
-    from select_service.client.core.session import Session
+    from select_service.client.core.lease_book import ClientLease
+    from select_service.client.core.session import ClientSession
     from select_service.types import OperationResult
 
-__all__ = ["Upkeep"]
+__all__ = ["SessionUpkeep"]
 
 _OK: Final = 200
 _CREATED: Final = 201
@@ -43,10 +43,10 @@ class _Renewed(Struct, frozen=True):
     reservations: int
 
 
-class Upkeep:
+class SessionUpkeep:
     """The background of one session."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: ClientSession) -> None:
         self._session = session
         self._options = session.options
         self._paused_until = 0.0
@@ -112,7 +112,7 @@ class Upkeep:
         leases = session.leases
         for lease in (leases.current, *leases.old):
             if lease is not None and lease.selector is not None and now < until:
-                ask = Ask("DELETE", f"/leases/{lease.lease_id}")
+                ask = SelectorRequest("DELETE", f"/leases/{lease.lease_id}")
                 outcome = yield from session.attempts.at(lease.selector, ask, now, until, Trail())
                 now = outcome.now
 
@@ -124,7 +124,7 @@ class Upkeep:
     def _probe(self, now: float) -> Run[float]:
         self._probe_at = now + self._options.probe_s
         outcome = yield from self._session.attempts.anywhere(
-            always(Ask("GET", "/health")), now, now + self._short, rounds=1, attempts=1
+            always(SelectorRequest("GET", "/health")), now, now + self._short, rounds=1, attempts=1
         )
         if outcome.failure is None:
             self._session.selectors.is_down = False
@@ -139,7 +139,7 @@ class Upkeep:
         if not operations:
             outbox.settle()
             return now
-        ask = Ask("POST", "/reservations/batch", {"operations": operations})
+        ask = SelectorRequest("POST", "/reservations/batch", {"operations": operations})
         is_told = is_refused = False
         try:
             outcome = yield from session.attempts.anywhere(always(ask), now, until)
@@ -203,11 +203,13 @@ class Upkeep:
                 break
         return now
 
-    def _under(self, lease: Lease) -> list[Booking]:
+    def _under(self, lease: ClientLease) -> list[ClientBooking]:
         bookings = self._session.bookings.values()
         return [booking for booking in bookings if booking.draft.lease is lease]
 
-    def _compare(self, before: list[Booking], lease: Lease, outcome: Outcome) -> None:
+    def _compare(
+        self, before: list[ClientBooking], lease: ClientLease, outcome: ExchangeOutcome
+    ) -> None:
         """If the service has fewer bookings under the lease than we do, ask about each of them."""
         under = [one for one in before if not one.is_over and one.draft.lease is lease]
         if decode(outcome, _Renewed).reservations >= sum(one.legs for one in under):
@@ -222,7 +224,9 @@ class Upkeep:
         leases.rotate(now)
         while (lease := leases.to_close()) is not None:
             outcome = yield from self._session.attempts.anywhere(
-                always(Ask("DELETE", f"/leases/{lease.lease_id}")), now, now + self._short
+                always(SelectorRequest("DELETE", f"/leases/{lease.lease_id}")),
+                now,
+                now + self._short,
             )
             now = outcome.now
             if outcome.failure is not None or outcome.status in _TRY_AGAIN:
@@ -250,18 +254,18 @@ class Upkeep:
                 break
         return now
 
-    def _rebook(self, name: str, booking: Booking, now: float) -> Run[Outcome]:
+    def _rebook(self, name: str, booking: ClientBooking, now: float) -> Run[ExchangeOutcome]:
         """Book the same rank again under a new id; the worker's answer may be on its way."""
         session, draft = self._session, booking.draft
         until = now + self._short
         lease = yield from session.under_lease(session.selectors.current, now, until)
-        if isinstance(lease, Outcome):
+        if isinstance(lease, ExchangeOutcome):
             return lease
         if name not in session.lost:  # it has ended meanwhile
-            return Outcome(now)
+            return ExchangeOutcome(now)
         self._rename(name, booking, lease, now)
         trail = Trail()
-        ask = Ask("POST", "/reservations", booking.facts())
+        ask = SelectorRequest("POST", "/reservations", booking.facts())
         try:
             outcome = yield from session.attempts.anywhere(always(ask), now, until, trail)
         finally:
@@ -283,14 +287,14 @@ class Upkeep:
         return outcome
 
     @staticmethod
-    def _doubt(booking: Booking, lease: Lease | None) -> None:
+    def _doubt(booking: ClientBooking, lease: ClientLease | None) -> None:
         booking.is_unsure = True
         if lease is not None and booking.is_over:  # `end` could not know yet
             lease.doubt(booking.reservation_id)
         elif lease is not None:
             lease.is_doubtful = True
 
-    def _give_up(self, name: str, booking: Booking) -> None:
+    def _give_up(self, name: str, booking: ClientBooking) -> None:
         """Stop trying to book again: the worker is gone, or it is a pair."""
         session, lease = self._session, booking.draft.lease
         if lease is not None:  # it may still be booked at another selector
@@ -303,10 +307,12 @@ class Upkeep:
         session.stats.lost_bookings += 1
 
     @staticmethod
-    def _has_ended(outcome: Outcome) -> bool:
+    def _has_ended(outcome: ExchangeOutcome) -> bool:
         return b"lease_" in outcome.body
 
-    def _rename(self, name: str, booking: Booking, lease: Lease | None, now: float) -> None:
+    def _rename(
+        self, name: str, booking: ClientBooking, lease: ClientLease | None, now: float
+    ) -> None:
         session, draft = self._session, booking.draft
         if booking.is_unsure and draft.lease is not None:
             draft.lease.doubt(name)
@@ -317,7 +323,7 @@ class Upkeep:
         session.outbox.rename(name, draft.reservation_id)
         session.outbox.entry(name, now).is_freed = True  # in case it is known after all
 
-    def _tell_again(self, booking: Booking, now: float) -> None:
+    def _tell_again(self, booking: ClientBooking, now: float) -> None:
         if booking.output_blocks:
             entry = self._session.outbox.entry(booking.reservation_id, now)
             entry.blocks = booking.output_blocks

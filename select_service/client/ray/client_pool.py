@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 from select_service.client.asynchronous import AsyncClient
 from select_service.client.core.options import Options
-from select_service.client.ray.registry import Registry
+from select_service.client.ray.registry import SelectorRegistry
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -143,7 +143,7 @@ def outlet_for(
 
 
 def _finder(namespace: str) -> Callable[[], Awaitable[list[str]]]:
-    meeting = Registry(namespace)
+    meeting = SelectorRegistry(namespace)
 
     async def find() -> list[str]:
         present = await meeting.present()

@@ -16,7 +16,7 @@ from msgspec import Struct
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["BEAT_S", "NAMESPACE", "Present", "Registry", "RegistryActor"]
+__all__ = ["BEAT_S", "NAMESPACE", "Present", "RegistryActor", "SelectorRegistry"]
 
 NAMESPACE: Final = "select-service"
 """Namespace of the actor; several independent services in one cluster have one each."""
@@ -92,7 +92,7 @@ class RegistryActor:
         book[key] = (self._clock(), told)
 
 
-class Registry:
+class SelectorRegistry:
     """Access to the actor from any process of the cluster; starts it if nobody has.
 
     Awaited on one event loop. After any failure the next call looks up the actor again.

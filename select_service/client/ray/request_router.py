@@ -34,7 +34,7 @@ from select_service.client.ray.worker_ids import reservation_id_of, worker_id_of
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from select_service.client.ray.routing import Call, Ticket
+    from select_service.client.ray.routing import PendingCall, RoutedRequest
 
 __all__ = ["SelectServiceRouter", "ServeWorker", "worker_id_of"]
 
@@ -46,7 +46,7 @@ class _Seen(NamedTuple):
     """A request that has been sent to the service, and may be routed again."""
 
     request: weakref.ref[Any]
-    ticket: Ticket
+    ticket: RoutedRequest
 
 
 class SelectServiceRouter(LocalityMixin, MultiplexMixin, RequestRouter):  # type: ignore[misc]
@@ -186,7 +186,9 @@ class SelectServiceRouter(LocalityMixin, MultiplexMixin, RequestRouter):  # type
             )
         return self._routing
 
-    def _follow(self, routing: Routing, ticket: Ticket, pending: Call, request: str) -> None:
+    def _follow(
+        self, routing: Routing, ticket: RoutedRequest, pending: PendingCall, request: str
+    ) -> None:
         """Watch where the request goes; free its booking if it goes nowhere."""
         key, loop = id(pending), asyncio.get_running_loop()
 
@@ -198,7 +200,7 @@ class SelectServiceRouter(LocalityMixin, MultiplexMixin, RequestRouter):  # type
         weakref.finalize(pending, vanished).atexit = False
         pending.future.add_done_callback(partial(_settled, routing, ticket, request))
 
-    def _vanished(self, routing: Routing, key: int, ticket: Ticket) -> None:
+    def _vanished(self, routing: Routing, key: int, ticket: RoutedRequest) -> None:
         routing.abandoned(ticket)
         seen = self._seen.get(key)
         if seen is not None and seen.ticket is ticket:
@@ -219,7 +221,9 @@ class SelectServiceRouter(LocalityMixin, MultiplexMixin, RequestRouter):  # type
         return [random.sample(among, min(_TWO, len(among)))]
 
 
-def _settled(routing: Routing, ticket: Ticket, request: str, sent: asyncio.Future[Any]) -> None:
+def _settled(
+    routing: Routing, ticket: RoutedRequest, request: str, sent: asyncio.Future[Any]
+) -> None:
     if sent.cancelled() or sent.exception() is not None:
         routing.drop(ticket)
     else:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     Tokenizer = Callable[[Any], Sequence[int] | Awaitable[Sequence[int] | None] | None]
 
-__all__ = ["Call", "Routing", "RoutingOptions"]
+__all__ = ["PendingCall", "Routing", "RoutingOptions"]
 
 BOOKED_MAX_S: Final = 3600.0
 """Serve never reports the end of a choice that nobody dispatched: it is freed after this time.
@@ -58,7 +58,7 @@ class RoutingOptions(Struct, frozen=True, kw_only=True):
             raise ValueError("timeout_ms must be above 0, pause_s and ranked_max not below")
 
 
-class Call(Protocol):
+class PendingCall(Protocol):
     """The part of Serve's `PendingRequest` that is used."""
 
     args: list[Any]
@@ -66,7 +66,7 @@ class Call(Protocol):
     future: asyncio.Future[Any]
 
 
-class Ticket:
+class RoutedRequest:
     """One request on its way through a router."""
 
     __slots__ = (
@@ -116,9 +116,11 @@ class Routing:
         self._tokenizer = tokenizer
         self._on_choice = on_choice
         self._paused_until = 0.0
-        self._under_way: dict[tuple[str, int], deque[Ticket]] = {}  # by request and worker
-        self._tickets: dict[Ticket, None] = {}  # not over, oldest first
-        self._untaken: dict[Ticket, None] = {}  # those of which the end may never be reported
+        self._under_way: dict[tuple[str, int], deque[RoutedRequest]] = {}  # by request and worker
+        self._tickets: dict[RoutedRequest, None] = {}  # not over, oldest first
+        self._untaken: dict[
+            RoutedRequest, None
+        ] = {}  # those of which the end may never be reported
         self._names: set[str] = set()  # in use by tickets
         self._moves: set[asyncio.Task[None]] = set()
         self.counts: Counter[str] = Counter()
@@ -127,8 +129,8 @@ class Routing:
     # -- choosing ----------------------------------------------------------------------------------
 
     async def rank(
-        self, call: Call, name: str, worker_ids: Sequence[int], adapter: str = ""
-    ) -> tuple[Ticket, list[list[int]]] | None:
+        self, call: PendingCall, name: str, worker_ids: Sequence[int], adapter: str = ""
+    ) -> tuple[RoutedRequest, list[list[int]]] | None:
         """Book the best of some workers, and rank the others behind it.
 
         Args:
@@ -156,8 +158,8 @@ class Routing:
         return None
 
     async def _rank(
-        self, call: Call, name: str, worker_ids: Sequence[int], adapter: str
-    ) -> tuple[Ticket, list[list[int]]] | None:
+        self, call: PendingCall, name: str, worker_ids: Sequence[int], adapter: str
+    ) -> tuple[RoutedRequest, list[list[int]]] | None:
         client = self._outlet.client
         if client is None:
             self._count("no_selector")
@@ -169,7 +171,7 @@ class Routing:
         if fields is None:
             self._count("no_prompt")
             return None
-        ticket = Ticket(name, fields, client)
+        ticket = RoutedRequest(name, fields, client)
         explain = 1 < len(worker_ids) <= self._options.ranked_max
         booked = await self._reserve(ticket, worker_ids, explain=explain)
         if booked.degraded:
@@ -181,13 +183,13 @@ class Routing:
         self._tell(call, booked)
         return ticket, _groups(booked, worker_ids)
 
-    def _tell(self, call: Call, booked: Reservation | None) -> None:
+    def _tell(self, call: PendingCall, booked: Reservation | None) -> None:
         """Fill in the selection keyword if the call has it."""
         keyword = self._options.selection_keyword
         if keyword in call.kwargs:
             call.kwargs[keyword] = None if booked is None else _told(booked)
 
-    async def _prompt_of(self, call: Call, adapter: str) -> dict[str, Any] | None:
+    async def _prompt_of(self, call: PendingCall, adapter: str) -> dict[str, Any] | None:
         found = read_prompt(call.args, call.kwargs)
         if not found.is_known and not await self._tokenized(found):
             return None
@@ -208,7 +210,7 @@ class Routing:
         return True
 
     async def _reserve(
-        self, ticket: Ticket, worker_ids: Sequence[int], *, explain: bool = False
+        self, ticket: RoutedRequest, worker_ids: Sequence[int], *, explain: bool = False
     ) -> Reservation:
         options = self._options
         fields: dict[str, Any] = {
@@ -243,7 +245,7 @@ class Routing:
 
     # -- what becomes of it ------------------------------------------------------------------------
 
-    def routed(self, ticket: Ticket, request: str, worker_id: int) -> None:
+    def routed(self, ticket: RoutedRequest, request: str, worker_id: int) -> None:
         """Note where Serve sends the request; if it is not the best replica, move the booking."""
         if ticket.is_over:
             return
@@ -258,7 +260,7 @@ class Routing:
             self._moves.add(task)
             task.add_done_callback(self._moves.discard)
 
-    def taken(self, ticket: Ticket) -> None:
+    def taken(self, ticket: RoutedRequest) -> None:
         """Note that a replica has the request, so Serve will report its end."""
         self._untaken.pop(ticket, None)
 
@@ -272,12 +274,12 @@ class Routing:
         if not tickets:
             del self._under_way[key]
 
-    def abandoned(self, ticket: Ticket) -> None:
+    def abandoned(self, ticket: RoutedRequest) -> None:
         """Drop a request that no longer exists, unless it was sent somewhere."""
         if not ticket.is_routed:
             self.drop(ticket)
 
-    def drop(self, ticket: Ticket) -> None:
+    def drop(self, ticket: RoutedRequest) -> None:
         """End a ticket and free its booking. Idempotent."""
         if not ticket.is_over:
             ticket.is_over = True
@@ -286,13 +288,13 @@ class Routing:
             self._release_name(ticket)
             self._outlet.free(ticket.client, ticket.reservation)
 
-    async def drop_now(self, ticket: Ticket) -> None:
+    async def drop_now(self, ticket: RoutedRequest) -> None:
         """End a ticket whose name is about to be booked again."""
         if not ticket.is_over:
             self.drop(ticket)
             await self._flush(ticket.client)
 
-    def _hold(self, ticket: Ticket, booked: Reservation) -> None:
+    def _hold(self, ticket: RoutedRequest, booked: Reservation) -> None:
         ticket.reservation, ticket.worker_id = booked, booked.worker_id
         self._outlet.hold(ticket.client)
         self._tickets[ticket] = self._untaken[ticket] = None
@@ -302,7 +304,7 @@ class Routing:
         if oldest.since < monotonic() - BOOKED_MAX_S:
             self._forget(oldest)
 
-    def _forget(self, ticket: Ticket) -> None:
+    def _forget(self, ticket: RoutedRequest) -> None:
         self._count("forgotten")
         self.drop(ticket)
         for key, tickets in list(self._under_way.items()):
@@ -311,7 +313,7 @@ class Routing:
                 if not tickets:
                     del self._under_way[key]
 
-    async def _move(self, ticket: Ticket) -> None:
+    async def _move(self, ticket: RoutedRequest) -> None:
         """Book the request at its actual replica; if that fails, at least not at another one."""
         self._release_name(ticket)
         if ticket.reservation is not None:
@@ -329,7 +331,7 @@ class Routing:
         else:
             ticket.reservation, ticket.fields = booked, {}
 
-    def _release_name(self, ticket: Ticket) -> None:
+    def _release_name(self, ticket: RoutedRequest) -> None:
         if ticket.has_name:
             ticket.has_name = False
             self._names.discard(ticket.name)

@@ -19,7 +19,7 @@ from select_service.client.asynchronous import AsyncClient
 from select_service.client.core.options import Options
 from select_service.client.core.problems import ClientError
 from select_service.client.ray.client_pool import outlet_for
-from select_service.client.ray.registry import BEAT_S, NAMESPACE, Registry
+from select_service.client.ray.registry import BEAT_S, NAMESPACE, SelectorRegistry
 from select_service.client.ray.worker_ids import reservation_id_of, worker_id_of
 from select_service.errors import ServiceError
 from select_service.types import BatchAnswer, WorkerSpec
@@ -107,7 +107,7 @@ class ServeWorker:
         self._namespace = namespace
         self._options = client or Options()
         self._request_id = request_id or _request_here
-        self._meeting = Registry(namespace) if selectors is None else None
+        self._meeting = SelectorRegistry(namespace) if selectors is None else None
         self._registrars = [AsyncClient(one, options=self._options) for one in (selectors or ())]
         self._prefilled: dict[str, int | None] = {}
         self._has_news = asyncio.Event()

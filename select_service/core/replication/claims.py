@@ -45,7 +45,8 @@ _NOTHING: Final = ClaimGrowth()
 class Claims:
     """All claims, the ends of claims, and our pending statements about them.
 
-    `statement_outbox.py` holds those until they are sent. All operations O(1); with a router id of 0 no claims are kept at all.
+    `statement_outbox.py` holds those until they are sent. All operations O(1); with a
+    router id of 0 no claims are kept at all.
     """
 
     def __init__(

@@ -15,11 +15,11 @@ from typing import Any
 
 import msgspec
 
-from select_service.client.core.exchange import Failure, Outcome, Run, Send
+from select_service.client.core.exchange import ExchangeOutcome, Failure, Run, Send
 from select_service.client.core.options import Options
 from select_service.client.core.problems import ClientError
-from select_service.client.core.session import Session
-from select_service.client.core.upkeep import Upkeep
+from select_service.client.core.session import ClientSession
+from select_service.client.core.upkeep import SessionUpkeep
 from select_service.errors import ServiceError
 
 BLOCK_SIZE = 16
@@ -80,7 +80,7 @@ class FakeService:
         """Path → what a proxy says in the place of the service, which has done as it was asked."""
         self.asked: list[Send] = []
 
-    def answer(self, send: Send, now: float) -> Outcome:
+    def answer(self, send: Send, now: float) -> ExchangeOutcome:
         self.asked.append(send)
         self.book.expire(now)
         if send.path in self.refuse:
@@ -94,12 +94,12 @@ class FakeService:
         status, said = self._answer(send.method, send.path, body, now)
         if send.path in self.between:
             status, content_type, text = self.between[send.path]
-            return Outcome(now, status, text, content_type, self.retry_after_s)
+            return ExchangeOutcome(now, status, text, content_type, self.retry_after_s)
         return self._say(now, status, said)
 
-    def _say(self, now: float, status: int, said: object) -> Outcome:
+    def _say(self, now: float, status: int, said: object) -> ExchangeOutcome:
         body = msgspec.json.encode(said)
-        return Outcome(now, status, body, "application/json", self.retry_after_s)
+        return ExchangeOutcome(now, status, body, "application/json", self.retry_after_s)
 
     def _answer(self, method: str, path: str, body: Any, now: float) -> tuple[int, object]:
         if path == "/health":
@@ -209,7 +209,7 @@ class Network:
         self.under_way: Send | None = None  # whose fate is asked for
         self.tell: Callable[[str], object] = lambda _: None
 
-    def carry(self, send: Send, now: float) -> Outcome:
+    def carry(self, send: Send, now: float) -> ExchangeOutcome:
         outcome = self._carry(send, now)
         body = msgspec.msgpack.decode(send.body) if b"msgpack" in send.content_type.encode() else ""
         self.tell(
@@ -218,14 +218,14 @@ class Network:
         )
         return outcome
 
-    def _carry(self, send: Send, now: float) -> Outcome:
+    def _carry(self, send: Send, now: float) -> ExchangeOutcome:
         service = self.services[send.selector]
         if self.is_dead[send.selector]:
-            return Outcome(now, failure=Failure.REFUSED, reason="dead")
+            return ExchangeOutcome(now, failure=Failure.REFUSED, reason="dead")
         self.under_way = send
         fate = next(self.fates)
-        slow = Outcome(now + send.timeout_s, failure=Failure.SLOW, reason="slow")
-        broken = Outcome(now + REPLY_S, failure=Failure.BROKEN, reason="broken")
+        slow = ExchangeOutcome(now + send.timeout_s, failure=Failure.SLOW, reason="slow")
+        broken = ExchangeOutcome(now + REPLY_S, failure=Failure.BROKEN, reason="broken")
         if fate == "ok":
             return service.answer(send, now)._replace(now=now + REPLY_S)
         if fate == "request lost":
@@ -235,7 +235,7 @@ class Network:
             return broken
         service.answer(send, now)
         if fate == "reply by a proxy":
-            return Outcome(now + REPLY_S, 502, b"<html>no</html>", "text/html")
+            return ExchangeOutcome(now + REPLY_S, 502, b"<html>no</html>", "text/html")
         return slow if fate == "reply slow" else broken
 
     def deliver(self, now: float) -> None:
@@ -258,7 +258,7 @@ class Stage:
         self.now = 100.0
         self.network = network
         numbers = itertools.count()
-        self.session = Session(
+        self.session = ClientSession(
             [f"s{number}" for number, _ in enumerate(network.services)],
             Options() if options is None else options,
             owner="me",
@@ -266,8 +266,8 @@ class Stage:
             new_id=lambda: f"id-{next(numbers)}",
             hash_prompt=lambda *_a, **_k: {},
         )
-        self.upkeep = Upkeep(self.session)
-        self._heap: list[tuple[float, int, Task, Outcome | None]] = []
+        self.upkeep = SessionUpkeep(self.session)
+        self._heap: list[tuple[float, int, Task, ExchangeOutcome | None]] = []
         self._order = itertools.count()
         self.keeps_up = False
         self._turn: Task | None = None
@@ -315,7 +315,7 @@ class Stage:
             if isinstance(command, Send):
                 answer = self.network.carry(command, self.now)
             else:
-                answer = Outcome(self.now + command.seconds)
+                answer = ExchangeOutcome(self.now + command.seconds)
             self._push(answer.now, task, answer)
         self.session.check()
         return True
@@ -354,5 +354,5 @@ class Stage:
             self.keeps_up = False
         self.do(self.upkeep.farewell(self.now))
 
-    def _push(self, at: float, task: Task, outcome: Outcome | None) -> None:
+    def _push(self, at: float, task: Task, outcome: ExchangeOutcome | None) -> None:
         heapq.heappush(self._heap, (at, next(self._order), task, outcome))

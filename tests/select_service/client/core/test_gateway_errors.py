@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from select_service.client.core.exchange import Outcome
+from select_service.client.core.exchange import ExchangeOutcome
 from select_service.client.core.problems import NotAnAnswer, TimedOut, Unreachable, refusal
 from select_service.errors import ServiceError
 from tests.select_service.client.core.stage import POISON, Stage
@@ -172,5 +172,5 @@ def test_numbers_of_other_libraries_are_numbers() -> None:
 @pytest.mark.parametrize("said", ["soon", [], {}, True])
 def test_a_time_that_is_none_is_not_read(said: object) -> None:
     body = msgspec.json.encode({"code": "c", "error": "e", "retry_after_s": said})
-    error = refusal(Outcome(0.0, 400, body, "application/json"))
+    error = refusal(ExchangeOutcome(0.0, 400, body, "application/json"))
     assert error.code == "c"

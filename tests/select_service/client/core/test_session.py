@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
-from select_service.client.core.booking import Booking
+from select_service.client.core.booking import ClientBooking
 from select_service.client.core.options import Options
 from select_service.client.core.problems import ClientError, TimedOut, Unreachable
-from select_service.client.core.session import Session
+from select_service.client.core.session import ClientSession
 from select_service.errors import NoEligibleWorker, ReservationConflict, ServiceError
 from select_service.types import PairSelection
 from tests.effort import examples, share_of
@@ -29,9 +29,9 @@ def stage(count: int = 1, *, shared: bool = False, **options: Any) -> Stage:
     return Stage(Network(services), Options(**options))
 
 
-def reserve(on: Stage, name: str = "r", timeout_s: float | None = None) -> Booking:
+def reserve(on: Stage, name: str = "r", timeout_s: float | None = None) -> ClientBooking:
     booking = on.do(on.session.reserve(dict(PROMPT), name, on.now, timeout_s))
-    assert isinstance(booking, Booking)
+    assert isinstance(booking, ClientBooking)
     return booking
 
 
@@ -284,7 +284,7 @@ def test_a_pair_another_selector_does_not_know_of_is_freed_where_it_is() -> None
 
 ACTIONS = ("reserve", "pair", "book", "tell", "end", "drop", "wait", "long", "kill", "wake", "wipe")
 ELSEWHERE: dict[str, Any] = {**PROMPT, "worker_id": 2, "dp_rank": 0}
-VERBS: dict[str, Callable[[Session, str, float], Any]] = {
+VERBS: dict[str, Callable[[ClientSession, str, float], Any]] = {
     "reserve": lambda session, name, now: session.reserve(dict(PROMPT), name, now, 20.0),
     "pair": lambda session, name, now: session.reserve_pair(dict(PROMPT), name, now, 20.0),
     "book": lambda session, name, now: session.book(
@@ -317,7 +317,7 @@ def test_nothing_leaks_and_nothing_is_lost_in_many_lives(
     live_through(data, count, shared, actions)
 
 
-def tell(on: Stage, booking: Booking, tokens: int, *, is_end: bool) -> None:
+def tell(on: Stage, booking: ClientBooking, tokens: int, *, is_end: bool) -> None:
     if is_end:
         on.session.end(booking, on.now)
     else:
@@ -331,7 +331,7 @@ def live_through(data: st.DataObject, count: int, shared: bool, actions: list[st
     note(f"{count} {shared} {actions}")
     fates = st.sampled_from(("ok", "ok", *FATES))
     on.network.fates = iter(lambda: data.draw(fates), None)
-    held: list[Booking] = []
+    held: list[ClientBooking] = []
     begun: list[Any] = []
     for number, action in enumerate(actions):
         if action in VERBS:
@@ -353,7 +353,7 @@ def live_through(data: st.DataObject, count: int, shared: bool, actions: list[st
     settle(on, held)
 
 
-def settle(on: Stage, held: list[Booking]) -> None:
+def settle(on: Stage, held: list[ClientBooking]) -> None:
     """The network is well again: compare what is booked with what is held."""
     services = on.network.services
     on.network.fates = itertools.repeat("ok")

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from select_service.client import AsyncClient
-from select_service.client.ray.registry import Present, Registry
+from select_service.client.ray.registry import Present, SelectorRegistry
 from select_service.edge.discovery.source import SourceFailed
 from select_service.edge.driver.driver import Driver
 from select_service.ray_discovery import RayDiscovery
@@ -41,7 +41,7 @@ class Place:
 
 
 def company_at(place: Place, answer: Any = None) -> RayDiscovery:
-    company = RayDiscovery(cast(Registry, place), *ME)
+    company = RayDiscovery(cast(SelectorRegistry, place), *ME)
     made = company._client
 
     def client(url: str, token: str | None) -> AsyncClient:

@@ -13,7 +13,7 @@ from select_service.client.core.options import Options
 from select_service.client.core.problems import BlockSizeUnknown, TimedOut, Unreachable
 from select_service.client.ray import routing as rooms
 from select_service.client.ray.client_pool import ClientPool
-from select_service.client.ray.routing import Routing, RoutingOptions, Ticket
+from select_service.client.ray.routing import RoutedRequest, Routing, RoutingOptions
 from select_service.errors import NoSchedulableWorker, ReservationConflict
 from select_service.types import Overlap, Selection
 
@@ -106,7 +106,7 @@ def play(act: Play, tokenizer: Any = None, **options: Any) -> Routing:
 
 async def ranked(
     routing: Routing, name: str = "n", **kwargs: Any
-) -> tuple[Ticket, list[list[int]]]:
+) -> tuple[RoutedRequest, list[list[int]]]:
     found = await routing.rank(Call(**kwargs), name, [5, 6, 7])
     assert found is not None
     return found
