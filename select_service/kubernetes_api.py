@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import httpx
 
-__all__ = ["MOUNT", "RETRY_AFTER_MAX_S", "KubernetesApi", "KubernetesError", "Status"]
+__all__ = ["MOUNT", "RETRY_AFTER_MAX_S", "KubernetesApi", "KubernetesError", "KubernetesStatus"]
 
 MOUNT: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
 """Where pods find token, ca.crt and namespace."""
@@ -42,7 +42,7 @@ class _Details(msgspec.Struct):
     retryAfterSeconds: float | None = None
 
 
-class Status(msgspec.Struct):
+class KubernetesStatus(msgspec.Struct):
     """The body of a refusal, and of an ERROR in a watch."""
 
     code: int | None = 0

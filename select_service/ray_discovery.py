@@ -20,7 +20,7 @@ from select_service.client import AsyncClient, ClientError, NotAnAnswer, Options
 from select_service.client.ray.registry import BEAT_S, SelectorRegistry
 from select_service.edge.discovery.followers import Discovery, ReplicaFollower
 from select_service.edge.discovery.setup import worker_follower
-from select_service.edge.discovery.source import Source, SourceFailed
+from select_service.edge.discovery.source import DiscoverySource, SourceFailed
 from select_service.types import WorkerSpec
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ def _tls(passport: ClientCredentials | None) -> ssl.SSLContext:
     return context
 
 
-class _Told(Source[Any]):
+class _Told(DiscoverySource[Any]):
     """One that is told what there is."""
 
     def tell(self, everything: Mapping[int, WorkerSpec] | frozenset[str]) -> None:

@@ -13,7 +13,7 @@ from select_service.types.doctor import Finding, Subject
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from select_service.doctor.query import Worker
+    from select_service.doctor.query import ReachableWorker
 
 __all__ = ["ENDPOINTS_MAX", "probe"]
 
@@ -23,7 +23,7 @@ ENDPOINTS_MAX: Final = 4096
 TRIED_AT_ONCE: Final = 64
 
 
-def probe(workers: Iterable[Worker], timeout_s: float) -> list[Finding]:
+def probe(workers: Iterable[ReachableWorker], timeout_s: float) -> list[Finding]:
     """Connect to every port in the workers' records; those that do not answer become findings."""
     targets: dict[tuple[str, int], Subject] = {}
     for worker in workers:
@@ -59,7 +59,7 @@ def probe(workers: Iterable[Worker], timeout_s: float) -> list[Finding]:
     ]
 
 
-def _endpoints(worker: Worker) -> Iterator[str]:
+def _endpoints(worker: ReachableWorker) -> Iterator[str]:
     events = worker.kv_events_endpoints.values() or [worker.kv_events_endpoint]
     for endpoint in (worker.endpoint, *events, worker.replay_endpoint):
         if endpoint is not None:
@@ -78,7 +78,7 @@ def _address(endpoint: str) -> tuple[str, int] | None:
     return parts.hostname, port
 
 
-def _subject(worker: Worker, endpoint: str) -> Subject:
+def _subject(worker: ReachableWorker, endpoint: str) -> Subject:
     return Subject(
         model_name=worker.model_name,
         tenant_id=worker.tenant_id,

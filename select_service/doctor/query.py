@@ -11,7 +11,7 @@ from msgspec import UNSET, Struct, UnsetType
 from select_service.client import Client, ClientError, NotAnAnswer, Options, ServiceError
 from select_service.types.doctor import Finding
 
-__all__ = ["Answer", "CannotAskError", "Worker", "ask", "context"]
+__all__ = ["Answer", "CannotAskError", "ReachableWorker", "ask", "context"]
 
 ANSWER_BYTES_MAX: Final = 256 << 20
 """Longest answer read: ten thousand workers take some ten megabytes."""
@@ -25,7 +25,7 @@ class CannotAskError(Exception):
     """The service cannot be queried; the text says why."""
 
 
-class Worker(Struct, frozen=True):
+class ReachableWorker(Struct, frozen=True):
     """The parts of a worker's record that say where to reach it."""
 
     worker_id: int
@@ -43,7 +43,7 @@ class Answer(Struct, frozen=True):
 
     ready: bool
     schedulable_workers: int
-    workers: list[Worker]
+    workers: list[ReachableWorker]
     waiting_for: list[str] = []
     findings: list[Finding] | UnsetType = UNSET
     findings_left_out: int = 0

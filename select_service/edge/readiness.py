@@ -23,7 +23,7 @@ DISCOVERY: Final = "discovery"
 LEAVING: Final = "leaving"
 
 
-class Readiness:
+class ReadinessGate:
     """What is still missing, until it is there or the time is up.
 
     Attributes:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "OPEN",
-    "Match",
     "Route",
+    "RouteMatch",
     "Router",
     "read_count",
     "read_id",
@@ -61,7 +61,7 @@ class Route(Struct, Generic[H], frozen=True):
     body_lenient: bool = False  # any Content-Type; the handler ignores meaningless bodies
 
 
-class Match(NamedTuple, Generic[H]):
+class RouteMatch(NamedTuple, Generic[H]):
     """A route and the percent-decoded segments that filled its braces."""
 
     route: Route[H]
@@ -94,7 +94,7 @@ class Router(Generic[H]):
         for shape, methods in shapes.items():
             self._shaped.setdefault((shape.first, shape.length), []).append((shape, methods))
 
-    def match(self, method: str, raw_path: bytes) -> Match[H]:
+    def match(self, method: str, raw_path: bytes) -> RouteMatch[H]:
         """Find the route of a request.
 
         Raises:
@@ -108,16 +108,16 @@ class Router(Generic[H]):
         route = methods.get(method)
         if route is None:
             raise MethodNotAllowed("method not allowed")
-        return Match(route, tuple(map(_decode_segment, segments)) if segments else ())
+        return RouteMatch(route, tuple(map(_decode_segment, segments)) if segments else ())
 
-    def find(self, method: str, raw_path: bytes) -> Match[H] | None:
+    def find(self, method: str, raw_path: bytes) -> RouteMatch[H] | None:
         """Like `match`, for callers with a fallback: None where that raises, and for HEAD."""
         methods, segments = self._find(method, raw_path)
         route = methods.get(method)
         if route is None or route.method != method:
             return None
         try:
-            return Match(route, tuple([_decode_segment(one) for one in segments]))
+            return RouteMatch(route, tuple([_decode_segment(one) for one in segments]))
         except InvalidPath:
             return None
 

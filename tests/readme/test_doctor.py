@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from select_service.core.diagnostics.causes import SALT_MISMATCH
-from select_service.doctor.query import Answer, Worker
+from select_service.doctor.query import Answer, ReachableWorker
 from select_service.doctor.report import tell
 from select_service.types.doctor import Finding, Subject
 from tests.readme import document
@@ -20,7 +20,9 @@ def printed() -> str:
         *(SALT_MISMATCH.why, SALT_MISMATCH.remedy),
         120.0,
     )
-    answer = Answer(ready=True, schedulable_workers=2, workers=[Worker(1), Worker(2)])
+    answer = Answer(
+        ready=True, schedulable_workers=2, workers=[ReachableWorker(1), ReachableWorker(2)]
+    )
     return COMMAND + tell("http://127.0.0.1:8092", answer, [finding], WIDTH)
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from select_service.edge.cooperative import TimeSlices
     from select_service.edge.driver.driver import Driver
 
-__all__ = ["RANK_FIELDS", "Fleet", "News"]
+__all__ = ["RANK_FIELDS", "FleetTable", "News"]
 
 RANK_FIELDS: Final = (
     "worker_id",
@@ -84,7 +84,7 @@ class _Seen:
         self.rows: dict[int, bytes] = {}  # the same, encoded
 
 
-class Fleet:
+class FleetTable:
     """The rows of all workers and ranks."""
 
     def __init__(self, service: Driver) -> None:

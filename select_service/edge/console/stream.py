@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import orjson
 
-from select_service.edge.console.fleet import Fleet, News, joined
+from select_service.edge.console.fleet import FleetTable, News, joined
 from select_service.edge.console.sections import sections
 from select_service.edge.cooperative import TimeSlices
 from select_service.errors import TooManyConsoles
@@ -188,7 +188,7 @@ class _View:
 
     def __init__(self, service: Driver) -> None:
         self._service = service
-        self._fleet = Fleet(service)
+        self._fleet = FleetTable(service)
         self._sections: dict[str, bytes] = {}
         self._whole: bytes | None = None  # joined once for all newcomers until something changes
 

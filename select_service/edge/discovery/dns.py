@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from select_service.edge.discovery.source import Source, SourceFailed, poll
+from select_service.edge.discovery.source import DiscoverySource, SourceFailed, poll
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection
@@ -25,7 +25,7 @@ async def resolve(host: str, port: int) -> list[str]:
     return [str(address[0]) for *_, address in found]
 
 
-class DnsReplicas(Source[frozenset[str]]):
+class DnsReplicas(DiscoverySource[frozenset[str]]):
     """Endpoints `tcp://<address>:<port>` of one name."""
 
     def __init__(

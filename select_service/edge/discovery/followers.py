@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
     from indexer.core.stream import EventStream
     from indexer.types import LinkState
-    from select_service.edge.discovery.source import Source
+    from select_service.edge.discovery.source import DiscoverySource
     from select_service.edge.driver.call_context import CallContext
-    from select_service.edge.readiness import Readiness
-    from select_service.edge.replication.plane import Replicas
+    from select_service.edge.readiness import ReadinessGate
+    from select_service.edge.replication.plane import ReplicaConnections
     from select_service.types import WorkerSpec
 
 __all__ = ["Discovery", "ReplicaFollower", "Verbs", "WorkerFollower"]
@@ -71,7 +71,7 @@ class WorkerFollower:
 
     def __init__(
         self,
-        source: Source[dict[int, WorkerSpec]],
+        source: DiscoverySource[dict[int, WorkerSpec]],
         turn: CallContext,
         verbs: Verbs,
         *,
@@ -189,8 +189,8 @@ class ReplicaFollower:
 
     def __init__(
         self,
-        source: Source[frozenset[str]],
-        plane: Callable[[], Replicas],
+        source: DiscoverySource[frozenset[str]],
+        plane: Callable[[], ReplicaConnections],
         clock: Callable[[], float],
         *,
         grace_s: float,
@@ -254,7 +254,7 @@ Follower = WorkerFollower | ReplicaFollower
 
 
 async def _follow(
-    source: Source[T],
+    source: DiscoverySource[T],
     agree: Callable[[], Coroutine[object, object, None]],
     is_waiting: Callable[[], bool],
 ) -> None:
@@ -276,7 +276,7 @@ async def _follow(
 class Discovery:
     """All followers and their sources, started and stopped together."""
 
-    def __init__(self, readiness: Readiness, followers: Sequence[Follower]) -> None:
+    def __init__(self, readiness: ReadinessGate, followers: Sequence[Follower]) -> None:
         """Start nothing yet; /ready waits for the first match."""
         self.followers = list(followers)
         self._tasks: list[asyncio.Task[None]] = []

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 import msgspec
 from typing_extensions import override
 
-from select_service.edge.discovery.source import BACKOFF_S, Source, SourceFailed, insist
-from select_service.kubernetes_api import KubernetesError, Status
+from select_service.edge.discovery.source import BACKOFF_S, DiscoverySource, SourceFailed, insist
+from select_service.kubernetes_api import KubernetesError, KubernetesStatus
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Mapping
@@ -79,11 +79,11 @@ class _Bookmark(msgspec.Struct):
 
 
 _decode_event: Final = msgspec.json.Decoder(_WatchEvent).decode
-_decode_status: Final = msgspec.json.Decoder(Status).decode
+_decode_status: Final = msgspec.json.Decoder(KubernetesStatus).decode
 _decode_bookmark: Final = msgspec.json.Decoder(_Bookmark).decode
 
 
-class Watched(Source[T], Generic[O, T]):
+class Watched(DiscoverySource[T], Generic[O, T]):
     """All objects of a kind with certain labels, and their meaning as a whole."""
 
     def __init__(  # noqa: PLR0917 - what is watched, and how it is read
@@ -292,7 +292,7 @@ class Watched(Source[T], Generic[O, T]):
                 yield data
 
     async def _refusal(self, answer: httpx.Response, path: str) -> SourceFailed:
-        status = Status()
+        status = KubernetesStatus()
         with contextlib.suppress(msgspec.MsgspecError):
             body = bytearray()
             async for data in answer.aiter_bytes():
@@ -313,7 +313,7 @@ class Watched(Source[T], Generic[O, T]):
         )
 
 
-def _gone(status: Status) -> SourceFailed:
+def _gone(status: KubernetesStatus) -> SourceFailed:
     why = f"the version watched from is gone ({status.code} {status.reason}); listing anew"
     return SourceFailed("gone", why, retry_after_s=status.retry_after_s())
 

@@ -120,7 +120,7 @@ NO_ADDRESS: Final = Unready("no address")
 _ENDED: Final = frozenset({"Failed", "Succeeded"})
 
 
-class Found(NamedTuple):
+class DiscoveredPod(NamedTuple):
     """What an object says of one pod that may be a worker."""
 
     worker_id: int
@@ -139,7 +139,7 @@ class BadAnnotation(ValueError):
     """An annotation has an unusable value."""
 
 
-def workers_of_pod(pod: Pod) -> Iterator[Found]:
+def workers_of_pod(pod: Pod) -> Iterator[DiscoveredPod]:
     """Yield the pod, with its worker if that is running and ready.
 
     Raises:
@@ -172,7 +172,7 @@ def _unready_pod(pod: Pod) -> Unready | None:
     return None if status.podIP else NO_ADDRESS
 
 
-def workers_of_slice(piece: EndpointSlice) -> Iterator[Found]:
+def workers_of_slice(piece: EndpointSlice) -> Iterator[DiscoveredPod]:
     """Yield each endpoint, with a worker if ready; the slice's annotations apply to all of them.
 
     Raises:
@@ -224,9 +224,9 @@ def _said(meta: Meta) -> dict[str, str]:
 
 def _found(
     meta: Meta, name: str, created: str, spec: WorkerSpec | None, unready: Unready | None
-) -> Found:
+) -> DiscoveredPod:
     worker_id = _worker_id(meta, name) if spec is None else spec.worker_id
-    return Found(worker_id, f"{meta.namespace}/{name}", created, spec, unready)
+    return DiscoveredPod(worker_id, f"{meta.namespace}/{name}", created, spec, unready)
 
 
 def _worker_id(meta: Meta, name: str) -> int:

@@ -17,14 +17,14 @@ from select_service.edge.discovery.followers import (
 from select_service.edge.discovery.kubernetes import Watched
 from select_service.edge.discovery.objects import (
     BadAnnotation,
+    DiscoveredPod,
     EndpointSlice,
-    Found,
     Pod,
     replicas_of_slice,
     workers_of_pod,
     workers_of_slice,
 )
-from select_service.edge.discovery.shared_ids import Claims
+from select_service.edge.discovery.shared_ids import WorkerIdClaims
 from select_service.edge.discovery.source import BACKOFF_S
 from select_service.edge.discovery.workers_file import WorkersFile
 from select_service.kubernetes_api import KubernetesApi
@@ -32,7 +32,7 @@ from select_service.kubernetes_api import KubernetesApi
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from select_service.edge.discovery.source import Source
+    from select_service.edge.discovery.source import DiscoverySource
     from select_service.edge.driver.call_context import CallContext
     from select_service.edge.driver.driver import Driver
     from select_service.settings import Settings
@@ -61,7 +61,9 @@ def create_discovery(
     turn = service.turn if clock is None else service.turn._replace(clock=clock)
     followers: list[Follower] = []
 
-    def follow_workers(source: Source[Workers], grace_s: float, *, lets_end: bool = False) -> None:
+    def follow_workers(
+        source: DiscoverySource[Workers], grace_s: float, *, lets_end: bool = False
+    ) -> None:
         made = worker_follower(
             source, service, settings, turn=turn, grace_s=grace_s, lets_end=lets_end
         )
@@ -98,7 +100,7 @@ def create_discovery(
 
 
 def worker_follower(
-    source: Source[Workers],
+    source: DiscoverySource[Workers],
     service: Driver,
     settings: Settings,
     *,
@@ -128,7 +130,9 @@ def worker_follower(
     )
 
 
-def _replica_sources(settings: Settings, api: KubernetesApi) -> Iterable[Source[frozenset[str]]]:
+def _replica_sources(
+    settings: Settings, api: KubernetesApi
+) -> Iterable[DiscoverySource[frozenset[str]]]:
     own = [address for address in os.environ.get("POD_IP", "").split(",") if address]
     if settings.replica_sync_dns is not None:
         yield DnsReplicas(settings.replica_sync_dns, settings.discovery_poll_s, own)
@@ -138,7 +142,7 @@ def _replica_sources(settings: Settings, api: KubernetesApi) -> Iterable[Source[
 
 def watched_workers(
     api: KubernetesApi, selector: str, *, slices: bool, backoff_s: float = BACKOFF_S
-) -> Source[Workers]:
+) -> DiscoverySource[Workers]:
     """Return pods or EndpointSlices as a source of workers."""
     if slices:
         of_slices = _Reader(workers_of_slice)
@@ -151,7 +155,7 @@ def watched_workers(
 
 def watched_replicas(
     api: KubernetesApi, selector: str, own: list[str], backoff_s: float = BACKOFF_S
-) -> Source[frozenset[str]]:
+) -> DiscoverySource[frozenset[str]]:
     """Return EndpointSlices as a source of replica endpoints."""
     return Watched(
         "kubernetes_replicas",
@@ -167,18 +171,20 @@ def watched_replicas(
 class _Reader(Generic[K]):
     """Reads objects as workers; an object is interpreted once, as all others stay the same."""
 
-    def __init__(self, interpret: Callable[[K], Iterable[Found]]) -> None:
-        self._interpret: Callable[[K], Iterable[Found]] = interpret
-        self._claims = Claims()
-        self._known: dict[str, tuple[K, list[Found], str]] = {}  # by name; found, or what is wrong
+    def __init__(self, interpret: Callable[[K], Iterable[DiscoveredPod]]) -> None:
+        self._interpret: Callable[[K], Iterable[DiscoveredPod]] = interpret
+        self._claims = WorkerIdClaims()
+        self._known: dict[
+            str, tuple[K, list[DiscoveredPod], str]
+        ] = {}  # by name; found, or what is wrong
 
-    def read(self, source: Source[Workers], objects: Iterable[K]) -> Workers:
+    def read(self, source: DiscoverySource[Workers], objects: Iterable[K]) -> Workers:
         """Return the workers that may be chosen; tell the source of the others.
 
         Invalid objects are rejected, the others stand.
         """
         before, self._known = self._known, {}
-        found: list[Found] = []
+        found: list[DiscoveredPod] = []
         rejected: dict[str, str] = {}
         for one in objects:
             name = f"{one.metadata.namespace}/{one.metadata.name}"
@@ -195,7 +201,7 @@ class _Reader(Generic[K]):
         source.reject(rejected | self._claims.refused)
         return {one.worker_id: one.spec for one in settled if one.spec is not None}
 
-    def _interpreted(self, one: K) -> tuple[K, list[Found], str]:
+    def _interpreted(self, one: K) -> tuple[K, list[DiscoveredPod], str]:
         try:
             return one, list(self._interpret(one)), ""
         except BadAnnotation as error:

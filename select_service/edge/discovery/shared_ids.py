@@ -15,12 +15,12 @@ from select_service.edge.discovery.objects import TERMINATING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from select_service.edge.discovery.objects import Found
+    from select_service.edge.discovery.objects import DiscoveredPod
 
-__all__ = ["Claims"]
+__all__ = ["WorkerIdClaims"]
 
 
-class Claims:
+class WorkerIdClaims:
     """Who has which id, over time.
 
     Attributes:
@@ -33,21 +33,21 @@ class Claims:
         self.refused: dict[str, str] = {}
         self._owners: dict[int, str] = {}  # of ids whose pods have no age
 
-    def settle(self, found: Iterable[Found]) -> list[Found]:
+    def settle(self, found: Iterable[DiscoveredPod]) -> list[DiscoveredPod]:
         """Return one pod for each id, as one object of several may say it."""
-        pods: dict[tuple[int, str], Found] = {}
+        pods: dict[tuple[int, str], DiscoveredPod] = {}
         for one in found:
             key = one.worker_id, one.pod
             pods[key] = _merged(pods[key], one) if key in pods else one
-        claims: dict[int, list[Found]] = {}
+        claims: dict[int, list[DiscoveredPod]] = {}
         for one in pods.values():
             claims.setdefault(one.worker_id, []).append(one)
         before, self._owners = self._owners, {}
         self.shared, self.refused = {}, {}
         return [self._owner(claim, before.get(worker_id)) for worker_id, claim in claims.items()]
 
-    def _owner(self, claim: list[Found], before: str | None) -> Found:
-        def order(one: Found) -> tuple[bool, str, bool, bool, str]:
+    def _owner(self, claim: list[DiscoveredPod], before: str | None) -> DiscoveredPod:
+        def order(one: DiscoveredPod) -> tuple[bool, str, bool, bool, str]:
             ageless = not one.created
             return (
                 one.is_leaving,
@@ -69,7 +69,7 @@ class Claims:
         return owner
 
 
-def _merged(one: Found, other: Found) -> Found:
+def _merged(one: DiscoveredPod, other: DiscoveredPod) -> DiscoveredPod:
     """Return what two objects say of a pod; one for each address family names it, for example.
 
     It leaves if either says so, and is ready if either says so; the first that is ready names its

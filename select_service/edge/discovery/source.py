@@ -44,7 +44,7 @@ class SourceFailed(Exception):
         self.retry_after_s = min(retry_after_s, RETRY_AFTER_MAX_S)
 
 
-class Source(Generic[T]):
+class DiscoverySource(Generic[T]):
     """The latest state of one source; followers wait for `changed`.
 
     Attributes:
@@ -116,7 +116,9 @@ class Source(Generic[T]):
         raise NotImplementedError
 
 
-async def poll(source: Source[T], look: Callable[[], Awaitable[None]], every_s: float) -> None:
+async def poll(
+    source: DiscoverySource[T], look: Callable[[], Awaitable[None]], every_s: float
+) -> None:
     """Look periodically, whatever the outcome."""
     while True:
         try:
@@ -127,7 +129,7 @@ async def poll(source: Source[T], look: Callable[[], Awaitable[None]], every_s: 
 
 
 async def insist(
-    source: Source[T], look: Callable[[], Awaitable[None]], backoff_s: float = BACKOFF_S
+    source: DiscoverySource[T], look: Callable[[], Awaitable[None]], backoff_s: float = BACKOFF_S
 ) -> None:
     """Look repeatedly; failures lengthen the pauses, until a look has lasted.
 

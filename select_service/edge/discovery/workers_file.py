@@ -17,7 +17,7 @@ import msgspec
 from typing_extensions import override
 
 from indexer.edge.plain_file import open_plain
-from select_service.edge.discovery.source import Source, SourceFailed, poll
+from select_service.edge.discovery.source import DiscoverySource, SourceFailed, poll
 from select_service.settings import Settings
 from select_service.types import WorkerSpec
 
@@ -42,7 +42,7 @@ _NAMED: Final = 5
 _Signature = tuple[int, int, int]
 
 
-class WorkersFile(Source[dict[int, WorkerSpec]]):
+class WorkersFile(DiscoverySource[dict[int, WorkerSpec]]):
     """One file: a list of bodies of POST /workers, or `{"workers": [...]}`."""
 
     def __init__(self, path: str, poll_s: float, *, bytes_max: int = BYTES_MAX) -> None:

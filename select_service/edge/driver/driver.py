@@ -39,7 +39,7 @@ from select_service.edge.driver.worker_operations import WorkerOperations
 from select_service.edge.dump_stream import Dumps
 from select_service.edge.lifecycle_batches import LifecycleBatches
 from select_service.edge.load_topic import LoadTopic
-from select_service.edge.readiness import Readiness
+from select_service.edge.readiness import ReadinessGate
 from select_service.types import RouterConfig
 from select_service.types.admission import AdmissionSettings
 
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from select_service.core.pricing.policy import PolicyBook, PolicyError
     from select_service.edge.discovery.followers import Discovery
     from select_service.edge.doctor import Doctor
-    from select_service.edge.replication.plane import Replicas
+    from select_service.edge.replication.plane import ReplicaConnections
     from select_service.edge.state.keeper import Keeper
     from select_service.edge.state.recording_file import Recording
     from select_service.edge.state.warm_start import WarmStart
@@ -145,7 +145,7 @@ class Driver(
         self._limits = bounds
         self.dumps = Dumps(self.core, bounds.dumps, clock)
         self.discovery: Discovery | None = None
-        self.readiness = Readiness(bounds.ready_timeout_s, clock)
+        self.readiness = ReadinessGate(bounds.ready_timeout_s, clock)
         self._recovering = StartupRecovery(self.core, self.readiness, clock)
         self._recovering.ask_peers(indexer_peers, bounds.recovery, self.credentials, self.addresses)
         self._recovering.look_back(keeper, bounds.snapshot, self._is_fleet_known)
@@ -311,7 +311,7 @@ class Driver(
         """GET /dump, as pieces of JSON; see `Dumps.begin`."""
         return self.dumps.begin(tenants, whose)
 
-    def replica_plane(self) -> Replicas:
+    def replica_plane(self) -> ReplicaConnections:
         """Return the replica plane.
 
         Raises:
@@ -348,7 +348,7 @@ class Driver(
         return self.core.desk.bookings.expected
 
     @property
-    def replicas(self) -> Replicas | None:
+    def replicas(self) -> ReplicaConnections | None:
         """The replica plane, while there is one."""
         return self._carrier.replicas
 

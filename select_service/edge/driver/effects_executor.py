@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from select_service.core.pricing.placement import Placement
     from select_service.edge.driver.sources import EventSources
     from select_service.edge.driver.waiting_callers import WaitingCallers
-    from select_service.edge.replication.plane import Replicas
+    from select_service.edge.replication.plane import ReplicaConnections
     from select_service.edge.state.keeper import Keeper
     from select_service.edge.tracing.spans import Tracing
 
@@ -48,7 +48,7 @@ class EffectsExecutor:
         """
         self._keeper, self._tracing = keeper, tracing
         self.hurry = asyncio.Event()
-        self.replicas: Replicas | None = None
+        self.replicas: ReplicaConnections | None = None
 
     def carry_out(self, effects: Effects) -> None:
         """Carry out all effects, without waiting."""

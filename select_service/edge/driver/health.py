@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from select_service.edge.doctor import Doctor
     from select_service.edge.driver.call_context import CallContext
     from select_service.edge.driver.effects_executor import EffectsExecutor
-    from select_service.edge.readiness import Readiness
+    from select_service.edge.readiness import ReadinessGate
     from select_service.edge.state.keeper import Keeper
     from select_service.types.doctor import DoctorLimits, SourceLink
 
@@ -42,7 +42,7 @@ class Health:
         self,
         turn: CallContext,
         carrier: EffectsExecutor,
-        readiness: Readiness,
+        readiness: ReadinessGate,
         keeper: Keeper | None,
         limits: DoctorLimits,
         sources: Callable[[], Sequence[SourceLink]],

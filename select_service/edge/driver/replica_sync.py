@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from indexer.edge.addresses import Addresses
     from select_service.edge.driver.call_context import CallContext
     from select_service.edge.driver.effects_executor import EffectsExecutor
-    from select_service.edge.readiness import Readiness
-    from select_service.edge.replication.plane import Replicas
+    from select_service.edge.readiness import ReadinessGate
+    from select_service.edge.replication.plane import ReplicaConnections
     from select_service.edge.security.credentials import Credentials
     from select_service.types import ReplicaLimits, ReplicaStatus
 
@@ -73,10 +73,10 @@ class ReplicaSync:
         """
         if self._port is None:
             return
-        from select_service.edge.replication.plane import Replicas  # only with replicas
+        from select_service.edge.replication.plane import ReplicaConnections  # only with replicas
 
         self._core.replica_operations.announce(http_port, advertise_url)
-        plane = self._carrier.replicas = Replicas(
+        plane = self._carrier.replicas = ReplicaConnections(
             self._port,
             self._core,
             self._carry_out,
@@ -93,7 +93,7 @@ class ReplicaSync:
             except (IndexerError, ServiceError) as error:
                 _log.warning("replica peer %s of an earlier life: %s", endpoint, error)
 
-    def hold(self, readiness: Readiness, are_peers_known: Callable[[], bool]) -> None:
+    def hold(self, readiness: ReadinessGate, are_peers_known: Callable[[], bool]) -> None:
         """Make /ready wait until the replicas' ledgers are applied here, if there is a plane.
 
         Args:
@@ -135,7 +135,7 @@ class ReplicaSync:
             await plane.close()
             self._carrier.replicas = None
 
-    def plane(self) -> Replicas:
+    def plane(self) -> ReplicaConnections:
         """Return the replica plane.
 
         Raises:

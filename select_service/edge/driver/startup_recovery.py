@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from indexer.edge.recovery import Recovery
     from indexer.types import RecoveryLimits, SnapshotLimits
     from select_service.core.service import SelectionCore
-    from select_service.edge.readiness import Readiness
+    from select_service.edge.readiness import ReadinessGate
     from select_service.edge.security.credentials import Credentials
     from select_service.edge.state.keeper import Keeper
     from select_service.edge.state.warm_start import WarmStart
@@ -36,7 +36,7 @@ class StartupRecovery:
     """
 
     def __init__(
-        self, core: SelectionCore, readiness: Readiness, clock: Callable[[], float]
+        self, core: SelectionCore, readiness: ReadinessGate, clock: Callable[[], float]
     ) -> None:
         """Start with an empty index.
 

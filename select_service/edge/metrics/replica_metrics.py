@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from select_service.edge.driver.driver import Driver
-    from select_service.edge.replication.plane import Replicas
+    from select_service.edge.replication.plane import ReplicaConnections
     from select_service.metric_rows import Collector
     from select_service.types import ReplicaStatus
 
@@ -26,7 +26,7 @@ _PUBLISHER_STATES: Final = ("synced", "behind", "leaving", "gone", "foreign")
 
 
 class _Peers(NamedTuple):
-    plane: Replicas
+    plane: ReplicaConnections
     publishers: Sequence[ReplicaStatus]
 
 
@@ -158,7 +158,7 @@ _REPLICATION: Final[tuple[MetricRow[Driver], ...]] = (
     ),
 )
 
-_MESSAGES: Final[tuple[MetricRow[Replicas], ...]] = (
+_MESSAGES: Final[tuple[MetricRow[ReplicaConnections], ...]] = (
     total(
         "replica_events",
         "Messages to replicas.",

@@ -69,7 +69,7 @@ GARBLED_LOG_S: Final = 60.0
 FRAMES: Final = 2  # topic and payload; anything else is not a message of this plane
 
 
-class Replicas:
+class ReplicaConnections:
     """The plane from open to close; bound to the event loop it is used on.
 
     Attributes:

@@ -11,7 +11,7 @@ import msgspec
 
 from indexer.edge.curve import new_key_file
 from indexer.errors import KeyFileUnusable
-from select_service.edge.security.tokens import SCOPES, Record, new_token
+from select_service.edge.security.tokens import SCOPES, TokenRecord, new_token
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,7 +50,7 @@ def _new_token(chosen: argparse.Namespace) -> int:
         "expires": None if expires is None else expires.isoformat(),
     }
     try:
-        record = msgspec.convert({k: v for k, v in fields.items() if v is not None}, Record)
+        record = msgspec.convert({k: v for k, v in fields.items() if v is not None}, TokenRecord)
     except msgspec.ValidationError as error:
         sys.stderr.write(f"select-service token new: {error}\n")
         return 2

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 __all__ = [
     "ADMIN",
     "SCOPES",
-    "Entry",
-    "Record",
     "TokenBook",
+    "TokenEntry",
+    "TokenRecord",
     "new_token",
     "read_token_file",
 ]
@@ -58,7 +58,7 @@ _HEX: Final = "^[0-9a-f]{64}$"
 _NOBODYS: Final = bytes(32)
 
 
-class Record(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class TokenRecord(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """One line: a name, how its bearer is recognized, and what that bearer may do."""
 
     name: Annotated[str, Meta(min_length=1, max_length=128)]
@@ -75,7 +75,7 @@ class Record(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=Tru
             raise ValueError("the name must be printable")
 
 
-class Entry(Struct, frozen=True):
+class TokenEntry(Struct, frozen=True):
     """A record in the form it is used."""
 
     name: str
@@ -88,15 +88,17 @@ class Entry(Struct, frozen=True):
 class TokenBook:
     """All known bearers."""
 
-    def __init__(self, records: Iterable[Record] = (), *, chars_max: int = TOKEN_CHARS_MAX) -> None:
+    def __init__(
+        self, records: Iterable[TokenRecord] = (), *, chars_max: int = TOKEN_CHARS_MAX
+    ) -> None:
         """Take records; tokens longer than `chars_max` are never accepted.
 
         Raises:
             TokenFileUnusable: two of them share a name, a token or a certificate.
         """
         self._chars_max = chars_max
-        self._by_digest: dict[bytes, Entry] = {}
-        self._by_certificate: dict[str, Entry] = {}
+        self._by_digest: dict[bytes, TokenEntry] = {}
+        self._by_certificate: dict[str, TokenEntry] = {}
         names: set[str] = set()
         for record in records:
             entry = _entry(record)
@@ -115,11 +117,11 @@ class TokenBook:
     def __len__(self) -> int:
         return len(self._by_digest) + len(self._by_certificate)
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[TokenEntry]:
         yield from self._by_digest.values()
         yield from self._by_certificate.values()
 
-    def by_token(self, token: bytes) -> Entry | None:
+    def by_token(self, token: bytes) -> TokenEntry | None:
         """Return the bearer of a token.
 
         The lookup is by hash, so its timing reveals nothing about nearly right tokens; the result
@@ -132,7 +134,7 @@ class TokenBook:
         same = hmac.compare_digest(digest, _NOBODYS if entry is None else entry.digest)
         return entry if same else None
 
-    def by_certificate(self, names: Sequence[str]) -> Entry | None:
+    def by_certificate(self, names: Sequence[str]) -> TokenEntry | None:
         """Return the bearer of a certificate with one of these names; the first match counts."""
         for name in names:
             entry = self._by_certificate.get(name)
@@ -154,12 +156,12 @@ class TokenBook:
         return min((one.expires_at for one in self if one.expires_at > now), default=math.inf)
 
 
-def _entry(record: Record) -> Entry:
+def _entry(record: TokenRecord) -> TokenEntry:
     scopes = frozenset(SCOPES if ADMIN in record.scopes else record.scopes)
     digest = b"" if record.sha256 is None else bytes.fromhex(record.sha256)
     tenants = None if record.tenants is None else tuple(dict.fromkeys(record.tenants))
     expires_at = math.inf if record.expires is None else record.expires.timestamp()
-    return Entry(record.name, digest, scopes, tenants, expires_at)
+    return TokenEntry(record.name, digest, scopes, tenants, expires_at)
 
 
 def read_token_file(
@@ -180,7 +182,7 @@ def read_token_file(
         most = f"{bytes_max} bytes (--token-file-bytes-max)"
         raise TokenFileUnusable(f"{path} is longer than {most}")
     records = []
-    decode = msgspec.json.Decoder(Record).decode
+    decode = msgspec.json.Decoder(TokenRecord).decode
     for number, line in enumerate(map(bytes.strip, text.splitlines()), 1):
         if not line or line.startswith(b"#"):
             continue

@@ -27,8 +27,8 @@ __all__ = [
     "Identity",
     "LaterFormatError",
     "Loaded",
-    "Reader",
     "Row",
+    "RowReader",
     "checksum_of",
     "encode",
     "inner_damage",
@@ -121,7 +121,7 @@ class LaterFormatError(Exception):
     """A later build has written here; this one does not understand its rows."""
 
 
-class Reader:
+class RowReader:
     """Reads all rows of a file that may be damaged anywhere."""
 
     def __init__(self, loaded: Loaded) -> None:

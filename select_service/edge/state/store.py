@@ -33,8 +33,8 @@ from select_service.edge.state.rows import (
     Identity,
     LaterFormatError,
     Loaded,
-    Reader,
     Row,
+    RowReader,
     checksum_of,
     encode,
     inner_damage,
@@ -293,7 +293,7 @@ class Store:
         path = self.directory / FILE
         log = wal.inspect(self.directory / WAL)
         loaded = Loaded(None, [], Damage())
-        reader = Reader(loaded)
+        reader = RowReader(loaded)
         try:
             self._db = self._open(path)
             reader.read(self._db)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 if TYPE_CHECKING:
     from opentelemetry.trace import SpanContext
 
-__all__ = ["Sampler", "sampler"]
+__all__ = ["TraceSampler", "sampler"]
 
 _UNSAMPLED: Final = re.compile(
     rb"\r\n(?i:traceparent):[ \t]*00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][02468ace](?=\r\n|\Z)"
@@ -16,7 +16,7 @@ _UNSAMPLED: Final = re.compile(
 _LOW: Final = (1 << 64) - 1
 
 
-class Sampler(NamedTuple):
+class TraceSampler(NamedTuple):
     """Samples a share of the requests without a parent, the others as the parent says."""
 
     below: int
@@ -38,8 +38,8 @@ class Sampler(NamedTuple):
         return parent.trace_id & _LOW < self.below
 
 
-def sampler(name: str, ratio: float) -> Sampler:
+def sampler(name: str, ratio: float) -> TraceSampler:
     """Return a sampler by name; the ratio, from 0 to 1, is for those that have one."""
     kind = name.removeprefix("parentbased_")
     share = {"always_on": 1.0, "always_off": 0.0, "traceidratio": ratio}[kind]
-    return Sampler(round(share * (_LOW + 1)), name != kind)
+    return TraceSampler(round(share * (_LOW + 1)), name != kind)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
     from opentelemetry.trace import SpanContext, TraceState
 
-__all__ = ["Finished", "SpanExport", "TracingUnavailableError", "brief", "otlp_exporter"]
+__all__ = ["FinishedRequest", "SpanExport", "TracingUnavailableError", "brief", "otlp_exporter"]
 
 _log = logging.getLogger("select_service.tracing")
 _exporters_log = logging.getLogger("opentelemetry")
@@ -47,7 +47,7 @@ class TracingUnavailableError(Exception):
     """A prerequisite of tracing is missing."""
 
 
-class Finished(NamedTuple):
+class FinishedRequest(NamedTuple):
     """A traced request that has been answered."""
 
     name: str
@@ -111,7 +111,7 @@ class SpanExport:
         """Spans in the queue."""
         return self._taken_in - self._taken_out
 
-    def put(self, finished: Finished) -> None:
+    def put(self, finished: FinishedRequest) -> None:
         """Queue a request, or count it as dropped. Never waits."""
         count = finished.spans
         if self._closing is not None or self.queued + count > self._queue_max:
@@ -191,7 +191,7 @@ class _Builder:
         self._flags = trace.TraceFlags(trace.TraceFlags.SAMPLED)
         self._random = random.Random(random.SystemRandom().getrandbits(256)).getrandbits
 
-    def __call__(self, done: Finished) -> Iterator[ReadableSpan]:
+    def __call__(self, done: FinishedRequest) -> Iterator[ReadableSpan]:
         trace, parent = self._trace, done.parent
         state = None if parent is None else parent.trace_state
         context = self._context(done, done.span_id, state)
@@ -226,7 +226,9 @@ class _Builder:
                 instrumentation_scope=self._scope,
             )
 
-    def _context(self, done: Finished, span_id: int, state: TraceState | None) -> SpanContext:
+    def _context(
+        self, done: FinishedRequest, span_id: int, state: TraceState | None
+    ) -> SpanContext:
         return self._trace.SpanContext(
             done.trace_id, span_id, is_remote=False, trace_flags=self._flags, trace_state=state
         )
@@ -278,13 +280,13 @@ def _session() -> requests.Session:
     return session
 
 
-def _phases(done: Finished) -> Iterator[tuple[str, int, int]]:
+def _phases(done: FinishedRequest) -> Iterator[tuple[str, int, int]]:
     for (name, began), (_, until) in pairwise((*done.steps, ("", done.ended_ns))):
         if name:
             yield name, began, until
 
 
-def _waited(done: Finished) -> dict[str, object]:
+def _waited(done: FinishedRequest) -> dict[str, object]:
     waited = sum(until - began for name, began, until in _phases(done) if name == "wait")
     return {_PREFIX + "queue_wait_s": waited / 1e9} if waited else {}
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from select_service.core.instrumentation.marks import MarkRecorder, Marks
-from select_service.edge.tracing.sampling import Sampler, sampler
+from select_service.edge.tracing.sampling import TraceSampler, sampler
 from select_service.edge.tracing.span_export import (
-    Finished,
+    FinishedRequest,
     SpanExport,
     TracingUnavailableError,
     brief,
@@ -105,7 +105,7 @@ def log_ids(trace_id: int, span_id: int | None = None) -> dict[str, str]:
 class Tracing:
     """Decides which requests are traced, and exports their facts once they are answered."""
 
-    def __init__(self, sampler: Sampler, export: SpanExport, *, shutdown_s: float) -> None:
+    def __init__(self, sampler: TraceSampler, export: SpanExport, *, shutdown_s: float) -> None:
         """Trace requests.
 
         Args:
@@ -142,7 +142,7 @@ class Tracing:
         self.recorder.forget(marks)
         refused = status >= _REFUSED and len(body) <= _REFUSAL_BYTES_MAX
         self.export.put(
-            Finished(
+            FinishedRequest(
                 f"{span.method} {span.pattern}",
                 span.trace_id,
                 span.span_id,

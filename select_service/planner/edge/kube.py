@@ -8,7 +8,7 @@ import httpx
 import msgspec
 import orjson
 
-from select_service.kubernetes_api import KubernetesError, Status
+from select_service.kubernetes_api import KubernetesError, KubernetesStatus
 from select_service.planner.edge.http_answers import OK, whole_answer
 from select_service.planner.errors import ConnectorError, SettingsError
 
@@ -110,7 +110,7 @@ class Kube:
             if page.status < _REFUSED:
                 raise ConnectorError(f"{method} {path}: {error}") from error
             found = {}
-        wait_s = Status().retry_after_s(page.headers)
+        wait_s = KubernetesStatus().retry_after_s(page.headers)
         return KubeAnswer(page.status, found, wait_s)
 
     async def close(self) -> None:

@@ -7,13 +7,13 @@ from typing import Any
 
 from select_service.edge.driver.call_context import CallContext
 from select_service.edge.driver.replica_sync import ReplicaSync
-from select_service.edge.readiness import Readiness
+from select_service.edge.readiness import ReadinessGate
 from select_service.types import ReplicaLimits
 
 
 def test_each_is_waited_for_until_it_is_there() -> None:
     there: set[str] = set()
-    readiness = Readiness(60.0, lambda: 0.0)
+    readiness = ReadinessGate(60.0, lambda: 0.0)
     readiness.start()
     for name in ("index_recovery", "state"):
         readiness.wait_for(name, lambda name=name: name in there)  # type: ignore[misc]
@@ -40,7 +40,7 @@ def test_the_ledgers_of_replicas_are_waited_for() -> None:
     carrier: Any = SimpleNamespace(replicas=None)
     turn = CallContext(core, lambda: now, lambda _: None)
     is_settled = False
-    readiness = Readiness(60.0, lambda: now)
+    readiness = ReadinessGate(60.0, lambda: now)
     replicating = ReplicaSync(turn, carrier, 9091, ReplicaLimits())
     replicating.hold(readiness, lambda: is_settled)
     applied = replicating.ledgers_applied

@@ -12,14 +12,14 @@ from indexer.types import LinkState
 from select_service.core.diagnostics import causes
 from select_service.edge import cooperative
 from select_service.edge.app import create_driver
-from select_service.edge.console.fleet import RANK_FIELDS, Fleet, News
+from select_service.edge.console.fleet import RANK_FIELDS, FleetTable, News
 from select_service.edge.cooperative import TimeSlices
 from select_service.types import SelectAndReserveRequest
 from select_service.types.admission import RankMetrics, WorkerMetrics
 from tests.select_service.edge.serving import SETTINGS, seat
 
 
-def look(view: Fleet) -> News:
+def look(view: FleetTable) -> News:
     return asyncio.run(view.look(TimeSlices()))
 
 
@@ -36,13 +36,13 @@ def test_a_backlog_beyond_64_bits_is_told_as_the_largest_number() -> None:
                 reservation_id=name, block_hashes=[], sequence_hashes=[], isl_tokens=2**64 - 1
             )
         )
-    assert row(look(Fleet(service)))["prefill_tokens"] == 2**64 - 1
+    assert row(look(FleetTable(service)))["prefill_tokens"] == 2**64 - 1
 
 
 def test_a_worker_that_cannot_be_scheduled_has_reasons_and_no_ranks() -> None:
     service = create_driver(SETTINGS)
     seat(service, 1, endpoint=None)
-    news = look(Fleet(service))
+    news = look(FleetTable(service))
     told = json.loads(news.workers[0])
     assert told["lifecycle"] == "incomplete"
     assert told["reasons"] == ["endpoint is required"]
@@ -52,7 +52,7 @@ def test_a_worker_that_cannot_be_scheduled_has_reasons_and_no_ranks() -> None:
 def test_a_worker_becomes_schedulable_and_back() -> None:
     service = create_driver(SETTINGS)
     seat(service, 1, endpoint=None)
-    view = Fleet(service)
+    view = FleetTable(service)
     look(view)
     seat(service, 1)
     assert len(look(view).ranks) == 1
@@ -67,7 +67,7 @@ def test_what_a_worker_says_of_itself() -> None:
     seat(service, 1)
     told = RankMetrics(kv_used_blocks=12, kv_total_blocks=2**64 - 1, num_requests_waiting=3)
     service.report(1, WorkerMetrics(ranks=[told]))
-    found = row(look(Fleet(service)))
+    found = row(look(FleetTable(service)))
     assert (found["kv_used_blocks"], found["kv_total_blocks"]) == (12, 2**64 - 1)
     assert found["requests_waiting"] == 3
 
@@ -76,7 +76,7 @@ def test_a_publisher_out_of_reach_is_not_called_silent(monkeypatch: pytest.Monke
     """The doctor calls it an error at the same time; who is only quiet may have nothing to say."""
     service = create_driver(SETTINGS)
     seat(service, 1)
-    view = Fleet(service)
+    view = FleetTable(service)
     assert row(look(view))["kv_state"] == "silent", "nobody has listened yet"
     since = service.now()
     link = LinkState(False, since, 0, 0)
@@ -94,7 +94,7 @@ def test_an_engine_with_a_mad_clock(stamp: float) -> None:
     seat(service, 1)
     (stream,) = service.core.registry.streams()
     stream.last_batch_ts = stamp
-    assert row(look(Fleet(service)))["event_at_ms"] is None
+    assert row(look(FleetTable(service)))["event_at_ms"] is None
 
 
 def test_a_large_fleet_is_looked_at_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +102,7 @@ def test_a_large_fleet_is_looked_at_in_slices(monkeypatch: pytest.MonkeyPatch) -
     service = create_driver(SETTINGS)
     for worker_id in range(64):
         seat(service, worker_id)
-    view = Fleet(service)
+    view = FleetTable(service)
 
     async def run() -> tuple[News, int]:
         looking = asyncio.ensure_future(view.look(TimeSlices()))
@@ -123,7 +123,7 @@ def test_a_large_fleet_is_looked_at_in_slices(monkeypatch: pytest.MonkeyPatch) -
 def test_how_far_a_rank_is_believed() -> None:
     service = create_driver(SETTINGS)
     seat(service, 1)
-    view = Fleet(service)
+    view = FleetTable(service)
     assert row(look(view))["trust"] == 1.0
     (partition,) = service.core.partitions.values()
     ((_, slot),) = partition.seating.seats()

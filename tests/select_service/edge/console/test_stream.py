@@ -194,10 +194,10 @@ def test_the_end_of_the_process_ends_the_stream() -> None:
 
 
 def test_what_a_failed_look_had_found_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    looked = fleet.Fleet.look
+    looked = fleet.FleetTable.look
     is_ill = False
 
-    async def look(self: fleet.Fleet, slices: TimeSlices) -> fleet.News:
+    async def look(self: fleet.FleetTable, slices: TimeSlices) -> fleet.News:
         nonlocal is_ill
         news = await looked(self, slices)
         if is_ill and news.ranks:
@@ -205,7 +205,7 @@ def test_what_a_failed_look_had_found_is_told(monkeypatch: pytest.MonkeyPatch) -
             raise RuntimeError("a bug")
         return news
 
-    monkeypatch.setattr(fleet.Fleet, "look", look)
+    monkeypatch.setattr(fleet.FleetTable, "look", look)
 
     async def use(port: int, service: Driver, server: Server) -> None:
         nonlocal is_ill

@@ -12,7 +12,7 @@ from typing import Any
 from select_service.edge.discovery import kubernetes
 from select_service.edge.discovery.kubernetes import Watched
 from select_service.edge.discovery.setup import watched_replicas, watched_workers
-from select_service.edge.discovery.source import Source
+from select_service.edge.discovery.source import DiscoverySource
 from select_service.kubernetes_api import KubernetesApi
 from select_service.types import WorkerSpec
 from tests import wait
@@ -20,7 +20,7 @@ from tests.select_service.edge.discovery.fake_kubernetes import FakeKubernetes, 
 from tests.select_service.edge.security.credentials_made import Authority
 from tests.wait import until
 
-Workers = Source[dict[int, WorkerSpec]]
+Workers = DiscoverySource[dict[int, WorkerSpec]]
 Use = Callable[[FakeKubernetes, Workers], Awaitable[None]]
 
 

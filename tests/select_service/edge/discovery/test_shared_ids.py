@@ -15,9 +15,9 @@ from msgspec.structs import replace
 
 from select_service.core.fleet.roster import Unready
 from select_service.edge.app import create_app, create_driver
-from select_service.edge.discovery.objects import NOT_READY, TERMINATING, Found
+from select_service.edge.discovery.objects import NOT_READY, TERMINATING, DiscoveredPod
 from select_service.edge.discovery.setup import create_discovery
-from select_service.edge.discovery.shared_ids import Claims
+from select_service.edge.discovery.shared_ids import WorkerIdClaims
 from select_service.edge.driver.driver import Driver
 from select_service.settings.environment import RouterSettings
 from select_service.types import RouterConfig, WorkerSpec
@@ -37,19 +37,19 @@ ENDED = Unready("phase Failed", has_ended=True)
 
 def claim(
     name: str, created: str = "", unready: Unready | None = None, worker_id: int = 5
-) -> Found:
+) -> DiscoveredPod:
     spec = None if unready else WorkerSpec(worker_id=worker_id, endpoint=name)
-    return Found(worker_id, f"ns/{name}", created, spec, unready)
+    return DiscoveredPod(worker_id, f"ns/{name}", created, spec, unready)
 
 
-def owner(claims: Claims, *found: Found) -> str:
+def owner(claims: WorkerIdClaims, *found: DiscoveredPod) -> str:
     (one,) = claims.settle(found)
     return one.pod.removeprefix("ns/")
 
 
 def test_the_oldest_that_does_not_leave_has_it_whatever_its_readiness() -> None:
     old, new = claim("b", "2026-01-01T00:00:00Z"), claim("a", "2026-01-02T00:00:00Z")
-    claims = Claims()
+    claims = WorkerIdClaims()
     for order in itertools.permutations([old, new]):
         assert owner(claims, *order) == "b"
     assert claims.shared == {5: ["ns/b", "ns/a"]}
@@ -65,11 +65,11 @@ def test_the_oldest_that_does_not_leave_has_it_whatever_its_readiness() -> None:
 def test_the_first_by_name_of_those_of_one_age() -> None:
     at = "2026-01-01T00:00:00Z"
     for order in itertools.permutations([claim(name, at) for name in "cab"]):
-        assert owner(Claims(), *order) == "a"
+        assert owner(WorkerIdClaims(), *order) == "a"
 
 
 def test_without_ages_one_that_has_it_keeps_it() -> None:
-    claims = Claims()
+    claims = WorkerIdClaims()
     assert owner(claims, claim("a", unready=NOT_READY), claim("c"), claim("d")) == "c"
     assert owner(claims, claim("a"), claim("b"), claim("c", unready=NOT_READY)) == "c"
     assert owner(claims, claim("a"), claim("b"), claim("c", unready=TERMINATING)) == "a"
@@ -85,17 +85,19 @@ states = st.sampled_from([None, NOT_READY])
     st.lists(st.lists(states, min_size=4, max_size=4), max_size=6),
 )
 def test_readiness_never_moves_an_id(created: dict[str, str], history: list[list[Any]]) -> None:
-    claims, found = Claims(), set()
+    claims, found = WorkerIdClaims(), set()
     for now in [[None] * 4, *history]:
         ready = dict(zip("abcd", now, strict=True))
         found.add(owner(claims, *(claim(one, at, ready[one]) for one, at in created.items())))
-        found.add(owner(Claims(), *(claim(one, at, ready[one]) for one, at in created.items())))
+        found.add(
+            owner(WorkerIdClaims(), *(claim(one, at, ready[one]) for one, at in created.items()))
+        )
     assert len(found) == 1, "and another selector says the same"
 
 
 def test_two_objects_that_name_one_pod_are_one_claim() -> None:
     """As the slices of both address families do."""
-    claims = Claims()
+    claims = WorkerIdClaims()
     other = WorkerSpec(worker_id=5, endpoint="[fd00::1]")
     both = [claim("a"), claim("a")._replace(spec=other)]
     assert claims.settle(both) == [both[0]]

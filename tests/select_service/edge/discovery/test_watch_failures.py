@@ -12,7 +12,7 @@ import pytest
 from select_service.edge.discovery import kubernetes
 from select_service.edge.discovery import source as sources
 from select_service.edge.discovery.kubernetes import RESUMES_MAX
-from select_service.edge.discovery.source import Source, SourceFailed, insist
+from select_service.edge.discovery.source import DiscoverySource, SourceFailed, insist
 from tests.select_service.edge.discovery.fake_kubernetes import FakeKubernetes, pod
 from tests.select_service.edge.discovery.test_kubernetes import (
     THREE,
@@ -231,7 +231,7 @@ class Pauses:
 
 
 def pauses(
-    source: Source[int], look: Any, monkeypatch: pytest.MonkeyPatch, most: int
+    source: DiscoverySource[int], look: Any, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> list[float]:
     taken = Pauses(most)
     monkeypatch.setattr(asyncio, "sleep", taken)
@@ -241,7 +241,7 @@ def pauses(
 
 
 def test_pauses_grow_within_bounds_even_if_lists_succeed(monkeypatch: pytest.MonkeyPatch) -> None:
-    source: Source[int] = Source("s")
+    source: DiscoverySource[int] = DiscoverySource("s")
 
     async def look() -> None:
         source.publish(1)
@@ -255,7 +255,7 @@ def test_pauses_grow_within_bounds_even_if_lists_succeed(monkeypatch: pytest.Mon
 
 
 def test_a_look_that_has_lasted_makes_pauses_short_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    source: Source[int] = Source("s")
+    source: DiscoverySource[int] = DiscoverySource("s")
     now = 0.0
     source.keep_time(lambda: now)
 
@@ -270,7 +270,7 @@ def test_a_look_that_has_lasted_makes_pauses_short_again(monkeypatch: pytest.Mon
 def test_a_connection_that_brings_something_is_made_again_soon(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    source: Source[int] = Source("s")
+    source: DiscoverySource[int] = DiscoverySource("s")
 
     async def look() -> None:
         source.progress += 1
@@ -286,7 +286,7 @@ def test_who_asks_to_be_left_alone_is(
     async def look() -> None:
         raise SourceFailed("status", "429", retry_after_s=told)
 
-    (pause,) = pauses(Source("s"), look, monkeypatch, 1)
+    (pause,) = pauses(DiscoverySource("s"), look, monkeypatch, 1)
     assert least <= pause <= most
 
 

@@ -14,8 +14,8 @@ import pytest
 from select_service.edge.security.authority import Authority
 from select_service.edge.security.tokens import (
     SCOPES,
-    Record,
     TokenBook,
+    TokenRecord,
     new_token,
     read_token_file,
 )
@@ -25,8 +25,8 @@ from tests.harms import HARMS, Harm
 TOKEN, DIGEST = new_token()
 
 
-def record(**fields: Any) -> Record:
-    return Record(**{"name": "one", "sha256": DIGEST, "scopes": ["read"]} | fields)
+def record(**fields: Any) -> TokenRecord:
+    return TokenRecord(**{"name": "one", "sha256": DIGEST, "scopes": ["read"]} | fields)
 
 
 def test_a_new_token_is_long_random_and_known_by_its_hash() -> None:

@@ -10,9 +10,9 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from select_service.edge.tracing.span_export import Finished, SpanExport
+from select_service.edge.tracing.span_export import FinishedRequest, SpanExport
 
-ONE = Finished("GET /x", 1, 2, None, 10**18, 5, 9, [("match", 6), ("pick", 7)], 200, b"", {})
+ONE = FinishedRequest("GET /x", 1, 2, None, 10**18, 5, 9, [("match", 6), ("pick", 7)], 200, b"", {})
 
 
 def export(exporter: SpanExporter, queue_max: int = 100, batch_max: int = 10) -> SpanExport:
