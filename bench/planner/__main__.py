@@ -30,7 +30,7 @@ from select_service.planner.core.warm_up import TracedRequest
 from select_service.planner.edge.baselines import POLICIES, make_policy
 from select_service.planner.edge.predictors import PredictorSettings
 from select_service.planner.edge.profile_files import read_profile
-from select_service.planner.edge.trace_replay import Replay, ReplaySettings
+from select_service.planner.edge.trace_replay import ReplaySettings, TraceReplay
 from select_service.planner.settings import PREDICTORS
 
 PROFILE: Final = Path(__file__).parents[2] / "tests" / "golden" / "planner" / "profile_a"
@@ -94,7 +94,7 @@ def run(task: Task, surrounding: ReplaySettings = SETTINGS) -> Done:
         fit_deadline_s=FIT_DEADLINE_S,
     )
     policy = make_policy(task.policy, profile, requests, tuning, settings, GPUS_MAX)
-    result = Replay(profile, requests, settings).run(policy)
+    result = TraceReplay(profile, requests, settings).run(policy)
     return Done(
         task=task,
         attainment=result.attainment,

@@ -34,7 +34,7 @@ from select_service.planner.core.warm_up import TracedRequest
 from select_service.planner.edge.baselines import make_policy
 from select_service.planner.edge.predictors import PredictorSettings
 from select_service.planner.edge.profile_files import read_profile
-from select_service.planner.edge.trace_replay import DECODE, PREFILL, Replay, ReplaySettings
+from select_service.planner.edge.trace_replay import DECODE, PREFILL, ReplaySettings, TraceReplay
 from select_service.planner.types import Load, PoolKey, PoolState, Window
 
 PROFILE: Final = Path(__file__).parents[2] / "tests" / "golden" / "planner" / "profile_a"
@@ -164,7 +164,7 @@ def _replayed(
             "slo" if policy == "ours" else policy, profile, requests, tuning, settings, GPUS_MAX
         )
     )
-    result = Replay(profile, requests, settings).run(scaler)
+    result = TraceReplay(profile, requests, settings).run(scaler)
     return Done(
         rise_s=bursts.rise_s,
         seed=seed,

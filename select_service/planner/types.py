@@ -13,7 +13,6 @@ from msgspec import Struct
 
 __all__ = [
     "IDLE",
-    "Decision",
     "Idle",
     "Load",
     "Missing",
@@ -22,6 +21,7 @@ __all__ = [
     "PoolState",
     "Reading",
     "Role",
+    "ScalingDecision",
     "Target",
     "Value",
     "Window",
@@ -160,7 +160,7 @@ class Target(Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class ScalingDecision:
     """What shall be, and why, in words."""
 
     targets: tuple[Target, ...]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from select_service.planner.core.catch_up import COUNT_S, DEVIATIONS
 from select_service.planner.core.marginal_value import price_of
 from select_service.planner.core.parts import PARTS
-from select_service.planner.core.similar_past import Past, Place, tried
+from select_service.planner.core.similar_past import Past, PastPosition, tried
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from select_service.planner.core.demand import Interval
     from select_service.planner.core.marginal_value import Table
     from select_service.planner.core.profile import Floats
-    from select_service.planner.core.similar_past import Trial
+    from select_service.planner.core.similar_past import PastTrial
     from select_service.planner.types import PoolKey
 
 __all__ = ["AnalogForecast"]
@@ -55,8 +55,8 @@ class AnalogForecast:
         self._late_most = late_most
         self._counts: list[float] = []  # per part
         self._dropped = 0  # parts forgotten since the place was last moved
-        self._place: Place | None = None
-        self._trial: Trial | None = None
+        self._place: PastPosition | None = None
+        self._trial: PastTrial | None = None
         self._untried = 0  # intervals since the last trial
         self._tables: dict[PoolKey, Table] = {}
         self._heard_at: float | None = None
@@ -126,7 +126,7 @@ class AnalogForecast:
             self._place, self._trial, self.price = None, None, None
             return
         if self._place is None:
-            self._place = Place(past)
+            self._place = PastPosition(past)
             for count in self._counts[-PARTS:]:
                 if math.isfinite(count):
                     self._place.hear(count, part_s, part_s)

@@ -1,8 +1,9 @@
 """The whole decision: windows and loads in, replica counts with reasons out.
 
-A `Fleet` has several models, each with a pool of engines per role; all share one budget of GPUs.
-The slow loop (`slow`) forecasts and sizes, the fast one (`fast`) looks at the current load; both
-end in the same constraints. Pure: nothing here waits or reads anything. `edge/loop.py` calls it.
+A `FleetPlan` has several models, each with a pool of engines per role; all share one budget of
+GPUs. The slow loop (`slow`) forecasts and sizes, the fast one (`fast`) looks at the current load;
+both end in the same constraints. Pure: nothing here waits or reads anything. `edge/loop.py` calls
+it.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from select_service.planner.core.budget import PoolNeed, check_minima, share_out
-from select_service.planner.core.model import Model
-from select_service.planner.core.pool import Pool, PoolSettings
+from select_service.planner.core.model import PlannedModel
+from select_service.planner.core.pool import PlannedPool, PoolSettings
 from select_service.planner.types import (
-    Decision,
     Load,
     ModelKey,
     PoolKey,
     PoolState,
+    ScalingDecision,
     Target,
     Window,
 )
@@ -25,12 +26,12 @@ from select_service.planner.types import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from select_service.planner.core.model import Told
+    from select_service.planner.core.model import ModelReport
 
-__all__ = ["Fleet", "Model", "PoolSettings"]
+__all__ = ["FleetPlan", "PlannedModel", "PoolSettings"]
 
 
-class Fleet:
+class FleetPlan:
     """All models under one budget.
 
     Args:
@@ -47,7 +48,7 @@ class Fleet:
 
     def __init__(
         self,
-        models: Sequence[Model],
+        models: Sequence[PlannedModel],
         gpus_max: int,
         interval_s: float,
         *,
@@ -67,7 +68,7 @@ class Fleet:
 
     def slow(
         self, windows: Mapping[ModelKey, Window], states: Mapping[PoolKey, PoolState], now: float
-    ) -> Decision:
+    ) -> ScalingDecision:
         """Decide after an interval; a pool in an unknown state keeps its count."""
         look_s = self._look(states, now)
         told = [
@@ -79,7 +80,7 @@ class Fleet:
 
     def fast(
         self, loads: Mapping[ModelKey, Load], states: Mapping[PoolKey, PoolState], now: float
-    ) -> Decision:
+    ) -> ScalingDecision:
         """Decide by the current load."""
         look_s = self._look(states, now)
         told = [
@@ -109,7 +110,7 @@ class Fleet:
                 found.append(_target(one.pool, held[one.pool] + more))
         return found
 
-    def _pools(self) -> list[tuple[Model, Pool]]:
+    def _pools(self) -> list[tuple[PlannedModel, PlannedPool]]:
         return [(model, pool) for model in self.models for pool in model.pools]
 
     def _look(self, states: Mapping[PoolKey, PoolState], now: float) -> float:
@@ -122,8 +123,8 @@ class Fleet:
         return min(max(look_s, 0.0), self.interval_s)
 
     def _decided(
-        self, told: Sequence[Told], states: Mapping[PoolKey, PoolState], now: float
-    ) -> Decision:
+        self, told: Sequence[ModelReport], states: Mapping[PoolKey, PoolState], now: float
+    ) -> ScalingDecision:
         reasons = [text for one in told for text in one.reasons]
         needs = []
         for model, pool in self._pools():
@@ -155,7 +156,7 @@ class Fleet:
             for one in needs
             if counts[one.pool] < one.wanted
         ]
-        return Decision(
+        return ScalingDecision(
             targets=tuple(_target(one.pool, counts[one.pool]) for one in needs),
             reasons=tuple(reasons),
             infeasible=tuple(text for one in told for text in one.infeasible),
@@ -164,7 +165,7 @@ class Fleet:
         )
 
 
-def _need(model: Model, pool: Pool, wanted: int) -> PoolNeed:
+def _need(model: PlannedModel, pool: PlannedPool, wanted: int) -> PoolNeed:
     # a plan that was exceeded, or none, does not tell the need
     is_planned = pool.slow is not None and not pool.has_more
     engines = (pool.engines if is_planned else 0.0) or float(wanted)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from select_service.planner.core.profile import Floats
-    from select_service.planner.core.similar_past import Trial
+    from select_service.planner.core.similar_past import PastTrial
 
 __all__ = ["COUNTS_MOST", "KEPT", "PRICES", "TRIED_LATE", "Table", "price_of", "table_of"]
 
@@ -78,7 +78,7 @@ class Table(NamedTuple):
         wanted = self.best(told, price)
         return wanted if wanted > current else min(current, self.best(told, KEPT * price))
 
-    def late_of(self, trial: Trial, price: float) -> Floats:
+    def late_of(self, trial: PastTrial, price: float) -> Floats:
         """Return late requests per second for every part of a trial."""
         row, rows = 0, []
         wanted = zip(
@@ -112,7 +112,7 @@ def table_of(
     return Table(counts, told - told.min(axis=0), gpus)
 
 
-def price_of(trial: Trial, tables: Sequence[Table], late_most: float) -> float | None:
+def price_of(trial: PastTrial, tables: Sequence[Table], late_most: float) -> float | None:
     """Return the highest price that keeps the late share within a limit; None: there is none.
 
     A request may be late in any pool; the worst pool counts.

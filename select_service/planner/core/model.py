@@ -21,7 +21,7 @@ from select_service.planner.core.demand import Demand
 from select_service.planner.core.forecast_errors import EXACT
 from select_service.planner.core.marginal_value import table_of
 from select_service.planner.core.parts import PARTS
-from select_service.planner.core.pool import SAME, Pool, PoolSettings, TimeSeries
+from select_service.planner.core.pool import SAME, NeedStretch, PlannedPool, PoolSettings
 from select_service.planner.core.reactive import ArrivalRate, Surge, rate_ended
 from select_service.planner.core.sizing import (
     Goals,
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from select_service.planner.core.profile import Floats
     from select_service.planner.core.surface import Surface
 
-__all__ = ["Model", "Told"]
+__all__ = ["ModelReport", "PlannedModel"]
 
 MISSED_MAX: Final = 3
 """Intervals without data after which the pool follows its load alone."""
@@ -60,7 +60,7 @@ _CHANCE_MOST: Final = 0.05
 _BACK_MOST_S: Final = 600.0  # how old a plan may be that counts are still compared with
 
 
-class Model:
+class PlannedModel:
     """One model's traffic, targets and pools.
 
     Args:
@@ -82,7 +82,7 @@ class Model:
         weight: float = 1.0,
     ) -> None:
         self.key = key
-        self.pools = [Pool(PoolKey(key, role), settings) for role, settings in pools.items()]
+        self.pools = [PlannedPool(PoolKey(key, role), settings) for role, settings in pools.items()]
         self.surface = surface
         self.demand = Demand(predictors)
         self.goals = goals
@@ -104,9 +104,9 @@ class Model:
 
     def observe(
         self, window: Window, interval_s: float, now: float, look_s: float, *, correct: bool
-    ) -> Told:
+    ) -> ModelReport:
         """Run the slow loop for this model; the next look is in `look_s` seconds."""
-        told = Told(str(self.key))
+        told = ModelReport(str(self.key))
         steps = self._look_ahead(interval_s, look_s)
         if self._began is None:
             self._began = now - interval_s
@@ -153,14 +153,14 @@ class Model:
         self._arrivals.forget()
 
     def _plan(
-        self, known: Sequence[Stretch], window: Window, told: Told, now: float, look_s: float
+        self, known: Sequence[Stretch], window: Window, told: ModelReport, now: float, look_s: float
     ) -> None:
         """Plan every pool by the coming stretches."""
         for pool in self.pools:
             needs = [self._need(pool, one.forecast) for one in known]
             sure = self._sure(pool, known, needs, window)
             courses = [
-                TimeSeries(
+                NeedStretch(
                     now + one.begin_s,
                     now + one.end_s,
                     need.engines,
@@ -180,7 +180,7 @@ class Model:
                 words = f"{pool.fast}, not {pool.slow}: at the last look {pool.surge_why}"
                 told.reasons.append(f"{pool.key}: {words}")
 
-    def _without_lengths(self, told: Told) -> None:
+    def _without_lengths(self, told: ModelReport) -> None:
         """Plan without lengths: no request has come yet, or their lengths are unknown."""
         untold = self.demand.untold
         if untold:
@@ -191,13 +191,13 @@ class Model:
             # lengths are reported only for requests that are served
             pool.hold(max(1, pool.state.desired) if untold else 0)
 
-    def _least(self, pool: Pool, forecast: Forecast) -> float:
+    def _least(self, pool: PlannedPool, forecast: Forecast) -> float:
         """Return the engines for a rate one standard deviation of an interval's count lower."""
         chance = min(1 / math.sqrt(max(forecast.rate * self._interval_s, 1.0)), _CHANCE_MOST)
         return self._need(pool, forecast._replace(rate=forecast.rate * (1 - chance))).engines
 
     def _sure(
-        self, pool: Pool, known: Sequence[Stretch], needs: Sequence[Need], window: Window
+        self, pool: PlannedPool, known: Sequence[Stretch], needs: Sequence[Need], window: Window
     ) -> list[float | None]:
         """Return for each stretch the engines that suffice in any case; None: unknown."""
         usual = self.demand.surprises.usual
@@ -258,9 +258,9 @@ class Model:
         self.p_correction = Correction(p_correction)
         self.d_correction = Correction(d_correction)
 
-    def react(self, load: Load, now: float, look_s: float) -> Told:
+    def react(self, load: Load, now: float, look_s: float) -> ModelReport:
         """Run the fast loop for this model."""
-        told = Told(str(self.key))
+        told = ModelReport(str(self.key))
         if load.is_counted:
             self._count(load.requests, load.seconds, now - load.ago_s)
             self._span_s = load.seconds or self._span_s
@@ -316,7 +316,7 @@ class Model:
             },
         )
 
-    def _table(self, pool: Pool, exact: Forecast, grid: Floats) -> Table:
+    def _table(self, pool: PlannedPool, exact: Forecast, grid: Floats) -> Table:
         gpus, role = pool.settings.gpus, pool.key.role
 
         def needed(rate: float) -> int:
@@ -333,7 +333,7 @@ class Model:
             late = late_decode(self.surface, exact, self.goals, factor, gpus=gpus)
         return table_of(grid, needed, late, gpus)
 
-    def _go_by_likeness(self, pool: Pool, told: Told, otherwise: int) -> bool:
+    def _go_by_likeness(self, pool: PlannedPool, told: ModelReport, otherwise: int) -> bool:
         """Let similar times in the past decide about a pool; returns whether they do.
 
         The reason is told if the count differs from the current one, or from `otherwise`.
@@ -355,7 +355,7 @@ class Model:
     def _start_s(self) -> float:
         return max(pool.start_time.seconds for pool in self.pools)
 
-    def _hold(self, told: Told) -> None:
+    def _hold(self, told: ModelReport) -> None:
         for pool in self.pools:
             pool.hold(None if self.demand.missed > MISSED_MAX else pool.state.desired)
         is_reactive = self.demand.missed > MISSED_MAX
@@ -369,7 +369,7 @@ class Model:
         rates = [rate for begin, end, rate in self._rates if end > since and begin < until]
         return max(rates or [rate for _, _, rate in self._rates[-1:]], default=0.0)
 
-    def _need(self, pool: Pool, forecast: Forecast) -> Need:
+    def _need(self, pool: PlannedPool, forecast: Forecast) -> Need:
         role, gpus = pool.key.role, pool.settings.gpus
         prefill = size_prefill(self.surface, forecast, self.goals, self.p_correction.factor)
         if role == "prefill":
@@ -384,7 +384,7 @@ class Model:
         return Need(prefill.engines + decode.engines, prefill.terms | decode.terms, infeasible)
 
     def _reaction(
-        self, pool: Pool, load: Load, now: float, counted: Surge | None
+        self, pool: PlannedPool, load: Load, now: float, counted: Surge | None
     ) -> tuple[int | None, str]:
         forecast = self.forecast
         if forecast is None:
@@ -428,7 +428,7 @@ class Model:
         return None, ""
 
     def _engines_at(
-        self, pool: Pool, forecast: Forecast, rate: float, spread: Spread = EXACT
+        self, pool: PlannedPool, forecast: Forecast, rate: float, spread: Spread = EXACT
     ) -> float:
         return self._need(pool, forecast._replace(rate=rate, spread=spread)).engines
 
@@ -440,7 +440,7 @@ class Model:
             spread=self.demand.surprises.spread(counted.rate * self._interval_s)
         )
 
-    def _blind(self, pool: Pool, load: Load, forecast: Forecast) -> tuple[int | None, str]:
+    def _blind(self, pool: PlannedPool, load: Load, forecast: Forecast) -> tuple[int | None, str]:
         """Without surge and forecast: return the engines that the current load requires."""
         rate, why = self._arrivals.rate, ""
         live, context = load.concurrency, load.context_tokens
@@ -472,7 +472,7 @@ class Model:
                 self.d_correction.hear(window.itl_ms, expected, samples, steady=steady)
 
 
-class Told:
+class ModelReport:
     """One model's part of a decision, in words and terms."""
 
     def __init__(self, name: str) -> None:
@@ -481,7 +481,7 @@ class Told:
         self.infeasible: list[str] = []
         self.terms: dict[str, float] = {}
 
-    def take(self, pool: Pool, need: Need) -> None:
+    def take(self, pool: PlannedPool, need: Need) -> None:
         """Add the need of a pool."""
         rate = need.terms["rate"]
         engines = f"{_up(need.engines)} engines serve them"
@@ -493,7 +493,7 @@ class Told:
         self.terms[f"{pool.key}:engines"] = need.engines
 
 
-def _due(pool: Pool) -> str:
+def _due(pool: PlannedPool) -> str:
     """Say why an unchanged plan asks for another count now."""
     needed = f"{_up(pool.engines)} engines are planned until engines ordered now have started"
     return f"{pool.key}: {pool.slow}: {needed}" + (f", and {pool.why}" if pool.why else "")

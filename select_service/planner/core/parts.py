@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     Parts: TypeAlias = tuple[float, ...]
     """Requests of each equal part of an interval; empty: not counted that often."""
 
-__all__ = ["PARTS", "Looks", "Run", "runs"]
+__all__ = ["PARTS", "Looks", "TrafficStretch", "runs"]
 
 PARTS: Final = 6
 """Of one interval."""
@@ -30,7 +30,7 @@ _DEVIATIONS: Final = 3.0  # in a chi-square test, and between neighbouring count
 _SAME_S: Final = 1e-6  # rounding error of times
 
 
-class Run(NamedTuple):
+class TrafficStretch(NamedTuple):
     """A stretch of time with constant traffic."""
 
     begin: float  # in parts, from now
@@ -81,7 +81,9 @@ class Looks:
         return tuple(requests * one / total for one in found) if total else ()
 
 
-def runs(intervals: Sequence[tuple[float, Parts]], before: Sequence[float] = ()) -> list[Run]:
+def runs(
+    intervals: Sequence[tuple[float, Parts]], before: Sequence[float] = ()
+) -> list[TrafficStretch]:
     """Return the course of the requests in upcoming intervals.
 
     Args:
@@ -97,12 +99,12 @@ def runs(intervals: Sequence[tuple[float, Parts]], before: Sequence[float] = ())
     settled = _settled([*before, *(requests for requests, _ in intervals)])[len(before) :]
     for requests, (_, shape) in zip(settled, intervals, strict=True):
         parts += _level(requests, shape)
-    found: list[Run] = []
+    found: list[TrafficStretch] = []
     for index, share in enumerate(_sharpened(parts)):
         if found and math.isclose(found[-1].share, share, rel_tol=1e-9):
             found[-1] = found[-1]._replace(end=index + 1.0)
         else:
-            found.append(Run(float(index), index + 1.0, share))
+            found.append(TrafficStretch(float(index), index + 1.0, share))
     return found
 
 

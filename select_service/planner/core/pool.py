@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from select_service.planner.core.reactive import Backlog
+from select_service.planner.core.reactive import QueueMonitor
 from select_service.planner.core.stabilization_window import (
     PoolLimits,
     StabilizationWindow,
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from select_service.planner.types import PoolKey
 
-__all__ = ["SAME", "Pool", "PoolSettings", "TimeSeries"]
+__all__ = ["SAME", "NeedStretch", "PlannedPool", "PoolSettings"]
 
 STEPS_MOST: Final = 10
 """The most intervals forecast ahead, however long engines take to start."""
@@ -40,7 +40,7 @@ class PoolSettings:
     limits: PoolLimits = field(default_factory=PoolLimits)
 
 
-class TimeSeries(NamedTuple):
+class NeedStretch(NamedTuple):
     """The need during one stretch of time."""
 
     begin: float  # monotonic seconds
@@ -52,7 +52,7 @@ class TimeSeries(NamedTuple):
     """The engines that suffice in any case; None: unknown."""
 
 
-class Pool:
+class PlannedPool:
     """One role of one model."""
 
     def __init__(self, key: PoolKey, settings: PoolSettings) -> None:
@@ -68,12 +68,12 @@ class Pool:
         self.fast: int | None = None
         self.surge_why = ""
         """The reason for `fast`, in words."""
-        self.prefills, self.decodes = Backlog(), Backlog()
+        self.prefills, self.decodes = QueueMonitor(), QueueMonitor()
         self.engines = 0.0
         self.why = ""
         """Why `slow` is not what the plan needs, in words; empty: it is."""
         self.sure: int | None = None
-        self._plan: list[TimeSeries] = []
+        self._plan: list[NeedStretch] = []
         self._has_surged = self._had_surged = False  # since the slow loop last ran, and before
 
     def look(self, state: PoolState, now: float) -> None:
@@ -104,7 +104,7 @@ class Pool:
         """Whether the current load needs more than was planned."""
         return self.slow is not None and self.fast is not None and self.fast > self.slow
 
-    def plan(self, courses: Sequence[TimeSeries], past_until: float | None) -> None:
+    def plan(self, courses: Sequence[NeedStretch], past_until: float | None) -> None:
         """Take over the plan of the slow loop.
 
         Args:

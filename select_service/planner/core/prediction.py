@@ -15,7 +15,7 @@ from select_service.planner.core.predictor_choice import Chooser
 from select_service.planner.core.recurrence import RECURRING, Recurrence
 
 if TYPE_CHECKING:
-    from select_service.planner.core.predictor_choice import Model
+    from select_service.planner.core.predictor_choice import ForecastModel
 
 __all__ = ["Constant", "Predictor"]
 
@@ -46,7 +46,7 @@ class Predictor:
     """
 
     def __init__(
-        self, model: Model, *, log1p: bool = False, clamp: bool = True, points_min: int = 0
+        self, model: ForecastModel, *, log1p: bool = False, clamp: bool = True, points_min: int = 0
     ) -> None:
         self._model = model
         self._log1p = log1p

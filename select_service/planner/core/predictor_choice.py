@@ -15,7 +15,7 @@ from select_service.planner.core.recurrence import Recurrence
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["UNDER_COSTS", "Chooser", "Model", "loss_of"]
+__all__ = ["UNDER_COSTS", "Chooser", "ForecastModel", "loss_of"]
 
 UNDER_COSTS: Final = 3.0
 _MEMORY: Final = 0.96  # factor on a loss per interval: about twenty-five intervals count
@@ -24,7 +24,7 @@ _EARLY: Final = 8  # intervals in which the first candidate is used
 _JUDGED: Final = (1, 2)  # intervals ahead
 
 
-class Model(Protocol):
+class ForecastModel(Protocol):
     """Learns one value at a time and forecasts the next."""
 
     def add(self, value: float) -> None:
@@ -43,7 +43,7 @@ def loss_of(forecast: float, actual: float) -> float:
     return UNDER_COSTS * missing if missing > 0 else -missing
 
 
-def _has_opinion(model: Model) -> bool:
+def _has_opinion(model: ForecastModel) -> bool:
     return not isinstance(model, Recurrence) or model.period > 0
 
 
@@ -54,7 +54,7 @@ class Chooser:
         candidates: by name; the first one is used until there is enough to judge.
     """
 
-    def __init__(self, candidates: Mapping[str, Model]) -> None:
+    def __init__(self, candidates: Mapping[str, ForecastModel]) -> None:
         self._models = dict(candidates)
         self.losses = dict.fromkeys(self._models, 0.0)
         self.chosen = next(iter(self._models))

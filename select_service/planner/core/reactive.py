@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from select_service.planner.core.surface import Surface
     from select_service.planner.types import Load, Reading
 
-__all__ = ["ArrivalRate", "Backlog", "Growth", "Surge", "rate_ended"]
+__all__ = ["ArrivalRate", "GrowthRate", "QueueMonitor", "Surge", "rate_ended"]
 
 RECOVERY_S: Final = 60.0
 """The time in which a queue is to be worked off."""
@@ -87,7 +87,7 @@ class ArrivalRate:
         return found
 
 
-class Growth:
+class GrowthRate:
     """The growth rate of a quantity, smoothed over looks."""
 
     def __init__(self) -> None:
@@ -109,11 +109,11 @@ class Growth:
         self._last, self.per_s = None, 0.0
 
 
-class Backlog:
+class QueueMonitor:
     """Watches one pool's queue: prompts to compute, or live requests beyond their ITL."""
 
     def __init__(self) -> None:
-        self._growth = Growth()
+        self._growth = GrowthRate()
 
     def prefill(
         self,

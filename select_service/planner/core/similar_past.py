@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     Truths: TypeAlias = NDArray[np.bool_]
 
-__all__ = ["RATES", "ROUGH_MOST", "Past", "Place", "Trial", "tried"]
+__all__ = ["RATES", "ROUGH_MOST", "Past", "PastPosition", "PastTrial", "tried"]
 
 RATES: Final = 64
 """Rates distinguished: 0, and equal ratios from the lowest to the highest."""
@@ -126,7 +126,7 @@ class Past:
         return float(squares.mean()) / (1.0 - own) if len(squares) and own < 1.0 else 1.0
 
 
-class Place:
+class PastPosition:
     """A belief about the present's place in a past; starts out even."""
 
     def __init__(self, past: Past) -> None:
@@ -187,7 +187,7 @@ class Place:
         return np.asarray(np.bincount(where, self.belief, len(grid)), dtype=np.float64)
 
 
-class Trial(NamedTuple):
+class PastTrial(NamedTuple):
     """The predictions for the past, part by part, and what actually came."""
 
     grid: Floats
@@ -197,21 +197,21 @@ class Trial(NamedTuple):
     """The rate at the time when engines ordered in the part would have started."""
 
 
-def tried(past: Past) -> Trial:
+def tried(past: Past) -> PastTrial:
     """Predict every part of a past from those far from it. O(parts²)."""
-    grid, place = past.grid(), Place(past)
+    grid, place = past.grid(), PastPosition(past)
     around = LEFT_OUT * past.lead
     told = np.zeros((len(past), len(grid)))
     for index, count in enumerate(past.counts):
         if not math.isfinite(count):
-            place = Place(past)
+            place = PastPosition(past)
             continue
         left_out = max(0, index - around), index + around
         place.hear(float(count), past.part_s, past.part_s, left_out)
         told[index] = place.most(grid)
     judged = past.usable & (told.sum(axis=1) > 0)
     came = np.append(past.rates[past.lead :], np.zeros(min(past.lead, len(past))))
-    return Trial(grid, told[judged], came[judged])
+    return PastTrial(grid, told[judged], came[judged])
 
 
 def _bell(deviation: float) -> Floats:

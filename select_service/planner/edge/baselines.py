@@ -14,7 +14,7 @@ from select_service.planner.core.compatible_sizing import (
     terms_of,
 )
 from select_service.planner.core.demand import Forecast, Predictors
-from select_service.planner.core.fleet_plan import Fleet, Model, PoolSettings
+from select_service.planner.core.fleet_plan import FleetPlan, PlannedModel, PoolSettings
 from select_service.planner.core.lengths import Lengths, from_values
 from select_service.planner.core.sizing import Goals, size_decode, size_prefill
 from select_service.planner.core.stabilization_window import PoolLimits
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from select_service.planner.core.profile import Profile
     from select_service.planner.core.warm_up import TracedRequest
-    from select_service.planner.edge.trace_replay import Policy, ReplaySettings
+    from select_service.planner.edge.trace_replay import ReplaySettings, ScalingPolicy
 
 __all__ = ["POLICIES", "Oracle", "Ours", "Reactive", "Reference", "make_policy"]
 
@@ -57,8 +57,8 @@ class Ours:
         }
         predictors = Predictors(*(make_predictor(tuning) for _ in range(3)))
         goals = _goals(settings)
-        model = Model(KEY, pools, Surface(profile), predictors, goals)  # type: ignore[arg-type] # roles
-        self._fleet = Fleet([model], gpus_max, settings.interval_s, likens=settings.likens)
+        model = PlannedModel(KEY, pools, Surface(profile), predictors, goals)  # type: ignore[arg-type] # roles
+        self._fleet = FleetPlan([model], gpus_max, settings.interval_s, likens=settings.likens)
         model.warm_up(settings.warmup, settings.interval_s)
 
     def slow(self, window: Window, states: States, now: float) -> dict[PoolKey, int]:
@@ -249,7 +249,7 @@ def make_policy(
     tuning: PredictorSettings,
     settings: ReplaySettings,
     gpus_max: int,
-) -> Policy:
+) -> ScalingPolicy:
     """Return a policy by name.
 
     Raises:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from select_service.planner.edge.connectors.pods import Pods
-    from select_service.planner.edge.selectors import Selectors, Worker
+    from select_service.planner.edge.selectors import MergedWorker, SelectorFleet
     from select_service.planner.types import PoolKey, PoolState, Target
 
 __all__ = ["REASON", "EngineDrain", "Kept"]
@@ -56,7 +56,7 @@ class EngineDrain:
 
     def __init__(
         self,
-        selectors: Selectors,
+        selectors: SelectorFleet,
         pods: Mapping[PoolKey, Pods],
         clock: Callable[[], float],
         most_s: float,
@@ -150,7 +150,7 @@ class EngineDrain:
         return why
 
     async def _candidates(
-        self, pool: PoolKey, workers: Mapping[int, Worker], count: int
+        self, pool: PoolKey, workers: Mapping[int, MergedWorker], count: int
     ) -> list[int]:
         """Return the workers to remove, in order; with pods, only workers that have one.
 
@@ -180,12 +180,12 @@ class EngineDrain:
             )
         return [one.worker_id for one in found]
 
-    async def _in_flight(self, worker: Worker) -> str:
+    async def _in_flight(self, worker: MergedWorker) -> str:
         told = await asyncio.gather(*(self._selectors.in_flight(id_) for id_ in _ids(worker)))
         return next((words for words in told if words), "")
 
     async def _let_stay(
-        self, pool: PoolKey, leaving: Leaving, workers: Mapping[int, Worker]
+        self, pool: PoolKey, leaving: Leaving, workers: Mapping[int, MergedWorker]
     ) -> None:
         """Undo the drains and marks of the workers that stay."""
         if leaving.staying:
@@ -198,7 +198,9 @@ class EngineDrain:
             self.ends["stayed"] += 1
             _log.info("%s: worker %s stays", pool, one)
 
-    async def _mark(self, pool: PoolKey, leaving: Leaving, workers: Mapping[int, Worker]) -> None:
+    async def _mark(
+        self, pool: PoolKey, leaving: Leaving, workers: Mapping[int, MergedWorker]
+    ) -> None:
         """Mark the pods of the workers that go now, and unmark all others."""
         pods = self._pods.get(pool)
         if pods is None or pods.go_by_ordinal:
@@ -215,9 +217,9 @@ def _begins(pool: PoolKey) -> str:
     return f"{REASON}: {str(pool)[-NAME_MAX:]} "
 
 
-def _by_pod(workers: Mapping[int, Worker]) -> dict[int, Worker]:
+def _by_pod(workers: Mapping[int, MergedWorker]) -> dict[int, MergedWorker]:
     """Return one worker for each pod, with the others `beside` it: they can only go together."""
-    found: dict[tuple[str, str], Worker] = {}
+    found: dict[tuple[str, str], MergedWorker] = {}
     for id_, one in sorted(workers.items()):
         key = one.host or str(id_), one.role  # prefill and decode on one machine are two
         first = found.setdefault(key, one)
@@ -227,15 +229,15 @@ def _by_pod(workers: Mapping[int, Worker]) -> dict[int, Worker]:
     return {one.worker_id: one for one in found.values()}
 
 
-def _ids(worker: Worker) -> tuple[int, ...]:
+def _ids(worker: MergedWorker) -> tuple[int, ...]:
     return worker.worker_id, *worker.beside
 
 
-def _is_ours(worker: Worker, pool: PoolKey) -> bool:
+def _is_ours(worker: MergedWorker, pool: PoolKey) -> bool:
     """Whether a worker drains, and only by planners of this pool."""
     return worker.drains != {None} and _may_drain(worker, pool)
 
 
-def _may_drain(worker: Worker, pool: PoolKey) -> bool:
+def _may_drain(worker: MergedWorker, pool: PoolKey) -> bool:
     """Whether its drain is ours to begin or end: nobody else drains it at any selector."""
     return all(why is None or why.startswith(_begins(pool)) for why in worker.drains)

@@ -23,15 +23,15 @@ from select_service.planner.types import Missing, PoolState, Target, Value
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from select_service.planner.core.fleet_plan import Fleet
+    from select_service.planner.core.fleet_plan import FleetPlan
     from select_service.planner.edge.connectors.connector import Connector
     from select_service.planner.edge.engine_drain import EngineDrain
-    from select_service.planner.edge.leases.lease import Lease
-    from select_service.planner.edge.sources.source import Source
+    from select_service.planner.edge.leases.lease import LeaderLease
+    from select_service.planner.edge.sources.source import TrafficSource
     from select_service.planner.edge.state_file import StateFile
-    from select_service.planner.types import Decision, Load, ModelKey, PoolKey, Window
+    from select_service.planner.types import Load, ModelKey, PoolKey, ScalingDecision, Window
 
-__all__ = ["Counts", "Loop", "Noted"]
+__all__ = ["Loop", "LoopCounters", "Noted"]
 
 DECISIONS_MAX: Final = 200
 """Decisions kept for /decisions: ten hours of three-minute intervals with changes."""
@@ -62,7 +62,7 @@ class Noted(msgspec.Struct, frozen=True):
     """Pools whose leaving engines are still busy, and their work in flight."""
 
 
-class Counts(msgspec.Struct):
+class LoopCounters(msgspec.Struct):
     """Event counts for /metrics; they only grow."""
 
     intervals: int = 0
@@ -93,10 +93,10 @@ class Loop:
 
     def __init__(
         self,
-        fleet: Fleet,
-        source: Source,
+        fleet: FleetPlan,
+        source: TrafficSource,
         connector: Connector,
-        lease: Lease,
+        lease: LeaderLease,
         *,
         clock: Callable[[], float],
         wall: Callable[[], float],
@@ -115,7 +115,7 @@ class Loop:
         self._state = state
         self.decision_id = first_id
         self.decisions: deque[Noted] = deque(maxlen=DECISIONS_MAX)
-        self.counts = Counts()
+        self.counts = LoopCounters()
         self.is_leader = False
         self.windows: dict[ModelKey, Window] = {}
         self.loads: dict[ModelKey, Load] = {}
@@ -161,7 +161,7 @@ class Loop:
             self.counts.faults += 1
             _log.exception("a turn failed")
 
-    async def slow(self) -> Decision:
+    async def slow(self) -> ScalingDecision:
         """Do one interval."""
         asked_at, self._asked_at = self._asked_at, self._clock()
         self._ended_at = self._wall()
@@ -177,7 +177,7 @@ class Loop:
         self._keep()
         return decision
 
-    async def fast(self) -> Decision:
+    async def fast(self) -> ScalingDecision:
         """React to the current load once."""
         self.loads = await self.source.loads(self._models)
         self._report_uncounted()
@@ -189,7 +189,7 @@ class Loop:
             self._keep()
         return decision
 
-    async def _decided(self, decide: Callable[[], Decision]) -> Decision:
+    async def _decided(self, decide: Callable[[], ScalingDecision]) -> ScalingDecision:
         """Decide in a thread; a leader renews its lease meanwhile."""
         deciding = asyncio.ensure_future(asyncio.to_thread(decide))
         while True:
@@ -245,7 +245,7 @@ class Loop:
             _log.warning("%s", words)
         return found
 
-    async def _act(self, decision: Decision, loop: str) -> bool:
+    async def _act(self, decision: ScalingDecision, loop: str) -> bool:
         """Carry a decision out, if we hold the lease; returns whether anything was requested."""
         self.is_leader = await self._lease.held()
         if not self.is_leader:
@@ -291,7 +291,7 @@ class Loop:
             _log.info("%s%s", prefix, "; ".join([*words, *decision.reasons]))
         return acted
 
-    async def _retire(self, decision: Decision) -> list[Target]:
+    async def _retire(self, decision: ScalingDecision) -> list[Target]:
         """Return the targets to request now.
 
         `_waits` has the pools whose engines must finish first.

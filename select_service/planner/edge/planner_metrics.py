@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from prometheus_client.metrics_core import Metric
 
-    from select_service.planner.core.model import Model
-    from select_service.planner.core.pool import Pool
+    from select_service.planner.core.model import PlannedModel
+    from select_service.planner.core.pool import PlannedPool
     from select_service.planner.edge.engine_drain import EngineDrain
     from select_service.planner.edge.loop import Loop
     from select_service.planner.types import Load, PoolKey, PoolState, Window
@@ -41,7 +41,7 @@ _OBSERVED: Final = (
 
 
 class _Pool(NamedTuple):
-    pool: Pool
+    pool: PlannedPool
     state: PoolState | None
 
 
@@ -79,7 +79,7 @@ _TARGETS: Final[tuple[MetricRow[Loop], ...]] = (
 
 
 class _Model(NamedTuple):
-    model: Model
+    model: PlannedModel
     window: Window | None
     load: Load | None
 

@@ -22,7 +22,7 @@ from select_service.planner.edge.fit_thread import DEADLINE_S, Fitter
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from select_service.planner.core.predictor_choice import Model
+    from select_service.planner.core.predictor_choice import ForecastModel
     from select_service.planner.settings import TuningSettings
 
 __all__ = ["PredictorSettings", "make_predictor", "predictor_settings"]
@@ -84,11 +84,11 @@ def make_predictor(settings: PredictorSettings, fitter: Fitter | None = None) ->
     )
 
 
-def _kalman(settings: PredictorSettings, _: Fitter) -> Model:
+def _kalman(settings: PredictorSettings, _: Fitter) -> ForecastModel:
     return Kalman(q_level=settings.q_level, q_trend=settings.q_trend, r=settings.r)
 
 
-def _chooser(settings: PredictorSettings, fitter: Fitter) -> Model:
+def _chooser(settings: PredictorSettings, fitter: Fitter) -> ForecastModel:
     return Chooser(
         {
             "constant": Constant(),
@@ -99,7 +99,7 @@ def _chooser(settings: PredictorSettings, fitter: Fitter) -> Model:
     )
 
 
-_MODELS: Final[dict[str, Callable[[PredictorSettings, Fitter], Model]]] = {
+_MODELS: Final[dict[str, Callable[[PredictorSettings, Fitter], ForecastModel]]] = {
     "constant": lambda _, __: Constant(),
     "kalman": _kalman,
     "ets": lambda _, __: DampedSmoothing(),

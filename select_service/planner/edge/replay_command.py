@@ -13,7 +13,7 @@ from select_service.planner.edge.baselines import make_policy
 from select_service.planner.edge.predictors import predictor_settings
 from select_service.planner.edge.profile_files import read_profile
 from select_service.planner.edge.sources.trace import read_trace
-from select_service.planner.edge.trace_replay import Replay, ReplaySettings
+from select_service.planner.edge.trace_replay import ReplaySettings, TraceReplay
 from select_service.planner.errors import TraceError
 from select_service.planner.settings import POLICIES
 from select_service.simulator.page import figure, page, table
@@ -94,7 +94,7 @@ def replay(question: ReplayQuestion, print_line: Callable[[str], None]) -> list[
             f"{SPAN_MOST_S / 86400:.0f} are replayed at most: is every `timestamp` in milliseconds?"
         )
     requests = [TracedRequest(one.at_s - first, one.isl, one.osl) for one in requests]
-    run = Replay(profile, requests, question.settings)
+    run = TraceReplay(profile, requests, question.settings)
     # all first: what one of them lacks is told before minutes are spent on the others
     policies = [
         make_policy(

@@ -36,7 +36,7 @@ from select_service.planner.edge.run_settings import (
     read_targets,
     resources_of,
 )
-from select_service.planner.edge.selectors import Selectors
+from select_service.planner.edge.selectors import SelectorFleet
 from select_service.planner.edge.sources.prometheus import PrometheusSource
 from select_service.planner.edge.sources.selector import SelectorSource
 from select_service.planner.edge.sources.series_names import read_names
@@ -46,10 +46,10 @@ from select_service.planner.errors import LeaseHeld, SettingsError
 from select_service.planner.types import PoolState
 
 if TYPE_CHECKING:
-    from select_service.planner.core.fleet_plan import Fleet
+    from select_service.planner.core.fleet_plan import FleetPlan
     from select_service.planner.edge.connectors.connector import Connector
-    from select_service.planner.edge.leases.lease import Lease
-    from select_service.planner.edge.sources.source import Source
+    from select_service.planner.edge.leases.lease import LeaderLease
+    from select_service.planner.edge.sources.source import TrafficSource
     from select_service.planner.settings import RunSettings
     from select_service.planner.types import PoolKey, Role
 
@@ -189,7 +189,7 @@ def _expect_told_apart(settings: RunSettings, models: list[ModelSettings]) -> No
         )
 
 
-def _warm_up(fleet: Fleet, settings: RunSettings) -> None:
+def _warm_up(fleet: FleetPlan, settings: RunSettings) -> None:
     if settings.load_predictor_warmup_trace is None:
         return
     history = intervals_of(
@@ -199,7 +199,7 @@ def _warm_up(fleet: Fleet, settings: RunSettings) -> None:
         model.warm_up(history, fleet.interval_s)
 
 
-def _state(fleet: Fleet, settings: RunSettings) -> tuple[StateFile | None, Memory]:
+def _state(fleet: FleetPlan, settings: RunSettings) -> tuple[StateFile | None, Memory]:
     if settings.state_dir is None:
         return None, Memory()
     try:
@@ -221,7 +221,7 @@ def _kube(settings: RunSettings) -> Kube | None:
     return Kube(KubernetesApi(settings.kubernetes_api, namespace=settings.namespace))
 
 
-def _lease(settings: RunSettings, models: list[ModelSettings], kube: Kube | None) -> Lease:
+def _lease(settings: RunSettings, models: list[ModelSettings], kube: Kube | None) -> LeaderLease:
     """Return the lease that keeps a second planner from acting on the same engines."""
     if settings.connector != "dry-run" and settings.state_dir is None:
         logging.getLogger("select_planner").warning("without --state-dir a restart forgets")
@@ -240,7 +240,7 @@ def _lease(settings: RunSettings, models: list[ModelSettings], kube: Kube | None
     return FileLease(*locks, whose=whose) if locks else NoLease()
 
 
-def _source(settings: RunSettings) -> Source:
+def _source(settings: RunSettings) -> TrafficSource:
     if settings.metrics_source == "prometheus":
         return PrometheusSource(settings.prometheus_url, read_names(settings.prometheus_names))
     if settings.metrics_source == "selector":
@@ -263,7 +263,7 @@ def _token(path: Path | None) -> str | None:
 
 def _connector(
     settings: RunSettings,
-    fleet: Fleet,
+    fleet: FleetPlan,
     resources: dict[PoolKey, str],
     kube: Kube | None,
     memory: Memory,
@@ -307,7 +307,7 @@ def _retiring(settings: RunSettings, connector: Connector) -> EngineDrain | None
     if not isinstance(connector, KubernetesConnector | VirtualConnector):
         raise SettingsError(f"--drain: who goes is not for us to say with {settings.connector}")
     pods = connector.pods() if isinstance(connector, KubernetesConnector) else {}
-    selectors = Selectors(settings.selector, _token(settings.token_file))
+    selectors = SelectorFleet(settings.selector, _token(settings.token_file))
     return EngineDrain(selectors, pods, time.monotonic, settings.drain_s)
 
 

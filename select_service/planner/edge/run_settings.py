@@ -14,7 +14,7 @@ import msgspec
 import yaml
 
 from select_service.planner.core.demand import Predictors
-from select_service.planner.core.fleet_plan import Fleet, Model, PoolSettings
+from select_service.planner.core.fleet_plan import FleetPlan, PlannedModel, PoolSettings
 from select_service.planner.core.sizing import Goals
 from select_service.planner.core.stabilization_window import GIVE_UP_S, PoolLimits
 from select_service.planner.core.surface import Surface
@@ -93,7 +93,7 @@ def build_fleet(
     is_watched: bool = True,
     likens: bool = True,
     give_up_s: float = GIVE_UP_S,
-) -> Fleet:
+) -> FleetPlan:
     """Build the core from settings; reads the profiles.
 
     Args:
@@ -113,7 +113,7 @@ def build_fleet(
     if len({one.key for one in models}) < len(models):
         raise SettingsError("a model is named twice")
     fitter = Fitter(tuning.fit_deadline_s)
-    return Fleet(
+    return FleetPlan(
         [_model(one, tuning, fitter, give_up_s) for one in models],
         gpus_max,
         tuning.interval_s,
@@ -130,7 +130,7 @@ def resources_of(models: list[ModelSettings]) -> dict[PoolKey, str]:
 
 def _model(
     one: ModelSettings, tuning: PredictorSettings, fitter: Fitter, give_up_s: float
-) -> Model:
+) -> PlannedModel:
     roles = [pool.role for pool in one.pools]
     for name in ("ttft_ms", "itl_ms", "weight"):
         if not 0 < getattr(one, name) < math.inf:
@@ -141,7 +141,7 @@ def _model(
         raise SettingsError(f"{one.key}: every role needs exactly one pool")
     if "aggregated" in roles and len(roles) > 1:
         raise SettingsError(f"{one.key}: aggregated engines stand alone")
-    return Model(
+    return PlannedModel(
         one.key,
         {pool.role: _pool(one.key, pool, give_up_s) for pool in one.pools},
         Surface(read_profile(Path(one.profile_results_dir))),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from select_service.planner.types import ModelKey, PoolKey
 
-__all__ = ["Candidate", "Selectors", "Worker"]
+__all__ = ["DrainCandidate", "MergedWorker", "SelectorFleet"]
 
 TIMEOUT_S: Final = 5.0
 CANDIDATES_MAX: Final = 64
@@ -42,7 +42,7 @@ class _Record(msgspec.Struct, frozen=True):
     not_schedulable_reasons: list[str] = []
 
 
-class Worker(NamedTuple):
+class MergedWorker(NamedTuple):
     """A worker, merged from the selectors that know it."""
 
     worker_id: int
@@ -55,7 +55,7 @@ class Worker(NamedTuple):
     """Other workers in the same pod, which go when it goes."""
 
 
-class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+class DrainCandidate(msgspec.Struct, frozen=True, kw_only=True):
     """A worker that is cheap to lose."""
 
     worker_id: int
@@ -63,10 +63,10 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Candidates(msgspec.Struct):
-    candidates: list[Candidate]
+    candidates: list[DrainCandidate]
 
 
-class Selectors:
+class SelectorFleet:
     """All selectors of a fleet.
 
     Args:
@@ -83,7 +83,9 @@ class Selectors:
         except ValueError as error:
             raise SelectorError(str(error)) from error
 
-    async def workers(self, model: ModelKey, known: Collection[int] = ()) -> dict[int, Worker]:
+    async def workers(
+        self, model: ModelKey, known: Collection[int] = ()
+    ) -> dict[int, MergedWorker]:
         """Return a model's catalog by id, merged from all selectors that answer.
 
         Raises:
@@ -91,17 +93,17 @@ class Selectors:
                 the others do not, so that worker cannot be declared gone.
         """
         pages, errors = await self._of_any(f"/workers?{_scope(model)}", list[_Record])
-        found: dict[int, Worker] = {}
+        found: dict[int, MergedWorker] = {}
         for record in (one for page in pages for one in page):
             before = found.get(record.worker_id)
             drains = frozenset({_why(record)}) | (before.drains if before else frozenset())
             role = record.role or "aggregated"
-            found[record.worker_id] = Worker(record.worker_id, _host(record), role, drains)
+            found[record.worker_id] = MergedWorker(record.worker_id, _host(record), role, drains)
         if errors and not found.keys() >= set(known):
             raise SelectorError(errors)
         return found
 
-    async def candidates(self, pool: PoolKey, count: int) -> list[Candidate]:
+    async def candidates(self, pool: PoolKey, count: int) -> list[DrainCandidate]:
         """Return the cheapest workers to lose, draining ones first, by the selector listing most.
 
         Raises:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from select_service.planner.core.fleet_plan import Fleet
+    from select_service.planner.core.fleet_plan import FleetPlan
 
 __all__ = ["Memory", "StateFile", "signed"]
 
@@ -96,7 +96,7 @@ class StateFile:
         """Where a damaged file goes."""
         return self.path.with_suffix(".damaged")
 
-    def read(self, fleet: Fleet, at: float = 0.0) -> Memory:
+    def read(self, fleet: FleetPlan, at: float = 0.0) -> Memory:
         """Give a fleet its past; returns the rest of the memory.
 
         Args:
@@ -138,7 +138,7 @@ class StateFile:
 
     def write(
         self,
-        fleet: Fleet,
+        fleet: FleetPlan,
         decision_id: int,
         states: Mapping[PoolKey, PoolState],
         at: float = 0.0,

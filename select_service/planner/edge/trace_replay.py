@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from select_service.simulator.core.requests import Outcome
     from select_service.simulator.core.routers import Verdict
 
-__all__ = ["DECODE", "KEY", "PREFILL", "Policy", "Replay", "ReplaySettings", "Result"]
+__all__ = ["DECODE", "KEY", "PREFILL", "ReplaySettings", "Result", "ScalingPolicy", "TraceReplay"]
 
 KEY: Final = ModelKey("trace")
 PREFILL, DECODE = PoolKey(KEY, "prefill"), PoolKey(KEY, "decode")
@@ -80,7 +80,7 @@ class ReplaySettings:
     """The past that predictors have learnt."""
 
 
-class Policy(Protocol):
+class ScalingPolicy(Protocol):
     """Decides about both pools."""
 
     name: str
@@ -178,7 +178,7 @@ class LeastWork(Counting):
             self._tokens[worker_id] -= tokens
 
 
-class Replay:
+class TraceReplay:
     """One policy on one trace.
 
     Args:
@@ -199,7 +199,7 @@ class Replay:
             "decode": EngineSettings(latency, kv_tokens, 8192, 1024),
         }
 
-    def run(self, policy: Policy) -> Result:
+    def run(self, policy: ScalingPolicy) -> Result:
         """Let the policy scale; returns the results over all requests."""
         settings = self._settings
         cluster = Cluster(
@@ -229,7 +229,7 @@ class Replay:
 class _Turn:
     """One run in progress."""
 
-    def __init__(self, cluster: Cluster, policy: Policy, settings: ReplaySettings) -> None:
+    def __init__(self, cluster: Cluster, policy: ScalingPolicy, settings: ReplaySettings) -> None:
         self._cluster = cluster
         self._policy = policy
         self._settings = settings

@@ -28,7 +28,7 @@ from select_service.planner.core.compatible_sizing import (
 )
 from select_service.planner.core.demand import Demand, Forecast, Predictors
 from select_service.planner.core.fitted import Fitted
-from select_service.planner.core.fleet_plan import Fleet, Model, PoolSettings
+from select_service.planner.core.fleet_plan import FleetPlan, PlannedModel, PoolSettings
 from select_service.planner.core.lengths import Lengths
 from select_service.planner.core.prediction import Constant, Predictor
 from select_service.planner.core.prefill_sizing import PrefillQueue
@@ -85,16 +85,16 @@ def reference() -> Reference:
     return Reference(read_profile(PROFILE), tuning, settings, gpus_max=64)
 
 
-def fleet(surface: Surface, requests: Predictor | None = None) -> Fleet:
+def fleet(surface: Surface, requests: Predictor | None = None) -> FleetPlan:
     pool = PoolSettings(gpus=1, limits=PoolLimits(step_up=99, step_down=99))
     predictors = Predictors(
         requests or Predictor(Constant()), Predictor(Constant()), Predictor(Constant())
     )
     pools: Any = {"prefill": pool, "decode": pool}
-    return Fleet([Model(KEY, pools, surface, predictors, GOALS)], 64, INTERVAL_S)
+    return FleetPlan([PlannedModel(KEY, pools, surface, predictors, GOALS)], 64, INTERVAL_S)
 
 
-def asked_for(planned: Fleet, windows: Sequence[Window]) -> dict[Any, int]:
+def asked_for(planned: FleetPlan, windows: Sequence[Window]) -> dict[Any, int]:
     """Return what is asked for after the last window, of a fleet that gets what it asks for."""
     states = dict(STATES)
     for turn, window in enumerate(windows):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from select_service.planner.types import PoolKey, Target
 
-__all__ = ["ACT_S", "Connector", "DryRun", "OneByOne", "Outcome"]
+__all__ = ["ACT_S", "Connector", "DryRun", "OneByOne", "ScalingOutcome"]
 
 READS_AT_ONCE: Final = 8
 """Pools that are read at the same time: a look has five seconds for hundreds of them."""
@@ -22,7 +22,7 @@ ACT_S: Final = 10.0
 """Limit for setting one pool, including conflicts: a third of the shortest lease."""
 
 
-class Outcome:
+class ScalingOutcome:
     """The outcome of setting targets: the accepted ones, and the errors of the others."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Connector(Protocol):
     async def states(self, pools: Sequence[PoolKey]) -> dict[PoolKey, PoolState]:
         """Return the readable states; unreadable pools are omitted, with a reason in `problems`."""
 
-    async def apply(self, targets: Sequence[Target], reasons: Sequence[str]) -> Outcome:
+    async def apply(self, targets: Sequence[Target], reasons: Sequence[str]) -> ScalingOutcome:
         """Request these replicas, without waiting for them to start."""
 
     @property
@@ -73,9 +73,9 @@ class OneByOne(ABC):
         self.problems = {pool: one for pool, one in told.items() if isinstance(one, str)}
         return {pool: one for pool, one in told.items() if isinstance(one, PoolState)}
 
-    async def apply(self, targets: Sequence[Target], reasons: Sequence[str]) -> Outcome:
+    async def apply(self, targets: Sequence[Target], reasons: Sequence[str]) -> ScalingOutcome:
         """Set every pool."""
-        outcome = Outcome()
+        outcome = ScalingOutcome()
         for target in targets:
             try:
                 async with asyncio.timeout(ACT_S):
@@ -110,9 +110,9 @@ class DryRun:
         """Return the last requested counts, as if they were all ready."""
         return {pool: PoolState(self._counts[pool], self._counts[pool]) for pool in pools}
 
-    async def apply(self, targets: Sequence[Target], reasons: Sequence[str]) -> Outcome:
+    async def apply(self, targets: Sequence[Target], reasons: Sequence[str]) -> ScalingOutcome:
         """Remember the targets."""
-        outcome = Outcome()
+        outcome = ScalingOutcome()
         for target in targets:
             self._counts[target.pool] = target.replicas
             outcome.done.append(target)

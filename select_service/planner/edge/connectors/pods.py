@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from select_service.planner.edge.kube import Json, KubeAnswer
 
-__all__ = ["DELETION_COST", "Homes", "Pod", "Pods"]
+__all__ = ["DELETION_COST", "Homes", "PodSummary", "Pods"]
 
 DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 FIRST_TO_GO: Final = str(-(2**31))
@@ -48,7 +48,7 @@ class _PodStatus(msgspec.Struct, frozen=True, rename={"ip": "podIP", "ips": "pod
     ips: list[_Address] | None = None  # of both address families
 
 
-class Pod(msgspec.Struct, frozen=True):
+class PodSummary(msgspec.Struct, frozen=True):
     """One pod, with the fields needed to choose which go."""
 
     metadata: _Meta
@@ -67,7 +67,7 @@ class Pod(msgspec.Struct, frozen=True):
 
 
 class _Pods(msgspec.Struct):
-    items: list[Pod] | None = None  # Go writes an empty list as null
+    items: list[PodSummary] | None = None  # Go writes an empty list as null
 
 
 class _ScaleStatus(msgspec.Struct, frozen=True):
@@ -81,7 +81,7 @@ class _Scale(msgspec.Struct, frozen=True):
 class Homes:
     """Finds the pod of a worker's host, among some pods."""
 
-    def __init__(self, pods: Iterable[Pod]) -> None:
+    def __init__(self, pods: Iterable[PodSummary]) -> None:
         self._names: dict[str, str] = {}
         for pod in pods:
             for address in {_same(one) for one in pod.addresses}:
@@ -112,7 +112,7 @@ class Pods:
         self.go_by_ordinal = plural in _BY_ORDINAL
         """No choice: the highest ordinals go."""
 
-    async def there(self) -> list[Pod]:
+    async def there(self) -> list[PodSummary]:
         """Return the pods that are not being stopped.
 
         Raises:
@@ -127,7 +127,7 @@ class Pods:
         found = answer.read(path, _Pods).items
         return [one for one in found or () if one.metadata.deletion_timestamp is None]
 
-    def by_ordinal(self, pods: Sequence[Pod]) -> list[Pod]:
+    def by_ordinal(self, pods: Sequence[PodSummary]) -> list[PodSummary]:
         """Return the pods with an ordinal, first to go first."""
         prefix = f"{self._name}-"
         ordinals = {
@@ -138,7 +138,7 @@ class Pods:
         }
         return [ordinals[number] for number in sorted(ordinals, reverse=True)]
 
-    async def mark(self, pod: Pod, *, goes_first: bool) -> None:
+    async def mark(self, pod: PodSummary, *, goes_first: bool) -> None:
         """Mark whether a pod goes before all others; a pod that is gone needs no mark.
 
         Raises:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeAlias, get_args
 
 import msgspec
 
-from select_service.planner.edge.connectors.connector import Outcome
+from select_service.planner.edge.connectors.connector import ScalingOutcome
 from select_service.planner.types import PoolState, Target
 
 if TYPE_CHECKING:
@@ -105,9 +105,9 @@ class VirtualConnector:
             self._close("timed_out", self._asked)
         return {pool: PoolState(self._asked[pool], self._there[pool]) for pool in pools}
 
-    async def apply(self, targets: Sequence[Target], reasons: Sequence[str]) -> Outcome:
+    async def apply(self, targets: Sequence[Target], reasons: Sequence[str]) -> ScalingOutcome:
         """Publish a decision; waiting clients get it at once."""
-        outcome = Outcome()
+        outcome = ScalingOutcome()
         outcome.done.extend(targets)
         self._asked |= {one.pool: one.replicas for one in targets}
         self._issue("; ".join(reasons[:_REASONS_MAX]))

@@ -16,7 +16,7 @@ from select_service.planner.errors import ConnectorError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["DURATION_S", "Lease", "NoLease", "Timed", "duration_of"]
+__all__ = ["DURATION_S", "LeaderLease", "NoLease", "Timed", "duration_of"]
 
 DURATION_S: Final = 30.0
 """A lease unrenewed for this long is free: several looks at the load, and a pause."""
@@ -31,7 +31,7 @@ def duration_of(look_s: float) -> float:
     return max(DURATION_S, _LOOKS * look_s)
 
 
-class Lease(Protocol):
+class LeaderLease(Protocol):
     """The right to act."""
 
     async def held(self) -> bool:

@@ -18,7 +18,7 @@ import msgspec
 
 from select_service.planner.core.lengths import from_buckets
 from select_service.planner.edge.http_answers import OK, whole_answer
-from select_service.planner.edge.sources.scraped import Arrived, Sample, ScrapedArrivals
+from select_service.planner.edge.sources.scraped import Arrived, ScrapedArrivals, ScrapedSample
 from select_service.planner.edge.sources.series_names import DYNAMO, MATCH, SELECTOR
 from select_service.planner.edge.sources.source import counted, ratio
 from select_service.planner.errors import SourceError
@@ -283,7 +283,7 @@ class _Sample(msgspec.Struct):
     metric: dict[str, str] = {}
 
 
-def _samples(rows: Iterable[_Sample]) -> list[Sample]:
+def _samples(rows: Iterable[_Sample]) -> list[ScrapedSample]:
     """Join the counts of series with their times."""
     found: dict[tuple[tuple[str, str], ...], dict[str, float]] = defaultdict(dict)
     for row in rows:
@@ -296,7 +296,7 @@ def _samples(rows: Iterable[_Sample]) -> list[Sample]:
         if math.isfinite(at) and math.isfinite(count):
             # a series that names no target, such as one somebody pushed, is one
             target = (labels.get("job"), labels["instance"]) if "instance" in labels else series
-            samples.append(Sample(target, series, at, count))
+            samples.append(ScrapedSample(target, series, at, count))
     return samples
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from select_service.planner.types import Reading
 
-__all__ = ["Arrived", "Sample", "ScrapedArrivals"]
+__all__ = ["Arrived", "ScrapedArrivals", "ScrapedSample"]
 
 AWAITED: Final = 2.0
 """How many usual distances of its scrapes a target may be late before others go on without it."""
@@ -33,7 +33,7 @@ _KNOWN_S: Final = 300.0  # Prometheus tells no older samples; who knows as littl
 _SKEW_S: Final = 60.0  # clocks of two who scrape the same may differ by this much
 
 
-class Sample(NamedTuple):
+class ScrapedSample(NamedTuple):
     """One counter of one target."""
 
     target: Hashable
@@ -58,7 +58,7 @@ class ScrapedArrivals:
         self._told: set[Hashable] = set()  # targets of the latest samples, however old those are
         self._until: float | None = None  # everything up to then has been returned
 
-    def take(self, samples: Iterable[Sample]) -> None:
+    def take(self, samples: Iterable[ScrapedSample]) -> None:
         """Add the latest sample of each counter; those that were seen before change nothing."""
         seen: dict[Hashable, dict[Hashable, float]] = defaultdict(dict)
         times: dict[Hashable, float] = defaultdict(lambda: -math.inf)

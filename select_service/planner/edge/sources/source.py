@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
     from select_service.planner.types import Load, ModelKey, Reading, Window
 
-__all__ = ["Source", "counted", "ratio"]
+__all__ = ["TrafficSource", "counted", "ratio"]
 
 
-class Source(Protocol):
+class TrafficSource(Protocol):
     """Provides measurements of the traffic."""
 
     async def begin(self, models: Sequence[ModelKey]) -> None:

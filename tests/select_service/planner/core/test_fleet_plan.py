@@ -10,7 +10,7 @@ import pytest
 from select_service.planner.core.budget import PoolNeed, share_out
 from select_service.planner.core.correction import Correction
 from select_service.planner.core.demand import Demand, Interval, Predictors
-from select_service.planner.core.fleet_plan import Fleet, Model, PoolSettings
+from select_service.planner.core.fleet_plan import FleetPlan, PlannedModel, PoolSettings
 from select_service.planner.core.kalman import Kalman
 from select_service.planner.core.prediction import Constant, Predictor
 from select_service.planner.core.recurrence import Recurrence
@@ -24,13 +24,13 @@ from select_service.planner.core.surface import Surface
 from select_service.planner.edge.profile_files import read_profile
 from select_service.planner.types import (
     IDLE,
-    Decision,
     Load,
     Missing,
     ModelKey,
     PoolKey,
     PoolState,
     Reading,
+    ScalingDecision,
     Target,
     Value,
     Window,
@@ -52,11 +52,11 @@ BUSY = Window(
 )
 
 
-def model(key: ModelKey = KEY, weight: float = 1.0, **limits: Any) -> Model:
+def model(key: ModelKey = KEY, weight: float = 1.0, **limits: Any) -> PlannedModel:
     pool = PoolSettings(gpus=1, limits=PoolLimits(**{"step_up": 99, "step_down": 99, **limits}))
     predictors = Predictors(*(Predictor(Constant()) for _ in range(3)))
     goals = Goals(ttft_ms=500.0, itl_ms=20.0, pooled=False)
-    return Model(key, {"prefill": pool, "decode": pool}, SURFACE, predictors, goals, weight)
+    return PlannedModel(key, {"prefill": pool, "decode": pool}, SURFACE, predictors, goals, weight)
 
 
 class Run:
@@ -64,32 +64,32 @@ class Run:
 
     def __init__(
         self,
-        *models: Model,
+        *models: PlannedModel,
         gpus_max: int = 64,
         prefill: int = 3,
         decode: int = 6,
         correct: bool = False,
     ) -> None:
-        self.fleet = Fleet(models or [model()], gpus_max, INTERVAL, correct=correct)
+        self.fleet = FleetPlan(models or [model()], gpus_max, INTERVAL, correct=correct)
         self.states = {PREFILL: PoolState(prefill, prefill), DECODE: PoolState(decode, decode)}
         for one in models[1:]:
             self.states |= {pool.key: PoolState(1, 1) for pool in one.pools}
         self.now = 0.0
 
-    def slow(self, window: Window, seconds: float = INTERVAL) -> Decision:
+    def slow(self, window: Window, seconds: float = INTERVAL) -> ScalingDecision:
         self.now += seconds
         windows = {one.key: window for one in self.fleet.models}
         return self._apply(self.fleet.slow(windows, self.states, self.now))
 
-    def slow_each(self, windows: dict[ModelKey, Window]) -> Decision:
+    def slow_each(self, windows: dict[ModelKey, Window]) -> ScalingDecision:
         self.now += INTERVAL
         return self._apply(self.fleet.slow(windows, self.states, self.now))
 
-    def fast(self, load: Load) -> Decision:
+    def fast(self, load: Load) -> ScalingDecision:
         self.now += 5.0
         return self._apply(self.fleet.fast({KEY: load}, self.states, self.now))
 
-    def _apply(self, decision: Decision) -> Decision:
+    def _apply(self, decision: ScalingDecision) -> ScalingDecision:
         for one in decision.targets:
             self.states[one.pool] = PoolState(one.replicas, one.replicas)
         return decision

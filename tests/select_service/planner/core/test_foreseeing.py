@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from select_service.planner.core.forecast_errors import EXACT, POINTS_MIN, ForecastErrors
 from select_service.planner.core.kalman import Kalman
 from select_service.planner.core.prediction import Constant, Predictor
-from select_service.planner.core.predictor_choice import Chooser, Model
+from select_service.planner.core.predictor_choice import Chooser, ForecastModel
 from select_service.planner.core.recurrence import Recurrence
 from select_service.planner.core.smoothing import DampedSmoothing
 
@@ -78,7 +78,7 @@ def test_the_chooser_lets_what_recurs_speak_after_some_periods() -> None:
 def test_every_model_is_linear_in_steps_or_tells_the_same_twice(
     values: list[float], steps: int
 ) -> None:
-    models: list[Model] = [Constant(), Kalman(), DampedSmoothing(), Recurrence()]
+    models: list[ForecastModel] = [Constant(), Kalman(), DampedSmoothing(), Recurrence()]
     for model in models:
         for value in values:
             model.add(value)

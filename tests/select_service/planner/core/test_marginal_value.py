@@ -17,7 +17,7 @@ from select_service.planner.core.marginal_value import (
     price_of,
     table_of,
 )
-from select_service.planner.core.similar_past import Past, Trial, tried
+from select_service.planner.core.similar_past import Past, PastTrial, tried
 from tests.select_service.planner.core.test_similar_past import rising
 
 
@@ -29,7 +29,7 @@ def late(rate: float, engines: int) -> float:
     return float(needed(rate) > engines)
 
 
-def table(trial: Trial, gpus: int = 1) -> Table:
+def table(trial: PastTrial, gpus: int = 1) -> Table:
     return table_of(trial.grid, needed, late, gpus)
 
 
@@ -91,7 +91,7 @@ def test_slow_rises_need_nobody_to_stand_ready_and_sudden_ones_cannot_be_told() 
     rng = random.Random(1)
     noise = [10.0 ** rng.uniform(1, 3) for _ in range(400)]
     nothing = tried(Past(noise, 10.0, 65.0))
-    empty = Trial(nothing.grid, nothing.told[:0], nothing.came[:0])
+    empty = PastTrial(nothing.grid, nothing.told[:0], nothing.came[:0])
     assert price_of(empty, [table(nothing)], 0.01) is None
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from select_service.planner.core.demand import Demand, Interval, Predictors, intervals_of
 from select_service.planner.core.forecast_errors import ForecastErrors
 from select_service.planner.core.parts import PARTS, Looks, runs
-from select_service.planner.core.pool import Pool, PoolSettings, TimeSeries
+from select_service.planner.core.pool import NeedStretch, PlannedPool, PoolSettings
 from select_service.planner.core.prediction import Constant, Predictor
 from select_service.planner.core.recurrence import RECURRING, Recurrence
 from select_service.planner.core.warm_up import TracedRequest
@@ -186,12 +186,12 @@ def test_chance_is_no_surprise_and_a_burst_remains_one() -> None:
 POOL = PoolKey(ModelKey("m"), "prefill")
 
 
-def planned(desired: int, *courses: tuple[float, float, float]) -> Pool:
-    pool = Pool(POOL, PoolSettings())
+def planned(desired: int, *courses: tuple[float, float, float]) -> PlannedPool:
+    pool = PlannedPool(POOL, PoolSettings())
     pool.look(PoolState(desired, desired), 0.0)
     pool.start_time.seconds = 60.0
     pool.plan(
-        [TimeSeries(begin, end, need, 0.95 * need, need) for begin, end, need in courses], None
+        [NeedStretch(begin, end, need, 0.95 * need, need) for begin, end, need in courses], None
     )
     return pool
 
@@ -218,7 +218,7 @@ def test_who_was_surprised_is_sure_of_nothing_until_the_interval_after() -> None
     pool = planned(3, (0, 300, 1.0))
     told: list[int | None] = []
     for begin in (0.0, 300.0, 600.0):
-        pool.plan([TimeSeries(begin, begin + 300, 1.0, 1.0, 1.0)], None)
+        pool.plan([NeedStretch(begin, begin + 300, 1.0, 1.0, 1.0)], None)
         pool.follow(begin, 5.0, 5.0)
         told.append(pool.sure)
         if not begin:

@@ -10,12 +10,12 @@ from collections.abc import Callable
 import pytest
 
 from select_service.planner.core.demand import Interval, Predictors
-from select_service.planner.core.fleet_plan import Fleet, Model, PoolSettings
+from select_service.planner.core.fleet_plan import FleetPlan, PlannedModel, PoolSettings
 from select_service.planner.core.parts import PARTS
 from select_service.planner.core.sizing import Goals
 from select_service.planner.core.stabilization_window import PoolLimits
 from select_service.planner.edge.predictors import PredictorSettings, make_predictor
-from select_service.planner.types import Decision, Load, PoolKey, PoolState, Value, Window
+from select_service.planner.types import Load, PoolKey, PoolState, ScalingDecision, Value, Window
 from tests.select_service.planner.core.test_fleet_plan import DECODE, KEY, PREFILL, SURFACE
 
 INTERVAL_S, LOOK_S = 60.0, 5.0
@@ -40,21 +40,23 @@ TRAFFIC: dict[str, Callable[[float], float]] = {
 }
 
 
-def fleet() -> Fleet:
+def fleet() -> FleetPlan:
     limits = PoolLimits(step_up=8, step_down=3, stabilisation_s=180.0, start_s=START_S)
     tuning = PredictorSettings(name="auto", interval_s=INTERVAL_S)
     pool = PoolSettings(gpus=1, limits=limits)
-    model = Model(
+    model = PlannedModel(
         KEY,
         {"prefill": pool, "decode": pool},
         SURFACE,
         Predictors(*(make_predictor(tuning) for _ in range(3))),
         Goals(ttft_ms=600.0, itl_ms=20.0, attainment=0.99),
     )
-    return Fleet([model], 60, INTERVAL_S)
+    return FleetPlan([model], 60, INTERVAL_S)
 
 
-def _explained(decision: Decision, before: dict[PoolKey, PoolState], *, is_slow: bool) -> set[str]:
+def _explained(
+    decision: ScalingDecision, before: dict[PoolKey, PoolState], *, is_slow: bool
+) -> set[str]:
     """Check it; returns the rules that were told, their numbers left out."""
     rules = set()
     for one in decision.targets:

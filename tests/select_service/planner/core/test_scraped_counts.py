@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from select_service.planner.core.fleet_plan import Model
+from select_service.planner.core.fleet_plan import PlannedModel
 from select_service.planner.types import IDLE, Load, Missing, Value
 from tests.select_service.planner.core.test_fleet_plan import BUSY, DECODE, INTERVAL, Run, model
 
@@ -64,7 +64,7 @@ def test_a_queue_that_was_scraped_once_does_not_grow_at_every_look() -> None:
     """It grew in one look by what it had grown in three, and engines were asked for by that."""
     run = Run()
     run.slow(BUSY)
-    fleet: Model = run.fleet.models[0]
+    fleet: PlannedModel = run.fleet.models[0]
     for step in range(1, 9):
         for ago_s in (1.0, 6.0, 11.0):
             load = scraped(450.0) if ago_s == 1.0 else nothing_new(ago_s)

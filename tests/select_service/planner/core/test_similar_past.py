@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from select_service.planner.core import similar_past
-from select_service.planner.core.similar_past import ANEW, Past, Place, tried
+from select_service.planner.core.similar_past import ANEW, Past, PastPosition, tried
 
 PART_S = 10.0
 
@@ -43,7 +43,7 @@ def naive(past: Past, heard: list[float]) -> list[float]:
 )
 def test_the_filter_is_bayes_rule(counts: list[int], heard: list[int]) -> None:
     past = Past([float(one) for one in counts], PART_S, 25.0)
-    place = Place(past)
+    place = PastPosition(past)
     for requests in heard:
         place.hear(float(requests), PART_S, PART_S)
     assert place.belief == pytest.approx(naive(past, [float(one) for one in heard]), abs=1e-9)
@@ -64,7 +64,7 @@ def rising(bursts: int = 6, *, rise: int = 30, rng: random.Random | None = None)
 
 def test_a_begun_rise_goes_on_as_past_ones_did() -> None:
     past = Past(rising(), PART_S, 65.0)
-    place = Place(past)
+    place = PastPosition(past)
     for _ in range(30):
         place.hear(100.0, PART_S, PART_S)
     grid = past.grid()
@@ -80,7 +80,7 @@ def test_a_begun_rise_goes_on_as_past_ones_did() -> None:
 
 def test_two_looks_of_half_a_part_are_one_part() -> None:
     past = Past(rising(), PART_S, 65.0)
-    one, two = Place(past), Place(past)
+    one, two = PastPosition(past), PastPosition(past)
     for requests in (100.0, 108.0, 121.0, 130.0, 150.0, 171.0):
         one.hear(requests, PART_S, PART_S)
         two.hear(requests / 2, PART_S / 2, PART_S / 2)
@@ -90,7 +90,7 @@ def test_two_looks_of_half_a_part_are_one_part() -> None:
 
 def test_a_past_that_grows_keeps_the_belief() -> None:
     counts = rising()
-    place = Place(Past(counts, PART_S, 65.0))
+    place = PastPosition(Past(counts, PART_S, 65.0))
     for requests in counts[100:140]:
         place.hear(requests, PART_S, PART_S)
     before = place.rate
@@ -107,7 +107,7 @@ def test_what_nobody_counted_is_no_place_to_be() -> None:
     assert past.usable[50 - past.lead - 1]
     assert past.usable[56]
     assert not past.usable[-past.lead :].any(), "what came after is not known yet"
-    place = Place(past)
+    place = PastPosition(past)
     place.hear(100.0, PART_S, 1e9)  # longer than all that is known
     assert place.belief.sum() == pytest.approx(1.0)
     assert np.isfinite(tried(past).told).all()
@@ -125,7 +125,7 @@ def test_a_past_is_told_from_its_other_bursts() -> None:
 @given(st.lists(st.floats(0, 1e9), min_size=1, max_size=60), st.floats(0, 1e9))
 def test_whatever_came_a_belief_is_one(counts: list[float], requests: float) -> None:
     past = Past(counts, PART_S, 30.0)
-    place = Place(past)
+    place = PastPosition(past)
     place.hear(requests, 5.0, 5.0)
     place.hear(0.0, 5.0, 1e6)
     grid = past.grid()

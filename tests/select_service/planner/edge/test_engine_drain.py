@@ -20,8 +20,8 @@ from select_service.planner.edge.connectors.pods import DELETION_COST
 from select_service.planner.edge.connectors.virtual import VirtualConnector
 from select_service.planner.edge.engine_drain import EngineDrain
 from select_service.planner.edge.http_server import create_app as create_planner
-from select_service.planner.edge.selectors import Selectors
-from select_service.planner.types import Decision, ModelKey, PoolKey, PoolState
+from select_service.planner.edge.selectors import SelectorFleet
+from select_service.planner.types import ModelKey, PoolKey, PoolState, ScalingDecision
 from tests.live.simulated_transport import answered_by
 from tests.select_service.edge.serving import SETTINGS, seat
 from tests.select_service.planner.edge.fakes import DECODE, PREFILL, Clock, FakeKube, run, target
@@ -88,8 +88,8 @@ class Selecting(httpx.AsyncBaseTransport):
             await service.close()
 
 
-def selectors_at(urls: list[str], transport: httpx.AsyncBaseTransport) -> Selectors:
-    selectors = Selectors(urls)
+def selectors_at(urls: list[str], transport: httpx.AsyncBaseTransport) -> SelectorFleet:
+    selectors = SelectorFleet(urls)
     for client in selectors._clients:
         answered_by(client, transport)
     return selectors
@@ -753,7 +753,7 @@ def test_who_waits_for_gpus_of_those_that_finish_first_floods_nothing(
         loop.is_leader = True
         for worker_id in (1, 2, 3, 4):
             await house.selecting.book("two", worker_id, f"r{worker_id}")
-        decision = Decision((target(PREFILL, 2), target(DECODE, 3)), (), (), 5, {})
+        decision = ScalingDecision((target(PREFILL, 2), target(DECODE, 3)), (), (), 5, {})
         ids = set()
         for _ in range(20):
             await loop._look()
@@ -825,13 +825,13 @@ class Never:
 def test_who_does_not_act_says_once_what_it_would_do_while_another_one_drains() -> None:
     async def use(house: House) -> None:
         loop = loop_of(house.connector, lease=Never())
-        decision = Decision((target(DECODE, 3),), (), (), 4, {})
+        decision = ScalingDecision((target(DECODE, 3),), (), (), 4, {})
         await loop._look()
         for _ in range(20):
             await loop._act(decision, "fast")
         (noted,) = loop.decisions
         assert (noted.changed, noted.acted) == (["m decode: 4 to 3"], False)
-        await loop._act(Decision((target(DECODE, 2),), (), (), 4, {}), "fast")
+        await loop._act(ScalingDecision((target(DECODE, 2),), (), (), 4, {}), "fast")
         assert loop.decision_id == 2
 
     housed(use)

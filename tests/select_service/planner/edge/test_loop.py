@@ -15,16 +15,16 @@ import msgspec
 import pytest
 
 from select_service.planner.core.demand import Demand, Predictors
-from select_service.planner.core.fleet_plan import Fleet
+from select_service.planner.core.fleet_plan import FleetPlan
 from select_service.planner.core.warm_up import TracedRequest
 from select_service.planner.edge import loop as loop_module
-from select_service.planner.edge.connectors.connector import Connector, DryRun, Outcome
+from select_service.planner.edge.connectors.connector import Connector, DryRun, ScalingOutcome
 from select_service.planner.edge.connectors.kubernetes import KubernetesConnector
 from select_service.planner.edge.connectors.virtual import Completion, VirtualConnector
 from select_service.planner.edge.http_server import create_app
 from select_service.planner.edge.leases.file_lease import FileLease
 from select_service.planner.edge.leases.kubernetes_lease import KubeLease
-from select_service.planner.edge.leases.lease import DURATION_S, Lease, NoLease
+from select_service.planner.edge.leases.lease import DURATION_S, LeaderLease, NoLease
 from select_service.planner.edge.loop import Loop, _next
 from select_service.planner.edge.predictors import PredictorSettings, make_predictor
 from select_service.planner.edge.run_command import _listener, single_model
@@ -34,11 +34,11 @@ from select_service.planner.edge.state_file import Memory, StateFile
 from select_service.planner.errors import InfeasiblePlan, SettingsError, SourceError
 from select_service.planner.types import (
     IDLE,
-    Decision,
     Load,
     Missing,
     ModelKey,
     PoolState,
+    ScalingDecision,
     Target,
     Value,
     Window,
@@ -73,7 +73,7 @@ class Told:
         pass
 
 
-def fleet(gpus_max: int = 64) -> Fleet:
+def fleet(gpus_max: int = 64) -> FleetPlan:
     model = single_model(
         *("m", "default", str(PROFILE)),
         resources=("deployments/prefill", "deployments/decode"),
@@ -92,7 +92,7 @@ def unsigned(text: str) -> str:
 
 def loop_of(
     connector: Connector | None = None,
-    lease: Lease | None = None,
+    lease: LeaderLease | None = None,
     state: StateFile | None = None,
     source: Told | None = None,
     gpus_max: int = 64,
@@ -264,7 +264,7 @@ def test_a_decision_that_takes_long_loses_no_lease(monkeypatch: pytest.MonkeyPat
         renewed.clear()
         decide, waited = loop.fleet.slow, []
 
-        def slowly(*arguments: Any) -> Decision:
+        def slowly(*arguments: Any) -> ScalingDecision:
             waited.append(renewed.wait(PATIENCE_S))
             return decide(*arguments)
 
@@ -445,7 +445,7 @@ def test_a_restart_remembers_a_day(tmp_path: Path) -> None:
     """Of three-minute intervals a day has 480, and has to be seen twice: 500 were kept."""
     path, day = tmp_path / "planner.json", 480
 
-    def with_demand() -> tuple[Fleet, Demand]:
+    def with_demand() -> tuple[FleetPlan, Demand]:
         fleet = loop_of().fleet
         made = (make_predictor(PredictorSettings(name=name)) for name in ("recurring", *ONCE))
         demand = fleet.models[0].demand = Demand(Predictors(*made))
@@ -512,7 +512,9 @@ def test_an_id_is_on_disk_before_anybody_hears_of_it(tmp_path: Path) -> None:
         path, seen = tmp_path / "planner.json", []
 
         class Watched(DryRun):
-            async def apply(self, targets: Sequence[Target], reasons: Sequence[str]) -> Outcome:
+            async def apply(
+                self, targets: Sequence[Target], reasons: Sequence[str]
+            ) -> ScalingOutcome:
                 seen.append(msgspec.json.decode(path.read_bytes(), type=Memory))
                 return await super().apply(targets, reasons)
 

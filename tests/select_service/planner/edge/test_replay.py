@@ -19,7 +19,13 @@ from select_service.planner.edge.baselines import make_policy
 from select_service.planner.edge.predictors import PredictorSettings
 from select_service.planner.edge.profile_files import read_profile
 from select_service.planner.edge.replay_command import ReplayQuestion, replay
-from select_service.planner.edge.trace_replay import DECODE, PREFILL, Replay, ReplaySettings, Result
+from select_service.planner.edge.trace_replay import (
+    DECODE,
+    PREFILL,
+    ReplaySettings,
+    Result,
+    TraceReplay,
+)
 from select_service.planner.errors import InfeasiblePlan, MissingExtra
 from select_service.planner.types import Load, PoolKey, Value, Window
 from tests.select_service.planner.golden import GOLDEN, PROFILE
@@ -51,7 +57,7 @@ def replayed(
         compatible=name == "compatible",
     )
     policy = make_policy(name, profile, requests, tuning, settings, gpus_max)
-    return Replay(profile, requests, settings).run(policy)
+    return TraceReplay(profile, requests, settings).run(policy)
 
 
 def test_two_minutes_of_traffic_are_counted_and_scaled_for() -> None:
@@ -97,7 +103,7 @@ def test_engines_that_drain_are_paid_until_they_are_empty() -> None:
     requests = [TracedRequest(0.01 * step, 200.0, 8000.0) for step in range(40)]
     requests.append(TracedRequest(100.0, 200.0, 10.0))
     settings = dataclasses.replace(SETTINGS, start=(2, 2), interval_s=60.0)
-    result = Replay(read_profile(PROFILE), requests, settings).run(Down())
+    result = TraceReplay(read_profile(PROFILE), requests, settings).run(Down())
     longest = 8000 * 0.005  # seconds of decoding, at the very least
     there = sum(count * 5.0 for points in result.replicas.values() for _, count in points) / 3600
     assert result.gpu_hours >= there + (longest - 35.0) / 3600
@@ -195,7 +201,7 @@ def test_scraped_counts_leave_nothing_out(scrape_s: float, interval_s: float) ->
     requests = traffic(lambda _: 10.0, 300.0)
     settings = dataclasses.replace(SETTINGS, scrape_s=scrape_s, interval_s=interval_s)
     listener = Listener()
-    Replay(read_profile(PROFILE), requests, settings).run(listener)
+    TraceReplay(read_profile(PROFILE), requests, settings).run(listener)
     assert listener.whole == len(requests)
     known = sum(one.at_s < listener.counted_s for one in requests)
     assert listener.counted == pytest.approx(known, abs=1)

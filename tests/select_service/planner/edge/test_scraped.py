@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from select_service.planner.edge.sources.scraped import Arrived, Sample, ScrapedArrivals
+from select_service.planner.edge.sources.scraped import Arrived, ScrapedArrivals, ScrapedSample
 from select_service.planner.types import IDLE, Missing, Value
 
 LOOK_S = 5.0
 
 
-def sample(at: float, value: float, target: str = "a", series: str = "ok") -> Sample:
-    return Sample(target, (target, series), at, value)
+def sample(at: float, value: float, target: str = "a", series: str = "ok") -> ScrapedSample:
+    return ScrapedSample(target, (target, series), at, value)
 
 
 def number(arrived: Arrived) -> float:

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from select_service.planner.core.demand import Interval
-from select_service.planner.core.fleet_plan import Fleet
+from select_service.planner.core.fleet_plan import FleetPlan
 from select_service.planner.edge.http_server import create_app
 from select_service.planner.edge.state_file import StateFile, signed
 from select_service.planner.errors import PlannerError
@@ -48,7 +48,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert StateFile(path).read(fleet).decision_id == 3
 
 
-def remembering() -> Fleet:
+def remembering() -> FleetPlan:
     """A fleet with a history."""
     fleet = loop_of().fleet
     for model in fleet.models:
