@@ -128,11 +128,11 @@ def _messages(row: str) -> Work:
 def _simulated(row: str) -> Work:
     """CPU µs of a simulated request, engines included."""
     from select_service.simulator.core.workloads import WorkloadSettings
-    from select_service.simulator.runs import RunSettings, run
+    from select_service.simulator.runs import SimulationSettings, run
 
     del row
     chats = WorkloadSettings(kind="chat", rate=6.0, requests=_REQUESTS)
-    settings = RunSettings(workers=4, workloads=[chats])
+    settings = SimulationSettings(workers=4, workloads=[chats])
 
     def work() -> float:
         start = time.process_time()

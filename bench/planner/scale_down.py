@@ -31,7 +31,7 @@ from msgspec.structs import replace
 from bench.output import progress
 from bench.provenance import provenance
 from select_service.simulator.core.cluster import Cluster, ClusterSettings
-from select_service.simulator.core.cluster_settings import PoolSettings
+from select_service.simulator.core.cluster_settings import SimulatedPool
 from select_service.simulator.core.core_router import CoreRouter, CoreSettings
 from select_service.simulator.core.worker import EngineSettings
 from select_service.simulator.traces import READERS, TraceWorkload
@@ -169,7 +169,7 @@ def halfway(fleet: Fleet) -> Iterator[Halfway]:
         speed=fleet.speed,
         jitter_s=3.0,
     )
-    pool = PoolSettings("aggregated", EngineSettings(kv_tokens=fleet.kv_tokens))
+    pool = SimulatedPool("aggregated", EngineSettings(kv_tokens=fleet.kv_tokens))
     cluster = Cluster(ClusterSettings({"workers": pool}, block_size=BLOCK), router, workload)
     for _ in range(fleet.workers):
         cluster.add_worker("workers", 0.0)

@@ -23,7 +23,14 @@ from bench.simulator.__main__ import picture_of
 from select_service.simulator.comparison import METRICS, as_text, estimates
 from select_service.simulator.core.measures import Measures
 from select_service.simulator.core.workloads import WorkloadSettings
-from select_service.simulator.runs import Engine, RunSettings, Trace, at_load, capacity_of, run
+from select_service.simulator.runs import (
+    EngineSpec,
+    SimulationSettings,
+    Trace,
+    at_load,
+    capacity_of,
+    run,
+)
 from select_service.types import RouterConfig
 
 if TYPE_CHECKING:
@@ -55,12 +62,12 @@ SHOWN: Final = ("ttft_mean", "ttft_p90", "itl_p90", "e2e_mean", "hit_share", "lo
 PLOTTED: Final = (("ttft_p90", True), ("itl_p90", False), ("hit_share", False))
 
 
-def held_out() -> dict[str, RunSettings]:
+def held_out() -> dict[str, SimulationSettings]:
     """Workloads that no weight was chosen on, each near what its fleet can do."""
     one = partial(WorkloadSettings, requests=3_000)
 
-    def on(*workloads: WorkloadSettings) -> RunSettings:
-        return RunSettings(block_size=64, workloads=list(workloads))
+    def on(*workloads: WorkloadSettings) -> SimulationSettings:
+        return SimulationSettings(block_size=64, workloads=list(workloads))
 
     chat, agents = one(kind="chat", rate=8.0), one(kind="agents", rate=2.0)
     shared = one(kind="shared-prompts", rate=60.0)
@@ -96,7 +103,7 @@ def held_out() -> dict[str, RunSettings]:
         "agents, events 1 s late": replace(on(agents), event_lag_s=1.0),
         "agents, 4 replicas 50 ms apart": replace(on(agents), replicas=4, sync_delay_s=0.05),
         "bursts, 4 replicas 50 ms apart": replace(on(bursts), replicas=4, sync_delay_s=0.05),
-        "ample cache": replace(on(agents), engine=Engine(kv_tokens=4_000_000)),
+        "ample cache": replace(on(agents), engine=EngineSpec(kv_tokens=4_000_000)),
     }
 
 
@@ -107,7 +114,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     load: float  # 0: of a held-out workload
     workers: int
     policy: str
-    settings: RunSettings
+    settings: SimulationSettings
 
     @property
     def key(self) -> str:
@@ -136,7 +143,9 @@ def done(task: Task) -> Done:
     return Done(key=task.key, measures=run(task.settings))
 
 
-def variants(settings: RunSettings, *, ablations: bool) -> Iterator[tuple[str, RunSettings]]:
+def variants(
+    settings: SimulationSettings, *, ablations: bool
+) -> Iterator[tuple[str, SimulationSettings]]:
     for name, weights in (POLICIES | (WITHOUT if ablations else {})).items():
         if weights is None:
             yield name, replace(settings, policy=name)
@@ -145,11 +154,11 @@ def variants(settings: RunSettings, *, ablations: bool) -> Iterator[tuple[str, R
 
 
 def tasks_of(args: argparse.Namespace, capacities: dict[int, float]) -> list[Task]:
-    scenes: list[tuple[str, float, RunSettings, bool]] = []
+    scenes: list[tuple[str, float, SimulationSettings, bool]] = []
     if args.trace is not None:
         trace = Trace(path=args.trace, jitter_s=args.jitter, limit=args.limit)
         for workers in args.workers:
-            base = RunSettings(trace=trace, workers=workers)
+            base = SimulationSettings(trace=trace, workers=workers)
             capacities[workers] = capacity_of(base)
             for load in args.loads:
                 at = at_load(base, load, capacities[workers])

@@ -27,12 +27,12 @@ import numpy as np
 from msgspec.structs import replace
 
 from select_service.simulator.core.latency import AnalyticLatency
-from select_service.simulator.runs import Engine, RunSettings, Trace, at_load, workload
+from select_service.simulator.runs import EngineSpec, SimulationSettings, Trace, at_load, workload
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from select_service.simulator.core.requests import Request
+    from select_service.simulator.core.requests import ClientRequest
 
 
 class Bound(NamedTuple):
@@ -56,7 +56,9 @@ class Prompt(NamedTuple):
     steps: int
 
 
-def bound(requests: Iterable[Request], engine: Engine, block_size: int, workers: int) -> Bound:
+def bound(
+    requests: Iterable[ClientRequest], engine: EngineSpec, block_size: int, workers: int
+) -> Bound:
     """Return it for so many engines, one request after the other."""
     built = engine.build()
     latency, step_tokens_max = built.latency, built.step_tokens_max
@@ -162,7 +164,7 @@ def main() -> None:
     args = parser.parse_args()
     trace = Trace(path=args.trace, jitter_s=args.jitter, limit=args.limit)
     for workers in args.workers:
-        settings = at_load(RunSettings(trace=trace, workers=workers), args.load)
+        settings = at_load(SimulationSettings(trace=trace, workers=workers), args.load)
         found = []
         for seed in range(1, args.seeds + 1):
             source = workload(replace(settings, seed=seed))

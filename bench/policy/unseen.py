@@ -24,12 +24,12 @@ from bench.policy.shapes import SHAPES, drawn, write
 from bench.provenance import provenance
 from select_service.simulator.comparison import METRICS, as_text
 from select_service.simulator.core.cluster import Cluster, ClusterSettings
-from select_service.simulator.core.cluster_settings import PoolSettings
+from select_service.simulator.core.cluster_settings import SimulatedPool
 from select_service.simulator.core.measures import Measures, measure
 from select_service.simulator.runs import (
-    Change,
-    Engine,
-    RunSettings,
+    EngineSpec,
+    FleetChange,
+    SimulationSettings,
     Slow,
     Trace,
     capacity_of,
@@ -54,21 +54,21 @@ _FIRST: Final = 10.0  # requests/s, of the trace that capacity is measured with
 class Ground(NamedTuple):
     """What a shape is played on, besides the number of workers."""
 
-    settings: RunSettings = RunSettings(block_size=64)
+    settings: SimulationSettings = SimulationSettings(block_size=64)
     odd_speed: float = 1.0  # of every other engine, against the rest
     odd_cache: float = 1.0
     has_faults: bool = False
 
 
-def _with(**changes: object) -> RunSettings:
+def _with(**changes: object) -> SimulationSettings:
     return replace(Ground().settings, **changes)
 
 
 GROUNDS: Final[dict[str, Ground]] = {
     "": Ground(),
-    "ample caches": Ground(_with(engine=Engine(kv_tokens=4_000_000))),
-    "tight caches": Ground(_with(engine=Engine(kv_tokens=200_000))),
-    "tiny caches": Ground(_with(engine=Engine(kv_tokens=110_000))),
+    "ample caches": Ground(_with(engine=EngineSpec(kv_tokens=4_000_000))),
+    "tight caches": Ground(_with(engine=EngineSpec(kv_tokens=200_000))),
+    "tiny caches": Ground(_with(engine=EngineSpec(kv_tokens=110_000))),
     "blocks of 16": Ground(_with(block_size=16)),
     "blocks of 512": Ground(_with(block_size=512)),
     "events 1 s late": Ground(_with(event_lag_s=1.0)),
@@ -134,7 +134,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
 
-def settings_of(task: Task, capacity: float, directory: Path) -> RunSettings:
+def settings_of(task: Task, capacity: float, directory: Path) -> SimulationSettings:
     """Write the trace, and return what plays it at the task's share of capacity."""
     rate = task.load * capacity
     path = directory / f"{os.getpid()}.jsonl"
@@ -147,9 +147,11 @@ def settings_of(task: Task, capacity: float, directory: Path) -> RunSettings:
     ground = GROUNDS[task.ground]
     ends = task.requests / rate
     changes = [
-        Change(at=0.3 * ends, do="fail", count=max(1, task.workers // 8), startup_s=0.2 * ends),
-        Change(at=0.5 * ends, do="add", count=max(1, task.workers // 8)),
-        Change(at=0.7 * ends, do="remove", count=max(1, task.workers // 8)),
+        FleetChange(
+            at=0.3 * ends, do="fail", count=max(1, task.workers // 8), startup_s=0.2 * ends
+        ),
+        FleetChange(at=0.5 * ends, do="add", count=max(1, task.workers // 8)),
+        FleetChange(at=0.7 * ends, do="remove", count=max(1, task.workers // 8)),
     ]
     return replace(
         ground.settings,
@@ -162,7 +164,7 @@ def settings_of(task: Task, capacity: float, directory: Path) -> RunSettings:
     )
 
 
-def mixed(settings: RunSettings, ground: Ground) -> Cluster:
+def mixed(settings: SimulationSettings, ground: Ground) -> Cluster:
     """Build a fleet of two kinds of engines, half of each."""
     engine = settings.engine
     other = replace(
@@ -171,8 +173,8 @@ def mixed(settings: RunSettings, ground: Ground) -> Cluster:
         **{name: getattr(engine, name) / ground.odd_speed for name in _TIMES},
     )
     pools = {
-        "even": PoolSettings("aggregated", engine.build()),
-        "odd": PoolSettings("aggregated", other.build()),
+        "even": SimulatedPool("aggregated", engine.build()),
+        "odd": SimulatedPool("aggregated", other.build()),
     }
     surroundings = ClusterSettings(
         pools,

@@ -29,8 +29,8 @@ from select_service.simulator.plots import COLOURS, Series, lines
 from select_service.simulator.runs import (
     OURS,
     POLICIES,
-    Engine,
-    RunSettings,
+    EngineSpec,
+    SimulationSettings,
     Trace,
     at_load,
     capacity_of,
@@ -57,7 +57,7 @@ class Before(msgspec.Struct, frozen=True, kw_only=True):
     """An earlier result, as far as it is taken over."""
 
     provenance: dict[str, Any]
-    settings: RunSettings
+    settings: SimulationSettings
     seeds: int
     capacity_requests_per_s: dict[int, float]
     cells: list[Cell]
@@ -69,7 +69,9 @@ class Before(msgspec.Struct, frozen=True, kw_only=True):
             return self.others | {"policies": kept}
         return {"from": name, "policies": kept, "provenance": self.provenance}
 
-    def expect(self, settings: RunSettings, seeds: int, capacities: dict[int, float]) -> None:
+    def expect(
+        self, settings: SimulationSettings, seeds: int, capacities: dict[int, float]
+    ) -> None:
         """Refuse to lay cells beside these that had other requests, engines or loads.
 
         Raises:
@@ -104,7 +106,7 @@ class Timed(msgspec.Struct, frozen=True):
     cpu_s: float
 
 
-def timed(settings: RunSettings) -> Timed:
+def timed(settings: SimulationSettings) -> Timed:
     begin = time.process_time()
     measures = run(settings)
     return Timed(measures, time.process_time() - begin)
@@ -115,7 +117,9 @@ def main() -> None:
     parser.add_argument("--trace", required=True, help="in Mooncake's format")
     parser.add_argument("--jitter", type=float, default=3.0, help="the trace's clock ticks so far")
     parser.add_argument("--limit", type=int, default=0)
-    parser.add_argument("--kv-tokens", type=int, default=Engine().kv_tokens, help="of an engine")
+    parser.add_argument(
+        "--kv-tokens", type=int, default=EngineSpec().kv_tokens, help="of an engine"
+    )
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--workers", type=int, nargs="+", default=FLEETS)
     parser.add_argument("--loads", type=float, nargs="+", default=LOADS)
@@ -131,8 +135,8 @@ def main() -> None:
     spent: dict[str, list[tuple[int, float]]] = {}
     with ProcessPoolExecutor(args.jobs) as pool:
         for workers in args.workers:
-            engine = Engine(kv_tokens=args.kv_tokens)
-            base = RunSettings(trace=trace, workers=workers, engine=engine)
+            engine = EngineSpec(kv_tokens=args.kv_tokens)
+            base = SimulationSettings(trace=trace, workers=workers, engine=engine)
             capacity = capacities[workers] = capacity_of(base)
             print(f"{workers} workers: capacity {capacity:.2f} requests/s", flush=True)
             if before is not None:
@@ -162,12 +166,12 @@ def speed_of(spent: dict[str, list[tuple[int, float]]]) -> dict[str, int]:
     }
 
 
-def settings_of(args: argparse.Namespace) -> RunSettings:
+def settings_of(args: argparse.Namespace) -> SimulationSettings:
     """Return what all runs have in common, but the speed of the trace."""
     name = Path(args.trace).name  # wherever it lies
-    return RunSettings(
+    return SimulationSettings(
         trace=Trace(path=name, jitter_s=args.jitter, limit=args.limit),
-        engine=Engine(kv_tokens=args.kv_tokens),
+        engine=EngineSpec(kv_tokens=args.kv_tokens),
     )
 
 

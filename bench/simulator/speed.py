@@ -19,7 +19,7 @@ import msgspec
 from msgspec.structs import replace
 
 from select_service.simulator.core.workloads import WorkloadSettings
-from select_service.simulator.runs import PEER, POLICIES, RunSettings, Trace, at_load, run
+from select_service.simulator.runs import PEER, POLICIES, SimulationSettings, Trace, at_load, run
 
 SYNTHETIC: Final = {
     "chat": WorkloadSettings(kind="chat", rate=6.0, requests=5_000),
@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, nargs="+", default=(1, 3))
     parser.add_argument("--seeds", type=int, default=3)
     args = parser.parse_args()
-    base = RunSettings(workers=args.workers, policy=args.policy)
+    base = SimulationSettings(workers=args.workers, policy=args.policy)
     bases = {kind: replace(base, workloads=[one]) for kind, one in SYNTHETIC.items()}
     if args.trace is not None:
         trace = Trace(path=args.trace, jitter_s=args.jitter, limit=args.limit)

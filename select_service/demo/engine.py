@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING
 from select_service.demo.encoding import Removed, Stored
 from select_service.simulator.core import kv_events
 from select_service.simulator.core.latency import AnalyticLatency
-from select_service.simulator.core.requests import Request, chain_of
-from select_service.simulator.core.worker import EngineSettings, Worker
-from select_service.simulator.core.worker import Job as WorkerJob
+from select_service.simulator.core.requests import ClientRequest, chain_of
+from select_service.simulator.core.worker import EngineJob as WorkerJob
+from select_service.simulator.core.worker import EngineSettings, EngineWorker
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from select_service.demo.encoding import PoolEvent
 
-__all__ = ["Engine", "EngineSpeed", "Job", "StepReport"]
+__all__ = ["Engine", "EngineJob", "EngineSpeed", "StepReport"]
 
 _STEPS: AnalyticLatency = AnalyticLatency(
     base_s=1.0, prefill_token_s=0.0, prefill_pair_s=0.0, sequence_s=0.0, kv_token_s=0.0
@@ -42,7 +42,7 @@ class EngineSpeed:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class EngineJob:
     """A prompt and the answer the engine will "generate"; neither is empty."""
 
     request_id: str
@@ -83,7 +83,7 @@ class Engine:
             sequences_max=self.speed.running_max,
         )
         settings.check()
-        self._worker = Worker(0, settings, block_size)
+        self._worker = EngineWorker(0, settings, block_size)
         self._root = hashlib.sha256(hash_seed.to_bytes(8, "little", signed=True)).digest()
         self._now = 0.0
         self._filled: dict[WorkerJob, int] = {}  # jobs, with their blocks of output
@@ -121,7 +121,7 @@ class Engine:
         chain = self._chain(token_ids)
         return self._worker.pool.match(chain, len(chain))[0]
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: EngineJob) -> None:
         """Append a request to the queue."""
         text = [*job.token_ids, *job.output_ids]
         blocks = self._chain(text)
@@ -129,7 +129,7 @@ class Engine:
         for number, block in enumerate(blocks):
             tokens, jobs = self._tokens.get(block, (text[number * size : (number + 1) * size], 0))
             self._tokens[block] = (tokens, jobs + 1)
-        request = Request(
+        request = ClientRequest(
             number=0,
             arrival=self._now,
             isl=len(job.token_ids),

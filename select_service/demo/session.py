@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from select_service.demo.chat import ChatShape, Turn, new_conversation, system_prompts
 from select_service.demo.client import SelectorClient, SelectorRefused
-from select_service.demo.engine import Job
+from select_service.demo.engine import EngineJob
 from select_service.demo.stats import Decision, Stats, Summary, WorkerTally, percentile
 from select_service.demo.view import Board, BoardRow
 from select_service.demo.worker import EngineDown, EngineShape, Milestone, SimulatedWorker
@@ -154,7 +154,7 @@ class Session:
             reservation_id = f"{request_id}.{attempt}" if attempt else request_id
             worker, predicted = await self._place(reservation_id, turn, shunned)
             try:
-                job = Job(reservation_id, turn.prompt, turn.answer)
+                job = EngineJob(reservation_id, turn.prompt, turn.answer)
                 progress = worker.submit(job)
                 served = await self._follow(worker, reservation_id, job, progress, predicted)
             except EngineDown:
@@ -200,7 +200,7 @@ class Session:
         self,
         worker: SimulatedWorker,
         reservation_id: str,
-        job: Job,
+        job: EngineJob,
         progress: Progress,
         predicted: int,
     ) -> bool:

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from enum import Enum, auto
 
 from select_service.demo.encoding import Removed, Stored, encode_batch
-from select_service.demo.engine import Engine, EngineSpeed, Job, StepReport
+from select_service.demo.engine import Engine, EngineJob, EngineSpeed, StepReport
 from select_service.demo.publisher import EventPublisher
 
 __all__ = ["EngineDown", "EngineShape", "Milestone", "Progress", "SimulatedWorker"]
@@ -92,7 +92,7 @@ class SimulatedWorker:
         """Replay requests answered, across restarts of the engine."""
         return self._replays_before + self.publisher.replays_served
 
-    def submit(self, job: Job) -> Progress:
+    def submit(self, job: EngineJob) -> Progress:
         """Hand a job to the engine.
 
         Raises:

@@ -15,14 +15,14 @@ import msgspec
 from select_service.core.admission.gate import Gate
 from select_service.core.admission.policies import Built, build
 from select_service.core.admission.policy_api import AdmissionRequest, InstanceSnapshot, checked
-from select_service.simulator.trial_pool import ComputingPool, PoolSettings, SnapshotPool
+from select_service.simulator.trial_pool import ComputingPool, SnapshotPool, TrialPoolSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from select_service.core.admission.pool_load import PoolLoad
 
-__all__ = ["Arrival", "BadArrival", "Outcome", "Snapshot", "Trial", "read_arrivals"]
+__all__ = ["AdmitResult", "Arrival", "BadArrival", "InstanceState", "PolicyTrial", "read_arrivals"]
 
 _US_MAX: Final = 1 << 51  # beyond, microseconds in doubles are no longer exact
 _STEPS: Final = 1 << 30
@@ -32,7 +32,7 @@ class BadArrival(ValueError):
     """An unreadable line; the text names it."""
 
 
-class Snapshot(msgspec.Struct):
+class InstanceState(msgspec.Struct):
     """The state of one instance, as told."""
 
     queue_depth: float = 0
@@ -53,13 +53,13 @@ class Arrival(msgspec.Struct, kw_only=True):
     tenant: str | None = None
     output_tokens: int | float = 0
     slo_ttft_ms: float | None = None
-    snapshots: list[Snapshot] | None = None
+    snapshots: list[InstanceState] | None = None
     """The state of every instance from now on, for a pool that does not compute."""
     tenant_in_flight: int | None = None
     """This tenant's requests in flight from now on, likewise."""
 
 
-class Outcome(msgspec.Struct):
+class AdmitResult(msgspec.Struct):
     """One line of output."""
 
     admitted: bool
@@ -102,12 +102,12 @@ class _Open:
     __slots__ = ("outcome",)
 
     def __init__(self) -> None:
-        self.outcome: Outcome | None = None
+        self.outcome: AdmitResult | None = None
 
 
 class _Config(NamedTuple):
     policy: dict[str, object]
-    pool: PoolSettings | None
+    pool: TrialPoolSettings | None
 
 
 def _read_config(name: str, config: Mapping[str, object]) -> _Config:
@@ -117,16 +117,16 @@ def _read_config(name: str, config: Mapping[str, object]) -> _Config:
         return _Config(policy, None)
     if not isinstance(given, dict):
         raise ValueError("pool must be an object or null")  # noqa: TRY004 - one kind of refusal
-    checked(given, frozenset(PoolSettings.__struct_fields__), "pool")
+    checked(given, frozenset(TrialPoolSettings.__struct_fields__), "pool")
     try:
-        settings = msgspec.convert(given, PoolSettings)
+        settings = msgspec.convert(given, TrialPoolSettings)
     except msgspec.ValidationError as error:
         raise ValueError(f"pool: {error}") from None
     settings.check()
     return _Config(policy, settings)
 
 
-class Trial:
+class PolicyTrial:
     """One policy on one pool.
 
     Args:
@@ -151,7 +151,7 @@ class Trial:
         self._open: deque[_Open] = deque()
         self._last = 0.0
 
-    def decide(self, arrivals: Iterable[Arrival]) -> Iterator[Outcome]:
+    def decide(self, arrivals: Iterable[Arrival]) -> Iterator[AdmitResult]:
         """Yield one outcome per arrival, in order, as soon as it is known."""
         for arrival in arrivals:
             self._arrive(arrival)
@@ -159,7 +159,7 @@ class Trial:
         self._advance(math.inf)
         yield from self._settled()
 
-    def _settled(self) -> Iterator[Outcome]:
+    def _settled(self) -> Iterator[AdmitResult]:
         while self._open and (outcome := self._open[0].outcome) is not None:
             self._open.popleft()
             yield outcome
@@ -191,7 +191,7 @@ class Trial:
         if decision.outcome == "wait":
             self.gate.enqueue(ask, line, self._last)
             return
-        line.outcome = Outcome(decision.admitted, decision.reason)
+        line.outcome = AdmitResult(decision.admitted, decision.reason)
         if decision.admitted:
             self._place(ask)
 
@@ -209,7 +209,7 @@ class Trial:
             if self._computing is not None and self._computing.next_event() == now:
                 self._computing.step()
             for one, decision in self.gate.expired(self._last, _STEPS):
-                one.item.outcome = Outcome(admitted=False, reason=decision.reason)
+                one.item.outcome = AdmitResult(admitted=False, reason=decision.reason)
             self._pump()
         if until < math.inf:
             self._last = until
@@ -222,5 +222,5 @@ class Trial:
     def _pump(self) -> None:
         while (one := self.gate.next_waiting()) is not None:
             self.gate.serve(one, self._last)
-            one.item.outcome = Outcome(admitted=True, reason="")
+            one.item.outcome = AdmitResult(admitted=True, reason="")
             self._place(one.ask)

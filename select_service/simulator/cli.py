@@ -18,7 +18,7 @@ from select_service.core.admission.policies import NAMES
 from select_service.core.recording.decoder import BadRecording
 from select_service.simulator import replay_command, run_command
 from select_service.simulator import sweep as sweep_command
-from select_service.simulator.admit import BadArrival, Trial, read_arrivals
+from select_service.simulator.admit import BadArrival, PolicyTrial, read_arrivals
 from select_service.simulator.gateway_queue import BadOperation, QueueSettings, carry_out
 from select_service.simulator.results import NotWritten
 from select_service.simulator.traces import BadTrace
@@ -106,7 +106,7 @@ def _run(argv: Sequence[str] | None) -> int:
         return _carry_out(args, {"run": run, "sweep": sweep, "replay": replay}[args.command])
     try:
         config = msgspec.json.decode(args.config.encode(), type=dict[str, object])
-        trial = Trial(args.policy, config)
+        trial = PolicyTrial(args.policy, config)
     except (msgspec.DecodeError, ValueError) as error:
         admit.error(f"--config: {error}")
     return _line_by_line("admit", trial.decide(read_arrivals(sys.stdin.buffer)))

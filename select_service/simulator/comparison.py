@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from select_service.simulator.core.measures import Measures
-from select_service.simulator.runs import RunSettings, run
+from select_service.simulator.runs import SimulationSettings, run
 from select_service.simulator.statistics import Estimate, estimate
 from select_service.version import __version__
 
@@ -58,14 +58,14 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a command: its settings and all runs, by policy and seed."""
 
     version: str = __version__
-    settings: RunSettings
+    settings: SimulationSettings
     runs: list[Measures]
     capacity: float | None = None  # requests per second, if measured
     load: float | None = None  # the share of it that was offered
 
 
 def perform(
-    tasks: Sequence[RunSettings], jobs: int, progress: Callable[[float], None]
+    tasks: Sequence[SimulationSettings], jobs: int, progress: Callable[[float], None]
 ) -> list[Measures]:
     """Execute runs on `jobs` processors; results are in the order of the tasks.
 
@@ -95,7 +95,7 @@ def perform(
     return [results[at] for at in range(len(tasks))]
 
 
-def _one(task: RunSettings, at: int, progress: Callable[[float], None]) -> Measures:
+def _one(task: SimulationSettings, at: int, progress: Callable[[float], None]) -> Measures:
     result = run(task, lambda share: progress(at + share))
     progress(at + 1)
     return result

@@ -22,7 +22,7 @@ from select_service.core.admission.gaie_legacy import (
 )
 from select_service.core.admission.policy_api import InstanceSnapshot
 from select_service.core.admission.slo_shed import ceilings
-from select_service.simulator.admit import Snapshot
+from select_service.simulator.admit import InstanceState
 from select_service.simulator.trial_pool import SnapshotPool
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ class GatewayQueue:
             assert not limits.per_band_capacity or band.size <= limits.per_band_capacity
 
 
-def saturation_of(settings: QueueSettings, snapshots: Sequence[Snapshot]) -> float:
+def saturation_of(settings: QueueSettings, snapshots: Sequence[InstanceState]) -> float:
     """Return the saturation of a pool by the chosen detector; an empty pool is full.
 
     never: 0. utilization: the mean over instances of max(queue / limit, KV use / limit).
@@ -197,7 +197,7 @@ class Operation(msgspec.Struct, kw_only=True):
     slo_class: str = msgspec.field(name="class", default="")
     tenant: str = ""
     saturation: float | None = None
-    snapshots: list[Snapshot] = []
+    snapshots: list[InstanceState] = []
     """The pool's state for the detector, if no saturation is given."""
 
 

@@ -9,7 +9,13 @@ import msgspec
 from msgspec.structs import replace
 
 from select_service.simulator.core.workloads import KINDS, WorkloadSettings
-from select_service.simulator.runs import Change, RunSettings, Slow, Trace, expect_weights
+from select_service.simulator.runs import (
+    FleetChange,
+    SimulationSettings,
+    Slow,
+    Trace,
+    expect_weights,
+)
 from select_service.simulator.traces import MOONCAKE_BLOCK, READERS
 from select_service.types import RouterConfig
 from select_service.types.admission import AdmissionSettings
@@ -98,16 +104,16 @@ def add_options(parser: ArgumentParser) -> None:
     how.add_argument("--quiet", action="store_true", help="no progress bar")
 
 
-def settings_of(args: Namespace) -> RunSettings:
+def settings_of(args: Namespace) -> SimulationSettings:
     """Return the validated run settings, without a policy.
 
     Raises:
         ValueError: naming what is wrong.
         OSError: the settings' file cannot be read.
     """
-    base = RunSettings()
+    base = SimulationSettings()
     if args.settings is not None:
-        base = _decoded(Path(args.settings).read_bytes(), RunSettings, args.settings)
+        base = _decoded(Path(args.settings).read_bytes(), SimulationSettings, args.settings)
     given: dict[str, Any] = {
         "workers": args.workers,
         "prefill_workers": args.prefill_workers,
@@ -256,13 +262,13 @@ def _converted(base: Told, values: dict[str, Any], where: str) -> Told:
         raise ValueError(f"{where}: {error}") from None
 
 
-def _change(text: str) -> Change:
+def _change(text: str) -> FleetChange:
     pieces = text.split(":")
     names = ("at", "do", "count", "startup_s")
     if not 2 <= len(pieces) <= len(names):  # noqa: PLR2004 - a time and what to do
         raise ValueError(f"--change: {text} should be AT:DO[:COUNT[:STARTUP_S]]")
     try:
-        return msgspec.convert(dict(zip(names, pieces, strict=False)), Change, strict=False)
+        return msgspec.convert(dict(zip(names, pieces, strict=False)), FleetChange, strict=False)
     except msgspec.ValidationError as error:
         raise ValueError(f"--change {text}: {error}") from None
 

@@ -32,11 +32,11 @@ from select_service.simulator.core.decision_replay import (
 )
 from select_service.simulator.recordings import play
 from select_service.simulator.replay_findings import (
-    Difference,
-    Missing,
-    Place,
     RankWork,
-    Replay,
+    RecordingGap,
+    ReplayDifference,
+    ReplayPlace,
+    ReplayResult,
     Spread,
     WhatIf,
 )
@@ -81,7 +81,7 @@ def replay(
     *,
     scope: Callable[[str, str], bool] = lambda _, __: True,
     examples: int = 10,
-) -> Replay:
+) -> ReplayResult:
     """Repeat all decisions of some files.
 
     Args:
@@ -164,11 +164,11 @@ class _Player:
         scope: Callable[[str, str], bool],
         examples: int,
     ) -> None:
-        self.told = Replay(list(map(str, files)), [], 0.0)
+        self.told = ReplayResult(list(map(str, files)), [], 0.0)
         self._changes = changes
         self._is_meant = scope
         self._examples_max = examples
-        self._examples: list[Difference] = []
+        self._examples: list[ReplayDifference] = []
         self._stages: dict[int, DecisionReplay] = {}
         self._tape: Tape | None = None
         self._clock, self._course = Clock(), TimeSeries()
@@ -199,7 +199,7 @@ class _Player:
             for one in item.workers:
                 self._ranks.update((*scope, one.spec.worker_id, rank) for rank, _ in one.slots)
         elif isinstance(item, Gap):
-            told.missing.append(Missing(str(path), item.why, item.notes))
+            told.missing.append(RecordingGap(str(path), item.why, item.notes))
         else:
             told.changes += isinstance(item, SettingsChange)
 
@@ -223,7 +223,7 @@ class _Player:
         if before is not None and before.recording == header.recording:
             absent = header.file - before.file - 1
             if absent > 0:
-                self.told.missing.append(Missing(str(path), "files before it", files=absent))
+                self.told.missing.append(RecordingGap(str(path), "files before it", files=absent))
         if header.service not in self.told.service:
             self.told.service.append(header.service)
         if self.told.config is None:
@@ -303,9 +303,9 @@ class _Player:
 
     def _difference(
         self, path: Path, house: House, item: Decided, recorded: Choice, again: Choice
-    ) -> Difference:
+    ) -> ReplayDifference:
         rows = item.rows
-        return Difference(
+        return ReplayDifference(
             file=str(path),
             decision=self.told.decisions,
             at_s=self._clock.since(item.at),
@@ -348,10 +348,10 @@ class _Player:
 
     def _moved_member(
         self, path: Path, house: House, item: Wave, number: int, then: Rank, now: Rank | None
-    ) -> Difference:
+    ) -> ReplayDifference:
         member = next(one for one in item.members if one.number == number)
         rows = member.rows
-        return Difference(
+        return ReplayDifference(
             file=str(path),
             decision=self.told.decisions,
             at_s=self._clock.since(item.at),
@@ -361,14 +361,14 @@ class _Player:
             reservation_id=None,
             isl_tokens=item.prompts[member.prompt].isl_tokens,
             candidates=len(rows) // 4 if isinstance(rows, bytes) else rows,
-            recorded=Place("planned", *then),
-            replayed=Place("unplanned") if now is None else Place("planned", *now),
+            recorded=ReplayPlace("planned", *then),
+            replayed=ReplayPlace("unplanned") if now is None else ReplayPlace("planned", *now),
             wave_member=number,
         )
 
     # -- the end ---------------------------------------------------------------------------------
 
-    def end(self, tapes: Sequence[Tape], damaged: Mapping[int, DamagedFile]) -> Replay:
+    def end(self, tapes: Sequence[Tape], damaged: Mapping[int, DamagedFile]) -> ReplayResult:
         """Return the results.
 
         Args:
@@ -382,7 +382,7 @@ class _Player:
         for number, (name, tape) in enumerate(zip(told.files, tapes, strict=True)):
             why = _why_incomplete(tape, damaged.get(number))
             if why is not None:
-                told.missing.append(Missing(name, why))
+                told.missing.append(RecordingGap(name, why))
         if self._changes:
             then, now, isl = self._then, self._now, self._isl_tokens
             told.what_if = WhatIf(
@@ -423,12 +423,12 @@ def _rank_work(at: tuple[str, str, int, int], then: _Tally, now: _Tally) -> Rank
     return RankWork(*at, *(one.get(at, 0) for one in counts))
 
 
-def _place(choice: Choice) -> Place:
+def _place(choice: Choice) -> ReplayPlace:
     worker_id, dp_rank = (None, None) if choice.rank is None else choice.rank
     prefill_worker_id, prefill_dp_rank = (
         (None, None) if choice.prefill_rank is None else choice.prefill_rank
     )
-    return Place(
+    return ReplayPlace(
         outcome=choice.kind,
         worker_id=worker_id,
         dp_rank=dp_rank,

@@ -15,7 +15,7 @@ from indexer.core.packing import numbers_in
 from select_service.core.ledger.reservation_ids import leg_ids
 from select_service.core.recording.decoder import Tape, hashes_of
 from select_service.core.recording.items import Decided, ReservationStep, number_of
-from select_service.simulator.core.requests import Request
+from select_service.simulator.core.requests import ClientRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -74,7 +74,7 @@ def play(files: Iterable[Path], tapes: list[Tape] | None = None) -> Iterator[Pla
                 yield Played(tape, path, item)
 
 
-def read_recording(lines: Iterable[bytes], block_size: int) -> Iterator[Request]:
+def read_recording(lines: Iterable[bytes], block_size: int) -> Iterator[ClientRequest]:
     """See `traces.Reader`: the requests of one file.
 
     The length of an answer is the output reported, in blocks, until the reservation was freed; else
@@ -85,7 +85,7 @@ def read_recording(lines: Iterable[bytes], block_size: int) -> Iterator[Request]
     return _requests(((tape, item) for item in tape), block_size)
 
 
-def requests_of(path: Path, block_size: int) -> Iterator[Request]:
+def requests_of(path: Path, block_size: int) -> Iterator[ClientRequest]:
     """Return the requests of all files of a recording; a file that was cut off is logged.
 
     Raises:
@@ -104,9 +104,9 @@ def _whole(files: Sequence[Path]) -> Iterator[tuple[Tape, Item]]:
             _log.warning("%s has no end: killed, cut off, or still recording", path)
 
 
-def _requests(items: Iterable[tuple[Tape, Item]], block_size: int) -> Iterator[Request]:
-    requests: list[Request] = []
-    waits: dict[str, Request] = {}  # reservations that have not ended
+def _requests(items: Iterable[tuple[Tape, Item]], block_size: int) -> Iterator[ClientRequest]:
+    requests: list[ClientRequest] = []
+    waits: dict[str, ClientRequest] = {}  # reservations that have not ended
     for tape, item in items:
         if isinstance(item, ReservationStep) and item.what in _ENDS:
             ended = waits.pop(item.reservation_id, None)
@@ -130,10 +130,10 @@ def _requests(items: Iterable[tuple[Tape, Item]], block_size: int) -> Iterator[R
         yield one
 
 
-def _request(item: Decided, tenant: str) -> Request:
+def _request(item: Decided, tenant: str) -> ClientRequest:
     asked = item.asked
     expected = None if asked is None else asked.expected_output_tokens
-    return Request(
+    return ClientRequest(
         number=0,
         arrival=item.at if item.since < 0.0 else item.since,
         isl=item.prompt.isl_tokens,

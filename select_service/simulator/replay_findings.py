@@ -7,10 +7,18 @@ from msgspec import Struct
 from select_service.simulator.time_series import Part
 from select_service.types import RouterConfig
 
-__all__ = ["Difference", "Missing", "Place", "RankWork", "Replay", "Spread", "WhatIf"]
+__all__ = [
+    "RankWork",
+    "RecordingGap",
+    "ReplayDifference",
+    "ReplayPlace",
+    "ReplayResult",
+    "Spread",
+    "WhatIf",
+]
 
 
-class Place(Struct):
+class ReplayPlace(Struct):
     """The outcome of a request: where it went, or would go."""
 
     outcome: str
@@ -23,7 +31,7 @@ class Place(Struct):
     prefill_tokens: int | None = None
 
 
-class Difference(Struct):
+class ReplayDifference(Struct):
     """A decision that differs from the recorded one."""
 
     file: str
@@ -35,12 +43,12 @@ class Difference(Struct):
     reservation_id: str | None
     isl_tokens: int
     candidates: int
-    recorded: Place
-    replayed: Place
+    recorded: ReplayPlace
+    replayed: ReplayPlace
     wave_member: int | None = None  # of a wave whose plan differs
 
 
-class Missing(Struct):
+class RecordingGap(Struct):
     """A gap in a recording."""
 
     file: str
@@ -88,12 +96,12 @@ class WhatIf(Struct):
     in_session: int = 0
     wave_members: int = 0
     wave_members_moved: int = 0
-    examples: list[Difference] = []
+    examples: list[ReplayDifference] = []
     ranks: list[RankWork] = []  # all that ever existed in a scope with placements
     sizes: list[tuple[int, int, int]] = []  # tokens to prefill → decisions as recorded, and now
 
 
-class Replay(Struct):
+class ReplayResult(Struct):
     """The results of a replay."""
 
     files: list[str]
@@ -108,11 +116,11 @@ class Replay(Struct):
     wave_members: int = 0
     reproduced: int = 0
     differing: int = 0
-    first_difference: Difference | None = None
+    first_difference: ReplayDifference | None = None
     life: dict[str, int] = {}
     events: dict[str, int] = {}
     changes: int = 0
-    missing: list[Missing] = []
+    missing: list[RecordingGap] = []
     is_damaged: bool = False  # a file is not what was written; `missing` names it
     config: RouterConfig | None = None  # in force when the first file began
     course: list[Part] = []

@@ -16,7 +16,12 @@ from select_service.simulator.replay_text import in_words, missing, percent
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from select_service.simulator.replay_findings import Difference, RankWork, Replay, WhatIf
+    from select_service.simulator.replay_findings import (
+        RankWork,
+        ReplayDifference,
+        ReplayResult,
+        WhatIf,
+    )
     from select_service.simulator.time_series import Part
 
 __all__ = ["html_of"]
@@ -38,7 +43,7 @@ _KINDS: Final = {
 }
 
 
-def html_of(told: Replay) -> str:
+def html_of(told: ReplayResult) -> str:
     """Return the whole page."""
     body = [f"<p>{escape(_summary(told))}</p>"]
     body.append(table(["what came of it", "decisions"], _outcomes(told)))
@@ -59,7 +64,7 @@ def html_of(told: Replay) -> str:
     return page(_title(told), body)
 
 
-def _title(told: Replay) -> str:
+def _title(told: ReplayResult) -> str:
     named = f"select-sim: replay of {Path(told.files[-1]).name}" if told.files else "select-sim"
     return named if told.what_if is None else f"{named} with {_weights(told.what_if)}"
 
@@ -72,7 +77,7 @@ def _json(one: object) -> str:
     return msgspec.json.format(msgspec.json.encode(one), indent=2).decode()
 
 
-def _summary(told: Replay) -> str:
+def _summary(told: ReplayResult) -> str:
     share = told.reproduced / told.decisions if told.decisions else 1.0
     return (
         f"{len(told.files)} file(s) of select-service {', '.join(told.service) or '?'}, "
@@ -81,7 +86,7 @@ def _summary(told: Replay) -> str:
     )
 
 
-def _outcomes(told: Replay) -> list[list[str]]:
+def _outcomes(told: ReplayResult) -> list[list[str]]:
     counts = {
         _KINDS["placed"]: told.placed,
         _KINDS["pair"]: told.pairs,
@@ -92,7 +97,7 @@ def _outcomes(told: Replay) -> list[list[str]]:
     return [[what, f"{count:,}"] for what, count in counts.items() if count]
 
 
-def _decided(told: Replay) -> str:
+def _decided(told: ReplayResult) -> str:
     """Plot decisions per second by outcome."""
     kinds = [kind for kind in _KINDS if any(kind in part.decided for part in told.course)]
     series = [
@@ -232,7 +237,7 @@ def _ranks(ranks: Sequence[RankWork]) -> str:
     return table(names, rows) + left
 
 
-def _differences(found: Sequence[Difference]) -> str:
+def _differences(found: Sequence[ReplayDifference]) -> str:
     names = ["decision", "after s", "model", "tenant", "tokens", "among", *_CHOICES]
     rows = [
         [

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from select_service.simulator.replay_findings import (
-        Difference,
-        Missing,
-        Place,
-        Replay,
+        RecordingGap,
+        ReplayDifference,
+        ReplayPlace,
+        ReplayResult,
         Spread,
         WhatIf,
     )
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["as_text", "in_words", "missing", "percent"]
 
 
-def as_text(told: Replay) -> str:
+def as_text(told: ReplayResult) -> str:
     """Return the text."""
     lines = [
         f"{len(told.files)} file(s) of select-service {', '.join(told.service) or '?'}, "
@@ -59,7 +59,7 @@ def _what_if(told: WhatIf) -> list[str]:
     return lines
 
 
-def missing(gap: Missing) -> str:
+def missing(gap: RecordingGap) -> str:
     """Return what is missing, from which file and why."""
     if gap.files is not None:
         return f"{gap.files} file(s) before {gap.file}"
@@ -74,7 +74,7 @@ def _spread(one: Spread) -> str:
     )
 
 
-def _difference(one: Difference) -> list[str]:
+def _difference(one: ReplayDifference) -> list[str]:
     name = " ".join(filter(None, (one.reservation_id, one.selection_id)))
     member = "" if one.wave_member is None else f" member {one.wave_member} of a wave,"
     return [
@@ -85,7 +85,7 @@ def _difference(one: Difference) -> list[str]:
     ]
 
 
-def in_words(place: Place) -> str:
+def in_words(place: ReplayPlace) -> str:
     """Return the outcome of a request in one line: where it goes, its cost, or the refusal."""
     facts = {
         name: value

@@ -23,7 +23,7 @@ from select_service.simulator.runs import POLICIES, at_load, capacity_of, expect
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
-    from select_service.simulator.runs import RunSettings
+    from select_service.simulator.runs import SimulationSettings
 
 __all__ = ["configure", "execute"]
 
@@ -69,7 +69,9 @@ def execute(args: Namespace) -> int:
     return 0
 
 
-def loaded(settings: RunSettings, load: float | None) -> tuple[RunSettings, float | None]:
+def loaded(
+    settings: SimulationSettings, load: float | None
+) -> tuple[SimulationSettings, float | None]:
     """Scale a trace to a share of capacity, if requested; returns settings and capacity.
 
     Raises:

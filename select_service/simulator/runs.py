@@ -21,18 +21,18 @@ import msgspec
 from msgspec.structs import replace
 
 from select_service.simulator.core.cluster import Cluster, ClusterSettings
-from select_service.simulator.core.cluster_settings import PoolSettings
+from select_service.simulator.core.cluster_settings import SimulatedPool
 from select_service.simulator.core.core_router import CoreRouter, CoreSettings
 from select_service.simulator.core.latency import AnalyticLatency, Latency, SlowedLatency
 from select_service.simulator.core.measures import Measures, measure
 from select_service.simulator.core.replicated import Replicated
-from select_service.simulator.core.requests import Request
+from select_service.simulator.core.requests import ClientRequest
 from select_service.simulator.core.routers import (
     LeastLoaded,
     PowerOfTwo,
     PrefixAffinity,
     RandomChoice,
-    RoundRobin,
+    RoundRobinRouter,
 )
 from select_service.simulator.core.worker import EngineSettings
 from select_service.simulator.core.workloads import WorkloadSettings, workload_of
@@ -55,13 +55,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from select_service.simulator.core.requests import Workload
-    from select_service.simulator.core.routers import Counting, Router
+    from select_service.simulator.core.routers import Counting, WorkerRouter
 
 __all__ = [
     "POLICIES",
-    "Change",
-    "Engine",
-    "RunSettings",
+    "EngineSpec",
+    "FleetChange",
+    "SimulationSettings",
     "Slow",
     "Trace",
     "at_load",
@@ -71,7 +71,7 @@ __all__ = [
 ]
 
 _SIMPLE: Final = {
-    "round-robin": RoundRobin,
+    "round-robin": RoundRobinRouter,
     "random": RandomChoice,
     "least-loaded": LeastLoaded,
     "power-of-two": PowerOfTwo,
@@ -99,7 +99,7 @@ STRIDE_S: Final = 10.0
 """Simulated seconds between two progress updates."""
 
 
-class Engine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class EngineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The engines of a run.
 
     `profile` is a directory of the planner's profiles, instead of times.
@@ -166,7 +166,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise ValueError(f"block_size of a trace is of the format mooncake, not {self.format}")
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class FleetChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A scheduled change of the fleet; the oldest worker of the pool goes."""
 
     at: float
@@ -205,14 +205,14 @@ class Slow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ValueError("the speed of slow workers must be above 0, and finite")
 
 
-class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SimulationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All settings that determine a run."""
 
     policy: str = OURS
     seed: int = 1
     workers: int = 8
     prefill_workers: int = 0  # above 0: two pools, and `workers` is the number of decode workers
-    engine: Engine = Engine()
+    engine: EngineSpec = EngineSpec()
     slow: list[Slow] = []  # the last of `workers`; their pools are slow-1, slow-2, ...
     block_size: int = 512
     trace: Trace | None = None
@@ -226,7 +226,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     load_lag_s: float = 0.001
     transfer_token_s: float = 1e-6
     detect_s: float = 1.0
-    changes: list[Change] = []
+    changes: list[FleetChange] = []
     check: bool = True  # assert conservation at the end
 
     def validate(self) -> None:
@@ -282,13 +282,13 @@ def expect_weights(weights: RouterConfig) -> None:
             raise ValueError(f"{name} must be a number at least 0")
 
 
-def _rng(settings: RunSettings, *names: object) -> random.Random:
+def _rng(settings: SimulationSettings, *names: object) -> random.Random:
     """Return an independent generator for each purpose."""
     text = "/".join(str(name) for name in (settings.seed, *names))
     return random.Random(text)
 
 
-def workload(settings: RunSettings) -> Workload:
+def workload(settings: SimulationSettings) -> Workload:
     """Open the requests of a run; they do not depend on the policy.
 
     Raises:
@@ -311,7 +311,7 @@ def workload(settings: RunSettings) -> Workload:
     )
 
 
-def _read(trace: Trace, block_size: int) -> list[Request]:
+def _read(trace: Trace, block_size: int) -> list[ClientRequest]:
     if trace.format == RECORDING:
         return list(requests_of(Path(trace.path), block_size))
     reader = READERS[trace.format]
@@ -326,7 +326,7 @@ def _read(trace: Trace, block_size: int) -> list[Request]:
         raise BadTrace(f"{trace.path}: {error}") from None
 
 
-def router(settings: RunSettings) -> Router:
+def router(settings: SimulationSettings) -> WorkerRouter:
     """Build the policy's router."""
     simple = _SIMPLE.get(settings.policy)
     if simple is not None:
@@ -343,7 +343,9 @@ def router(settings: RunSettings) -> Router:
     return CoreRouter(core, [_rng(settings, "router", at) for at in range(settings.replicas)])
 
 
-def _counting(kind: Callable[[random.Random], Counting], settings: RunSettings) -> Router:
+def _counting(
+    kind: Callable[[random.Random], Counting], settings: SimulationSettings
+) -> WorkerRouter:
     if settings.replicas == 1:
         return kind(_rng(settings, "router"))
     replicas = [kind(_rng(settings, "router", at)) for at in range(settings.replicas)]
@@ -352,7 +354,7 @@ def _counting(kind: Callable[[random.Random], Counting], settings: RunSettings) 
     return Replicated(replicas, settings.sync_delay_s)
 
 
-def cluster(settings: RunSettings, requests: Workload | None = None) -> Cluster:
+def cluster(settings: SimulationSettings, requests: Workload | None = None) -> Cluster:
     """Build everything; so far only workers have been added.
 
     Args:
@@ -364,12 +366,12 @@ def cluster(settings: RunSettings, requests: Workload | None = None) -> Cluster:
     """
     settings.validate()
     engine = settings.engine.build()
-    pools = {"workers": PoolSettings("aggregated", engine)}
+    pools = {"workers": SimulatedPool("aggregated", engine)}
     sizes = {"workers": settings.workers}
     if settings.prefill_workers:
         pools = {
-            "prefill": PoolSettings("prefill", engine),
-            "decode": PoolSettings("decode", engine),
+            "prefill": SimulatedPool("prefill", engine),
+            "decode": SimulatedPool("decode", engine),
         }
         sizes = {"prefill": settings.prefill_workers, "decode": settings.workers}
     usual = "decode" if settings.prefill_workers else "workers"
@@ -399,7 +401,7 @@ def cluster(settings: RunSettings, requests: Workload | None = None) -> Cluster:
     return built
 
 
-def _carry_out(built: Cluster, change: Change, pool: str) -> None:
+def _carry_out(built: Cluster, change: FleetChange, pool: str) -> None:
     for _ in range(change.count):
         if change.do == "add":
             built.add_worker(pool, built.now, change.startup_s)
@@ -428,7 +430,7 @@ def _seldom_collecting() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-def run(settings: RunSettings, progress: Callable[[float], None] | None = None) -> Measures:
+def run(settings: SimulationSettings, progress: Callable[[float], None] | None = None) -> Measures:
     """Run to the end, assert that nothing was lost, and measure.
 
     Args:
@@ -470,7 +472,9 @@ def expect_load(load: float) -> None:
         raise ValueError("the share of capacity (--load) must be above 0, and finite")
 
 
-def at_load(settings: RunSettings, load: float, capacity: float | None = None) -> RunSettings:
+def at_load(
+    settings: SimulationSettings, load: float, capacity: float | None = None
+) -> SimulationSettings:
     """Return the settings with the trace's speed set to this share of the fleet's capacity.
 
     Raises:
@@ -490,7 +494,7 @@ def at_load(settings: RunSettings, load: float, capacity: float | None = None) -
     return replace(settings, trace=replace(trace, speed=load * capacity / rate))
 
 
-def capacity_of(settings: RunSettings) -> float:
+def capacity_of(settings: SimulationSettings) -> float:
     """Return the requests per second that the fleet answers with a backlog of thousands.
 
     This is the rate between the first and the last tenth of the answers, with the peer's formula

@@ -29,7 +29,7 @@ from select_service.simulator.page import figure, key, page, table
 from select_service.simulator.plots import Series, lines
 from select_service.simulator.results import expect_writable, write_whole
 from select_service.simulator.run_command import loaded, write_json
-from select_service.simulator.runs import OURS, PEER, RunSettings
+from select_service.simulator.runs import OURS, PEER, SimulationSettings
 from select_service.simulator.statistics import Estimate
 from select_service.types import RouterConfig
 
@@ -47,7 +47,7 @@ _POINTS_MAX: Final = 10_000
 """Each takes at least one run: more would take too long, and nobody reads that many."""
 
 
-class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+class SweepResult(msgspec.Struct, frozen=True, kw_only=True):
     """One setting and its results."""
 
     weights: dict[str, float]  # that differ from the base; empty: the base itself
@@ -59,9 +59,9 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     """The result of the command."""
 
-    settings: RunSettings
+    settings: SimulationSettings
     aims: list[str]
-    candidates: list[Candidate]
+    candidates: list[SweepResult]
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -174,12 +174,12 @@ def _values(text: str) -> list[float]:
 
 def _judged(
     points: Sequence[dict[str, float]],
-    variants: Sequence[RunSettings],
+    variants: Sequence[SimulationSettings],
     groups: Sequence[Sequence[Measures]],
     aims: Sequence[str],
-) -> list[Candidate]:
+) -> list[SweepResult]:
     candidates = [
-        Candidate(weights=point, policy=variant.policy, metrics=estimates(group))
+        SweepResult(weights=point, policy=variant.policy, metrics=estimates(group))
         for point, variant, group in zip(points, variants, groups, strict=True)
     ]
     costs = [[_cost(one.metrics[aim].mean, aim) for aim in aims] for one in candidates]
@@ -205,7 +205,7 @@ def pareto(costs: Sequence[Sequence[float]]) -> set[int]:
 
 
 def _table(
-    candidates: Sequence[Candidate], aims: Sequence[str]
+    candidates: Sequence[SweepResult], aims: Sequence[str]
 ) -> tuple[list[str], list[list[str]]]:
     """Return a header, and a row per candidate, the best by the first aim first."""
     head = ["weights", *(METRICS[aim][0] for aim in aims), "front"]
@@ -219,7 +219,7 @@ def _table(
 
 
 def _page(
-    settings: RunSettings, candidates: Sequence[Candidate], aims: Sequence[str], told: str
+    settings: SimulationSettings, candidates: Sequence[SweepResult], aims: Sequence[str], told: str
 ) -> str:
     """Return an HTML page: the table, and plots of each further aim against the first."""
     text = msgspec.json.format(msgspec.json.encode(settings), indent=2).decode()
@@ -251,6 +251,6 @@ def _page(
     return page("select-sim: sweep", body)
 
 
-def _place(one: Candidate, across: str, up: str) -> tuple[float, float]:
+def _place(one: SweepResult, across: str, up: str) -> tuple[float, float]:
     x, y = (one.metrics[aim].mean * METRICS[aim][2] for aim in (across, up))
     return x, y

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from select_service.simulator.core.requests import Outcome, Request, chain_of
+from select_service.simulator.core.requests import ClientRequest, RequestOutcome, chain_of
 from select_service.simulator.recordings import read_recording
 from select_service.types import Milliseconds
 
@@ -30,7 +30,7 @@ __all__ = [
     "READERS",
     "RECORDING",
     "BadTrace",
-    "Reader",
+    "TraceReader",
     "TraceWorkload",
     "in_order",
 ]
@@ -63,13 +63,13 @@ class BadTrace(ValueError):
     """An unreadable line; the text names it, from 1."""
 
 
-class Reader(Protocol):
+class TraceReader(Protocol):
     """Turns the lines of a file into requests with blocks of `block_size` tokens, in file order.
 
     Times may begin anywhere; `in_order` is applied afterwards.
     """
 
-    def __call__(self, lines: Iterable[bytes], block_size: int) -> Iterator[Request]:
+    def __call__(self, lines: Iterable[bytes], block_size: int) -> Iterator[ClientRequest]:
         """Read lazily.
 
         Raises:
@@ -78,7 +78,7 @@ class Reader(Protocol):
         """
 
 
-def in_order(requests: Iterable[Request]) -> list[Request]:
+def in_order(requests: Iterable[ClientRequest]) -> list[ClientRequest]:
     """Return requests by arrival, the first at 0.
 
     Logs are written as answers end, and their clocks have any origin.
@@ -114,7 +114,7 @@ class TraceWorkload:
 
     def __init__(
         self,
-        requests: Sequence[Request],
+        requests: Sequence[ClientRequest],
         block_size: int,
         rng: random.Random,
         *,
@@ -130,9 +130,9 @@ class TraceWorkload:
         self._jitter_s = jitter_s
         self._ahead = next(self._requests, None)
         # a heap: requests that others may still overtake
-        self._shaken: list[tuple[float, int, Request]] = []
+        self._shaken: list[tuple[float, int, ClientRequest]] = []
 
-    def next(self) -> Request | None:
+    def next(self) -> ClientRequest | None:
         """See Workload."""
         shaken = self._shaken
         while self._ahead is not None and (not shaken or self._ahead.arrival <= shaken[0][0]):
@@ -151,7 +151,7 @@ class TraceWorkload:
             )
         return request
 
-    def after(self, outcome: Outcome) -> tuple[Request, ...]:
+    def after(self, outcome: RequestOutcome) -> tuple[ClientRequest, ...]:
         """Return nothing: a trace has its own times."""
         return ()
 
@@ -168,7 +168,7 @@ class _MooncakeLine(msgspec.Struct):
 
 def read_mooncake(
     lines: Iterable[bytes], block_size: int, trace_block_size: int = MOONCAKE_BLOCK
-) -> Iterator[Request]:
+) -> Iterator[ClientRequest]:
     """See Reader.
 
     A hash id stands for `trace_block_size` tokens, and is split into whole blocks.
@@ -185,7 +185,7 @@ def read_mooncake(
         _expect_sound(one, number, trace_block_size)
         full = one.input_length // block_size
         names = _names(one.hash_ids, parts)
-        yield Request(
+        yield ClientRequest(
             number=number,
             arrival=one.timestamp / 1e3,
             isl=one.input_length,
@@ -283,7 +283,7 @@ class _LogLine(_Body):
     slo_ttft_ms: Milliseconds | None = None
 
 
-def read_openai(lines: Iterable[bytes], block_size: int) -> Iterator[Request]:
+def read_openai(lines: Iterable[bytes], block_size: int) -> Iterator[ClientRequest]:
     """See Reader.
 
     A line has the members of a call (`messages`, `prompt` or `input`, `tools`, `user`,
@@ -303,7 +303,7 @@ def read_openai(lines: Iterable[bytes], block_size: int) -> Iterator[Request]:
         yield _logged(one, number, when - start, block_size)
 
 
-def _logged(one: _LogLine, number: int, arrival: float, block_size: int) -> Request:
+def _logged(one: _LogLine, number: int, arrival: float, block_size: int) -> ClientRequest:
     call: _Body = one.request or one
     reply = one.response or _Reply(one.choices, one.output, one.usage)
     usage = reply.usage or _Usage()
@@ -327,7 +327,7 @@ def _logged(one: _LogLine, number: int, arrival: float, block_size: int) -> Requ
         piece = whole[begin : begin + size].encode()
         before = xxh3_64_intdigest(piece, seed=before)
         blocks.append(before)
-    return Request(
+    return ClientRequest(
         number=number,
         arrival=arrival,
         isl=isl,
@@ -444,7 +444,7 @@ def _decoded(decoder: msgspec.json.Decoder[T], line: bytes, number: int) -> T:
         raise BadTrace(f"line {number}: {error}") from None
 
 
-READERS: Final[dict[str, Reader]] = {
+READERS: Final[dict[str, TraceReader]] = {
     "mooncake": read_mooncake,
     "openai": read_openai,
     RECORDING: read_recording,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from select_service.core.admission.policy_api import AdmissionRequest, InstanceSnapshot
     from select_service.core.columns import Floats
 
-__all__ = ["ComputingPool", "PoolSettings", "SnapshotPool"]
+__all__ = ["ComputingPool", "SnapshotPool", "TrialPoolSettings"]
 
 
 class SnapshotPool(RecordedPool):
@@ -78,7 +78,7 @@ class SnapshotPool(RecordedPool):
         return self.in_flight_told.get(tenant_id, 0)
 
 
-class PoolSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TrialPoolSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A pool that computes; `check` before use."""
 
     ranks: int = 4
@@ -129,7 +129,7 @@ class ComputingPool(RecordedPool):
     A fluid model: good enough to see whether a policy keeps its promises, not to predict latency.
     """
 
-    def __init__(self, settings: PoolSettings) -> None:
+    def __init__(self, settings: TrialPoolSettings) -> None:
         settings.check()
         limits = SaturationLimits(target_ttft_s=settings.target_ttft_s)
         super().__init__(limits, prior_tokens_per_s=settings.prefill_tokens_per_s)

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 import pytest
 
 from select_service.demo.client import SelectorClient
-from select_service.demo.engine import EngineSpeed, Job
+from select_service.demo.engine import EngineJob, EngineSpeed
 from select_service.demo.service_process import ServiceProcess
 from select_service.demo.worker import EngineShape, Milestone, SimulatedWorker
-from select_service.simulator.core.requests import OK, Outcome, Request, Workload
+from select_service.simulator.core.requests import OK, ClientRequest, RequestOutcome, Workload
 from select_service.simulator.core.workloads import WorkloadSettings, workload_of
-from select_service.simulator.runs import Engine, RunSettings, run
+from select_service.simulator.runs import EngineSpec, SimulationSettings, run
 
 BLOCK = 16
 WORKERS = 4
@@ -48,7 +48,7 @@ LATE_S = 0.1
 
 def simulated(policy: str) -> float:
     """Hit rate of engines whose steps take as long as those of the demo."""
-    engine = Engine(
+    engine = EngineSpec(
         kv_tokens=SHAPE.blocks * BLOCK,
         step_tokens_max=PREFILL_TOKENS,
         sequences_max=16,
@@ -58,13 +58,13 @@ def simulated(policy: str) -> float:
         sequence_s=0.0,
         kv_token_s=0.0,
     )
-    settings = RunSettings(
+    settings = SimulationSettings(
         policy=policy, workloads=[CHAT], workers=WORKERS, block_size=BLOCK, engine=engine
     )
     return run(settings).hit_rate
 
 
-def tokens_of(request: Request, count: int) -> list[int]:
+def tokens_of(request: ClientRequest, count: int) -> list[int]:
     """The text behind the names of blocks: equal where they are."""
     tokens = []
     for at in range(count):
@@ -121,16 +121,16 @@ class Life:
     async def _until(self, when: float) -> None:
         await asyncio.sleep(max(0.0, self.start + when - asyncio.get_running_loop().time()))
 
-    async def _session(self, request: Request) -> None:
+    async def _session(self, request: ClientRequest) -> None:
         ahead = [request]
         while ahead:
             one = ahead.pop()
             await self._until(one.arrival)
             await self._serve(one)
             now = asyncio.get_running_loop().time() - self.start
-            ahead += self.workload.after(Outcome(one, OK, now))
+            ahead += self.workload.after(RequestOutcome(one, OK, now))
 
-    async def _serve(self, request: Request) -> None:
+    async def _serve(self, request: ClientRequest) -> None:
         text = tokens_of(request, request.isl + request.osl)
         name = str(request.number)
         booking = await self.client.select_and_reserve(
@@ -138,7 +138,7 @@ class Life:
         )
         now = asyncio.get_running_loop().time() - self.start
         self.placing_s += now - request.arrival
-        job = Job(name, text[: request.isl], text[request.isl :])
+        job = EngineJob(name, text[: request.isl], text[request.isl :])
         progress = self.workers[booking.worker_id].submit(job)
         while (milestone := await progress.milestones.get()) is not Milestone.FINISHED:
             assert milestone is not Milestone.LOST

@@ -17,7 +17,7 @@ from indexer.core.stream import EventStream
 from indexer.types import WorkerRank
 from select_service.core.service import SelectionCore
 from select_service.demo.encoding import PoolEvent, Removed, Stored, encode_batch
-from select_service.demo.engine import Engine, EngineSpeed, Job
+from select_service.demo.engine import Engine, EngineJob, EngineSpeed
 from select_service.types import (
     RankTrustRow,
     RouterConfig,
@@ -159,7 +159,7 @@ class TruthFleet:
         assert isinstance(answer, Selection), "nobody is ever busy"
         self.decisions.append((answer.worker_id, answer.effective_prefill_tokens))
         self._home[name] = (answer.worker_id, len(tokens))
-        self.ranks[answer.worker_id].engine.submit(Job(name, tokens, outputs))
+        self.ranks[answer.worker_id].engine.submit(EngineJob(name, tokens, outputs))
 
     def step(self) -> None:
         self.now += STEP_S

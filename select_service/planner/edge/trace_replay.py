@@ -27,10 +27,10 @@ from select_service.planner.types import (
     Value,
     Window,
 )
-from select_service.simulator.core.cluster import Cluster, ClusterSettings, PoolSettings
+from select_service.simulator.core.cluster import Cluster, ClusterSettings, SimulatedPool
 from select_service.simulator.core.latency import ProfileLatency
 from select_service.simulator.core.observation import ISL_EDGES
-from select_service.simulator.core.requests import Request, chain_of
+from select_service.simulator.core.requests import ClientRequest, chain_of
 from select_service.simulator.core.routers import Counting, Placed
 from select_service.simulator.core.worker import EngineSettings
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from select_service.planner.core.warm_up import TracedRequest
     from select_service.planner.types import Reading
     from select_service.simulator.core.observation import Observation
-    from select_service.simulator.core.requests import Outcome
+    from select_service.simulator.core.requests import RequestOutcome
     from select_service.simulator.core.routers import Verdict
 
 __all__ = ["DECODE", "KEY", "PREFILL", "ReplaySettings", "Result", "ScalingPolicy", "TraceReplay"]
@@ -128,16 +128,16 @@ class _Trace:
     def __init__(self, requests: Iterable[TracedRequest]) -> None:
         self._requests = iter(enumerate(requests))
 
-    def next(self) -> Request | None:
+    def next(self) -> ClientRequest | None:
         """See Workload."""
         found = next(self._requests, None)
         if found is None:
             return None
         number, one = found
         isl, osl = max(1, round(one.isl)), max(1, round(one.osl))
-        return Request(number=number, arrival=one.at_s, isl=isl, osl=osl, blocks=chain_of())
+        return ClientRequest(number=number, arrival=one.at_s, isl=isl, osl=osl, blocks=chain_of())
 
-    def after(self, outcome: Outcome) -> Iterable[Request]:
+    def after(self, outcome: RequestOutcome) -> Iterable[ClientRequest]:
         """Nothing follows."""
         return ()
 
@@ -151,7 +151,7 @@ class LeastWork(Counting):
         self._prompts: dict[str, tuple[int, int]] = {}  # worker and tokens, by key
 
     @override
-    def route(self, key: str, request: Request, now: float) -> Verdict | None:
+    def route(self, key: str, request: ClientRequest, now: float) -> Verdict | None:
         verdict = super().route(key, request, now)
         if isinstance(verdict, Placed) and verdict.prefill_worker_id is not None:
             self._prompts[key] = verdict.prefill_worker_id, request.isl
@@ -159,7 +159,7 @@ class LeastWork(Counting):
         return verdict
 
     @override
-    def choose(self, ids: list[int], request: Request) -> int:
+    def choose(self, ids: list[int], request: ClientRequest) -> int:
         return min(ids, key=lambda one: (self._tokens[one], self.load(one), one))
 
     @override
@@ -205,8 +205,8 @@ class TraceReplay:
         cluster = Cluster(
             ClusterSettings(
                 pools={
-                    "prefill": PoolSettings("prefill", self._engines["prefill"]),
-                    "decode": PoolSettings("decode", self._engines["decode"]),
+                    "prefill": SimulatedPool("prefill", self._engines["prefill"]),
+                    "decode": SimulatedPool("decode", self._engines["decode"]),
                 },
                 block_size=_BLOCK,
                 sample_s=1e9,
@@ -368,7 +368,7 @@ def _arrived(seen: Observation) -> Reading:
     return Value(float(seen.num_req)) if seen.num_req else IDLE
 
 
-def _judged(result: Result, outcomes: Sequence[Outcome], settings: ReplaySettings) -> Result:
+def _judged(result: Result, outcomes: Sequence[RequestOutcome], settings: ReplaySettings) -> Result:
     by_interval: Counter[int] = Counter()
     all_of: Counter[int] = Counter()
     for one in outcomes:

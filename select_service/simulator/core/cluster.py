@@ -23,23 +23,29 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from select_service.simulator.core.cluster_settings import ClusterSettings, PoolSettings
-from select_service.simulator.core.fleet import Fleet, Seat
+from select_service.simulator.core.cluster_settings import ClusterSettings, SimulatedPool
+from select_service.simulator.core.fleet import Seat, SimulatedFleet
 from select_service.simulator.core.observation import Observation, Tally, bin_of
-from select_service.simulator.core.requests import LOST, OK, TOO_LARGE, Outcome, Request
+from select_service.simulator.core.requests import (
+    LOST,
+    OK,
+    TOO_LARGE,
+    ClientRequest,
+    RequestOutcome,
+)
 from select_service.simulator.core.routers import Placed, Refused
 from select_service.simulator.core.timeline import Timeline
-from select_service.simulator.core.worker import Job, Worker
+from select_service.simulator.core.worker import EngineJob, EngineWorker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from select_service.simulator.core.kv_events import KvEvent
     from select_service.simulator.core.requests import Workload
-    from select_service.simulator.core.routers import Router, Verdict
+    from select_service.simulator.core.routers import Verdict, WorkerRouter
     from select_service.simulator.core.worker import Happening
 
-__all__ = ["Cluster", "ClusterSettings", "PoolSettings"]
+__all__ = ["Cluster", "ClusterSettings", "SimulatedPool"]
 
 TICK_S: Final = 1.0
 """Between two turns of the router's housekeeping, as in the server."""
@@ -50,11 +56,11 @@ class _Flight:
 
     __slots__ = ("job", "key", "outcome", "placed", "worker_id")
 
-    def __init__(self, outcome: Outcome, key: str) -> None:
+    def __init__(self, outcome: RequestOutcome, key: str) -> None:
         self.outcome = outcome
         self.key = key
         self.worker_id: int | None = None  # its current worker
-        self.job: Job | None = None
+        self.job: EngineJob | None = None
         self.placed: Placed | None = None
 
     @property
@@ -74,18 +80,18 @@ class Cluster:
     """
 
     def __init__(
-        self, settings: ClusterSettings, router: Router, workload: Workload | None = None
+        self, settings: ClusterSettings, router: WorkerRouter, workload: Workload | None = None
     ) -> None:
         self.settings = settings
         self.router = router
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[RequestOutcome] = []
         self.gaps: Counter[int] = Counter()
         self.reasons: Counter[str] = Counter()
         self.spread: list[tuple[float, float, float, int]] = []
         self._workload = workload
         self._time = Timeline()
         self._at = self._time.at
-        self._fleet = Fleet(settings.pools, settings.block_size)
+        self._fleet = SimulatedFleet(settings.pools, settings.block_size)
         self._seats = self._fleet.seats
         self._flights: dict[str, _Flight] = {}  # by key of the attempt
         self._open = 0  # requests that arrived and have not ended
@@ -113,7 +119,7 @@ class Cluster:
         return not self._open and not self._scheduled
 
     @property
-    def workers(self) -> dict[int, Worker]:
+    def workers(self) -> dict[int, EngineWorker]:
         """Every worker that is not gone."""
         return {worker_id: seat.worker for worker_id, seat in self._seats.items()}
 
@@ -126,7 +132,7 @@ class Cluster:
         """Return the workers of a pool, oldest first: starting and ready ones, or all."""
         return self._fleet.ids(pool, draining=draining)
 
-    def offer(self, request: Request) -> None:
+    def offer(self, request: ClientRequest) -> None:
         """Schedule a request's arrival, not before `now`."""
         self._scheduled += 1
         self._at(max(request.arrival, self.now), self._arrive, request)
@@ -291,16 +297,16 @@ class Cluster:
             self._scheduled += 1
             self._at(max(request.arrival, self.now), self._arrive_in_turn, request)
 
-    def _arrive_in_turn(self, request: Request) -> None:
+    def _arrive_in_turn(self, request: ClientRequest) -> None:
         self._next_arrival()
         self._arrive(request)
 
-    def _arrive(self, request: Request) -> None:
+    def _arrive(self, request: ClientRequest) -> None:
         self._scheduled -= 1
         self._arrived += 1
         self._count(1)
         self._tally.arrived(request.isl)
-        flight = _Flight(Outcome(request, "", -1.0), str(request.number))
+        flight = _Flight(RequestOutcome(request, "", -1.0), str(request.number))
         self._flights[flight.key] = flight
         self._route(flight)
 
@@ -334,9 +340,9 @@ class Cluster:
         if verdict.prefill_worker_id is not None:
             first = verdict.prefill_worker_id
         outcome.prefill_worker_id, outcome.worker_id = first, verdict.worker_id
-        self._submit(flight, first, Job(outcome.request))
+        self._submit(flight, first, EngineJob(outcome.request))
 
-    def _submit(self, flight: _Flight, worker_id: int, job: Job) -> None:
+    def _submit(self, flight: _Flight, worker_id: int, job: EngineJob) -> None:
         seat = self._seats.get(worker_id)
         if seat is None:  # it is dead, and the router does not know
             self._again(flight)
@@ -352,7 +358,7 @@ class Cluster:
         if worker.due != due:
             self._at(worker.due, self._step, worker, worker.due)
 
-    def _step(self, worker: Worker, due: float) -> None:
+    def _step(self, worker: EngineWorker, due: float) -> None:
         if worker.due != due:  # it was rescheduled, or died
             return
         happened = worker.step(self.now)
@@ -369,7 +375,7 @@ class Cluster:
         if seat is not None and seat.state == "draining":
             self._go_if_empty(seat)
 
-    def _tell_caches(self, worker: Worker) -> None:
+    def _tell_caches(self, worker: EngineWorker) -> None:
         events = worker.pool.events
         if events:
             worker.pool.events = []
@@ -382,7 +388,7 @@ class Cluster:
     def _apply(self, worker_id: int, events: list[KvEvent]) -> None:
         self.router.apply(worker_id, events, self.now)
 
-    def _happened(self, worker: Worker, one: Happening) -> None:
+    def _happened(self, worker: EngineWorker, one: Happening) -> None:
         job = one.job
         if one.kind == "first_token":
             self._first_token(job)
@@ -394,7 +400,7 @@ class Cluster:
         else:
             self._ended_on_worker(job, TOO_LARGE)
 
-    def _first_token(self, job: Job) -> None:
+    def _first_token(self, job: EngineJob) -> None:
         flight = self._flights.get(job.key)
         if flight is None or flight.job is not job:
             return
@@ -419,24 +425,24 @@ class Cluster:
         else:
             do(*arguments)
 
-    def _move(self, job: Job) -> None:
+    def _move(self, job: EngineJob) -> None:
         """Transfer the KV cache of a computed prompt to the worker that decodes."""
         flight = self._flights.get(job.key)
         if flight is None or flight.job is not job:
             return
         assert flight.placed is not None
         seconds = job.request.isl * self.settings.transfer_token_s
-        job = Job(job.request, prefilled=True, stopped_at=self.now)
+        job = EngineJob(job.request, prefilled=True, stopped_at=self.now)
         self._at(self.now + seconds, self._moved, flight, job, flight.placed.worker_id)
 
-    def _moved(self, flight: _Flight, job: Job, worker_id: int) -> None:
+    def _moved(self, flight: _Flight, job: EngineJob, worker_id: int) -> None:
         if self._flights.get(flight.key) is flight:
             computed_on = None if flight.worker_id is None else self._seats.get(flight.worker_id)
             self._submit(flight, worker_id, job)
             if computed_on is not None:
                 self._go_if_empty(computed_on)
 
-    def _ended_on_worker(self, job: Job, end: str) -> None:
+    def _ended_on_worker(self, job: EngineJob, end: str) -> None:
         flight = self._flights.get(job.key)
         if flight is None or flight.job is not job:
             return

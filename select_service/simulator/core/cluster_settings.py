@@ -10,11 +10,11 @@ from select_service.simulator.core.worker import EngineSettings
 if TYPE_CHECKING:
     from select_service.simulator.core.requests import Role
 
-__all__ = ["ClusterSettings", "PoolSettings"]
+__all__ = ["ClusterSettings", "SimulatedPool"]
 
 
 @dataclass(frozen=True, slots=True)
-class PoolSettings:
+class SimulatedPool:
     """A pool of identical engines."""
 
     role: Role = "aggregated"
@@ -25,7 +25,7 @@ class PoolSettings:
 class ClusterSettings:
     """The environment of the engines."""
 
-    pools: dict[str, PoolSettings] = field(default_factory=lambda: {"workers": PoolSettings()})
+    pools: dict[str, SimulatedPool] = field(default_factory=lambda: {"workers": SimulatedPool()})
     block_size: int = 512
     event_lag_s: float = 0.0  # from a cache change until routers know
     load_lag_s: float = 0.0  # from a first or last token until the router knows

@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from select_service.core.effects import Effects, Pull
     from select_service.core.replication.messages import ReplicaMessage
     from select_service.simulator.core.kv_events import KvEvent
-    from select_service.simulator.core.requests import Request
-    from select_service.simulator.core.routers import Member, Verdict
+    from select_service.simulator.core.requests import ClientRequest
+    from select_service.simulator.core.routers import RouterMember, Verdict
     from select_service.types import Answer
 
 __all__ = ["CoreRouter", "CoreSettings"]
@@ -151,7 +151,7 @@ class CoreRouter:
 
     # -- workers -------------------------------------------------------------------------------
 
-    def add(self, member: Member, now: float) -> None:
+    def add(self, member: RouterMember, now: float) -> None:
         """See Router."""
         uses_events = self.settings.config.use_kv_events
         spec = WorkerSpec(
@@ -180,7 +180,7 @@ class CoreRouter:
 
     # -- requests ------------------------------------------------------------------------------
 
-    def route(self, key: str, request: Request, now: float) -> Verdict | None:
+    def route(self, key: str, request: ClientRequest, now: float) -> Verdict | None:
         """See Router."""
         self._catch_up(now)
         replica = self.replicas[self._turn % len(self.replicas)]

@@ -9,16 +9,16 @@ from collections import Counter, defaultdict
 from itertools import count
 from typing import TYPE_CHECKING, Literal
 
-from select_service.simulator.core.observation import PoolState, coefficient_of_variation
-from select_service.simulator.core.routers import Member
-from select_service.simulator.core.worker import Worker
+from select_service.simulator.core.observation import ObservedPool, coefficient_of_variation
+from select_service.simulator.core.routers import RouterMember
+from select_service.simulator.core.worker import EngineWorker
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from select_service.simulator.core.cluster_settings import PoolSettings
+    from select_service.simulator.core.cluster_settings import SimulatedPool
 
-__all__ = ["Fleet", "Seat"]
+__all__ = ["Seat", "SimulatedFleet"]
 
 
 class Seat:
@@ -26,17 +26,17 @@ class Seat:
 
     __slots__ = ("busy_before", "jobs_before", "pool", "state", "worker")
 
-    def __init__(self, worker: Worker, pool: str) -> None:
+    def __init__(self, worker: EngineWorker, pool: str) -> None:
         self.worker = worker
         self.pool = pool
         self.state: Literal["starting", "ready", "draining", "gone"] = "starting"
         self.busy_before = self.jobs_before = 0.0  # already charged to its pool
 
     @property
-    def member(self) -> Member:
+    def member(self) -> RouterMember:
         """The worker as described to routers."""
         worker = self.worker
-        return Member(
+        return RouterMember(
             worker.worker_id,
             worker.role,
             worker.block_size,
@@ -46,10 +46,10 @@ class Seat:
         )
 
 
-class Fleet:
+class SimulatedFleet:
     """Every worker that is not gone, by id."""
 
-    def __init__(self, pools: Mapping[str, PoolSettings], block_size: int) -> None:
+    def __init__(self, pools: Mapping[str, SimulatedPool], block_size: int) -> None:
         for pool in pools.values():
             pool.engine.check()
         self.pools = pools
@@ -67,7 +67,7 @@ class Fleet:
         kind = self.pools[pool]
         self.account(now)
         worker_id = next(self._ids)
-        worker = Worker(worker_id, kind.engine, self._block_size, kind.role)
+        worker = EngineWorker(worker_id, kind.engine, self._block_size, kind.role)
         self.seats[worker_id] = Seat(worker, pool)
         return worker_id
 
@@ -104,7 +104,7 @@ class Fleet:
             self._paid[pool] += seconds
             seat.jobs_before, seat.busy_before = jobs, busy
 
-    def close_books(self, now: float, seconds: float) -> dict[str, PoolState]:
+    def close_books(self, now: float, seconds: float) -> dict[str, ObservedPool]:
         """Return the state of pools and their costs in the last `seconds`, and start anew."""
         self.account(now)
         states = {name: self._state(name, seconds) for name in self.pools}
@@ -112,13 +112,13 @@ class Fleet:
             sums.clear()
         return states
 
-    def _state(self, name: str, seconds: float) -> PoolState:
+    def _state(self, name: str, seconds: float) -> ObservedPool:
         seats = [seat for seat in self.seats.values() if seat.pool == name]
         workers = [seat.worker for seat in seats]
         paid = self._paid[name]
         capacity = sum(worker.pool.capacity for worker in workers)
         states = Counter(seat.state for seat in seats)
-        return PoolState(
+        return ObservedPool(
             ready=states["ready"],
             starting=states["starting"],
             draining=states["draining"],

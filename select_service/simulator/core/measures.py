@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from select_service.simulator.core.cluster import Cluster
-    from select_service.simulator.core.requests import Outcome, Request
+    from select_service.simulator.core.requests import ClientRequest, RequestOutcome
 
 __all__ = ["Distribution", "Measures", "SloRow", "ceiling_of", "measure"]
 
@@ -85,7 +85,7 @@ class Measures(msgspec.Struct, frozen=True, kw_only=True):
         return self.hit_rate / self.hit_ceiling if self.hit_ceiling else 1.0
 
 
-def ceiling_of(requests: Iterable[Request], block_size: int) -> float:
+def ceiling_of(requests: Iterable[ClientRequest], block_size: int) -> float:
     """Return the hit rate of one infinite cache that holds each prompt as soon as it arrives."""
     seen = BlockSet()
     found = total = 0
@@ -177,7 +177,7 @@ def _distribution_of_bins(bins: Counter[int]) -> Distribution:
     )
 
 
-def _is_met(one: Outcome) -> bool:
+def _is_met(one: RequestOutcome) -> bool:
     request = one.request
     if not one.is_ok:
         return False
@@ -185,7 +185,7 @@ def _is_met(one: Outcome) -> bool:
     return in_time and (request.slo_itl_s is None or one.itl_s <= request.slo_itl_s)
 
 
-def _slo_rows(by_arrival: Sequence[Outcome], begin: float, end: float) -> list[SloRow]:
+def _slo_rows(by_arrival: Sequence[RequestOutcome], begin: float, end: float) -> list[SloRow]:
     with_slo = [
         one
         for one in by_arrival

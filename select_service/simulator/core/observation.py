@@ -15,15 +15,15 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from select_service.simulator.core.requests import Outcome
+    from select_service.simulator.core.requests import RequestOutcome
 
-__all__ = ["ISL_EDGES", "Observation", "PoolState", "Tally"]
+__all__ = ["ISL_EDGES", "Observation", "ObservedPool", "Tally"]
 
 ISL_EDGES: Final = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 """Upper edges, inclusive, of the histogram of prompt lengths; longer ones have one more bin."""
 
 
-class PoolState(msgspec.Struct, frozen=True, kw_only=True):
+class ObservedPool(msgspec.Struct, frozen=True, kw_only=True):
     """One pool at the end of an interval; `busy` and `concurrency` are means over it."""
 
     ready: int  # workers that may be chosen
@@ -55,7 +55,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int  # of first tokens in the interval
     hit_rate: float | None  # share of them found in the cache
     concurrency: float  # requests that arrived and have not ended, mean over the interval
-    pools: dict[str, PoolState]
+    pools: dict[str, ObservedPool]
 
     @property
     def interval_s(self) -> float:
@@ -102,7 +102,7 @@ class Tally:
         self.prompted += isl
         self.cached += cached_tokens
 
-    def ended(self, outcome: Outcome) -> None:
+    def ended(self, outcome: RequestOutcome) -> None:
         """Count an end of any kind."""
         if outcome.is_ok:
             self.finished += 1
@@ -116,7 +116,7 @@ class Tally:
             self.lost += 1
 
     def observe(
-        self, start: float, end: float, concurrency: float, pools: dict[str, PoolState]
+        self, start: float, end: float, concurrency: float, pools: dict[str, ObservedPool]
     ) -> Observation:
         """Return the interval's observation."""
         return Observation(

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from select_service.simulator.core.kv_events import KvEvent
-    from select_service.simulator.core.requests import Request
-    from select_service.simulator.core.routers import Counting, Member, Verdict
+    from select_service.simulator.core.requests import ClientRequest
+    from select_service.simulator.core.routers import Counting, RouterMember, Verdict
 
 __all__ = ["Replicated"]
 
@@ -31,7 +31,7 @@ class Replicated:
         self._home: dict[str, Counting] = {}  # by key
         self._news: deque[tuple[float, Counting, Callable[[Counting], None]]] = deque()
 
-    def add(self, member: Member, now: float) -> None:
+    def add(self, member: RouterMember, now: float) -> None:
         """See Router."""
         for replica in self.replicas:
             replica.add(member, now)
@@ -46,7 +46,7 @@ class Replicated:
         for replica in self.replicas:
             replica.remove(worker_id, now)
 
-    def route(self, key: str, request: Request, now: float) -> Verdict | None:
+    def route(self, key: str, request: ClientRequest, now: float) -> Verdict | None:
         """See Router."""
         self._hear(now)
         replica = self.replicas[self._turn % len(self.replicas)]

@@ -15,7 +15,16 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["LOST", "OK", "TOO_LARGE", "Outcome", "Request", "Role", "Workload", "chain_of"]
+__all__ = [
+    "LOST",
+    "OK",
+    "TOO_LARGE",
+    "ClientRequest",
+    "RequestOutcome",
+    "Role",
+    "Workload",
+    "chain_of",
+]
 
 Role = Literal["prefill", "decode", "aggregated"]
 
@@ -24,7 +33,7 @@ TOO_LARGE: Final = "too_large"  # no engine can ever hold it
 LOST: Final = "lost"  # its workers died more often than it may be retried
 
 
-class Request(msgspec.Struct, kw_only=True, eq=False):
+class ClientRequest(msgspec.Struct, kw_only=True, eq=False):
     """One request as a client sends it.
 
     `blocks` names the full blocks of the prompt and, where known, those its answer will fill: a
@@ -44,10 +53,10 @@ class Request(msgspec.Struct, kw_only=True, eq=False):
     expected_osl: int | None = None  # as stated by the client; usually it is not
 
 
-class Outcome(msgspec.Struct, eq=False):
+class RequestOutcome(msgspec.Struct, eq=False):
     """The outcome of a request; times are seconds since the start of the run."""
 
-    request: Request
+    request: ClientRequest
     end: str  # `OK`, `TOO_LARGE`, `LOST`, or `refused: CODE`
     finished: float
     worker_id: int = -1  # that decoded it
@@ -87,10 +96,10 @@ class Workload(Protocol):
 
     block_size: int
 
-    def next(self) -> Request | None:
+    def next(self) -> ClientRequest | None:
         """Return the next request in order of arrival; None: no more come unprompted."""
 
-    def after(self, outcome: Outcome) -> Iterable[Request]:
+    def after(self, outcome: RequestOutcome) -> Iterable[ClientRequest]:
         """Return what the end of a request causes: its next turn, the next of a closed loop."""
 
 

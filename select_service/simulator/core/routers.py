@@ -16,20 +16,20 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from select_service.simulator.core.kv_events import KvEvent
-    from select_service.simulator.core.requests import Request, Role
+    from select_service.simulator.core.requests import ClientRequest, Role
 
 __all__ = [
     "Counting",
     "LeastLoaded",
-    "Member",
     "Placed",
     "PowerOfTwo",
     "PrefixAffinity",
     "RandomChoice",
     "Refused",
-    "RoundRobin",
-    "Router",
+    "RoundRobinRouter",
+    "RouterMember",
     "Verdict",
+    "WorkerRouter",
 ]
 
 
@@ -50,7 +50,7 @@ class Refused(NamedTuple):
 Verdict = Placed | Refused
 
 
-class Member(NamedTuple):
+class RouterMember(NamedTuple):
     """A worker as described to a router."""
 
     worker_id: int
@@ -61,10 +61,10 @@ class Member(NamedTuple):
     sequences_max: int
 
 
-class Router(Protocol):
+class WorkerRouter(Protocol):
     """Chooses workers. Every method takes the time; `key` names one attempt of a request."""
 
-    def add(self, member: Member, now: float) -> None:
+    def add(self, member: RouterMember, now: float) -> None:
         """Add a worker that may be chosen from now on."""
 
     def drain(self, worker_id: int, now: float) -> None:
@@ -73,7 +73,7 @@ class Router(Protocol):
     def remove(self, worker_id: int, now: float) -> None:
         """Remove a worker that is gone, with everything on it."""
 
-    def route(self, key: str, request: Request, now: float) -> Verdict | None:
+    def route(self, key: str, request: ClientRequest, now: float) -> Verdict | None:
         """Choose a worker; None: the request waits, and `answered` will return it."""
 
     def prefilled(self, key: str, cached_tokens: int, now: float) -> None:
@@ -109,7 +109,7 @@ class Counting:
 
     # -- workers -------------------------------------------------------------------------------
 
-    def add(self, member: Member, now: float) -> None:
+    def add(self, member: RouterMember, now: float) -> None:
         """See Router."""
         self._in_flight[member.worker_id] = 0
         self._open[member.role].append(member.worker_id)
@@ -127,7 +127,7 @@ class Counting:
 
     # -- requests ------------------------------------------------------------------------------
 
-    def route(self, key: str, request: Request, now: float) -> Verdict | None:
+    def route(self, key: str, request: ClientRequest, now: float) -> Verdict | None:
         """Choose an aggregated worker if there are any, else one for each leg."""
         whole = self._open["aggregated"]
         if whole:
@@ -156,7 +156,7 @@ class Counting:
     def begin_anywhere(self) -> None:
         """Become one of several replicas, which have not begun together."""
 
-    def choose(self, ids: list[int], request: Request) -> int:
+    def choose(self, ids: list[int], request: ClientRequest) -> int:
         """Return one of these workers; there is at least one."""
         raise NotImplementedError
 
@@ -204,7 +204,7 @@ class Counting:
             assert not any(self._in_flight.values()), "nothing is in flight"
 
 
-class RoundRobin(Counting):
+class RoundRobinRouter(Counting):
     """Chooses workers in turn."""
 
     def __init__(self, rng: random.Random) -> None:
@@ -215,7 +215,7 @@ class RoundRobin(Counting):
         """See Counting: in step they would all send to the same worker."""
         self._turn = self._rng.randrange(1 << 16)
 
-    def choose(self, ids: list[int], request: Request) -> int:
+    def choose(self, ids: list[int], request: ClientRequest) -> int:
         """See Counting."""
         self._turn += 1
         return ids[self._turn % len(ids)]
@@ -224,7 +224,7 @@ class RoundRobin(Counting):
 class RandomChoice(Counting):
     """Chooses a random worker."""
 
-    def choose(self, ids: list[int], request: Request) -> int:
+    def choose(self, ids: list[int], request: ClientRequest) -> int:
         """See Counting."""
         return ids[int(self._rng.random() * len(ids))]
 
@@ -232,7 +232,7 @@ class RandomChoice(Counting):
 class LeastLoaded(Counting):
     """Chooses the worker with the fewest requests; ties are random."""
 
-    def choose(self, ids: list[int], request: Request) -> int:
+    def choose(self, ids: list[int], request: ClientRequest) -> int:
         """See Counting."""
         loads = [self.load(worker_id) for worker_id in ids]
         least = min(loads)
@@ -243,7 +243,7 @@ class LeastLoaded(Counting):
 class PowerOfTwo(Counting):
     """Chooses the less loaded of two random workers."""
 
-    def choose(self, ids: list[int], request: Request) -> int:
+    def choose(self, ids: list[int], request: ClientRequest) -> int:
         """See Counting."""
         draw = self._rng.random
         first = int(draw() * len(ids))
@@ -265,7 +265,7 @@ class PrefixAffinity(Counting):
         super().__init__(rng)
         self._prefix_blocks = prefix_blocks
 
-    def choose(self, ids: list[int], request: Request) -> int:
+    def choose(self, ids: list[int], request: ClientRequest) -> int:
         """See Counting."""
         name = request.session
         if not name and request.blocks:

@@ -22,9 +22,9 @@ from select_service.simulator.core.kv_pool import KvPool
 from select_service.simulator.core.latency import AnalyticLatency, Latency
 
 if TYPE_CHECKING:
-    from select_service.simulator.core.requests import Request, Role
+    from select_service.simulator.core.requests import ClientRequest, Role
 
-__all__ = ["EngineSettings", "Happening", "Job", "Worker"]
+__all__ = ["EngineJob", "EngineSettings", "EngineWorker", "Happening"]
 
 _NEVER: Final = math.inf
 _NO_STEP: Final = -1
@@ -50,7 +50,7 @@ class EngineSettings:
                 raise ValueError(f"{name} must be above 0")
 
 
-class Job:
+class EngineJob:
     """A request on an engine."""
 
     __slots__ = (
@@ -69,7 +69,7 @@ class Job:
     )
 
     def __init__(
-        self, request: Request, *, prefilled: bool = False, stopped_at: float = -1.0
+        self, request: ClientRequest, *, prefilled: bool = False, stopped_at: float = -1.0
     ) -> None:
         self.request = request
         self.key = ""  # its owner's name for it
@@ -90,10 +90,10 @@ class Happening(NamedTuple):
     """The outcome for a job at the end of a step."""
 
     kind: Literal["first_token", "done", "too_large"]
-    job: Job
+    job: EngineJob
 
 
-class Worker:
+class EngineWorker:
     """Call `submit` for jobs, and `step` at `due`; `check` asserts all invariants.
 
     Attributes:
@@ -115,19 +115,19 @@ class Worker:
         self.steps = 0
         self.prefill_tokens = 0  # computed so far
         self.gaps: list[tuple[float, int]] = []
-        self.waiting: deque[Job] = deque()
+        self.waiting: deque[EngineJob] = deque()
         self._latency = settings.latency
-        self._running: dict[Job, None] = {}  # in order of scheduling
-        self._prefilling: deque[Job] = deque()
-        self._ends: list[tuple[int, int, Job]] = []  # of decoding; stale if end_step differs
+        self._running: dict[EngineJob, None] = {}  # in order of scheduling
+        self._prefilling: deque[EngineJob] = deque()
+        self._ends: list[tuple[int, int, EngineJob]] = []  # of decoding; stale if end_step differs
         self._order = count()
         self._phases: list[int] = []  # of decoding jobs, which begin a block at steps ≡ phase
         self._kv_tokens = 0  # of decoding jobs
-        self._chunks: list[tuple[Job, int]] = []  # of the step in progress
+        self._chunks: list[tuple[EngineJob, int]] = []  # of the step in progress
         self._waited: list[float] = []  # gaps so far of jobs that decode here from this step on
         self._stretch = 0  # steps in progress
         self._begun = 0.0
-        self._too_large: list[Job] = []
+        self._too_large: list[EngineJob] = []
         self._job_seconds = 0.0
         self._counted_at = 0.0
 
@@ -155,7 +155,7 @@ class Worker:
         waiting = sum(job.total - job.computed for job in self.waiting)
         return waiting + sum(job.total - job.computed for job in self._prefilling)
 
-    def tokens_of(self, job: Job, now: float) -> int:
+    def tokens_of(self, job: EngineJob, now: float) -> int:
         """Return the tokens of its answer that a job's client has received until now."""
         if job.start_step == _NO_STEP:
             return job.generated
@@ -173,7 +173,7 @@ class Worker:
 
     # -- work ------------------------------------------------------------------------------------
 
-    def submit(self, job: Job, now: float) -> None:
+    def submit(self, job: EngineJob, now: float) -> None:
         """Append a job to the queue."""
         self.job_seconds(now)
         was_empty = not self.waiting
@@ -203,7 +203,7 @@ class Worker:
             self._too_large.clear()
         return happened
 
-    def take_refused(self) -> list[Job]:
+    def take_refused(self) -> list[EngineJob]:
         """Return jobs that can never fit, as found by `submit`."""
         refused, self._too_large = self._too_large, []
         return refused
@@ -233,7 +233,7 @@ class Worker:
         if tokens > len(waited):
             self.gaps.append((step_s, tokens - len(waited)))
 
-    def _computed(self, job: Job, tokens: int, now: float, happened: list[Happening]) -> None:
+    def _computed(self, job: EngineJob, tokens: int, now: float, happened: list[Happening]) -> None:
         job.computed += tokens
         self.prefill_tokens += tokens
         self._name(job, job.computed)
@@ -253,7 +253,7 @@ class Worker:
         else:
             self._decode(job)
 
-    def _name(self, job: Job, tokens: int) -> None:
+    def _name(self, job: EngineJob, tokens: int) -> None:
         """Name the full blocks computed so far, as far as their names are known."""
         blocks = job.request.blocks
         full = min(tokens // self.block_size, len(blocks))
@@ -261,14 +261,14 @@ class Worker:
             self.pool.name(blocks, job.named, full)
             job.named = full
 
-    def _decode(self, job: Job) -> None:
+    def _decode(self, job: EngineJob) -> None:
         job.start_step = self.steps
         job.end_step = self.steps + job.request.osl - job.generated
         insort(self._phases, (self.steps - job.total) % self.block_size)
         self._kv_tokens += job.total
         heappush(self._ends, (job.end_step, next(self._order), job))
 
-    def _stop_decoding(self, job: Job) -> int:
+    def _stop_decoding(self, job: EngineJob) -> int:
         """Remove a job from the decoding batch; returns its tokens in the cache."""
         done = self.steps - job.start_step
         phases = self._phases
@@ -279,14 +279,14 @@ class Worker:
         job.start_step = job.end_step = _NO_STEP
         return tokens
 
-    def _finish(self, job: Job, happened: list[Happening]) -> None:
+    def _finish(self, job: EngineJob, happened: list[Happening]) -> None:
         tokens = self._stop_decoding(job)
         job.held = -(-tokens // self.block_size)
         self._name(job, tokens)
         self._leave(job, tokens)
         happened.append(Happening("done", job))
 
-    def _leave(self, job: Job, tokens: int) -> None:
+    def _leave(self, job: EngineJob, tokens: int) -> None:
         """Release the blocks of this many tokens."""
         held = -(-tokens // self.block_size)
         self.pool.release(job.request.blocks, job.named, held - job.named)
@@ -401,7 +401,7 @@ class Worker:
             preempted = True
         return preempted
 
-    def _preempt(self, job: Job) -> None:
+    def _preempt(self, job: EngineJob) -> None:
         if job.start_step == _NO_STEP:
             self._prefilling.remove(job)
             tokens = job.total
@@ -418,7 +418,7 @@ class Worker:
 
     # -- the end ---------------------------------------------------------------------------------
 
-    def kill(self) -> list[Job]:
+    def kill(self) -> list[EngineJob]:
         """Lose everything; returns the jobs that were here."""
         lost = [*self._running, *self.waiting]
         self.due = _NEVER

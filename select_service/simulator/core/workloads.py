@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 import msgspec
 
 from select_service.simulator.core import arrivals
-from select_service.simulator.core.requests import Outcome, Request, chain_of
+from select_service.simulator.core.requests import ClientRequest, RequestOutcome, chain_of
 
 if TYPE_CHECKING:
     import random
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from select_service.simulator.core.requests import Workload
 
-__all__ = ["KINDS", "Mix", "Sessions", "Shape", "Waves", "WorkloadSettings", "workload_of"]
+__all__ = ["KINDS", "Mix", "SessionWorkload", "Shape", "Waves", "WorkloadSettings", "workload_of"]
 
 Kind = Literal["chat", "agents", "shared-prompts", "rl"]
 
@@ -210,7 +210,7 @@ class _Author:
         think_s = self.rng.expovariate(1.0 / shape.think_s) if shape.think_s else 0.0
         return _Turn(self.draw(shape.turn_tokens), self.draw(shape.output_tokens), think_s)
 
-    def write(self, session: _Session, now: float) -> Request:
+    def write(self, session: _Session, now: float) -> ClientRequest:
         """Return the next request of a session; its context then includes the answer, too."""
         settings, turn = self.settings, session.turns.pop()
         isl, osl = session.tokens + turn.tokens, turn.output
@@ -218,7 +218,7 @@ class _Author:
         # the last token is cached only with the next turn
         full = (isl + osl) // self._block_size
         session.blocks += self._blocks(full - len(session.blocks))
-        return Request(
+        return ClientRequest(
             number=next(self.names.requests),
             arrival=now,
             isl=isl,
@@ -233,7 +233,7 @@ class _Author:
         )
 
 
-class Sessions:
+class SessionWorkload:
     """Chats, agents, single prompts: consecutive requests in each session."""
 
     def __init__(
@@ -252,13 +252,13 @@ class Sessions:
         self._times = _times(settings, rng)
         self._users = self._first_requests(rng) if self._is_closed else []
 
-    def next(self) -> Request | None:
+    def next(self) -> ClientRequest | None:
         """See Workload."""
         if self._is_closed:
             return self._users.pop() if self._users else None
         return self._begin(next(self._times)) if self._left > 0 else None
 
-    def after(self, outcome: Outcome) -> list[Request]:
+    def after(self, outcome: RequestOutcome) -> list[ClientRequest]:
         """See Workload: the next turn; in a closed loop, the user's next session."""
         session = self._open.pop(outcome.request.number)
         if session.turns and outcome.is_ok:
@@ -267,7 +267,7 @@ class Sessions:
             return [self._begin(outcome.finished)]
         return []
 
-    def _first_requests(self, rng: random.Random) -> list[Request]:
+    def _first_requests(self, rng: random.Random) -> list[ClientRequest]:
         """Return the first request of each user of a closed loop, last first.
 
         Users come within a second, not all at once; who thinks for less time asks sooner.
@@ -276,14 +276,14 @@ class Sessions:
         begun = [self._begin(now) for now in times if self._left > 0]
         return sorted(begun, key=lambda one: one.arrival, reverse=True)
 
-    def _begin(self, now: float) -> Request:
+    def _begin(self, now: float) -> ClientRequest:
         session = self._author.open(self._left)
         self._left -= len(session.turns)
         if self._is_closed:
             now += session.turns[-1].think_s
         return self._go_on(session, now)
 
-    def _go_on(self, session: _Session, now: float) -> Request:
+    def _go_on(self, session: _Session, now: float) -> ClientRequest:
         request = self._author.write(session, now)
         self._open[request.number] = session
         return request
@@ -305,12 +305,12 @@ class Waves:
         self._rng = rng
         self._left = settings.requests
         self._under_way = 0
-        self._queue: list[Request] = []  # of the wave, last first
+        self._queue: list[ClientRequest] = []  # of the wave, last first
         self._queue = self._wave(0.0)
 
-    def _wave(self, now: float) -> list[Request]:
+    def _wave(self, now: float) -> list[ClientRequest]:
         author = _Author(self._settings, self.block_size, self._rng, self._names)
-        wave: list[Request] = []
+        wave: list[ClientRequest] = []
         for group in range(author.shape.prompts):
             for _ in range(self._settings.samples):
                 if len(wave) < self._left:
@@ -319,11 +319,11 @@ class Waves:
         self._under_way += len(wave)
         return wave[::-1]
 
-    def next(self) -> Request | None:
+    def next(self) -> ClientRequest | None:
         """See Workload."""
         return self._queue.pop() if self._queue else None
 
-    def after(self, outcome: Outcome) -> list[Request]:
+    def after(self, outcome: RequestOutcome) -> list[ClientRequest]:
         """See Workload: the whole next wave, once the last request of this one has ended."""
         self._under_way -= 1
         if self._under_way or self._left <= 0:
@@ -341,7 +341,7 @@ class Mix:
         self._heads = [part.next() for part in parts]
         self._owner: dict[int, Workload] = {}
 
-    def next(self) -> Request | None:
+    def next(self) -> ClientRequest | None:
         """See Workload."""
         heads = [(head.arrival, at) for at, head in enumerate(self._heads) if head is not None]
         if not heads:
@@ -352,7 +352,7 @@ class Mix:
         self._owner[head.number] = self._parts[at]
         return head
 
-    def after(self, outcome: Outcome) -> list[Request]:
+    def after(self, outcome: RequestOutcome) -> list[ClientRequest]:
         """See Workload."""
         owner = self._owner.pop(outcome.request.number)
         brought = list(owner.after(outcome))
@@ -373,7 +373,7 @@ def workload_of(
     parts: list[Workload] = []
     for one, rng in zip(settings, rngs, strict=True):
         one.check()
-        kind = Waves if one.kind == "rl" else Sessions
+        kind = Waves if one.kind == "rl" else SessionWorkload
         parts.append(kind(one, block_size, rng, names))
     return parts[0] if len(parts) == 1 else Mix(parts)
 

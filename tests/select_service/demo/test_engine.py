@@ -7,7 +7,7 @@ import random
 import pytest
 
 from select_service.demo.encoding import Removed, Stored
-from select_service.demo.engine import Engine, EngineSpeed, Job, StepReport
+from select_service.demo.engine import Engine, EngineJob, EngineSpeed, StepReport
 
 
 def until_idle(engine: Engine) -> list[StepReport]:
@@ -20,7 +20,7 @@ def until_idle(engine: Engine) -> list[StepReport]:
 
 def test_a_job_is_prefilled_in_chunks_decoded_and_finished() -> None:
     engine = Engine(16, 4, EngineSpeed(prefill_tokens_per_step=6, decode_tokens_per_step=1))
-    engine.submit(Job("a", range(10), range(100, 107)))
+    engine.submit(EngineJob("a", range(10), range(100, 107)))
     first, second, *rest = until_idle(engine)
     assert first.prefilled == []
     assert second.prefilled == [("a", 0)]
@@ -37,18 +37,18 @@ def test_a_job_is_prefilled_in_chunks_decoded_and_finished() -> None:
 
 def test_a_prompt_that_is_cached_is_reused_but_for_its_last_token() -> None:
     engine = Engine(16, 4)
-    engine.submit(Job("a", range(8), (1,)))
+    engine.submit(EngineJob("a", range(8), (1,)))
     until_idle(engine)
-    engine.submit(Job("b", range(8), (1,)))
-    engine.submit(Job("c", range(9), (1,)))
+    engine.submit(EngineJob("b", range(8), (1,)))
+    engine.submit(EngineJob("c", range(9), (1,)))
     prefilled = [one for report in until_idle(engine) for one in report.prefilled]
     assert sorted(prefilled) == [("b", 1), ("c", 2)]
 
 
 def test_what_can_never_fit_is_refused_and_the_next_goes_on() -> None:
     engine = Engine(2, 4)
-    engine.submit(Job("huge", range(100), (1,)))
-    engine.submit(Job("small", range(4), (1,)))
+    engine.submit(EngineJob("huge", range(100), (1,)))
+    engine.submit(EngineJob("small", range(4), (1,)))
     report = engine.step()
     assert report.refused == ["huge"]
     assert report.finished == ["small"]
@@ -67,7 +67,7 @@ def test_its_events_tell_what_it_holds(seed: int) -> None:
         text = [*rng.choice([[], *texts])[:12], *(rng.randrange(3) for _ in range(5))]
         texts.append(text)
         outputs = [rng.randrange(3) for _ in range(rng.randrange(1, 20))]
-        engine.submit(Job(str(number), text, outputs))
+        engine.submit(EngineJob(str(number), text, outputs))
         for report in until_idle(engine) if number % 5 == 4 else [engine.step()]:
             ended += len(report.finished)
             for event in report.events:

@@ -19,7 +19,7 @@ from bench.planner.scale_down import (
     told,
 )
 from select_service.simulator.core.cluster import Cluster, ClusterSettings
-from select_service.simulator.core.cluster_settings import PoolSettings
+from select_service.simulator.core.cluster_settings import SimulatedPool
 from select_service.simulator.core.core_router import CoreRouter, CoreSettings
 from select_service.simulator.core.worker import EngineSettings
 from select_service.simulator.core.workloads import WorkloadSettings, workload_of
@@ -33,7 +33,7 @@ def hit_rate_of_chats(removed: str, seed: int) -> float:
     engine = EngineSettings(kv_tokens=400_000)
     chats = WorkloadSettings(kind="chat", rate=1.5, requests=6_000)
     cluster = Cluster(
-        ClusterSettings({"workers": PoolSettings("aggregated", engine)}, block_size=64),
+        ClusterSettings({"workers": SimulatedPool("aggregated", engine)}, block_size=64),
         router,
         workload_of([chats], 64, [random.Random(seed)]),
     )

@@ -13,7 +13,7 @@ from select_service.core.admission.gate import Gate
 from select_service.core.admission.policies import Built, build
 from select_service.core.admission.policy_api import AdmissionRequest
 from select_service.errors import retry_after_header
-from select_service.simulator.trial_pool import ComputingPool, PoolSettings
+from select_service.simulator.trial_pool import ComputingPool, TrialPoolSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,7 +48,7 @@ class Fluid:
     seconds: float = 30.0
     seed: int = 1
     retries: int = 1
-    settings: PoolSettings = field(default_factory=PoolSettings)
+    settings: TrialPoolSettings = field(default_factory=TrialPoolSettings)
     latency_s: float = 0.02
 
     def __post_init__(self) -> None:

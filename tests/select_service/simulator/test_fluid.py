@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from select_service.simulator.trial_pool import PoolSettings
+from select_service.simulator.trial_pool import TrialPoolSettings
 from tests.select_service.simulator.fluid import MEAN_TOKENS, Fluid
 
 TARGETS = {"critical": 2.0, "standard": 5.0, "batch": 20.0, "background": 60.0}
 SMALL = {"quotas": {"critical": 64, "standard": 64, "batch": 32, "background": 16}}
-CAPACITY = PoolSettings().ranks * PoolSettings().prefill_tokens_per_s
+CAPACITY = TrialPoolSettings().ranks * TrialPoolSettings().prefill_tokens_per_s
 BUCKET = {"capacity": 4e4, "refill_rate": 0.95 * CAPACITY}
 POLICIES = [
     ("slo-shed", SMALL),

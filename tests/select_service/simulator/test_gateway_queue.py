@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from select_service.core.admission.classes import SloClasses
-from select_service.simulator.admit import Snapshot
+from select_service.simulator.admit import InstanceState
 from select_service.simulator.cli import main
 from select_service.simulator.gateway_queue import GatewayQueue, QueueSettings, saturation_of
 from tests.select_service.core.admission.golden import SIMULATOR
@@ -49,7 +49,7 @@ def test_every_line_as_recorded(
 
 @pytest.mark.parametrize("state", SIMULATOR["slo_aware"], ids=lambda state: state["state"])
 def test_detectors_as_recorded(state: dict[str, Any]) -> None:
-    pool = [Snapshot(**one) for one in state["snapshots"] or []]
+    pool = [InstanceState(**one) for one in state["snapshots"] or []]
     found = {name: saturation_of(QueueSettings(detector=name), pool) for name in DETECTORS}
     assert found["never"] == 0.0
     assert found["utilization"] == state["utilization_saturation_5_0.8"]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from select_service.simulator.cli import main
-from select_service.simulator.core.requests import Request
-from select_service.simulator.runs import RunSettings, Trace, workload
+from select_service.simulator.core.requests import ClientRequest
+from select_service.simulator.runs import SimulationSettings, Trace, workload
 
 QUICK = ["run", "--policy", "ours", "--workers", "2", "--quiet"]
 
@@ -26,9 +26,9 @@ def written(folder: Path, *lines: bytes) -> str:
     return str(path)
 
 
-def read(path: str, **changes: object) -> list[Request]:
+def read(path: str, **changes: object) -> list[ClientRequest]:
     trace = Trace(path=path, **changes)  # type: ignore[arg-type]
-    return list(iter(workload(RunSettings(trace=trace, block_size=16)).next, None))
+    return list(iter(workload(SimulationSettings(trace=trace, block_size=16)).next, None))
 
 
 def test_a_packed_trace_is_the_same_trace(tmp_path: Path) -> None:

@@ -13,17 +13,17 @@ from msgspec.structs import replace
 
 from select_service.simulator.core.workloads import WorkloadSettings
 from select_service.simulator.profiles import read_profile
-from select_service.simulator.runs import Engine, RunSettings, run
+from select_service.simulator.runs import EngineSpec, SimulationSettings, run
 from tests.select_service.planner.golden import GOLDEN
 
 
 @pytest.mark.parametrize("form", ["npz", "json", "both"])
 def test_engines_may_be_as_a_profile_measured_them(tmp_path: Path, form: str) -> None:
     write_profile(tmp_path, form)
-    settings = RunSettings(
+    settings = SimulationSettings(
         workloads=[WorkloadSettings(requests=60)], workers=2, block_size=64, policy="random"
     )
-    engine = Engine(profile=str(tmp_path))
+    engine = EngineSpec(profile=str(tmp_path))
     measured = run(replace(settings, engine=engine))
     assert measured.ok == 60
     assert 0.0079 <= measured.gap_s.p50 <= 0.0202, "bins are 2 % wide"

@@ -19,7 +19,12 @@ from select_service.core.recording.encoder import message
 from select_service.core.recording.items import FRAME, LENGTH, OPENING, Header
 from select_service.simulator.cli import main
 from select_service.simulator.recording_replay import replay
-from select_service.simulator.replay_findings import Difference, Missing, Place, Replay
+from select_service.simulator.replay_findings import (
+    RecordingGap,
+    ReplayDifference,
+    ReplayPlace,
+    ReplayResult,
+)
 from select_service.simulator.replay_report import html_of
 from select_service.simulator.replay_text import missing
 from select_service.simulator.time_series import PARTS_MAX, Clock, TimeSeries
@@ -64,7 +69,7 @@ def test_a_page_of_other_weights_says_what_the_json_says(
     path, report, out = recorded(tmp_path / "rec", 5), tmp_path / "page.html", tmp_path / "told"
     assert main(["replay", str(path), *WEIGHTS, "--report", str(report), "--out", str(out)]) == 0
     assert "reproduced" in capsys.readouterr().out
-    told = msgspec.json.decode(out.read_bytes(), type=Replay)
+    told = msgspec.json.decode(out.read_bytes(), type=ReplayResult)
     page = report.read_text("utf-8")
     assert "<title>select-sim: replay of rec with overlap_score_credit=0.0, temp" in page
     assert titles_of(page) == [
@@ -125,9 +130,11 @@ def test_a_page_without_weights_and_of_hardly_anything(tmp_path: Path) -> None:
 def test_names_are_no_markup() -> None:
     """Whoever sends requests chooses what they are called."""
     name = "<script>alert(1)</script>&"
-    place = Place("placed", 1, 0, code=name)
-    found = Difference(name, 1, 0.0, name, name, name, name, 1, 1, place, place)
-    told = Replay([name], [name], 0.0, first_difference=found, missing=[Missing(name, "disk", 1)])
+    place = ReplayPlace("placed", 1, 0, code=name)
+    found = ReplayDifference(name, 1, 0.0, name, name, name, name, 1, 1, place, place)
+    told = ReplayResult(
+        [name], [name], 0.0, first_difference=found, missing=[RecordingGap(name, "disk", 1)]
+    )
     told.refused = {name: 1}
     assert "<script" not in html_of(told)
 

@@ -17,15 +17,15 @@ from msgspec.structs import replace
 from select_service.simulator.cli import main
 from select_service.simulator.core.latency import ProfileLatency
 from select_service.simulator.core.measures import ceiling_of
-from select_service.simulator.core.requests import Request, chain_of
-from select_service.simulator.core.routers import Member
+from select_service.simulator.core.requests import ClientRequest, chain_of
+from select_service.simulator.core.routers import RouterMember
 from select_service.simulator.core.workloads import WorkloadSettings
 from select_service.simulator.results import NotWritten, write_whole
 from select_service.simulator.runs import (
     POLICIES,
-    Change,
-    Engine,
-    RunSettings,
+    EngineSpec,
+    FleetChange,
+    SimulationSettings,
     Slow,
     Trace,
     at_load,
@@ -94,7 +94,7 @@ def check_page(page: str) -> None:
 @pytest.mark.parametrize("policy", ["least-loaded", "power-of-two"])
 def test_replicas_of_a_simple_policy_hear_late_of_each_other_too(policy: str) -> None:
     load = WorkloadSettings(kind="shared-prompts", rate=60.0, requests=1_500)
-    base = RunSettings(policy=policy, workloads=[load], block_size=64)
+    base = SimulationSettings(policy=policy, workloads=[load], block_size=64)
     alone, late = (
         run(replace(base, replicas=replicas, sync_delay_s=1.0)).load_cov for replicas in (1, 4)
     )
@@ -103,13 +103,13 @@ def test_replicas_of_a_simple_policy_hear_late_of_each_other_too(policy: str) ->
 
 def test_round_robin_of_several_replicas_begins_anywhere() -> None:
     load = WorkloadSettings(kind="shared-prompts", rate=1.0, requests=4)
-    base = RunSettings(policy="round-robin", workloads=[load], block_size=64, replicas=4)
+    base = SimulationSettings(policy="round-robin", workloads=[load], block_size=64, replicas=4)
     routers = [router(replace(base, seed=seed)) for seed in range(5)]
     firsts = set()
     for one in routers:
         for worker_id in range(8):
-            one.add(Member(worker_id, "aggregated", 64, 8192, 1000, 256), 0.0)
-        asked = Request(number=0, arrival=0.0, isl=64, osl=1, blocks=chain_of())
+            one.add(RouterMember(worker_id, "aggregated", 64, 8192, 1000, 256), 0.0)
+        asked = ClientRequest(number=0, arrival=0.0, isl=64, osl=1, blocks=chain_of())
         firsts.add(one.route("0", asked, 0.0))
     assert len(firsts) > 1
 
@@ -118,7 +118,9 @@ def test_a_trace_at_a_share_of_capacity(tmp_path: Path, capsys: pytest.CaptureFi
     options = ["--trace", str(trace_file(tmp_path)), "--jitter", "1", "--workers", "2"]
     assert main(["run", "--policy", "kv-cost,random", "--load", "0.5", *options]) == 0
     assert capsys.readouterr().out.startswith("capacity ")
-    base = RunSettings(trace=Trace(path=str(trace_file(tmp_path))), workers=2, policy="kv-cost")
+    base = SimulationSettings(
+        trace=Trace(path=str(trace_file(tmp_path))), workers=2, policy="kv-cost"
+    )
     capacity = capacity_of(base)
     low, high = (run(at_load(base, load, capacity)) for load in (0.3, 1.5))
     assert low.requests_per_s == pytest.approx(0.3 * capacity, rel=0.2)
@@ -246,14 +248,14 @@ def test_what_cannot_be_run_is_refused_with_the_reason(
 
 def test_prompts_may_be_computed_apart(tmp_path: Path) -> None:
     for policy in ("ours", "least-loaded"):
-        settings = RunSettings(
+        settings = SimulationSettings(
             policy=policy,
             workloads=[WorkloadSettings(requests=80, rate=2.0)],
             prefill_workers=2,
             workers=3,
             slow=[Slow(count=1, speed=0.5)],
             block_size=64,
-            changes=[Change(at=10.0, do="add", pool="decode", startup_s=1.0)],
+            changes=[FleetChange(at=10.0, do="add", pool="decode", startup_s=1.0)],
         )
         measured = run(settings)
         assert (measured.ok, measured.workers) == (80, 6)
@@ -261,21 +263,21 @@ def test_prompts_may_be_computed_apart(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("policy", ["ours", "kv-cost", "least-loaded"])
 def test_slow_workers_are_those_of_a_slower_engine(policy: str) -> None:
-    usual = Engine()
+    usual = EngineSpec()
     times = ("base_s", "prefill_token_s", "prefill_pair_s", "sequence_s", "kv_token_s")
     half = {name: 2 * getattr(usual, name) for name in times}
-    base = RunSettings(
+    base = SimulationSettings(
         policy=policy, workloads=[WorkloadSettings(requests=60, rate=2.0)], workers=2, block_size=64
     )
     slowed = run(replace(base, slow=[Slow(count=2, speed=0.5)]))
-    assert slowed == run(replace(base, engine=Engine(**half))), "halves are exact"
+    assert slowed == run(replace(base, engine=EngineSpec(**half))), "halves are exact"
     some = run(replace(base, slow=[Slow(count=1, speed=0.5)]))
     assert run(base).e2e_s.mean < some.e2e_s.mean < slowed.e2e_s.mean
 
 
 def test_the_ceiling_is_what_one_endless_cache_would_find() -> None:
-    def one(number: int, isl: int, *blocks: int) -> Request:
-        return Request(number=number, arrival=number, isl=isl, osl=1, blocks=chain_of(blocks))
+    def one(number: int, isl: int, *blocks: int) -> ClientRequest:
+        return ClientRequest(number=number, arrival=number, isl=isl, osl=1, blocks=chain_of(blocks))
 
     requests = [one(0, 25, 1, 2), one(1, 35, 1, 2, 3), one(2, 20, 1, 2), one(3, 20, 9, 2)]
     # nothing; two blocks; one, as the last token is computed; a block behind another is another
@@ -291,7 +293,8 @@ def test_a_trace_begins_anywhere_and_in_any_order(tmp_path: Path) -> None:
     other = tmp_path / "other.jsonl"
     other.write_text("\n".join(map(json.dumps, lines)))
     one, same = (
-        run(RunSettings(policy="kv-cost", trace=Trace(path=str(path)))) for path in (ordered, other)
+        run(SimulationSettings(policy="kv-cost", trace=Trace(path=str(path))))
+        for path in (ordered, other)
     )
     assert same == one
 
@@ -300,7 +303,7 @@ def test_who_was_not_answered_is_in_no_ceiling(tmp_path: Path) -> None:
     path = trace_file(tmp_path)
     huge = {"timestamp": 0, "input_length": 10**12, "output_length": 1, "hash_ids": [1]}
     path.write_text(f"{json.dumps(huge)}\n{path.read_text()}")
-    found = run(RunSettings(policy="round-robin", trace=Trace(path=str(path))))
+    found = run(SimulationSettings(policy="round-robin", trace=Trace(path=str(path))))
     assert found.ends == {"ok": 150, "too_large": 1}
     assert 0.2 < found.hit_share <= 1.0
 
@@ -393,24 +396,26 @@ def test_an_interval_of_many_runs_is_student_s_too(runs: int, quantile: float) -
 
 
 def test_what_workers_have_evicted_counts_when_they_are_gone() -> None:
-    base = RunSettings(
+    base = SimulationSettings(
         policy="round-robin",
         workloads=[WorkloadSettings(requests=150, rate=4.0)],
         workers=2,
         block_size=64,
-        engine=Engine(kv_tokens=10_000),
+        engine=EngineSpec(kv_tokens=10_000),
     )
     end = run(base).duration_s
-    evicted = run(replace(base, changes=[Change(at=end * 0.9, do="add", count=1)])).evictions
+    evicted = run(replace(base, changes=[FleetChange(at=end * 0.9, do="add", count=1)])).evictions
     for do in ("remove", "fail"):
-        changes = [Change(at=end * 0.9, do="add"), Change(at=end * 0.95, do=do, count=2)]
+        changes = [FleetChange(at=end * 0.9, do="add"), FleetChange(at=end * 0.95, do=do, count=2)]
         assert run(replace(base, changes=changes)).evictions >= evicted * 0.8
 
 
 def test_whoever_waits_for_a_run_is_told_how_far_it_is(tmp_path: Path) -> None:
     trace = Trace(path=str(trace_file(tmp_path)))
-    of_a_trace = RunSettings(policy="round-robin", trace=trace)
-    drawn = RunSettings(policy="round-robin", workloads=[WorkloadSettings(requests=150, rate=4.0)])
+    of_a_trace = SimulationSettings(policy="round-robin", trace=trace)
+    drawn = SimulationSettings(
+        policy="round-robin", workloads=[WorkloadSettings(requests=150, rate=4.0)]
+    )
     for settings in (of_a_trace, drawn):
         shares: list[float] = []
         run(settings, shares.append)

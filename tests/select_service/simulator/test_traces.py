@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from select_service.simulator.core.requests import Request, chain_of
+from select_service.simulator.core.requests import ClientRequest, chain_of
 from select_service.simulator.traces import READERS, BadTrace, TraceWorkload, in_order
 
 MOONCAKE = [
@@ -19,7 +19,7 @@ MOONCAKE = [
 ]
 
 
-def read(name: str, lines: list[bytes], block_size: int = 512) -> list[Request]:
+def read(name: str, lines: list[bytes], block_size: int = 512) -> list[ClientRequest]:
     return list(READERS[name](lines, block_size))
 
 
@@ -122,9 +122,9 @@ def test_ids_that_are_hashes_have_names_of_their_own() -> None:
     assert max(one.blocks) < 2**64
 
 
-def plain(count: int) -> list[Request]:
+def plain(count: int) -> list[ClientRequest]:
     return [
-        Request(number=at, arrival=3.0 * (at // 4), isl=1, osl=1, blocks=chain_of())
+        ClientRequest(number=at, arrival=3.0 * (at // 4), isl=1, osl=1, blocks=chain_of())
         for at in range(count)
     ]
 

@@ -24,7 +24,7 @@ from select_service.core.pricing.cost import Size, TierMatches, terms_of
 from select_service.core.pricing.weights import weights_in_force
 from select_service.core.service import SelectionCore
 from select_service.simulator.core.workloads import WorkloadSettings
-from select_service.simulator.runs import RunSettings, run
+from select_service.simulator.runs import SimulationSettings, run
 from select_service.types import (
     RouterConfig,
     RouterConfigOverride,
@@ -432,7 +432,7 @@ def test_churn_is_measured_by_what_is_found() -> None:
 def test_first_tokens_come_sooner(workload: WorkloadSettings) -> None:
     """On workloads nothing was tuned on; simulated, so the numbers are the same every time."""
     ours, peer = (
-        run(RunSettings(policy=policy, workloads=[workload], block_size=64))
+        run(SimulationSettings(policy=policy, workloads=[workload], block_size=64))
         for policy in ("ours", "kv-cost")
     )
     assert ours.ttft_s.p90 < 0.7 * peer.ttft_s.p90
@@ -446,7 +446,7 @@ def test_a_prompt_that_all_share_does_not_gather_them() -> None:
     """
     workload = WorkloadSettings(kind="shared-prompts", rate=60.0, requests=1_000, prompts=4)
     ours, peer = (
-        run(RunSettings(policy=policy, workloads=[workload], block_size=64))
+        run(SimulationSettings(policy=policy, workloads=[workload], block_size=64))
         for policy in ("ours", "kv-cost")
     )
     assert ours.ttft_s.p90 < peer.ttft_s.p90

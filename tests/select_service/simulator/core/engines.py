@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from select_service.simulator.core.latency import AnalyticLatency
-from select_service.simulator.core.requests import Outcome, Request, chain_of
-from select_service.simulator.core.worker import EngineSettings, Happening, Job, Worker
+from select_service.simulator.core.requests import ClientRequest, RequestOutcome, chain_of
+from select_service.simulator.core.worker import EngineJob, EngineSettings, EngineWorker, Happening
 
 BLOCK = 4
 SMALL = EngineSettings(
@@ -22,29 +22,31 @@ SMALL = EngineSettings(
 class Given:
     """A workload of these requests and no others."""
 
-    def __init__(self, requests: Iterable[Request], block_size: int = BLOCK) -> None:
+    def __init__(self, requests: Iterable[ClientRequest], block_size: int = BLOCK) -> None:
         self.block_size = block_size
         self._requests = iter(sorted(requests, key=lambda one: one.arrival))
 
-    def next(self) -> Request | None:
+    def next(self) -> ClientRequest | None:
         return next(self._requests, None)
 
-    def after(self, outcome: Outcome) -> tuple[Request, ...]:
+    def after(self, outcome: RequestOutcome) -> tuple[ClientRequest, ...]:
         return ()
 
 
-def request(number: int, arrival: float, isl: int, osl: int, first: int | None = None) -> Request:
+def request(
+    number: int, arrival: float, isl: int, osl: int, first: int | None = None
+) -> ClientRequest:
     """A request whose blocks begin with number `first`; its own, unless that is said."""
     start = 1_000 * (number + 1) if first is None else 1_000_000 * (first + 1)
     blocks = chain_of(range(start, start + (isl + osl) // BLOCK))
-    return Request(number=number, arrival=arrival, isl=isl, osl=osl, blocks=blocks)
+    return ClientRequest(number=number, arrival=arrival, isl=isl, osl=osl, blocks=blocks)
 
 
-def some(seed: int, count: int, rate: float) -> list[Request]:
+def some(seed: int, count: int, rate: float) -> list[ClientRequest]:
     """Requests of all lengths, some of which share their prompts."""
     rng = random.Random(seed)
     now = 0.0
-    found: list[Request] = []
+    found: list[ClientRequest] = []
     for number in range(count):
         now += rng.expovariate(rate)
         first = rng.choice((None, 0, 1))
@@ -52,7 +54,7 @@ def some(seed: int, count: int, rate: float) -> list[Request]:
     return found
 
 
-class OneByOne(Worker):
+class OneByOne(EngineWorker):
     """The naive twin: every step by itself."""
 
     def _steps_at_most(self) -> int:
@@ -60,7 +62,7 @@ class OneByOne(Worker):
         return 1
 
 
-def play(worker: Worker, requests: Sequence[Request]) -> list[tuple[float, str, int]]:
+def play(worker: EngineWorker, requests: Sequence[ClientRequest]) -> list[tuple[float, str, int]]:
     """Submit requests at their times; returns what happened, when, and to whom."""
     to_come = deque(sorted(requests, key=lambda one: one.arrival))
     found: list[tuple[float, str, int]] = []
@@ -71,7 +73,7 @@ def play(worker: Worker, requests: Sequence[Request]) -> list[tuple[float, str, 
     while to_come or worker.due < float("inf"):
         if to_come and to_come[0].arrival <= worker.due:
             one = to_come.popleft()
-            worker.submit(Job(one), one.arrival)
+            worker.submit(EngineJob(one), one.arrival)
             note(one.arrival, [Happening("too_large", job) for job in worker.take_refused()])
         else:
             now = worker.due

@@ -10,25 +10,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from select_service.simulator.core.cluster import Cluster, ClusterSettings
-from select_service.simulator.core.cluster_settings import PoolSettings
+from select_service.simulator.core.cluster_settings import SimulatedPool
 from select_service.simulator.core.core_router import CoreRouter, CoreSettings
 from select_service.simulator.core.observation import ISL_EDGES, middle_of_bin
 from select_service.simulator.core.replicated import Replicated
-from select_service.simulator.core.requests import Outcome
+from select_service.simulator.core.requests import RequestOutcome
 from select_service.simulator.core.routers import (
     LeastLoaded,
     PowerOfTwo,
     PrefixAffinity,
     RandomChoice,
-    RoundRobin,
-    Router,
+    RoundRobinRouter,
+    WorkerRouter,
 )
 from select_service.types.admission import AdmissionSettings
 from tests.effort import examples
 from tests.select_service.simulator.core.engines import BLOCK, SMALL, Given, request, some
 
-WHOLE = {"workers": PoolSettings("aggregated", SMALL)}
-PARTS = {"prefill": PoolSettings("prefill", SMALL), "decode": PoolSettings("decode", SMALL)}
+WHOLE = {"workers": SimulatedPool("aggregated", SMALL)}
+PARTS = {"prefill": SimulatedPool("prefill", SMALL), "decode": SimulatedPool("decode", SMALL)}
 
 
 def core(replicas: int = 1, **more: object) -> CoreRouter:
@@ -41,8 +41,8 @@ def queueing() -> CoreRouter:
     return core(admission=AdmissionSettings(max_inflight=3, max_queued=2, queue_deadline_s=0.7))
 
 
-ROUTERS: dict[str, Callable[[], Router]] = {
-    "round-robin": lambda: RoundRobin(random.Random(1)),
+ROUTERS: dict[str, Callable[[], WorkerRouter]] = {
+    "round-robin": lambda: RoundRobinRouter(random.Random(1)),
     "random": lambda: RandomChoice(random.Random(1)),
     "least-loaded": lambda: LeastLoaded(random.Random(1)),
     "least-loaded, 3 replicas": lambda: Replicated(
@@ -56,7 +56,9 @@ ROUTERS: dict[str, Callable[[], Router]] = {
 }
 
 
-def built(router: Router, requests: int, seed: int, pools: dict[str, PoolSettings]) -> Cluster:
+def built(
+    router: WorkerRouter, requests: int, seed: int, pools: dict[str, SimulatedPool]
+) -> Cluster:
     surroundings = ClusterSettings(
         pools,
         block_size=BLOCK,
@@ -78,7 +80,7 @@ def built(router: Router, requests: int, seed: int, pools: dict[str, PoolSetting
 @given(data=st.data())
 @settings(max_examples=examples(6))
 def test_every_request_ends_once_and_nothing_is_left(
-    name: str, pools: dict[str, PoolSettings], data: st.DataObject
+    name: str, pools: dict[str, SimulatedPool], data: st.DataObject
 ) -> None:
     cluster = built(ROUTERS[name](), 40, data.draw(st.integers(0, 10**6)), pools)
     for _ in range(data.draw(st.integers(0, 4))):
@@ -104,7 +106,7 @@ def test_every_request_ends_once_and_nothing_is_left(
             assert outcome.request.arrival <= outcome.first_token <= outcome.finished
 
 
-def facts(outcomes: list[Outcome]) -> list[tuple[object, ...]]:
+def facts(outcomes: list[RequestOutcome]) -> list[tuple[object, ...]]:
     return [
         (one.request.number, one.end, one.finished, one.first_token, one.worker_id, one.reason)
         for one in outcomes
@@ -183,7 +185,7 @@ def test_replicas_hear_of_each_others_bookings_as_late_as_they_are_told() -> Non
 
 def test_a_worker_that_starts_is_not_chosen_and_one_that_drains_ends_its_work() -> None:
     requests = [request(0, 0.0, 8, 40), request(1, 0.1, 8, 4), request(2, 2.0, 8, 4)]
-    router = RoundRobin(random.Random(1))
+    router = RoundRobinRouter(random.Random(1))
     cluster = Cluster(ClusterSettings(WHOLE, block_size=BLOCK), router, Given(requests))
     first = cluster.add_worker("workers", 0.0)
     second = cluster.add_worker("workers", 0.0, startup_s=1.0)
@@ -199,7 +201,7 @@ def test_a_worker_that_starts_is_not_chosen_and_one_that_drains_ends_its_work() 
 def test_a_prefill_worker_that_drains_goes_once_its_last_prompt_is_elsewhere() -> None:
     requests = [request(0, 0.0, 40, 40), request(1, 0.0, 40, 1)]
     settings = ClusterSettings(PARTS, block_size=BLOCK, transfer_token_s=2e-2)
-    cluster = Cluster(settings, RoundRobin(random.Random(1)), Given(requests))
+    cluster = Cluster(settings, RoundRobinRouter(random.Random(1)), Given(requests))
     ids = {pool: cluster.add_worker(pool, 0.0) for pool in ("prefill", "decode")}
     cluster.advance(0.01)
     for worker_id in ids.values():
@@ -216,7 +218,7 @@ def test_a_prefill_worker_that_drains_goes_once_its_last_prompt_is_elsewhere() -
 
 def test_a_request_whose_workers_die_is_tried_again_and_then_lost() -> None:
     settings = ClusterSettings(WHOLE, block_size=BLOCK, attempts_max=2, detect_s=0.1)
-    cluster = Cluster(settings, RoundRobin(random.Random(1)), Given([request(0, 0.0, 8, 40)]))
+    cluster = Cluster(settings, RoundRobinRouter(random.Random(1)), Given([request(0, 0.0, 8, 40)]))
     for at in (0.0, 0.2):
         worker_id = cluster.add_worker("workers", at)
         cluster.advance(at + 0.1)
@@ -230,7 +232,9 @@ def test_a_request_whose_workers_die_is_tried_again_and_then_lost() -> None:
 def test_an_interval_says_what_happened_in_it() -> None:
     requests = [request(0, 0.5, 20, 11), request(1, 1.5, 200, 5), request(2, 20.0, 8, 2)]
     cluster = Cluster(
-        ClusterSettings(WHOLE, block_size=BLOCK), RoundRobin(random.Random(1)), Given(requests)
+        ClusterSettings(WHOLE, block_size=BLOCK),
+        RoundRobinRouter(random.Random(1)),
+        Given(requests),
     )
     cluster.add_worker("workers", 0.0)
     cluster.advance(10.0)
@@ -274,7 +278,9 @@ def test_whoever_waits_is_refused_when_his_time_is_up_and_not_when_somebody_look
 def test_a_prompt_that_is_computed_again_after_a_death_is_no_hit() -> None:
     """Its decode worker dies, and the prefill worker has what it has computed for it."""
     settings = ClusterSettings(PARTS, block_size=BLOCK, detect_s=0.1)
-    cluster = Cluster(settings, RoundRobin(random.Random(1)), Given([request(0, 0.0, 40, 40)]))
+    cluster = Cluster(
+        settings, RoundRobinRouter(random.Random(1)), Given([request(0, 0.0, 40, 40)])
+    )
     cluster.add_worker("prefill", 0.0)
     decoding = cluster.add_worker("decode", 0.0)
     cluster.advance(0.2)
@@ -288,11 +294,11 @@ def test_a_prompt_that_is_computed_again_after_a_death_is_no_hit() -> None:
 
 
 @pytest.mark.parametrize("pools", [WHOLE, PARTS], ids=["whole", "parts"])
-def test_times_between_tokens_add_up_to_what_answers_took(pools: dict[str, PoolSettings]) -> None:
+def test_times_between_tokens_add_up_to_what_answers_took(pools: dict[str, SimulatedPool]) -> None:
     """Also of who was preempted, or waited for a seat where answers are decoded."""
     requests = [request(number, 0.05 * number, 20, 30) for number in range(40)]
     settings = ClusterSettings(pools, block_size=BLOCK, transfer_token_s=1e-3)
-    cluster = Cluster(settings, RoundRobin(random.Random(1)), Given(requests))
+    cluster = Cluster(settings, RoundRobinRouter(random.Random(1)), Given(requests))
     for pool in pools:
         cluster.add_worker(pool, 0.0)
     cluster.finish()

@@ -12,7 +12,7 @@ from select_service.simulator.core import core_router
 from select_service.simulator.core.core_router import CoreRouter
 from select_service.simulator.core.kv_events import KvEvent, Stored
 from select_service.simulator.core.workloads import WorkloadSettings
-from select_service.simulator.runs import Change, Engine, RunSettings, run
+from select_service.simulator.runs import EngineSpec, FleetChange, SimulationSettings, run
 
 
 class Apart(CoreRouter):
@@ -42,18 +42,18 @@ class Apart(CoreRouter):
 def test_one_index_for_all_replicas_is_as_one_for_each(
     policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = RunSettings(
+    settings = SimulationSettings(
         policy=policy,
         workers=4,
         replicas=3,
         sync_delay_s=0.05,
         block_size=16,
-        engine=Engine(kv_tokens=15_000),  # so that there are evictions
+        engine=EngineSpec(kv_tokens=15_000),  # so that there are evictions
         workloads=[WorkloadSettings(kind="chat", rate=6.0, requests=120)],
         changes=[
-            Change(at=5.0, do="fail", startup_s=8.0),
-            Change(at=9.0, do="remove"),
-            Change(at=14.0, do="add", count=2, startup_s=1.0),
+            FleetChange(at=5.0, do="fail", startup_s=8.0),
+            FleetChange(at=9.0, do="remove"),
+            FleetChange(at=14.0, do="add", count=2, startup_s=1.0),
         ],
     )
     shared = run(settings)

@@ -13,20 +13,20 @@ from heapq import heappop, heappush
 import pytest
 
 from select_service.simulator.core.cluster import Cluster, ClusterSettings
-from select_service.simulator.core.cluster_settings import PoolSettings
+from select_service.simulator.core.cluster_settings import SimulatedPool
 from select_service.simulator.core.latency import AnalyticLatency
-from select_service.simulator.core.requests import Request, chain_of
-from select_service.simulator.core.routers import RoundRobin
+from select_service.simulator.core.requests import ClientRequest, chain_of
+from select_service.simulator.core.routers import RoundRobinRouter
 from select_service.simulator.core.worker import EngineSettings
 from tests.select_service.simulator.core.engines import Given
 
 TINY_S = 1e-9  # a step must take some time
 
 
-def waits(engine: EngineSettings, requests: list[Request], service_s: list[float]) -> float:
-    pools = {"workers": PoolSettings("aggregated", engine)}
+def waits(engine: EngineSettings, requests: list[ClientRequest], service_s: list[float]) -> float:
+    pools = {"workers": SimulatedPool("aggregated", engine)}
     settings = ClusterSettings(pools, block_size=64)
-    cluster = Cluster(settings, RoundRobin(random.Random(1)), Given(requests, 64))
+    cluster = Cluster(settings, RoundRobinRouter(random.Random(1)), Given(requests, 64))
     cluster.add_worker("workers", 0.0)
     cluster.finish()
     cluster.check()
@@ -43,7 +43,9 @@ def test_one_server_with_equal_prompts_is_m_d_1(load: float) -> None:
     now, requests = 0.0, []
     for number in range(12_000):
         now += rng.expovariate(load / 0.1)
-        requests.append(Request(number=number, arrival=now, isl=100, osl=1, blocks=chain_of()))
+        requests.append(
+            ClientRequest(number=number, arrival=now, isl=100, osl=1, blocks=chain_of())
+        )
     wait_s = waits(engine, requests, [0.1] * len(requests))
     assert wait_s == pytest.approx(load * 0.1 / (2 * (1 - load)), rel=0.05)
 
@@ -57,7 +59,9 @@ def test_seats_that_do_not_slow_each_other_are_m_m_c() -> None:
     for number in range(12_000):
         now += rng.expovariate(load * seats / mean_s)
         steps = max(1, round(rng.expovariate(1.0 / mean_s) / step_s))
-        requests.append(Request(number=number, arrival=now, isl=1, osl=steps, blocks=chain_of()))
+        requests.append(
+            ClientRequest(number=number, arrival=now, isl=1, osl=steps, blocks=chain_of())
+        )
         service_s.append(steps * step_s)
     offered = load * seats
     below = sum(offered**k / math.factorial(k) for k in range(seats))
@@ -70,7 +74,7 @@ def test_seats_that_do_not_slow_each_other_are_m_m_c() -> None:
     assert found_s == pytest.approx(recursion(requests, service_s, seats), abs=2 * step_s)
 
 
-def recursion(requests: list[Request], service_s: list[float], seats: int) -> float:
+def recursion(requests: list[ClientRequest], service_s: list[float], seats: int) -> float:
     """Return the mean wait of these very requests: each takes the seat that is free first."""
     free = [0.0] * seats
     total = 0.0

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from select_service.simulator.core.latency import AnalyticLatency
-from select_service.simulator.core.worker import EngineSettings, Job, Worker
+from select_service.simulator.core.worker import EngineJob, EngineSettings, EngineWorker
 from tests.select_service.simulator.core.engines import (
     BLOCK,
     SMALL,
@@ -20,7 +20,7 @@ from tests.select_service.simulator.core.engines import (
 )
 
 
-def told(worker: Worker) -> list[tuple[type, int]]:
+def told(worker: EngineWorker) -> list[tuple[type, int]]:
     """What its events say, block by block."""
     return [(type(event), block) for event in worker.pool.events for block in event.blocks]
 
@@ -28,7 +28,7 @@ def told(worker: Worker) -> list[tuple[type, int]]:
 @given(seed=st.integers(0, 10**6), rate=st.sampled_from([1.0, 5.0, 50.0]))
 def test_a_stretch_is_what_its_steps_are_one_by_one(seed: int, rate: float) -> None:
     requests = some(seed, 25, rate)
-    quick, slow = Worker(0, SMALL, BLOCK), OneByOne(0, SMALL, BLOCK)
+    quick, slow = EngineWorker(0, SMALL, BLOCK), OneByOne(0, SMALL, BLOCK)
     fast, naive = play(quick, requests), play(slow, requests)
     assert [one[1:] for one in fast] == [one[1:] for one in naive]
     assert [one[0] for one in fast] == pytest.approx([one[0] for one in naive], rel=1e-9)
@@ -43,7 +43,7 @@ def test_a_stretch_is_what_its_steps_are_one_by_one(seed: int, rate: float) -> N
 @given(seed=st.integers(0, 10**6))
 def test_every_request_has_one_first_token_and_one_end(seed: int) -> None:
     requests = some(seed, 30, 20.0)
-    happened = play(Worker(0, SMALL, BLOCK), requests)
+    happened = play(EngineWorker(0, SMALL, BLOCK), requests)
     fits = {one.number for one in requests if -(-(one.isl + one.osl) // BLOCK) <= 40}
     ends = [number for _, kind, number in happened if kind == "done"]
     firsts = [number for _, kind, number in happened if kind == "first_token"]
@@ -54,7 +54,7 @@ def test_every_request_has_one_first_token_and_one_end(seed: int) -> None:
 
 def test_one_request_alone_takes_what_the_model_says() -> None:
     latency = AnalyticLatency(1e-2, 1e-3, 1e-6, 1e-3, 1e-5)
-    worker = Worker(0, replace(SMALL, step_tokens_max=1000), BLOCK)
+    worker = EngineWorker(0, replace(SMALL, step_tokens_max=1000), BLOCK)
     happened = play(worker, [request(0, 0.0, 20, 11)])
     prefill_s = latency.prefill_s(20, 0) + latency.stretch_s(0, 0, 1)
     assert [one[1] for one in happened] == ["first_token", "done"]
@@ -63,13 +63,13 @@ def test_one_request_alone_takes_what_the_model_says() -> None:
 
 
 def test_long_prompts_are_computed_in_chunks_and_hold_nobody_up() -> None:
-    worker = Worker(0, SMALL, BLOCK)
+    worker = EngineWorker(0, SMALL, BLOCK)
     play(worker, [request(0, 0.0, 40, 1)])
     assert worker.steps == 3, "16 + 16 + 8 tokens"
 
 
 def test_a_second_request_finds_what_the_first_has_left() -> None:
-    worker = Worker(0, SMALL, BLOCK)
+    worker = EngineWorker(0, SMALL, BLOCK)
     play(worker, [request(0, 0.0, 20, 5, first=0)])
     assert worker.prefill_tokens == 20
     play(worker, [request(1, 10.0, 20, 5, first=0)])
@@ -78,8 +78,8 @@ def test_a_second_request_finds_what_the_first_has_left() -> None:
 
 def test_without_blocks_who_came_last_goes_back_and_comes_again() -> None:
     settings = EngineSettings(SMALL.latency, kv_tokens=40, step_tokens_max=64, sequences_max=4)
-    worker = Worker(0, settings, BLOCK)
-    first, last = Job(request(0, 0.0, 15, 20)), Job(request(1, 0.0, 15, 20))
+    worker = EngineWorker(0, settings, BLOCK)
+    first, last = EngineJob(request(0, 0.0, 15, 20)), EngineJob(request(1, 0.0, 15, 20))
     worker.submit(first, 0.0)
     worker.submit(last, 0.0)
     ends = []
@@ -93,8 +93,8 @@ def test_without_blocks_who_came_last_goes_back_and_comes_again() -> None:
 
 
 def test_what_was_computed_elsewhere_only_decodes() -> None:
-    worker = Worker(0, SMALL, BLOCK, "decode")
-    job = Job(request(0, 0.0, 20, 5), prefilled=True)
+    worker = EngineWorker(0, SMALL, BLOCK, "decode")
+    job = EngineJob(request(0, 0.0, 20, 5), prefilled=True)
     worker.submit(job, 1.0)
     assert worker.due == pytest.approx(1.0 + SMALL.latency.stretch_s(1, 20, 4))
     assert [one.kind for one in worker.step(worker.due)] == ["done"]
@@ -103,9 +103,9 @@ def test_what_was_computed_elsewhere_only_decodes() -> None:
 
 
 def test_a_killed_engine_holds_nothing() -> None:
-    worker = Worker(0, SMALL, BLOCK)
+    worker = EngineWorker(0, SMALL, BLOCK)
     for number in range(9):
-        worker.submit(Job(request(number, 0.0, 10, 10)), 0.0)
+        worker.submit(EngineJob(request(number, 0.0, 10, 10)), 0.0)
     worker.step(worker.due)
     assert len(worker.kill()) == 9
     worker.check()
@@ -122,8 +122,8 @@ def test_an_engine_that_cannot_compute_is_refused(name: str) -> None:
 def test_what_was_computed_elsewhere_is_let_in_if_it_can_ever_be(isl: int) -> None:
     """With its answer it fills the whole pool, and it is alone."""
     settings = EngineSettings(SMALL.latency, kv_tokens=40, step_tokens_max=64, sequences_max=4)
-    worker = Worker(0, settings, BLOCK, "decode")
-    worker.submit(Job(request(0, 0.0, isl, 40 - isl), prefilled=True), 0.0)
+    worker = EngineWorker(0, settings, BLOCK, "decode")
+    worker.submit(EngineJob(request(0, 0.0, isl, 40 - isl), prefilled=True), 0.0)
     worker.check()
     ended = []
     while worker.due < float("inf"):
@@ -135,8 +135,8 @@ def test_what_was_computed_elsewhere_is_let_in_if_it_can_ever_be(isl: int) -> No
 def test_what_a_prompt_has_computed_itself_is_not_found() -> None:
     """It goes back to the line in the middle of its prompt, and comes again to its own blocks."""
     settings = EngineSettings(SMALL.latency, kv_tokens=40, step_tokens_max=4, sequences_max=4)
-    worker = Worker(0, settings, BLOCK)
-    first, last = Job(request(0, 0.0, 8, 20)), Job(request(1, 0.0, 28, 4))
+    worker = EngineWorker(0, settings, BLOCK)
+    first, last = EngineJob(request(0, 0.0, 8, 20)), EngineJob(request(1, 0.0, 28, 4))
     worker.submit(first, 0.0)
     worker.submit(last, 0.0)
     computed = 0

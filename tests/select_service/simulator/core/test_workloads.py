@@ -9,15 +9,15 @@ from statistics import mean, pstdev
 import pytest
 
 from select_service.simulator.core import arrivals
-from select_service.simulator.core.requests import OK, Outcome, Request, Workload
+from select_service.simulator.core.requests import OK, ClientRequest, RequestOutcome, Workload
 from select_service.simulator.core.workloads import WorkloadSettings, workload_of
 
 COUNT = 20_000
 
 
-def drain(workload: Workload, takes_s: float = 1.0) -> list[Request]:
+def drain(workload: Workload, takes_s: float = 1.0) -> list[ClientRequest]:
     """Every request, each answered after a fixed time, in order of arrival."""
-    waiting: list[Request] = []
+    waiting: list[ClientRequest] = []
     ahead = workload.next()
     found = []
     while ahead is not None or waiting:
@@ -27,7 +27,7 @@ def drain(workload: Workload, takes_s: float = 1.0) -> list[Request]:
         else:
             one = waiting.pop(0)
         found.append(one)
-        waiting += workload.after(Outcome(one, OK, one.arrival + takes_s))
+        waiting += workload.after(RequestOutcome(one, OK, one.arrival + takes_s))
     return found
 
 
@@ -89,7 +89,7 @@ def test_users_of_a_closed_loop_come_in_order_of_what_they_ask_first(kind: str) 
 
 def test_a_next_turn_begins_with_the_one_before_and_its_answer() -> None:
     found = drain(of(WorkloadSettings(kind="chat", requests=400, rate=0.5)))
-    sessions: dict[str, list[Request]] = {}
+    sessions: dict[str, list[ClientRequest]] = {}
     for one in found:
         sessions.setdefault(one.session, []).append(one)
     assert max(len(turns) for turns in sessions.values()) > 3
