@@ -16,8 +16,8 @@ from select_service.demo.service_process import ServiceDidNotStart, ServiceProce
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
 
-    from select_service.demo.session import Session
-    from select_service.demo.view import LiveView, PlainView, Snapshot
+    from select_service.demo.session import DemoSession
+    from select_service.demo.view import FleetPicture, LiveTable, PlainView
 
 __all__ = ["main"]
 
@@ -139,12 +139,12 @@ async def _service(url: str | None) -> AsyncIterator[str]:
 async def _show(args: argparse.Namespace, url: str) -> int:
     from rich.console import Console  # part of the extra, like the imports inside `demo.view`
 
-    from select_service.demo.session import Session, Settings
-    from select_service.demo.view import LiveView, PlainView, Snapshot
+    from select_service.demo.session import DemoSession, DemoSettings
+    from select_service.demo.view import FleetPicture, LiveTable, PlainView
     from select_service.demo.worker import EngineShape
 
-    session = Session(
-        Settings(
+    session = DemoSession(
+        DemoSettings(
             url=url,
             requests=args.requests,
             rate=args.rate,
@@ -165,8 +165,8 @@ async def _show(args: argparse.Namespace, url: str) -> int:
     loop.add_signal_handler(signal.SIGINT, interrupted)
     console = Console()
     plain = args.plain or not console.is_terminal
-    view = PlainView(lambda line: print(line, flush=True)) if plain else LiveView(console)
-    snapshot = Snapshot()
+    view = PlainView(lambda line: print(line, flush=True)) if plain else LiveTable(console)
+    snapshot = FleetPicture()
     async with asyncio.TaskGroup() as group:
         with view:
             drawing = group.create_task(_draw(session, view, snapshot))
@@ -180,7 +180,7 @@ async def _show(args: argparse.Namespace, url: str) -> int:
     return 1 if summary.problems() else 0
 
 
-async def _draw(session: Session, view: LiveView | PlainView, snapshot: Snapshot) -> None:
+async def _draw(session: DemoSession, view: LiveTable | PlainView, snapshot: FleetPicture) -> None:
     while True:
         board = session.board()
         view.show(board)

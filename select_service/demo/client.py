@@ -21,7 +21,7 @@ from select_service.client import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Booking", "SelectorClient", "SelectorRefused"]
+__all__ = ["BookedAnswer", "SelectorClient", "SelectorRefused"]
 
 _TIMEOUT_S = 30.0  # a selection may wait in the service's queue
 
@@ -31,7 +31,7 @@ class SelectorRefused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Booking:
+class BookedAnswer:
     """The parts of an answer of /select_and_reserve that the demo needs."""
 
     worker_id: int
@@ -76,7 +76,7 @@ class SelectorClient:
         *,
         expected_output_tokens: int,
         allowed_worker_ids: Sequence[int] | None = None,
-    ) -> Booking:
+    ) -> BookedAnswer:
         """Choose a worker for a prompt and book it."""
         body: dict[str, Any] = {
             "model_name": self.model_name,
@@ -91,7 +91,7 @@ class SelectorClient:
         rank = answer["dp_rank"]
         # every worker of the demo keeps its cache on the device
         predicted = answer["overlap"]["dp"].get(str(rank), 0)
-        return Booking(answer["worker_id"], rank, predicted)
+        return BookedAnswer(answer["worker_id"], rank, predicted)
 
     async def prefill_complete(self, reservation_id: str, cached_tokens: int) -> None:
         """Report the prompt as computed, with so many tokens cached."""

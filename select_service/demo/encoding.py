@@ -14,13 +14,13 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Cleared", "PoolEvent", "Removed", "Stored", "encode_batch"]
+__all__ = ["Cleared", "PoolEvent", "RemovedBlocks", "StoredBlocks", "encode_batch"]
 
 _ENCODER = msgspec.msgpack.Encoder()
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredBlocks:
     """Consecutive blocks became reusable; `parent` is the hash before the first, None at a root."""
 
     hashes: tuple[int, ...]
@@ -29,7 +29,7 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
-class Removed:
+class RemovedBlocks:
     """These blocks left the cache."""
 
     hashes: tuple[int, ...]
@@ -40,7 +40,7 @@ class Cleared:
     """The whole cache was dropped."""
 
 
-PoolEvent = Stored | Removed | Cleared
+PoolEvent = StoredBlocks | RemovedBlocks | Cleared
 
 
 def encode_batch(
@@ -51,7 +51,7 @@ def encode_batch(
 
 
 def _event(event: PoolEvent, block_size: int) -> dict[str, object]:
-    if isinstance(event, Stored):
+    if isinstance(event, StoredBlocks):
         return {
             "type": "BlockStored",
             "block_hashes": event.hashes,
@@ -64,7 +64,7 @@ def _event(event: PoolEvent, block_size: int) -> dict[str, object]:
             "group_idx": 0,
             "kv_cache_spec_kind": "full_attention",
         }
-    if isinstance(event, Removed):
+    if isinstance(event, RemovedBlocks):
         return {
             "type": "BlockRemoved",
             "block_hashes": event.hashes,

@@ -12,19 +12,18 @@ from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from select_service.demo.encoding import Removed, Stored
+from select_service.demo.encoding import RemovedBlocks, StoredBlocks
 from select_service.simulator.core import kv_events
 from select_service.simulator.core.latency import AnalyticLatency
 from select_service.simulator.core.requests import ClientRequest, chain_of
-from select_service.simulator.core.worker import EngineJob as WorkerJob
-from select_service.simulator.core.worker import EngineSettings, EngineWorker
+from select_service.simulator.core.worker import EngineJob, EngineSettings, EngineWorker
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from select_service.demo.encoding import PoolEvent
 
-__all__ = ["Engine", "EngineJob", "EngineSpeed", "StepReport"]
+__all__ = ["DemoEngine", "DemoJob", "EngineSpeed", "StepReport"]
 
 _STEPS: AnalyticLatency = AnalyticLatency(
     base_s=1.0, prefill_token_s=0.0, prefill_pair_s=0.0, sequence_s=0.0, kv_token_s=0.0
@@ -42,7 +41,7 @@ class EngineSpeed:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineJob:
+class DemoJob:
     """A prompt and the answer the engine will "generate"; neither is empty."""
 
     request_id: str
@@ -61,7 +60,7 @@ class StepReport:
     events: list[PoolEvent] = field(default_factory=list)
 
 
-class Engine:
+class DemoEngine:
     """Requests in, `StepReport`s out.
 
     Args:
@@ -86,10 +85,10 @@ class Engine:
         self._worker = EngineWorker(0, settings, block_size)
         self._root = hashlib.sha256(hash_seed.to_bytes(8, "little", signed=True)).digest()
         self._now = 0.0
-        self._filled: dict[WorkerJob, int] = {}  # jobs, with their blocks of output
+        self._filled: dict[EngineJob, int] = {}  # jobs, with their blocks of output
         # by block hash: its tokens, and the number of jobs that name it
         self._tokens: dict[int, tuple[Sequence[int], int]] = {}
-        self._refused: list[WorkerJob] = []
+        self._refused: list[EngineJob] = []
 
     @property
     def waiting(self) -> int:
@@ -121,7 +120,7 @@ class Engine:
         chain = self._chain(token_ids)
         return self._worker.pool.match(chain, len(chain))[0]
 
-    def submit(self, job: EngineJob) -> None:
+    def submit(self, job: DemoJob) -> None:
         """Append a request to the queue."""
         text = [*job.token_ids, *job.output_ids]
         blocks = self._chain(text)
@@ -136,7 +135,7 @@ class Engine:
             osl=len(job.output_ids),
             blocks=blocks,
         )
-        made = WorkerJob(request)
+        made = EngineJob(request)
         made.key = job.request_id
         self._filled[made] = 0
         self._worker.submit(made, self._now)
@@ -173,7 +172,7 @@ class Engine:
         named = sum(len(job.request.blocks) for job in self._filled)
         assert named == sum(jobs for _, jobs in self._tokens.values()), "texts are kept for jobs"
 
-    def _count_output(self, job: WorkerJob, report: StepReport) -> None:
+    def _count_output(self, job: EngineJob, report: StepReport) -> None:
         prompt = job.request.isl
         tokens = self._worker.tokens_of(job, self._now)
         filled = (prompt + tokens) // self.block_size - prompt // self.block_size
@@ -187,11 +186,11 @@ class Engine:
 
     def _told(self, event: kv_events.KvEvent) -> PoolEvent:
         if isinstance(event, kv_events.Removed):
-            return Removed(tuple(event.blocks))
+            return RemovedBlocks(tuple(event.blocks))
         tokens = tuple(token for block in event.blocks for token in self._tokens[block][0])
-        return Stored(tuple(event.blocks), event.parent, tokens)
+        return StoredBlocks(tuple(event.blocks), event.parent, tokens)
 
-    def _forget(self, job: WorkerJob) -> None:
+    def _forget(self, job: EngineJob) -> None:
         del self._filled[job]
         for block in job.request.blocks:
             tokens, jobs = self._tokens[block]

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from select_service.demo.chat import ChatShape, Turn, new_conversation, system_prompts
 from select_service.demo.client import SelectorClient, SelectorRefused
-from select_service.demo.engine import EngineJob
-from select_service.demo.stats import Decision, Stats, Summary, WorkerTally, percentile
+from select_service.demo.engine import DemoJob
+from select_service.demo.stats import DecisionLine, DemoStats, Summary, WorkerTally, percentile
 from select_service.demo.view import Board, BoardRow
 from select_service.demo.worker import EngineDown, EngineShape, Milestone, SimulatedWorker
 
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
     from select_service.demo.worker import Progress
 
-__all__ = ["Session", "Settings"]
+__all__ = ["DemoSession", "DemoSettings"]
 
 _ATTEMPTS_MAX = 5
 _AUDIT_PROMPTS = 48  # most recent ones; older ones are mostly evicted and prove little
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class DemoSettings:
     """The parameters of a run."""
 
     url: str
-    requests: int | None = None  # None: until `Session.stop`
+    requests: int | None = None  # None: until `DemoSession.stop`
     rate: float = 20.0  # requests per second, on average
     engines: int = 4
     seed: int = 1
@@ -49,12 +49,12 @@ class Settings:
     chat: ChatShape = field(default_factory=ChatShape)
 
 
-class Session:
+class DemoSession:
     """One run of the demo, which cannot be repeated."""
 
-    def __init__(self, settings: Settings, client: SelectorClient | None = None) -> None:
+    def __init__(self, settings: DemoSettings, client: SelectorClient | None = None) -> None:
         self.settings = settings
-        self.stats = Stats()
+        self.stats = DemoStats()
         self._rng = Random(settings.seed)
         first = settings.first_worker_id
         self.workers = {
@@ -154,7 +154,7 @@ class Session:
             reservation_id = f"{request_id}.{attempt}" if attempt else request_id
             worker, predicted = await self._place(reservation_id, turn, shunned)
             try:
-                job = EngineJob(reservation_id, turn.prompt, turn.answer)
+                job = DemoJob(reservation_id, turn.prompt, turn.answer)
                 progress = worker.submit(job)
                 served = await self._follow(worker, reservation_id, job, progress, predicted)
             except EngineDown:
@@ -186,7 +186,7 @@ class Session:
         reusable = (len(turn.prompt) - 1) // block_size
         predicted = min(booking.predicted_tokens // block_size, reusable)
         self.stats.decided(
-            Decision(
+            DecisionLine(
                 reservation_id,
                 booking.worker_id,
                 prompt_blocks=len(turn.prompt) // block_size,
@@ -200,7 +200,7 @@ class Session:
         self,
         worker: SimulatedWorker,
         reservation_id: str,
-        job: EngineJob,
+        job: DemoJob,
         progress: Progress,
         predicted: int,
     ) -> bool:

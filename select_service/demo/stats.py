@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-__all__ = ["Decision", "Stats", "Summary", "WorkerTally", "percentile"]
+__all__ = ["DecisionLine", "DemoStats", "Summary", "WorkerTally", "percentile"]
 
 _DECISIONS_SHOWN = 8
 PREDICTION_ERROR_MAX = 0.25
@@ -20,7 +20,7 @@ have brought or evicted blocks."""
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class DecisionLine:
     """One line of the list of recent decisions."""
 
     request_id: str
@@ -42,19 +42,19 @@ class WorkerTally:
 
 
 @dataclass(slots=True)
-class Stats:
+class DemoStats:
     """Counters of a run."""
 
     latencies_s: list[float] = field(default_factory=list)
     tallies: dict[int, WorkerTally] = field(default_factory=dict)
-    decisions: deque[Decision] = field(default_factory=lambda: deque(maxlen=_DECISIONS_SHOWN))
+    decisions: deque[DecisionLine] = field(default_factory=lambda: deque(maxlen=_DECISIONS_SHOWN))
     issued: int = 0
     finished: int = 0
     lost: int = 0  # attempts that ended with their engine and were placed again
     failed: int = 0  # requests given up
     first_failure: str | None = None
 
-    def decided(self, decision: Decision) -> None:
+    def decided(self, decision: DecisionLine) -> None:
         """Record an answer of /select_and_reserve."""
         self.latencies_s.append(decision.latency_s)
         self.decisions.append(decision)

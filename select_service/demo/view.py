@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from select_service.demo.stats import Decision
+    from select_service.demo.stats import DecisionLine
 
-__all__ = ["Board", "BoardRow", "LiveView", "PlainView", "Snapshot", "View"]
+__all__ = ["Board", "BoardRow", "FleetPicture", "LiveTable", "PlainView", "View"]
 
 _SNAPSHOT_COLUMNS: Final = 112
 
@@ -53,7 +53,7 @@ class Board:
     decisions_per_s: float
     latency_p50_s: float
     rows: Sequence[BoardRow]
-    decisions: Sequence[Decision]
+    decisions: Sequence[DecisionLine]
 
 
 class View(Protocol):
@@ -65,7 +65,7 @@ class View(Protocol):
         """Show a new picture."""
 
 
-class LiveView:
+class LiveTable:
     """A table that is redrawn in place."""
 
     interval_s = 0.25
@@ -113,7 +113,7 @@ class PlainView:
         )
 
 
-class Snapshot:
+class FleetPicture:
     """Keeps the last picture of a busy fleet, and renders it as SVG for the README."""
 
     def __init__(self) -> None:

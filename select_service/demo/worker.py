@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum, auto
 
-from select_service.demo.encoding import Removed, Stored, encode_batch
-from select_service.demo.engine import Engine, EngineJob, EngineSpeed, StepReport
+from select_service.demo.encoding import RemovedBlocks, StoredBlocks, encode_batch
+from select_service.demo.engine import DemoEngine, DemoJob, EngineSpeed, StepReport
 from select_service.demo.publisher import EventPublisher
 
 __all__ = ["EngineDown", "EngineShape", "Milestone", "Progress", "SimulatedWorker"]
@@ -66,7 +66,7 @@ class SimulatedWorker:
         self._start()
 
     def _start(self, endpoint: str | None = None, replay_endpoint: str | None = None) -> None:
-        self.engine = Engine(
+        self.engine = DemoEngine(
             self.shape.blocks,
             self.shape.block_size,
             self.shape.speed,
@@ -92,7 +92,7 @@ class SimulatedWorker:
         """Replay requests answered, across restarts of the engine."""
         return self._replays_before + self.publisher.replays_served
 
-    def submit(self, job: EngineJob) -> Progress:
+    def submit(self, job: DemoJob) -> Progress:
         """Hand a job to the engine.
 
         Raises:
@@ -140,10 +140,10 @@ class SimulatedWorker:
         # Events first: when a caller learns of a block, the service may already know of it.
         if report.events:
             self.blocks_stored += sum(
-                len(event.hashes) for event in report.events if isinstance(event, Stored)
+                len(event.hashes) for event in report.events if isinstance(event, StoredBlocks)
             )
             self.blocks_removed += sum(
-                len(event.hashes) for event in report.events if isinstance(event, Removed)
+                len(event.hashes) for event in report.events if isinstance(event, RemovedBlocks)
             )
             payload = encode_batch(
                 datetime.now(UTC).timestamp(), report.events, block_size=self.shape.block_size

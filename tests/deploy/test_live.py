@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
-from select_service.demo.session import Session, Settings
+from select_service.demo.session import DemoSession, DemoSettings
 from select_service.demo.worker import EngineShape
 from tests.deploy.everything import RULES, panels, rules
 from tests.live.ports import HOST, free_port
@@ -85,14 +85,14 @@ def until(holds: Callable[[], bool], what: Callable[[], str]) -> None:
 @contextmanager
 def traffic(port: int) -> Iterator[None]:
     """Simulated engines with chats, until it is left."""
-    settings = Settings(
+    settings = DemoSettings(
         url=f"http://{HOST}:{port}", rate=30.0, engines=2, engine=EngineShape(blocks=512)
     )
-    made: list[tuple[Session, asyncio.AbstractEventLoop]] = []
+    made: list[tuple[DemoSession, asyncio.AbstractEventLoop]] = []
     ready = threading.Event()
 
     async def run() -> None:
-        made.append((Session(settings), asyncio.get_running_loop()))
+        made.append((DemoSession(settings), asyncio.get_running_loop()))
         ready.set()
         await made[0][0].run()
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from select_service.demo.client import SelectorClient
-from select_service.demo.engine import EngineJob, EngineSpeed
+from select_service.demo.engine import DemoJob, EngineSpeed
 from select_service.demo.service_process import ServiceProcess
 from select_service.demo.worker import EngineShape, Milestone, SimulatedWorker
 from select_service.simulator.core.requests import OK, ClientRequest, RequestOutcome, Workload
@@ -138,7 +138,7 @@ class Life:
         )
         now = asyncio.get_running_loop().time() - self.start
         self.placing_s += now - request.arrival
-        job = EngineJob(name, text[: request.isl], text[request.isl :])
+        job = DemoJob(name, text[: request.isl], text[request.isl :])
         progress = self.workers[booking.worker_id].submit(job)
         while (milestone := await progress.milestones.get()) is not Milestone.FINISHED:
             assert milestone is not Milestone.LOST

@@ -16,8 +16,8 @@ from indexer.core.registry import StreamRegistry
 from indexer.core.stream import EventStream
 from indexer.types import WorkerRank
 from select_service.core.service import SelectionCore
-from select_service.demo.encoding import PoolEvent, Removed, Stored, encode_batch
-from select_service.demo.engine import Engine, EngineJob, EngineSpeed
+from select_service.demo.encoding import PoolEvent, RemovedBlocks, StoredBlocks, encode_batch
+from select_service.demo.engine import DemoEngine, DemoJob, EngineSpeed
 from select_service.types import (
     RankTrustRow,
     RouterConfig,
@@ -63,7 +63,7 @@ class SimulatedRank:
 
     def __init__(self, worker_id: int, shape: Shape) -> None:
         self.worker_id = worker_id
-        self.engine = Engine(shape.pool_blocks, BLOCK, shape.speed, hash_seed=worker_id)
+        self.engine = DemoEngine(shape.pool_blocks, BLOCK, shape.speed, hash_seed=worker_id)
         self.lie: Lie | None = None
         self.told: list[bytes] = []
         self.true: list[bytes] = []
@@ -159,7 +159,7 @@ class TruthFleet:
         assert isinstance(answer, Selection), "nobody is ever busy"
         self.decisions.append((answer.worker_id, answer.effective_prefill_tokens))
         self._home[name] = (answer.worker_id, len(tokens))
-        self.ranks[answer.worker_id].engine.submit(EngineJob(name, tokens, outputs))
+        self.ranks[answer.worker_id].engine.submit(DemoJob(name, tokens, outputs))
 
     def step(self) -> None:
         self.now += STEP_S
@@ -224,10 +224,10 @@ class TruthFleet:
 
     def claim_everything(self, event: PoolEvent, rng: random.Random) -> list[PoolEvent]:
         """A lie: with everything stored comes the claim to hold every prefix, for good."""
-        if not isinstance(event, Stored):
+        if not isinstance(event, StoredBlocks):
             return []
         claims: list[PoolEvent] = [
-            Stored(
+            StoredBlocks(
                 tuple(1_000_000 * (number + 1) + at for at in range(self.shape.prefix_blocks)),
                 None,
                 tuple(prefix),
@@ -238,17 +238,17 @@ class TruthFleet:
 
     def foreign(self, event: PoolEvent, rng: random.Random) -> list[PoolEvent]:
         """A lie: what is stored is told as the prefix of some other prompts."""
-        if not isinstance(event, Stored):
+        if not isinstance(event, StoredBlocks):
             return [event]
         blocks = len(event.hashes)
         tokens = self.prefixes[rng.randrange(len(self.prefixes))][: blocks * BLOCK]
         tokens += [rng.randrange(100_000) for _ in range(blocks * BLOCK - len(tokens))]
-        return [Stored(event.hashes, event.parent, tuple(tokens))]
+        return [StoredBlocks(event.hashes, event.parent, tuple(tokens))]
 
 
 def keep_removed(event: PoolEvent, rng: random.Random) -> list[PoolEvent]:
     """A lie: nothing ever goes."""
-    return [] if isinstance(event, Removed) else [event]
+    return [] if isinstance(event, RemovedBlocks) else [event]
 
 
 def hit_rate(done: list[Done]) -> float:

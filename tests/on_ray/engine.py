@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from select_service.client.ray.serve_worker import ServeWorker
-from select_service.demo.encoding import Stored, encode_batch
+from select_service.demo.encoding import StoredBlocks, encode_batch
 from select_service.demo.publisher import EventPublisher
 
 BLOCK = 16
@@ -62,7 +62,7 @@ class Engine:
             self._held[prompt[:end]] = new[-1]
         if new:
             tokens = prompt[cached : cached + len(new) * BLOCK]
-            stored = Stored(hashes=tuple(new), parent=parent, token_ids=tokens)
+            stored = StoredBlocks(hashes=tuple(new), parent=parent, token_ids=tokens)
             self._publisher.publish(encode_batch(0.0, [stored], block_size=BLOCK))
         return cached
 

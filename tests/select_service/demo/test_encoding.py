@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from select_service.demo.encoding import Cleared, Removed, Stored, encode_batch
+from select_service.demo.encoding import Cleared, RemovedBlocks, StoredBlocks, encode_batch
 
 # payload of seq 2 in vectors_vllm_0.33.0.json: one block removed on the device
 GOLDEN_REMOVED = bytes.fromhex(
@@ -15,13 +15,13 @@ GOLDEN_REMOVED = bytes.fromhex(
 
 
 def test_removed_is_vllms_own_bytes() -> None:
-    payload = encode_batch(1002.0, [Removed((8993680816715930887,))], block_size=16)
+    payload = encode_batch(1002.0, [RemovedBlocks((8993680816715930887,))], block_size=16)
     assert payload == GOLDEN_REMOVED
 
 
 @pytest.mark.parametrize("parent", [None, 7])
 def test_stored_has_the_fields_of_the_engine_in_its_order(parent: int | None) -> None:
-    payload = encode_batch(1.5, [Stored((2**64 - 1, 0), parent, (1, 2, 3, 4))], block_size=2)
+    payload = encode_batch(1.5, [StoredBlocks((2**64 - 1, 0), parent, (1, 2, 3, 4))], block_size=2)
     ts, (event,), rank = msgspec.msgpack.decode(payload)
     assert (ts, rank) == (1.5, 0)
     assert list(event.items()) == [

@@ -13,7 +13,7 @@ import pytest
 
 from select_service.demo.chat import ChatShape
 from select_service.demo.client import SelectorClient
-from select_service.demo.session import Session, Settings
+from select_service.demo.session import DemoSession, DemoSettings
 from select_service.demo.worker import EngineShape
 from tests.live.simulated_transport import answered_by
 from tests.wait import PATIENCE_S
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from select_service.demo.stats import Summary
     from select_service.demo.worker import SimulatedWorker
 
-SETTINGS = Settings(
+SETTINGS = DemoSettings(
     url="http://selector",
     requests=40,
     rate=400.0,
@@ -144,9 +144,9 @@ def client_of(selector: Selector) -> SelectorClient:
     return client
 
 
-def run(selector: Selector, settings: Settings = SETTINGS) -> tuple[Session, Summary]:
-    async def main() -> tuple[Session, Summary]:
-        session = Session(settings, client_of(selector))
+def run(selector: Selector, settings: DemoSettings = SETTINGS) -> tuple[DemoSession, Summary]:
+    async def main() -> tuple[DemoSession, Summary]:
+        session = DemoSession(settings, client_of(selector))
         selector.workers = session.workers
         return session, await session.run()
 
@@ -157,7 +157,7 @@ def test_requests_of_a_restarted_engine_are_placed_again() -> None:
     selector = Selector()
     _, summary = run(
         selector,
-        Settings(
+        DemoSettings(
             url="http://selector",
             requests=60,
             rate=600.0,
@@ -180,7 +180,7 @@ def test_a_request_that_finds_no_engine_up_is_given_up_and_freed() -> None:
 
     async def main() -> Summary:
         client = client_of(selector)
-        session = Session(SETTINGS, client)
+        session = DemoSession(SETTINGS, client)
         selector.workers = session.workers
         for worker in session.workers.values():
             worker.up = False
@@ -251,8 +251,9 @@ def test_stop_ends_an_endless_run() -> None:
 
     async def main() -> Summary:
         client = client_of(selector)
-        session = Session(
-            Settings(url="http://selector", rate=300.0, engines=2, engine=SETTINGS.engine), client
+        session = DemoSession(
+            DemoSettings(url="http://selector", rate=300.0, engines=2, engine=SETTINGS.engine),
+            client,
         )
         selector.workers = session.workers
         async with asyncio.TaskGroup() as group:

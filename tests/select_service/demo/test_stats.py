@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from select_service.demo.stats import Decision, Stats, Summary, percentile
+from select_service.demo.stats import DecisionLine, DemoStats, Summary, percentile
 
 GOOD = Summary(
     requests=10,
@@ -48,7 +48,7 @@ def test_every_fault_is_named(fault: dict[str, object], words: str) -> None:
 
 
 def test_tallies_add_up() -> None:
-    stats = Stats()
+    stats = DemoStats()
     stats.prefilled(1, prompt=10, predicted=4, actual=6)
     stats.prefilled(2, prompt=5, predicted=5, actual=4)
     stats.prefilled(1, prompt=1, predicted=0, actual=0)
@@ -59,10 +59,10 @@ def test_tallies_add_up() -> None:
 
 
 def test_only_the_first_failure_is_quoted_and_the_last_decisions_kept() -> None:
-    stats = Stats()
+    stats = DemoStats()
     for number in range(20):
         stats.gave_up(f"reason {number}")
-        stats.decided(Decision(str(number), 1, 2, 1, 0.001))
+        stats.decided(DecisionLine(str(number), 1, 2, 1, 0.001))
     assert (stats.failed, stats.first_failure) == (20, "reason 0")
     assert [d.request_id for d in stats.decisions] == [str(n) for n in range(12, 20)]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from select_service.demo.stats import Decision
-from select_service.demo.view import Board, BoardRow, PlainView, Snapshot
+from select_service.demo.stats import DecisionLine
+from select_service.demo.view import Board, BoardRow, FleetPicture, PlainView
 
 ROW = BoardRow(
     worker_id=7,
@@ -29,7 +29,7 @@ BOARD = Board(
     decisions_per_s=2.5,
     latency_p50_s=0.0021,
     rows=[ROW, replace(ROW, worker_id=8, up=False, prefill_tokens=None, decode_blocks=None)],
-    decisions=[Decision("chat-1", 7, 20, 15, 0.003)],
+    decisions=[DecisionLine("chat-1", 7, 20, 15, 0.003)],
 )
 
 
@@ -46,7 +46,7 @@ def test_plain_is_a_line_per_picture() -> None:
 
 def test_a_snapshot_is_the_last_busy_picture(tmp_path: Path) -> None:
     path = tmp_path / "demo.svg"
-    snapshot = Snapshot()
+    snapshot = FleetPicture()
     snapshot.save(path)
     assert not path.exists()
     idle = [replace(ROW, running=0)]

@@ -12,7 +12,7 @@ import pytest
 
 from indexer.core.hashing import pack_u64
 from indexer.types import Scope, Tier, WorkerRank
-from select_service.demo.encoding import Stored, encode_batch
+from select_service.demo.encoding import StoredBlocks, encode_batch
 from select_service.demo.publisher import EventPublisher
 from select_service.edge.driver.driver import Driver
 from select_service.edge.server import Server
@@ -214,7 +214,9 @@ def test_a_doubtful_index_is_read_again_over_the_wire() -> None:
             listeners = service.sources.listeners
             await until(lambda: listeners.is_connected(stream))
             tokens = list(range(64))
-            payload = encode_batch(1.0, [Stored((1, 2, 3, 4), None, tuple(tokens))], block_size=16)
+            payload = encode_batch(
+                1.0, [StoredBlocks((1, 2, 3, 4), None, tuple(tokens))], block_size=16
+            )
             while not index.holds_anything(rank):  # it may be connected and not subscribed yet
                 engine.publish(payload)
                 await asyncio.sleep(0.02)
