@@ -36,7 +36,7 @@ from select_service.edge.http.header_cache import GUARDED, KEPT, HeaderCache
 from select_service.edge.http.negotiation import CERTIFICATE
 from select_service.edge.http.outbox import ANSWERS_MAX, Outbox
 from select_service.edge.http.plain_fields import credentials_in, plain_fields
-from select_service.edge.http.request_reader import PIPELINED_MAX, RequestReader
+from select_service.edge.http.request_reader import PIPELINED_MAX, RequestParser
 from select_service.edge.http.response_head import (
     CLOSE_LINE,
     ResponseHead,
@@ -69,7 +69,7 @@ _REST: Final = Phase.REST
 _REQUEST_LINE: Final = re.compile(rb"(GET|POST|PUT|PATCH|DELETE) (/[!-~]*) HTTP/1\.1")
 
 
-class HttpConnection(RequestReader):
+class HttpConnection(RequestParser):
     """One connection. `http_protocol` creates the class, with what all connections share."""
 
     door: Application

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
     from select_service.edge.http.exchange import Exchange
 
-__all__ = ["PIPELINED_MAX", "RequestReader"]
+__all__ = ["PIPELINED_MAX", "RequestParser"]
 
 PIPELINED_MAX: Final = 16
 """Requests read ahead of the one being answered; beyond this, or 64 KiB of a body, the client
 waits."""
 
 
-class RequestReader(GuardedConnection):
+class RequestParser(GuardedConnection):
     """One connection, as far as the parser."""
 
     headers: list[tuple[bytes, bytes]]  # of the request being parsed, names in lower case
