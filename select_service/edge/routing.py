@@ -1,6 +1,6 @@
 """Maps method and raw path to a route: exact, case-sensitive, no slash folding.
 
-It knows nothing of ASGI, so any transport can use it. The table itself is in `http/routes.py`; the
+It knows nothing of ASGI, so any transport can use it. The table itself is `http/routes.py`; the
 rules for ids, numbers and queries in a URL are here.
 """
 

@@ -1,6 +1,6 @@
 """The environment of handlers: decoders for bodies, writers for answers, settling on disk.
 
-The route table is in `routes.py`, the handlers in `handlers/`. They take a neutral request and
+The handlers are in `handlers/`, the route table is `routes.py`. They take a neutral request and
 return a neutral response, so that any transport can serve them: `application.py` is one, and
 `driver.py` behind them does the work. They are independent of the format of bodies and answers: an
 `Api` holds the decoders and the writer for one pair of formats.

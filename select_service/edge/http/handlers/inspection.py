@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -11,8 +11,20 @@ from select_service.edge.codec.responses import ALWAYS_JSON, Response
 from select_service.edge.cooperative import TimeSlices
 from select_service.edge.decision_report import LISTED, LISTED_MAX, Wanted
 from select_service.edge.driver.query_operations import SHADOW_SCOPES_LISTED
+from select_service.edge.http.operations import ask, get
 from select_service.edge.http.scope_query import SCOPE_QUERY, read_scope, scope_in
 from select_service.edge.routing import read_count, read_id, read_query, read_switch
+from select_service.types import (
+    Consistency,
+    LoadRow,
+    OverlapScores,
+    OverlapScoresRequest,
+    PotentialLoadsRequest,
+    ScopeLoads,
+    TrustTable,
+)
+from select_service.types.decisions import Decision, DecisionList
+from select_service.types.shadow import ShadowStatus
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -33,6 +45,7 @@ _TRUST_SLICE: Final = 16
 """Rows of GET /trust sent in one go: a few µs each."""
 
 
+@get("/loads", list[ScopeLoads], scope="read", query=SCOPE_QUERY)
 def loads(api: Api, request: Request) -> Answer:
     """Return the load of every rank, by scope; each is of one moment."""
     scopes = api.service.load_scopes(*read_scope(request.query))
@@ -52,18 +65,21 @@ async def _loads(api: Api, scopes: list[Scope]) -> Response:
     return api.writer.reply(written)
 
 
+@ask("/potential_loads", list[LoadRow], 503, scope="select", takes=PotentialLoadsRequest)
 def potential_loads(api: Api, request: Request) -> Answer:
     """Return what every rank would carry with this prompt."""
-    decoded = api.bodies.potential_loads.decode(request.body)
+    decoded = api.bodies[PotentialLoadsRequest].decode(request.body)
     return api.answer(decoded, lambda prompt, _: api.service.potential_loads(prompt))
 
 
+@ask("/overlap_scores", OverlapScores, 503, scope="select", takes=OverlapScoresRequest)
 def overlap_scores(api: Api, request: Request) -> Answer:
     """Return what every rank holds of this prompt."""
-    decoded = api.bodies.overlap_scores.decode(request.body)
+    decoded = api.bodies[OverlapScoresRequest].decode(request.body)
     return api.answer(decoded, lambda prompt, _: api.service.overlap_scores(prompt))
 
 
+@get("/decisions/{id}", Decision, 404, scope="read")
 def decision(api: Api, request: Request) -> Answer:
     """Return one decision with every rank and every term of its cost, by whichever id."""
     return _decision(api, api.service.teller.find(request.params[0]))
@@ -73,6 +89,7 @@ async def _decision(api: Api, record: DecisionRecord) -> Response:
     return api.writer.reply(await api.service.teller.tell(record, api.writer.written))
 
 
+@get("/decisions", DecisionList, 404, scope="read", query=DECISION_QUERY)
 def decisions(api: Api, request: Request) -> Answer:
     """List the last decisions, newest first: `limit` (50) of those asked for."""
     values = read_query(request.query, DECISION_QUERY)
@@ -94,6 +111,7 @@ async def _decisions(api: Api, wanted: Wanted) -> Response:
     return api.writer.reply_listing("decisions", each, len(records))
 
 
+@get("/trust", TrustTable, scope="read", query=SCOPE_QUERY)
 async def trust(api: Api, request: Request) -> Response:
     """Return how far every rank's index is believed, and why."""
     seats = await api.service.trust_seats(*read_scope(request.query))
@@ -107,6 +125,7 @@ async def _trust(api: Api, seats: list[TrustSeat]) -> AsyncIterator[RankTrustRow
             await asyncio.sleep(0)
 
 
+@get("/shadow", ShadowStatus, scope="read", query=SHADOW_QUERY)
 def shadow(api: Api, request: Request) -> Answer:
     """Tell what the shadow weights would have done, in all and for `limit` (100) scopes."""
     values = read_query(request.query, SHADOW_QUERY)
@@ -118,11 +137,13 @@ async def _shadow(api: Api, model_name: str | None, tenant_id: str | None, limit
     return api.writer.reply(await api.service.shadow(model_name, tenant_id, limit))
 
 
+@get("/debug/consistency", Consistency, scope="read", of_process=True)
 async def consistency(api: Api, _: Request) -> Response:
     """Compute every rank's load anew from its reservations, and tell where the ledger differs."""
     return api.writer.reply(await api.service.consistency())
 
 
+@get("/dump", dict[str, dict[str, Any]], 503, scope="read")
 def dump(api: Api, _: Request) -> Response:
     """Return the whole index, one key `model:tenant` per scope."""
     return Response(200, b"", ALWAYS_JSON, stream=api.service.dump())

@@ -6,19 +6,27 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
+from select_service.edge.config_reload import ConfigChange, ConfigStatus
 from select_service.edge.http.long_lists import written
+from select_service.edge.http.operations import delete, get, post, put
 from select_service.edge.routing import read_query
 from select_service.errors import InvalidQuery, ServiceError
-from select_service.types.admission import BusyThresholds
+from select_service.types.admission import (
+    AdmissionChange,
+    AdmissionStatus,
+    BusyThreshold,
+    BusyThresholdChange,
+    BusyThresholds,
+)
 
 if TYPE_CHECKING:
     from select_service.edge.codec.responses import Response
     from select_service.edge.http.api import Answer, Api, Request
-    from select_service.types.admission import AdmissionStatus
 
 THRESHOLD_QUERY: Final = ("model", "tenant_id")
 
 
+@get("/admission", AdmissionStatus, scope="read", of_process=True)
 async def admission(api: Api, _: Request) -> Response:
     """Say which policy is in force, and what became of every class."""
     return await _told(api, await api.service.admission_in_slices())
@@ -30,9 +38,10 @@ async def _told(api: Api, status: AdmissionStatus, warning: str | None = None) -
     return api.writer.reply(replace(status, scopes=scopes, thresholds=thresholds), 200, warning)
 
 
+@put("/admission", AdmissionStatus, scope="admin", of_process=True, takes=AdmissionChange)
 async def change_admission(api: Api, request: Request) -> Response:
     """Put another policy in force at once; who waits is judged again."""
-    decoded = api.bodies.admission.decode(request.body)
+    decoded = api.bodies[AdmissionChange].decode(request.body)
     try:
         status = await api.service.change_admission_in_slices(decoded.request)
     except ServiceError as error:
@@ -40,18 +49,29 @@ async def change_admission(api: Api, request: Request) -> Response:
     return await _told(api, status, decoded.warning)
 
 
+@get("/busy_threshold", BusyThresholds, scope="read", of_process=True)
 async def busy_thresholds(api: Api, _: Request) -> Response:
     """List the busy thresholds of every model."""
     told = await api.service.busy_thresholds_in_slices()
     return api.writer.reply(BusyThresholds(await written(api.writer, told.thresholds)))
 
 
+@post(
+    "/busy_threshold",
+    BusyThreshold,
+    404,
+    409,
+    scope="admin",
+    of_process=True,
+    takes=BusyThresholdChange,
+)
 def change_threshold(api: Api, request: Request) -> Answer:
     """Set or clear busy thresholds of a model; with none given, read them."""
-    decoded = api.bodies.threshold.decode(request.body)
+    decoded = api.bodies[BusyThresholdChange].decode(request.body)
     return api.answer(decoded, lambda change, _: api.service.change_threshold(change))
 
 
+@delete("/busy_threshold", BusyThreshold, scope="admin", of_process=True, query=THRESHOLD_QUERY)
 def forget_threshold(api: Api, request: Request) -> Response:
     """Drop what was set for a model or one tenant of it. Repeatable."""
     values = read_query(request.query, THRESHOLD_QUERY)
@@ -61,16 +81,18 @@ def forget_threshold(api: Api, request: Request) -> Response:
     return api.writer.reply(api.service.forget_threshold(model, values.get("tenant_id")))
 
 
+@get("/config", ConfigStatus, scope="admin", of_process=True)
 def config(api: Api, _: Request) -> Response:
     """Say what every setting is, who said so, and whether it may change without a restart."""
     assert api.reloading is not None
     return api.writer.reply(api.reloading.describe())
 
 
+@put("/config", ConfigStatus, 409, scope="admin", of_process=True, takes=ConfigChange)
 def change_config(api: Api, request: Request) -> Answer:
     """Put settings in force at once, all or none."""
     reloading = api.reloading
     assert reloading is not None
     return api.answer(
-        api.bodies.config.decode(request.body), lambda change, _: reloading.put(change)
+        api.bodies[ConfigChange].decode(request.body), lambda change, _: reloading.put(change)
     )

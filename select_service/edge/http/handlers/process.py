@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import UNSET
 from msgspec.structs import asdict
 
-from select_service.edge.codec.responses import ALWAYS_JSON, Response, retry_after_line
+from select_service.edge.codec.responses import ALWAYS_JSON, Response, Status, retry_after_line
+from select_service.edge.http.operations import get
 from select_service.edge.http.worker_list import AT_ONCE_MAX, records
-from select_service.edge.routing import read_query
+from select_service.edge.routing import OPEN, read_query
 from select_service.errors import InvalidQuery
-from select_service.types import BriefReady
+from select_service.types import BriefReady, Ready
 
 if TYPE_CHECKING:
     from select_service.edge.http.api import Answer, Api, Request
-    from select_service.types import Ready
 
 READY_QUERY: Final = ("verbose", "for")
 _TRAFFIC: Final = "traffic"
 _VERBOSE: Final = {"true": True, "1": True, "false": False, "0": False, "": False}
 
 
+@get("/health", Status, scope=OPEN)
 def health(api: Api, _: Request) -> Response:
     """Say that the process is up, and nothing else."""
     return api.writer.done()
 
 
+@get("/ready", Ready | BriefReady, 503, scope=OPEN, query=READY_QUERY)
 def ready(api: Api, request: Request) -> Answer:
     """Say if a worker is schedulable: 200 or 503; `for=traffic` if to send requests; `verbose` why.
 
@@ -79,6 +81,7 @@ def _say_ready(api: Api, answer: object, *, is_ready: bool) -> Response:
     return response
 
 
+@get("/metrics", None, scope="read", of_process=True)
 def metrics(api: Api, _: Request) -> Answer:
     """Return counters for Prometheus."""
     return _metrics(api)
@@ -89,6 +92,7 @@ async def _metrics(api: Api) -> Response:
     return Response(200, body, ((b"content-type", media_type.encode()),))
 
 
+@get("/openapi.json", dict[str, Any], scope="read")
 async def openapi(api: Api, _: Request) -> Response:
     """Return this description."""
     return Response(200, await api.describe(), ALWAYS_JSON)

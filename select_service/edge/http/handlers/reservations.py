@@ -6,32 +6,62 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from select_service.edge.codec.responses import Status
+from select_service.edge.http.operations import delete, get, post
 from select_service.edge.routing import read_count, read_query
 from select_service.errors import ServiceError
-from select_service.types import BatchAnswer
+from select_service.types import (
+    BatchAnswer,
+    BatchRequest,
+    LeaseList,
+    LeaseRecord,
+    LeaseRenewal,
+    LeaseRequest,
+    OutputBlockRequest,
+    PrefillCompleteRequest,
+    ReservationAnswer,
+    ReservationRequest,
+)
 
 if TYPE_CHECKING:
     from select_service.core.ledger.reservation import Lease
     from select_service.edge.codec.responses import Response
     from select_service.edge.http.api import Answer, Api, Request
-    from select_service.types import PrefillCompleteRequest
 
 LEASE_QUERY: Final = ("owner", "limit")
 LEASES_LISTED: Final = 100
 _CACHED_TOKENS: Final = b"cached_tokens"
 
 
+@post(
+    "/reservations",
+    ReservationAnswer,
+    404,
+    409,
+    503,
+    scope="lifecycle",
+    takes=ReservationRequest,
+    status=201,
+)
 def reserve(api: Api, request: Request) -> Answer:
     """Book a rank of the caller's choice."""
-    return api.answer(api.bodies.reservation.decode(request.body), api.service.reserve, 201)
+    return api.answer(api.bodies[ReservationRequest].decode(request.body), api.service.reserve, 201)
 
 
+@post(
+    "/reservations/{reservation_id}/prefill_complete",
+    Status,
+    404,
+    scope="lifecycle",
+    takes=PrefillCompleteRequest,
+    body_optional=True,
+    body_lenient=True,
+)
 def prefill_complete(api: Api, request: Request) -> Response:
     """Take a reservation's prefill tokens out of the load: its prompt is computed."""
     if not request.body or _CACHED_TOKENS not in request.body:  # others are ignored
         api.service.prefill_complete(request.params[0])
         return api.writer.done()
-    decoded = api.bodies.prefill_complete.decode(request.body)
+    decoded = api.bodies[PrefillCompleteRequest].decode(request.body)
     name = request.params[0]
 
     def verb(done: PrefillCompleteRequest, _: bytes) -> Status:
@@ -41,9 +71,16 @@ def prefill_complete(api: Api, request: Request) -> Response:
     return api.answer(decoded, verb)
 
 
+@post(
+    "/reservations/{reservation_id}/output_block",
+    Status,
+    404,
+    scope="lifecycle",
+    takes=OutputBlockRequest,
+)
 def output_block(api: Api, request: Request) -> Answer:
     """Add one more KV block to a reservation."""
-    decoded = api.bodies.output_block.decode(request.body)
+    decoded = api.bodies[OutputBlockRequest].decode(request.body)
     try:
         api.service.output_block(request.params[0], decoded.request.decay_fraction)
     except ServiceError as error:
@@ -53,15 +90,17 @@ def output_block(api: Api, request: Request) -> Answer:
     return api.writer.reply(Status(), 200, decoded.warning)
 
 
+@delete("/reservations/{reservation_id}", Status, 404, scope="lifecycle")
 def free(api: Api, request: Request) -> Response:
     """End a reservation. Repeatable."""
     api.service.free(request.params[0])
     return api.writer.done()
 
 
+@post("/reservations/batch", BatchAnswer, scope="lifecycle", takes=BatchRequest)
 def batch(api: Api, request: Request) -> Answer:
     """Carry out many lifecycle calls in order, each for itself."""
-    decoded = api.bodies.batch.decode(request.body)
+    decoded = api.bodies[BatchRequest].decode(request.body)
     try:
         answer = api.service.batch_now(decoded.request)
     except ServiceError as error:
@@ -77,19 +116,30 @@ async def _finish_batch(
     return api.writer.reply(await asyncio.shield(answer), 200, warning)
 
 
+@post("/leases", LeaseRecord, 409, 503, scope="lifecycle", takes=LeaseRequest, status=201)
 def open_lease(api: Api, request: Request) -> Answer:
     """Open a lease, or renew one's own under the same id."""
-    decoded = api.bodies.lease.decode(request.body)
+    decoded = api.bodies[LeaseRequest].decode(request.body)
     return api.answer(decoded, lambda lease, _: api.service.open_lease(lease), 201)
 
 
+@post(
+    "/leases/{lease_id}/renew",
+    LeaseRecord,
+    404,
+    scope="lifecycle",
+    changes=False,
+    takes=LeaseRenewal,
+    body_optional=True,
+)
 def renew_lease(api: Api, request: Request) -> Answer:
     """Renew everything that lives under a lease. The body may be empty."""
     lease_id = request.params[0]
-    decoded = api.bodies.lease_renewal.decode(request.body or api.bodies.lease_renewal.nothing)
+    decoded = api.bodies[LeaseRenewal].decode(request.body or api.bodies[LeaseRenewal].nothing)
     return api.answer(decoded, lambda ask, _: api.service.renew_lease(lease_id, ask))
 
 
+@delete("/leases/{lease_id}", Status, 404, scope="lifecycle")
 def close_lease(api: Api, request: Request) -> Answer:
     """End a lease and every reservation under it. Repeatable."""
     lease = api.service.close_lease_now(request.params[0])
@@ -101,6 +151,7 @@ async def _clear_lease(api: Api, lease: Lease) -> Response:
     return api.writer.done()
 
 
+@get("/leases", LeaseList, scope="read", query=LEASE_QUERY)
 def leases(api: Api, request: Request) -> Response:
     """List open leases, oldest first: the first `limit` (100), and how many there are."""
     values = read_query(request.query, LEASE_QUERY)

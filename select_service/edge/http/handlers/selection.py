@@ -11,38 +11,44 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 from select_service.core.admission.queue import Ticket
-from select_service.edge.batch_runner import explained
+from select_service.edge.batch_runner import BatchBody, explained
 from select_service.edge.driver.selection_operations import SelectionOperations
+from select_service.edge.http.operations import ask, post
 from select_service.errors import ServiceError
+from select_service.types import Answer as Decided
+from select_service.types import (
+    PairSelection,
+    SelectAndReserveRequest,
+    SelectPairRequest,
+    SelectRequest,
+)
+from select_service.types.batches import SelectBatchRequest, WaveAnswer, WaveItem
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from select_service.core.batches.batch_selection import Item
-    from select_service.edge.batch_runner import BatchBody
     from select_service.edge.codec.json_codec import Decoded
     from select_service.edge.codec.responses import Response
     from select_service.edge.http.api import Answer, Api, Handler, Request
-    from select_service.types import Answer as Decided
-    from select_service.types import SelectRequest
 
 _WAVE_ITEMS: Final = 8  # decoded in one go, some 10 µs each at 2,048 tokens
 
 
-def _handler(operation: Callable[..., object], summary: str) -> Handler:
+def _handler(operation: Callable[..., object], takes: type[SelectRequest], summary: str) -> Handler:
     """Return the handler of an operation of the driver, or of a tenant's view of it.
 
     Args:
         operation: takes a request and the bytes of its unknown members, and returns an answer or a
-            ticket; the decoder of its bodies has the same name, less `_now`.
+            ticket.
+        takes: the type of its requests.
         summary: of the route.
     """
     name = operation.__name__
     operation_of = attrgetter(f"service.{name}")
-    decoder_of = attrgetter(f"bodies.{name.removesuffix('_now')}")
 
     def handle(api: Api, request: Request) -> Answer:
-        decoded: Decoded[SelectRequest] = decoder_of(api).decode(request.body)
+        decoded = api.bodies[takes].decode(request.body)
         choose: Callable[[SelectRequest, bytes], Decided | Ticket] = operation_of(api)
         try:
             decided = choose(decoded.request, decoded.unknown)
@@ -58,17 +64,30 @@ def _handler(operation: Callable[..., object], summary: str) -> Handler:
     return handle
 
 
-select: Final = _handler(
-    SelectionOperations.select_now,
-    "Choose the worker for a prompt; waits while every eligible rank is busy.",
+select: Final = ask("/select", Decided, 503, scope="select", takes=SelectRequest)(
+    _handler(
+        SelectionOperations.select_now,
+        SelectRequest,
+        "Choose the worker for a prompt; waits while every eligible rank is busy.",
+    )
 )
-select_and_reserve: Final = _handler(
-    SelectionOperations.select_and_reserve_now,
-    "Choose a worker and book it in one step; waits likewise.",
+select_and_reserve: Final = post(
+    "/select_and_reserve", Decided, 404, 409, 503, scope="select", takes=SelectAndReserveRequest
+)(
+    _handler(
+        SelectionOperations.select_and_reserve_now,
+        SelectAndReserveRequest,
+        "Choose a worker and book it in one step; waits likewise.",
+    )
 )
-select_pair: Final = _handler(
-    SelectionOperations.select_pair_now,
-    "Book a prefill and a decode worker in one step, or one worker if that costs less.",
+select_pair: Final = post(
+    "/select_pair", PairSelection, 404, 409, 503, scope="select", takes=SelectPairRequest
+)(
+    _handler(
+        SelectionOperations.select_pair_now,
+        SelectPairRequest,
+        "Book a prefill and a decode worker in one step, or one worker if that costs less.",
+    )
 )
 
 
@@ -99,9 +118,10 @@ async def _refuse(api: Api, error: ServiceError, warning: str | None) -> Respons
     return api.refusal(error, warning)
 
 
+@post("/select_batch", WaveAnswer, 404, 409, 503, scope="select", takes=SelectBatchRequest)
 def select_batch(api: Api, request: Request) -> Answer:
     """Choose workers for a wave of prompts together, and book them if that is wanted."""
-    return _select_batch(api, api.bodies.wave.decode(request.body))
+    return _select_batch(api, api.bodies[BatchBody].decode(request.body))
 
 
 async def _select_batch(api: Api, decoded: Decoded[BatchBody]) -> Response:
@@ -109,7 +129,7 @@ async def _select_batch(api: Api, decoded: Decoded[BatchBody]) -> Response:
     items: list[Item] = []
     for at, raw in enumerate(wants.requests):
         try:
-            one = api.bodies.wave_item.decode(bytes(raw))
+            one = api.bodies[WaveItem].decode(bytes(raw))
         except ServiceError as refusal:  # of a body that is wrong nothing is done
             inside = "" if refusal.field is None else f".{refusal.field}"
             refusal.field = f"requests[{at}]{inside}"

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from select_service.edge.config_reload import ConfigChange
 from select_service.edge.http.api import Handler
-from select_service.edge.http.bodies import PeerRequest
+from select_service.edge.http.handlers.replicas import PeerRequest
 from select_service.edge.routing import Route
 from select_service.types import (
     BatchRequest,
