@@ -1,24 +1,25 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, embedsignature=True
-"""The ledger's numbers: how often each lane has every block value, and the rows of load columns.
+"""The ledger's blocks and numbers: the trie of booked chains, how often each lane has every block
+value, and the rows of load columns.
 
 Optional: built when there is a C compiler, left out when not (`indexer/compiled.py`). The plain
-forms, which say what is what, are `plain_block_counts.py` and `plain_load_rows.py`: same names,
-same answers.
+forms, which say what is what, are `plain_active_blocks.py`, `plain_block_counts.py` and
+`plain_load_rows.py`: same names, same answers.
 """
 
 cimport cython
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.math cimport ceil
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, realloc
-from libc.string cimport memcpy
+from libc.string cimport memcmp, memcpy, memmove
 
 from select_service.core.ledger.exact_sums import rounded_sum, units
 
 cdef extern from * nogil:
     void __builtin_prefetch(const void *)
 
-ABI = 1  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 2  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     HASH = 8  # bytes
@@ -84,7 +85,7 @@ cdef class BlockCounts:
             self._faded.append(0)
             self._count += 1
 
-    def enter(self, Py_ssize_t lane, bytes run not None):
+    cpdef enter(self, Py_ssize_t lane, bytes run):
         cdef Lane *here = self._lane(lane)
         cdef uint64_t values[AHEAD]
         cdef uint64_t homes[AHEAD]
@@ -97,7 +98,7 @@ cdef class BlockCounts:
                 entry.count += 1
                 here.whole += entry.count == 1
 
-    def leave(self, Py_ssize_t lane, bytes run not None):
+    cpdef leave(self, Py_ssize_t lane, bytes run):
         cdef Lane *here = self._lane(lane)
         cdef uint64_t values[AHEAD]
         cdef uint64_t homes[AHEAD]
@@ -130,7 +131,7 @@ cdef class BlockCounts:
         elif blocks:
             self._faded[lane] += blocks * units(weight)
 
-    def fade(self, Py_ssize_t lane, list runs not None, double weight):
+    cpdef fade(self, Py_ssize_t lane, list runs, double weight):
         cdef double before = weight
         cdef int64_t moved = 0
         cdef Entry *entry
@@ -302,6 +303,251 @@ cdef int _allocate(Places *table, uint64_t places) except -1:
     table.mask = places - 1
     table.used = 0
     return 0
+
+
+cdef struct User:
+    Py_ssize_t lane
+    int64_t chains  # of the lane that pass or end at the node
+
+
+cdef dict NO_CHILDREN = {}  # of nodes without any; never written to
+
+
+@cython.final
+cdef class ChainNode:
+    """A run of blocks between two forks of the trie; the last node of a chain is its handle."""
+
+    cdef readonly ChainNode parent
+    cdef readonly bytes edge
+    cdef readonly dict children
+    cdef readonly object mask  # lanes among the users, as bits
+    cdef readonly int64_t total  # chains of all users
+    cdef User *_users  # ascending lanes
+    cdef Py_ssize_t _count, _room
+
+    def __cinit__(self, ChainNode parent, bytes edge not None):
+        self.parent, self.edge = parent, edge
+        self.children, self.mask = NO_CHILDREN, 0
+
+    def __dealloc__(self):
+        free(self._users)
+
+    @property
+    def refs(self):
+        """By lane, the number of its chains that pass or end here; a copy."""
+        return {self._users[i].lane: self._users[i].chains for i in range(self._count)}
+
+    cdef Py_ssize_t _place(self, Py_ssize_t lane) noexcept:
+        """Return where a lane is among the users, or belongs."""
+        cdef Py_ssize_t low = 0, high = self._count, middle
+        while low < high:
+            middle = (low + high) // 2
+            if self._users[middle].lane < lane:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    cdef int64_t chains_of(self, Py_ssize_t lane) noexcept:
+        """Return how many chains of a lane pass or end here."""
+        cdef Py_ssize_t at = self._place(lane)
+        return self._users[at].chains if at < self._count and self._users[at].lane == lane else 0
+
+    cdef bint join(self, Py_ssize_t lane) except -1:
+        """Add a chain of a lane; return whether it is the first one."""
+        cdef Py_ssize_t at = self._place(lane)
+        self.total += 1
+        if at < self._count and self._users[at].lane == lane:
+            self._users[at].chains += 1
+            return False
+        if self._count == self._room:
+            self._resize(2 * self._room if self._room else 1)
+        memmove(&self._users[at + 1], &self._users[at], (self._count - at) * sizeof(User))
+        self._users[at].lane, self._users[at].chains = lane, 1
+        self._count += 1
+        return True
+
+    cdef bint leave(self, Py_ssize_t lane) except -1:
+        """Remove a chain of a lane; return whether it was the last one."""
+        cdef Py_ssize_t at = self._place(lane)
+        if at == self._count or self._users[at].lane != lane:
+            raise KeyError(lane)
+        self.total -= 1
+        self._users[at].chains -= 1
+        if self._users[at].chains:
+            return False
+        self._count -= 1
+        memmove(&self._users[at], &self._users[at + 1], (self._count - at) * sizeof(User))
+        return True
+
+    cdef int take_users(self, ChainNode other) except -1:
+        """Become a node with the users of another one."""
+        self._resize(other._count)
+        memcpy(self._users, other._users, other._count * sizeof(User))
+        self._count, self.total, self.mask = other._count, other.total, other.mask
+        return 0
+
+    cdef int _resize(self, Py_ssize_t room) except -1:
+        cdef User *users = <User *>realloc(self._users, room * sizeof(User))
+        if users == NULL:
+            raise MemoryError
+        self._users, self._room = users, room
+        return 0
+
+    cdef int adopt(self, bytes first, ChainNode child) except -1:
+        """Put a child below this node."""
+        if self.children is NO_CHILDREN:
+            self.children = {}
+        self.children[first] = child
+        return 0
+
+
+@cython.final
+cdef class ActiveBlocks:
+    """Reference-counted chains over lanes, with the number of distinct blocks per lane."""
+
+    cdef object __weakref__
+    cdef readonly BlockCounts counts
+    cdef readonly ChainNode root
+    cdef readonly Py_ssize_t nodes
+    cdef readonly int64_t blocks
+
+    def __cinit__(self):
+        self.counts, self.root = BlockCounts(), ChainNode(None, b"")
+        self.root.children = {}
+
+    def acquire(self, bytes chain not None, Py_ssize_t lane):
+        cdef ChainNode node = self.root, child
+        cdef Py_ssize_t position = 0, size = PyBytes_GET_SIZE(chain), common
+        cdef bytes first
+        if not 0 <= lane < self.counts._count:
+            raise IndexError(lane)
+        while position < size:
+            first = _bytes_of(chain, position, position + HASH)
+            child = node.children.get(first)
+            if child is None:
+                child = ChainNode(node, chain if not position else _bytes_of(chain, position, size))
+                node.adopt(first, child)
+                self.nodes += 1
+            else:
+                common = _in_common(child.edge, chain, position)
+                if common < PyBytes_GET_SIZE(child.edge):
+                    child = self._split(child, common)
+            if child.join(lane):
+                child.mask |= (<object>1) << lane
+                self.counts.enter(lane, child.edge)
+                self.blocks += PyBytes_GET_SIZE(child.edge) // HASH
+            position += PyBytes_GET_SIZE(child.edge)
+            node = child
+        return node
+
+    def release(self, ChainNode end not None, Py_ssize_t lane):
+        cdef ChainNode node = end, parent
+        while node.parent is not None:
+            parent = node.parent
+            if node.leave(lane):
+                node.mask ^= (<object>1) << lane
+                self.counts.leave(lane, node.edge)
+                self.blocks -= PyBytes_GET_SIZE(node.edge) // HASH
+            if not node.total:
+                del parent.children[_bytes_of(node.edge, 0, HASH)]
+                self.nodes -= 1
+            elif len(node.children) == 1:
+                self._join(node)
+            node = parent
+
+    def chain(self, ChainNode end not None):
+        edges = []
+        while end.parent is not None:
+            edges.append(end.edge)
+            end = end.parent
+        edges.reverse()
+        return b"".join(edges)
+
+    def shared_prefix(self, bytes chain not None):
+        cdef ChainNode node = self.root, child
+        cdef Py_ssize_t position = 0, size = PyBytes_GET_SIZE(chain), common
+        cdef list groups = []
+        while position < size:
+            child = node.children.get(_bytes_of(chain, position, position + HASH))
+            if child is None:
+                break
+            if position and child._count != node._count:  # the lanes of a child are also here
+                groups.append((position // HASH, node.mask ^ child.mask))
+            node = child
+            common = _in_common(child.edge, chain, position)
+            position += common
+            if common < PyBytes_GET_SIZE(child.edge):
+                break
+        if position:
+            groups.append((position // HASH, node.mask))
+        return groups
+
+    def fade(self, ChainNode end not None, Py_ssize_t lane, double weight):
+        cdef list alone = []
+        while end.parent is not None and end.chains_of(lane) == 1:
+            alone.append(end.edge)
+            end = end.parent
+        self.counts.fade(lane, alone, weight)
+
+    cdef ChainNode _split(self, ChainNode lower, Py_ssize_t cut):
+        """Move the first bytes of a node into a new one above it; return the new one."""
+        cdef bytes edge = lower.edge
+        cdef ChainNode parent = lower.parent
+        cdef ChainNode upper = ChainNode(parent, _bytes_of(edge, 0, cut))
+        upper.take_users(lower)
+        parent.children[_bytes_of(edge, 0, HASH)] = upper
+        upper.adopt(_bytes_of(edge, cut, cut + HASH), lower)
+        lower.parent, lower.edge = upper, _bytes_of(edge, cut, PyBytes_GET_SIZE(edge))
+        self.nodes += 1
+        return upper
+
+    cdef int _join(self, ChainNode upper) except -1:
+        """Undo a fork with one branch left, at which no chain ends."""
+        cdef ChainNode lower
+        for lower in upper.children.values():
+            pass
+        if lower.total != upper.total:
+            return 0
+        upper.parent.children[_bytes_of(upper.edge, 0, HASH)] = lower
+        lower.parent, lower.edge = upper.parent, upper.edge + lower.edge
+        upper.children = NO_CHILDREN  # leaves no cycle for the collector
+        self.nodes -= 1
+        return 0
+
+
+cdef inline bytes _bytes_of(bytes run, Py_ssize_t start, Py_ssize_t stop):
+    return PyBytes_FromStringAndSize(PyBytes_AS_STRING(run) + start, stop - start)
+
+
+cdef Py_ssize_t _in_common(bytes edge, bytes chain, Py_ssize_t position) noexcept:
+    """Return how many bytes a chain has from there on in common with an edge: whole blocks."""
+    cdef const char *one = PyBytes_AS_STRING(edge)
+    cdef const char *other = PyBytes_AS_STRING(chain) + position
+    cdef Py_ssize_t size = min(PyBytes_GET_SIZE(edge), PyBytes_GET_SIZE(chain) - position)
+    cdef Py_ssize_t at = 0
+    if memcmp(one, other, size) == 0:
+        return size
+    while memcmp(one + at, other + at, HASH) == 0:
+        at += HASH
+    return at
+
+
+def positions_of(mask):
+    """Return the positions of the bits of a mask, ascending: packed, eight bytes each."""
+    cdef const unsigned char *raw
+    cdef Py_ssize_t size = (mask.bit_length() + 7) // 8, at, bit, count = 0
+    cdef bytes packed = mask.to_bytes(size, "little"), found
+    cdef int64_t *out
+    raw = <const unsigned char *>PyBytes_AS_STRING(packed)
+    found = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>mask.bit_count() * 8)
+    out = <int64_t *>PyBytes_AS_STRING(found)
+    for at in range(size):
+        for bit in range(8):
+            if raw[at] >> bit & 1:
+                out[count] = 8 * at + bit
+                count += 1
+    return found
 
 
 @cython.final

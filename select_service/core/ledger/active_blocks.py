@@ -10,178 +10,35 @@ prefill tokens live in `ledger.py`, the only caller; `pricing/cost.py` turns sha
 from __future__ import annotations
 
 from collections import Counter
-from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from msgspec import Struct, field
-
 from indexer.compiled import usable
-from indexer.core.runs import common_blocks
-from indexer.types import HASH_BYTES, PackedHashes
+from indexer.types import HASH_BYTES
 
-if not TYPE_CHECKING and usable("select_service.core._ledger", 1):
-    from select_service.core._ledger import BlockCounts
+if not TYPE_CHECKING and usable("select_service.core._ledger", 2):
+    from select_service.core._ledger import ActiveBlocks, BlockCounts, ChainNode, positions_of
 else:
-    from select_service.core.ledger.plain_block_counts import BlockCounts
+    from select_service.core.ledger.plain_active_blocks import (
+        ActiveBlocks,
+        BlockCounts,
+        ChainNode,
+        positions_of,
+    )
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["ActiveBlocks", "BlockCounts", "ChainNode"]
+__all__ = ["ActiveBlocks", "BlockCounts", "ChainNode", "check", "positions_of", "walk"]
 
 
-class ChainNode(Struct, eq=False):
-    """A run of blocks between two forks of the trie; the last node of a chain is its handle.
-
-    Splitting keeps the identity of the lower part, so a handle stays valid while it is acquired.
-    """
-
-    parent: ChainNode | None
-    edge: PackedHashes
-    children: dict[bytes, ChainNode] = field(default_factory=dict)  # by their first hash
-    refs: dict[int, int] = field(default_factory=dict)  # lane → chains that pass or end here
-    total: int = 0  # sum of refs
-    mask: int = 0  # lanes in refs, as bits
-
-
-class ActiveBlocks:
-    """Reference-counted chains over lanes, with the number of distinct blocks per lane.
-
-    Complexities below are for a chain whose path has k nodes, with f blocks that nobody in the lane
-    has at that position.
-    """
-
-    __slots__ = ("__weakref__", "blocks", "counts", "nodes", "root")
-
-    def __init__(self) -> None:
-        self.counts = BlockCounts()
-        """Of the values of every lane; the ledger adds its output blocks there."""
-        self.root = ChainNode(None, b"")
-        """The handle of the empty chain; its children begin all active chains."""
-        self.nodes = 0
-        self.blocks = 0
-        """Blocks of all nodes, once for every lane that holds them: the work of removing them."""
-
-    # -- chains --------------------------------------------------------------------------------
-
-    def acquire(self, chain: PackedHashes, lane: int) -> ChainNode:
-        """Add a user of `chain` in a lane and return its handle. O(k), plus O(f) in C."""
-        node, position = self.root, 0
-        while position < len(chain):
-            first = chain[position : position + HASH_BYTES]
-            child = node.children.get(first)
-            if child is None:
-                node.children[first] = child = ChainNode(node, chain[position:])
-                self.nodes += 1
-            elif not chain.startswith(child.edge, position):
-                child = self._split(child, common_blocks(child.edge, 0, chain, position))
-            refs = child.refs.get(lane, 0)
-            child.refs[lane] = refs + 1
-            child.total += 1
-            if not refs:
-                child.mask |= 1 << lane
-                self.counts.enter(lane, child.edge)
-                self.blocks += len(child.edge) // HASH_BYTES
-            position += len(child.edge)
-            node = child
-        return node
-
-    def release(self, end: ChainNode, lane: int) -> None:
-        """Undo one `acquire`. O(k), plus O(f) in C."""
-        node = end
-        while (parent := node.parent) is not None:
-            refs = node.refs[lane]
-            node.total -= 1
-            if refs > 1:
-                node.refs[lane] = refs - 1
-            else:
-                self.counts.leave(lane, node.edge)
-                self.blocks -= len(node.edge) // HASH_BYTES
-                del node.refs[lane]
-                node.mask ^= 1 << lane
-            if not node.total:
-                del parent.children[node.edge[:HASH_BYTES]]
-                self.nodes -= 1
-            elif len(node.children) == 1:
-                self._join(node)
-            node = parent
-
-    def chain(self, end: ChainNode) -> PackedHashes:
-        """Return the hashes of the chain that ends at this handle."""
-        edges = [node.edge for node in _path(end)]
-        edges.reverse()
-        return b"".join(edges)
-
-    def shared_prefix(self, chain: PackedHashes) -> list[tuple[int, int]]:
-        """Longest common prefix with any active chain, for every lane that has one.
-
-        Returns:
-            (blocks, mask of lanes), blocks > 0 ascending, masks disjoint. O(k), whatever the number
-            of lanes and chains.
-        """
-        groups: list[tuple[int, int]] = []
-        node, position = self.root, 0
-        while position < len(chain):
-            child = node.children.get(chain[position : position + HASH_BYTES])
-            if child is None:
-                break
-            if position and (left_behind := node.mask ^ child.mask):
-                groups.append((position // HASH_BYTES, left_behind))
-            node = child
-            if not chain.startswith(child.edge, position):
-                position += HASH_BYTES * common_blocks(child.edge, 0, chain, position)
-                break
-            position += len(child.edge)
-        if position:
-            groups.append((position // HASH_BYTES, node.mask))
-        return groups
-
-    def fade(self, end: ChainNode, lane: int, weight: float) -> None:
-        """Set the weight of every block that only this acquired chain has in the lane.
-
-        References never increase downwards, so the nodes it has alone are whole nodes at the end of
-        its path; a block is its own if the lane has it nowhere but there. O(blocks of these nodes).
-        """
-        alone = takewhile(lambda node: node.refs[lane] == 1, _path(end))
-        self.counts.fade(lane, [node.edge for node in alone], weight)
-
-    # -- the shape of the trie -----------------------------------------------------------------
-
-    def _split(self, lower: ChainNode, blocks: int) -> ChainNode:
-        """Move the first `blocks` blocks of a node into a new one above it; return the new one."""
-        assert lower.parent is not None
-        edge, cut = lower.edge, blocks * HASH_BYTES
-        upper = ChainNode(lower.parent, edge[:cut])
-        upper.refs = lower.refs.copy()
-        upper.total, upper.mask = lower.total, lower.mask
-        lower.parent.children[edge[:HASH_BYTES]] = upper
-        upper.children[edge[cut : cut + HASH_BYTES]] = lower
-        lower.parent, lower.edge = upper, edge[cut:]
-        self.nodes += 1
-        return upper
-
-    def _join(self, upper: ChainNode) -> None:
-        """Undo a fork with one branch left, at which no chain ends: churn must not fragment."""
-        (lower,) = upper.children.values()
-        if lower.total != upper.total:
-            return
-        assert upper.parent is not None
-        upper.parent.children[upper.edge[:HASH_BYTES]] = lower
-        lower.parent = upper.parent
-        lower.edge = upper.edge + lower.edge
-        upper.children.clear()  # leaves no cycle for the collector
-        self.nodes -= 1
-
-    # -- promises ------------------------------------------------------------------------------
-
-    def check(self) -> None:
-        """Assert all invariants of the structure; O(everything)."""
-        nodes = list(walk(self.root))
-        for node in nodes:
-            _check_node(node)
-        assert self.nodes == len(nodes), "nodes are counted"
-        held = sum(len(node.edge) * len(node.refs) for node in nodes)
-        assert self.blocks == held // HASH_BYTES
+def check(blocks: ActiveBlocks) -> None:
+    """Assert all invariants of the structure; O(everything)."""
+    nodes = list(walk(blocks.root))
+    for node in nodes:
+        _check_node(node)
+    assert blocks.nodes == len(nodes), "nodes are counted"
+    held = sum(len(node.edge) * len(node.refs) for node in nodes)
+    assert blocks.blocks == held // HASH_BYTES
 
 
 def walk(root: ChainNode) -> Iterator[ChainNode]:
@@ -207,11 +64,3 @@ def _check_node(node: ChainNode) -> None:
         below.update(child.refs)
     assert all(node.refs[lane] >= count for lane, count in below.items()), "users pass downwards"
     assert len(node.children) != 1 or below.total() < node.total, "no fork without a reason"
-
-
-def _path(end: ChainNode) -> Iterator[ChainNode]:
-    """Yield the nodes of a chain from its end up, without the root."""
-    node = end
-    while node.parent is not None:
-        yield node
-        node = node.parent

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from indexer.types import HASH_BYTES
-from select_service.core.ledger.active_blocks import ActiveBlocks
+from select_service.core.ledger.active_blocks import ActiveBlocks, check, positions_of
 from select_service.core.ledger.deadlines import Deadlines
 from select_service.core.ledger.drain_meter import PRIOR_TOKENS_PER_S
 from select_service.core.ledger.exact_sums import rounded
@@ -368,8 +368,7 @@ class Ledger:
         """
         lanes, found = self._all_lanes, []
         for blocks, mask in self.blocks.shared_prefix(sequence_hashes):
-            raw = np.frombuffer(mask.to_bytes((mask.bit_length() + 7) // 8, "little"), np.uint8)
-            slots: Slots = np.flatnonzero(np.unpackbits(raw, bitorder="little"))
+            slots: Slots = np.frombuffer(positions_of(mask), np.int64)
             if lanes.displaced or lanes.closed:  # a closed lane may have a number no slot has
                 slots = lanes.slots[slots]
                 slots = slots[slots >= 0]
@@ -444,7 +443,7 @@ class Ledger:
     def check(self) -> None:
         """Assert all invariants of the ledger; O(everything)."""
         loads = self.loads
-        self.blocks.check()
+        check(self.blocks)
         assert self.live == sum(len(lane.reservations) for lane in self._lanes)
         for slot, lane in enumerate(self._lanes):
             of_slot = lane.reservations.values()

@@ -17,7 +17,7 @@ from select_service.core.ledger.drain_meter import PRIOR_TOKENS_PER_S, DrainMete
 from select_service.core.ledger.loads import PACE, TOTALS
 from select_service.core.ledger.work_done import WorkDone
 
-if not TYPE_CHECKING and usable("select_service.core._ledger", 1):
+if not TYPE_CHECKING and usable("select_service.core._ledger", 2):
     from select_service.core._ledger import LoadRows
 else:
     from select_service.core.ledger.plain_load_rows import LoadRows

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from select_service.core.ledger import plain_block_counts
-from select_service.core.ledger.active_blocks import ActiveBlocks, ChainNode
+from select_service.core.ledger import plain_active_blocks
+from select_service.core.ledger.active_blocks import ActiveBlocks, ChainNode, check
 from select_service.core.ledger.exact_sums import rounded
 from tests.indexer.kernels import twins
 
 LANES = 3
-EITHER = twins("select_service.core._ledger", plain_block_counts)
+EITHER = twins("select_service.core._ledger", plain_active_blocks)
 
 values = st.integers(0, 5) | st.sampled_from([2**64 - 1, 2**63, 2**32])
 chains = st.lists(values, max_size=8)
@@ -79,10 +79,9 @@ class Naive:
         )
 
 
-def with_counts(form: ModuleType, lanes: int) -> ActiveBlocks:
-    """Active blocks on one form of the counts."""
-    blocks = ActiveBlocks()
-    blocks.counts = form.BlockCounts()
+def with_lanes(form: ModuleType, lanes: int) -> ActiveBlocks:
+    """Return active blocks in one form."""
+    blocks: ActiveBlocks = form.ActiveBlocks()
     blocks.counts.ensure(lanes)
     return blocks
 
@@ -91,7 +90,7 @@ class Both:
     """One form beside the naive one, compared after every step."""
 
     def __init__(self, form: ModuleType) -> None:
-        self.real = with_counts(form, LANES)
+        self.real = with_lanes(form, LANES)
         self.naive = Naive()
         self.handles: list[ChainNode] = []
 
@@ -137,7 +136,7 @@ class Both:
             assert found == {one: expected[one] for one in expected if expected[one] != 1.0}
             assert (pack(*chain[:1]) in self.real.root.children) is bool(chain)
         assert self.real.blocks == self.naive.positions()
-        self.real.check()
+        check(self.real)
 
 
 @pytest.fixture(params=EITHER)
@@ -171,7 +170,7 @@ def test_any_history(
 @pytest.mark.parametrize("form", EITHER)
 def test_tables_grow_and_shrink_under_way(form: ModuleType) -> None:
     """Some thousand values in one lane come and go, with every chain a prefix of others."""
-    rng, real, live = random.Random(5), with_counts(form, 1), list[tuple[ChainNode, list[int]]]()
+    rng, real, live = random.Random(5), with_lanes(form, 1), list[tuple[ChainNode, list[int]]]()
     places: Counter[int] = Counter()
     for target in (40, 400, 4, 200, 0, 30, 0):
         while len(live) != target:
@@ -255,3 +254,34 @@ def test_a_run_with_repeats_is_divided_and_joined(both: Both, cut: int) -> None:
     both.release(2)
     both.release(1)
     assert both.real.nodes == 1
+
+
+def test_a_node_that_many_lanes_use(both: Both) -> None:
+    """More than its room for users grows by, in no order, and through a split."""
+    lanes = [2, 0, 1]
+    for lane in lanes:
+        both.acquire(1, 2, 3, 4, lane=lane)
+    both.acquire(1, 2, 9, lane=1)
+    assert both.shared(1, 2, 3) == {0: 3, 1: 3, 2: 3}
+    for _ in lanes:
+        both.release(0)
+    assert both.shared(1, 2, 3) == {1: 2}
+
+
+@pytest.mark.parametrize("form", EITHER)
+@given(mask=st.integers(0, 2**200))
+def test_positions_of_a_mask(form: ModuleType, mask: int) -> None:
+    found = form.positions_of(mask)
+    assert list(struct.unpack(f"<{len(found) // 8}q", found)) == [
+        at for at in range(mask.bit_length()) if mask >> at & 1
+    ]
+
+
+@pytest.mark.parametrize("form", EITHER)
+def test_a_lane_that_is_not_there_gets_no_chain(form: ModuleType) -> None:
+    with pytest.raises(IndexError):
+        with_lanes(form, 1).acquire(pack(1), 1)
+    blocks = with_lanes(form, 2)
+    handle = blocks.acquire(pack(1), 0)
+    with pytest.raises(KeyError):
+        blocks.release(handle, 1)

@@ -15,7 +15,7 @@ from select_service.core.ledger import plain_load_rows
 
 ROWS = 3
 KINDS: list[Any] = [plain_load_rows.LoadRows]
-if usable("select_service.core._ledger", 1):
+if usable("select_service.core._ledger", 2):
     from select_service.core._ledger import LoadRows
 
     KINDS.append(LoadRows)
