@@ -73,3 +73,28 @@ def _check_tcp(endpoint: str, address: str) -> None:
     if len(digits) > len(str(PORT_MAX)) or int(digits or "0") > PORT_MAX:
         reason = "invalid TCP port: number too large to fit in target type"
         raise InvalidEndpoint(endpoint, reason)
+
+
+def at_rank(endpoint: str, rank: int) -> str:
+    """Return where an engine binds what belongs to a data-parallel rank: at its port + rank.
+
+    An endpoint that has no port (ipc, inproc) is returned as it is.
+    """
+    address = tcp_address(endpoint)
+    return endpoint if address is None else f"tcp://{address[0]}:{address[1] + rank}"
+
+
+def tcp_address(endpoint: str) -> tuple[str, int] | None:
+    """Return host (IPv6 in brackets, as written) and port of a well-formed TCP endpoint.
+
+    None if it is of another scheme or malformed.
+    """
+    try:
+        check_endpoint(endpoint)
+    except InvalidEndpoint:
+        return None
+    scheme, _, address = endpoint.partition("://")
+    if scheme != "tcp":
+        return None
+    host, _, port = address.rpartition(":")
+    return host, int(port)

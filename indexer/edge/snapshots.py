@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 import msgspec
 
 from indexer.core.checkpoint import BadCheckpoint, CheckpointRun, RankChanged
+from indexer.core.endpoint import at_rank
 from indexer.edge.io_thread import IoThread
 from indexer.edge.snapshot_file import (
     NAME,
@@ -204,7 +205,11 @@ class IndexSnapshots:
         index = self._registry.index(stream.scope)
         if stream.closed or index is None:
             raise _LeftOut("closed")
-        if (head.endpoint, head.replay_endpoint) != (source.endpoint, source.replay_endpoint):
+        # some are of a time when every rank was asked at the engine's configured endpoint
+        replays = {head.replay_endpoint}
+        if head.replay_endpoint is not None:
+            replays.add(at_rank(head.replay_endpoint, head.dp_rank))
+        if head.endpoint != source.endpoint or source.replay_endpoint not in replays:
             raise _LeftOut("other_endpoint")
         if (head.block_size, head.is_eagle) != (index.block_size, index.is_eagle):
             raise _LeftOut("other_blocks")

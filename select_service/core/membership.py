@@ -343,18 +343,25 @@ class Membership:
             for rank in before.event_sources:
                 if rank not in wanted:
                     self._close(WorkerRank(worker.worker_id, rank), partition, effects)
+        replays, key = worker.replay_sources, worker.spec.curve_public_key
         for rank, endpoint in sorted(wanted.items()):
-            self._follow(worker, rank, endpoint, partition, effects)
+            where = (endpoint, replays.get(rank), key)
+            self._follow(worker, rank, where, partition, effects)
 
     def _follow(
-        self, worker: Worker, rank: int, endpoint: str, partition: Partition, effects: Effects
+        self,
+        worker: Worker,
+        rank: int,
+        where: tuple[str, str | None, str | None],
+        partition: Partition,
+        effects: Effects,
     ) -> None:
         """Listen to a rank's source; an unchanged source keeps its stream and cursor."""
         at = WorkerRank(worker.worker_id, rank)
-        replay, key = worker.spec.replay_endpoint, worker.spec.curve_public_key
+        endpoint, replay, key = where
         source = self._sources.get(at)
         if source is not None:
-            if source[1:] == (endpoint, replay, key):
+            if source[1:] == where:
                 source.stream.worker_ranks = worker.ranks
                 return
             self._close(at, partition, effects)

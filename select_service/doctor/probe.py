@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from select_service.core.diagnostics.causes import UNREACHABLE_FROM_HERE
+from select_service.core.fleet.replay_endpoints import replay_endpoints
 from select_service.types.doctor import Finding, Subject
 
 if TYPE_CHECKING:
@@ -60,8 +61,13 @@ def probe(workers: Iterable[ReachableWorker], timeout_s: float) -> list[Finding]
 
 
 def _endpoints(worker: ReachableWorker) -> Iterator[str]:
-    events = worker.kv_events_endpoints.values() or [worker.kv_events_endpoint]
-    for endpoint in (worker.endpoint, *events, worker.replay_endpoint):
+    events = {int(rank): at for rank, at in worker.kv_events_endpoints.items()}
+    if not events and worker.kv_events_endpoint is not None:
+        events = {worker.data_parallel_start_rank or 0: worker.kv_events_endpoint}
+    by_rank = {int(rank): at for rank, at in worker.replay_endpoints.items()}
+    replays = replay_endpoints(events, worker.replay_endpoint, by_rank)
+    asked = replays.values() or [worker.replay_endpoint]  # before its events are named
+    for endpoint in (worker.endpoint, *events.values(), *asked):
         if endpoint is not None:
             yield endpoint
 

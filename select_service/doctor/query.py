@@ -33,9 +33,11 @@ class ReachableWorker(Struct, frozen=True):
     tenant_id: str = "default"
     lifecycle: str = "schedulable"
     endpoint: str | None = None
+    data_parallel_start_rank: int | None = None
     kv_events_endpoint: str | None = None
     kv_events_endpoints: dict[str, str] = {}
     replay_endpoint: str | None = None
+    replay_endpoints: dict[str, str] = {}
 
 
 class Answer(Struct, frozen=True):

@@ -47,6 +47,9 @@ class WorkerSpec(Struct, kw_only=True):
     max_num_seqs: Seats | None = None  # requests that each of its ranks runs at once
     role: Role | None = None
     curve_public_key: str | None = None  # of its event and replay sockets, where they encrypt
+    replay_endpoints: dict[
+        str, str
+    ] = {}  # by dp_rank; the other ranks are asked by `replay_endpoint`
 
     def __post_init__(self) -> None:
         check_u64("worker_id", self.worker_id)
@@ -83,6 +86,7 @@ class WorkerPatch(Struct, kw_only=True):
     max_num_seqs: Seats | None = None
     role: Role | None = None
     curve_public_key: str | None = None
+    replay_endpoints: dict[str, str] | None = None
 
     # named in a PATCH, and ignored whatever they are
     worker_id: Any = None
@@ -140,6 +144,7 @@ class WorkerRecord(Struct, kw_only=True, frozen=True):
     max_num_seqs: int | UnsetType = UNSET
     role: Role | UnsetType = UNSET
     curve_public_key: str | UnsetType = UNSET
+    replay_endpoints: dict[str, str] | UnsetType = UNSET
 
 
 class StateStatus(Struct, frozen=True):

@@ -153,17 +153,17 @@ REPLAY_MUTE: Final = Cause(
     "The replay endpoint does not answer, or answers nonsense, while events come: the port is "
     "not the engine's replay port, nothing listens there, or a network policy is in the way. "
     "Lost events cannot be recovered.",
-    "Set replay_endpoint to the engine's (--kv-events-config replay_endpoint), with the rank's "
-    "port; remove it from the record if the engine has none.",
+    "Set replay_endpoint to the engine's (--kv-events-config replay_endpoint): of several ranks, "
+    "rank r is asked at its port + r, as engines bind it; name ports that differ from that by rank "
+    "in replay_endpoints. Remove both from the record if the engine has no replay.",
 )
 REPLAY_WRONG_RANK: Final = Cause(
     "replay-wrong-rank",
     "warning",
     "The replay endpoint answers with events of another rank of the worker, so it is not asked "
-    "any more: a worker has one replay_endpoint for all ranks, and each rank's engine has a "
-    "replay port of its own.",
-    "Register every rank as a worker of its own (data_parallel_start_rank, data_parallel_size 1) "
-    "with its own replay_endpoint, or leave replay_endpoint out.",
+    "any more: each rank's engine has a replay port of its own, and this is not that rank's.",
+    "Name each rank's own replay endpoint in replay_endpoints, as its events are in "
+    "kv_events_endpoints; leave replay_endpoint out for ranks that have none.",
 )
 REPLAY_OF_ANOTHER: Final = Cause(
     "replay-of-another-worker",

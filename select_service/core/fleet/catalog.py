@@ -15,6 +15,7 @@ from indexer.core.endpoint import check_endpoint
 from indexer.errors import InvalidEndpoint
 from indexer.types import Scope
 from select_service.core.changes import WORKER
+from select_service.core.fleet.replay_endpoints import replay_endpoints
 from select_service.core.tenancy.shares import Shares
 from select_service.errors import (
     InvalidField,
@@ -26,7 +27,7 @@ from select_service.errors import (
 from select_service.types import WorkerPatch, WorkerRecord, WorkerSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from select_service.core.changes import Changes
     from select_service.types import CoreLimits, KvRankState
@@ -113,6 +114,12 @@ class Worker:
             return {self.ranks.start: self.spec.kv_events_endpoint}
         return {}
 
+    @property
+    def replay_sources(self) -> dict[int, str]:
+        """Return dp_rank → replay endpoint, for each event source that has one."""
+        by_rank = {int(rank): at for rank, at in self.spec.replay_endpoints.items()}
+        return replay_endpoints(self.event_sources, self.spec.replay_endpoint, by_rank)
+
     def record(self, kv_ranks: list[KvRankState] | None = None) -> WorkerRecord:
         """Return the record as every worker route returns it."""
         spec = self.spec
@@ -146,6 +153,7 @@ class Worker:
             max_num_seqs=UNSET if spec.max_num_seqs is None else spec.max_num_seqs,
             role=UNSET if spec.role is None else spec.role,
             curve_public_key=UNSET if spec.curve_public_key is None else spec.curve_public_key,
+            replay_endpoints=spec.replay_endpoints or UNSET,
         )
 
 
@@ -171,8 +179,9 @@ def missing_parts(worker: Worker, *, use_kv_events: bool) -> list[str]:
 
 def bad_sources(worker: Worker) -> list[str]:
     """Return the first event or replay endpoint that violates the grammar of `endpoint.py`."""
+    replays = worker.replay_sources
     for rank, endpoint in sorted(worker.event_sources.items()):
-        for kind, address in (("kv_events", endpoint), ("replay", worker.spec.replay_endpoint)):
+        for kind, address in (("kv_events", endpoint), ("replay", replays.get(rank))):
             if address is None:
                 continue
             try:
@@ -304,17 +313,8 @@ class Catalog:
         if len(_encode(spec)) > limits.worker_bytes_max:
             self.too_long += 1
             raise InvalidField(f"a worker's record must fit {limits.worker_bytes_max} bytes")
-        ranks = set()
-        for key in spec.kv_events_endpoints:
-            if not (key.isascii() and key.isdigit() and int(key) < _U32_END):
-                raise InvalidRequest(
-                    f"kv_events_endpoints: {key!r} is not a dp_rank", field="kv_events_endpoints"
-                )
-            ranks.add(int(key))
-        if len(ranks) != len(spec.kv_events_endpoints):
-            raise InvalidRequest(
-                "kv_events_endpoints names a dp_rank twice", field="kv_events_endpoints"
-            )
+        _check_ranks("kv_events_endpoints", spec.kv_events_endpoints)
+        _check_ranks("replay_endpoints", spec.replay_endpoints)
         return Worker(spec, source)
 
     def patched(self, worker_id: int, patch: WorkerPatch) -> Worker:
@@ -329,6 +329,17 @@ class Catalog:
             name: value for name in _PATCHABLE if (value := getattr(patch, name)) is not None
         }
         return self.admit(msgspec.structs.replace(old, **changes))
+
+
+def _check_ranks(field: str, endpoints: Mapping[str, str]) -> None:
+    ranks = set()
+    for key in endpoints:
+        is_number = key.isascii() and key.isdigit() and len(key) <= len(str(_U32_END))
+        if not (is_number and int(key) < _U32_END):
+            raise InvalidRequest(f"{field}: {key[:64]!r} is not a dp_rank", field=field)
+        ranks.add(int(key))
+    if len(ranks) != len(endpoints):
+        raise InvalidRequest(f"{field} names a dp_rank twice", field=field)
 
 
 def check_name(field: str, text: object, most: int) -> None:

@@ -373,15 +373,17 @@ def _check_utf8(body: bytes) -> None:
 
 
 def _check_ranks(request: msgspec.Struct) -> None:
-    """Refuse keys of kv_events_endpoints that are not dp_ranks."""
+    """Refuse keys of maps by rank that are not dp_ranks."""
     assert isinstance(request, WorkerSpec | WorkerPatch)
-    endpoints = request.kv_events_endpoints
-    if endpoints is None:
-        return
+    for field in ("kv_events_endpoints", "replay_endpoints"):
+        _check_keys(field, getattr(request, field) or {})
+
+
+def _check_keys(field: str, endpoints: dict[str, str]) -> None:
     for key in endpoints:
-        path = f"kv_events_endpoints.{key}"
+        path = f"{field}.{key}"
         if not _NUMBER_KEY.fullmatch(key):
-            raise InvalidJson("kv_events_endpoints: keys must be dp_ranks", field=path)
+            raise InvalidJson(f"{field}: keys must be dp_ranks", field=path)
         if not _RANK_KEY.fullmatch(key) or key.startswith("-") or len(key) > len(str(_U32_MAX)):
             raise InvalidField(f"{path}: not a 32-bit dp_rank", field=path)
         if int(key) > _U32_MAX:

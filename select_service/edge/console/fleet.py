@@ -230,7 +230,7 @@ def _describe(worker: Worker) -> bytes:
             "taints": sorted(worker.taints),
             "ranks": [worker.ranks.start, len(worker.ranks)],
             "kv_events": bool(worker.event_sources),
-            "replay": spec.replay_endpoint is not None,
+            "replay": bool(worker.replay_sources),
         }
     )
 

@@ -254,8 +254,11 @@ def _worker(meta: Meta, name: str, address: str, ports: Mapping[str, int]) -> Wo
         "block_size": _whole(said, "block-size"),
         "data_parallel_start_rank": start,
         "data_parallel_size": size,
-        "kv_events_endpoints": _event_sources(events, start or 0, size, address),
+        "kv_events_endpoints": _by_rank(events, start or 0, size, address),
         "replay_endpoint": None if replay is None else endpoint_of(address, replay),
+        "replay_endpoints": {}
+        if size is None or size == 1  # the single endpoint says it
+        else _by_rank(replay, start or 0, size, address),
         "max_num_batched_tokens": _whole(said, "max-num-batched-tokens"),
         "max_num_seqs": _whole(said, "max-num-seqs"),
         "total_kv_blocks": _whole(said, "total-kv-blocks"),
@@ -274,7 +277,7 @@ def _worker(meta: Meta, name: str, address: str, ports: Mapping[str, int]) -> Wo
         raise BadAnnotation(f"{meta.namespace}/{name}: {error}") from None
 
 
-def _event_sources(port: int | None, start: int, size: int | None, address: str) -> dict[str, str]:
+def _by_rank(port: int | None, start: int, size: int | None, address: str) -> dict[str, str]:
     """Return one endpoint per rank, on consecutive ports."""
     if port is None:
         return {}

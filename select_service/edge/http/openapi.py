@@ -49,6 +49,8 @@ _NARROWER: Final[dict[tuple[str, str], dict[str, object]]] = {
     # Checked outside the types, because these have error texts or statuses of their own.
     ("WorkerSpec", "kv_events_endpoints"): _RANKS,
     ("WorkerPatch", "kv_events_endpoints"): _RANKS,
+    ("WorkerSpec", "replay_endpoints"): _RANKS,
+    ("WorkerPatch", "replay_endpoints"): _RANKS,
     ("OutputBlockRequest", "decay_fraction"): _FRACTION,
     ("BusyThresholdChange", "active_decode_blocks_threshold"): _FRACTION,
     ("BusyThresholdChange", "active_prefill_tokens_threshold"): _U64,

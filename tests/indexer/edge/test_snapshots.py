@@ -51,9 +51,11 @@ class House:
             directory, self.registry, SnapshotLimits(**options), lambda: self.now
         )
 
-    def source(self, worker: int = 1, *numbers: int, replay: str | None = REPLAY) -> SnapshotSource:
+    def source(
+        self, worker: int = 1, *numbers: int, replay: str | None = REPLAY, rank: int = 0
+    ) -> SnapshotSource:
         stream = self.registry.open_stream(
-            SCOPE, WorkerRank(worker, 0), worker_ranks=range(2), has_replay=replay is not None
+            SCOPE, WorkerRank(worker, rank), worker_ranks=range(2), has_replay=replay is not None
         )
         for number in numbers:
             self.live(stream, number)
@@ -103,6 +105,30 @@ def test_there_and_back(tmp_path: Path) -> None:
         assert source.stream.kv_state == "current"
         assert not await other.snapshots.load(source), "once only"
         assert other.snapshots.unclaimed == 1
+
+    run(use)
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "is_taken"),
+    [
+        (REPLAY, "tcp://127.0.0.1:3", True),
+        (REPLAY, REPLAY, True),
+        (REPLAY, "tcp://127.0.0.1:4", False),
+        (None, REPLAY, False),
+    ],
+)
+def test_a_rank_that_was_asked_at_the_configured_port_is_taken_back(
+    there: str | None, here: str, is_taken: bool, tmp_path: Path
+) -> None:
+    """Snapshots of earlier builds name the same replay endpoint for each rank of a worker."""
+
+    async def use() -> None:
+        house = House(tmp_path)
+        assert await house.write(house.source(1, 0, 1, 2, replay=there, rank=1))
+        other = House(tmp_path)
+        source = other.source(replay=here, rank=1)
+        assert await other.load(source) is is_taken
 
     run(use)
 

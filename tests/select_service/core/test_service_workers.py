@@ -92,12 +92,50 @@ def test_the_first_schedulable_worker_pins_block_size_and_eagle_for_good(fleet: 
     [
         ({"kv_events_endpoint": "x"}, "invalid kv_events endpoint for worker 8 dp_rank 0: "),
         ({"replay_endpoint": "http://h:1"}, "invalid replay endpoint for worker 8 dp_rank 0: "),
+        (
+            {"replay_endpoints": {"0": "http://h:1"}},
+            "invalid replay endpoint for worker 8 dp_rank 0: ",
+        ),
+        (
+            _SEVERAL | {"replay_endpoint": "tcp://h:65534"},
+            "invalid replay endpoint for worker 8 dp_rank 2: invalid ZMQ endpoint "
+            "`tcp://h:65536`: invalid TCP port",
+        ),
     ],
 )
 def test_a_bad_event_source_keeps_a_worker_out(change: dict[str, Any], why: str) -> None:
     record = Fleet().worker(8, **change)
     assert isinstance(record.not_schedulable_reasons, list)
     assert record.not_schedulable_reasons[0].startswith(f"reconciliation failed: {why}")
+
+
+@pytest.mark.parametrize("key", ["x", "-1", "4294967296", "9" * 5000])
+@pytest.mark.parametrize("field", ["kv_events_endpoints", "replay_endpoints"])
+def test_a_key_that_is_no_rank_is_refused(field: str, key: str) -> None:
+    with pytest.raises(InvalidRequest, match="is not a dp_rank") as caught:
+        Fleet().worker(8, **{field: {key: "tcp://h:1"}})
+    assert caught.value.field == field
+    with pytest.raises(InvalidRequest, match="twice"):
+        Fleet().worker(8, **{field: {"1": "tcp://h:1", "01": "tcp://h:2"}})
+
+
+def test_the_replay_of_each_rank_is_a_source_of_its_own() -> None:
+    fleet = Fleet()
+    record = fleet.worker(2, **_SEVERAL, replay_endpoint="tcp://w2:700")
+    assert record.replay_endpoints is msgspec.UNSET
+    asked = {one.stream.rank.dp_rank: one.replay_endpoint for one in fleet.effects.listen}
+    assert asked == {rank: f"tcp://w2:{700 + rank}" for rank in range(3)}
+    record = fleet.patch(2, replay_endpoints={"1": "tcp://w2:9", "7": "tcp://w2:9"})
+    assert record.replay_endpoints == {"1": "tcp://w2:9", "7": "tcp://w2:9"}
+    assert [one.rank.dp_rank for one in fleet.effects.unlisten] == [1]
+    (listen,) = fleet.effects.listen
+    assert listen.replay_endpoint == "tcp://w2:9"
+    fleet.patch(2, replay_endpoints={})
+    (listen,) = fleet.effects.listen
+    assert listen.replay_endpoint == "tcp://w2:701"
+    fleet.patch(2, taints=["t"])
+    assert not fleet.effects.unlisten
+    fleet.core.check()
 
 
 def test_too_many_ranks_are_refused_before_anything_is_built() -> None:

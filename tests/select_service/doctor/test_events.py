@@ -247,10 +247,13 @@ def test_a_replay_endpoint_of_another_rank(context: Context) -> None:
     async def scenario(ward: Ward) -> None:
         first, second = ward.engine(), ward.engine()
         first.dp_rank, second.dp_rank = 0, 1
+        events = {"0": first.sockets.endpoint, "1": second.sockets.endpoint}
         await ward.hire(
             first,
             kv_events_endpoint=None,
-            kv_events_endpoints={"0": first.sockets.endpoint, "1": second.sockets.endpoint},
+            kv_events_endpoints=events,
+            replay_endpoint=None,
+            replay_endpoints=dict.fromkeys("01", first.sockets.replay_endpoint),
             data_parallel_size=2,
         )
         for engine in (first, second):
@@ -261,12 +264,15 @@ def test_a_replay_endpoint_of_another_rank(context: Context) -> None:
         (finding,) = await ward.examine()
         assert finding.code == "replay-wrong-rank"
         assert finding.subject.dp_rank == 1
-        ward.register(
-            1,
-            kv_events_endpoints={"0": first.sockets.endpoint, "1": second.sockets.endpoint},
-            data_parallel_size=2,
-        )
+        ward.register(1, kv_events_endpoints=events, data_parallel_size=2)  # no replays at all
         assert await ward.pass_time(10) == []
+        own = {"0": first.sockets.replay_endpoint, "1": second.sockets.replay_endpoint}
+        ward.register(1, kv_events_endpoints=events, replay_endpoints=own, data_parallel_size=2)
+        for engine in (first, second):
+            await ward.until(engine.sockets.has_subscriber)
+            engine.compute(prompt(2))
+        await ward.until(lambda: all(one.cursor.last == 1 for one in ward.streams()))
+        assert await ward.pass_time(30) == []
 
     play(context, scenario)
 

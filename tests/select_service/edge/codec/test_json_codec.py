@@ -256,14 +256,15 @@ def test_odd_but_right(body: bytes) -> None:
         ("9" * 5000, 422),
     ],
 )
-def test_keys_of_kv_events_endpoints_are_ranks(
-    decoder: RequestDecoder[Any], key: str, status: int
+@pytest.mark.parametrize("field", ["kv_events_endpoints", "replay_endpoints"])
+def test_keys_of_endpoints_by_rank_are_ranks(
+    decoder: RequestDecoder[Any], field: str, key: str, status: int
 ) -> None:
-    body = json.dumps({"worker_id": 1, "kv_events_endpoints": {"0": "tcp://a:1", key: "b"}})
+    body = json.dumps({"worker_id": 1, field: {"0": "tcp://a:1", key: "b"}})
     with pytest.raises(ServiceError) as refused:
         decoder.decode(body.encode())
     assert refused.value.status == status
-    assert refused.value.field == f"kv_events_endpoints.{key}"
+    assert refused.value.field == f"{field}.{key}"
 
 
 @pytest.mark.parametrize("name", ["worker_id", "effective_prefill_tokens", "isl_tokens"])
@@ -292,7 +293,8 @@ def test_workers() -> None:
     body = b'{"worker_id":18446744073709551615,"kv_events_endpoints":{"0":"a","4294967295":"b"}}'
     assert WORKER.decode(body).request.worker_id == 2**64 - 1
     assert PATCH.decode(b"{}").warning is None
-    for name in ("kv_events_endpoints", "taints", "topology_domains", "model_name", "tenant_id"):
+    maps = ("kv_events_endpoints", "replay_endpoints")
+    for name in (*maps, "taints", "topology_domains", "model_name", "tenant_id"):
         with pytest.raises(InvalidField) as refused:
             WORKER.decode(b'{"worker_id":1,"%s":null}' % name.encode())
         assert refused.value.field == name

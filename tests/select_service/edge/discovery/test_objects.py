@@ -73,6 +73,7 @@ def test_every_annotation() -> None:
         data_parallel_size=2,
         kv_events_endpoints={"4": "tcp://[fd00::1]:6000", "5": "tcp://[fd00::1]:6001"},
         replay_endpoint="tcp://[fd00::1]:7000",
+        replay_endpoints={"4": "tcp://[fd00::1]:7000", "5": "tcp://[fd00::1]:7001"},
         max_num_batched_tokens=8192,
         max_num_seqs=256,
         total_kv_blocks=100,
