@@ -211,7 +211,7 @@ def test_from_kubernetes(source: str, start: int) -> None:
 
     async def use() -> None:
         with three_ranks(start) as fleet:
-            annotations = {
+            annotations: dict[str, Any] = {
                 "block_size": str(BLOCK),
                 "data_parallel_start_rank": str(start),
                 "data_parallel_size": str(len(RANKS)),
