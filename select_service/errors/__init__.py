@@ -2,7 +2,7 @@
 
 Raised by the core and the codec, turned into a response by exactly one function, `problem`. A file
 for each subject; whoever needs a refusal takes it from here. Texts of the classes are part of the
-contract (sections 2 to 6) and compared by tests.
+contract (`deploy/docs/contract.md`, sections 2 to 6) and compared by tests.
 """
 
 from select_service.errors.admission_errors import (

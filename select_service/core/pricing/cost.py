@@ -100,9 +100,9 @@ def terms_of(  # noqa: PLR0917 - what is known, and for whom
     decay    = 1 / (1 + credit_decay · (P - min P)/block_size / ceil(isl/block_size))
     cost     = prefill_load_scale · left + decode blocks with this prompt
 
-    That is `kv-cost` (contract 3.2), where `worked` and `expected` are 0. `first-token` counts
-    blocks booked by live requests as cached, takes what may already be computed (`worked_off`) off
-    the queue P, and adds three terms:
+    That is `kv-cost` (`deploy/docs/contract.md` 3.2), where `worked` and `expected` are 0.
+    `first-token` counts blocks booked by live requests as cached, takes what may already be
+    computed (`worked_off`) off the queue P, and adds three terms:
 
     own      = max(0, track ? max(isl, cached)/block_size : 0 - credit - expected)
     cost     = prefill_load_scale · (left + (delay_weight + eviction_weight · churn) · own)
