@@ -12,7 +12,6 @@ import contextlib
 import logging
 import os
 import socket
-from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final
 
 import ray
@@ -26,6 +25,7 @@ from select_service.edge.http.listening_sockets import ListeningSockets
 from select_service.edge.logs import configure
 from select_service.edge.server import Server
 from select_service.ray_discovery import CATALOG, RayDiscovery
+from select_service.tcp_listener import host_in_url, is_unspecified
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -165,17 +165,17 @@ class Selector:
         """Serve at an address of its own, and find the others."""
         settings, layers = _read(flags)
         configure(settings.log_format, settings.log_level, access_log=settings.access_log)
-        host = ray.util.get_node_ip_address() if _is_any(settings.host) else settings.host
+        host = ray.util.get_node_ip_address() if is_unspecified(settings.host) else settings.host
         self._entrances = ListeningSockets.bound((host, _port(layers, settings)), None, 0o600)
         scheme = "http" if settings.tls_cert is None else "https"
-        self.url = f"{scheme}://{host}:{self._entrances.port}"
+        self.url = f"{scheme}://{host_in_url(host)}:{self._entrances.port}"
         settings = replace(
             settings,
             replica_sync_port=settings.replica_sync_port or _free_port(),
             advertise_url=settings.advertise_url or self.url,
         )
         self._service = create_driver(settings)
-        place = f"tcp://{host}:{settings.replica_sync_port}"
+        place = f"tcp://{host_in_url(host)}:{settings.replica_sync_port}"
         known = self._service.credentials
         passport = None if known is None else known.passport
         self._company = RayDiscovery(SelectorRegistry(namespace), self.url, place, passport)
@@ -212,13 +212,6 @@ class Selector:
             async with asyncio.timeout(_LEAVE_S):
                 await self._serving
         await self._service.close()
-
-
-def _is_any(host: str) -> bool:
-    try:
-        return ip_address(host).is_unspecified
-    except ValueError:  # a name
-        return False
 
 
 def _port(layers: Layers, settings: Settings) -> int:

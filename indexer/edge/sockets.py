@@ -60,6 +60,7 @@ _ZAP_VERSION: Final = b"1.0"
 _ZAP_DOMAIN: Final = b"replicas"  # without a domain libzmq would not ask
 _ZAP_FRAMES: Final = 7
 
+_NO_SUCH_FAMILY: Final = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.ENODEV})
 _DELIMITER: Final = b""
 _CONNECTED: Final = frozenset({zmq.EVENT_HANDSHAKE_SUCCEEDED})
 _REFUSED: Final = {
@@ -415,7 +416,7 @@ def open_publisher(
             socket.setsockopt(zmq.ZAP_DOMAIN, _ZAP_DOMAIN)
             socket.setsockopt(zmq.CURVE_SERVER, 1)
             socket.setsockopt(zmq.CURVE_SECRETKEY, keys.own.secret.encode())
-        socket.bind(endpoint)
+        _bind(socket, endpoint)
     except zmq.ZMQError as error:
         socket.close(linger=0)
         if key_check is not None:
@@ -423,3 +424,15 @@ def open_publisher(
         context.term()
         raise EndpointRefused(endpoint, str(error)) from error
     return Publisher(context, socket, key_check)
+
+
+def _bind(socket: zmq.Socket[bytes], endpoint: str) -> None:
+    """Bind for both families; for IPv4 alone where the system has no IPv6."""
+    socket.setsockopt(zmq.IPV6, 1)
+    try:
+        socket.bind(endpoint)
+    except zmq.ZMQError as error:
+        if error.errno not in _NO_SUCH_FAMILY:
+            raise
+        socket.setsockopt(zmq.IPV6, 0)
+        socket.bind(endpoint)

@@ -104,6 +104,7 @@ class EventPublisher:
         socket = self._context.socket(kind)
         # a ROUTER drops beyond its mark, so it must hold the whole buffer (vLLM 0.33 does this)
         socket.set_hwm(_HIGH_WATER_MARK)
+        socket.setsockopt(zmq.IPV6, int("[" in endpoint))
         socket.bind(endpoint)
         return socket
 

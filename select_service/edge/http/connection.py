@@ -44,6 +44,7 @@ from select_service.edge.http.response_head import (
     length_line,
     status_line,
 )
+from select_service.tcp_listener import plain_address
 
 if TYPE_CHECKING:
     import asyncio
@@ -437,6 +438,7 @@ class HttpConnection(RequestParser):
         target = httptools.parse_url(self.url)
         path = target.path.decode("ascii")
         transport, client = self.transport, self.transport.get_extra_info("peername")
+        is_tcp = isinstance(client, tuple)
         server = transport.get_extra_info("sockname")
         scope: dict[str, Any] = {
             "type": "http",
@@ -449,7 +451,7 @@ class HttpConnection(RequestParser):
             "query_string": target.query or b"",
             "root_path": "",
             "headers": self.headers,
-            "client": (str(client[0]), int(client[1])) if isinstance(client, tuple) else None,
+            "client": (plain_address(str(client[0])), int(client[1])) if is_tcp else None,
             "server": (
                 (str(server[0]), int(server[1])) if isinstance(server, tuple) else (server, None)
             ),

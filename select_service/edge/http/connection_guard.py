@@ -27,6 +27,7 @@ from select_service.errors import (
     problem,
     retry_after,
 )
+from select_service.tcp_listener import plain_address
 
 if TYPE_CHECKING:
     from uvicorn.config import Config
@@ -147,7 +148,7 @@ class GuardedConnection(asyncio.Protocol):
         peer = transport.get_extra_info("peername")
         if not isinstance(peer, tuple):  # a Unix socket
             return
-        self._address = address = str(peer[0])
+        self._address = address = plain_address(str(peer[0]))
         by_address = self.counts.by_address
         by_address[address] = among = by_address.get(address, 0) + 1
         if among > self.limits.connections_per_address_max and not self._is_reserved:

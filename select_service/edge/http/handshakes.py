@@ -15,6 +15,7 @@ import ssl
 from typing import TYPE_CHECKING, Final
 
 from indexer.edge.descriptors import descriptors_end
+from select_service.tcp_listener import plain_address
 
 if TYPE_CHECKING:
     import socket
@@ -123,7 +124,7 @@ class Handshakes:
                 if self._again is None:
                     self._again = asyncio.get_running_loop().call_later(WAIT_S, self._listen)
                 return False
-            self._greet(client, address, make)
+            self._greet(client, plain_address(address), make)
         return True
 
     def _greet(

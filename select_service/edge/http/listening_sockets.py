@@ -16,6 +16,8 @@ import socket
 import stat
 from typing import TYPE_CHECKING, Final
 
+from select_service.tcp_listener import bind_tcp
+
 if TYPE_CHECKING:
     from typing import Self
 
@@ -49,17 +51,8 @@ class CannotListenError(Exception):
 
 def bind(host: str, port: int) -> socket.socket:
     """Bind without listening: nobody is accepted before the service has started."""
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        _probe_when_silent(listener)
-        listener.bind(address)
-    except OSError:
-        listener.close()
-        raise
+    listener = bind_tcp(host, port)
+    _probe_when_silent(listener)
     listener.setblocking(False)  # noqa: FBT003 - the name of the parameter is `flag`
     return listener
 

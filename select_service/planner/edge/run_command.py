@@ -44,6 +44,7 @@ from select_service.planner.edge.sources.trace import TraceSource, read_trace
 from select_service.planner.edge.state_file import Memory, StateFile
 from select_service.planner.errors import LeaseHeld, SettingsError
 from select_service.planner.types import PoolState
+from select_service.tcp_listener import bind_tcp
 
 if TYPE_CHECKING:
     from select_service.planner.core.fleet_plan import FleetPlan
@@ -121,11 +122,12 @@ def _listener(host: str, port: int) -> socket.socket:
     Raises:
         SettingsError: it is in use, or there is no such address.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=2048)
+        listener = bind_tcp(host, port)
+        listener.listen(2048)
     except OSError as error:
         raise SettingsError(f"--host {host} --port {port}: {error.strerror}") from error
+    return listener
 
 
 async def _until_ended(loop: Loop, server: uvicorn.Server, listener: socket.socket) -> None:

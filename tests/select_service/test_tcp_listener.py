@@ -1,0 +1,104 @@
+"""Every address means those of both families, and IPv4 clients keep their names there."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from indexer.edge.sockets import open_publisher
+from select_service.tcp_listener import bind_tcp, host_in_url, is_unspecified, plain_address
+from tests.live.ports import free_port
+from tests.select_service.edge.serving import listening
+from tests.wait import run, until
+
+
+@pytest.fixture(params=["0.0.0.0", "::"])
+def port(request: pytest.FixtureRequest) -> Iterator[int]:
+    with bind_tcp(request.param, 0) as listener:
+        listener.listen()
+        yield listener.getsockname()[1]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_every_address_is_of_both_families(port: int, host: str) -> None:
+    socket.create_connection((host, port)).close()
+
+
+@pytest.mark.parametrize(("host", "other"), [("127.0.0.1", "::1"), ("::1", "127.0.0.1")])
+def test_one_address_is_of_its_own(host: str, other: str) -> None:
+    with bind_tcp(host, 0) as listener:
+        listener.listen()
+        port = listener.getsockname()[1]
+        socket.create_connection((host, port)).close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((other, port))
+
+
+def test_a_name_is_bound_where_one_of_its_addresses_is_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows = [
+        (socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0))
+        for address in ("192.0.2.77", "127.0.0.1")
+    ]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: rows)
+    with bind_tcp("some.name", 0) as listener:
+        assert listener.getsockname()[0] == "127.0.0.1"
+
+
+def test_a_system_without_ipv6_listens_on_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
+    genuine = socket.socket
+
+    def made(family: int, *args: int) -> socket.socket:
+        if family == socket.AF_INET6:
+            raise OSError(97, "Address family not supported by protocol")
+        return genuine(family, *args)
+
+    monkeypatch.setattr(socket, "socket", made)
+    with bind_tcp("0.0.0.0", 0) as listener:
+        assert listener.family == socket.AF_INET
+
+
+def test_a_taken_port_is_not_shared_between_families() -> None:
+    with bind_tcp("127.0.0.1", 0) as taken:
+        taken.listen()
+        with pytest.raises(OSError, match="in use"):
+            bind_tcp("0.0.0.0", taken.getsockname()[1])
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_the_replica_port_is_of_both_families(host: str) -> None:
+    port = free_port()
+    publisher = open_publisher(f"tcp://*:{port}")
+    try:
+        socket.create_connection((host, port)).close()
+    finally:
+        publisher.close()
+
+
+def test_clients_are_counted_by_the_address_they_know() -> None:
+    async def counted() -> dict[str, int]:
+        async with listening(host="0.0.0.0") as (port, _, server):
+            with socket.create_connection(("127.0.0.1", port)) as one:
+                one.sendall(b"GET /health HTTP/1.1\r\nhost: s\r\n\r\n")
+                await until(lambda: bool(server._counts.by_address))
+                return dict(server._counts.by_address)
+
+    assert run(counted()) == {"127.0.0.1": 1}
+
+
+def test_spellings() -> None:
+    assert [host_in_url(one) for one in ("::1", "[::1]", "10.0.0.1", "a.b")] == [
+        *("[::1]", "[::1]"),
+        *("10.0.0.1", "a.b"),
+    ]
+    assert [plain_address(one) for one in ("::ffff:10.0.0.1", "::1", "10.0.0.1")] == [
+        *("10.0.0.1", "::1"),
+        "10.0.0.1",
+    ]
+    assert [is_unspecified(one) for one in ("::", "0.0.0.0", "::1", "localhost")] == [
+        *(True, True),
+        *(False, False),
+    ]
