@@ -10,52 +10,102 @@ from __future__ import annotations
 import errno
 import socket
 from ipaddress import ip_address
+from typing import Any
 
-__all__ = ["bind_tcp", "host_in_url", "is_unspecified", "plain_address"]
+__all__ = [
+    "bind_tcp",
+    "close_all",
+    "host_in_url",
+    "is_unspecified",
+    "loopback",
+    "plain_address",
+]
 
 _NO_SUCH_FAMILY = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT})
 
 
-def bind_tcp(host: str, port: int) -> socket.socket:
+def bind_tcp(host: str, port: int) -> list[socket.socket]:
     """Bind without listening: nobody is accepted before `listen` is called.
 
     Args:
-        host: an address or a name; of a name's addresses, the first that can be bound. `0.0.0.0`
-            and `::` stand for all addresses of both families, where the system has both.
-        port: 0 takes a free one.
+        host: an address, in brackets or not, or a name, which stands for all its addresses that
+            this machine has (`localhost`: 127.0.0.1 and ::1). `0.0.0.0` and `::` stand for all
+            addresses of both families, where the system has both.
+        port: 0 takes a free one, the same for all.
+
+    Returns:
+        One socket, or several for a name.
 
     Raises:
-        OSError: no address of the host can be bound.
+        OSError: no address of the host is this machine's, or the port is taken at one of them.
     """
+    host = host.removeprefix("[").removesuffix("]")
     if is_unspecified(host):
+        return [_bind_all_addresses(port)]
+    bound: list[socket.socket] = []
+    absent: OSError | None = None
+    for family, address in _addresses(host):
+        if bound:
+            port = bound[0].getsockname()[1]
         try:
-            return _bind(socket.AF_INET6, ("::", port))
+            bound.append(_bind(family, (address[0], port, *address[2:])))
         except OSError as error:
             if error.errno not in _NO_SUCH_FAMILY:
+                close_all(bound)
                 raise
-        return _bind(socket.AF_INET, ("0.0.0.0", port))  # noqa: S104  # nosec B104
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    first: OSError | None = None
-    for family, *_, address in found:
-        try:
-            return _bind(family, address)
-        except OSError as error:
-            first = first or error
-    raise first or OSError(errno.EADDRNOTAVAIL, "it has no address")
+            absent = absent or error
+    if bound:
+        return bound
+    raise absent or OSError(errno.EADDRNOTAVAIL, "it has no address")
 
 
-def _bind(family: int, address: object) -> socket.socket:
+def _addresses(host: str) -> list[tuple[int, tuple[Any, ...]]]:
+    """Return the families and socket addresses of a host.
+
+    Systems' tables often know one loopback address only; `localhost` means both (RFC 6761).
+    """
+    if host.lower() == "localhost":
+        return [(socket.AF_INET, ("127.0.0.1", 0)), (socket.AF_INET6, ("::1", 0))]
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    return [(family, address) for family, *_, address in found]
+
+
+def close_all(listeners: list[socket.socket]) -> None:
+    """Close every one."""
+    for one in listeners:
+        one.close()
+
+
+def _bind_all_addresses(port: int) -> socket.socket:
+    try:
+        return _bind(socket.AF_INET6, ("::", port))
+    except OSError as error:
+        if error.errno not in _NO_SUCH_FAMILY:
+            raise
+    return _bind(socket.AF_INET, ("0.0.0.0", port))  # noqa: S104  # nosec B104
+
+
+def _bind(family: int, address: tuple[object, ...]) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
-            is_one = address[0] != "::"  # type: ignore[index]
+            is_one = address[0] != "::"
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(is_one))
-        listener.bind(address)  # type: ignore[arg-type]
+        listener.bind(address)
     except OSError:
         listener.close()
         raise
     return listener
+
+
+def loopback() -> str:
+    """Return this machine's loopback address: `127.0.0.1`, or `::1` where there is no IPv4."""
+    try:
+        _bind(socket.AF_INET, ("127.0.0.1", 0)).close()
+    except OSError:
+        return "::1"
+    return "127.0.0.1"
 
 
 def is_unspecified(host: str) -> bool:

@@ -416,7 +416,7 @@ def open_publisher(
             socket.setsockopt(zmq.ZAP_DOMAIN, _ZAP_DOMAIN)
             socket.setsockopt(zmq.CURVE_SERVER, 1)
             socket.setsockopt(zmq.CURVE_SECRETKEY, keys.own.secret.encode())
-        _bind(socket, endpoint)
+        bind(socket, endpoint)
     except zmq.ZMQError as error:
         socket.close(linger=0)
         if key_check is not None:
@@ -426,13 +426,19 @@ def open_publisher(
     return Publisher(context, socket, key_check)
 
 
-def _bind(socket: zmq.Socket[bytes], endpoint: str) -> None:
-    """Bind for both families; for IPv4 alone where the system has no IPv6."""
-    socket.setsockopt(zmq.IPV6, 1)
+def bind(socket: zmq.Socket[bytes], endpoint: str) -> None:
+    """Bind an endpoint; `tcp://*:port` is of both families, where the system has both.
+
+    Raises:
+        zmq.ZMQError: it is taken, or there is no such address.
+    """
+    address = endpoint.partition("://")[2]
+    # an IPv4 address would otherwise be bound, and shown, as one of IPv6
+    socket.setsockopt(zmq.IPV6, int(address.startswith(("*", "["))))
     try:
         socket.bind(endpoint)
     except zmq.ZMQError as error:
-        if error.errno not in _NO_SUCH_FAMILY:
+        if error.errno not in _NO_SUCH_FAMILY or not address.startswith("*"):
             raise
         socket.setsockopt(zmq.IPV6, 0)
         socket.bind(endpoint)

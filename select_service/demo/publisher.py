@@ -12,6 +12,8 @@ from typing import Final, Self
 
 import zmq
 
+from indexer.edge.sockets import bind
+
 __all__ = ["EventPublisher"]
 
 _REQUEST: Final = ("identity", "empty", "start")
@@ -25,7 +27,8 @@ class EventPublisher:
     """One event stream of one (worker, rank).
 
     Args:
-        endpoint: where the PUB binds; port `*` takes any free one (see `endpoint` afterwards).
+        endpoint: where the PUB binds; port `*` takes any free one (see `endpoint` afterwards), and
+            host `*` means every address of both families.
         replay_endpoint: where the ROUTER binds, or None for an engine without replay.
         replay_with_topic: 4 frames as vLLM 0.26 and later, or 3 as before.
     """
@@ -104,8 +107,7 @@ class EventPublisher:
         socket = self._context.socket(kind)
         # a ROUTER drops beyond its mark, so it must hold the whole buffer (vLLM 0.33 does this)
         socket.set_hwm(_HIGH_WATER_MARK)
-        socket.setsockopt(zmq.IPV6, int("[" in endpoint))
-        socket.bind(endpoint)
+        bind(socket, endpoint)
         return socket
 
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import sys
 import tempfile
 from pathlib import Path
 from typing import Self
 
 from select_service.demo.client import SelectorClient
+from select_service.tcp_listener import bind_tcp, host_in_url, loopback
 
 __all__ = ["ServiceDidNotStart", "ServiceProcess", "free_port"]
 
-_COMMAND = ("-m", "select_service", "--host", "127.0.0.1")
+_COMMAND = ("-m", "select_service", "--host")
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 10.0
 _LOG_TAIL_CHARS = 2000
@@ -32,7 +32,8 @@ class ServiceProcess:
 
     def __init__(self, port: int | None = None) -> None:
         self.port = port or free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
+        self._host = loopback()
+        self.url = f"http://{host_in_url(self._host)}:{self.port}"
 
     async def __aenter__(self) -> Self:
         self._log = tempfile.NamedTemporaryFile(prefix="select-service-demo-", suffix=".log")  # noqa: SIM115 - closed in __aexit__
@@ -40,6 +41,7 @@ class ServiceProcess:
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             *_COMMAND,
+            self._host,
             "--port",
             str(self.port),
             stdout=self._log,
@@ -91,7 +93,7 @@ class ServiceProcess:
 
 def free_port() -> int:
     """Return a TCP port on which nobody listens now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+    (probe,) = bind_tcp(loopback(), 0)
+    with probe:
         port: int = probe.getsockname()[1]
         return port

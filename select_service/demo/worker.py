@@ -15,6 +15,7 @@ from enum import Enum, auto
 from select_service.demo.encoding import RemovedBlocks, StoredBlocks, encode_batch
 from select_service.demo.engine import DemoEngine, DemoJob, EngineSpeed, StepReport
 from select_service.demo.publisher import EventPublisher
+from select_service.tcp_listener import host_in_url, loopback
 
 __all__ = ["EngineDown", "EngineShape", "Milestone", "Progress", "SimulatedWorker"]
 
@@ -72,9 +73,8 @@ class SimulatedWorker:
             self.shape.speed,
             hash_seed=self.worker_id * 1000 + self.restarts,
         )
-        self.publisher = EventPublisher(
-            endpoint or "tcp://127.0.0.1:*", replay_endpoint or "tcp://127.0.0.1:*"
-        )
+        any_port = f"tcp://{host_in_url(loopback())}:*"
+        self.publisher = EventPublisher(endpoint or any_port, replay_endpoint or any_port)
 
     @property
     def kv_events_endpoint(self) -> str:

@@ -112,7 +112,7 @@ class Server(uvicorn.Server):
             self._unread = shares.bound("unread_bytes_max", lambda: limits.unread_bytes_max)
         self._side: type[HttpConnection] | None = None
         self._handshakes: Handshakes | None = None  # only with TLS
-        if entrances.side is not None:
+        if entrances.side:
             aside = door.narrowed(SIDE_PATHS, NOT_AT_THE_SIDE)
             self._side = http_protocol(aside, limits, traffic.connections)
 
@@ -137,9 +137,8 @@ class Server(uvicorn.Server):
         )
 
     async def _start_side(self) -> None:
-        side = self._entrances.side
-        if side is not None:
-            loop, backlog = asyncio.get_running_loop(), self.config.backlog
+        loop, backlog = asyncio.get_running_loop(), self.config.backlog
+        for side in self._entrances.side:
             server = await loop.create_server(self._aside, sock=side, backlog=backlog)
             self.servers.append(server)
 
@@ -147,8 +146,7 @@ class Server(uvicorn.Server):
         """Speak TLS on TCP; on a Unix socket the file mode controls access."""
         unix = self._entrances.unix
         await super().startup([] if unix is None else [unix.socket])
-        makers = {self._entrances.tcp: self._connection, self._entrances.side: self._aside}
-        by_tcp = {one: make for one, make in makers.items() if one is not None}
+        by_tcp = self._tcp_makers()
         if by_tcp:
             from select_service.edge.http.handshakes import Handshakes  # only with TLS
 
@@ -156,6 +154,11 @@ class Server(uvicorn.Server):
             server.start(context, self.config.backlog)
             self._handshakes = server
             self.servers.append(cast("asyncio.Server", server))
+
+    def _tcp_makers(self) -> dict[socket.socket, Callable[[], asyncio.Protocol]]:
+        """Return what makes the connections of each TCP listener."""
+        at = self._entrances
+        return dict.fromkeys(at.tcp, self._connection) | dict.fromkeys(at.side, self._aside)
 
     def _connection(self) -> asyncio.Protocol:
         """Create a protocol, as uvicorn does."""
@@ -284,12 +287,12 @@ class Server(uvicorn.Server):
         """Yield connections still in the backlog, except those by TLS."""
         has_tls = self._security is not None and self._security.certificates is not None
         at = self._entrances
-        plain = {None if at.unix is None else at.unix.socket: self._connection}
-        if not has_tls:
-            plain |= {at.tcp: self._connection, at.side: self._aside}
+        plain = {} if has_tls else self._tcp_makers()
+        if at.unix is not None:
+            plain[at.unix.socket] = self._connection
         for listener, make in plain.items():
             with contextlib.suppress(OSError):  # the backlog is empty, or no descriptor is left
-                while listener is not None:
+                while True:
                     yield listener.accept()[0], make
 
     @override

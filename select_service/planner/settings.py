@@ -260,7 +260,9 @@ class RunSettings(TuningSettings, frozen=True, kw_only=True):
     ] = False
     drain_timeout: Annotated[float, seconds(), "or after so long"] = 300.0
     state_dir: Annotated[Path | None, file("DIR"), "history that survives, and the lock"] = None
-    host: Annotated[str, text("ADDRESS"), "listened on"] = "127.0.0.1"
+    host: Annotated[str, text("ADDRESS"), "listened on; 0.0.0.0: all, of IPv4 and IPv6"] = (
+        "localhost"
+    )
     port: Annotated[int, tcp_port(0), "the same"] = 9085
 
     @property

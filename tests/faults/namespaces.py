@@ -5,11 +5,13 @@ Needs root and iproute2; who cannot have one says why, and its tests are skipped
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from typing import Self
 
 _CLONE_NEWNET = 0x40000000
@@ -128,6 +130,19 @@ class Network:
         _ip("-n", self._switch, "link", "set", end, "netns", where[1] if where else "1")
         _ip(*where, "addr", "add", f"{address}/24", "dev", end)
         _ip(*where, "link", "set", end, "up")
+
+
+@contextlib.contextmanager
+def alone_on_ipv6() -> Iterator[str]:
+    """A namespace whose only address is ::1; its name."""
+    name = f"six{os.getpid()}-{next(_numbers)}"
+    _ip("netns", "add", name)
+    try:
+        _ip("-n", name, "link", "set", "lo", "up")
+        _ip("-n", name, "-4", "addr", "flush", "dev", "lo")
+        yield name
+    finally:
+        _ip("netns", "del", name)
 
 
 def command_in(name: str) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 from select_service.tcp_listener import bind_tcp
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Self
 
 __all__ = [
@@ -49,12 +50,13 @@ class CannotListenError(Exception):
     """An address cannot be bound; the text says which, and why."""
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int) -> list[socket.socket]:
     """Bind without listening: nobody is accepted before the service has started."""
-    listener = bind_tcp(host, port)
-    _probe_when_silent(listener)
-    listener.setblocking(False)  # noqa: FBT003 - the name of the parameter is `flag`
-    return listener
+    listeners = bind_tcp(host, port)
+    for one in listeners:
+        _probe_when_silent(one)
+        one.setblocking(False)  # noqa: FBT003 - the name of the parameter is `flag`
+    return listeners
 
 
 def _probe_when_silent(listener: socket.socket) -> None:
@@ -136,10 +138,11 @@ class ListeningSockets:
 
     def __init__(
         self,
-        tcp: socket.socket | None,
-        unix: UnixSocket | None,
-        side: socket.socket | None = None,
+        tcp: Sequence[socket.socket] = (),
+        unix: UnixSocket | None = None,
+        side: Sequence[socket.socket] = (),
     ) -> None:
+        """Take bound sockets; a name with several addresses has one for each."""
         self.tcp = tcp
         self.unix = unix
         self.side = side
@@ -158,39 +161,38 @@ class ListeningSockets:
             CannotListenError: one of them cannot be bound; then none is kept.
         """
         with contextlib.ExitStack() as undo:
-            found = cls(None, None)
+            found = cls()
             undo.push(found)
-            found.tcp = None if address is None else _bind(*address)
+            found.tcp = () if address is None else _bind(*address)
             found.unix = None if path is None else UnixSocket(path, mode)
-            found.side = None if side is None else _bind(*side)
+            found.side = () if side is None else _bind(*side)
             undo.pop_all()
         return found
 
     @property
     def sockets(self) -> list[socket.socket]:
         """The listening sockets of the API."""
-        unix = None if self.unix is None else self.unix.socket
-        return [one for one in (self.tcp, unix) if one is not None]
+        return [*self.tcp, *([] if self.unix is None else [self.unix.socket])]
 
     @property
     def port(self) -> int:
         """The TCP port; 0: none."""
-        return 0 if self.tcp is None else int(self.tcp.getsockname()[1])
+        return int(self.tcp[0].getsockname()[1]) if self.tcp else 0
 
     @property
     def replica_port(self) -> int:
         """The port for replicas; 0: none."""
-        return self.port if self.side is None else int(self.side.getsockname()[1])
+        return int(self.side[0].getsockname()[1]) if self.side else self.port
 
     def describe(self) -> dict[str, object]:
         """Return the addresses, for the log."""
         told: dict[str, object] = {}
-        if self.tcp is not None:
-            told["host"], told["port"] = self.tcp.getsockname()[:2]
+        if self.tcp:
+            told["host"], told["port"] = _shown(self.tcp), self.port
         if self.unix is not None:
             told["uds"] = self.unix.path
-        if self.side is not None:
-            told["side_host"], told["side_port"] = self.side.getsockname()[:2]
+        if self.side:
+            told["side_host"], told["side_port"] = _shown(self.side), self.replica_port
         return told
 
     def appear(self) -> None:
@@ -213,12 +215,15 @@ class ListeningSockets:
     def __exit__(self, *exc: object) -> None:
         if self.unix is not None:
             self.unix.close()
-        for one in (self.tcp, self.side):
-            if one is not None:
-                one.close()
+        for one in (*self.tcp, *self.side):
+            one.close()
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def _shown(listeners: Sequence[socket.socket]) -> str:
+    return ", ".join(one.getsockname()[0] for one in listeners)
+
+
+def _bind(host: str, port: int) -> Sequence[socket.socket]:
     try:
         return bind(host, port)
     except OSError as error:

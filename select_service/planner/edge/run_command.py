@@ -44,7 +44,7 @@ from select_service.planner.edge.sources.trace import TraceSource, read_trace
 from select_service.planner.edge.state_file import Memory, StateFile
 from select_service.planner.errors import LeaseHeld, SettingsError
 from select_service.planner.types import PoolState
-from select_service.tcp_listener import bind_tcp
+from select_service.tcp_listener import bind_tcp, close_all
 
 if TYPE_CHECKING:
     from select_service.planner.core.fleet_plan import FleetPlan
@@ -110,34 +110,35 @@ async def _run(settings: RunSettings) -> None:
         uvicorn.Config(create_app(loop), log_level="warning", timeout_graceful_shutdown=_LEAVE_S)
     )
     try:
-        with _listener(settings.host, settings.port) as listener:
-            await _until_ended(loop, server, listener)
+        listeners = _listeners(settings.host, settings.port)
+        try:
+            await _until_ended(loop, server, listeners)
+        finally:
+            close_all(listeners)
     finally:
         await loop.close()
 
 
-def _listener(host: str, port: int) -> socket.socket:
+def _listeners(host: str, port: int) -> list[socket.socket]:
     """Bind the port before anything is decided.
 
     Raises:
         SettingsError: it is in use, or there is no such address.
     """
     try:
-        listener = bind_tcp(host, port)
-        listener.listen(2048)
+        return bind_tcp(host, port)
     except OSError as error:
         raise SettingsError(f"--host {host} --port {port}: {error.strerror}") from error
-    return listener
 
 
-async def _until_ended(loop: Loop, server: uvicorn.Server, listener: socket.socket) -> None:
+async def _until_ended(loop: Loop, server: uvicorn.Server, listeners: list[socket.socket]) -> None:
     ended = asyncio.Event()
     running = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         running.add_signal_handler(number, ended.set)
     server.capture_signals = contextlib.nullcontext  # type: ignore[assignment,method-assign] # ours are set
     async with asyncio.TaskGroup() as group:
-        serving = group.create_task(server.serve(sockets=[listener]))
+        serving = group.create_task(server.serve(sockets=listeners))
         turning = group.create_task(loop.run())
         waiting = group.create_task(ended.wait())
         await asyncio.wait((serving, turning, waiting), return_when=asyncio.FIRST_COMPLETED)

@@ -27,7 +27,11 @@ class ListeningSettings(Struct, frozen=True, kw_only=True):
     """Where clients come in, and how much they may send, hold open and leave unfinished."""
 
     # The contract's default; an open process warns of it, and the README says how to restrict it.
-    host: Annotated[str, text("ADDRESS"), "address to listen on"] = "0.0.0.0"  # noqa: S104  # nosec B104
+    host: Annotated[
+        str,
+        text("ADDRESS"),
+        "address or name to listen on; 0.0.0.0 and :: mean all addresses of IPv4 and IPv6",
+    ] = "0.0.0.0"  # noqa: S104  # nosec B104
     port: Annotated[
         int | None, tcp_port(0).watched(limit=False), "port to listen on; 0 picks a free one"
     ] = 8092  # None: no TCP

@@ -52,7 +52,7 @@ def dead(path: str) -> None:
 
 def test_silent_peers_are_probed_where_the_system_can(monkeypatch: pytest.MonkeyPatch) -> None:
     def asked(option: int, level: int = socket.IPPROTO_TCP) -> int:
-        with bind("127.0.0.1", 0) as listener:
+        with bind("127.0.0.1", 0)[0] as listener:
             listener.listen()
             listener.setblocking(True)
             with socket.create_connection(listener.getsockname()), listener.accept()[0] as one:
@@ -105,12 +105,11 @@ def test_both_or_none(path: str) -> None:
     with ListeningSockets.bound(("127.0.0.1", 0), path, MODE) as both:
         assert len(both.sockets) == 2
         assert both.describe() == {"host": "127.0.0.1", "port": both.port, "uds": path}
-        assert both.tcp is not None
-        both.tcp.listen()
+        both.tcp[0].listen()
         with pytest.raises(CannotListenError, match=f"127.0.0.1 port {both.port}: "):
             ListeningSockets.bound(("127.0.0.1", both.port), f"{path}2", MODE)
     with ListeningSockets.bound(None, path, MODE) as alone:
-        assert (alone.port, alone.tcp) == (0, None)
+        assert (alone.port, alone.tcp) == (0, ())
     port = free_port()
     Path(path).touch()
     with pytest.raises(CannotListenError):
@@ -118,8 +117,7 @@ def test_both_or_none(path: str) -> None:
     os.unlink(path)
     with ListeningSockets.bound(("127.0.0.1", port), None, MODE) as free_again:
         assert (free_again.port, free_again.replica_port) == (port, port)
-        assert free_again.tcp is not None
-        free_again.tcp.listen()
+        free_again.tcp[0].listen()
         other = free_port()
         with pytest.raises(CannotListenError, match=f"127.0.0.1 port {port}: "):
             ListeningSockets.bound(("127.0.0.1", other), path, MODE, ("127.0.0.1", port))

@@ -27,7 +27,7 @@ from select_service.planner.edge.leases.kubernetes_lease import KubeLease
 from select_service.planner.edge.leases.lease import DURATION_S, LeaderLease, NoLease
 from select_service.planner.edge.loop import Loop, _next
 from select_service.planner.edge.predictors import PredictorSettings, make_predictor
-from select_service.planner.edge.run_command import _listener, single_model
+from select_service.planner.edge.run_command import _listeners, single_model
 from select_service.planner.edge.run_settings import build_fleet, read_targets
 from select_service.planner.edge.sources.trace import TraceSource
 from select_service.planner.edge.state_file import Memory, StateFile
@@ -536,7 +536,7 @@ def test_a_port_that_is_taken_is_told() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(SettingsError, match=f"--port {port}: Address already in use"):
-            _listener("127.0.0.1", port)
+            _listeners("127.0.0.1", port)
 
 
 async def in_parts() -> AsyncIterator[bytes]:
