@@ -25,7 +25,7 @@ from select_service.settings import (
 )
 from select_service.settings.command_line import add_flags
 from select_service.settings.layers import read_file
-from select_service.standard_output import printing
+from select_service.standard_output import CommandParser, complain, printing, redact_tracebacks
 from select_service.version import __version__
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ _NEEDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand, or the service until it is told to stop; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    redact_tracebacks()
     try:
         run = _chosen(arguments)
     except ModuleNotFoundError as error:
@@ -67,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if needed.partition(".")[0] in {"select_service", "indexer"}:
             raise
         text = f"select-service: this needs {needed}, {NOT_OF_THE_CLIENT}"
-        print(text, file=sys.stderr)
+        complain(text)
         return 1
     return run()
 
@@ -188,7 +189,7 @@ def _check_entrances(parser: argparse.ArgumentParser, layers: Layers, settings: 
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="select-service",
         # with two hundred flags the generated one would bury the error that follows it
         usage="%(prog)s [--FLAG VALUE ...], %(prog)s COMMAND ... (--help: all of them)",

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from indexer.http_client import ProxyUnusable, http_client
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -75,6 +77,7 @@ class KubernetesApi:
         namespace: str | None = None,
         *,
         objects_max: int | None = None,
+        proxy_from_environment: bool = False,
     ) -> None:
         """Read nothing yet.
 
@@ -83,11 +86,13 @@ class KubernetesApi:
             credentials: the folder with token, ca.crt and namespace, as mounted into pods.
             namespace: None: that of the service account.
             objects_max: most objects a list may have; None: any number.
+            proxy_from_environment: ask through the proxy that the environment names.
         """
         self.objects_max = objects_max
         self._url = url
         self._folder = Path(credentials)
         self._namespace = namespace
+        self._proxy_from_environment = proxy_from_environment
 
     @property
     def url(self) -> str:
@@ -123,26 +128,30 @@ class KubernetesApi:
         headers = {"accept": "application/json"}
         return headers | ({"authorization": f"Bearer {token}"} if token else {})
 
-    def client(self, timeout: httpx.Timeout, *, trust_env: bool = False) -> httpx.AsyncClient:
+    def client(self, timeout: httpx.Timeout) -> httpx.AsyncClient:
         """Open a client that trusts the cluster's current CA.
 
         Args:
             timeout: of its requests.
-            trust_env: ask through the proxy that the environment names.
 
         Raises:
-            KubernetesError: there is no server, or the CA cannot be read.
+            KubernetesError: there is no server, or the CA or the proxy cannot be used.
         """
-        import httpx  # 0.1 s, paid only with Kubernetes
-
         ca = self._folder / "ca.crt"
         try:
             trust = ssl.create_default_context(cafile=str(ca) if ca.exists() else None)
         except (OSError, ssl.SSLError) as error:
             raise KubernetesError("credentials", f"{ca}: {error}") from None
-        return httpx.AsyncClient(
-            base_url=self.url, verify=trust, timeout=timeout, trust_env=trust_env
-        )
+        try:
+            return http_client(
+                timeout,
+                tls=trust,
+                has_credentials=True,
+                from_environment=self._proxy_from_environment,
+                base_url=self.url,
+            )
+        except ProxyUnusable as error:
+            raise KubernetesError("unconfigured", str(error)) from None
 
     def _mounted(self, name: str) -> str:
         try:

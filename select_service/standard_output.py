@@ -1,4 +1,4 @@
-"""What commands print: whoever reads it may stop, as `| head` does, and a disk it goes to be full.
+"""What commands print: without secrets, to readers that may stop, as `| head` does, or full disks.
 
 Either is no bug of ours and shows no traceback; the interpreter would say so once more at its exit,
 when it flushes what is left, and end with a code of its own.
@@ -6,18 +6,45 @@ when it flushes what is left, and end with a code of its own.
 
 from __future__ import annotations
 
+import argparse
 import errno
 import os
 import sys
+import traceback
 from typing import TYPE_CHECKING, Final
+
+from indexer.redaction import redact
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import TracebackType
+    from typing import IO
 
-__all__ = ["printing"]
+__all__ = ["CommandParser", "complain", "printing", "redact_tracebacks"]
 
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 _FAILED: Final = 1
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser whose messages show no secrets; an argument that is wrong may contain some."""
+
+    def _print_message(self, message: str, file: IO[str] | None = None) -> None:
+        super()._print_message(redact(message) if message else message, file)
+
+
+def complain(text: str) -> None:
+    """Write a line to standard error."""
+    print(redact(text), file=sys.stderr, flush=True)  # noqa: T201 - for commands
+
+
+def redact_tracebacks() -> None:
+    """Let the interpreter show no secrets when an error ends the process."""
+
+    def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        complain("".join(traceback.format_exception(kind, error, trace)).rstrip())
+
+    sys.excepthook = show
 
 
 def printing(run: Callable[[], int], command: str, unread: int) -> int:

@@ -20,6 +20,7 @@ from indexer.core.dump_reader import UNREADABLE, DumpReader, ScopeOpened
 from indexer.core.index import KvIndex
 from indexer.edge.addresses import Addresses
 from indexer.errors import BadDump, EndpointRefused, HostNotFound
+from indexer.http_client import http_client
 from indexer.types import U64_MASK, RecoveryLimits, Scope, WorkerRank
 
 if TYPE_CHECKING:
@@ -176,12 +177,9 @@ class Recovery:
             if self._tls is not None and peer.startswith("https:"):
                 verify = await asyncio.to_thread(self._tls)
             there, host, extensions = await self._addresses.route(f"{peer}/dump")
-            # neither proxies from the environment nor redirects: only the configured peer is
-            # trusted
+            # no redirects: only the configured peer is trusted
             async with (
-                httpx.AsyncClient(
-                    timeout=timeout, trust_env=False, follow_redirects=False, verify=verify
-                ) as client,
+                http_client(timeout, tls=verify, has_credentials=True) as client,
                 client.stream(
                     "GET", there, headers=headers | host, extensions=extensions
                 ) as answer,

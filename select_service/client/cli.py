@@ -22,6 +22,7 @@ from select_service.client.core.problems import ClientError, MissingPackage
 from select_service.client.synchronous import Client
 from select_service.client.transport import DEFAULT_SELECTOR
 from select_service.errors import ServiceError
+from select_service.standard_output import CommandParser, complain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -59,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
     except BrokenPipeError:  # the reader has seen enough
         raise
     except (ClientError, OSError, ValueError) as error:
-        print(f"select-service {argv[0]}: {error}", file=sys.stderr)
+        complain(f"select-service {argv[0]}: {error}")
         return _NO_ANSWER
     except KeyboardInterrupt:  # the user has waited long enough
         return _NO_ANSWER
@@ -192,7 +193,7 @@ def _read(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="select-service", allow_abbrev=False)
+    parser = CommandParser(prog="select-service", allow_abbrev=False)
     verbs = parser.add_subparsers(required=True, metavar="COMMAND")
     call = _verb(verbs, "call", _call, "one request to any route, and its answer as JSON")
     call.add_argument("route", type=_route, help=f"a path, or one of {', '.join(_ROUTES)}")

@@ -13,6 +13,7 @@ from urllib.parse import quote, urlsplit
 
 import httpcore
 
+from indexer.redaction import redact
 from select_service.client.core.codec import ACCEPT
 from select_service.client.core.exchange import ExchangeOutcome, Failure
 from select_service.client.streams import AsyncioConnection, SocketConnection
@@ -54,7 +55,7 @@ def read_address(text: str) -> Address:
     """Parse `http://host:port`, `https://…` or `unix:/path/of.sock`.
 
     Raises:
-        ValueError: it is none of them.
+        ValueError: it is none of them, or contains credentials.
     """
     if text.startswith(_UNIX):
         path = text.removeprefix(_UNIX)
@@ -63,9 +64,12 @@ def read_address(text: str) -> Address:
             raise ValueError(f"{text}: no path of a socket")
         host = "select-service"
         return Address(text, httpcore.Origin(b"http", host.encode(), 80), host, uds=path)
+    if "@" in text:
+        why = "a user's name is in it, which is not sent: a token is given by itself"
+        raise ValueError(f"{redact(text)}: {why}")
     parts = urlsplit(text)
     if parts.scheme not in _PORTS or not parts.hostname:
-        raise ValueError(f"{text}: neither http://, https:// nor unix:/path")
+        raise ValueError(f"{redact(text)}: neither http://, https:// nor unix:/path")
     port = parts.port or _PORTS[parts.scheme]
     try:
         name = parts.hostname.encode("idna")  # refuses names that a resolver cannot be asked for

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from select_service.demo.client import SelectorRefused
 from select_service.demo.service_process import ServiceDidNotStart, ServiceProcess
+from select_service.standard_output import CommandParser
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
@@ -27,7 +28,7 @@ _RESTART_EVERY = 200
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the demo; return 0 if loads returned to zero and the predictions were right."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="select-service demo",
         description="Simulated engines publish KV events and multi-turn chats are sent to them, in "
         "front of a service of its own or of one that runs (--url). Ends with an audit; exit "

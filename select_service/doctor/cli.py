@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -15,6 +14,7 @@ import msgspec
 
 from select_service.doctor.query import CannotAskError, ask, context
 from select_service.doctor.report import tell
+from select_service.standard_output import CommandParser, complain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +43,7 @@ def _examine(arguments: argparse.Namespace) -> int:
         tls = context(arguments.ca, arguments.cert, arguments.key)
         answer = ask(arguments.url, arguments.uds, arguments.timeout_s, token, tls)
     except CannotAskError as error:
-        print(f"{who}: {error}", file=sys.stderr)
+        complain(f"{who}: {error}")
         return _NO_ANSWER
     findings = list(answer.findings or [])
     if arguments.probe:
@@ -77,7 +77,7 @@ def _token_in(path: str) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="select-service doctor",
         description="Asks a running service what is wired wrong in its fleet. Exit codes: 0 "
         "nothing of weight, 1 errors or warnings, 2 the service could not be asked.",

@@ -27,6 +27,7 @@ from select_service.settings.layers import (
     plain,
     read_file,
     read_values,
+    shown,
 )
 
 if TYPE_CHECKING:
@@ -117,11 +118,11 @@ class ConfigReload:
         field = flag.field
         later = self._after_restart
         return Setting(
-            value=plain(getattr(self.settings, field)),
+            value=shown(getattr(self.settings, field)),
             source=self._fixed_by.get(field) or self._layers.source_of(field),
-            default=plain(flag.default),
+            default=shown(flag.default),
             reloads=flag.reloads,
-            after_restart=plain(later[field]) if field in later else UNSET,
+            after_restart=shown(later[field]) if field in later else UNSET,
         )
 
     # -- requests ------------------------------------------------------------------------------
@@ -249,7 +250,7 @@ class ConfigReload:
         self._service.reconfigure(old, settings)
         for follow in self.followers:
             follow(settings)
-        said = {name: plain(getattr(settings, name)) for name in changed}
+        said = {name: shown(getattr(settings, name)) for name in changed}
         _log.info("settings changed", extra={"by": source} | said)
 
 

@@ -7,13 +7,14 @@ the process may end it anyway.
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+from select_service.standard_output import CommandParser
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,7 +34,7 @@ def main(
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
     """Signal a process and wait for the news to spread; return 1 if it cannot be signalled."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="select-service leave",
         description="Tells a service on this machine that it will have to go (SIGUSR1): /ready is "
         "503 from now on, replicas know, every answer closes its connection, and all requests are "

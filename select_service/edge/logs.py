@@ -1,7 +1,8 @@
 """One format for all log records, whoever wrote them: text for people or one JSON object per line.
 
 The code logs through the standard library; this is its formatter. Prompts, tokens and hashes are
-never passed to a logger; client-chosen values (ids, paths, names) are escaped and cut here.
+never passed to a logger; secrets that others put into a text are removed, and client-chosen values
+(ids, paths, names) escaped and cut here.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 import orjson
 from typing_extensions import override
 
+from indexer.redaction import redact
 from select_service.edge.log_writer import LogWriter
 
 if TYPE_CHECKING:
@@ -103,7 +105,7 @@ class TextLines(logging.Formatter):
             f"{tame(record.getMessage()):{_EVENT_WIDTH}} [{record.name}] {said}"
         ).rstrip()
         traces = "\n".join(_traces(self, record).values())
-        return f"{line}\n{indent(traces, _INDENT)}" if traces else line
+        return redact(f"{line}\n{indent(traces, _INDENT)}" if traces else line)
 
 
 class JsonLines(logging.Formatter):
@@ -120,15 +122,16 @@ class JsonLines(logging.Formatter):
             **_traces(self, record),
         }
         try:
-            return orjson.dumps(said, default=repr, option=orjson.OPT_NON_STR_KEYS).decode()
+            text = orjson.dumps(said, default=repr, option=orjson.OPT_NON_STR_KEYS)
         except TypeError:  # a key that JSON cannot express, or a number beyond 64 bits
-            return orjson.dumps({key: _plain(value) for key, value in said.items()}).decode()
+            text = orjson.dumps({key: _plain(value) for key, value in said.items()})
+        return redact(text.decode())
 
 
 def tame(text: str) -> str:
     """Escape control characters and cut long text, so that clients cannot forge log lines."""
     if len(text) > VALUE_CHARS_MAX:
-        text = text[:VALUE_CHARS_MAX] + "…"
+        text = redact(text)[:VALUE_CHARS_MAX] + "…"
     return text if text.isprintable() else text.encode("unicode_escape").decode()
 
 

@@ -25,7 +25,7 @@ from select_service.planner.settings import (
     RunSettings,
 )
 from select_service.settings.command_line import add_flags, read_section
-from select_service.standard_output import printing
+from select_service.standard_output import CommandParser, complain, printing, redact_tracebacks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand; returns the exit code."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # small fits; more threads are slower
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    redact_tracebacks()
     command = "select-planner"
     try:
         arguments = _parser().parse_args(argv)
@@ -47,15 +48,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         run = partial(_COMMANDS[arguments.command], arguments)
         return printing(run, command, unread=_FAILED)
     except PlannerError as error:
-        print(f"{command}: {error}", file=sys.stderr)
+        complain(f"{command}: {error}")
     except KeyboardInterrupt:
-        print(f"{command}: interrupted, nothing was written", file=sys.stderr)
+        complain(f"{command}: interrupted, nothing was written")
         return _INTERRUPTED
     return _FAILED
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="select-planner",
         description="Turns demand into replica counts that meet TTFT and ITL targets.",
         allow_abbrev=False,
@@ -143,7 +144,7 @@ def _replay(arguments: argparse.Namespace) -> int:
 
 
 def _tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    complain(line)
 
 
 def _profile(arguments: argparse.Namespace) -> int:
@@ -179,7 +180,7 @@ def _write(path: Path, text: str) -> None:
         write_whole(path, text.encode())
     except NotWritten as error:
         raise PlannerError(str(error)) from error
-    print(f"charts: {path}", file=sys.stderr)
+    complain(f"charts: {path}")
 
 
 def _print(answer: dict[str, object]) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 import msgspec
 
 from indexer.edge.plain_file import open_plain
+from indexer.redaction import redact
 from select_service.settings.service_settings import Settings
 from select_service.settings.table import FLAGS
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from select_service.settings.environment import RouterSettings
     from select_service.settings.row import Flag
 
-__all__ = ["ConfigError", "Layers", "Source", "plain", "read_file", "read_values"]
+__all__ = ["ConfigError", "Layers", "Source", "plain", "read_file", "read_values", "shown"]
 
 Source: TypeAlias = Literal["default", "file", "env", "flag", "put"]
 Values: TypeAlias = "Mapping[str, object]"
@@ -220,3 +221,11 @@ def plain(value: object) -> object:
     if isinstance(value, Enum):
         return value.value
     return list(value) if isinstance(value, tuple) else value
+
+
+def shown(value: object) -> object:
+    """The same for people, without secrets."""
+    told = plain(value)
+    if isinstance(told, list):
+        return [redact(one) if isinstance(one, str) else one for one in told]
+    return redact(told) if isinstance(told, str) else told

@@ -17,6 +17,7 @@ from indexer.core.egress import Egress
 from indexer.core.endpoint import SCHEMES, why_elsewhere, why_no_base
 from indexer.edge.plain_file import open_plain
 from indexer.limits import EgressSettings
+from indexer.redaction import redact
 from select_service.settings.environment import parse_float
 from select_service.settings.row import ValueType
 from select_service.types.shadow import Weight, read_shadow_weights
@@ -311,7 +312,7 @@ def http_url() -> ValueType:
         if not text.startswith(("http://", "https://")):
             raise ValueError(f"{text!r} is not an http:// or https:// URL")
         if (why := why_no_base(text)) is not None:
-            raise ValueError(f"{_without_secrets(text)!r} is not to be asked: {why}")
+            raise ValueError(f"{redact(text)!r} is not to be asked: {why}")
         try:
             parts = urlsplit(text)
             named = parts.hostname and parts.port != 0
@@ -335,7 +336,7 @@ def peer_urls() -> ValueType:
         urls = _split(text)
         for url in urls:
             if (why := why_elsewhere(url)) is not None:
-                raise ValueError(f"{_without_secrets(url)!r} is not to be asked: {why}")
+                raise ValueError(f"{redact(url)!r} is not to be asked: {why}")
         return urls
 
     return ValueType(parse, "URL,…")
@@ -393,7 +394,3 @@ def _content(path: str) -> bytes:
     if len(content) > _FILE_BYTES_MAX:
         raise ValueError(f"{path} is longer than {_FILE_BYTES_MAX} bytes")
     return content
-
-
-def _without_secrets(url: str) -> str:
-    return url.rpartition("@")[2].partition("?")[0]

@@ -22,7 +22,7 @@ from select_service.simulator.admit import BadArrival, PolicyTrial, read_arrival
 from select_service.simulator.gateway_queue import BadOperation, QueueSettings, carry_out
 from select_service.simulator.results import NotWritten
 from select_service.simulator.traces import BadTrace
-from select_service.standard_output import printing
+from select_service.standard_output import CommandParser, printing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    parser = argparse.ArgumentParser(prog="select-sim", description=__doc__, allow_abbrev=False)
+    parser = CommandParser(prog="select-sim", description=__doc__, allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     admit = commands.add_parser(
         "admit",

@@ -305,9 +305,9 @@ FIXED = (
         "bytes of a file of certificates, or of a key",
     ),
     (
-        "select_service.edge.security.client_credentials",
+        "select_service.token_file",
         "TOKEN_BYTES_MAX",
-        "bytes of --peer-token-file",
+        "bytes of --peer-token-file and the planner's files of credentials",
     ),
     ("select_service.edge.logs", "TRACE_LINES_MAX", "lines of a traceback in the log"),
     (

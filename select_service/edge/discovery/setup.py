@@ -74,6 +74,7 @@ def create_discovery(
         settings.kubernetes_credentials,
         settings.kubernetes_namespace,
         objects_max=settings.discovery_objects_max,
+        proxy_from_environment=settings.proxy_from_environment,
     )
 
     if settings.workers_file is not None:

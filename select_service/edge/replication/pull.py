@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from indexer.core.endpoint import why_no_base
 from indexer.errors import EndpointRefused, HostNotFound
+from indexer.http_client import http_client
 from select_service.core.replication.checksum import GarbledReplicaMessage, is_checked
 from select_service.core.replication.message_codec import MalformedReplicaMessage, decode_part
 from select_service.core.replication.messages import SnapshotEnd, SnapshotHead
@@ -318,11 +319,11 @@ class Pulls:
                 raise PullFailed("unreachable", f"certificates: {error.strerror}") from None
             client = self._clients.setdefault(
                 scheme,
-                httpx.AsyncClient(
-                    verify=tls or False,
-                    trust_env=False,
+                http_client(
+                    httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
+                    tls=tls or False,
+                    has_credentials=True,
                     headers={"accept-encoding": "identity"},
-                    timeout=httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
                     limits=httpx.Limits(max_keepalive_connections=0),
                 ),
             )

@@ -8,18 +8,15 @@ hosts. The URL at which a replica offers its snapshot comes from a message, whic
 from __future__ import annotations
 
 import ssl
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from indexer.edge.plain_file import open_plain
+from select_service.token_file import TokenFileUnusable, bearer_header
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = ["ClientCredentials"]
-
-TOKEN_BYTES_MAX: Final = 4096
-"""Limit of the file: eight times the longest token there is."""
 
 
 class ClientCredentials:
@@ -84,13 +81,7 @@ class ClientCredentials:
             self.withheld += 1
             return {}
         try:
-            with open_plain(self._token_file) as file:
-                text = file.read(TOKEN_BYTES_MAX + 1)
-            token = text.strip().decode("ascii")
-        except (OSError, ValueError):
+            return bearer_header(self._token_file)
+        except TokenFileUnusable:
             self.failures += 1
             return {}
-        if len(text) > TOKEN_BYTES_MAX or not token or not token.isprintable() or " " in token:
-            self.failures += 1
-            return {}
-        return {"authorization": f"Bearer {token}"}

@@ -12,6 +12,7 @@ import msgspec
 from indexer.edge.curve import new_key_file
 from indexer.errors import KeyFileUnusable
 from select_service.edge.security.tokens import SCOPES, TokenRecord, new_token
+from select_service.standard_output import CommandParser
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,7 +72,7 @@ def _new_keys(chosen: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="select-service", allow_abbrev=False)
+    parser = CommandParser(prog="select-service", allow_abbrev=False)
     kinds = parser.add_subparsers(dest="what", required=True)
     token = kinds.add_parser("token", help="bearer tokens")
     make = token.add_subparsers(dest="verb", required=True).add_parser(

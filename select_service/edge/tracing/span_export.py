@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import msgspec
 
+from indexer.http_client import collector_session
 from select_service.version import __version__
 
 if TYPE_CHECKING:
@@ -234,8 +235,11 @@ class _Builder:
         )
 
 
-def otlp_exporter() -> SpanExporter:
+def otlp_exporter(*, proxy_from_environment: bool = False) -> SpanExporter:
     """Return the exporter that the OTEL_EXPORTER_OTLP_* variables describe.
+
+    Args:
+        proxy_from_environment: reach the collector through the proxy that the environment names.
 
     Raises:
         TracingUnavailableError: the extra `otel` is not installed, or the variables are invalid.
@@ -245,7 +249,7 @@ def otlp_exporter() -> SpanExporter:
             OTLPSpanExporter,
         )
 
-        return OTLPSpanExporter(session=_session())
+        return OTLPSpanExporter(session=_session(proxy_from_environment))
     except ImportError as error:
         needed = "'opentelemetry-sdk>=1.35' 'opentelemetry-exporter-otlp-proto-http>=1.35'"
         raise TracingUnavailableError(f"{error}: pip install {needed}") from error
@@ -253,9 +257,8 @@ def otlp_exporter() -> SpanExporter:
         raise TracingUnavailableError(f"OTEL_EXPORTER_OTLP_*: {error}") from error
 
 
-def _session() -> requests.Session:
+def _session(proxy_from_environment: bool) -> requests.Session:  # noqa: FBT001 - one caller
     """Return an HTTP session that bounds how much of a collector's answer it reads."""
-    import requests  # only if tracing is on
     from requests.adapters import HTTPAdapter
 
     class Brief(HTTPAdapter):
@@ -274,7 +277,7 @@ def _session() -> requests.Session:
             answer._content = said  # noqa: SLF001 - as reading it does
             return answer
 
-    session = requests.Session()
+    session = collector_session(from_environment=proxy_from_environment)
     for scheme in ("http://", "https://"):
         session.mount(scheme, Brief())
     return session

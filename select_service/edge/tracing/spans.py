@@ -184,8 +184,10 @@ def create_tracing(settings: Settings, exporter: SpanExporter | None = None) -> 
     """
     if settings.tracing == "none":
         return None
+    if exporter is None:
+        exporter = otlp_exporter(proxy_from_environment=settings.proxy_from_environment)
     export = SpanExport(
-        otlp_exporter() if exporter is None else exporter,
+        exporter,
         queue_max=settings.trace_queue_spans_max,
         batch_max=settings.trace_batch_spans_max,
         interval_s=settings.trace_interval_ms / 1e3,

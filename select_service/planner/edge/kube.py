@@ -69,7 +69,7 @@ class Kube:
         try:
             self.namespace = api.namespace
             self._url = api.url
-            self._client = client or api.client(httpx.Timeout(TIMEOUT_S), trust_env=True)
+            self._client = client or api.client(httpx.Timeout(TIMEOUT_S))
         except KubernetesError as error:
             raise SettingsError(str(error)) from error
 

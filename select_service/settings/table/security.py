@@ -58,6 +58,12 @@ class SecuritySettings(ListeningSettings, frozen=True, kw_only=True):
         path("FILE").watched("replica_pulls_total"),
         "fetch from them over TLS, and believe certificates signed by one of these",
     ] = None
+    proxy_from_environment: Annotated[
+        bool,
+        switch(),
+        "reach the Kubernetes API and the collector of traces through the proxies that HTTP_PROXY, "
+        "HTTPS_PROXY and ALL_PROXY name, except for NO_PROXY; replicas and peers never",
+    ] = False
     curve_key: Annotated[
         str | None,
         path("FILE").watched("curve_refused_total"),

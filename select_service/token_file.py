@@ -1,0 +1,70 @@
+"""Credentials in files: read again for each use, as Kubernetes and others replace them.
+
+A token, or `name:password` for basic authentication, alone in its file.
+"""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Final
+
+from indexer.edge.plain_file import open_plain
+
+__all__ = ["TOKEN_BYTES_MAX", "TokenFileUnusable", "basic_header", "bearer_header", "read_token"]
+
+TOKEN_BYTES_MAX: Final = 16384
+"""Limit of a file: identity providers' tokens have some thousand bytes."""
+
+
+class TokenFileUnusable(Exception):
+    """The file cannot be read, or has no credentials; the text names it and nothing in it."""
+
+
+def read_token(path: str | Path) -> str:
+    """Return the token of a file.
+
+    Raises:
+        TokenFileUnusable: there is none.
+    """
+    text = _content(path)
+    if " " in text or not (text.isascii() and text.isprintable()):
+        raise TokenFileUnusable(f"{path}: not a token alone")
+    return text
+
+
+def bearer_header(path: str | Path | None) -> dict[str, str]:
+    """Return the header that shows the token of a file; no file: no header.
+
+    Raises:
+        TokenFileUnusable: there is no token.
+    """
+    return {} if path is None else {"authorization": f"Bearer {read_token(path)}"}
+
+
+def basic_header(path: str | Path) -> dict[str, str]:
+    """Return the header of basic authentication with the `name:password` of a file.
+
+    Raises:
+        TokenFileUnusable: there is none.
+    """
+    text = _content(path)
+    if ":" not in text or not text.isprintable():
+        raise TokenFileUnusable(f"{path}: not name:password alone")
+    return {"authorization": f"Basic {base64.b64encode(text.encode()).decode()}"}
+
+
+def _content(path: str | Path) -> str:
+    try:
+        with open_plain(path) as file:
+            content = file.read(TOKEN_BYTES_MAX + 1)
+        text = content.decode().strip()
+    except OSError as error:
+        raise TokenFileUnusable(f"{path}: {error.strerror}") from None
+    except ValueError:  # not UTF-8; the error would quote it
+        raise TokenFileUnusable(f"{path}: not text") from None
+    if len(content) > TOKEN_BYTES_MAX:
+        raise TokenFileUnusable(f"{path}: longer than {TOKEN_BYTES_MAX} bytes")
+    if not text:
+        raise TokenFileUnusable(f"{path}: empty")
+    return text
