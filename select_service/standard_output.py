@@ -18,7 +18,8 @@ from indexer.redaction import redact
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
-    from typing import IO
+
+    from _typeshed import SupportsWrite
 
 __all__ = ["CommandParser", "complain", "printing", "redact_tracebacks"]
 
@@ -29,7 +30,7 @@ _FAILED: Final = 1
 class CommandParser(argparse.ArgumentParser):
     """A parser whose messages show no secrets; an argument that is wrong may contain some."""
 
-    def _print_message(self, message: str, file: IO[str] | None = None) -> None:
+    def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
         super()._print_message(redact(message) if message else message, file)
 
 

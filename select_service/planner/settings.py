@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
+from indexer.redaction import redact
 from select_service.planner.core.recurrence import RECURRING
 from select_service.planner.errors import SettingsError
 from select_service.settings.row import ValueType, flags_of
@@ -47,8 +48,12 @@ _SHORTEST_S: Final = 0.01
 """Between two looks or plans; below it nothing else would be done."""
 
 
-def _url() -> ValueType:
-    """Read an address that can be asked; one that cannot would be asked in vain for ever."""
+def _url(*, with_user: bool = False) -> ValueType:
+    """Read an address that can be asked; one that cannot would be asked in vain for ever.
+
+    Args:
+        with_user: whether it may contain NAME:PASSWORD@; who asks for tokens has a file for them.
+    """
 
     def parse(text: str) -> str:
         try:
@@ -57,7 +62,10 @@ def _url() -> ValueType:
         except ValueError:
             parts = urlsplit("")
         if parts.scheme not in ("http", "https") or not parts.hostname or not text.isprintable():
-            raise ValueError(f"{text!r} is not http://HOST:PORT or https://HOST:PORT")
+            told = redact(text)
+            raise ValueError(f"{told!r} is not http://HOST:PORT or https://HOST:PORT")
+        if "@" in text and not with_user:
+            raise ValueError(f"{redact(text)!r} contains a user's name, which would not be sent")
         return text
 
     return ValueType(parse, "URL")
@@ -213,7 +221,16 @@ class RunSettings(TuningSettings, frozen=True, kw_only=True):
     metrics_source: Annotated[
         str, choice("prometheus", "selector", "trace"), "where demand is read"
     ] = "prometheus"
-    prometheus_url: Annotated[str, _url(), "asked"] = "http://127.0.0.1:9090"
+    prometheus_url: Annotated[str, _url(with_user=True), "asked"] = "http://127.0.0.1:9090"
+    prometheus_token_file: Annotated[
+        Path | None, file("FILE"), "bearer token for it; read again for each query"
+    ] = None
+    prometheus_basic_auth_file: Annotated[
+        Path | None, file("FILE"), "or NAME:PASSWORD for it; read again for each query"
+    ] = None
+    prometheus_ca: Annotated[
+        Path | None, file("FILE"), "authorities that sign its certificate, PEM; off: the usual ones"
+    ] = None
     prometheus_names: Annotated[
         str, text("NAMES"), "whose metrics: dynamo, selector, or a YAML file of names"
     ] = "dynamo"
@@ -223,7 +240,16 @@ class RunSettings(TuningSettings, frozen=True, kw_only=True):
         "once per selector, none of them behind an address they share; for --metrics-source "
         "selector and for --drain",
     ] = ()
-    token_file: Annotated[Path | None, file("FILE"), "bearer token for selectors"] = None
+    token_file: Annotated[
+        Path | None, file("FILE"), "bearer token for selectors; read again for each request"
+    ] = None
+    proxy_from_environment: Annotated[
+        bool,
+        switch(),
+        "ask Prometheus, the Kubernetes API and Ray through the proxies that HTTP_PROXY, "
+        "HTTPS_PROXY and ALL_PROXY name, except for NO_PROXY; credentials only inside TLS, and "
+        "selectors never",
+    ] = False
     trace: Annotated[Path | None, file("FILE"), "requests, for --metrics-source trace"] = None
     load_interval: LoadInterval = 5.0
     start_time: Annotated[float, seconds(), "of a replica, until it was measured"] = 120.0
@@ -282,11 +308,43 @@ class RunSettings(TuningSettings, frozen=True, kw_only=True):
             SettingsError: naming one.
         """
         is_single = self.targets is None
+        asks_prometheus = self.metrics_source == "prometheus"
+        asks_selectors = self.metrics_source == "selector" or self.drain
+        usual = RunSettings()
         for given, name, is_used in (
             (
                 self.selector,
                 "--selector is of --metrics-source selector and of --drain",
-                self.metrics_source == "selector" or self.drain,
+                asks_selectors,
+            ),
+            (
+                self.token_file,
+                "--token-file is for the selectors of --metrics-source selector and of --drain; "
+                "Prometheus has --prometheus-token-file",
+                asks_selectors,
+            ),
+            *(
+                (
+                    getattr(self, name) != getattr(usual, name),
+                    f"--{name.replace('_', '-')} is of --metrics-source prometheus",
+                    asks_prometheus,
+                )
+                for name in _OF_PROMETHEUS
+            ),
+            (
+                self.prometheus_token_file,
+                "--prometheus-token-file and --prometheus-basic-auth-file: one of them is shown",
+                self.prometheus_basic_auth_file is None,
+            ),
+            (
+                self.prometheus_token_file or self.prometheus_basic_auth_file,
+                "--prometheus-url contains a user's name: a file of credentials replaces it",
+                "@" not in self.prometheus_url,
+            ),
+            (
+                self.prometheus_ca,
+                "--prometheus-ca is for a --prometheus-url with https://",
+                self.prometheus_url.startswith("https:"),
             ),
             (
                 self.trace,
@@ -308,13 +366,19 @@ class RunSettings(TuningSettings, frozen=True, kw_only=True):
         ):
             if given and not is_used:
                 raise SettingsError(name)
-        usual = RunSettings()
         for name in () if is_single else _OF_ONE_MODEL:
             if getattr(self, name) != getattr(usual, name):
                 flag = name.replace("_", "-")
                 raise SettingsError(f"--{flag}: with --targets, the file says so of each model")
 
 
+_OF_PROMETHEUS: Final = (
+    "prometheus_url",
+    "prometheus_token_file",
+    "prometheus_basic_auth_file",
+    "prometheus_ca",
+    "prometheus_names",
+)
 _OF_ONE_MODEL: Final = (
     "tenant_id",
     "prefill_resource",

@@ -54,7 +54,8 @@ def test_a_serve_deployment_is_scaled_up_and_down(cluster: Cluster) -> None:
 
     async def use() -> None:
         resources = {DECODE: f"serve/{APP}/Pool", PREFILL: f"serve/{APP}/Missing"}
-        connector = RayConnector(resources, cluster.dashboard, token)
+        header = {"authorization": f"Bearer {token}"}
+        connector = RayConnector(resources, cluster.dashboard, lambda: header)
         await until(connector, DECODE, PoolState(1, 1))
         outcome = await connector.apply([target(DECODE, 3)], ["a test"])
         assert [one.replicas for one in outcome.done] == [3]

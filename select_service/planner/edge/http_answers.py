@@ -6,16 +6,21 @@ Sources read metrics with it, connectors and leases the APIs of Kubernetes and R
 from __future__ import annotations
 
 import asyncio
+from base64 import b64encode
 from typing import TYPE_CHECKING, Final, NamedTuple
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 import httpx
 
+from indexer.redaction import redact
+from select_service.token_file import TokenFileUnusable
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from select_service.planner.errors import PlannerError
 
-__all__ = ["OK", "PAGE_BYTES_MAX", "Page", "whole_answer"]
+__all__ = ["OK", "PAGE_BYTES_MAX", "Page", "whole_answer", "without_user"]
 
 OK: Final = 200
 PAGE_BYTES_MAX: Final = 64 << 20
@@ -38,7 +43,7 @@ async def whole_answer(
     within_s: float,
     failure: type[PlannerError],
     params: Mapping[str, str] | None = None,
-    headers: Mapping[str, str] | None = None,
+    headers: Mapping[str, str] | Callable[[], Mapping[str, str]] | None = None,
     content: bytes | None = None,
 ) -> Page:
     """Send a request and read its answer within a time limit, even if the server trickles bytes.
@@ -50,7 +55,8 @@ async def whole_answer(
         within_s: seconds until the last byte.
         failure: the class of the error; its text lacks the address.
         params: query parameters.
-        headers: of the request.
+        headers: of the request; what returns them is called for each, as files of credentials
+            change.
         content: body of the request.
 
     Raises:
@@ -58,9 +64,10 @@ async def whole_answer(
     """
     body = bytearray()
     try:
+        shown = headers() if callable(headers) else headers
         async with (
             asyncio.timeout(within_s),
-            client.stream(method, url, params=params, headers=headers, content=content) as answer,
+            client.stream(method, url, params=params, headers=shown, content=content) as answer,
         ):
             async for piece in answer.aiter_bytes():
                 body += piece
@@ -69,5 +76,17 @@ async def whole_answer(
     except TimeoutError as error:
         raise failure(f"no whole answer within {within_s:g} s") from error
     except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
-        raise failure(str(error) or type(error).__name__) from error
+        raise failure(redact(str(error)) or type(error).__name__) from error
+    except TokenFileUnusable as error:
+        raise failure(str(error)) from error
     return Page(answer.status_code, bytes(body), answer.headers)
+
+
+def without_user(url: str) -> tuple[str, dict[str, str]]:
+    """Split NAME:PASSWORD@ off an address; return the rest, and the header that shows them."""
+    parts = urlsplit(url)
+    user, has_user, host = parts.netloc.rpartition("@")
+    if not has_user:
+        return url, {}
+    shown = b64encode(unquote(user).encode()).decode()
+    return urlunsplit(parts._replace(netloc=host)), {"authorization": f"Basic {shown}"}

@@ -16,6 +16,7 @@ from starlette.applications import Starlette
 from starlette.responses import Response
 from starlette.routing import Route
 
+from indexer.redaction import redact
 from select_service.planner.edge.connectors.virtual import Completion, VirtualConnector
 from select_service.planner.edge.planner_metrics import PlannerMetrics
 
@@ -112,4 +113,5 @@ def _whole(text: str) -> int | None:
 
 
 def _json(body: object, status: int = _OK) -> Response:
-    return Response(msgspec.json.encode(body), status, media_type="application/json")
+    text = redact(msgspec.json.encode(body).decode())
+    return Response(text, status, media_type="application/json")

@@ -9,12 +9,17 @@ import os
 import secrets
 import signal
 import socket
+import ssl
 import time
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import uvicorn
+from typing_extensions import override
 
+from indexer.http_client import ProxyUnusable, http_client
+from indexer.redaction import redact
 from select_service.kubernetes_api import KubernetesApi
 from select_service.planner.core.demand import intervals_of
 from select_service.planner.edge.connectors.connector import DryRun
@@ -37,6 +42,7 @@ from select_service.planner.edge.run_settings import (
     resources_of,
 )
 from select_service.planner.edge.selectors import SelectorFleet
+from select_service.planner.edge.sources.prometheus import TIMEOUT_S as PROMETHEUS_TIMEOUT_S
 from select_service.planner.edge.sources.prometheus import PrometheusSource
 from select_service.planner.edge.sources.selector import SelectorSource
 from select_service.planner.edge.sources.series_names import read_names
@@ -45,8 +51,13 @@ from select_service.planner.edge.state_file import Memory, StateFile
 from select_service.planner.errors import LeaseHeld, SettingsError
 from select_service.planner.types import PoolState
 from select_service.tcp_listener import bind_tcp, close_all
+from select_service.token_file import TokenFileUnusable, basic_header, bearer_header, read_token
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import httpx
+
     from select_service.planner.core.fleet_plan import FleetPlan
     from select_service.planner.edge.connectors.connector import Connector
     from select_service.planner.edge.leases.lease import LeaderLease
@@ -68,10 +79,20 @@ def run(settings: RunSettings) -> int:
         PlannerError: it could not start.
     """
     settings.expect_used()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Lines("%(asctime)s %(name)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.getLogger("httpx").setLevel(logging.WARNING)
     asyncio.run(_run(settings))
     return 0
+
+
+class _Lines(logging.Formatter):
+    """Lines of the log, without secrets."""
+
+    @override
+    def format(self, record: logging.LogRecord) -> str:
+        return redact(super().format(record))
 
 
 async def _run(settings: RunSettings) -> None:
@@ -107,7 +128,12 @@ async def _run(settings: RunSettings) -> None:
         retiring=_retiring(settings, connector),
     )
     server = uvicorn.Server(
-        uvicorn.Config(create_app(loop), log_level="warning", timeout_graceful_shutdown=_LEAVE_S)
+        uvicorn.Config(
+            create_app(loop),
+            log_level="warning",
+            log_config=None,  # its lines go where ours go
+            timeout_graceful_shutdown=_LEAVE_S,
+        )
     )
     try:
         listeners = _listeners(settings.host, settings.port)
@@ -221,7 +247,13 @@ def _state(fleet: FleetPlan, settings: RunSettings) -> tuple[StateFile | None, M
 def _kube(settings: RunSettings) -> Kube | None:
     if settings.connector != "kubernetes":
         return None
-    return Kube(KubernetesApi(settings.kubernetes_api, namespace=settings.namespace))
+    return Kube(
+        KubernetesApi(
+            settings.kubernetes_api,
+            namespace=settings.namespace,
+            proxy_from_environment=settings.proxy_from_environment,
+        )
+    )
 
 
 def _lease(settings: RunSettings, models: list[ModelSettings], kube: Kube | None) -> LeaderLease:
@@ -245,23 +277,59 @@ def _lease(settings: RunSettings, models: list[ModelSettings], kube: Kube | None
 
 def _source(settings: RunSettings) -> TrafficSource:
     if settings.metrics_source == "prometheus":
-        return PrometheusSource(settings.prometheus_url, read_names(settings.prometheus_names))
+        return _prometheus(settings)
     if settings.metrics_source == "selector":
         if not settings.selector:
             raise SettingsError("--metrics-source selector needs --selector URL")
-        return SelectorSource(settings.selector, _token(settings.token_file))
+        return SelectorSource(settings.selector, _bearer(settings.token_file))
     if settings.trace is None:
         raise SettingsError("--metrics-source trace needs --trace FILE")
     return TraceSource(read_trace(settings.trace))
 
 
-def _token(path: Path | None) -> str | None:
-    if path is None:
-        return None
+def _prometheus(settings: RunSettings) -> PrometheusSource:
+    """Return the source that asks Prometheus, as who we are and whom we trust.
+
+    Raises:
+        SettingsError: a file cannot be used, or the proxy of the environment.
+    """
+    ca = settings.prometheus_ca
     try:
-        return path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path}: {error}") from error
+        trust = True if ca is None else ssl.create_default_context(cafile=ca)
+    except (OSError, ssl.SSLError) as error:
+        raise SettingsError(f"--prometheus-ca {ca}: {error.strerror or error}") from error
+    credentials = _bearer(settings.prometheus_token_file)
+    if settings.prometheus_basic_auth_file is not None:
+        credentials = _checked(partial(basic_header, settings.prometheus_basic_auth_file))
+    shows_some = credentials is not None or "@" in settings.prometheus_url
+    client = _client(settings, PROMETHEUS_TIMEOUT_S, has_credentials=shows_some, tls=trust)
+    names = read_names(settings.prometheus_names)
+    return PrometheusSource(settings.prometheus_url, names, client, credentials)
+
+
+def _client(settings: RunSettings, timeout_s: float, **options: Any) -> httpx.AsyncClient:
+    try:
+        from_environment = settings.proxy_from_environment
+        return http_client(timeout_s, from_environment=from_environment, **options)
+    except ProxyUnusable as error:
+        raise SettingsError(f"--proxy-from-environment: {error}") from error
+
+
+def _bearer(path: Path | None) -> Callable[[], dict[str, str]] | None:
+    """Return what reads a token anew for each request; None: there is no file.
+
+    Raises:
+        SettingsError: there is one without a token.
+    """
+    return None if path is None else _checked(partial(bearer_header, path))
+
+
+def _checked(read: Callable[[], dict[str, str]]) -> Callable[[], dict[str, str]]:
+    try:
+        read()
+    except TokenFileUnusable as error:
+        raise SettingsError(str(error)) from error
+    return read
 
 
 def _connector(
@@ -283,10 +351,15 @@ def _connector(
             start, time.monotonic, _wall, settings.decision_timeout, memory.decision_id
         )
     if settings.connector == "ray":
+        from select_service.planner.edge.connectors.ray import TIMEOUT_S as RAY_TIMEOUT_S
         from select_service.planner.edge.connectors.ray import RayConnector
 
-        token = _token(settings.ray_token_file) or os.environ.get("RAY_AUTH_TOKEN")
-        return RayConnector(resources, settings.ray_dashboard, token)
+        credentials = _bearer(settings.ray_token_file)
+        token = os.environ.get("RAY_AUTH_TOKEN")
+        if credentials is None and token:
+            credentials = partial(dict, authorization=f"Bearer {token}")
+        client = _client(settings, RAY_TIMEOUT_S, has_credentials=credentials is not None)
+        return RayConnector(resources, settings.ray_dashboard, credentials, client)
     from select_service.planner.edge.connectors.kubernetes import (
         KubernetesConnector,
     )
@@ -310,7 +383,10 @@ def _retiring(settings: RunSettings, connector: Connector) -> EngineDrain | None
     if not isinstance(connector, KubernetesConnector | VirtualConnector):
         raise SettingsError(f"--drain: who goes is not for us to say with {settings.connector}")
     pods = connector.pods() if isinstance(connector, KubernetesConnector) else {}
-    selectors = SelectorFleet(settings.selector, _token(settings.token_file))
+    _bearer(settings.token_file)  # an unusable file is an error now
+    file = settings.token_file
+    token = None if file is None else partial(read_token, file)
+    selectors = SelectorFleet(settings.selector, token)
     return EngineDrain(selectors, pods, time.monotonic, settings.drain_s)
 
 

@@ -71,13 +71,13 @@ class SelectorFleet:
 
     Args:
         urls: one per selector.
-        token: bearer token, if required; it must permit draining.
+        token: returns the bearer token, if one is required; it must permit draining.
 
     Raises:
         SelectorError: an address is invalid.
     """
 
-    def __init__(self, urls: Sequence[str], token: str | None = None) -> None:
+    def __init__(self, urls: Sequence[str], token: Callable[[], str] | None = None) -> None:
         try:
             self._clients = [AsyncClient(url, token=token, options=_ONCE) for url in urls]
         except ValueError as error:

@@ -122,3 +122,20 @@ def test_tracebacks_have_an_end() -> None:
     assert len(lines) == 2 + logs.TRACE_LINES_MAX
     assert len(last) < 300
     assert lines[1].startswith("    ValueError: x")
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_no_line_has_a_secret(form: LogFormat) -> None:
+    """Whoever wrote it: an error of a library may quote the address that it could not use."""
+    stream = io.StringIO()
+    logs.configure(form, "info", access_log=False, stream=stream)
+    url = "http://me:s3cret@host"
+    try:
+        int(url)
+    except ValueError:
+        logging.getLogger("a").exception("asked %s", url, extra={"peer": url, "of": [url]})
+    logging.getLogger("a").info("%s", "x" * 240 + "http://me:s3cret" + "y" * 99 + "@host")
+    logging.getLogger("a").info("shown: Authorization: Bearer s3cret")
+    said = stream.getvalue()
+    assert said.count("http://***@host") >= 4
+    assert "s3cret" not in said

@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
-import httpx
 import msgspec
 from typing_extensions import override
 
+from indexer.http_client import http_client
 from select_service.planner.edge.connectors.connector import OneByOne
 from select_service.planner.edge.http_answers import OK, whole_answer
 from select_service.planner.edge.ray_cluster import joined
@@ -21,7 +21,9 @@ from select_service.planner.errors import ConnectorError, SettingsError
 from select_service.planner.types import PoolState
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+
+    import httpx
 
     from select_service.planner.types import PoolKey
 
@@ -56,8 +58,9 @@ class RayConnector(OneByOne):
     Args:
         resources: by pool.
         dashboard: address of Serve's REST API, for `serve/` resources.
-        token: bearer token, if the cluster requires one (`RAY_AUTH_MODE=token`).
-        client: for tests.
+        credentials: returns the header with the bearer token, if the cluster requires one
+            (`RAY_AUTH_MODE=token`).
+        client: asks; it is closed with this.
 
     Raises:
         SettingsError: a resource has another form, or is an actor and there is no cluster.
@@ -68,14 +71,14 @@ class RayConnector(OneByOne):
         self,
         resources: Mapping[PoolKey, str],
         dashboard: str = "http://127.0.0.1:8265",
-        token: str | None = None,
+        credentials: Callable[[], Mapping[str, str]] | None = None,
         client: httpx.AsyncClient | None = None,
     ) -> None:
         super().__init__()
         self._parts = {pool: _parts(resource) for pool, resource in resources.items()}
         self._url = dashboard.rstrip("/") + PATH
-        self._headers = {} if token is None else {"authorization": f"Bearer {token}"}
-        self._client = client or httpx.AsyncClient(timeout=TIMEOUT_S)
+        self._credentials = credentials or dict
+        self._client = client or http_client(TIMEOUT_S, has_credentials=True)
         has_actors = any(parts[0] == "actor" for parts in self._parts.values())
         self._ray = joined("a resource actor/NAMESPACE/NAME") if has_actors else None
 
@@ -133,7 +136,7 @@ class RayConnector(OneByOne):
                 self._url,
                 within_s=TIMEOUT_S,
                 failure=ConnectorError,
-                headers=self._headers if body is None else self._headers | _JSON,
+                headers=lambda: {**self._credentials(), **({} if body is None else _JSON)},
                 content=None if body is None else msgspec.json.encode(body),
             )
             if not OK <= page.status < _REFUSED:

@@ -13,11 +13,11 @@ import math
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
-import httpx
 import msgspec
 
+from indexer.http_client import http_client
 from select_service.planner.core.lengths import from_buckets
-from select_service.planner.edge.http_answers import OK, whole_answer
+from select_service.planner.edge.http_answers import OK, whole_answer, without_user
 from select_service.planner.edge.sources.scraped import Arrived, ScrapedArrivals, ScrapedSample
 from select_service.planner.edge.sources.series_names import DYNAMO, MATCH, SELECTOR
 from select_service.planner.edge.sources.source import counted, ratio
@@ -25,7 +25,9 @@ from select_service.planner.errors import SourceError
 from select_service.planner.types import Idle, Load, Missing, Value, Window
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    import httpx
 
     from select_service.planner.edge.sources.series_names import Names
     from select_service.planner.types import ModelKey, Reading
@@ -45,15 +47,23 @@ class PrometheusSource:
     Args:
         url: of the server.
         names: of the series.
-        client: for tests.
+        client: asks; it is closed with this.
+        credentials: returns the header that shows them, for each query; an address that contains a
+            user's name and password needs none.
     """
 
     def __init__(
-        self, url: str, names: Names = DYNAMO, client: httpx.AsyncClient | None = None
+        self,
+        url: str,
+        names: Names = DYNAMO,
+        client: httpx.AsyncClient | None = None,
+        credentials: Callable[[], Mapping[str, str]] | None = None,
     ) -> None:
-        self._url = url.rstrip("/") + "/api/v1/query"
+        bare, header = without_user(url)
+        self._url = bare.rstrip("/") + "/api/v1/query"
         self._names = names
-        self._client = client or httpx.AsyncClient(timeout=TIMEOUT_S)
+        self._client = client or http_client(TIMEOUT_S, has_credentials=True)
+        self._headers = credentials or header
         self._arrivals: dict[ModelKey, ScrapedArrivals] = defaultdict(ScrapedArrivals)
 
     async def begin(self, models: Sequence[ModelKey]) -> None:
@@ -259,6 +269,7 @@ class PrometheusSource:
                 within_s=TIMEOUT_S,
                 failure=SourceError,
                 params={"query": query},
+                headers=self._headers,
             )
         except SourceError as error:
             raise SourceError(f"{self._url}: {error}") from error

@@ -15,9 +15,9 @@ import time
 from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from indexer.http_client import http_client
 from select_service.planner.core.lengths import from_buckets
 from select_service.planner.edge.http_answers import OK, whole_answer
 from select_service.planner.edge.sources.source import counted, ratio
@@ -25,7 +25,9 @@ from select_service.planner.errors import SourceError
 from select_service.planner.types import Idle, Load, Missing, Value, Window
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    import httpx
 
     from select_service.planner.types import ModelKey, Reading
 
@@ -149,7 +151,7 @@ class SelectorSource:
 
     Args:
         urls: of the selectors that share the traffic.
-        token: bearer token, if required.
+        credentials: returns the header with the bearer token, if one is required.
         client: for tests.
         clock: monotonic seconds.
     """
@@ -157,14 +159,13 @@ class SelectorSource:
     def __init__(
         self,
         urls: Sequence[str],
-        token: str | None = None,
+        credentials: Callable[[], Mapping[str, str]] | None = None,
         client: httpx.AsyncClient | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._selectors = [_Selector(url) for url in urls]
-        headers = {} if token is None else {"authorization": f"Bearer {token}"}
-        self._headers = headers
-        self._client = client or httpx.AsyncClient(timeout=TIMEOUT_S)
+        self._headers = credentials
+        self._client = client or http_client(TIMEOUT_S, has_credentials=True)
         self._live: dict[ModelKey, list[float]] = defaultdict(list)
         self._lost_s = 0.0  # of earlier unknown windows
         self._clock = clock

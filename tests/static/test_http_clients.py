@@ -1,0 +1,37 @@
+"""One module constructs HTTP clients: elsewhere one would take a proxy from the environment."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PLACE = Path("indexer/http_client.py")
+CLIENTS = {
+    ("httpx", name)
+    for name in ("AsyncClient", "Client", "get", "post", "put", "request", "stream", "delete")
+}
+CLIENTS |= {("requests", "Session"), ("requests", "request")}
+CLIENTS |= {("aiohttp", "ClientSession"), ("request", "urlopen"), ("request", "build_opener")}
+CLIENTS |= {("client", "HTTPConnection"), ("client", "HTTPSConnection")}
+CLIENTS |= {("httpcore", name) for name in ("ConnectionPool", "AsyncConnectionPool")}
+
+
+def constructions(text: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            of = node.func.value
+            name = of.attr if isinstance(of, ast.Attribute) else getattr(of, "id", "")
+            if (name.lstrip("_"), node.func.attr) in CLIENTS:
+                yield f"{name}.{node.func.attr}, line {node.lineno}"
+
+
+def test_only_one_module_constructs_http_clients() -> None:
+    found = {
+        path.relative_to(ROOT): list(constructions(path.read_text()))
+        for package in ("indexer", "select_service")
+        for path in (ROOT / package).rglob("*.py")
+    }
+    assert {str(path): made for path, made in found.items() if made and path != PLACE} == {}
+    assert len(found[PLACE]) == 2
