@@ -128,7 +128,8 @@ def _messages(row: str) -> Work:
 def _simulated(row: str) -> Work:
     """CPU µs of a simulated request, engines included."""
     from select_service.simulator.core.workloads import WorkloadSettings
-    from select_service.simulator.runs import SimulationSettings, run
+    from select_service.simulator.runs import run
+    from select_service.simulator.settings import SimulationSettings
 
     del row
     chats = WorkloadSettings(kind="chat", rate=6.0, requests=_REQUESTS)

@@ -23,14 +23,8 @@ from bench.simulator.__main__ import picture_of
 from select_service.simulator.comparison import METRICS, as_text, estimates
 from select_service.simulator.core.measures import Measures
 from select_service.simulator.core.workloads import WorkloadSettings
-from select_service.simulator.runs import (
-    EngineSpec,
-    SimulationSettings,
-    Trace,
-    at_load,
-    capacity_of,
-    run,
-)
+from select_service.simulator.runs import at_load, capacity_of, run
+from select_service.simulator.settings import EngineSpec, SimulationSettings, Trace
 from select_service.types import RouterConfig
 
 if TYPE_CHECKING:

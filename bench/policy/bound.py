@@ -27,7 +27,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from select_service.simulator.core.latency import AnalyticLatency
-from select_service.simulator.runs import EngineSpec, SimulationSettings, Trace, at_load, workload
+from select_service.simulator.runs import at_load, workload
+from select_service.simulator.settings import EngineSpec, SimulationSettings, Trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

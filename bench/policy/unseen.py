@@ -26,16 +26,13 @@ from select_service.simulator.comparison import METRICS, as_text
 from select_service.simulator.core.cluster import Cluster, ClusterSettings
 from select_service.simulator.core.cluster_settings import SimulatedPool
 from select_service.simulator.core.measures import Measures, measure
-from select_service.simulator.runs import (
+from select_service.simulator.runs import capacity_of, router, run, workload
+from select_service.simulator.settings import (
     EngineSpec,
     FleetChange,
     SimulationSettings,
     Slow,
     Trace,
-    capacity_of,
-    router,
-    run,
-    workload,
 )
 from select_service.simulator.statistics import Estimate, estimate
 from select_service.types import RouterConfig

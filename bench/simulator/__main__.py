@@ -26,16 +26,8 @@ from bench.provenance import provenance
 from select_service.simulator.comparison import METRICS, as_text, by_policy, estimates
 from select_service.simulator.core.measures import Measures
 from select_service.simulator.plots import COLOURS, Series, lines
-from select_service.simulator.runs import (
-    OURS,
-    POLICIES,
-    EngineSpec,
-    SimulationSettings,
-    Trace,
-    at_load,
-    capacity_of,
-    run,
-)
+from select_service.simulator.runs import at_load, capacity_of, run
+from select_service.simulator.settings import OURS, POLICIES, EngineSpec, SimulationSettings, Trace
 from select_service.simulator.statistics import Estimate
 
 LOADS = (0.5, 0.8, 1.0, 1.2, 1.5)

@@ -19,7 +19,8 @@ import msgspec
 from msgspec.structs import replace
 
 from select_service.simulator.core.workloads import WorkloadSettings
-from select_service.simulator.runs import PEER, POLICIES, SimulationSettings, Trace, at_load, run
+from select_service.simulator.runs import at_load, run
+from select_service.simulator.settings import PEER, POLICIES, SimulationSettings, Trace
 
 SYNTHETIC: Final = {
     "chat": WorkloadSettings(kind="chat", rate=6.0, requests=5_000),

@@ -17,10 +17,18 @@ __all__ = ["add_flags", "read_section"]
 Section = TypeVar("Section", bound=msgspec.Struct)
 
 
-def add_flags(parser: argparse._ActionsContainer, flags: Iterable[Flag]) -> None:
-    """Add a flag per row; the namespace has only those that are given."""
+def add_flags(
+    parser: argparse._ActionsContainer, flags: Iterable[Flag], *, within: str = ""
+) -> None:
+    """Add a flag per row; the namespace has only those that are given.
+
+    Args:
+        parser: of the command.
+        flags: the rows.
+        within: put before the names in the namespace, where other rows have the same ones.
+    """
     for flag in flags:
-        _add(parser, flag)
+        _add(parser, flag, within + flag.field)
 
 
 def read_section(section: type[Section], given: argparse.Namespace) -> Section:
@@ -33,13 +41,13 @@ def read_section(section: type[Section], given: argparse.Namespace) -> Section:
     return section(**values)
 
 
-def _add(parser: argparse._ActionsContainer, flag: Flag) -> None:
+def _add(parser: argparse._ActionsContainer, flag: Flag, dest: str) -> None:
     names = (flag.name, *flag.type.aliases)
     text = flag.help if flag.is_required else f"{flag.help} (default: {flag.default_text})"
     if flag.type.parse is None:
         parser.add_argument(
             *names,
-            dest=flag.field,
+            dest=dest,
             action="store_true",
             default=argparse.SUPPRESS,
             help=_help(flag.help),
@@ -47,7 +55,7 @@ def _add(parser: argparse._ActionsContainer, flag: Flag) -> None:
         return
     parser.add_argument(
         *names,
-        dest=flag.field,
+        dest=dest,
         action="append" if flag.type.repeats else "store",
         type=_type(flag.type.parse),
         required=flag.is_required,

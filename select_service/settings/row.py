@@ -9,12 +9,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from enum import Enum
+from functools import cache
 from typing import Any
 
 from msgspec import NODEFAULT, Struct
 from msgspec.structs import fields, replace
 
-__all__ = ["Flag", "ValueType", "flags_of"]
+__all__ = ["Flag", "ValueType", "expect_values", "flags_of"]
 
 
 class ValueType(Struct, frozen=True):
@@ -28,6 +29,11 @@ class ValueType(Struct, frozen=True):
     limits: bool = True  # whether a number bounds something
     repeats: bool = False  # given once per value; the setting is a tuple of them
     aliases: tuple[str, ...] = ()  # other names on the command line
+    flag: str = ""  # its name there, if that is not the field's
+
+    def called(self, flag: str) -> ValueType:
+        """Return the same for a setting whose flag has another name than its field."""
+        return replace(self, flag=flag)
 
     def also(self, *names: str) -> ValueType:
         """Return the same for a flag that other tools call by these names."""
@@ -53,7 +59,7 @@ class Flag(Struct, frozen=True):
     @property
     def name(self) -> str:
         """As typed on the command line, "--port"."""
-        return "--" + self.field.replace("_", "-")
+        return self.type.flag or "--" + self.field.replace("_", "-")
 
     @property
     def is_required(self) -> bool:
@@ -76,25 +82,46 @@ class Flag(Struct, frozen=True):
         value = self.default
         if isinstance(value, Enum):
             return str(value.value)
+        if isinstance(value, Struct):
+            return "off"  # the flag changes members of it
         if value is NODEFAULT:
             return "required"
-        if value is None or value is False or value in ((), {}, ""):
+        if value is None or value is False or value in ((), [], {}, ""):
             return "off"
         if isinstance(value, tuple):
             return ",".join(value)
         return f"{value:g}" if isinstance(value, float) else str(value)
 
 
+@cache
 def flags_of(section: type[Struct], *, inherited: bool = False) -> tuple[Flag, ...]:
-    """Return the rows that a section's class declares itself, in order; or all that it has."""
+    """Return the rows that a section's class declares itself, in order; or all that it has.
+
+    A field without a type and a help text is none.
+    """
     rows: dict[str, Any] = {}
     for one in reversed(section.__mro__ if inherited else (section,)):
         rows |= inspect.get_annotations(one)
     flags: list[Flag] = []
     for field in fields(section):
-        if field.name in rows:
+        if hasattr(rows.get(field.name), "__metadata__"):
             value_type, text = rows[field.name].__metadata__
             made = field.default_factory
             default = field.default if made is NODEFAULT else made()
             flags.append(Flag(field.name, value_type, text, default))
     return tuple(flags)
+
+
+def expect_values(section: Struct) -> None:
+    """Refuse numbers and words that did not come by flags and that the rows would not read.
+
+    Raises:
+        ValueError: naming the first of them.
+    """
+    for flag in flags_of(type(section)):
+        value = getattr(section, flag.field)
+        if flag.type.parse is not None and type(value) in (int, float, str):
+            try:
+                flag.type.parse(str(value))
+            except ValueError as error:
+                raise ValueError(f"{flag.field}: {error}") from None

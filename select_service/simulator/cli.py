@@ -14,11 +14,19 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from select_service.core.admission.policies import NAMES
 from select_service.core.recording.decoder import BadRecording
+from select_service.settings.command_line import add_flags, read_section
 from select_service.simulator import replay_command, run_command
 from select_service.simulator import sweep as sweep_command
 from select_service.simulator.admit import BadArrival, PolicyTrial, read_arrivals
+from select_service.simulator.command_options import (
+    SECTIONS,
+    AdmitOptions,
+    QueueOptions,
+    RunOptions,
+    SweepOptions,
+    add_options,
+)
 from select_service.simulator.gateway_queue import BadOperation, QueueSettings, carry_out
 from select_service.simulator.results import NotWritten
 from select_service.simulator.traces import BadTrace
@@ -49,13 +57,7 @@ def _run(argv: Sequence[str] | None) -> int:
         'one line {"admitted": bool, "reason": str} for each, in the same order.',
         allow_abbrev=False,
     )
-    admit.add_argument("--policy", required=True, choices=NAMES, help="which policy decides")
-    admit.add_argument(
-        "--config", default="{}", metavar="JSON", help="its configuration (default: %(default)s)"
-    )
-    admit.add_argument(
-        "--json", action="store_true", help="JSON lines; the only format there is, and the default"
-    )
+    add_flags(admit, SECTIONS["admit"])
     queue = commands.add_parser(
         "queue",
         help="the gateway queue of the field's simulator",
@@ -64,9 +66,7 @@ def _run(argv: Sequence[str] | None) -> int:
         "input and writes each with what became of it: outcome and victim, or the id that goes.",
         allow_abbrev=False,
     )
-    queue.add_argument(
-        "--config", default="{}", metavar="JSON", help="its settings (default: %(default)s)"
-    )
+    add_flags(queue, SECTIONS["queue"])
     run = commands.add_parser(
         "run",
         help="policies side by side on a simulated cluster",
@@ -74,7 +74,8 @@ def _run(argv: Sequence[str] | None) -> int:
         "engines under a fake clock, and tells times to first token, hit rates and spread of load.",
         allow_abbrev=False,
     )
-    run_command.configure(run)
+    add_options(run, RunOptions)
+    run.set_defaults(execute=run_command.execute)
     sweep = commands.add_parser(
         "sweep",
         help="many weights, and which of them nobody beats",
@@ -82,7 +83,8 @@ def _run(argv: Sequence[str] | None) -> int:
         "Pareto front of what was aimed at, with 95 % intervals. kv-cost is the peer's formula.",
         allow_abbrev=False,
     )
-    sweep_command.configure(sweep)
+    add_options(sweep, SweepOptions)
+    sweep.set_defaults(execute=sweep_command.execute)
     replay = commands.add_parser(
         "replay",
         help="a recording made again, and with other weights",
@@ -93,11 +95,19 @@ def _run(argv: Sequence[str] | None) -> int:
         "--format recording.",
         allow_abbrev=False,
     )
-    replay_command.configure(replay)
+    replay.add_argument(
+        "file",
+        metavar="FILE",
+        help="as given to --record; what was put aside of it comes first. FILE.000001 alone is a "
+        "recording, too",
+    )
+    add_flags(replay, SECTIONS["replay"])
+    replay.set_defaults(execute=replay_command.execute)
     args = parser.parse_args(argv)
     if args.command == "queue":
         try:
-            settings = msgspec.json.decode(args.config.encode(), type=QueueSettings)
+            text = read_section(QueueOptions, args).config
+            settings = msgspec.json.decode(text.encode(), type=QueueSettings)
             lines = carry_out(settings, sys.stdin.buffer)
         except (msgspec.DecodeError, ValueError) as error:
             queue.error(f"--config: {error}")
@@ -105,8 +115,9 @@ def _run(argv: Sequence[str] | None) -> int:
     if args.command != "admit":
         return _carry_out(args, {"run": run, "sweep": sweep, "replay": replay}[args.command])
     try:
-        config = msgspec.json.decode(args.config.encode(), type=dict[str, object])
-        trial = PolicyTrial(args.policy, config)
+        asked = read_section(AdmitOptions, args)
+        config = msgspec.json.decode(asked.config.encode(), type=dict[str, object])
+        trial = PolicyTrial(asked.policy, config)
     except (msgspec.DecodeError, ValueError) as error:
         admit.error(f"--config: {error}")
     return _line_by_line("admit", trial.decide(read_arrivals(sys.stdin.buffer)))

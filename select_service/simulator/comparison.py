@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from select_service.simulator.core.measures import Measures
-from select_service.simulator.runs import SimulationSettings, run
+from select_service.simulator.runs import run
+from select_service.simulator.settings import SimulationSettings
 from select_service.simulator.statistics import Estimate, estimate
 from select_service.version import __version__
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
+from select_service.settings.command_line import read_section
+from select_service.simulator.command_options import RunOptions, settings_of
 from select_service.simulator.comparison import (
     Comparison,
     as_text,
@@ -15,30 +17,17 @@ from select_service.simulator.comparison import (
     shown_progress,
     table,
 )
-from select_service.simulator.options import add_options, settings_of
 from select_service.simulator.report import html_of
 from select_service.simulator.results import expect_writable, write_whole
-from select_service.simulator.runs import POLICIES, at_load, capacity_of, expect_load
+from select_service.simulator.runs import at_load, capacity_of
+from select_service.simulator.settings import POLICIES
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
+    from argparse import Namespace
 
-    from select_service.simulator.runs import SimulationSettings
+    from select_service.simulator.settings import SimulationSettings
 
-__all__ = ["configure", "execute"]
-
-
-def configure(parser: ArgumentParser) -> None:
-    """Add the command's options."""
-    parser.add_argument(
-        "--policy",
-        default="ours,kv-cost",
-        metavar="NAME,...",
-        help=f"all, or some of {', '.join(POLICIES)} (default: %(default)s)",
-    )
-    add_options(parser)
-    parser.add_argument("--report", metavar="FILE", help="results as one HTML file with plots")
-    parser.set_defaults(execute=execute)
+__all__ = ["execute", "loaded", "write_json"]
 
 
 def execute(args: Namespace) -> int:
@@ -48,24 +37,25 @@ def execute(args: Namespace) -> int:
         ValueError, OSError: it cannot be carried out.
         NotWritten: its results cannot be written.
     """
-    names = list(POLICIES) if args.policy == "all" else args.policy.split(",")
-    settings = settings_of(args)
+    options = read_section(RunOptions, args)
+    names = list(POLICIES) if options.policy == "all" else options.policy.split(",")
+    settings = settings_of(args, options)
     for name in names:
         replace(settings, policy=name).validate()
     if len(set(names)) < len(names):
         raise ValueError("--policy: one is named twice, and its runs would count twice")
-    expect_writable(args.out, args.report)
-    settings, capacity = loaded(settings, args.load)
-    seeds = range(settings.seed, settings.seed + args.seeds)
+    expect_writable(options.out, options.report)
+    settings, capacity = loaded(settings, options.load)
+    seeds = range(settings.seed, settings.seed + options.seeds)
     tasks = [replace(settings, policy=name, seed=seed) for name in names for seed in seeds]
-    with shown_progress(len(tasks), quiet=args.quiet) as progress:
-        runs = perform(tasks, args.jobs, progress)
-    result = Comparison(settings=settings, runs=runs, capacity=capacity, load=args.load)
+    with shown_progress(len(tasks), quiet=options.quiet) as progress:
+        runs = perform(tasks, options.jobs, progress)
+    result = Comparison(settings=settings, runs=runs, capacity=capacity, load=options.load)
     sys.stdout.write(as_text(*table(runs)))
-    if args.out is not None:
-        write_json(args.out, result)
-    if args.report is not None:
-        write_whole(args.report, html_of(result).encode())
+    if options.out is not None:
+        write_json(options.out, result)
+    if options.report is not None:
+        write_whole(options.report, html_of(result).encode())
     return 0
 
 
@@ -79,7 +69,6 @@ def loaded(
     """
     if load is None:
         return settings, None
-    expect_load(load)
     capacity = capacity_of(settings)
     sys.stdout.write(f"capacity {capacity:.2f} requests/s, offered {load * capacity:.2f}\n")
     return at_load(settings, load, capacity), capacity

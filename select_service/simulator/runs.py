@@ -9,277 +9,49 @@ from __future__ import annotations
 import dataclasses
 import gc
 import gzip
-import math
 import random
 import zlib
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
-import msgspec
 from msgspec.structs import replace
 
 from select_service.simulator.core.cluster import Cluster, ClusterSettings
 from select_service.simulator.core.cluster_settings import SimulatedPool
 from select_service.simulator.core.core_router import CoreRouter, CoreSettings
-from select_service.simulator.core.latency import AnalyticLatency, Latency, SlowedLatency
+from select_service.simulator.core.latency import SlowedLatency
 from select_service.simulator.core.measures import Measures, measure
 from select_service.simulator.core.replicated import Replicated
 from select_service.simulator.core.requests import ClientRequest
-from select_service.simulator.core.routers import (
-    LeastLoaded,
-    PowerOfTwo,
-    PrefixAffinity,
-    RandomChoice,
-    RoundRobinRouter,
-)
-from select_service.simulator.core.worker import EngineSettings
-from select_service.simulator.core.workloads import WorkloadSettings, workload_of
-from select_service.simulator.profiles import read_profile
+from select_service.simulator.core.routers import SIMPLE_ROUTERS
+from select_service.simulator.core.workloads import workload_of
 from select_service.simulator.recordings import requests_of
+from select_service.simulator.settings import OURS, PEER
 from select_service.simulator.traces import (
-    MOONCAKE_BLOCK,
     READERS,
     RECORDING,
-    SPAN_MAX_S,
     BadTrace,
     TraceWorkload,
     in_order,
     read_mooncake,
 )
-from select_service.types import RouterConfig
-from select_service.types.admission import AdmissionSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from select_service.simulator.core.requests import Workload
     from select_service.simulator.core.routers import Counting, WorkerRouter
+    from select_service.simulator.settings import FleetChange, SimulationSettings, Trace
 
-__all__ = [
-    "POLICIES",
-    "EngineSpec",
-    "FleetChange",
-    "SimulationSettings",
-    "Slow",
-    "Trace",
-    "at_load",
-    "capacity_of",
-    "expect_weights",
-    "run",
-]
-
-_SIMPLE: Final = {
-    "round-robin": RoundRobinRouter,
-    "random": RandomChoice,
-    "least-loaded": LeastLoaded,
-    "power-of-two": PowerOfTwo,
-    "prefix-affinity": PrefixAffinity,
-}
-OURS: Final = "ours"
-PEER: Final = "kv-cost"
-POLICIES: Final = (OURS, PEER, *_SIMPLE)
-"""`ours`: the core with the given settings, `first-token` by default; `kv-cost`: the core with the
-peer's formula and defaults."""
-
-WORKERS_MAX: Final = 10_000
-"""Per run: ten thousand take minutes before the first request, and exceed what a service is for."""
-
-REPLICAS_MAX: Final = 64
-"""Each hears all bookings of the others."""
-
-DELAY_MAX_S: Final = 86_400.0
-"""For every delay: a run ends when the last delayed event has happened."""
+__all__ = ["at_load", "capacity_of", "run"]
 
 _NEW_OBJECTS: Final = 100_000
 """Allocations between two garbage collections."""
 
 STRIDE_S: Final = 10.0
 """Simulated seconds between two progress updates."""
-
-
-class EngineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The engines of a run.
-
-    `profile` is a directory of the planner's profiles, instead of times.
-    """
-
-    kv_tokens: int = 400_000
-    step_tokens_max: int = 8_192
-    sequences_max: int = 256
-    base_s: float = 6e-3
-    prefill_token_s: float = 30e-6
-    prefill_pair_s: float = 2e-10
-    sequence_s: float = 0.1e-3
-    kv_token_s: float = 75e-9
-    profile: str | None = None
-
-    def build(self) -> EngineSettings:
-        """Return the settings of a simulated engine.
-
-        Raises:
-            ValueError: an engine cannot compute with them.
-            OSError: the profile cannot be read.
-        """
-        latency: Latency
-        if self.profile is None:
-            latency = AnalyticLatency(
-                base_s=self.base_s,
-                prefill_token_s=self.prefill_token_s,
-                prefill_pair_s=self.prefill_pair_s,
-                sequence_s=self.sequence_s,
-                kv_token_s=self.kv_token_s,
-            )
-        else:
-            latency = read_profile(Path(self.profile))
-        settings = EngineSettings(latency, self.kv_tokens, self.step_tokens_max, self.sequences_max)
-        settings.check()
-        return settings
-
-
-class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Recorded requests, `speed` times as fast as they came."""
-
-    path: str
-    format: str = "mooncake"
-    speed: float = 1.0
-    jitter_s: float = 0.0  # maximum delay of each request, before speed
-    limit: int = 0  # requests; 0: all
-    block_size: int = MOONCAKE_BLOCK  # tokens per hash id of Mooncake
-
-    def check(self) -> None:
-        """Refuse settings that cannot be read.
-
-        Raises:
-            ValueError: naming it.
-        """
-        if self.format not in READERS:
-            raise ValueError(f"format must be one of {', '.join(READERS)}")
-        if not (0.0 < self.speed < math.inf and 0.0 <= self.jitter_s < math.inf):
-            raise ValueError("speed must be above 0 and jitter_s at least 0, both finite")
-        if self.jitter_s > SPAN_MAX_S:
-            raise ValueError(f"jitter_s must be at most {SPAN_MAX_S:.0f}")
-        if self.limit < 0 or self.block_size < 1:
-            raise ValueError("limit must be at least 0, block_size of a trace at least 1")
-        if self.block_size != MOONCAKE_BLOCK and self.format != "mooncake":
-            raise ValueError(f"block_size of a trace is of the format mooncake, not {self.format}")
-
-
-class FleetChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A scheduled change of the fleet; the oldest worker of the pool goes."""
-
-    at: float
-    do: Literal["add", "remove", "fail"]
-    count: int = 1
-    pool: str = ""
-    startup_s: float = 0.0  # of added workers; for failed ones: until a replacement, 0: none
-
-    def check(self) -> None:
-        """Refuse impossible changes.
-
-        Raises:
-            ValueError: naming it.
-        """
-        if not (0.0 <= self.at < math.inf and 0.0 <= self.startup_s < math.inf):
-            raise ValueError("a change's at and startup_s must be at least 0, and finite")
-        if not 1 <= self.count <= WORKERS_MAX:
-            raise ValueError(f"a change's count must be from 1 to {WORKERS_MAX:,}")
-
-
-class Slow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Makes this many workers slower: they have the common engine at a fraction of its speed."""
-
-    count: int
-    speed: float
-
-    def check(self) -> None:
-        """Refuse invalid values.
-
-        Raises:
-            ValueError: naming it.
-        """
-        if self.count < 1:
-            raise ValueError("slow workers must be at least 1")
-        if not 0.0 < self.speed < math.inf:
-            raise ValueError("the speed of slow workers must be above 0, and finite")
-
-
-class SimulationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All settings that determine a run."""
-
-    policy: str = OURS
-    seed: int = 1
-    workers: int = 8
-    prefill_workers: int = 0  # above 0: two pools, and `workers` is the number of decode workers
-    engine: EngineSpec = EngineSpec()
-    slow: list[Slow] = []  # the last of `workers`; their pools are slow-1, slow-2, ...
-    block_size: int = 512
-    trace: Trace | None = None
-    workloads: list[WorkloadSettings] = []
-    weights: RouterConfig = RouterConfig(policy="first-token")
-    admission: AdmissionSettings | None = None
-    session_ttl_s: float = 0.0  # of `ours`; 0: sessions have no worker of their own
-    replicas: int = 1
-    sync_delay_s: float = 0.005
-    event_lag_s: float = 0.01
-    load_lag_s: float = 0.001
-    transfer_token_s: float = 1e-6
-    detect_s: float = 1.0
-    changes: list[FleetChange] = []
-    check: bool = True  # assert conservation at the end
-
-    def validate(self) -> None:
-        """Refuse settings that cannot be run.
-
-        Raises:
-            ValueError: naming it.
-        """
-        if self.policy not in POLICIES:
-            raise ValueError(f"policy must be one of {', '.join(POLICIES)}")
-        if (self.trace is None) == (not self.workloads):
-            raise ValueError("a trace or workloads, one of them")
-        self._expect_sizes()
-        for name in ("sync_delay_s", "event_lag_s", "load_lag_s", "transfer_token_s", "detect_s"):
-            if not 0.0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be at least 0, and finite")
-            if getattr(self, name) > DELAY_MAX_S:
-                raise ValueError(f"{name} must be at most {DELAY_MAX_S:.0f}")
-        if not self.session_ttl_s >= 0.0:
-            raise ValueError("session_ttl_s must be at least 0")
-        for change in self.changes:
-            change.check()
-        if self.trace is not None:
-            self.trace.check()
-        for one in self.workloads:
-            one.check()
-
-    def _expect_sizes(self) -> None:
-        if self.workers < 1 or self.replicas < 1 or self.block_size < 1:
-            raise ValueError("workers, replicas and block_size must be at least 1")
-        for slow in self.slow:
-            slow.check()
-        if sum(slow.count for slow in self.slow) > self.workers:
-            raise ValueError(f"more slow workers than the {self.workers} there are")
-        if self.prefill_workers < 0:
-            raise ValueError("prefill_workers must be at least 0")
-        expect_weights(self.weights)
-        if self.workers + self.prefill_workers > WORKERS_MAX:
-            raise ValueError(f"there may be {WORKERS_MAX:,} workers at most")
-        if self.replicas > REPLICAS_MAX:
-            raise ValueError(f"there may be {REPLICAS_MAX} replicas at most")
-
-
-def expect_weights(weights: RouterConfig) -> None:
-    """Refuse weights that the server would refuse.
-
-    Raises:
-        ValueError: naming the first of them.
-    """
-    for name in weights.__struct_fields__:
-        value = getattr(weights, name)
-        if isinstance(value, float) and not 0.0 <= value < math.inf:
-            raise ValueError(f"{name} must be a number at least 0")
 
 
 def _rng(settings: SimulationSettings, *names: object) -> random.Random:
@@ -328,7 +100,7 @@ def _read(trace: Trace, block_size: int) -> list[ClientRequest]:
 
 def router(settings: SimulationSettings) -> WorkerRouter:
     """Build the policy's router."""
-    simple = _SIMPLE.get(settings.policy)
+    simple = SIMPLE_ROUTERS.get(settings.policy)
     if simple is not None:
         return _counting(simple, settings)
     core = CoreSettings(replicas=settings.replicas, sync_delay_s=settings.sync_delay_s)
@@ -462,16 +234,6 @@ _BACKLOG_REQUESTS: Final = 4_000
 _SHORTEST: Final = 20  # requests; fewer do not make a rate
 
 
-def expect_load(load: float) -> None:
-    """Refuse an invalid share of capacity.
-
-    Raises:
-        ValueError: it is not above 0, or not finite.
-    """
-    if not 0.0 < load < math.inf:
-        raise ValueError("the share of capacity (--load) must be above 0, and finite")
-
-
 def at_load(
     settings: SimulationSettings, load: float, capacity: float | None = None
 ) -> SimulationSettings:
@@ -483,7 +245,6 @@ def at_load(
     trace = settings.trace
     if trace is None:
         raise ValueError("a share of capacity needs a trace; of workloads set the rate")
-    expect_load(load)
     if capacity is None:
         capacity = capacity_of(settings)
     source = workload(replace(settings, trace=replace(trace, speed=1.0)))

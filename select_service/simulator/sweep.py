@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec.structs import replace
 
+from select_service.settings.command_line import read_section
+from select_service.simulator.command_options import SweepOptions, settings_of
 from select_service.simulator.comparison import (
     METRICS,
     as_text,
@@ -24,22 +26,21 @@ from select_service.simulator.comparison import (
     perform,
     shown_progress,
 )
-from select_service.simulator.options import add_options, settings_of, weights_with
 from select_service.simulator.page import figure, key, page, table
 from select_service.simulator.plots import Series, lines
 from select_service.simulator.results import expect_writable, write_whole
 from select_service.simulator.run_command import loaded, write_json
-from select_service.simulator.runs import OURS, PEER, SimulationSettings
+from select_service.simulator.settings import OURS, PEER, SimulationSettings, weights_with
 from select_service.simulator.statistics import Estimate
 from select_service.types import RouterConfig
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
+    from argparse import Namespace
     from collections.abc import Iterable, Sequence
 
     from select_service.simulator.core.measures import Measures
 
-__all__ = ["configure", "execute", "pareto"]
+__all__ = ["execute", "pareto"]
 
 _MORE_IS_BETTER: Final = frozenset({"hit_rate", "hit_share", "goodput"})
 _RANGE: Final = 3  # begin:end:step
@@ -64,27 +65,6 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     candidates: list[SweepResult]
 
 
-def configure(parser: ArgumentParser) -> None:
-    """Add the command's options."""
-    parser.add_argument(
-        "--vary",
-        action="append",
-        required=True,
-        metavar="WEIGHT=VALUES",
-        help="values as 0,0.5,1 or begin:end:step; repeat for a grid",
-    )
-    parser.add_argument("--draw", type=int, metavar="N", help="so many points of the grid, drawn")
-    parser.add_argument(
-        "--aims",
-        default="ttft_p90,itl_p90,load_cov",
-        metavar="NAME,...",
-        help=f"what counts, of {', '.join(METRICS)} (default: %(default)s)",
-    )
-    add_options(parser)
-    parser.add_argument("--report", metavar="FILE", help="results as one HTML file with plots")
-    parser.set_defaults(execute=execute, jobs=os.cpu_count() or 1, seeds=3)
-
-
 def execute(args: Namespace) -> int:
     """Run the command; returns the exit code.
 
@@ -92,30 +72,31 @@ def execute(args: Namespace) -> int:
         ValueError, OSError: it cannot be carried out.
         NotWritten: its results cannot be written.
     """
-    aims = args.aims.split(",")
+    options = read_section(SweepOptions, args)
+    aims = options.aims.split(",")
     unknown = [name for name in aims if name not in METRICS]
     if unknown:
-        raise ValueError(f"--aims: there is no {', '.join(unknown)}")
-    expect_writable(args.out, args.report)
-    settings, _ = loaded(replace(settings_of(args), policy=OURS), args.load)
-    points = _points(_grid(args.vary, settings.weights), args.draw, settings.seed)
+        raise ValueError(f"--aims: there is no {', '.join(unknown)}, but {', '.join(METRICS)}")
+    expect_writable(options.out, options.report)
+    settings, _ = loaded(replace(settings_of(args, options), policy=OURS), options.load)
+    points = _points(_grid(options.vary, settings.weights), options.draw, settings.seed)
     variants = [replace(settings, weights=weights_with(settings.weights, one)) for one in points]
     variants.append(replace(settings, policy=PEER))
     tasks = [
         replace(variant, seed=settings.seed + at)
         for variant in variants
-        for at in range(args.seeds)
+        for at in range(options.seeds)
     ]
-    with shown_progress(len(tasks), quiet=args.quiet) as progress:
-        runs = perform(tasks, args.jobs, progress)
-    groups = [runs[at : at + args.seeds] for at in range(0, len(runs), args.seeds)]
+    with shown_progress(len(tasks), quiet=options.quiet) as progress:
+        runs = perform(tasks, options.jobs or os.cpu_count() or 1, progress)
+    groups = [runs[at : at + options.seeds] for at in range(0, len(runs), options.seeds)]
     candidates = _judged([*points, {}], variants, groups, aims)
     head, rows = _table(candidates, aims)
     sys.stdout.write(as_text(head, rows))
-    if args.out is not None:
-        write_json(args.out, Sweep(settings=settings, aims=aims, candidates=candidates))
-    if args.report is not None:
-        write_whole(args.report, _page(settings, candidates, aims, table(head, rows)).encode())
+    if options.out is not None:
+        write_json(options.out, Sweep(settings=settings, aims=aims, candidates=candidates))
+    if options.report is not None:
+        write_whole(options.report, _page(settings, candidates, aims, table(head, rows)).encode())
     return 0
 
 

@@ -19,7 +19,8 @@ from select_service.demo.service_process import ServiceProcess
 from select_service.demo.worker import EngineShape, Milestone, SimulatedWorker
 from select_service.simulator.core.requests import OK, ClientRequest, RequestOutcome, Workload
 from select_service.simulator.core.workloads import WorkloadSettings, workload_of
-from select_service.simulator.runs import EngineSpec, SimulationSettings, run
+from select_service.simulator.runs import run
+from select_service.simulator.settings import EngineSpec, SimulationSettings
 
 BLOCK = 16
 WORKERS = 4

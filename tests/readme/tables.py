@@ -23,6 +23,7 @@ from select_service.errors import ServiceError
 from select_service.metric_rows import PREFIX
 from select_service.planner import settings as planner
 from select_service.settings import ENVIRONMENT, FLAGS, SECTIONS, Flag, Settings
+from select_service.simulator import command_options as simulator
 from tests.readme.document import README, REFERENCE, anchor, headings
 
 COMMAND = "make readme"
@@ -445,6 +446,17 @@ Every flag of `select-planner`, by command. They are set on the command line onl
     yield from _commands("select-planner", planner.SECTIONS)
 
 
+def simulator_flags() -> Iterator[str]:
+    """Every flag of the simulator's commands."""
+    yield from _lines("""
+# Flags of select-sim
+
+Every flag of `select-sim`, by command. They are set on the command line only;
+[simulator.md](../docs/simulator.md) says what they are for.
+""")
+    yield from _commands("select-sim", simulator.SECTIONS)
+
+
 def _commands(program: str, sections: Mapping[str, Iterable[Flag]]) -> Iterator[str]:
     for command, flags_of_it in sections.items():
         yield from ("", f"## {program} {command}", "")
@@ -571,6 +583,7 @@ works: [operating.md](../docs/operating.md#the-doctor).
 PAGES: dict[str, Callable[[], Iterable[str]]] = {
     "flags": flags,
     "planner-flags": planner_flags,
+    "simulator-flags": simulator_flags,
     "limits": limits,
     "metrics": metrics,
     "errors": errors,

@@ -21,6 +21,7 @@ from select_service.edge.routing import OPEN
 from select_service.edge.tracing import spans
 from select_service.planner import settings as planner
 from select_service.settings import FLAGS
+from select_service.simulator import command_options as simulator
 from tests.readme import tables
 from tests.readme.document import CHAPTERS, DOCS, README
 
@@ -46,7 +47,8 @@ def parsed() -> set[str]:
     """Every flag some command of ours knows."""
     planned = {
         name
-        for flags in planner.SECTIONS.values()
+        for sections in (planner.SECTIONS, simulator.SECTIONS)
+        for flags in sections.values()
         for flag in flags
         for name in (flag.name, *flag.type.aliases)
     }

@@ -7,7 +7,7 @@ The real core is in `core_router.py`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from xxhash import xxh3_64_intdigest
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from select_service.simulator.core.requests import ClientRequest, Role
 
 __all__ = [
+    "SIMPLE_ROUTERS",
     "Counting",
     "LeastLoaded",
     "Placed",
@@ -272,3 +273,13 @@ class PrefixAffinity(Counting):
             name = str(request.blocks[min(self._prefix_blocks, len(request.blocks)) - 1])
         name = name or str(request.number)
         return max(ids, key=lambda one: (xxh3_64_intdigest(f"{name}/{one}".encode()), one))
+
+
+SIMPLE_ROUTERS: Final = {
+    "round-robin": RoundRobinRouter,
+    "random": RandomChoice,
+    "least-loaded": LeastLoaded,
+    "power-of-two": PowerOfTwo,
+    "prefix-affinity": PrefixAffinity,
+}
+"""Those that know only what they count themselves, by the names of `--policy`."""

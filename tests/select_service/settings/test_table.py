@@ -12,7 +12,7 @@ import select_service.settings
 from select_service.settings import FLAGS, SECTIONS
 
 PACKAGE = Path(select_service.settings.__file__).parent
-COMBINED = {"settings.py", "layers.py"}
+COMBINED = {"service_settings.py", "layers.py"}
 """Where a component has another name for a setting, and where one setting implies another."""
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from select_service.simulator.cli import main
 from select_service.simulator.core.requests import ClientRequest
-from select_service.simulator.runs import SimulationSettings, Trace, workload
+from select_service.simulator.runs import workload
+from select_service.simulator.settings import SimulationSettings, Trace
 
 QUICK = ["run", "--policy", "ours", "--workers", "2", "--quiet"]
 
@@ -85,21 +86,21 @@ def test_blocks_of_a_trace_may_have_another_size(tmp_path: Path) -> None:
     ("argv", "why"),
     [
         (["--trace-block-size", "16", "--block-size", "512"], "no part of the trace's"),
-        (["--trace-block-size", "0"], "block_size of a trace at least 1"),
+        (["--trace-block-size", "0"], "--trace-block-size: 0 is not in 1.."),
         (["--trace-block-size", "16", "--format", "openai"], "is of the format mooncake"),
-        (["--seeds", "1000000000"], "--seeds must be at most 10,000"),
-        (["--workers", "100000"], "10,000 workers at most"),
-        (["--prefill-workers", "-1"], "prefill_workers must be at least 0"),
-        (["--replicas", "65"], "64 replicas at most"),
-        (["--event-lag", "inf"], "event_lag_s must be at least 0, and finite"),
-        (["--sync-delay", "inf"], "sync_delay_s must be at least 0, and finite"),
-        (["--event-lag", "1e308"], "event_lag_s must be at most 86400"),
-        (["--jitter", "1e308"], "jitter_s must be at most 31622400"),
-        (["--speed", "inf"], "both finite"),
-        (["--load", "0"], "(--load) must be above 0"),
-        (["--load", "nan"], "(--load) must be above 0"),
-        (["--change", "nan:fail"], "at and startup_s"),
-        (["--change", "1:fail:-3"], "count must be from 1"),
+        (["--seeds", "1000000000"], "--seeds: 1000000000 is not in 1..10000"),
+        (["--workers", "100000"], "--workers: 100000 is not in 1..10000"),
+        (["--prefill-workers", "-1"], "--prefill-workers: -1 is not in 0..10000"),
+        (["--replicas", "65"], "--replicas: 65 is not in 1..64"),
+        (["--event-lag", "inf"], "--event-lag: 'inf' is not a number in 0..86400"),
+        (["--sync-delay", "inf"], "--sync-delay: 'inf' is not a number in 0..86400"),
+        (["--event-lag", "1e308"], "--event-lag: '1e308' is not a number in 0..86400"),
+        (["--jitter", "1e308"], "--jitter: '1e308' is not a number in 0.."),
+        (["--speed", "inf"], "--speed: 'inf' is not a number above 0"),
+        (["--load", "0"], "--load: '0' is not a number above 0"),
+        (["--load", "nan"], "--load: 'nan' is not a number above 0"),
+        (["--change", "nan:fail"], "nan:fail: at: 'nan' is not a number at least 0"),
+        (["--change", "1:fail:-3"], "1:fail:-3: count: -3 is not in 1..10000"),
         (["--engine", "base_s=inf"], "base_s must be at least 0, and finite"),
         (["--engine", "base_s=1e308"], "base_s must be at most 3600"),
         (["--admission", "{x"], "--admission: JSON is malformed"),

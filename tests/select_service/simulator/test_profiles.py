@@ -13,7 +13,8 @@ from msgspec.structs import replace
 
 from select_service.simulator.core.workloads import WorkloadSettings
 from select_service.simulator.profiles import read_profile
-from select_service.simulator.runs import EngineSpec, SimulationSettings, run
+from select_service.simulator.runs import run
+from select_service.simulator.settings import EngineSpec, SimulationSettings
 from tests.select_service.planner.golden import GOLDEN
 
 

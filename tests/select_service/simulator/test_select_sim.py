@@ -21,17 +21,14 @@ from select_service.simulator.core.requests import ClientRequest, chain_of
 from select_service.simulator.core.routers import RouterMember
 from select_service.simulator.core.workloads import WorkloadSettings
 from select_service.simulator.results import NotWritten, write_whole
-from select_service.simulator.runs import (
+from select_service.simulator.runs import at_load, capacity_of, router, run
+from select_service.simulator.settings import (
     POLICIES,
     EngineSpec,
     FleetChange,
     SimulationSettings,
     Slow,
     Trace,
-    at_load,
-    capacity_of,
-    router,
-    run,
 )
 from select_service.simulator.statistics import estimate
 from select_service.simulator.sweep import pareto
@@ -200,9 +197,9 @@ def test_a_sweep_as_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         (["run", "--workload", "chat,pace=2"], "there is no pace"),
         (["run", "--workload", "chat,rate"], "NAME=VALUE"),
         (["run", "--workload", "chat", "--load", "0.5"], "needs a trace"),
-        (["run", "--workload", "chat", "--workers", "0"], "at least 1"),
-        (["run", "--workload", "chat", "--seeds", "0"], "--seeds must be at least 1"),
-        (["run", "--workload", "chat", "--jobs", "0"], "--jobs must be at least 1"),
+        (["run", "--workload", "chat", "--workers", "0"], "--workers: 0 is not in 1..10000"),
+        (["run", "--workload", "chat", "--seeds", "0"], "--seeds: 0 is not in 1.."),
+        (["run", "--workload", "chat", "--jobs", "0"], "--jobs: 0 is not in 1.."),
         (["run", "--workload", "chat", "--policy", "ours,ours"], "named twice"),
         (["run", "--workload", "chat", "--speed", "2"], "--speed is of a --trace"),
         (["run", "--workload", "chat", "--out", "/nowhere/x.json"], "/nowhere/x.json"),
@@ -210,9 +207,12 @@ def test_a_sweep_as_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         (["run", "--workload", "chat", "--change", "soon"], "AT:DO"),
         (["run", "--workload", "chat", "--engine", "kv_tokens=0"], "kv_tokens"),
         (["run", "--workload", "chat", "--slow", "4"], "COUNT:SPEED"),
-        (["run", "--workload", "chat", "--slow", "4:half"], "--slow 4:half"),
-        (["run", "--workload", "chat", "--slow", "0:0.5"], "slow workers must be at least 1"),
-        (["run", "--workload", "chat", "--slow", "4:0"], "speed of slow workers"),
+        (["run", "--workload", "chat", "--slow", "4:half"], "--slow: 4:half: Expected `float`"),
+        (["run", "--workload", "chat", "--slow", "0:0.5"], "0:0.5: count: 0 is not in 1.."),
+        (
+            ["run", "--workload", "chat", "--slow", "4:0"],
+            "4:0: speed: '0.0' is not a number",
+        ),
         (["run", "--workload", "chat", "--slow", "4:1", "--slow", "5:1"], "more slow workers"),
         (["run", "--trace", "/nowhere"], "/nowhere"),
         (["run", "--workload", "chat", "--engine", "profile=/nowhere"], "/nowhere"),

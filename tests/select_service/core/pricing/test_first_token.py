@@ -24,7 +24,8 @@ from select_service.core.pricing.cost import Size, TierMatches, terms_of
 from select_service.core.pricing.weights import weights_in_force
 from select_service.core.service import SelectionCore
 from select_service.simulator.core.workloads import WorkloadSettings
-from select_service.simulator.runs import SimulationSettings, run
+from select_service.simulator.runs import run
+from select_service.simulator.settings import SimulationSettings
 from select_service.types import (
     RouterConfig,
     RouterConfigOverride,

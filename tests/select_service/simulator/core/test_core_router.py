@@ -12,7 +12,8 @@ from select_service.simulator.core import core_router
 from select_service.simulator.core.core_router import CoreRouter
 from select_service.simulator.core.kv_events import KvEvent, Stored
 from select_service.simulator.core.workloads import WorkloadSettings
-from select_service.simulator.runs import EngineSpec, FleetChange, SimulationSettings, run
+from select_service.simulator.runs import run
+from select_service.simulator.settings import EngineSpec, FleetChange, SimulationSettings
 
 
 class Apart(CoreRouter):

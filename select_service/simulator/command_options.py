@@ -1,0 +1,184 @@
+"""What each command of `select-sim` is told: a class per command, a row per flag."""
+
+from argparse import ArgumentParser, Namespace
+from math import inf
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec.structs import replace
+
+from select_service.core.admission.policies import NAMES
+from select_service.settings.command_line import add_flags
+from select_service.settings.row import flags_of
+from select_service.settings.value_types import (
+    between,
+    choice,
+    count,
+    path,
+    repeated,
+    size,
+    switch,
+    text,
+    whole,
+)
+from select_service.simulator.settings import (
+    PAIRS,
+    POLICIES,
+    SimulationSettings,
+    Trace,
+    changed,
+    decoded,
+)
+
+__all__ = [
+    "SECTIONS",
+    "AdmitOptions",
+    "QueueOptions",
+    "ReplayOptions",
+    "RunOptions",
+    "RunsOptions",
+    "SweepOptions",
+    "add_options",
+    "settings_of",
+]
+
+SEEDS_MAX: Final = 10_000
+"""Runs of each policy: intervals would not get visibly narrower."""
+
+
+class RunsOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How runs are carried out, and where results go."""
+
+    load: Annotated[
+        float | None,
+        between(0.0, inf, "SHARE"),
+        "the trace comes as fast as makes this share of capacity, instead of --speed",
+    ] = None
+    settings: Annotated[str | None, path("FILE"), "JSON as in results; flags come on top"] = None
+    seeds: Annotated[int, whole(1, SEEDS_MAX), "runs of each policy"] = 1
+    jobs: Annotated[int, count(), "processes side by side"] = 1
+    out: Annotated[str | None, path("FILE"), "results as JSON"] = None
+    report: Annotated[str | None, path("FILE"), "results as one HTML file with plots"] = None
+    quiet: Annotated[bool, switch(), "no progress bar"] = False
+
+
+class RunOptions(RunsOptions, frozen=True, kw_only=True):
+    """What `run` compares."""
+
+    policy: Annotated[str, text("NAME,..."), f"all, or some of {', '.join(POLICIES)}"] = (
+        "ours,kv-cost"
+    )
+
+
+class SweepOptions(RunsOptions, frozen=True, kw_only=True):
+    """What `sweep` varies."""
+
+    vary: Annotated[
+        tuple[str, ...],
+        repeated(text("WEIGHT=VALUES")),
+        "values as 0,0.5,1 or begin:end:step; repeat for a grid",
+    ]
+    draw: Annotated[int | None, size(0), "so many points of the grid, drawn"] = None
+    aims: Annotated[str, text("NAME,..."), "what counts, of the measures in results"] = (
+        "ttft_p90,itl_p90,load_cov"
+    )
+    seeds: Annotated[int, whole(1, SEEDS_MAX), "runs of each point"] = 3
+    jobs: Annotated[int, count(0), "processes side by side; 0: one per processor"] = 0
+
+
+class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked of a recording that `replay` makes again."""
+
+    weights: Annotated[
+        dict[str, str],
+        PAIRS,
+        "what if these were in force, e.g. overlap_score_credit=0.5,temperature=0; what a request "
+        "has asked for itself stays",
+    ] = {}
+    model_name: Annotated[str | None, text("NAME"), "of this model only"] = None
+    tenant_id: Annotated[str | None, text("NAME"), "of this tenant only"] = None
+    examples: Annotated[int, count(0), "changed decisions told"] = 10
+    json: Annotated[bool, switch(), "the result as JSON"] = False
+    out: Annotated[str | None, path("FILE"), "the result as JSON, too"] = None
+    report: Annotated[str | None, path("FILE"), "the result as one HTML file with plots, too"] = (
+        None
+    )
+
+
+class AdmitOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Which policy `admit` asks about the arrivals."""
+
+    policy: Annotated[str, choice(*NAMES), "which policy decides"]
+    config: Annotated[str, text("JSON"), "its configuration"] = "{}"
+    json: Annotated[bool, switch(), "JSON lines; the only format there is, and the default"] = False
+
+
+class QueueOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The queue that `queue` carries operations out on."""
+
+    config: Annotated[str, text("JSON"), "its settings"] = "{}"
+
+
+TRACE: Final = tuple(
+    replace(flag, default=None) if flag.is_required else flag for flag in flags_of(Trace)
+)
+"""Not required: workloads come without one."""
+SIMULATION: Final = flags_of(SimulationSettings)
+SECTIONS: Final = {
+    "run": (*flags_of(RunOptions, inherited=True), *TRACE, *SIMULATION),
+    "sweep": (*flags_of(SweepOptions, inherited=True), *TRACE, *SIMULATION),
+    "replay": flags_of(ReplayOptions),
+    "admit": flags_of(AdmitOptions),
+    "queue": flags_of(QueueOptions),
+}
+"""The rows by command, in the order of the reference."""
+
+_OF_TRACE: Final = "trace."
+
+
+def add_options(parser: ArgumentParser, options: type[RunsOptions]) -> None:
+    """Add the flags of a command that makes runs."""
+    add_flags(parser, flags_of(options, inherited=True))
+    add_flags(parser.add_argument_group("requests of a trace"), TRACE, within=_OF_TRACE)
+    add_flags(parser.add_argument_group("what is simulated"), SIMULATION)
+
+
+def settings_of(args: Namespace, options: RunsOptions) -> SimulationSettings:
+    """Return the validated settings of a run, without a policy: those of a file, and flags.
+
+    Raises:
+        ValueError: naming what is wrong.
+        OSError: the file cannot be read.
+    """
+    said = vars(args)
+    base = SimulationSettings()
+    if options.settings is not None:
+        try:
+            base = decoded(Path(options.settings).read_bytes(), SimulationSettings)
+        except ValueError as error:
+            raise ValueError(f"{options.settings}: {error}") from None
+    given: dict[str, Any] = {
+        flag.field: said[flag.field] for flag in SIMULATION if flag.field in said
+    }
+    for name in ("engine", "weights"):
+        if name in given:
+            try:
+                given[name] = changed(getattr(base, name), given[name])
+            except ValueError as error:
+                raise ValueError(f"--{name}: {error}") from None
+    trace = {
+        name.removeprefix(_OF_TRACE): value
+        for name, value in said.items()
+        if name.startswith(_OF_TRACE)
+    }
+    if "path" in trace:
+        given["trace"] = Trace(**trace)
+    for flag in TRACE:
+        if flag.field in trace and "path" not in trace:
+            raise ValueError(f"{flag.name} is of a --trace")
+    if "speed" in trace and options.load is not None:
+        raise ValueError("--speed or --load, one of them")
+    settings = replace(base, **given)
+    settings.validate()
+    return settings

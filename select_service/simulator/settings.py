@@ -1,0 +1,362 @@
+"""The settings of a run, which are flags of `select-sim run` and `sweep`.
+
+A field is a row as those of `select_service.settings.table`: its name in JSON, its flag, what it
+accepts, its default and its meaning. A file of settings has the bounds of the command line.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+import msgspec
+
+from select_service.settings.row import ValueType, expect_values
+from select_service.settings.value_types import (
+    any_whole,
+    between,
+    choice,
+    number,
+    path,
+    repeated,
+    size,
+    whole,
+)
+from select_service.simulator.core.latency import AnalyticLatency, Latency
+from select_service.simulator.core.routers import SIMPLE_ROUTERS
+from select_service.simulator.core.worker import EngineSettings
+from select_service.simulator.core.workloads import KINDS, WorkloadSettings
+from select_service.simulator.profiles import read_profile
+from select_service.simulator.traces import MOONCAKE_BLOCK, READERS, SPAN_MAX_S
+from select_service.types import RouterConfig
+from select_service.types.admission import AdmissionSettings
+
+__all__ = [
+    "PAIRS",
+    "POLICIES",
+    "EngineSpec",
+    "FleetChange",
+    "SimulationSettings",
+    "Slow",
+    "Trace",
+    "changed",
+    "decoded",
+    "pairs_of",
+    "weights_with",
+]
+
+T = TypeVar("T")
+Told = TypeVar("Told", bound=msgspec.Struct)
+
+OURS: Final = "ours"
+PEER: Final = "kv-cost"
+POLICIES: Final = (OURS, PEER, *SIMPLE_ROUTERS)
+"""`ours`: the core with the given settings, `first-token` by default; `kv-cost`: the core with the
+peer's formula and defaults."""
+
+WORKERS_MAX: Final = 10_000
+"""Per run: ten thousand take minutes before the first request, and exceed what a service is for."""
+
+REPLICAS_MAX: Final = 64
+"""Each hears all bookings of the others."""
+
+DELAY_MAX_S: Final = 86_400.0
+"""For every delay: a run ends when the last delayed event has happened."""
+
+
+# -- what consists of several values -------------------------------------------------------------
+
+
+class EngineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The engines of a run.
+
+    `profile` is a directory of the planner's profiles, instead of times.
+    """
+
+    kv_tokens: int = 400_000
+    step_tokens_max: int = 8_192
+    sequences_max: int = 256
+    base_s: float = 6e-3
+    prefill_token_s: float = 30e-6
+    prefill_pair_s: float = 2e-10
+    sequence_s: float = 0.1e-3
+    kv_token_s: float = 75e-9
+    profile: str | None = None
+
+    def build(self) -> EngineSettings:
+        """Return the settings of a simulated engine.
+
+        Raises:
+            ValueError: an engine cannot compute with them.
+            OSError: the profile cannot be read.
+        """
+        latency: Latency
+        if self.profile is None:
+            latency = AnalyticLatency(
+                base_s=self.base_s,
+                prefill_token_s=self.prefill_token_s,
+                prefill_pair_s=self.prefill_pair_s,
+                sequence_s=self.sequence_s,
+                kv_token_s=self.kv_token_s,
+            )
+        else:
+            latency = read_profile(Path(self.profile))
+        settings = EngineSettings(latency, self.kv_tokens, self.step_tokens_max, self.sequences_max)
+        settings.check()
+        return settings
+
+
+class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Recorded requests, `speed` times as fast as they came."""
+
+    path: Annotated[str, path("FILE").called("--trace"), "recorded requests"]
+    format: Annotated[str, choice(*sorted(READERS)), "of the trace"] = "mooncake"
+    speed: Annotated[float, between(0.0, math.inf), "so many times as fast as it came"] = 1.0
+    jitter_s: Annotated[
+        float,
+        number(0.0, SPAN_MAX_S, "S").called("--jitter"),
+        "each comes up to so much later, before `--speed`",
+    ] = 0.0
+    limit: Annotated[int, size(0), "so many requests of it; 0: all"] = 0
+    block_size: Annotated[
+        int,
+        size().called("--trace-block-size"),
+        "tokens that a hash id of Mooncake's format stands for",
+    ] = MOONCAKE_BLOCK
+
+    def check(self) -> None:
+        """Refuse settings that cannot be read.
+
+        Raises:
+            ValueError: naming it.
+        """
+        expect_values(self)
+        if self.block_size != MOONCAKE_BLOCK and self.format != "mooncake":
+            raise ValueError(f"block_size of a trace is of the format mooncake, not {self.format}")
+
+
+class FleetChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A scheduled change of the fleet; the oldest worker of the pool goes."""
+
+    at: Annotated[float, number(0.0, metavar="S"), "seconds from the start"]
+    do: Literal["add", "remove", "fail"]
+    count: Annotated[int, whole(1, WORKERS_MAX), "workers"] = 1
+    pool: str = ""
+    # of added workers; for failed ones: until a replacement, 0: none
+    startup_s: Annotated[float, number(0.0, metavar="S"), "until it serves"] = 0.0
+
+
+class Slow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Makes this many workers slower: they have the common engine at a fraction of its speed."""
+
+    count: Annotated[int, whole(1, WORKERS_MAX), "workers"]
+    speed: Annotated[float, between(0.0, math.inf), "of the others' speed"]
+
+
+# -- how their text is read ----------------------------------------------------------------------
+
+
+def pairs_of(text: str) -> dict[str, str]:
+    """Parse NAME=VALUE,...
+
+    Raises:
+        ValueError: it has another form.
+    """
+    pairs: dict[str, str] = {}
+    for piece in filter(None, text.split(",")):
+        name, equals, value = piece.partition("=")
+        if not equals:
+            raise ValueError(f"{piece} should be NAME=VALUE")
+        pairs[name.strip()] = value.strip()
+    return pairs
+
+
+def weights_with(base: RouterConfig, values: Mapping[str, object]) -> RouterConfig:
+    """Return weights with some of them changed.
+
+    Raises:
+        ValueError: a name is unknown, or its value invalid.
+    """
+    weights = changed(base, values)
+    expect_weights(weights)
+    return weights
+
+
+def expect_weights(weights: RouterConfig) -> None:
+    """Refuse weights that the server would refuse.
+
+    Raises:
+        ValueError: naming the first of them.
+    """
+    for name in weights.__struct_fields__:
+        value = getattr(weights, name)
+        if isinstance(value, float) and not 0.0 <= value < math.inf:
+            raise ValueError(f"{name} must be a number at least 0")
+
+
+def changed(base: Told, values: Mapping[str, object]) -> Told:
+    """Return the same with some members changed.
+
+    Raises:
+        ValueError: there is no such member, or its value is invalid.
+    """
+    kind = type(base)
+    _expect_known(values, kind)
+    merged = {name: getattr(base, name) for name in kind.__struct_fields__} | dict(values)
+    return _as(kind, merged)
+
+
+def _as(kind: type[T], values: object) -> T:
+    try:
+        return msgspec.convert(values, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from None
+
+
+def _expect_known(values: Mapping[str, object], kind: type[msgspec.Struct]) -> None:
+    unknown = values.keys() - set(kind.__struct_fields__)
+    if unknown:
+        raise ValueError(f"there is no {', '.join(sorted(unknown))}")
+
+
+def decoded(text: bytes, kind: type[T]) -> T:
+    """Decode JSON.
+
+    Raises:
+        ValueError: it is malformed, or not of this kind.
+    """
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(str(error)) from None
+
+
+PAIRS: Final = ValueType(pairs_of, "NAME=VALUE,...")
+
+
+def _admission(text: str) -> AdmissionSettings:
+    _expect_known(decoded(text.encode(), dict[str, Any]), AdmissionSettings)
+    return decoded(text.encode(), AdmissionSettings)
+
+
+_OPEN_LOOP: Final = frozenset({"rate", "diurnal_period_s", "diurnal_depth"})
+_OF_ARRIVALS: Final = {
+    "poisson": _OPEN_LOOP,
+    "gamma": _OPEN_LOOP | {"cv"},
+    "bursts": _OPEN_LOOP | {"burst_size"},
+    "closed": frozenset({"users"}),
+}
+_OF_ANY_ARRIVALS: Final = frozenset().union(*_OF_ARRIVALS.values())
+_OF_SESSIONS: Final = _OF_ANY_ARRIVALS | {"arrivals", "turns"}
+
+
+def _workload(text: str) -> WorkloadSettings:
+    kind, _, rest = text.partition(",")
+    pairs = pairs_of(rest)
+    told = changed(WorkloadSettings(), {"kind": kind, **pairs})
+    left_aside = _OF_SESSIONS if told.kind == "rl" else {"samples"}
+    for name in filter(left_aside.__contains__, pairs):
+        raise ValueError(f"{kind} takes no {name}")
+    for name in filter((_OF_ANY_ARRIVALS - _OF_ARRIVALS[told.arrivals]).__contains__, pairs):
+        raise ValueError(f"{told.arrivals} arrivals take no {name}")
+    return told
+
+
+def _pieces(kind: type[Told], form: str, required: int) -> Callable[[str], Told]:
+    """Return a parser of the first fields of a kind, with colons between them."""
+
+    def parse(text: str) -> Told:
+        pieces = text.split(":")
+        names = form.lower().replace("[:", ":").replace("]", "").split(":")
+        if not required <= len(pieces) <= len(names):
+            raise ValueError(f"{text} should be {form}")
+        try:
+            made = _as(kind, dict(zip(names, pieces, strict=False)))
+            expect_values(made)
+        except ValueError as error:
+            raise ValueError(f"{text}: {error}") from None
+        return made
+
+    return parse
+
+
+_CHANGE: Final = "AT:DO[:COUNT[:STARTUP_S]]"
+_SLOW: Final = "COUNT:SPEED"
+_DELAY: Final = number(0.0, DELAY_MAX_S, "S")
+
+
+# -- a run ---------------------------------------------------------------------------------------
+
+
+class SimulationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All settings that determine a run."""
+
+    policy: str = OURS
+    trace: Trace | None = None
+    workloads: Annotated[
+        list[WorkloadSettings],
+        repeated(ValueType(_workload, "KIND[,NAME=VALUE...]")).called("--workload"),
+        f"synthetic requests, side by side: {', '.join(KINDS)}; e.g. "
+        "chat,rate=2,requests=5000,tenant=a",
+    ] = []
+    workers: Annotated[int, whole(1, WORKERS_MAX), "how many"] = 8
+    prefill_workers: Annotated[
+        int, whole(0, WORKERS_MAX), "for prompts only; the others decode"
+    ] = 0
+    engine: Annotated[EngineSpec, PAIRS, "kv_tokens, base_s, profile, ..."] = EngineSpec()
+    # the last of `workers`; their pools are slow-1, slow-2, ...
+    slow: Annotated[
+        list[Slow],
+        repeated(ValueType(_pieces(Slow, _SLOW, 2), _SLOW)),
+        "so many of the workers are slower; 4:0.5 at half the speed of the others",
+    ] = []
+    block_size: Annotated[int, size(), "tokens"] = 512
+    changes: Annotated[
+        list[FleetChange],
+        repeated(ValueType(_pieces(FleetChange, _CHANGE, 2), _CHANGE)).called("--change"),
+        "add, remove or fail workers on the way; 60:fail:1:30 brings it back after 30 s",
+    ] = []
+    weights: Annotated[
+        RouterConfig, PAIRS, "of `ours`, e.g. overlap_score_credit; off: first-token's"
+    ] = RouterConfig(policy="first-token")
+    admission: Annotated[
+        AdmissionSettings | None, ValueType(_admission, "JSON"), "who is let in, by `ours`"
+    ] = None
+    session_ttl_s: Annotated[
+        float,
+        number(0.0, metavar="S").called("--session-ttl"),
+        "sessions keep their worker, in `ours`; 0: they have none",
+    ] = 0.0
+    replicas: Annotated[int, whole(1, REPLICAS_MAX), "of the service"] = 1
+    sync_delay_s: Annotated[float, _DELAY.called("--sync-delay"), "between them"] = 0.005
+    event_lag_s: Annotated[float, _DELAY.called("--event-lag"), "of KV events"] = 0.01
+    load_lag_s: Annotated[float, _DELAY.called("--load-lag"), "of lifecycle calls"] = 0.001
+    transfer_token_s: Annotated[
+        float, _DELAY.called("--transfer-token"), "to a decode worker, per token"
+    ] = 1e-6
+    detect_s: Annotated[float, _DELAY.called("--detect"), "until a failed worker is noticed"] = 1.0
+    seed: Annotated[int, any_whole(), "of the first run"] = 1
+    check: bool = True  # assert conservation at the end
+
+    def validate(self) -> None:
+        """Refuse settings that cannot be run.
+
+        Raises:
+            ValueError: naming it.
+        """
+        if self.policy not in POLICIES:
+            raise ValueError(f"policy must be one of {', '.join(POLICIES)}")
+        if (self.trace is None) == (not self.workloads):
+            raise ValueError("a trace or workloads, one of them")
+        expect_values(self)
+        expect_weights(self.weights)
+        for part in (*self.slow, *self.changes):
+            expect_values(part)
+        if sum(slow.count for slow in self.slow) > self.workers:
+            raise ValueError(f"more slow workers than the {self.workers} there are")
+        if self.workers + self.prefill_workers > WORKERS_MAX:
+            raise ValueError(f"there may be {WORKERS_MAX:,} workers at most")
+        if self.trace is not None:
+            self.trace.check()
+        for one in self.workloads:
+            one.check()
