@@ -80,6 +80,10 @@ class _Nowhere(asyncio.Transport):
         self.written = bytes(data)
 
     @override
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    @override
     def get_extra_info(self, name: str, default: object = None) -> object:
         return ("127.0.0.1", 1) if name.endswith("name") else default
 

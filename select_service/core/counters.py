@@ -29,6 +29,7 @@ class Counters:
     reservations_conflicting: int = 0
     reservations_refused: int = 0  # the limit is reached
     reservations_freed: int = 0
+    reservations_withdrawn: int = 0  # their answer could not be written
     reservations_expired: int = 0
     reservations_expired_early: int = 0  # also by a missed lease; they were called again later
     reservations_lease_ended: int = 0  # with the lease they lived under

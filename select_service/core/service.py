@@ -270,6 +270,7 @@ class SelectionCore:
             admitting=self.admitting,
             pairs=self.pairs,
             trusting=self.trusting,
+            decisions=self.decisions,
             new_id=self.selection.new_id,
         )
         self.batch_selection = BatchSelection(

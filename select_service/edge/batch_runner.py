@@ -99,10 +99,14 @@ class BatchRunner:
         except ServiceError:
             raise  # it has already cleaned up
         except BaseException:
-            task = asyncio.get_running_loop().create_task(self._drive(wave.undo(self._clock())))
-            self._undoing.add(task)
-            task.add_done_callback(self._undoing.discard)
+            self.finish(wave.undo(self._clock()))
             raise
+
+    def finish(self, steps: Generator[Effects, float, None]) -> None:
+        """Take steps in the background; `close` waits for them."""
+        task = asyncio.get_running_loop().create_task(self._drive(steps))
+        self._undoing.add(task)
+        task.add_done_callback(self._undoing.discard)
 
     async def close(self) -> None:
         """Finish undoing broken-off waves."""

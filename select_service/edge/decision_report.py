@@ -79,7 +79,10 @@ class DecisionReporter:
         ahead = time.time() - self._clock()  # noqa: TID251 - for people
         if abs(ahead - self._wall_ahead) > _WALL_MOVED_S:
             self._wall_ahead = ahead
-        return ExplainedRecord(record, self._wall_ahead, self._transfer_cost)
+        withdrawn = self._decisions.is_withdrawn(record)
+        return ExplainedRecord(
+            record, self._wall_ahead, self._transfer_cost, is_withdrawn=withdrawn
+        )
 
     def find(
         self,

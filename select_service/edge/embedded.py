@@ -20,6 +20,7 @@ from select_service.edge.driver.driver import Driver
 from select_service.edge.driver.driver_options import DriverOptions, EdgeLimits
 from select_service.edge.http.routes import OPERATIONS
 from select_service.edge.state.keeper import Keeper
+from select_service.edge.withdrawal import withdrawn_if_lost
 from select_service.types import (
     BatchAnswer,
     BatchRequest,
@@ -81,7 +82,8 @@ def _operation(
         if driver.keeper is not None:
             driver.keeper.check_writable()
         answer = await method(service, *args, **kwargs)
-        await driver.settle()
+        with withdrawn_if_lost(driver, answer):
+            await driver.settle()
         return answer
 
     return carry_out
@@ -235,7 +237,8 @@ class SelectionService:
         request = taken_wave("request", request)
         items = [(one, b"") for one in request.requests]
         answer = await self.driver.select_batch(request, items)
-        return await explained(answer, self.driver.teller, as_told)
+        with withdrawn_if_lost(self.driver, answer):
+            return await explained(answer, self.driver.teller, as_told)
 
     @_operation
     async def reserve(self, request: ReservationRequest | Mapping[str, Any]) -> ReservationAnswer:

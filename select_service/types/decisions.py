@@ -233,6 +233,7 @@ class Decision(Struct, kw_only=True):
     chosen: Chosen | None
     pair: DecisionPair | UnsetType = UNSET
     shadow: DecisionShadow | UnsetType = UNSET  # where other weights scored it, too
+    withdrawn: bool | UnsetType = UNSET  # true: its answer could not be written, nothing is booked
     candidates: list[Candidate] | UnsetType = UNSET
 
 

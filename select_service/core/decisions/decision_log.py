@@ -7,6 +7,7 @@ records its decisions here; those with nothing unusual go to the ring directly.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
 from msgspec import UNSET
@@ -22,6 +23,7 @@ from select_service.core.decisions.record import (
 )
 from select_service.core.decisions.tenant_rings import TenantRings
 from select_service.core.ledger.loads import ranks_in
+from select_service.core.ledger.reservation_ids import key_of
 from select_service.core.tenancy.shares import Shares
 from select_service.errors import AdmissionRefused
 from select_service.types import SelectPairRequest
@@ -109,6 +111,8 @@ class DecisionLog:
         """What `ring_of` returns as long as no tenant has a ring of its own."""
         self._explained: dict[str, DecisionRecord] = {}
         self._explained_bytes = 0
+        self._withdrawn: OrderedDict[tuple[str, float], None] = OrderedDict()
+        """By id and time: decisions whose bookings were withdrawn, at most as many as records."""
 
     def __len__(self) -> int:
         return len(self._rings)
@@ -200,6 +204,28 @@ class DecisionLog:
         self._explained_bytes += _whole_size(record)
         while len(explained) > EXPLAINED_MAX or self._explained_bytes > EXPLAINED_BYTES_MAX:
             self._explained_bytes -= _whole_size(explained.pop(next(iter(explained))))
+
+    def note_withdrawn(self, reservation_id: str, at: float) -> None:
+        """Note that what a decision booked was withdrawn: its answer could not be written.
+
+        Args:
+            reservation_id: of the request, or of its pair.
+            at: when it was booked, which is when it was decided.
+        """
+        if not self.is_on:
+            return
+        self._withdrawn[key_of(reservation_id), at] = None
+        while len(self._withdrawn) > self._count_max:
+            self._withdrawn.popitem(last=False)
+
+    def is_withdrawn(self, record: DecisionRecord) -> bool:
+        """Tell whether what a decision booked was withdrawn."""
+        name = record.reservation_id
+        return (
+            name is not None
+            and bool(self._withdrawn)
+            and (key_of(name), record.at) in self._withdrawn
+        )
 
     def paired(
         self, ticket: Ticket, seen: Seen, match: PairMatch, now: float
@@ -328,6 +354,7 @@ class DecisionLog:
         assert len(self._explained) <= EXPLAINED_MAX
         assert self._explained_bytes == sum(map(_whole_size, self._explained.values()))
         assert self._explained_bytes <= EXPLAINED_BYTES_MAX
+        assert len(self._withdrawn) <= self._count_max
         every = list(self.newest_first())
         assert len(every) == count
         assert [one.at for one in every] == sorted((one.at for one in every), reverse=True)

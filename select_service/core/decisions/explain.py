@@ -43,14 +43,23 @@ if TYPE_CHECKING:
 class ExplainedRecord:
     """One record, explained piece by piece."""
 
-    def __init__(self, record: DecisionRecord, wall_offset: float, transfer_cost: float) -> None:
+    def __init__(
+        self,
+        record: DecisionRecord,
+        wall_offset: float,
+        transfer_cost: float,
+        *,
+        is_withdrawn: bool = False,
+    ) -> None:
         """Prepare the explanation of a record.
 
         Args:
             record: is not changed.
             wall_offset: unix seconds when the monotonic clock shows 0.
             transfer_cost: of moving a block, in blocks of prefill.
+            is_withdrawn: what it booked was withdrawn.
         """
+        self._is_withdrawn = is_withdrawn
         self._record = record
         self._wall_at = record.at + wall_offset
         self._transfer_cost = transfer_cost
@@ -96,6 +105,8 @@ class ExplainedRecord:
             told.pair = self._pair.pair()
         if odds is not None and odds.shadow is not None:
             told.shadow = _shadow(odds.shadow, record)
+        if self._is_withdrawn:
+            told.withdrawn = True
         return told
 
     def whole(self) -> Decision:

@@ -52,6 +52,8 @@ class LiveReservation(Struct, eq=False):
     answer: Selection | PairSelection | ReservationAnswer | None
     """None: learned from a replica; see `replication/first_answers.py`."""
     is_own: bool = False  # as of when it was added: the owner may change later
+    number: int = 0  # bookings added up to it, itself included
+    holders: int = 1  # answers given or about to be given for it; without any it is withdrawn
     hold: Hold | None = None  # of the batch that made it
     older: LiveReservation | None = None  # bookings made with the same selection_id
     younger: LiveReservation | None = None
@@ -67,6 +69,7 @@ class ReservationIds:
         "_freed_by_holder",
         "_freed_ids_max",
         "_second_names",
+        "added",
         "by_id",
         "changes",
         "freed_ids_lost",
@@ -93,6 +96,7 @@ class ReservationIds:
         )
         self._freed = self._freed_by_holder.common  # by `key_of` the id
         self._freed_ids_max = freed_ids_max
+        self.added = 0  # bookings ever added: tells an older one from a younger one of its id
         self.own = 0  # live bookings that were made here
         self.tenants: Bound | None = None
         """What each tenant holds of them, once tenants have parts; see `follow_tenants`."""
@@ -213,6 +217,7 @@ class ReservationIds:
         """Add a new live booking; its id must be unused."""
         reservation = booking.reservation
         booking.hold, booking.is_own = self.hold, reservation.origin == "local"
+        self.added = booking.number = self.added + 1
         before = self.by_id.get(reservation.reservation_id)
         if before is not None:
             self.forget_dropped(before.reservation, reservation.created)
@@ -403,6 +408,16 @@ class ReservationIds:
         """Note that a fact of a live booking has changed."""
         if self.changes is not None and booking.reservation.origin == "local":
             self.changes.mark(RESERVATION, booking.reservation.reservation_id)
+
+    def booked_as(self, name: str) -> list[LiveReservation]:
+        """Return the live bookings of a reservation_id, or the live legs of a pair's id."""
+        booking = self._find_live(name)
+        return self._legs_of(name) if booking is None else [booking]
+
+    def share(self, name: str, holders: int = 1) -> None:
+        """Note that so many more answers are about to be given for a booking, or a pair."""
+        for booking in self.booked_as(name):
+            booking.holders += holders
 
     def live(self, reservation_id: str) -> LiveReservation | None:
         """Return the live booking of exactly this reservation_id."""

@@ -37,9 +37,11 @@ if TYPE_CHECKING:
 
     from select_service.core.admission.controller import AdmissionController
     from select_service.core.columns import Rows
+    from select_service.core.decisions.decision_log import DecisionLog
     from select_service.core.decisions.trust_monitor import TrustMonitor
     from select_service.core.fleet.catalog import Worker
     from select_service.core.ledger.reservation import Lease
+    from select_service.core.ledger.reservation_ids import LiveReservation
     from select_service.core.operations.waiting_requests import WaitingRequests
     from select_service.core.partition import Partition
     from select_service.core.pricing.prompt import Prompt
@@ -61,6 +63,17 @@ if TYPE_CHECKING:
 _OPERATED: Final = OperationResult(200)
 
 
+def _is_cared_for(booking: LiveReservation) -> bool:
+    """Tell whether a lease, or somebody who calls it by its id, looks after a booking."""
+    one = booking.reservation
+    return (
+        one.lease is not None
+        or one.touched > one.created
+        or one.prefill_done
+        or one.output_blocks > 0
+    )
+
+
 def _only(slot: int) -> Rows:
     return np.array([slot], dtype=np.int64)
 
@@ -78,6 +91,7 @@ class ReservationCalls:
         admitting: AdmissionController,
         pairs: Pairs,
         trusting: TrustMonitor,
+        decisions: DecisionLog,
         new_id: Callable[[], str],
     ) -> None:
         self._reader = reader
@@ -88,6 +102,7 @@ class ReservationCalls:
         self._admitting = admitting
         self._pairs = pairs
         self._trusting = trusting
+        self._decisions = decisions
         self._new_id = new_id
 
     def reserve(
@@ -255,6 +270,35 @@ class ReservationCalls:
         if desk.bookings.pairs or desk.announcer.speaks:  # as above
             of_pair = self._pairs.free(name, now)
         partition, effects = of_pair or desk.free(name, now)
+        if partition is None:
+            return effects
+        return self._room.relieve(partition, now, effects)
+
+    def withdraw(self, name: str, added: int, now: float) -> Effects:
+        """Note that an answer which tells of a booking could not be given; perhaps end that.
+
+        It stays if another answer for it was or may yet be given (to a repeat of the request), if a
+        lifecycle call has come for it (its caller knows the id), and under a lease, whose owner
+        decides.
+
+        Args:
+            name: the reservation_id, or the id of a pair.
+            added: `ReservationIds.added` when the answer was made; a younger booking of the same id
+                is another one.
+            now: monotonic seconds.
+        """
+        desk = self._desk
+        bookings = [one for one in desk.bookings.booked_as(name) if one.number <= added]
+        for one in bookings:
+            one.holders -= 1
+        if not bookings or any(one.holders > 0 or _is_cared_for(one) for one in bookings):
+            return NOTHING
+        for one in bookings:
+            self._decisions.note_withdrawn(name, one.reservation.created)
+        of_pair = None
+        if desk.bookings.pairs:
+            of_pair = self._pairs.free(name, now, is_withdrawn=True)
+        partition, effects = of_pair or desk.free(name, now, is_withdrawn=True)
         if partition is None:
             return effects
         return self._room.relieve(partition, now, effects)

@@ -168,6 +168,8 @@ class WaitingRequests:
             else:
                 code = answer.code if isinstance(answer, ServiceError) else answer.finish_reason
                 keeper.turned_away(ticket, code, now)
+        if ticket.holders > 1 and ticket.reservation_id is not None:
+            self._desk.bookings.share(ticket.reservation_id, ticket.holders - 1)
         ticket.answer = answer
         effects.answered.append(ticket)
         return effects

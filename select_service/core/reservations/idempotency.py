@@ -75,6 +75,7 @@ class Idempotency:
         if known is None:
             return ticket
         self._counters.reservations_repeated += 1
+        self._bookings.share(reservation_id)
         answer, hashes = known
         if not isinstance(answer, Selection):
             assert isinstance(answer, PairSelection)
@@ -95,6 +96,7 @@ class Idempotency:
         if known is None:
             return None
         self._counters.reservations_repeated += 1
+        self._bookings.share(reservation_id)
         answer, _ = known
         assert isinstance(answer, ReservationAnswer)
         return answer

@@ -418,8 +418,15 @@ class Lifecycle:
 
     # -- end -----------------------------------------------------------------------------------
 
-    def free(self, name: str, now: float) -> tuple[Partition | None, Effects]:
+    def free(
+        self, name: str, now: float, *, is_withdrawn: bool = False
+    ) -> tuple[Partition | None, Effects]:
         """End a reservation; ending a recently freed one is no error and frees nothing.
+
+        Args:
+            name: its reservation_id or selection_id.
+            now: monotonic seconds.
+            is_withdrawn: nobody was told of it, so no request has ended.
 
         Raises:
             ReservationNotFound: the id was never seen.
@@ -439,6 +446,10 @@ class Lifecycle:
         if reservation.lease is not None or reservation.claim is not None:
             self._renew_lease(booking, now)
         effects = self._announce_end(booking, now) if self.announcer.speaks else NOTHING
+        if is_withdrawn:
+            self.release(booking, now, "freed")
+            self._counters.reservations_withdrawn += 1
+            return partition, effects
         demand = partition.demand
         demand.ended += 1
         demand.request_s += now - reservation.created

@@ -191,20 +191,24 @@ class Pairs:
         known = self._legs(name)
         return None if known is None else sum(map(self._desk.outputs, self._ids(*known)))
 
-    def free(self, name: str, now: float) -> tuple[Partition | None, Effects] | None:
+    def free(
+        self, name: str, now: float, *, is_withdrawn: bool = False
+    ) -> tuple[Partition | None, Effects] | None:
         """End both legs, or the remaining one; None: there is no such pair."""
         known = self._legs(name)
         if known is None:
             return None
         self._end_unheard(known[0], now)
-        partition, told = self._end(self._ids(*known), now)
+        partition, told = self._end(self._ids(*known), now, is_withdrawn=is_withdrawn)
         return partition, Effects(published=told) if told else NOTHING
 
-    def _end(self, ids: Iterable[str], now: float) -> tuple[Partition | None, list[ReplicaMessage]]:
+    def _end(
+        self, ids: Iterable[str], now: float, *, is_withdrawn: bool = False
+    ) -> tuple[Partition | None, list[ReplicaMessage]]:
         lighter: Partition | None = None
         told: list[ReplicaMessage] = []
         for name in ids:
-            partition, effects = self._desk.free(name, now)
+            partition, effects = self._desk.free(name, now, is_withdrawn=is_withdrawn)
             lighter = partition or lighter
             told += effects.published
         return lighter, told

@@ -52,6 +52,14 @@ class Response(msgspec.Struct, eq=False):
     body: bytes
     headers: tuple[tuple[bytes, bytes], ...] = ONLY_JSON
     stream: AsyncIterator[bytes] | None = None
+    withdraw: Callable[[], None] | None = None
+    """Takes back what it says was booked; see `lost`."""
+
+    def lost(self) -> None:
+        """Note that it cannot be written: nothing stays booked for it, but what a lease keeps."""
+        withdraw, self.withdraw = self.withdraw, None
+        if withdraw is not None:
+            withdraw()
 
 
 class Feed(Response, eq=False):

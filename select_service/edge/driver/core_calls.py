@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from select_service.core.effects import Effects
+    from select_service.core.ledger.reservation_ids import ReservationIds
     from select_service.core.service import SelectionCore
     from select_service.edge.state.keeper import Keeper
 
@@ -24,10 +25,12 @@ class CoreCalls:
 
     Attributes:
         core: the state, and the operations that change it.
+        bookings: the live reservations by their ids.
         keeper: keeps the state on disk, so it must hear of calls without effects, too; None: none.
     """
 
     core: SelectionCore
+    bookings: ReservationIds
     keeper: Keeper | None
     _clock: Callable[[], float]  # monotonic seconds
     _carry_out: Callable[[Effects], None]

@@ -142,6 +142,7 @@ class Driver(
         )
         self.core.trusting.wall_ahead = time.time() - clock()  # noqa: TID251 - accurate to a day at best
         self.core.follow_shadow(shadow, clock())
+        self.bookings = self.core.desk.bookings
         self._limits = bounds
         self.dumps = Dumps(self.core, bounds.dumps, clock)
         self.discovery: Discovery | None = None
@@ -152,7 +153,7 @@ class Driver(
         self._carrier = EffectsExecutor(keeper, self.tracing)
         self._carry_out = self._carrier.carry_out
         self.turn = turn = CallContext(self.core, clock, self._carry_out)
-        self._waiting = self._carrier.waiting = WaitingCallers(turn, self.free)
+        self._waiting = self._carrier.waiting = WaitingCallers(turn, self.withdraw)
         self._batches = LifecycleBatches(self._operate, clock)
         self._batch_runner = BatchRunner(self._carry_out, clock)
         self._recorder = recorder

@@ -8,7 +8,7 @@ in this process.
 from __future__ import annotations
 
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 from msgspec import UNSET
@@ -17,14 +17,16 @@ from select_service.core.admission.queue import Ticket
 from select_service.core.effects import NOTHING
 from select_service.edge.decision_report import DecisionReporter
 from select_service.edge.driver.core_calls import CoreCalls
+from select_service.edge.withdrawal import ids_in, withdrawn_if_lost
 from select_service.errors import ServiceError
 from select_service.types import Selection
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Generator, Sequence
 
     from indexer.types import PackedHashes
     from select_service.core.batches.batch_selection import Item
+    from select_service.core.effects import Effects
     from select_service.edge.batch_runner import BatchRunner
     from select_service.edge.driver.waiting_callers import WaitingCallers
     from select_service.types import (
@@ -36,6 +38,9 @@ if TYPE_CHECKING:
     from select_service.types.batches import SelectBatchRequest, WaveAnswer
 
 __all__ = ["SelectionOperations"]
+
+_WITHDRAWN_AT_ONCE: Final = 16
+"""Bookings of one answer taken back in one turn, some 10 µs each."""
 
 S = TypeVar("S", bound="SelectRequest")
 
@@ -89,6 +94,30 @@ class SelectionOperations(CoreCalls):
         """
         return await self._batch_runner.run(self.core.batch_selection.begin(request, items))
 
+    def withdraw(self, answer: object, added: int) -> None:
+        """Take back what an answer says was booked: it could not be given. A lease decides itself.
+
+        Args:
+            answer: of a selection, a pair, a batch or a reservation; others tell of no booking.
+            added: `bookings.added` when it was made.
+        """
+        self.withdraw_named(ids_in(answer), added)
+
+    def withdraw_named(self, names: list[str], added: int) -> None:
+        """Do so for the ids in an answer; those of a large batch in slices."""
+        if len(names) > _WITHDRAWN_AT_ONCE:
+            self._batch_runner.finish(self._withdrawals(names, added))
+            return
+        for name in names:
+            effects = self.core.reservations.withdraw(name, added, self._clock())
+            if effects is not NOTHING or self.keeper is not None:  # as above
+                self._carry_out(effects)
+
+    def _withdrawals(self, names: list[str], added: int) -> Generator[Effects, float, None]:
+        now = self._clock()
+        for name in names:
+            now = yield self.core.reservations.withdraw(name, added, now)
+
     async def select(self, request: SelectRequest) -> Answer:
         """POST /select, waiting while every eligible rank is busy; cancelling withdraws."""
         return await self._given(self.select_now, request)
@@ -114,7 +143,8 @@ class SelectionOperations(CoreCalls):
             raise
         if not request.explain and given.decision is UNSET:
             return given
-        return await self.teller.finish(given, request)
+        with withdrawn_if_lost(self, given):
+            return await self.teller.finish(given, request)
 
     @cached_property
     def teller(self) -> DecisionReporter:

@@ -1,7 +1,7 @@
 """Callers whose request waits for capacity: a future per caller, one timer for the next deadline.
 
 The core keeps the queue and says who has an answer; this file delivers the answer. A caller that
-disconnects is removed from the queue, and nothing stays booked for it.
+disconnects is removed from the queue, and nothing stays booked for it unless a lease says so.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import math
 from typing import TYPE_CHECKING
 
 from select_service.errors import ServiceError, ShuttingDown
-from select_service.types import PairSelection, Selection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -26,15 +25,15 @@ __all__ = ["WaitingCallers"]
 class WaitingCallers:
     """The waiting callers of one driver."""
 
-    def __init__(self, turn: CallContext, free: Callable[[str], None]) -> None:
+    def __init__(self, turn: CallContext, withdraw: Callable[[object, int], None]) -> None:
         """Start with nobody waiting.
 
         Args:
             turn: to refuse requests that have waited too long.
-            free: frees a reservation.
+            withdraw: takes back what an answer says was booked; see `ReservationOperations`.
         """
         self._core, self._clock, self._carry_out = turn
-        self._free = free
+        self._withdraw = withdraw
         self._futures: dict[Ticket, list[asyncio.Future[Answer]]] = {}
         self._deadline: tuple[float, asyncio.TimerHandle] | None = None
         self._is_closed = False
@@ -81,7 +80,7 @@ class WaitingCallers:
         self._wake_at(math.inf)
 
     def _give_up(self, ticket: Ticket, future: asyncio.Future[Answer]) -> None:
-        """Withdraw a disconnected caller, and free what was booked for it."""
+        """Withdraw a disconnected caller, and what was booked for it."""
         futures = self._futures.get(ticket)
         if futures is not None:
             futures.remove(future)
@@ -89,12 +88,8 @@ class WaitingCallers:
                 del self._futures[ticket]
             self._core.room.withdraw(ticket)
             return
-        ticket.holders -= 1  # the answer came in the same turn as the disconnection
-        booked = ticket.reservation_id is not None and isinstance(
-            ticket.answer, Selection | PairSelection
-        )
-        if ticket.holders == 0 and booked:
-            self._free(ticket.reservation_id or "")
+        # the answer came in the same turn as the disconnection
+        self._withdraw(ticket.answer, self._core.desk.bookings.added)
 
     def _wake_at(self, at: float) -> None:
         """Set the one timer for all waiting requests to `at`, unless it is due earlier.

@@ -178,5 +178,12 @@ def _settling(answer: Response, keeper: Keeper) -> Response | DurableResponse:
 
 
 async def _settle_later(answer: Awaitable[Response], keeper: Keeper) -> Response:
-    settling = _settling(await answer, keeper)
-    return await settling if isinstance(settling, DurableResponse) else settling
+    response = await answer
+    settling = _settling(response, keeper)
+    if not isinstance(settling, DurableResponse):
+        return settling
+    try:
+        return await settling
+    except BaseException:  # a disk that refuses, too: no client will learn of the booking
+        response.lost()
+        raise

@@ -55,12 +55,15 @@ if TYPE_CHECKING:
     from select_service.edge.tracing.request_tracer import Origin, RequestTracer
     from select_service.settings import Settings
 
-__all__ = ["HANDED_OVER", "Application"]
+__all__ = ["HANDED_OVER", "UNTIL_SENT", "Application"]
 
 _log = logging.getLogger("select_service.http")
 
 HANDED_OVER: Final = "select_service.answer"
 """Scope key of a response from `Application.answer_now` that its caller cannot write itself."""
+
+UNTIL_SENT: Final = "select_service.until_sent"
+"""Scope key of what watches over a written answer until the kernel has all of it."""
 
 _BAD_REQUEST: Final = 400
 _MISSED: Final = frozenset(("GET", "POST", "PUT", "PATCH", "DELETE"))
@@ -297,13 +300,30 @@ class Application:
             if isinstance(response, Feed):
                 ended = perf_counter()  # its duration is up to the client and not our latency
                 self._traffic.in_flight -= 1
-            await self._sending.respond(response, scope, receive, send)
+            if not await self._respond(response, scope, receive, send):
+                status = CLIENT_GONE
         finally:
             self._traffic.in_flight -= ended is None
             seconds = (ended or perf_counter()) - started
             stats.observe(status, seconds)
             if self._access_log:
                 log_access(scope, status, seconds, response)
+
+    async def _respond(
+        self, response: Response, scope: Scope, receive: Receive, send: Send
+    ) -> bool:
+        """Send an answer; False if it could not be written, so that it is lost."""
+        try:
+            await self._sending.respond(response, scope, receive, send)
+        except ClientGoneError:
+            response.lost()
+            return False
+        except BaseException:
+            response.lost()
+            raise
+        if response.withdraw is not None and UNTIL_SENT in scope:
+            scope[UNTIL_SENT](response)
+        return True
 
     async def _handle(self, call: Call, head: Head, scope: Scope, receive: Receive) -> Response:
         answer = scope.get(HANDED_OVER)
@@ -332,7 +352,12 @@ class Application:
             answering = group.create_task(_settle(answer))
             gone = group.create_task(until_gone(receive))
             leaving = group.create_task(self._leaving.wait())
-            await asyncio.wait({answering, gone, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            try:
+                await asyncio.wait({answering, gone, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError:  # of the exchange, at the end of the process
+                if answering.done() and isinstance(answering.result(), Response):
+                    cast("Response", answering.result()).lost()
+                raise
             answered = answering.done()
             client_left = gone.done()
             for task in (answering, gone, leaving):

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING
 
 from select_service.edge.codec.responses import JSON_WRITER, Feed
-from select_service.edge.http.asgi_receive import until_gone
+from select_service.edge.http.asgi_receive import ClientGoneError, until_gone
 from select_service.edge.stream_limit import StreamCut
 from select_service.errors import HttpVersionTooOld
 
@@ -38,7 +38,11 @@ class Sending:
         self._traffic, self._leaving = traffic, leaving
 
     async def respond(self, response: Response, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send an answer."""
+        """Send an answer.
+
+        Raises:
+            ClientGoneError: not all of it could be written, or not all of a stream's head or end.
+        """
         is_head = scope["method"] == "HEAD"
         if response.stream is not None and not is_head:
             await self._stream(response, scope, receive, send)
@@ -76,7 +80,7 @@ class Sending:
                 if self._leaving.is_set() or gone.done():
                     return False
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
-        except StreamCut:
+        except (StreamCut, ClientGoneError):
             return False
         except Exception:  # noqa: BLE001 - logged and counted; the client sees a cut stream
             self._traffic.crashes += 1

@@ -27,7 +27,7 @@ from msgspec.structs import replace
 from typing_extensions import override
 
 from select_service.edge.codec.responses import ONLY_JSON, DurableResponse, Response
-from select_service.edge.http.application import HANDED_OVER
+from select_service.edge.http.application import HANDED_OVER, UNTIL_SENT
 from select_service.edge.http.connection_guard import Phase
 from select_service.edge.http.exchange import Exchange
 from select_service.edge.http.framing import judge_framing
@@ -115,6 +115,8 @@ class HttpConnection(RequestParser):
         if self._call is not None:
             self.door.count_gone(self._call)
             self._call = None
+        if self._debt is not None:  # at once: a repeat of the request may already be on its way
+            self._debt.response.lost()
         super().connection_lost(exc)
 
     @override
@@ -388,7 +390,7 @@ class HttpConnection(RequestParser):
         outbox = self.outbox
         if not outbox.answers:
             self.loop.call_soon(outbox.flush)
-        outbox.answers.append((self.transport, data))
+        outbox.answers.append((self, data, answer))
         if len(outbox.answers) >= ANSWERS_MAX:
             outbox.flush()
         self._idle_since = 0.0
@@ -419,6 +421,7 @@ class HttpConnection(RequestParser):
     def _pay(self, call: Call, head: Head, answer: DurableResponse, since: float) -> None:
         self._debt = None
         if self.transport.is_closing() or not self.hears:
+            answer.response.lost()
             self.door.count_gone(call)
             return
         self.write_answer(self.door.answer_settled(call, head, answer, since))
@@ -460,6 +463,7 @@ class HttpConnection(RequestParser):
             scope[CERTIFICATE] = self._certificate
         if answer is not None:
             scope[HANDED_OVER] = answer
+        scope[UNTIL_SENT] = self.until_sent
         is_waiting = self._debt is not None or self._unanswered() is not None
         self.exchange = exchange = Exchange(
             self,

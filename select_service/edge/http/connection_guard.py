@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from uvicorn.server import ServerState
 
     from select_service.core.tenancy.shares import Party
-    from select_service.edge.codec.responses import DurableResponse
+    from select_service.edge.codec.responses import DurableResponse, Response
     from select_service.edge.http.connection_limits import ConnectionLimits
     from select_service.edge.http.exchange import Exchange
     from select_service.edge.http.traffic import Connections
@@ -107,6 +107,7 @@ class GuardedConnection(asyncio.Protocol):
     holder: Party = None  # the tenant that it counts for: whose token a request has shown
     _owes_answer = False  # to a plain request whose body is arriving
     _debt: DurableResponse | None = None  # an answer that waits for the disk
+    _unsent: tuple[Response, ...] = ()  # written, and not all of them are in the kernel
     _at_work: Exchange | None = None  # the request to be answered next
     exchange: Exchange | None = None  # the newest; it may be queued
 
@@ -257,6 +258,9 @@ class GuardedConnection(asyncio.Protocol):
             if exchange is not None:
                 exchange.disconnect()
         self._at_work = self.exchange = None
+        for answer in self._unsent:
+            answer.lost()
+        self._unsent = ()
         self.flow.resume_writing()
         if exc is None:
             self.transport.close()
@@ -281,6 +285,17 @@ class GuardedConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self.flow.resume_writing()
         self._stalled_since = None
+        self._unsent = ()
+
+    def until_sent(self, answer: Response) -> None:
+        """Watch over a written answer: it is lost if the connection breaks before it is sent.
+
+        Sent means that the kernel has all of it, which `resume_writing` tells.
+        """
+        if self.transport.get_write_buffer_size():
+            self.transport.set_write_buffer_limits(1, 0)
+            if self.flow.write_paused:
+                self._unsent += (answer,)
 
     # -- deadlines -----------------------------------------------------------------------------
 

@@ -7,10 +7,12 @@ its predecessors. The application runs in a task of its own, through `receive` a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from select_service.edge.http.asgi_receive import ClientGoneError
 from select_service.edge.http.response_head import CLOSE_LINE, header_lines, status_line
 
 if TYPE_CHECKING:
@@ -157,7 +159,8 @@ class Exchange:
         """Return what has arrived since the last call, as ASGI wants it; waits for something."""
         if self._expects_continue and not self._connection.transport.is_closing():
             self._expects_continue = False
-            self._write(_CONTINUE)
+            with contextlib.suppress(ClientGoneError):
+                self._write(_CONTINUE)
         if not (self.disconnected or self.response_complete):
             self._connection.flow.resume_reading()
             await self._event.wait()
@@ -171,13 +174,14 @@ class Exchange:
         """Send the head, or a piece of the body, once there is room.
 
         Raises:
+            ClientGoneError: it cannot be written, because the connection is closed or broken.
             RuntimeError: the application breaks the rules of ASGI.
         """
         flow = self._connection.flow
         if flow.write_paused and not self.disconnected:
             await flow.drain()
         if self.disconnected:
-            return
+            raise ClientGoneError
         kind = message["type"]
         if self.response_complete or kind != (
             "http.response.body" if self.response_started else "http.response.start"
@@ -235,12 +239,22 @@ class Exchange:
             self._connection.exchange_done()
 
     async def _send_failure(self) -> None:
-        if self._connection.transport.is_closing():
+        if self._connection.transport.is_closing() or self.disconnected:
             return
         headers = [*_PLAIN, (b"connection", b"close")]
-        await self.send({"type": "http.response.start", "status": 500, "headers": headers})
-        await self.send({"type": "http.response.body", "body": b"Internal Server Error"})
+        with contextlib.suppress(ClientGoneError):
+            await self.send({"type": "http.response.start", "status": 500, "headers": headers})
+            await self.send({"type": "http.response.body", "body": b"Internal Server Error"})
 
     def _write(self, data: bytes) -> None:
-        if self._connection.hears:
-            self._connection.transport.write(data)
+        """Write, or find out that one cannot.
+
+        Raises:
+            ClientGoneError: the connection is closed, or broke with this.
+        """
+        connection, transport = self._connection, self._connection.transport
+        if connection.hears and not transport.is_closing():
+            transport.write(data)
+        if not connection.hears or transport.is_closing():
+            self.disconnect()
+            raise ClientGoneError

@@ -34,6 +34,7 @@ _RESERVATION_EVENTS: Final = (
     "repeated",
     "conflicting",
     "freed",
+    "withdrawn",
     "expired",
     "expired_early",
     "lease_ended",

@@ -18,6 +18,7 @@ from select_service.core.admission.queue import Ticket
 from select_service.core.fleet.catalog import worker_not_found
 from select_service.edge.tenancy.tenant_decisions import TenantDecisions
 from select_service.edge.tenancy.tenant_ids import TenantIds
+from select_service.edge.withdrawal import ids_in
 from select_service.errors import (
     NoSchedulableWorker,
     ServiceError,
@@ -111,7 +112,7 @@ class TenantView:
             tenants: to which the token is bound; its leases go under the first.
             note_foreign: called when something of another tenant is named.
         """
-        self.keeper = service.keeper
+        self.keeper, self.bookings = service.keeper, service.bookings
         self._service = service
         self._tenants = frozenset(tenants)
         self._whose = tenants[0]  # who is charged with what is of no scope
@@ -318,6 +319,11 @@ class TenantView:
             return self._names.named_by_client(await self._service.wait(ticket))
         except ServiceError as error:
             raise self._names.in_words_of_client(error) from None
+
+    def withdraw(self, answer: object, added: int) -> None:
+        """Take back what an answer says was booked; see `SelectionOperations`."""
+        names = [self._names.reservation(name) for name in ids_in(answer)]
+        self._service.withdraw_named(names, added)
 
     # -- reservations --------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from select_service.edge.codec.responses import Status
@@ -44,7 +45,14 @@ _CACHED_TOKENS: Final = b"cached_tokens"
 )
 def reserve(api: Api, request: Request) -> Answer:
     """Book a rank of the caller's choice."""
-    return api.answer(api.bodies[ReservationRequest].decode(request.body), api.service.reserve, 201)
+    service, decoded = api.service, api.bodies[ReservationRequest].decode(request.body)
+    try:
+        booked = service.reserve(decoded.request, decoded.unknown)
+    except ServiceError as error:
+        return api.refusal(error, decoded.warning)
+    response = api.writer.reply(booked, 201, decoded.warning)
+    response.withdraw = partial(service.withdraw, booked, service.bookings.added)
+    return response
 
 
 @post(

@@ -7,6 +7,7 @@ or where a decision is to be told.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
@@ -14,6 +15,7 @@ from select_service.core.admission.queue import Ticket
 from select_service.edge.batch_runner import BatchBody, explained
 from select_service.edge.driver.selection_operations import SelectionOperations
 from select_service.edge.http.operations import ask, post
+from select_service.edge.withdrawal import withdrawn_if_lost
 from select_service.errors import ServiceError
 from select_service.types import Answer as Decided
 from select_service.types import (
@@ -35,7 +37,13 @@ if TYPE_CHECKING:
 _WAVE_ITEMS: Final = 8  # decoded in one go, some 10 µs each at 2,048 tokens
 
 
-def _handler(operation: Callable[..., object], takes: type[SelectRequest], summary: str) -> Handler:
+def _handler(
+    operation: Callable[..., object],
+    takes: type[SelectRequest],
+    summary: str,
+    *,
+    books: bool = True,
+) -> Handler:
     """Return the handler of an operation of the driver, or of a tenant's view of it.
 
     Args:
@@ -43,6 +51,7 @@ def _handler(operation: Callable[..., object], takes: type[SelectRequest], summa
             ticket.
         takes: the type of its requests.
         summary: of the route.
+        books: whether its answers tell of bookings, which are withdrawn if they cannot be written.
     """
     name = operation.__name__
     operation_of = attrgetter(f"service.{name}")
@@ -58,7 +67,11 @@ def _handler(operation: Callable[..., object], takes: type[SelectRequest], summa
             return _wait(api, decided, decoded.request, decoded.warning)
         if decoded.request.explain:
             return _explain(api, decided, decoded.request, decoded.warning)
-        return api.writer.reply(decided, 200, decoded.warning)
+        response = api.writer.reply(decided, 200, decoded.warning)
+        if books:
+            service = api.service
+            response.withdraw = partial(service.withdraw, decided, service.bookings.added)
+        return response
 
     handle.__name__, handle.__doc__ = name.removesuffix("_now"), summary
     return handle
@@ -69,6 +82,7 @@ select: Final = ask("/select", Decided, 503, scope="select", takes=SelectRequest
         SelectionOperations.select_now,
         SelectRequest,
         "Choose the worker for a prompt; waits while every eligible rank is busy.",
+        books=False,
     )
 )
 select_and_reserve: Final = post(
@@ -109,8 +123,13 @@ async def _wait(api: Api, ticket: Ticket, request: SelectRequest, warning: str |
 async def _explain(
     api: Api, answer: Decided, request: SelectRequest, warning: str | None
 ) -> Response:
-    told = await api.service.teller.finish(answer, request, api.writer.written)
-    return api.writer.reply(told, 200, warning)
+    service = api.service
+    withdraw = partial(service.withdraw, answer, service.bookings.added)
+    with withdrawn_if_lost(service, answer):
+        told = await service.teller.finish(answer, request, api.writer.written)
+        response = api.writer.reply(told, 200, warning)
+    response.withdraw = withdraw
+    return response
 
 
 async def _refuse(api: Api, error: ServiceError, warning: str | None) -> Response:
@@ -138,9 +157,14 @@ async def _select_batch(api: Api, decoded: Decoded[BatchBody]) -> Response:
         warning = warning or one.warning
         if not (at + 1) % _WAVE_ITEMS:
             await asyncio.sleep(0)
+    service = api.service
     try:
-        answer = await api.service.select_batch(wants, items)
-        answer = await explained(answer, api.service.teller, api.writer.written)
+        answer = await service.select_batch(wants, items)
     except ServiceError as refusal:
         return api.refusal(refusal, warning)
-    return api.writer.reply(answer, 200, warning)
+    withdraw = partial(service.withdraw, answer, service.bookings.added)
+    with withdrawn_if_lost(service, answer):
+        told = await explained(answer, service.teller, api.writer.written)
+        response = api.writer.reply(told, 200, warning)
+    response.withdraw = withdraw
+    return response
