@@ -1,0 +1,127 @@
+"""Real clients, and callers in this process, that leave around the instant of their turn."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+from msgspec import convert
+
+from select_service.edge.embedded import SelectionService
+from select_service.types import SelectAndReserveRequest
+from tests.select_service.edge.http.fake_clients import BOOK, FORMS, request
+from tests.select_service.edge.serving import HOST, PROMPT, listening, seat, worker
+from tests.wait import run, until
+
+# -- real sockets ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["fin", "rst", "half-close"])
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_a_real_client_that_leaves_in_the_instant_of_its_turn(end: str, loop: str) -> None:
+    async def use() -> None:
+        async with listening() as (port, service, _):
+            seat(service, max_inflight=1)
+            service.select_and_reserve_now(_reserve("first"))
+            client = socket.create_connection((HOST, port))
+            client.setblocking(False)
+            client.sendall(request("/select_and_reserve", BOOK))
+            await until(lambda: service.waiting == 1)
+            if end == "rst":
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            if end == "half-close":
+                client.shutdown(socket.SHUT_WR)
+            else:
+                client.close()
+            service.free("first")
+            await until(lambda: service.waiting == 0)
+            await until(lambda: not service.core.desk.bookings.by_id)
+            client.close()
+
+    if loop == "uvloop":
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(use())
+    else:
+        run(use())
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_an_answer_that_a_real_kernel_has_no_room_for(loop: str) -> None:
+    """Its hashes are megabytes, and nobody reads them."""
+    many = list(range(1, 60_000))
+    long = {"block_hashes": many, "sequence_hashes": many, "isl_tokens": 16 * len(many)}
+
+    async def use() -> None:
+        async with listening() as (port, service, server):
+            seat(service)
+            client = socket.socket()
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            await asyncio.get_running_loop().run_in_executor(None, client.connect, (HOST, port))
+            await until(lambda: server.server_state.connections)
+            connection = next(iter(server.server_state.connections))
+            accepted = connection.transport.get_extra_info("socket")
+            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+            body = request("/select_and_reserve", {**BOOK, **long})
+            await asyncio.get_running_loop().run_in_executor(None, client.sendall, body)
+            await until(lambda: service.core.desk.bookings.by_id)
+            await until(lambda: connection._unsent)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.close()
+            await until(lambda: not service.core.desk.bookings.by_id)
+
+    if loop == "uvloop":
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(use())
+    else:
+        run(use())
+
+
+def _reserve(name: str) -> Any:
+    return convert({**PROMPT, "reservation_id": name}, SelectAndReserveRequest)
+
+
+# -- a caller in this process ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("turns", range(4))
+def test_a_task_cancelled_around_its_turn_has_an_answer_or_no_booking(turns: int) -> None:
+    async def use() -> None:
+        async with SelectionService() as service:
+            await service.upsert_worker({**worker(), "max_inflight": 1})
+            await service.select_and_reserve({**PROMPT, "reservation_id": "first"})
+            task = asyncio.ensure_future(service.select_and_reserve({**BOOK, "explain": True}))
+            await until(lambda: service.driver.waiting == 1, pause_s=0)
+            await service.free("first")
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait({task})
+            booked = list(service.driver.core.desk.bookings.by_id)
+            assert booked == ([] if task.cancelled() else ["mine"])
+            assert turns or task.cancelled()
+
+    run(use())
+
+
+@pytest.mark.parametrize("form", [one for one in FORMS if one != "of a session"])
+def test_a_task_cancelled_while_the_disk_writes_has_booked_nothing(
+    form: str, tmp_path: Path
+) -> None:
+    async def use() -> None:
+        async with SelectionService(state_dir=tmp_path) as service:
+            await service.upsert_worker(worker())
+            path, body = FORMS[form]
+            name = {"/reservations": "reserve"}.get(path, path[1:])
+            task = asyncio.ensure_future(getattr(service, name)(body))
+            await until(lambda: service.driver.core.desk.bookings.by_id, pause_s=0)
+            task.cancel()
+            await asyncio.wait({task})
+            assert task.cancelled()
+            await until(lambda: not service.driver.core.desk.bookings.by_id)
+
+    run(use())
