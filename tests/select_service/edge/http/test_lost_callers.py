@@ -63,7 +63,7 @@ def test_an_answer_that_a_real_kernel_has_no_room_for(loop: str) -> None:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             await asyncio.get_running_loop().run_in_executor(None, client.connect, (HOST, port))
             await until(lambda: server.server_state.connections)
-            connection = next(iter(server.server_state.connections))
+            connection: Any = next(iter(server.server_state.connections))
             accepted = connection.transport.get_extra_info("socket")
             accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
             body = request("/select_and_reserve", {**BOOK, **long})
