@@ -116,6 +116,7 @@ cdef class Run:
             stream = self.stream
             stream.last_event_at = stream._quiet_since = now
             stream.last_batch_ts = self.last_ts
+            stream.delivery.note(now, self.last_ts)
         return 0
 
     cdef bint is_elsewhere(self, kv_event *e) except -1:

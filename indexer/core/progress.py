@@ -11,6 +11,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, Literal
 
 from indexer.core.cursor import Cursor
+from indexer.core.delivery import Delivery
 from indexer.core.events import Oversized, size_of
 from indexer.core.stream_counters import StreamCounters
 from indexer.core.stream_memory import StreamMemory
@@ -67,6 +68,7 @@ class StreamProgress:
         self.lost_batches = 0
         self.last_event_at: float | None = None  # our clock, at the last live message
         self.last_batch_ts: float | None = None  # the engine's wall clock
+        self.delivery = Delivery()
         self.tallies = StreamCounters()
         self.cursor = Cursor()
         self._on_event_loss = on_event_loss
@@ -118,17 +120,6 @@ class StreamProgress:
             return None
         lag = wall_now - self.last_batch_ts
         return max(lag, 0.0) if abs(lag) < PLAUSIBLE_LAG_S else None
-
-    @property
-    def delivery_offset_s(self) -> float | None:
-        """Our clock when the last batch arrived, minus the engine's clock when it was made.
-
-        The clocks differ, but growth means that events arrive later. None unless the batch came
-        live.
-        """
-        if self.last_event_at is None or self.last_batch_ts is None or not self.cursor.is_live:
-            return None
-        return self.last_event_at - self.last_batch_ts
 
     # -- across restarts of this process -----------------------------------------------------------
 
@@ -222,6 +213,8 @@ class StreamProgress:
         self.cursor.advance(seq, digest, live=live)
         self.tallies.batches += 1
         self.last_batch_ts = batch.ts
+        if live and self.last_event_at is not None:
+            self.delivery.note(self.last_event_at, batch.ts)
         self._writer.begin(batch, self.worker_ranks)
 
     def _work(self, budget: int) -> int:
@@ -287,6 +280,7 @@ class StreamProgress:
         self._staged.clear()
         self._writer.forget()
         self._names.clear()
+        self.delivery.forget()
         self.cursor.reset()
         self.lost_batches = self._lost_unusable = 0
         self._beheaded = 0

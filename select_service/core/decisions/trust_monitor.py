@@ -44,12 +44,6 @@ LOOK_S: Final = 1.0
 PLAUSIBLE_S: Final = 86_400.0
 """If an engine's clock is off by more than a day, no delay can be read from it."""
 
-BASE_S: Final = 3600.0
-"""How long the fastest batch is the baseline for others: clocks drift and are set."""
-
-SET_BACK_S: Final = 1.0
-"""An engine makes its batches in order; one this much older than the last means a reset clock."""
-
 DOUBTFUL_PER_TURN: Final = 32
 """Distrusted ranks handled per turn of housekeeping: forgetting a rank's blocks takes 5 µs."""
 
@@ -60,16 +54,11 @@ LOST_SHARE: Final = 0.05
 class _Watch:
     """The state of a stream between two looks."""
 
-    __slots__ = ("base", "base_before", "base_until", "gap_since", "lag_s", "made_at")
+    __slots__ = ("gap_since", "lag_s")
 
     def __init__(self) -> None:
-        self.base: float | None = None  # the smallest delivery offset of this hour
-        self.base_before: float | None = None  # and of the hour before
-        self.base_until = 0.0
         self.gap_since: float | None = None
         self.lag_s: float | None = None
-        # when the last live batch was made, by the engine's clock
-        self.made_at: float | None = None
 
     def look(self, stream: EventStream, now: float, wall_ahead: float | None) -> None:
         """Update the state from the stream."""
@@ -78,19 +67,12 @@ class _Watch:
             self.gap_since = None
         elif self.gap_since is None:
             self.gap_since = now
-        offset = stream.delivery_offset_s
-        if offset is None or wall_ahead is None or abs(offset + wall_ahead) >= PLAUSIBLE_S:
+        delivery = stream.delivery
+        offset, lag_s = delivery.offset_s, delivery.lag_s
+        is_known = offset is not None and stream.cursor.is_live
+        if not is_known or wall_ahead is None or abs(offset + wall_ahead) >= PLAUSIBLE_S:
             self.lag_s = None
             return
-        before_at, self.made_at = self.made_at, stream.last_batch_ts or 0.0
-        if before_at is not None and self.made_at < before_at - SET_BACK_S:
-            # its clock was set: older offsets do not compare
-            self.base, self.base_until = None, now
-        if now >= self.base_until:
-            self.base_before, self.base, self.base_until = self.base, None, now + BASE_S
-        self.base = offset if self.base is None else min(self.base, offset)
-        before = self.base_before
-        lag_s = offset - (self.base if before is None else min(self.base, before))
         # after that much silence, nothing is still on its way
         is_over = stream.last_event_at is None or now - stream.last_event_at >= lag_s
         self.lag_s = 0.0 if is_over else lag_s

@@ -193,7 +193,8 @@ CLOCK_SKEW: Final = Cause(
     "clock-skew",
     "warning",
     "The engine's events carry a time far from ours: one of the two clocks is wrong or jumped, or "
-    "events are that late on their way. Lag cannot be measured, and what depends on it is wrong.",
+    "events are that late on their way. Times of events that are shown are wrong by as much; the "
+    "trust in the rank's index does not depend on it.",
     "Let both hosts follow NTP; a publisher of your own must stamp batches with seconds since "
     "1970.",
 )

@@ -278,7 +278,7 @@ def test_what_brought_a_neighbours_blocks_is_not_read_again() -> None:
 
 
 def offset(bench: Bench) -> float | None:
-    return bench.stream.delivery_offset_s
+    return bench.stream.delivery.offset_s if bench.stream.cursor.is_live else None
 
 
 def test_how_late_batches_come_is_known_of_live_ones_only() -> None:

@@ -71,6 +71,12 @@ class Late(Fleet):
         self.seq = number + 1
         self.tick(1.0)
 
+    def fall_behind(self, late_s: float) -> None:
+        """Batches of a busy engine, each of which comes half a second later than the one before."""
+        while self.late_s + 0.5 < late_s:
+            self.event(self.late_s + 0.5)
+        self.event(late_s)
+
     @property
     def row(self) -> RankTrustRow:
         return trust(self, 1)

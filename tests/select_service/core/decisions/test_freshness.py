@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from select_service.core.decisions.trust_monitor import BASE_S, LOOK_S
+from indexer.core.delivery import BASE_S
+from select_service.core.decisions.trust_monitor import LOOK_S
 from select_service.types import CoreLimits, TrustSettings
 from tests.indexer.encoding import encode_batch, stored
 from tests.select_service.core.decisions.doubted import Late, fleet_of
@@ -18,14 +21,15 @@ def test_events_that_come_in_time_or_not_at_all_cost_nothing() -> None:
     fleet.tick(1000.0)
     assert (fleet.row.trust, fleet.row.index.state, fleet.row.index.lag_s) == (1.0, "silent", None)
     for late in (0.01, 0.5, 2.0, 4.9):
-        fleet.event(late)
+        fleet.fall_behind(late)
         assert fleet.row.trust == 1.0
     assert fleet.row.index.lag_s == pytest.approx(4.89)
     fleet.event(0.01)
     for _ in range(100):
         fleet.tick(100.0)
         assert fleet.row.trust == 1.0, "an idle engine says nothing"
-    fleet.event(20.0)
+    fleet.event(0.0)
+    fleet.fall_behind(20.0)
     assert fleet.row.trust < 1.0
     fleet.tick(20.0)
     assert fleet.row.trust == 1.0, "whatever was as late has come by now"
@@ -35,10 +39,10 @@ def test_events_that_come_in_time_or_not_at_all_cost_nothing() -> None:
 def test_late_events_cost_half_the_credit_every_so_often() -> None:
     fleet = Late(lag_grace_s=2.0, lag_half_s=4.0)
     fleet.event(0.0)
-    fleet.event(6.0)
+    fleet.fall_behind(6.0)
     assert fleet.row.trust == pytest.approx(0.5)
     assert fleet.row.reasons == ["lag"]
-    fleet.event(10.0)
+    fleet.fall_behind(10.0)
     assert fleet.row.trust == pytest.approx(0.25)
     fleet.event(0.0)
     assert (fleet.row.trust, fleet.row.reasons) == (1.0, [])
@@ -50,19 +54,41 @@ def test_clocks_that_differ_are_no_lag() -> None:
         for _ in range(5):
             fleet.event(ahead)
             assert (fleet.row.trust, fleet.row.index.lag_s) == (1.0, 0.0)
-        fleet.event(ahead + 20.0)
+        fleet.fall_behind(ahead + 20.0)
         assert fleet.row.trust < 1.0
 
 
-def test_a_clock_that_was_set_is_forgiven_after_a_while() -> None:
+def test_a_clock_that_drifts_is_forgiven_after_a_while() -> None:
     fleet = Late()
     fleet.event(0.0)
-    fleet.event(60.0)
+    fleet.fall_behind(60.0)
     assert fleet.row.trust < 0.1
-    for _ in range(2):
-        fleet.now += BASE_S
+    for _ in range(int(2 * BASE_S / 50.0) + 2):  # no silence outlasts the delay
+        fleet.tick(50.0)
         fleet.event(60.0)
     assert fleet.row.trust == 1.0
+
+
+def test_a_delay_that_a_silence_has_outlasted_is_over() -> None:
+    """Also where the clock was set back meanwhile, by as much as the batches had been late."""
+    fleet = Late()
+    fleet.event(0.0)
+    fleet.fall_behind(10.0)
+    assert fleet.row.index.lag_s == pytest.approx(10.0)
+    fleet.tick(100.0)
+    fleet.event(10.0, is_set=True)
+    assert (fleet.row.trust, fleet.row.index.lag_s) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize("step_s", [3.0, 60.0])
+def test_a_clock_that_is_set_hides_no_delay_of_a_busy_engine(step_s: float) -> None:
+    fleet = Late()
+    fleet.event(0.0)
+    fleet.fall_behind(10.0)
+    fleet.event(10.0 + step_s, is_set=True)
+    assert fleet.row.index.lag_s == pytest.approx(10.0)
+    fleet.fall_behind(12.0 + step_s)
+    assert fleet.row.index.lag_s == pytest.approx(12.0)
 
 
 @pytest.mark.parametrize("back_s", [60.0, 7200.0])
@@ -74,7 +100,7 @@ def test_an_engine_whose_clock_is_set_back_is_not_late(back_s: float) -> None:
     for _ in range(5):
         fleet.event(back_s, is_set=True)
         assert (fleet.row.trust, fleet.row.index.lag_s) == (1.0, 0.0)
-    fleet.event(back_s + 20.0)  # and from then on, this late is late
+    fleet.fall_behind(back_s + 20.0)  # and from then on, this late is late
     assert fleet.row.index.lag_s == pytest.approx(20.0)
     assert fleet.row.trust < 1.0
 
@@ -128,7 +154,7 @@ def test_many_lost_batches_cost_their_share_few_cost_nothing() -> None:
 def test_it_can_be_switched_off() -> None:
     fleet = Late(weigh_freshness=False)
     fleet.event(0.0)
-    fleet.event(100.0)
+    fleet.fall_behind(100.0)
     assert (fleet.row.trust, fleet.row.index.lag_s) == (1.0, None)
 
 
@@ -175,3 +201,53 @@ def test_a_scope_is_shown_alone() -> None:
     assert [row.worker_id for row in fleet.core.trusting.table().ranks] == [1, 2, 9]
     assert [row.worker_id for row in fleet.core.trusting.table(tenant_id="other").ranks] == [9]
     assert fleet.core.trusting.table(model_name="none").ranks == []
+
+
+class Step(NamedTuple):
+    """A clock that is set, before a batch."""
+
+    idle_s: float
+    forward_s: float  # the engine's clock; negative: back
+    batches: int  # the same engine makes afterwards, busily
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(
+        st.builds(
+            Step,
+            st.floats(0.0, 90.0) | st.floats(90.0, 20_000.0),
+            st.floats(1.5, 20_000.0) | st.floats(-20_000.0, -1.5),
+            st.integers(0, 5),
+        ),
+        max_size=12,
+    ),
+    st.data(),
+)
+def test_no_step_of_a_clock_costs_anything(steps: list[Step], data: st.DataObject) -> None:
+    """Whatever its size, and whether or not the engine was idle, from the first batch on."""
+    fleet = Late()
+    network = st.floats(0.0, 0.4)
+    ahead_s = 0.0
+    fleet.event(data.draw(network))
+    for step in steps:
+        fleet.tick(step.idle_s)
+        ahead_s += step.forward_s
+        for _ in range(1 + step.batches):
+            fleet.event(data.draw(network) - ahead_s, is_set=True)
+            row = fleet.row
+            assert row.trust == 1.0
+            assert row.index.lag_s is None or row.index.lag_s <= 1.0
+
+
+@pytest.mark.parametrize("step_s", [60.0, 6.0, 99.0, -60.0, -7200.0])
+def test_a_clock_that_is_set_while_the_engine_is_idle_is_seen_by_the_next_batch(
+    step_s: float,
+) -> None:
+    fleet = Late()
+    for _ in range(3):
+        fleet.event(0.0)
+    fleet.tick(100.0)
+    for _ in range(3):
+        fleet.event(step_s, is_set=True)
+        assert (fleet.row.trust, fleet.row.index.lag_s) == (1.0, 0.0)
