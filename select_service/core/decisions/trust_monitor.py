@@ -69,8 +69,10 @@ class _Watch:
             self.gap_since = now
         delivery = stream.delivery
         offset, lag_s = delivery.offset_s, delivery.lag_s
-        is_known = offset is not None and stream.cursor.is_live
-        if not is_known or wall_ahead is None or abs(offset + wall_ahead) >= PLAUSIBLE_S:
+        if offset is None or not stream.cursor.is_live:
+            self.lag_s = None
+            return
+        if wall_ahead is None or abs(offset + wall_ahead) >= PLAUSIBLE_S:
             self.lag_s = None
             return
         # after that much silence, nothing is still on its way
