@@ -2,9 +2,10 @@
 
 Up at once, but at most by one step. Down when it is safe: to the count that suffices even if all
 forecasts for the start time of an engine were too low by the usual error; below that only to the
-maximum wanted during the stabilisation window; and never while replicas are starting. Start times
-are measured, not assumed. Replicas that do not come are given up: otherwise one pod without a
-machine would hold all others for ever.
+maximum wanted during the stabilisation window; and no serving replica while others are starting.
+Those that start are given up as soon as they can no longer matter: enough are ready, or fewer have
+been wanted for the whole window. Start times are measured, not assumed. Replicas that do not come
+are not waited for for ever: one pod without a machine would hold all others.
 """
 
 from __future__ import annotations
@@ -61,6 +62,8 @@ class StartTime:
     def follow(self, state: PoolState, now: float) -> None:
         """Follow the state; a start whose beginning and end were seen is a measurement."""
         before, self._before = self._before, state
+        if before is not None and state.desired < before.desired:
+            self._asked_at = None  # what was given up has not come
         if not state.starting:
             if self._asked_at is not None and not self.overdue:
                 self.seconds += 0.3 * (now - self._asked_at - self.seconds)
@@ -107,13 +110,18 @@ class StabilizationWindow:
         if bounded > current:
             step = current + limits.step_up
             return (bounded, why) if bounded <= step else (step, f"at most {limits.step_up} more")
-        patient = min(self._wanted[0][1], current)
+        patient = longest = min(self._wanted[0][1], current)
         if sure is not None:
             patient = min(patient, max(sure, bounded))
         if patient > bounded:
             why = f"{patient} were wanted within {limits.stabilisation_s:.0f} s"
         if patient < current and starting:
-            return current, f"{starting} are starting: nothing is taken away meanwhile"
+            ready = current - starting
+            if ready < patient < longest:
+                return current, f"{starting} are starting: nothing is taken away meanwhile"
+            kept = max(patient, ready)  # who serves goes later
+            given_up = f"{current - kept} of {starting} that have not started are given up"
+            return kept, f"{given_up}: {ready} are ready, and {patient} do"
         if patient < current - limits.step_down:
             return current - limits.step_down, f"at most {limits.step_down} fewer"
         return patient, why

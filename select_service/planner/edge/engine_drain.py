@@ -82,7 +82,7 @@ class EngineDrain:
             the pools that have to keep some of their replicas for now.
         """
         known = [one for one in targets if one.pool in states]
-        kept = await asyncio.gather(*(self._kept(one, states[one.pool].desired) for one in known))
+        kept = await asyncio.gather(*(self._kept(one, states[one.pool]) for one in known))
         return {one.pool: some for one, some in zip(known, kept, strict=True) if some is not None}
 
     def forget(self) -> None:
@@ -93,9 +93,15 @@ class EngineDrain:
         """Close the connections. Drains stay, for the next planner."""
         await self._selectors.close()
 
-    async def _kept(self, target: Target, desired: int) -> Kept | None:
-        """Settle one pool. A selector that cannot be asked holds a scale-down for `most_s` only."""
-        pool, surplus = target.pool, max(0, desired - target.replicas)
+    async def _kept(self, target: Target, state: PoolState) -> Kept | None:
+        """Settle one pool. A selector that cannot be asked holds a scale-down for `most_s` only.
+
+        Replicas that have not started are the first to go, and have nothing to finish.
+        """
+        pool, desired = target.pool, state.desired
+        fewer = max(0, desired - target.replicas)
+        idle = min(fewer, state.starting)
+        surplus = fewer - idle
         leaving = self.pools.setdefault(pool, Leaving())
         now = self._clock()
         for end, count in leaving.want(desired, surplus, now).items():
@@ -115,7 +121,7 @@ class EngineDrain:
             why = f"{said}; {why}" if why else ""
         if not why:
             return None
-        return Kept(desired - len(leaving.ready) - leaving.blind, why)
+        return Kept(desired - idle - len(leaving.ready) - leaving.blind, why)
 
     async def _settle(self, pool: PoolKey, leaving: Leaving, surplus: int, now: float) -> str:
         """Return what the lower count waits for. Every step can be interrupted and repeated."""

@@ -74,6 +74,7 @@ class LoopCounters(msgspec.Struct):
     gpu_seconds: float = 0.0
     state_failures: int = 0
     faults: int = 0
+    starts_given_up: int = 0
 
 
 class Loop:
@@ -342,7 +343,9 @@ class Loop:
         outcome = await self.connector.apply(targets, reasons)
         self.counts.changes += len(outcome.done)
         for one in outcome.done:
-            self.states[one.pool] = PoolState(one.replicas, self.states[one.pool].ready)
+            state = self.states[one.pool]
+            self.counts.starts_given_up += min(state.starting, max(0, state.desired - one.replicas))
+            self.states[one.pool] = PoolState(one.replicas, state.ready)
             self._asked[one.pool] = one.replicas
             self._read_back.discard(one.pool)
         return {str(pool): why for pool, why in outcome.failed.items()}

@@ -164,6 +164,11 @@ _LOOP: Final[tuple[MetricRow[Loop], ...]] = (
         lambda loop: loop.counts.overrides,
     ),
     total(
+        "starts_given_up",
+        "Replicas that had not started when fewer were asked for.",
+        lambda loop: loop.counts.starts_given_up,
+    ),
+    total(
         "gpu_seconds",
         "GPUs of ready replicas over time.",
         lambda loop: loop.counts.gpu_seconds,

@@ -314,13 +314,14 @@ def test_engines_of_different_sizes_fill_the_budget_and_never_more() -> None:
         assert counts[PREFILL] == 9 or counts[DECODE] == 5 or budget - total < 4
 
 
-def test_down_only_after_the_window_and_not_while_replicas_start() -> None:
+def test_down_only_after_the_window_and_first_what_has_not_started() -> None:
     steady = StabilizationWindow(PoolLimits(stabilisation_s=300.0, step_down=1, step_up=4))
     assert steady.next(9, 3, 0, now=0.0)[0] == 7  # at most four more
     assert steady.next(2, 7, 0, now=100.0) == (7, "7 were wanted within 300 s")
-    assert steady.next(2, 7, 2, now=301.0)[0] == 7
-    assert "are starting" in steady.next(2, 7, 2, now=302.0)[1]
-    assert steady.next(2, 7, 0, now=303.0)[0] == 6
+    assert steady.next(2, 7, 2, now=200.0) == (7, "7 were wanted within 300 s")
+    told = "2 of 2 that have not started are given up: 5 are ready, and 2 do"
+    assert steady.next(2, 7, 2, now=301.0) == (5, told), "nobody who serves goes with them"
+    assert steady.next(2, 5, 0, now=303.0)[0] == 4
     assert steady.next(0, 2, 0, now=700.0) == (1, "kept within 1 and 1000")
 
 
@@ -329,7 +330,46 @@ def test_down_at_once_where_the_forecasts_are_sure() -> None:
     assert steady.next(9, 9, 0, now=0.0) == (9, "")
     assert steady.next(4, 9, 0, now=60.0, sure=6)[0] == 6
     assert steady.next(4, 6, 0, now=120.0, sure=3) == (4, "")
-    assert steady.next(2, 4, 1, now=180.0, sure=2)[0] == 4, "not while replicas start"
+    assert steady.next(2, 4, 1, now=180.0, sure=2)[0] == 3, "whose start matters no more"
+
+
+def test_what_starts_is_kept_while_it_may_still_be_wanted() -> None:
+    """It is missing from what suffices for sure, and was wanted a moment ago."""
+    steady = StabilizationWindow(PoolLimits(stabilisation_s=300.0))
+    assert steady.next(9, 9, 4, now=0.0)[0] == 9
+    told = "4 are starting: nothing is taken away meanwhile"
+    assert steady.next(7, 9, 4, now=60.0, sure=7) == (9, told)
+    told = "2 of 4 that have not started are given up: 5 are ready, and 7 do"
+    assert steady.next(7, 9, 4, now=361.0, sure=7) == (7, told), "the newer decision has lasted"
+    assert steady.next(9, 7, 2, now=362.0) == (9, "")
+
+
+def test_a_pod_that_never_starts_holds_nothing() -> None:
+    """Two without a machine: for half an hour nothing was taken away."""
+    run = Run()
+    run.slow(BUSY)
+    run.slow(replace(BUSY, requests=Value(27_000.0)))
+    wanted, ready = run.states[PREFILL].desired, run.states[PREFILL].desired - 2
+    quiet = replace(BUSY, requests=Value(900.0))
+    counts: list[int] = []
+    reasons: list[str] = []
+    for _ in range(12):
+        state = run.states[PREFILL]
+        run.states[PREFILL] = PoolState(state.desired, min(state.desired, ready))
+        decision = run.slow(quiet)
+        reasons += decision.reasons
+        counts.append(run.states[PREFILL].desired)
+    assert counts[-1] < ready < wanted
+    assert sum("have not started are given up" in one for one in reasons) == 1
+    assert ready in counts, "who has not started goes alone"
+
+
+def test_what_was_given_up_was_no_start() -> None:
+    start = StartTime(prior_s=120.0)
+    start.follow(PoolState(2, 2), 0.0)
+    start.follow(PoolState(4, 2), 10.0)
+    start.follow(PoolState(2, 2), 900.0)
+    assert start.seconds == 120.0
 
 
 def test_noise_does_not_flap() -> None:
@@ -515,7 +555,7 @@ def test_what_is_not_given_back_is_not_given_away() -> None:
 
 
 def test_replicas_that_never_start_are_not_waited_for_for_ever() -> None:
-    """A pod without a GPU to run on stays pending: its pool never shrank again."""
+    """A pod without a GPU to run on stays pending, and its count cannot be lowered either."""
     run = Run(model(stabilisation_s=0.0, give_up_s=1800.0), prefill=4, decode=6)
     idle = Window(seconds=INTERVAL, requests=IDLE)
     run.slow(BUSY)
@@ -527,8 +567,8 @@ def test_replicas_that_never_start_are_not_waited_for_for_ever() -> None:
         decision = run.fleet.slow({KEY: idle}, run.states, run.now + turn * INTERVAL)
         decided.append(decision.targets[1].replicas)
         reasons = decision.reasons
-    assert decided[:10] == [6] * 10
-    assert decided[10] != 6
+    assert decided[:10] == [4] * 10, "they alone are given up"
+    assert decided[10] == 1, "nothing is waited for"
     assert any("2 have not started within 1800 s" in one for one in reasons)
     (_, pool) = run.fleet.models[0].pools
     assert pool.overdue == 2

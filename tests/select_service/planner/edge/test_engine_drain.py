@@ -115,9 +115,9 @@ class House:
         selectors = selectors_at(urls, self.selecting)
         return EngineDrain(selectors, self.connector.pods(), self.clock, MOST_S)
 
-    async def wants(self, replicas: int, desired: int) -> str:
+    async def wants(self, replicas: int, desired: int, ready: int | None = None) -> str:
         """Return what the lower count waits for."""
-        state = PoolState(desired, desired)
+        state = PoolState(desired, desired if ready is None else ready)
         waiting = await self.retiring.settle([target(DECODE, replicas)], {DECODE: state})
         for leaving in self.retiring.pools.values():
             leaving.check()
@@ -187,6 +187,21 @@ def test_who_goes_is_idle_and_is_whom_kubernetes_takes() -> None:
         asked = len(house.selecting.asked)
         assert await house.wants(3, 3) == ""
         assert len(house.selecting.asked) == asked, "nobody is asked while nobody goes"
+
+    housed(use)
+
+
+def test_who_has_not_started_goes_without_a_drain() -> None:
+    """Two of six never came; two workers that served were drained in their place."""
+
+    async def use(house: House) -> None:
+        for worker_id in (1, 2, 3, 4):
+            await house.selecting.book("one", worker_id, f"r{worker_id}")
+        assert await house.wants(4, 6, ready=4) == ""
+        assert house.selecting.drained() == {}
+        assert "worker" in await house.wants(3, 6, ready=4)
+        assert len(house.selecting.drained()) == 1
+        assert house.kept == 4, "who has not started need not wait for who finishes"
 
     housed(use)
 

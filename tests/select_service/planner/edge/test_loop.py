@@ -132,6 +132,36 @@ def test_an_interval_changes_kubernetes_and_says_why() -> None:
     run(use)
 
 
+def test_starts_that_matter_no_more_are_given_up_and_counted() -> None:
+    """Pods without a machine: their count was not lowered for half an hour."""
+    fake = FakeKube()
+    fake.deployment("prefill", 9, 3)
+    fake.deployment("decode", 1, 1)
+
+    async def use() -> None:
+        resources = {PREFILL: "deployments/prefill", DECODE: "deployments/decode"}
+        clock = Clock()
+        loop = loop_of(KubernetesConnector(fake.kube(), resources))
+        loop._clock = clock
+        idle = replace(BUSY, requests=Value(90.0))
+        loop.source.window = idle  # type: ignore[attr-defined]
+        await loop.slow()
+        path = "/apis/apps/v1/namespaces/inference/deployments/prefill"
+        assert fake.objects[path]["spec"]["replicas"] == 9, "they were wanted a moment ago"
+        clock.now += 301.0
+        await loop.slow()
+        assert fake.objects[path]["spec"]["replicas"] == 3
+        told = "6 of 6 that have not started are given up: 3 are ready, and 1 do"
+        assert any(told in one for one in loop.decisions[-1].reasons)
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(create_app(loop)), base_url="http://planner"
+        ) as client:
+            page = (await client.get("/metrics")).text
+        assert "select_planner_starts_given_up_total 6.0" in page
+
+    run(use)
+
+
 def test_who_else_scales_a_pool_is_told() -> None:
     """An autoscaler beside it: up and down by turns, and nothing said why."""
     fake = FakeKube()
