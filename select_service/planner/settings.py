@@ -237,9 +237,12 @@ class RunSettings(TuningSettings, frozen=True, kw_only=True):
     selector: Annotated[
         tuple[str, ...],
         repeated(_url()),
-        "once per selector, none of them behind an address they share; for --metrics-source "
-        "selector and for --drain",
+        "once per selector, or the headless Service that leads to all: every address of a name is "
+        "asked; for --metrics-source selector and for --drain",
     ] = ()
+    selector_lookup_interval: Annotated[
+        float, _interval(), "between two look-ups of the names of selectors"
+    ] = 10.0
     token_file: Annotated[
         Path | None, file("FILE"), "bearer token for selectors; read again for each request"
     ] = None
@@ -316,6 +319,11 @@ class RunSettings(TuningSettings, frozen=True, kw_only=True):
                 self.selector,
                 "--selector is of --metrics-source selector and of --drain",
                 asks_selectors,
+            ),
+            (
+                self.selector_lookup_interval != usual.selector_lookup_interval,
+                "--selector-lookup-interval is of --selector",
+                bool(self.selector),
             ),
             (
                 self.token_file,

@@ -45,6 +45,7 @@ async def whole_answer(
     params: Mapping[str, str] | None = None,
     headers: Mapping[str, str] | Callable[[], Mapping[str, str]] | None = None,
     content: bytes | None = None,
+    extensions: dict[str, object] | None = None,
 ) -> Page:
     """Send a request and read its answer within a time limit, even if the server trickles bytes.
 
@@ -58,6 +59,7 @@ async def whole_answer(
         headers: of the request; what returns them is called for each, as files of credentials
             change.
         content: body of the request.
+        extensions: of httpx.
 
     Raises:
         failure: there is no answer, or too long a one.
@@ -67,7 +69,9 @@ async def whole_answer(
         shown = headers() if callable(headers) else headers
         async with (
             asyncio.timeout(within_s),
-            client.stream(method, url, params=params, headers=shown, content=content) as answer,
+            client.stream(
+                method, url, params=params, headers=shown, content=content, extensions=extensions
+            ) as answer,
         ):
             async for piece in answer.aiter_bytes():
                 body += piece

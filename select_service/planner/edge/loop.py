@@ -279,7 +279,7 @@ class Loop:
                 loop,
                 list(decision.targets),
                 words,
-                [*self._overrides, *decision.reasons],
+                [*self._overrides, *self.source.warnings, *decision.reasons],
                 list(decision.infeasible),
                 decision.gpus,
                 acted=acted,

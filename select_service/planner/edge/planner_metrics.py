@@ -10,6 +10,7 @@ from typing_extensions import override
 from select_service.metric_rows import MetricRow, MetricTable, table, total, value
 from select_service.planner.edge.connectors.virtual import VirtualConnector
 from select_service.planner.edge.loop import measured
+from select_service.planner.edge.sources.selector import SelectorSource
 from select_service.planner.types import Idle
 
 if TYPE_CHECKING:
@@ -206,6 +207,20 @@ _DRAINS: Final[tuple[MetricRow[EngineDrain], ...]] = (
     ),
 )
 
+_SELECTORS: Final[tuple[MetricRow[SelectorSource], ...]] = (
+    value(
+        "selectors",
+        "Addresses of selectors; several: more than one answers there, and none is believed.",
+        lambda source: source.states,
+        "state",
+    ),
+    value(
+        "selectors_unseen",
+        "Replicas that selectors hear, and that are not asked for their counts.",
+        lambda source: source.unseen,
+    ),
+)
+
 _VIRTUAL: Final[tuple[MetricRow[VirtualConnector], ...]] = (
     total(
         "decision_ends",
@@ -237,6 +252,9 @@ class PlannerMetrics(Collector):
             leaving = [(_names(pool), [one.named]) for pool, one in drain.pools.items()]
             tables.append(MetricTable(_LEAVING, lambda: leaving, _POOL, prefix=_PREFIX))
             tables.append(table(_DRAINS, lambda: drain, prefix=_PREFIX))
+        source = self._loop.source
+        if isinstance(source, SelectorSource):
+            tables.append(table(_SELECTORS, lambda: source, prefix=_PREFIX))
         if isinstance(connector, VirtualConnector):
             tables.append(table(_VIRTUAL, lambda: connector, prefix=_PREFIX))
         for one in tables:

@@ -41,6 +41,7 @@ from select_service.planner.edge.run_settings import (
     read_targets,
     resources_of,
 )
+from select_service.planner.edge.selector_addresses import SelectorAddresses
 from select_service.planner.edge.selectors import SelectorFleet
 from select_service.planner.edge.sources.prometheus import TIMEOUT_S as PROMETHEUS_TIMEOUT_S
 from select_service.planner.edge.sources.prometheus import PrometheusSource
@@ -281,7 +282,12 @@ def _source(settings: RunSettings) -> TrafficSource:
     if settings.metrics_source == "selector":
         if not settings.selector:
             raise SettingsError("--metrics-source selector needs --selector URL")
-        return SelectorSource(settings.selector, _bearer(settings.token_file))
+        return SelectorSource(
+            settings.selector,
+            _bearer(settings.token_file),
+            addresses=SelectorAddresses(settings.selector, settings.selector_lookup_interval),
+            wall=_wall,
+        )
     if settings.trace is None:
         raise SettingsError("--metrics-source trace needs --trace FILE")
     return TraceSource(read_trace(settings.trace))
@@ -386,7 +392,8 @@ def _retiring(settings: RunSettings, connector: Connector) -> EngineDrain | None
     _bearer(settings.token_file)  # an unusable file is an error now
     file = settings.token_file
     token = None if file is None else partial(read_token, file)
-    selectors = SelectorFleet(settings.selector, token)
+    addresses = SelectorAddresses(settings.selector, settings.selector_lookup_interval)
+    selectors = SelectorFleet(settings.selector, token, addresses)
     return EngineDrain(selectors, pods, time.monotonic, settings.drain_s)
 
 

@@ -7,17 +7,21 @@ in flight is shared between replicas, but with a delay: a worker is idle when al
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+import ssl
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlencode, urlsplit
 
 import msgspec
+from typing_extensions import override
 
 from select_service.client import AsyncClient, ClientError, Options, ServiceError, TimedOut
+from select_service.planner.edge.selector_addresses import SelectorAddress
 from select_service.planner.errors import SelectorError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Sequence
 
+    from select_service.planner.edge.selector_addresses import SelectorAddresses
     from select_service.planner.types import ModelKey, PoolKey
 
 __all__ = ["DrainCandidate", "MergedWorker", "SelectorFleet"]
@@ -72,16 +76,58 @@ class SelectorFleet:
     Args:
         urls: one per selector.
         token: returns the bearer token, if one is required; it must permit draining.
+        addresses: follows the names in the URLs; None: each URL is one selector.
 
     Raises:
         SelectorError: an address is invalid.
     """
 
-    def __init__(self, urls: Sequence[str], token: Callable[[], str] | None = None) -> None:
+    def __init__(
+        self,
+        urls: Sequence[str],
+        token: Callable[[], str] | None = None,
+        addresses: SelectorAddresses | None = None,
+    ) -> None:
+        self._token = token
+        self._addresses = addresses
+        self._clients: dict[str, AsyncClient] = {}  # by URL
+        self._left: list[AsyncClient] = []  # of those that were lost at the last look-up
+        if addresses is None:
+            self._clients = {url: self._client(SelectorAddress(url, url)) for url in urls}
+
+    def _client(self, address: SelectorAddress) -> AsyncClient:
+        trust: _NamedTrust | None = None
+        if address.name and address.url.startswith("https:"):
+            trust = _NamedTrust(ssl.PROTOCOL_TLS_CLIENT)
+            trust.minimum_version = ssl.TLSVersion.TLSv1_2
+            trust.load_default_certs()
+            trust.name = address.name
         try:
-            self._clients = [AsyncClient(url, token=token, options=_ONCE) for url in urls]
+            return AsyncClient(address.url, token=self._token, ca=trust, options=_ONCE)
         except ValueError as error:
             raise SelectorError(str(error)) from error
+
+    async def _follow(self) -> None:
+        """Keep a client for each address that the names lead to now.
+
+        Raises:
+            SelectorError: a name leads to none.
+        """
+        if self._addresses is None:
+            return
+        found = await self._addresses.look()
+        if not found:
+            raise SelectorError("; ".join(self._addresses.problems.values()) or "no selector")
+        known = self._clients
+        if known.keys() == {one.url for one in found}:
+            return
+        self._clients = {one.url: known.get(one.url) or self._client(one) for one in found}
+        left, self._left = (
+            self._left,
+            [one for url, one in known.items() if url not in self._clients],
+        )
+        for client in left:  # not those that somebody may be using right now
+            await client.aclose()
 
     async def workers(
         self, model: ModelKey, known: Collection[int] = ()
@@ -120,6 +166,7 @@ class SelectorFleet:
         Raises:
             SelectorError: a selector does not answer.
         """
+        await self._follow()
         told = await asyncio.gather(*self._ask(lambda client: client.drain_status(worker_id)))
         busy = [", ".join(one.waiting_for) for one in told if one and not one.safe_to_terminate]
         return next((one or "work" for one in busy), "")
@@ -142,10 +189,11 @@ class SelectorFleet:
 
     async def close(self) -> None:
         """Close the connections."""
-        for client in self._clients:
+        for client in (*self._clients.values(), *self._left):
             await client.aclose()
 
     async def _tell(self, call: Callable[[AsyncClient], Awaitable[object]]) -> None:
+        await self._follow()
         told = await asyncio.gather(*self._ask(call), return_exceptions=True)
         for one in told:  # all were asked, even after a failure
             if isinstance(one, BaseException):
@@ -157,6 +205,7 @@ class SelectorFleet:
         Raises:
             SelectorError: there is no answer.
         """
+        await self._follow()
         asked = self._ask(lambda client: client.call("GET", path, kind=kind))
         told = await asyncio.gather(*asked, return_exceptions=True)
         found: list[_T] = []
@@ -173,7 +222,17 @@ class SelectorFleet:
 
     def _ask(self, call: Callable[[AsyncClient], Awaitable[_T]]) -> list[Awaitable[_T | None]]:
         """Return a call of every selector."""
-        return [_answer(client, call) for client in self._clients]
+        return [_answer(client, call) for client in self._clients.values()]
+
+
+class _NamedTrust(ssl.SSLContext):
+    """The usual trust in a server with a certificate of one name, whatever address is asked."""
+
+    name: str
+
+    @override
+    def wrap_bio(self, *arguments: Any, **options: Any) -> ssl.SSLObject:
+        return super().wrap_bio(*arguments, **{**options, "server_hostname": self.name})
 
 
 async def _answer(client: AsyncClient, call: Callable[[AsyncClient], Awaitable[_T]]) -> _T | None:

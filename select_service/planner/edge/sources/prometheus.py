@@ -66,6 +66,11 @@ class PrometheusSource:
         self._headers = credentials or header
         self._arrivals: dict[ModelKey, ScrapedArrivals] = defaultdict(ScrapedArrivals)
 
+    @property
+    def warnings(self) -> Sequence[str]:
+        """Nothing: what cannot be read is missing."""
+        return ()
+
     async def begin(self, models: Sequence[ModelKey]) -> None:
         """Do nothing: counters are read over any period."""
 

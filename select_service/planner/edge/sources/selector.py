@@ -2,148 +2,54 @@
 
 After a restart of a selector all its counts are new; if it exports no start time, a restart shows
 as a counter below its last value. A selector scraped for the first time has counted an unknown part
-before: counting begins with its values then, and the time until then is missing. Each selector sees
-a part of the traffic, so counters are summed; all of them know the load on the engines, so of
-gauges the largest counts, never the sum.
+before: counting begins with its values then, and the time until then is missing, unless it joined a
+name that is followed and started since. Each selector sees a part of the traffic, so counters are
+summed; all of them know the load on the engines, so of gauges the largest counts, never the sum.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
-from collections import defaultdict, deque
-from typing import TYPE_CHECKING, Final, TypeAlias
+from collections import OrderedDict, defaultdict
+from typing import TYPE_CHECKING, Final
 
-from prometheus_client.parser import text_string_to_metric_families
+import httpx
 
 from indexer.http_client import http_client
 from select_service.planner.core.lengths import from_buckets
 from select_service.planner.edge.http_answers import OK, whole_answer
+from select_service.planner.edge.selector_addresses import SelectorAddress
+from select_service.planner.edge.sources.selector_counters import (
+    PREFIX,
+    SelectorCounters,
+    parse,
+)
 from select_service.planner.edge.sources.source import counted, ratio
 from select_service.planner.errors import SourceError
 from select_service.planner.types import Idle, Load, Missing, Value, Window
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    import httpx
-
+    from select_service.planner.edge.selector_addresses import SelectorAddresses
+    from select_service.planner.edge.sources.selector_counters import Since
     from select_service.planner.types import ModelKey, Reading
 
-__all__ = ["SelectorSource", "parse"]
+__all__ = ["SelectorSource"]
 
 TIMEOUT_S: Final = 5.0
-
-PREFIX: Final = "select_service_"
-Samples: TypeAlias = dict[tuple[str, str, str, str], float]
-"""By name, model, tenant and bucket; summed over all other labels."""
-
-
-STARTED: Final = ("process_start_time_seconds", "", "", "")
-_READ: Final = tuple(
-    PREFIX + name
-    for name in (
-        "demand_",
-        "rank_prefill_tokens{",
-        "reservations{",
-        "pending_isl_tokens{",
-    )
-)
-_STARTS_MAX: Final = 8  # processes behind one address, distinguished from restarts
-
-
-def parse(text: str, models: Iterable[str] | None = None) -> Samples:
-    """Parse the parts of an exposition that the planner needs; names are without the prefix.
-
-    Of a thousand models and ranks few lines are needed: the others are skipped unparsed.
-
-    Args:
-        text: the page.
-        models: names of the models to read; None: all.
-
-    Raises:
-        ValueError: one of these lines is malformed.
-    """
-    ours = None if models is None else [f'model_name="{_escaped(name)}"' for name in set(models)]
-    lines = [
-        line
-        for line in text.split("\n")
-        if (line.startswith(_READ) and (ours is None or any(one in line for one in ours)))
-        or line.startswith(STARTED[0])
-    ]
-    samples: Samples = defaultdict(float)
-    for family in text_string_to_metric_families("\n".join([*lines, ""])):
-        for one in family.samples:
-            labels = one.labels
-            if not math.isfinite(one.value):
-                continue
-            if one.name == STARTED[0]:
-                samples[STARTED] = one.value
-            elif "model_name" in labels:
-                key = (
-                    one.name.removeprefix(PREFIX),
-                    labels["model_name"],
-                    labels.get("tenant_id", "default"),
-                    labels.get("le", ""),
-                )
-                samples[key] += one.value
-    return dict(samples)
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
-class _Selector:
-    """One selector's last scrape, and the growth of its counters since the window began.
-
-    Attributes:
-        error: why the last scrape failed; empty: it succeeded.
-        is_new: counting began after the start of the window.
-        is_new_to_looks: counting began after the last look.
-    """
-
-    def __init__(self, url: str) -> None:
-        self.url = url.rstrip("/")
-        self.last: Samples | None = None
-        self._counted: Samples = {}  # including series absent from the last page
-        self.grown: Samples = defaultdict(float)
-        self.error = "not scraped yet"
-        self.is_new = self.is_new_to_looks = False
-        # start times of processes, the latest last
-        self._starts: deque[float] = deque(maxlen=_STARTS_MAX)
-
-    def take(self, samples: Samples) -> None:
-        """Add the growth of counters since the last scrape.
-
-        Raises:
-            ValueError: the answer is from a process that another has already replaced.
-        """
-        started = samples.get(STARTED)
-        known = self._starts[-1] if self._starts else None
-        has_restarted = started is not None and known is not None and started != known
-        if has_restarted and started in self._starts:
-            # each alternation would count everything as new
-            raise ValueError("several processes answer in turns: name every selector by itself")
-        if started is not None and started != known:
-            self._starts.append(started)
-        if self.last is None:
-            self.is_new = self.is_new_to_looks = True
-        else:
-            if has_restarted:
-                self._counted = {}
-            for key, value in samples.items():
-                before = self._counted.get(key, 0.0)
-                self.grown[key] += value - before if value >= before else value
-        self.last = samples
-        self._counted |= samples
-        self.error = ""
-
-    def begin(self) -> None:
-        """Begin a window with the last scrape."""
-        self.grown = defaultdict(float)
-        self.is_new = self.is_new_to_looks = False
+SILENT_S: Final = 60.0
+"""One of several addresses of a name that has not answered for so long is not waited for: it boots,
+or is broken, and gets no traffic. What it had counted is in what it answered."""
+UNSEEN_S: Final = 60.0
+"""Replicas that selectors hear and that are not scraped are reported after so long: some may just
+have begun, or ended."""
+_AWAY_MAX: Final = 256
+"""Selectors remembered that a name has lost: their counters go on where it leads to them again."""
+_log = logging.getLogger("select_planner")
 
 
 class SelectorSource:
@@ -154,6 +60,12 @@ class SelectorSource:
         credentials: returns the header with the bearer token, if one is required.
         client: for tests.
         clock: monotonic seconds.
+        addresses: follows the names in the URLs; None: each URL is one selector.
+        wall: seconds since 1970; None: start times of processes are compared with each other only.
+
+    Attributes:
+        warnings: what makes counts too low, in words.
+        unseen: replicas that selectors hear and that are not scraped.
     """
 
     def __init__(
@@ -162,15 +74,35 @@ class SelectorSource:
         credentials: Callable[[], Mapping[str, str]] | None = None,
         client: httpx.AsyncClient | None = None,
         clock: Callable[[], float] = time.monotonic,
+        addresses: SelectorAddresses | None = None,
+        wall: Callable[[], float] | None = None,
     ) -> None:
-        self._selectors = [_Selector(url) for url in urls]
+        self._named = [SelectorAddress(url.rstrip("/"), url.rstrip("/")) for url in urls]
+        self._addresses = addresses
+        self._counters: dict[str, SelectorCounters] = {}  # by URL, of those asked now
+        self._away: OrderedDict[str, SelectorCounters] = OrderedDict()
         self._headers = credentials
-        self._client = client or http_client(TIMEOUT_S, has_credentials=True)
+        # each scrape connects anew: a connection that is kept leads to one of several for ever
+        fresh = httpx.Limits(max_keepalive_connections=0)
+        self._client = client or http_client(TIMEOUT_S, has_credentials=True, limits=fresh)
         self._live: dict[ModelKey, list[float]] = defaultdict(list)
         self._lost_s = 0.0  # of earlier unknown windows
-        self._clock = clock
+        self._clock, self._wall = clock, wall or (lambda: -math.inf)
+        self._follows = addresses is not None and wall is not None
         self._looked_at = clock()
+        self._since: Since | None = None  # of the window and the last look, once there is one
         self._counted: dict[ModelKey, float] = {}  # requests of this window as of the last look
+        self.warnings: tuple[str, ...] = ()
+        self.unseen = 0
+        self._unseen_since: float | None = None
+
+    @property
+    def states(self) -> dict[str, int]:
+        """How many selectors answer, do not, and share an address with others."""
+        found = dict.fromkeys(("answers", "silent", "several"), 0)
+        for one in self._counters.values():
+            found["several" if one.is_several else "silent" if one.error else "answers"] += 1
+        return found
 
     async def begin(self, models: Sequence[ModelKey]) -> None:
         """Scrape once: counting begins here."""
@@ -186,14 +118,15 @@ class SelectorSource:
         await self._scrape(models)
         seconds += self._lost_s
         told = {model: self._window(model, seconds) for model in models}
-        is_lost = any(one.error for one in self._selectors)
+        is_lost = bool(self._lost())
         self._lost_s = seconds if is_lost else 0.0
         self._live.clear()
         if not is_lost:
-            for one in self._selectors:
+            for one in self._all():
                 one.begin()
             self._counted.clear()
             self._looked_at = self._clock()
+            self._since = self._wall(), self._wall()
         return told
 
     async def loads(self, models: Sequence[ModelKey]) -> dict[ModelKey, Load]:
@@ -212,9 +145,11 @@ class SelectorSource:
                 seconds=seconds,
             )
         # otherwise the next look covers this time
-        if not any(one.error for one in self._selectors):
+        if not self._lost():
             self._looked_at = now
-            for one in self._selectors:
+            if self._since is not None:
+                self._since = self._since[0], self._wall()
+            for one in self._all():
                 one.is_new_to_looks = False
         return told
 
@@ -224,17 +159,38 @@ class SelectorSource:
 
     async def _scrape(self, models: Sequence[ModelKey]) -> None:
         names = {model.model_name for model in models}
-        await asyncio.gather(*(self._scrape_one(one, names) for one in self._selectors))
+        addresses = self._named if self._addresses is None else await self._addresses.look()
+        self._follow(addresses)
+        await asyncio.gather(*(self._scrape_one(one, names) for one in addresses))
+        self._look_for_unseen()
+        self._warn()
 
-    async def _scrape_one(self, one: _Selector, models: set[str]) -> None:
+    def _follow(self, addresses: Sequence[SelectorAddress]) -> None:
+        """Keep the counters of those that are asked now apart from those of others."""
+        known = self._away | self._counters
+        self._counters = {
+            one.url: known.get(one.url) or SelectorCounters(one.shown) for one in addresses
+        }
+        for one in addresses:
+            self._counters[one.url].shown = one.shown
+            self._counters[one.url].is_one_of_several = one.is_one_of_several
+        away = [(url, one) for url, one in known.items() if url not in self._counters]
+        self._away = OrderedDict(away[-_AWAY_MAX:])
+
+    async def _scrape_one(self, address: SelectorAddress, models: set[str]) -> None:
+        one = self._counters[address.url]
         try:
             page = await whole_answer(
                 self._client,
                 "GET",
-                f"{one.url}/metrics",
+                f"{address.url}/metrics",
                 within_s=TIMEOUT_S,
                 failure=SourceError,
-                headers=self._headers,
+                headers=lambda: {
+                    **(self._headers() if self._headers else {}),
+                    **({"host": address.authority} if address.authority else {}),
+                },
+                extensions={"sni_hostname": address.name} if address.name else None,
             )
             if page.status != OK:
                 raise SourceError(f"answered {page.status}")  # noqa: TRY301 - told below
@@ -243,28 +199,80 @@ class SelectorSource:
             text = page.body.decode()
             if PREFIX not in text:
                 raise SourceError("no metrics of a selector")  # noqa: TRY301 - as above
-            one.take(parse(text, models))
+            since = self._since if self._follows else None
+            one.take(parse(text, models), self._clock(), self._wall(), since=since)
         except (SourceError, ValueError) as error:
-            one.error = f"{one.url}: {error}"
+            one.error = f"{address.shown}: {error}"
+
+    def _all(self) -> Iterator[SelectorCounters]:
+        """Return the counters of this window, of those that are gone, too."""
+        yield from self._counters.values()
+        yield from self._away.values()
+
+    def _lost(self) -> list[str]:
+        """Return why an unknown part of the traffic is not counted, by selector."""
+        told = [one.error for one in self._counters.values() if one.error]
+        problems = {} if self._addresses is None else self._addresses.problems
+        if len(told) == len(self._counters):
+            return [*problems.values(), *told] or ["no selector"]
+        now = self._clock()
+        return [
+            one.error
+            for one in self._counters.values()
+            if one.error
+            and (
+                one.is_several
+                or not one.is_one_of_several
+                or (one.answered_at is not None and now - one.answered_at < SILENT_S)
+            )
+        ]
+
+    def _look_for_unseen(self) -> None:
+        """Count the replicas that selectors hear and that are not scraped, once that lasts."""
+        seen = [one for one in self._counters.values() if not one.error]
+        replicas = 1 + max((one.replicas for one in seen), default=0)
+        now = self._clock()
+        if replicas <= len(seen) or not seen:
+            self._unseen_since, self.unseen = None, 0
+            return
+        self._unseen_since = now if self._unseen_since is None else self._unseen_since
+        if now - self._unseen_since >= UNSEEN_S:
+            self.unseen = replicas - len(seen)
+
+    def _warn(self) -> None:
+        """Set the warnings; a new one is logged once."""
+        found = [one.error for one in self._counters.values() if one.is_several]
+        if self.unseen:
+            scraped = ", ".join(one.shown for one in self._counters.values() if not one.error)
+            found.append(
+                f"{self.unseen} further replicas of {scraped} are not scraped: their requests are "
+                "not counted; name every selector, or the headless Service that leads to all"
+            )
+        if self._addresses is not None:
+            found += self._addresses.problems.values()
+        for words in found:
+            if words not in self.warnings:
+                _log.warning("%s", words)
+        self.warnings = tuple(found)
 
     def _arrived(self, model: ModelKey) -> Reading:
         """Return the requests since the last look; unknown while a selector does not answer."""
-        lost = [one.error for one in self._selectors if one.error]
+        lost = self._lost()
         total = self._sum("demand_requests_total", model)
         if lost or total is None:
             return Missing("; ".join(lost) or "no selector counts demand")
         before = self._counted.get(model, 0.0)
         self._counted[model] = total
-        new = [one.url for one in self._selectors if one.is_new_to_looks]
+        new = [one.shown for one in self._all() if one.is_new_to_looks]
         if new:
             return Missing(f"counting begins at {', '.join(new)}")
         return counted(total - before, "no selector counts demand")
 
     def _window(self, model: ModelKey, seconds: float) -> Window:
-        lost = [one.error for one in self._selectors if one.error]
+        lost = self._lost()
         if lost:
             return Window(seconds=seconds, requests=Missing("; ".join(lost)))
-        new = [one.url for one in self._selectors if one.is_new]
+        new = [one.shown for one in self._all() if one.is_new]
         if new:
             why = f"counting begins at {', '.join(new)}"
             return Window(seconds=seconds, requests=Missing(why))
@@ -298,12 +306,12 @@ class SelectorSource:
 
     def _sum(self, name: str, model: ModelKey) -> float | None:
         key = (name, model.model_name, model.tenant_id, "")
-        found = [one.grown[key] for one in self._selectors if key in one.grown]
+        found = [one.grown[key] for one in self._all() if key in one.grown]
         return sum(found) if found else None
 
     def _buckets(self, name: str, model: ModelKey) -> list[tuple[float, float]]:
         totals: dict[float, float] = defaultdict(float)
-        for one in self._selectors:
+        for one in self._all():
             for (found, model_name, tenant_id, bound), value in one.grown.items():
                 if (found, model_name, tenant_id) == (name, model.model_name, model.tenant_id):
                     totals[float(bound)] += value
@@ -317,8 +325,9 @@ class SelectorSource:
 
     def _gauge(self, name: str, model: ModelKey) -> Reading:
         key = (name, model.model_name, model.tenant_id, "")
-        seen = [one.last for one in self._selectors if one.last is not None and not one.error]
+        asked = self._counters.values()
+        seen = [one.last for one in asked if one.last is not None and not one.error]
         if not seen:
-            return Missing("; ".join(one.error for one in self._selectors))
+            return Missing("; ".join(self._lost()))
         found = [samples[key] for samples in seen if key in samples]
         return Value(max(found)) if found else Missing(f"no selector tells {name}")

@@ -18,6 +18,10 @@ __all__ = ["TrafficSource", "counted", "ratio"]
 class TrafficSource(Protocol):
     """Provides measurements of the traffic."""
 
+    @property
+    def warnings(self) -> Sequence[str]:
+        """What makes the measurements doubtful, in words."""
+
     async def begin(self, models: Sequence[ModelKey]) -> None:
         """Start: the first window begins here."""
 

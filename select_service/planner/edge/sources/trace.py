@@ -64,6 +64,11 @@ class TraceSource:
         self._requests = list(requests)
         self._start = requests[0].at_s if requests else 0.0
 
+    @property
+    def warnings(self) -> Sequence[str]:
+        """Nothing: it has been recorded."""
+        return ()
+
     async def begin(self, models: Sequence[ModelKey]) -> None:
         """Do nothing: the trace begins with its first request."""
 

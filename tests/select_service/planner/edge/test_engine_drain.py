@@ -90,7 +90,7 @@ class Selecting(httpx.AsyncBaseTransport):
 
 def selectors_at(urls: list[str], transport: httpx.AsyncBaseTransport) -> SelectorFleet:
     selectors = SelectorFleet(urls)
-    for client in selectors._clients:
+    for client in selectors._clients.values():
         answered_by(client, transport)
     return selectors
 

@@ -56,6 +56,8 @@ ONE_OF_EACH = {PREFILL: PoolState(1, 1), DECODE: PoolState(1, 1)}
 class Told:
     """A source that says what it is told to."""
 
+    warnings: tuple[str, ...] = ()
+
     def __init__(self, window: Window = BUSY) -> None:
         self.window = window
         self.load = Load()

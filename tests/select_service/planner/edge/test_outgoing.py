@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import ssl
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -22,6 +23,8 @@ from select_service.planner.errors import PlannerError, SettingsError
 from select_service.planner.settings import RunSettings
 from select_service.planner.types import Missing
 from tests.live.ports import free_port
+from tests.live.tcp_server import tcp_server
+from tests.select_service.edge.security.credentials_made import Authority
 from tests.select_service.planner.edge.fakes import KEY, PREFILL, run
 from tests.select_service.planner.golden import PROFILE
 from tests.wait import block_until
@@ -34,7 +37,10 @@ VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 class Listening:
     """Takes the first bytes of every connection, and answers 200 with an empty object."""
 
-    def __init__(self, status: str = "200 OK", body: bytes = b"{}") -> None:
+    def __init__(
+        self, status: str = "200 OK", body: bytes = b"{}", tls: ssl.SSLContext | None = None
+    ) -> None:
+        self._tls = tls
         self.heard: list[bytes] = []
         self._answer = b"HTTP/1.1 %s\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s" % (
             status.encode(),
@@ -43,20 +49,19 @@ class Listening:
         )
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        port = self._server.sockets[0].getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}"
+        self._serving = tcp_server(self._serve, tls=self._tls)
+        port = await self._serving.__aenter__()
+        scheme, host = ("http", "127.0.0.1") if self._tls is None else ("https", "localhost")
+        self.url = f"{scheme}://{host}:{port}"
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        await self._server.wait_closed()
+        await self._serving.__aexit__(None, None, None)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.heard.append(await reader.readuntil(b"\r\n\r\n"))
         writer.write(self._answer)
         await writer.drain()
-        writer.close()
 
 
 @pytest.fixture(autouse=True)
@@ -229,6 +234,32 @@ def test_credentials_of_prometheus_are_read_again(
             await source.close()
 
     run(use)
+
+
+def test_prometheus_may_have_a_certificate_of_a_private_authority(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(*authority.issue("prometheus"))
+    token = tmp_path / "token"
+    token.write_text(SECRET)
+
+    async def use() -> None:
+        async with Listening(tls=tls) as server:
+            for ca, is_heard in ((None, False), (authority.cert, True)):
+                made = RunSettings(
+                    prometheus_url=server.url, prometheus_token_file=token, prometheus_ca=ca
+                )
+                source = run_command._source(made)
+                await source.loads([KEY])
+                await source.close()
+                assert bool(server.heard) is is_heard
+            assert all(f"Bearer {SECRET}".encode() in one for one in server.heard)
+
+    run(use)
+    bad = RunSettings(prometheus_url="https://p", prometheus_ca=token)
+    with pytest.raises(SettingsError, match=f"--prometheus-ca {token}: ") as caught:
+        run_command._source(bad)
+    assert SECRET not in str(caught.value)
 
 
 def test_the_name_and_password_of_a_url_are_sent_and_not_told() -> None:

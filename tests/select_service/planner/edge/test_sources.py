@@ -15,7 +15,8 @@ from select_service.planner.edge import http_answers
 from select_service.planner.edge.sources import prometheus as prometheus_module
 from select_service.planner.edge.sources import selector as selector_module
 from select_service.planner.edge.sources.prometheus import PrometheusSource
-from select_service.planner.edge.sources.selector import SelectorSource, parse
+from select_service.planner.edge.sources.selector import SelectorSource
+from select_service.planner.edge.sources.selector_counters import parse
 from select_service.planner.edge.sources.series_names import SELECTOR
 from select_service.planner.edge.sources.trace import TraceSource, read_trace
 from select_service.planner.errors import TraceError
