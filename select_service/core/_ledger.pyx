@@ -91,6 +91,13 @@ cdef class BlockCounts:
         cdef uint64_t homes[AHEAD]
         cdef Py_ssize_t start, i, count
         cdef Entry *entry
+        cdef uint64_t wanted = here.now.used + PyBytes_GET_SIZE(run) // HASH, places
+        if 2 * wanted > here.now.mask and here.old.places == NULL:
+            places = here.now.mask + 1
+            while 2 * wanted > places:
+                places *= 2
+            if places > 2 * (here.now.mask + 1):  # a long prompt: not by doubling again and again
+                self._follow(here, places)
         for start in range(0, PyBytes_GET_SIZE(run) // HASH, AHEAD):
             count = self._fetch(here, run, start, values, homes)
             for i in range(count):

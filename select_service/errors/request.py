@@ -40,13 +40,13 @@ class InvalidField(ServiceError):
     code = "invalid_field"
 
 
-class TooManyBlocks(InvalidField):
-    """A prompt of more blocks than `--blocks-per-request-max`."""
+class TooManyTokens(InvalidField):
+    """A prompt of more tokens than `--tokens-per-request-max`."""
 
-    code = "too_many_blocks"
+    code = "too_many_tokens"
 
     def __init__(self, field: str, most: int) -> None:
-        super().__init__(f"{field}: a prompt may have at most {most} blocks", field=field)
+        super().__init__(f"{field}: a prompt may have at most {most} tokens", field=field)
 
 
 class TooMuchInBody(InvalidField):

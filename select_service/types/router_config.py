@@ -72,7 +72,7 @@ class CoreLimits(Struct, kw_only=True):
     event_sources_max: int = 65_535  # ranks listened to; a socket, and four open files each
     scope_linger_s: float = 600.0  # without workers, before a scope is given up
     reservations_max: int = 1_000_000  # 2 to 3 KB each
-    blocks_per_request_max: int = 131_072  # two million tokens in blocks of 16
+    tokens_per_request_max: int = 1 << 21  # of a prompt; in blocks of one 130 bytes each if booked
     id_length_max: int = 256  # characters of reservation_id, selection_id
     name_length_max: int = 256  # characters of a model, tenant, adapter, who shares fairly
     freed_ids_max: int = 200_000  # remembered ids; ten minutes of 300 ends a second
@@ -125,7 +125,7 @@ class ReplicaLimits(Struct, kw_only=True):
     """
 
     peers_max: int = 256  # a SUB socket and two file descriptors each
-    message_bytes_max: int = 4 << 20  # a million-token prompt makes 0.6 MB
+    message_bytes_max: int = 32 << 20  # two million tokens in blocks of one make 19 MB
     receive_messages_max: int = 10_000  # held per peer until they are read
     send_messages_max: int = 10_000  # held per slow peer; what it loses it pulls later
     pulls_max: int = 4  # snapshots fetched at one time
@@ -159,7 +159,7 @@ class BodyLimits(Struct, frozen=True, kw_only=True):
 
     depth_max: int = 128  # `--json-depth-max`; the reference's parser stops there as well
     parts_max: int = 16_384  # strings, objects, arrays: one or two µs each
-    numbers_max: int = 1 << 20  # not packed: 40 ms of JSON where they are no array of a prompt
+    numbers_max: int = 1_100_000  # not packed: 40 ms of JSON where they are no array of a prompt
     short_bytes_max: int = 1 << 21  # of a body without a prompt: a worker has 8,000 endpoints
     unknown_bytes_max: int = 1 << 18  # of a member nobody knows: up to half a second a megabyte
     media_bytes_max: int = 1 << 20  # of an array of objects in MessagePack

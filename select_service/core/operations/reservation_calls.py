@@ -125,7 +125,7 @@ class ReservationCalls:
             request,
             block_size=index.block_size,
             is_eagle=index.is_eagle,
-            blocks_max=self._limits.blocks_per_request_max,
+            tokens_max=self._limits.tokens_per_request_max,
         )
         prefill, track = self._prefill_to_book(request, prompt)
         known = self._booked_before(request, unknown)

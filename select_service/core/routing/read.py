@@ -17,7 +17,7 @@ from select_service.core.fleet.eligibility import check_wishes
 from select_service.core.ledger.unserved_demand import UnservedDemand
 from select_service.core.pricing.prompt import Prompt, prompt_of
 from select_service.core.pricing.weights import weights_in_force
-from select_service.errors import InvalidField, InvalidRequest, NoSchedulableWorker, TooManyBlocks
+from select_service.errors import InvalidField, InvalidRequest, NoSchedulableWorker, TooManyTokens
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         SelectRequest,
     )
 
-BLOCKS_MAX: Final = (1 << 63) - 1
+TOKENS_MAX: Final = (1 << 63) - 1
 """Unlimited: embedders set their own limit."""
 
 _HASH_REST: Final = HASH_BYTES - 1
@@ -94,7 +94,7 @@ class RequestReader:
             request,
             block_size=index.block_size,
             is_eagle=index.is_eagle,
-            blocks_max=self._limits.blocks_per_request_max,
+            tokens_max=self._limits.tokens_per_request_max,
         )
         weights = self.weights if override is None else self.overridden(override)
         if request.pinned_worker is not None:
@@ -127,7 +127,7 @@ class RequestReader:
             request,
             block_size=index.block_size,
             is_eagle=index.is_eagle,
-            blocks_max=self._limits.blocks_per_request_max,
+            tokens_max=self._limits.tokens_per_request_max,
         )
         override = request.router_config_override
         return partition, prompt, self.weights if override is None else self.weights_for(request)
@@ -195,17 +195,17 @@ class RequestReader:
 
 
 def read_prompt(
-    request: PromptFields, *, block_size: int, is_eagle: bool, blocks_max: int = BLOCKS_MAX
+    request: PromptFields, *, block_size: int, is_eagle: bool, tokens_max: int = TOKENS_MAX
 ) -> Prompt:
     """Normalise the prompt of a selection; first match wins: media tokens, tokens, hashes.
 
     Raises:
         InvalidRequest: with the texts of the contract, in its order of complaint.
         InvalidField: a hash outside 64 bits.
-        TooManyBlocks: the prompt exceeds the limit.
+        TooManyTokens: the prompt exceeds the limit.
     """
     if request.token_ids is not None or request.mm_routing_info is not None:
-        tokens = _read_tokens(request, block_size, blocks_max, is_eagle=is_eagle)
+        tokens = _read_tokens(request, block_size, tokens_max, is_eagle=is_eagle)
         if tokens is not None:
             return tokens
     if request.block_hashes is None:
@@ -222,7 +222,7 @@ def read_prompt(
         and type(chain) is bytes
         and (size := len(local)) == len(chain)
         and not size & _HASH_REST
-        and size <= blocks_max * HASH_BYTES
+        and size // HASH_BYTES * block_size <= tokens_max
     ):
         return Prompt(local, chain, request.isl_tokens, size // HASH_BYTES, chain[:HASH_BYTES])
     blocks = _count(local, HASH_BYTES, "block_hashes")
@@ -232,24 +232,24 @@ def read_prompt(
             f"block_hashes length {blocks} must match sequence_hashes length {sequence}",
             field="block_hashes",
         )
-    if blocks > blocks_max:
-        raise TooManyBlocks("block_hashes", blocks_max)
+    if blocks * block_size > tokens_max:
+        raise TooManyTokens("block_hashes", tokens_max)
     return prompt_of(
         _pack(local, "block_hashes"), _pack(chain, "sequence_hashes"), request.isl_tokens
     )
 
 
 def read_booking(
-    request: PromptFields, *, block_size: int, is_eagle: bool, blocks_max: int = BLOCKS_MAX
+    request: PromptFields, *, block_size: int, is_eagle: bool, tokens_max: int = TOKENS_MAX
 ) -> Prompt:
     """Normalise the prompt of an explicit reservation; block hashes are not required.
 
     Raises:
         InvalidRequest: with the texts of the contract, in its order of complaint.
         InvalidField: a hash outside 64 bits.
-        TooManyBlocks: the prompt exceeds the limit.
+        TooManyTokens: the prompt exceeds the limit.
     """
-    tokens = _read_tokens(request, block_size, blocks_max, is_eagle=is_eagle)
+    tokens = _read_tokens(request, block_size, tokens_max, is_eagle=is_eagle)
     if tokens is not None:
         return tokens
     if request.sequence_hashes is None:
@@ -257,13 +257,14 @@ def read_booking(
     if request.isl_tokens is None:
         raise _missing("isl_tokens")
     _check_unread(request.block_hashes, "block_hashes")
-    if _count(request.sequence_hashes, HASH_BYTES, "sequence_hashes") > blocks_max:
-        raise TooManyBlocks("sequence_hashes", blocks_max)
+    blocks = _count(request.sequence_hashes, HASH_BYTES, "sequence_hashes")
+    if blocks * block_size > tokens_max:
+        raise TooManyTokens("sequence_hashes", tokens_max)
     return prompt_of(b"", _pack(request.sequence_hashes, "sequence_hashes"), request.isl_tokens)
 
 
 def _read_tokens(
-    request: PromptFields, block_size: int, blocks_max: int, *, is_eagle: bool
+    request: PromptFields, block_size: int, tokens_max: int, *, is_eagle: bool
 ) -> Prompt | None:
     media = request.mm_routing_info
     if media is not None and len(media.routing_token_ids):
@@ -278,8 +279,8 @@ def _read_tokens(
     _check_unread(request.block_hashes, "block_hashes")
     _check_unread(request.sequence_hashes, "sequence_hashes")
     tokens = _count(token_ids, TOKEN_BYTES, "token_ids")
-    if tokens > (blocks_max + 1) * block_size - 1:  # checked before hashing
-        raise TooManyBlocks("token_ids", blocks_max)
+    if tokens > tokens_max:  # checked before hashing
+        raise TooManyTokens("token_ids", tokens_max)
     local = block_hashes(
         token_ids,
         block_size,

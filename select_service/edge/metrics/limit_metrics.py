@@ -94,7 +94,7 @@ def limit_hits(service: Driver, traffic: Traffic, orphans_dropped: int) -> dict[
         "scopes_max": core.membership.scopes_refused,
         "unserved_scopes_max": core.reader.unserved.evicted,
         "event_sources_max": core.membership.sources_refused,
-        "blocks_per_request_max": core.counters.selections_failed.get("too_many_blocks", 0),
+        "tokens_per_request_max": core.counters.selections_failed.get("too_many_tokens", 0),
         "kv_source_blocks_max": core.registry.budget.refused,
         "index_bytes_max": core.registry.budget.forgotten,
         "leases_max": core.desk.leases.refused,

@@ -130,11 +130,12 @@ class BookingSettings(SecuritySettings, frozen=True, kw_only=True):
         count().live('limit_hits_total{name="reservations_max"}'),
         "live reservations booked here, with those that wait; 503 beyond",
     ] = _CORE.reservations_max
-    blocks_per_request_max: Annotated[
+    tokens_per_request_max: Annotated[
         int,
-        count().live('selections_failed_total{code="too_many_blocks"}'),
-        "blocks of a prompt, 422 beyond",
-    ] = _CORE.blocks_per_request_max
+        count().live('selections_failed_total{code="too_many_tokens"}'),
+        "tokens of a prompt, whatever the size of their blocks (of hashes: those of their blocks), "
+        "422 beyond",
+    ] = _CORE.tokens_per_request_max
     id_length_max: Annotated[
         int,
         length().live('limit_hits_total{name="id_length_max"}'),

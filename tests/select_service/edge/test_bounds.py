@@ -66,21 +66,21 @@ def statuses(
     ("path", "prompts", "field"),
     [
         ("/select", [hashes(n) for n in (7, 8, 9)], "block_hashes"),
-        ("/select", [{"token_ids": [1] * n} for n in (127, 143, 144)], "token_ids"),
+        ("/select", [{"token_ids": [1] * n} for n in (127, 128, 129)], "token_ids"),
         (
             "/select",
-            [{"mm_routing_info": {"routing_token_ids": [1] * n}} for n in (127, 143, 144)],
+            [{"mm_routing_info": {"routing_token_ids": [1] * n}} for n in (127, 128, 129)],
             "token_ids",
         ),
         ("/select_and_reserve", [hashes(n) for n in (7, 8, 9)], "block_hashes"),
         ("/potential_loads", [hashes(n) for n in (7, 8, 9)], "block_hashes"),
-        ("/overlap_scores", [{"token_ids": [1] * n} for n in (127, 143, 144)], "token_ids"),
+        ("/overlap_scores", [{"token_ids": [1] * n} for n in (127, 128, 129)], "token_ids"),
         ("/reservations", [booking(f"r{n}", **hashes(n)) for n in (7, 8, 9)], "sequence_hashes"),
     ],
 )
-def test_blocks_of_a_prompt(path: str, prompts: list[dict[str, Any]], field: str) -> None:
-    *_, refused = statuses("POST", path, prompts, 422, blocks_per_request_max=8)
-    assert (refused["code"], refused["field"]) == ("too_many_blocks", field)
+def test_tokens_of_a_prompt(path: str, prompts: list[dict[str, Any]], field: str) -> None:
+    *_, refused = statuses("POST", path, prompts, 422, tokens_per_request_max=8 * 16)
+    assert (refused["code"], refused["field"]) == ("too_many_tokens", field)
 
 
 @pytest.mark.parametrize("field", ["reservation_id", "selection_id"])

@@ -179,14 +179,14 @@ def test_over_http() -> None:
         seat(service)
         before = (await client.get("/config")).json()
         assert before["settings"].keys() == BY_FIELD.keys()
-        shown = before["settings"]["blocks_per_request_max"]
-        assert shown == {"value": 131_072, "source": "default", "default": 131_072, "reloads": True}
-        body: Any = {"settings": {"blocks-per-request-max": 1, "max_body_bytes": 200}}
+        shown = before["settings"]["tokens_per_request_max"]
+        assert shown == {"value": 1 << 21, "source": "default", "default": 1 << 21, "reloads": True}
+        body: Any = {"settings": {"tokens-per-request-max": 16, "max_body_bytes": 200}}
         answer = await client.put("/config", json=body)
         assert answer.status_code == 200
-        assert answer.json()["settings"]["blocks_per_request_max"]["value"] == 1
+        assert answer.json()["settings"]["tokens_per_request_max"]["value"] == 16
         refused = await client.post("/select", json=PROMPT)
-        assert (refused.status_code, refused.json()["code"]) == (422, "too_many_blocks")
+        assert (refused.status_code, refused.json()["code"]) == (422, "too_many_tokens")
         assert (await client.post("/select", json=PROMPT | {"lora": "x" * 300})).status_code == 413
         text = (await client.get("/metrics")).text
         assert 'select_service_limit{name="max_body_bytes"} 200.0' in text
@@ -199,7 +199,7 @@ def test_over_http() -> None:
         ):
             answer = await client.put("/config", json=body)
             assert (answer.status_code, answer.json()["code"]) == (status, code)
-        back = {"settings": {"blocks_per_request_max": None, "max_body_bytes": None}}
+        back = {"settings": {"tokens_per_request_max": None, "max_body_bytes": None}}
         assert (await client.put("/config", json=back)).status_code == 200
         assert (await client.post("/select", json=PROMPT)).status_code == 200
 
