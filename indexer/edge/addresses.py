@@ -1,9 +1,10 @@
 """From host names to addresses that may be connected to, without blocking the event loop.
 
 libzmq would resolve a name itself on every connect, where nobody could check the result, and a name
-may lead elsewhere at any time. So names are resolved here, `core/reach` judges their addresses, and
-sockets only ever get addresses. Lookups run in a few daemon threads that shutdown does not wait
-for, because the system's resolver may take half a minute.
+may lead elsewhere at any time. So names are resolved here, `core/egress` judges their addresses,
+and sockets only ever get addresses. Of several allowed addresses, the first that accepts a
+connection is taken, because some may be dead. Lookups run in a few daemon threads that shutdown
+does not wait for, because the system's resolver may take half a minute.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from urllib.parse import urlsplit, urlunsplit
 
 from indexer.core.egress import Egress, read_address
 from indexer.errors import EndpointRefused, HostNotFound
+from indexer.happy_eyeballs import connect_first
 from indexer.types import EgressSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine, Sequence
     from typing import TypeAlias
 
     from indexer.core.egress import Address, ParsedEndpoint
@@ -35,6 +37,12 @@ __all__ = ["Addresses", "CheckedUrl"]
 
 THREADS: Final = 4
 """Concurrent lookups; a resolver that hangs delays other names and nothing else."""
+
+TRIALS_MAX: Final = 64
+"""Names whose several addresses are tried at one time; the others wait."""
+
+_PORTS: Final = {"http": 80, "https": 443}
+_FAMILIES: Final = {4: socket.AF_INET, 6: socket.AF_INET6}
 
 
 class CheckedUrl(NamedTuple):
@@ -61,6 +69,7 @@ class Addresses:
         refused: Endpoints and URLs refused, by cause: the scheme, a host or an address as written,
             an address that a name resolved to.
         lookups: Names looked up, by outcome.
+        unreachable: Trials of a name's several addresses that ended without a connection.
     """
 
     def __init__(
@@ -90,6 +99,8 @@ class Addresses:
         self._questions: queue.SimpleQueue[tuple[str, asyncio.AbstractEventLoop] | None]
         self._questions = queue.SimpleQueue()
         self._threads = 0
+        self._trials = asyncio.Semaphore(TRIALS_MAX)
+        self.unreachable = 0
         self.refused = {"scheme": 0, "address": 0, "resolved": 0}
         self.lookups = {"found": 0, "failed": 0, "timeout": 0, "left_out": 0}
 
@@ -104,7 +115,7 @@ class Addresses:
     # -- ZMQ endpoints -----------------------------------------------------------------------------
 
     def place(self, endpoint: str) -> str | None:
-        """Return the endpoint with its address, if known without a lookup; None: call `find`.
+        """Return the endpoint with its address, if only one is known; None: call `find`.
 
         Raises:
             EndpointRefused: it must not be connected to, whatever its name resolves to.
@@ -120,31 +131,62 @@ class Addresses:
         if address is not None:
             return target.at(address)
         known = self._remembered(target.host)
-        return None if known is None else self._pick(target, known)
+        allowed = [] if known is None else self._allowed(endpoint, target.host, known)
+        return target.at(allowed[0]) if len(allowed) == 1 else None
 
     def is_named(self, endpoint: str) -> bool:
         """Whether an endpoint that `place` has accepted contains a host name."""
         host = self.reach.target(endpoint).host
         return bool(host) and read_address(host) is None
 
-    def find(self, endpoint: str, then: Callable[[Answer], None]) -> None:
+    def find(
+        self, endpoint: str, then: Callable[[Answer], None], *, last: str | None = None
+    ) -> None:
         """Resolve an endpoint's name; `then` gets the answer, never before this call returns.
 
         Args:
             endpoint: one that `place` has accepted.
-            then: called with the endpoint to connect to, or the reason why there is none.
+            then: called with the endpoint to connect to, or the reason why there is none. Of
+                several addresses it is the first that accepts a connection.
+            last: an earlier answer that was of no use: it is tried last, and kept if no other
+                address accepts, because somebody may listen there again.
         """
-        task = asyncio.get_running_loop().create_task(self._find(endpoint, then))
+        self._begin(self._find(endpoint, then, last))
+
+    def judge(self, endpoint: str, then: Callable[[Answer], None]) -> None:
+        """Resolve an endpoint's name and connect to nothing; otherwise like `find`."""
+        self._begin(self._judge(endpoint, then))
+
+    def _begin(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _find(self, endpoint: str, then: Callable[[Answer], None]) -> None:
+    async def _find(self, endpoint: str, then: Callable[[Answer], None], last: str | None) -> None:
         try:
-            target = self._target(endpoint)
-            answer: Answer = self._pick(target, await self._resolve(target.host))
+            target, allowed = await self._resolved(endpoint)
+            places = {target.at(address): address for address in allowed}
+            answer: Answer = next(iter(places))
+            if len(places) > 1:
+                order = sorted(places, key=lambda place: place == last)
+                found = await self._first_alive([places[one] for one in order], int(target.port))
+                kept = last if last in places else answer
+                answer = kept if found is None else target.at(found)
         except (EndpointRefused, HostNotFound) as error:
             answer = error
         then(answer)
+
+    async def _judge(self, endpoint: str, then: Callable[[Answer], None]) -> None:
+        try:
+            target, allowed = await self._resolved(endpoint)
+            answer: Answer = target.at(allowed[0])
+        except (EndpointRefused, HostNotFound) as error:
+            answer = error
+        then(answer)
+
+    async def _resolved(self, endpoint: str) -> tuple[ParsedEndpoint, list[Address]]:
+        target = self._target(endpoint)
+        return target, self._allowed(endpoint, target.host, await self._resolve(target.host))
 
     def _target(self, endpoint: str) -> ParsedEndpoint:
         try:
@@ -153,18 +195,35 @@ class Addresses:
             self.refused["scheme"] += 1
             raise
 
-    def _pick(self, target: ParsedEndpoint, addresses: list[Address]) -> str:
-        return target.at(self._first_allowed(target.endpoint, target.host, addresses))
+    # -- of several addresses ----------------------------------------------------------------------
 
-    def _first_allowed(self, asked: str, host: str, addresses: list[Address]) -> Address:
-        why = "it has no address"
-        for address in addresses:
-            found = self.reach.why_not(host, address)
-            if found is None:
-                return address
-            why = found
-        self.refused["resolved"] += 1
-        raise EndpointRefused(asked, f"where its name leads, {why}")
+    def _allowed(self, asked: str, host: str, addresses: list[Address]) -> list[Address]:
+        """Return the addresses that may be connected to, at least one.
+
+        Raises:
+            EndpointRefused: none may.
+        """
+        verdicts = [(address, self.reach.why_not(host, address)) for address in addresses]
+        allowed = [address for address, why in verdicts if why is None]
+        if not allowed:
+            self.refused["resolved"] += 1
+            why = verdicts[-1][1] if verdicts else "it has no address"
+            raise EndpointRefused(asked, f"where its name leads, {why}")
+        return allowed
+
+    async def _first_alive(self, addresses: Sequence[Address], port: int) -> Address | None:
+        """Return the first address that accepts a connection, which is closed; None: none does."""
+        targets = {
+            (_FAMILIES[address.version], (str(address), port)): address for address in addresses
+        }
+        try:
+            async with self._trials, asyncio.timeout(self.settings.lookup_timeout_s):
+                target, made = await connect_first(list(targets))
+        except OSError:  # TimeoutError is one
+            self.unreachable += 1
+            return None
+        made.close()
+        return targets[target]
 
     # -- URLs --------------------------------------------------------------------------------------
 
@@ -191,7 +250,11 @@ class Addresses:
         if why is not None:
             self.refused["address"] += 1
             raise EndpointRefused(url, why)
-        found = self._first_allowed(url, host, await self._resolve(host))
+        allowed = self._allowed(url, host, await self._resolve(host))
+        found = allowed[0]
+        if len(allowed) > 1:
+            number = parts.port or _PORTS.get(parts.scheme, 0)
+            found = await self._first_alive(allowed, number) or found
         user, at, where = parts.netloc.rpartition("@")
         port = f":{parts.port}" if parts.port is not None else ""
         literal = f"[{found}]" if found.version == 6 else str(found)  # noqa: PLR2004 - of IP

@@ -1,9 +1,9 @@
-"""Keeps a subscriber connected to the address its endpoint's name resolves to, if allowed.
+"""Keeps a subscriber connected to an allowed address that its endpoint's name resolves to.
 
 An established connection is left alone. A lost one is retried by libzmq at its old address;
 meanwhile the name is looked up again, because the engine may have moved, or the owner of the name
-may have pointed it elsewhere. `listener` and the service's replica plane create one per endpoint
-with a name; `addresses` resolves and judges.
+may have pointed it elsewhere, and its other addresses are tried first. `listener` and the service's
+replica plane create one per endpoint with a name; `addresses` resolves, judges and tries.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class EndpointFollower:
         "_endpoint",
         "_is_asking",
         "_is_closed",
+        "_is_connected",
         "_moved",
         "_patience",
         "_place",
@@ -72,6 +73,7 @@ class EndpointFollower:
         self._was_placed = place is not None
         self._is_asking = False
         self._is_closed = False
+        self._is_connected = False
         self._timer: asyncio.TimerHandle | None = None
         self._patience = Backoff(ASK_AFTER_S, ASK_AFTER_MAX_S)
         if place is None:
@@ -79,11 +81,13 @@ class EndpointFollower:
 
     def connected(self) -> None:
         """Note that the connection is established."""
+        self._is_connected = True
         self._patience.begin_anew()
         self._stop_timer()
 
     def lost(self) -> None:
         """Note that the connection is lost, or was never made."""
+        self._is_connected = False
         if not (self._is_asking or self._is_closed) and self._timer is None:
             self._ask_later()
 
@@ -95,7 +99,7 @@ class EndpointFollower:
     def _ask(self) -> None:
         self._timer = None
         self._is_asking = True
-        self._addresses.find(self._endpoint, self._hear)
+        self._addresses.find(self._endpoint, self._hear, last=self._place)
 
     def _ask_later(self) -> None:
         loop = asyncio.get_running_loop()
@@ -108,7 +112,7 @@ class EndpointFollower:
 
     def _hear(self, answer: Answer) -> None:
         self._is_asking = False
-        if self._is_closed:
+        if self._is_closed or self._is_connected:  # the connection came meanwhile
             return
         if isinstance(answer, str):
             self._was_placed = True

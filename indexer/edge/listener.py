@@ -158,7 +158,7 @@ class Listeners:
                 refused=lambda error: self._refuse(feed, error),
             )
         if replay_endpoint is not None and self._addresses.is_named(replay_endpoint):
-            self._addresses.find(replay_endpoint, lambda found: self._judge_replay(feed, found))
+            self._addresses.judge(replay_endpoint, lambda found: self._judge_replay(feed, found))
         loop = asyncio.get_running_loop()
         self._watch_socket(feed)
         loop.add_reader(feed.subscriber.news_fd, self._hear_news, feed)
@@ -345,6 +345,7 @@ class Listeners:
             return False
         reply = None if feed.dealer is None else feed.dealer.receive()
         if reply is not None:
+            feed.mute_replay_place = None
             if self._on_message is not None:
                 self._on_message(stream, reply, True)  # noqa: FBT003 - a reply
             stream.on_replay(reply, now)

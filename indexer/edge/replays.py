@@ -54,7 +54,9 @@ class Replays:
             return
         if place is None:
             self._addresses.find(
-                feed.replay_endpoint, lambda found: self._ask_there(feed, request, found)
+                feed.replay_endpoint,
+                lambda found: self._ask_there(feed, request, found),
+                last=feed.mute_replay_place,
             )
         else:
             self._ask_there(feed, request, place)
@@ -80,6 +82,7 @@ class Replays:
             feed.dealer = self._sockets.ask_replay(place, request.start, feed.server_key)
         except EndpointRefused:  # no descriptors left: the same
             return
+        feed.mute_replay_place = place  # until it answers
         self._open += 1
         self.watch(feed)
         self._queue(feed)

@@ -41,6 +41,7 @@ class StreamSockets:
         "is_queued",
         "is_watched",
         "load_reports",
+        "mute_replay_place",
         "patience",
         "reconnect_at",
         "replay_endpoint",
@@ -63,6 +64,7 @@ class StreamSockets:
         self.stream = stream
         self.subscriber = subscriber
         self.replay_endpoint = replay_endpoint
+        self.mute_replay_place: str | None = None  # where the last replay was asked for in vain
         self.server_key = server_key
         self.inbox: deque[list[bytes]] = deque()  # read but not yet taken
         self.guide: EndpointFollower | None = None  # only if the endpoint contains a name

@@ -239,6 +239,11 @@ _BOUNDS: Final[tuple[MetricRow[_Bounds], ...]] = (
     total(
         "connect_lookups", "Names looked up.", lambda one: one.driver.addresses.lookups, "outcome"
     ),
+    total(
+        "connect_unreachable",
+        "Trials of a name's several addresses that ended without a connection.",
+        lambda one: one.driver.addresses.unreachable,
+    ),
     value(
         "index_budget_bytes",
         "Estimate for all indexes, of the last round.",

@@ -13,13 +13,18 @@ from tests.live.ports import HOST, free_port
 class FakeEngine:
     """Publishes what it is told and keeps it for replays."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], ports: tuple[int, int] = (0, 0)):
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        ports: tuple[int, int] = (0, 0),
+        host: str = HOST,
+    ) -> None:
         # XPUB instead of PUB: subscriptions can be awaited
-        self.pub = self._bind(context, zmq.XPUB, ports[0])
+        self.pub = self._bind(context, zmq.XPUB, host, ports[0])
         # of every connection: the next one may come before libzmq has given up the last
         self.pub.setsockopt(zmq.XPUB_VERBOSE, 1)
         try:
-            self.router = self._bind(context, zmq.ROUTER, ports[1])
+            self.router = self._bind(context, zmq.ROUTER, host, ports[1])
         except zmq.ZMQError:
             self.pub.close(linger=0)
             raise
@@ -29,13 +34,15 @@ class FakeEngine:
         self.requests: list[int] = []
 
     @staticmethod
-    def _bind(context: zmq.Context[zmq.Socket[bytes]], kind: int, port: int) -> zmq.Socket[bytes]:
+    def _bind(
+        context: zmq.Context[zmq.Socket[bytes]], kind: int, host: str, port: int
+    ) -> zmq.Socket[bytes]:
         socket = context.socket(kind)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.SNDHWM, 0)
         try:
             # not one of the kernel's choice: it might give it to a client while an heir is awaited
-            socket.bind(f"tcp://{HOST}:{port or free_port()}")
+            socket.bind(f"tcp://{host}:{port or free_port()}")
         except zmq.ZMQError:
             socket.close(linger=0)
             raise

@@ -15,6 +15,7 @@ from indexer.types import Scope, StreamLimits, WorkerRank
 from tests import wait
 from tests.indexer.edge.fake_engine import FakeEngine
 from tests.indexer.encoding import encode_batch, stored
+from tests.live.ports import HOST
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -57,15 +58,15 @@ class House:
         for one in (self.listeners, *self._unused):
             await one.close()
 
-    def engine(self, ports: tuple[int, int] = (0, 0)) -> FakeEngine:
-        self.engines.append(FakeEngine(self.context, ports))
+    def engine(self, ports: tuple[int, int] = (0, 0), host: str = HOST) -> FakeEngine:
+        self.engines.append(FakeEngine(self.context, ports, host))
         return self.engines[-1]
 
-    async def reborn(self, ports: tuple[int, int]) -> FakeEngine:
+    async def reborn(self, ports: tuple[int, int], host: str = HOST) -> FakeEngine:
         """Another engine on the same ports, as soon as libzmq has let go of them."""
         while True:
             try:
-                return self.engine(ports)
+                return self.engine(ports, host)
             except zmq.ZMQError:
                 await asyncio.sleep(0.005)
 

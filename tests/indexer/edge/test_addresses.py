@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 from msgspec.structs import replace
@@ -13,6 +15,7 @@ from indexer.edge.addresses import THREADS, Addresses
 from indexer.errors import EndpointRefused, HostNotFound
 from indexer.types import EgressSettings
 from tests import wait
+from tests.live.ports import free_port
 from tests.wait import until
 
 Answer = str | EndpointRefused | HostNotFound
@@ -54,9 +57,9 @@ def play(
     wait.run(run())
 
 
-async def found(addresses: Addresses, endpoint: str) -> Answer:
+async def found(addresses: Addresses, endpoint: str, *, last: str | None = None) -> Answer:
     future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-    addresses.find(endpoint, future.set_result)
+    addresses.find(endpoint, future.set_result, last=last)
     assert not future.done(), "never before the caller has gone on"
     return await future
 
@@ -169,6 +172,68 @@ def test_urls_are_asked_for_by_address() -> None:
                 await addresses.route(url)
 
     play(scene, Names(good=["10.0.0.1"], six=["2001:db8::1"], bad=["169.254.0.1"]))
+
+
+@contextlib.contextmanager
+def alive(*hosts: str) -> Iterator[int]:
+    """A port at which these addresses of ours accept connections, and others refuse them."""
+    with contextlib.ExitStack() as stack:
+        port = free_port()
+        for host in hosts:
+            stack.enter_context(socket.create_server((host, port)))
+        yield port
+
+
+def test_of_several_addresses_one_that_accepts_is_taken() -> None:
+    async def scene(addresses: Addresses) -> None:
+        with alive("127.0.0.3", "127.0.0.4") as port:
+            at = f"tcp://127.0.0.{{}}:{port}".format
+            name = f"tcp://engine:{port}"
+            assert await found(addresses, name) == at(3)
+            assert addresses.place(name) is None, "which of them is alive is not known"
+            assert await found(addresses, name, last=at(3)) == at(4), "one of no use comes last"
+            assert await found(addresses, name, last=at(2)) == at(3)
+            assert await addresses.route(f"http://engine:{port}/dump") == (
+                f"http://127.0.0.3:{port}/dump",
+                {"host": f"engine:{port}"},
+                {"sni_hostname": "engine"},
+            )
+        assert addresses.unreachable == 0
+        assert await found(addresses, name) == at(2), "nobody is there: the first"
+        assert await found(addresses, name, last=at(4)) == at(4), "or where somebody was"
+        assert await found(addresses, name, last="tcp://10.0.0.1:1") == at(2)
+        assert (await addresses.route(f"http://engine:{port}/"))[0] == f"http://127.0.0.2:{port}/"
+        assert addresses.unreachable == 4
+
+    play(scene, Names(engine=["127.0.0.2", "127.0.0.3", "127.0.0.4"]))
+
+
+def test_only_allowed_addresses_are_tried() -> None:
+    async def scene(addresses: Addresses) -> None:
+        with alive("127.0.0.2", "127.0.0.4") as port:
+            assert await found(addresses, f"tcp://engine:{port}") == f"tcp://127.0.0.4:{port}"
+            answer = await found(addresses, f"tcp://bad:{port}")
+            assert isinstance(answer, EndpointRefused)
+
+    names = Names(engine=["127.0.0.2", "127.0.0.3", "127.0.0.4"], bad=["127.0.0.2"] * 2)
+    play(scene, names, replace(SETTINGS, deny=[*SETTINGS.deny, "127.0.0.2/32"]))
+
+
+def test_what_is_judged_is_not_connected_to() -> None:
+    async def scene(addresses: Addresses) -> None:
+        with socket.create_server(("127.0.0.2", 0)) as listener:
+            listener.setblocking(False)
+            port = listener.getsockname()[1]
+            future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+            addresses.judge(f"tcp://engine:{port}", future.set_result)
+            assert await future == f"tcp://127.0.0.2:{port}"
+            with pytest.raises(BlockingIOError):
+                listener.accept()
+            bad: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+            addresses.judge(f"tcp://bad:{port}", bad.set_result)
+            assert isinstance(await bad, EndpointRefused)
+
+    play(scene, Names(engine=["127.0.0.2", "127.0.0.3"], bad=["169.254.169.254"]))
 
 
 def test_the_system_resolves_odd_spellings() -> None:

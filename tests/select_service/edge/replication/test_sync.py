@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 import zmq
 
-from indexer.edge import sockets
+from indexer.edge import endpoint_follower, sockets
 from indexer.edge.addresses import Addresses
 from indexer.types import EgressSettings
 from select_service.edge.replication import sync as replica_sync
@@ -24,7 +24,12 @@ from tests.live.ports import free_port
 from tests.wait import until
 
 TOPICS = (b"one", b"two")
-NAMES = {"no-such-host.invalid": [], "other": ["127.0.0.1"], "metadata": ["169.254.169.254"]}
+NAMES = {
+    "no-such-host.invalid": [],
+    "other": ["127.0.0.1"],
+    "metadata": ["169.254.169.254"],
+    "several": ["127.0.0.2", "127.0.0.1", "127.0.0.3"],
+}
 Heard = list[tuple[str, list[bytes]]]
 
 
@@ -47,13 +52,15 @@ def run(scene: Callable[[Subscriptions, Heard], Awaitable[None]], **limits: int)
 
 
 @contextlib.asynccontextmanager
-async def publisher(port: int = 0) -> AsyncIterator[tuple[zmq.Socket[bytes], str]]:
+async def publisher(
+    port: int = 0, host: str = "127.0.0.1"
+) -> AsyncIterator[tuple[zmq.Socket[bytes], str]]:
     """A socket that tells of its subscribers, and its endpoint."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     sock = context.socket(zmq.XPUB)
     sock.setsockopt(zmq.LINGER, 0)
     sock.setsockopt(zmq.SNDHWM, 0)
-    endpoint = f"tcp://127.0.0.1:{port or free_port()}"
+    endpoint = f"tcp://{host}:{port or free_port()}"
     sock.bind(endpoint)
     try:
         yield sock, endpoint
@@ -197,6 +204,25 @@ def test_a_peer_that_is_told_by_name() -> None:
             await until(lambda: bool(heard))
             assert heard == [(named, [b"one", b"x"])], "known by the name it was given"
             assert list(subscriptions) == ["tcp://metadata:80", named]
+
+    run(scene)
+
+
+def test_a_peer_with_several_addresses_is_heard_where_it_lives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(endpoint_follower, "ASK_AFTER_S", 0.01)
+    monkeypatch.setattr(endpoint_follower, "ASK_AFTER_MAX_S", 0.02)
+
+    async def scene(subscriptions: Subscriptions, heard: Heard) -> None:
+        named = f"tcp://several:{free_port()}"
+        subscriptions.add(named)
+        for number, host in enumerate(("127.0.0.1", "127.0.0.3", "127.0.0.1"), 1):
+            async with publisher(int(named.rpartition(":")[2]), host) as (sock, _):
+                await subscribed(sock)
+                sock.send_multipart([b"one", b"x"])
+                await until(lambda: len(heard) == number)
+        assert heard == [(named, [b"one", b"x"])] * 3
 
     run(scene)
 
