@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from indexer.core.egress import Address, ParsedEndpoint
+    from indexer.happy_eyeballs import Target
 
     Answer: TypeAlias = str | EndpointRefused | HostNotFound
     """The result for a name: an endpoint with an address in it, or the reason why there is none."""
@@ -213,7 +214,7 @@ class Addresses:
 
     async def _first_alive(self, addresses: Sequence[Address], port: int) -> Address | None:
         """Return the first address that accepts a connection, which is closed; None: none does."""
-        targets = {
+        targets: dict[Target, Address] = {
             (_FAMILIES[address.version], (str(address), port)): address for address in addresses
         }
         try:

@@ -53,7 +53,7 @@ class AsyncClient(AsyncCalls):
 
         Args:
             selectors: `http://…`, `https://…` or `unix:/path`, the preferred one first; the next
-                one is asked if it fails. Default: http://127.0.0.1:8092.
+                one is asked if it fails. Default: http://localhost:8092.
             token: a bearer token, or a callable that returns it for each request.
             ca: file of certificates to trust instead of the system's, or a whole TLS context.
             cert: files of a client certificate and its key.

@@ -1,8 +1,8 @@
 """The byte streams to a selector: httpcore's streams, once on asyncio, once on blocking sockets.
 
 Both send a request in one piece: httpcore writes head and body separately, which is a system call
-each, and wakes the other side twice. On asyncio they replace anyio's streams. Both also keep a
-deadline: httpcore's timeouts apply to one read, and an answer may take many.
+each, and wakes the other side twice. Both keep a deadline: httpcore's timeouts apply to one read,
+and an answer may take many. Both connect to the first of a name's addresses that accepts.
 """
 
 from __future__ import annotations
@@ -11,10 +11,13 @@ import asyncio
 import contextlib
 import select
 import socket
+from ipaddress import ip_address
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 import httpcore
+
+from indexer.happy_eyeballs import connect_first, connect_first_blocking, targets_of
 
 if TYPE_CHECKING:
     import ssl
@@ -93,7 +96,7 @@ class AsyncioBackend(httpcore.AsyncNetworkBackend):
         socket_options: SocketOptions = None,
     ) -> httpcore.AsyncNetworkStream:
         """Connect to a host."""
-        return await _connected(asyncio.open_connection(host, port), timeout, self._deadline)
+        return await _connected(_open(host, port), timeout, self._deadline)
 
     async def connect_unix_socket(
         self,
@@ -103,6 +106,27 @@ class AsyncioBackend(httpcore.AsyncNetworkBackend):
     ) -> httpcore.AsyncNetworkStream:
         """Connect to a Unix domain socket."""
         return await _connected(asyncio.open_unix_connection(path), timeout, self._deadline)
+
+
+async def _open(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    if _is_address(host):
+        return await asyncio.open_connection(host, port)
+    loop = asyncio.get_running_loop()
+    targets = targets_of(await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+    _, made = await connect_first(targets)
+    try:
+        return await asyncio.open_connection(sock=made)
+    except BaseException:
+        made.close()
+        raise
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 async def _connected(
@@ -184,10 +208,9 @@ class _AsyncioStream(httpcore.AsyncNetworkStream):
 
 
 class SocketBackend(httpcore.NetworkBackend):
-    """Connects with blocking sockets, as httpcore does, and joins the writes of a request."""
+    """Connects with blocking sockets, and joins the writes of a request."""
 
     def __init__(self, deadline: Deadline) -> None:
-        self._plain = httpcore.SyncBackend()
         self._deadline = deadline
 
     def connect_tcp(
@@ -199,8 +222,15 @@ class SocketBackend(httpcore.NetworkBackend):
         socket_options: SocketOptions = None,
     ) -> httpcore.NetworkStream:
         """Connect to a host."""
-        stream = self._plain.connect_tcp(host, port, timeout, local_address, socket_options)
-        return _Joined(stream, self._deadline)
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            made = connect_first_blocking(targets_of(found), timeout)
+        except TimeoutError as error:
+            raise httpcore.ConnectTimeout(str(error)) from None
+        except (OSError, UnicodeError) as error:
+            raise httpcore.ConnectError(str(error)) from None
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return _Joined(_SocketStream(made), self._deadline)
 
     def connect_unix_socket(
         self,
@@ -219,11 +249,11 @@ class SocketBackend(httpcore.NetworkBackend):
         except OSError as error:
             made.close()
             raise httpcore.ConnectError(str(error)) from None
-        return _Joined(_UnixStream(made), self._deadline)
+        return _Joined(_SocketStream(made), self._deadline)
 
 
-class _UnixStream(httpcore.NetworkStream):
-    """A connected Unix domain socket; no TLS is spoken over it."""
+class _SocketStream(httpcore.NetworkStream):
+    """A connected socket."""
 
     def __init__(self, made: socket.socket) -> None:
         self._socket = made
@@ -248,6 +278,23 @@ class _UnixStream(httpcore.NetworkStream):
 
     def close(self) -> None:
         self._socket.close()
+
+    def start_tls(
+        self,
+        ssl_context: ssl.SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = None,
+    ) -> httpcore.NetworkStream:
+        try:
+            self._socket.settimeout(timeout)
+            wrapped = ssl_context.wrap_socket(self._socket, server_hostname=server_hostname)
+        except TimeoutError as error:
+            self.close()
+            raise httpcore.ConnectTimeout(str(error)) from None
+        except OSError as error:  # includes an untrusted certificate
+            self.close()
+            raise httpcore.ConnectError(str(error)) from None
+        return _SocketStream(wrapped)
 
     def get_extra_info(self, info: str) -> Any:
         if info != "is_readable":

@@ -34,7 +34,7 @@ __all__ = [
     "read_address",
 ]
 
-DEFAULT_SELECTOR: Final = "http://127.0.0.1:8092"
+DEFAULT_SELECTOR: Final = "http://localhost:8092"
 _UNIX: Final = "unix:"
 _KEEPALIVE_S: Final = 30.0  # below the service's own, so that we are the first to close
 _PORTS: Final = {"http": 80, "https": 443}

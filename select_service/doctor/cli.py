@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-URL: Final = "http://127.0.0.1:8092"
+URL: Final = "http://localhost:8092"
 TIMEOUT_S: Final = 10.0
 PROBE_TIMEOUT_S: Final = 2.0
 _HEALTHY, _ILL, _NO_ANSWER = 0, 1, 2

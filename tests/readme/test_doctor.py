@@ -23,7 +23,7 @@ def printed() -> str:
     answer = Answer(
         ready=True, schedulable_workers=2, workers=[ReachableWorker(1), ReachableWorker(2)]
     )
-    return COMMAND + tell("http://127.0.0.1:8092", answer, [finding], WIDTH)
+    return COMMAND + tell("http://localhost:8092", answer, [finding], WIDTH)
 
 
 def test_the_report_shown() -> None:

@@ -106,7 +106,8 @@ class SecuritySettings(ListeningSettings, frozen=True, kw_only=True):
     connect_lookup_timeout_s: Annotated[
         float,
         seconds().watched('connect_lookups_total{outcome="timeout"}'),
-        "longest wait for the addresses of a name; registering waits for none",
+        "longest wait for the addresses of a name, and until one of several accepts a connection; "
+        "registering waits for none",
     ] = _EGRESS.lookup_timeout_s
     connect_lookup_cache_s: Annotated[
         float,
