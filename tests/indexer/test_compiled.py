@@ -13,13 +13,7 @@ from types import ModuleType
 import pytest
 
 import indexer.core.hashing  # noqa: F401 - it takes one
-from indexer.compiled import (
-    PURE_VARIABLE,
-    complaints,
-    kernels_in_use,
-    objections,
-    usable,
-)
+from indexer.compiled import PURE_VARIABLE, complaints, kernels_in_use, objections, usable
 
 _REPORT = (
     "import indexer.core.hashing, indexer.compiled as c; print(c.objections()['indexer._speed'])"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from indexer.core.hashing import block_hashes
@@ -28,6 +29,14 @@ def batch(number: int, *, engine: str = "old", rank: int | None = None) -> bytes
     return encode_batch([stored([number + 1], tokens(number + shift))], ts=ts, rank=rank)
 
 
+def numbered(told: Sequence[int | bytes | None]) -> Iterator[tuple[int, bytes | None]]:
+    """Each number with the payload that follows it, if one does."""
+    for at, one in enumerate(told):
+        if isinstance(one, int):
+            after = told[at + 1] if at + 1 < len(told) else None
+            yield one, None if isinstance(after, int) else after
+
+
 class Bench:
     """A stream over the naive index, and short words for what tests do to it."""
 
@@ -44,22 +53,27 @@ class Bench:
         )
         self.now = 0.0
 
-    def live(self, seq: int, payload: bytes | None = None, **kwargs: Any) -> None:
-        self.stream.on_live(message(seq, payload or batch(seq, **kwargs)), self.now)
-        self.stream.check()
+    def live(self, *told: int | bytes | None, **kwargs: Any) -> None:
+        """Batches by their numbers; what is no number is the payload of the one before it."""
+        for seq, payload in numbered(told):
+            self.stream.on_live(message(seq, payload or batch(seq, **kwargs)), self.now)
+            self.stream.check()
 
-    def reply(self, seq: int, payload: bytes | None = None, **kwargs: Any) -> None:
-        self.stream.on_replay(reply(seq, payload or batch(seq, **kwargs)), self.now)
-        self.stream.check()
+    def reply(self, *told: int | bytes | None, **kwargs: Any) -> None:
+        """The same of a replay."""
+        for seq, payload in numbered(told):
+            self.stream.on_replay(reply(seq, payload or batch(seq, **kwargs)), self.now)
+            self.stream.check()
 
     def end(self, frames: int = 4) -> None:
         self.stream.on_replay(end_marker(frames), self.now)
         self.stream.check()
 
-    def wait(self, seconds: float) -> None:
-        self.now += seconds
-        self.stream.on_timer(self.now)
-        self.stream.check()
+    def wait(self, *pauses_s: float) -> None:
+        for seconds in pauses_s:
+            self.now += seconds
+            self.stream.on_timer(self.now)
+            self.stream.check()
 
     def busy(self) -> bool:
         return self.stream.is_busy

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -11,15 +10,12 @@ import pytest
 
 from indexer.core.checkpoint import BadCheckpoint, CheckpointRun, RankChanged
 from indexer.core.dump import DumpBlock, DumpChange, DumpEvent, DumpKvEvent, DumpStored
+from indexer.core.hashing import pack_u64
 from indexer.core.index import KvIndex
 from indexer.core.node import OrphanRoot
 from indexer.types import Namespace, Tier, WorkerRank
 
 MINE, OTHER = WorkerRank(1, 0), WorkerRank(2, 0)
-
-
-def pack(values: list[int]) -> bytes:
-    return struct.pack(f"<{len(values)}Q", *values)
 
 
 def store(
@@ -36,7 +32,7 @@ def store(
     """Blocks named `first`… whose contents are counted from `content` on, the same by default."""
     names = [*range(first, first + count)]
     start = first if content is None else content
-    local = pack([*range(start, start + count)])
+    local = pack_u64([*range(start, start + count)])
     index.attach(rank)
     index.store(rank, tier, parent, names, local, **more)
     index.check()
@@ -82,7 +78,7 @@ def thawed(index: KvIndex, runs: bytes, home: int | None) -> None:
     for run in msgspec.msgpack.decode(runs, type=list[CheckpointRun]):
         thaw.add(run)
         index.check()
-        assert not index.find_matches(pack([*range(100)])).rows().get(thaw.holder.slot)
+        assert not index.find_matches(pack_u64([*range(100)])).rows().get(thaw.holder.slot)
     index.credit(MINE)
     index.check()
 
@@ -110,7 +106,7 @@ def test_chains_branches_and_tiers() -> None:
     store(index, 3, 4, 2, tier=Tier.DISK)
     store(index, 300, 2, namespace=Namespace("adapter", "salt"))
     copy = survives(index)
-    assert copy.find_matches(pack([*range(1, 21), *range(200, 203)])).rows() == {0: (20, 3, 0)}
+    assert copy.find_matches(pack_u64([*range(1, 21), *range(200, 203)])).rows() == {0: (20, 3, 0)}
     assert copy.namespace_of(MINE, 301) == Namespace("adapter", "salt")
 
 
@@ -123,7 +119,7 @@ def test_references_groups_and_second_names() -> None:
     store(index, 71, 1, 70, tier=Tier.DISK, content=4)
     copy = survives(index)
     assert copy.remove(MINE, Tier.DEVICE, [2]) == 1
-    assert copy.find_matches(pack([1, 2])).rows() == {0: (2, 0, 0)}, "stored twice"
+    assert copy.find_matches(pack_u64([1, 2])).rows() == {0: (2, 0, 0)}, "stored twice"
 
 
 def test_holes_keep_the_names_that_place_what_follows() -> None:
@@ -138,7 +134,7 @@ def test_holes_keep_the_names_that_place_what_follows() -> None:
         store(one, 4, 3, 3)
         store(one, 9, 2, 8)
     assert portrait(copy, MINE) == portrait(index, MINE)
-    assert copy.find_matches(pack([*range(1, 11), *range(200, 204)])).rows() == {0: (14, 0, 0)}
+    assert copy.find_matches(pack_u64([*range(1, 11), *range(200, 204)])).rows() == {0: (14, 0, 0)}
 
 
 def test_a_node_of_old_names_only() -> None:
@@ -150,7 +146,7 @@ def test_a_node_of_old_names_only() -> None:
     index.remove(MINE, Tier.DEVICE, [1, 2, 3, 4])
     copy = survives(index)
     store(copy, 1, 4)
-    assert copy.find_matches(pack([1, 2, 3, 4, 10, 11, 12, 13])).rows() == {0: (8, 0, 0)}
+    assert copy.find_matches(pack_u64([1, 2, 3, 4, 10, 11, 12, 13])).rows() == {0: (8, 0, 0)}
 
 
 def test_what_waits_for_its_parent() -> None:
@@ -161,7 +157,7 @@ def test_what_waits_for_its_parent() -> None:
     copy = survives(index)
     assert copy.stats.orphan_blocks == 5
     store(copy, 40, 1, 2)
-    assert copy.find_matches(pack([1, 2, 40, 50, 51, 52])).rows() == {0: (6, 0, 0)}
+    assert copy.find_matches(pack_u64([1, 2, 40, 50, 51, 52])).rows() == {0: (6, 0, 0)}
 
 
 def test_what_only_a_dump_has_told() -> None:
@@ -171,7 +167,7 @@ def test_what_only_a_dump_has_told() -> None:
     copy = survives(index)
     store(copy, 1, 3)
     copy.remove(MINE, Tier.DEVICE, [3])
-    assert copy.find_matches(pack([1, 2, 3])).rows() == {0: (2, 0, 0)}, "told twice, held once"
+    assert copy.find_matches(pack_u64([1, 2, 3])).rows() == {0: (2, 0, 0)}, "told twice, held once"
 
 
 @pytest.mark.parametrize("when", [1, 2, 3])
@@ -228,19 +224,19 @@ def test_a_rank_that_is_cleared_before_the_proof_begins_anew(has_blocks: bool) -
     other.clear(MINE)
     assert not other.is_filled_by(thaw)
     other.credit(MINE)
-    assert not other.find_matches(pack([1])).rows()
+    assert not other.find_matches(pack_u64([1])).rows()
     store(other, 1, 2)
-    assert other.find_matches(pack([1, 2, 3])).rows() == {0: (2, 0, 0)}
+    assert other.find_matches(pack_u64([1, 2, 3])).rows() == {0: (2, 0, 0)}
 
 
 @pytest.mark.parametrize(
     "run",
     [
-        CheckpointRun(1, -1, pack([1]), pack([1])),
-        CheckpointRun(0, 0, pack([1]), pack([1])),
-        CheckpointRun(0, -2, pack([1]), pack([1])),
-        CheckpointRun(0, -1, pack([1]), b""),
-        CheckpointRun(0, -1, pack([1]), pack([1]), device=b"\x03"),
+        CheckpointRun(1, -1, pack_u64([1]), pack_u64([1])),
+        CheckpointRun(0, 0, pack_u64([1]), pack_u64([1])),
+        CheckpointRun(0, -2, pack_u64([1]), pack_u64([1])),
+        CheckpointRun(0, -1, pack_u64([1]), b""),
+        CheckpointRun(0, -1, pack_u64([1]), pack_u64([1]), device=b"\x03"),
     ],
 )
 def test_runs_that_make_no_sense(run: CheckpointRun) -> None:

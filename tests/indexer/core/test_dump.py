@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from typing import Any
 
 import msgspec
@@ -12,13 +11,9 @@ import indexer.core.dump as dump_module
 from indexer.core.dump import DumpEvent
 from indexer.core.index import KvIndex
 from indexer.types import Namespace, Tier, WorkerRank
+from tests.indexer.core.indices import CPU, DISK, FAR, GPU, pack
 
 A, B = WorkerRank(1, 0), WorkerRank(2, 3)
-GPU, CPU, DISK, FAR = Tier
-
-
-def pack(*values: int) -> bytes:
-    return struct.pack(f"<{len(values)}Q", *values)
 
 
 @pytest.fixture
@@ -67,10 +62,6 @@ def loaded(events: list[dict[str, Any]]) -> KvIndex:
 def found(index: KvIndex, *prompt: int) -> dict[WorkerRank | None, tuple[int, int, int]]:
     rows = index.find_matches(pack(*prompt)).rows()
     return {index.rank_of(slot): row for slot, row in rows.items()}
-
-
-def test_nothing_is_an_empty_list(index: KvIndex) -> None:
-    assert dumped(index) == []
 
 
 def test_what_the_reference_dumps_after_holes(index: KvIndex) -> None:
@@ -134,48 +125,6 @@ def test_a_namespace_travels(index: KvIndex) -> None:
     assert loaded(events).namespace_of(A, 2) == namespace
 
 
-def test_what_importers_must_accept() -> None:
-    blocks = [{"block_hash": name, "tokens_hash": name} for name in (1, 2, 2**64 - 1)]
-    odd = {"block_hash": 3, "tokens_hash": 3, "mm_extra_info": {"mm_objects": []}, "new": 1}
-    index = loaded(
-        [
-            {"worker_id": 1, "event": {"data": {"stored": {"blocks": blocks}}}},
-            {"worker_id": 1, "event": {"event_id": 4, "data": {"stored": {"blocks": [odd]}}}},
-            {
-                "worker_id": 1,
-                "storage_tier": "disk",
-                "future": [],
-                "event": {
-                    "data": {
-                        "stored": {"parent_hash": 4, "blocks": [blocks[0] | {"block_hash": 5}]}
-                    }
-                },
-            },
-            {
-                "worker_id": 1,
-                "storage_tier": "disk",
-                "event": {
-                    "data": {
-                        "stored": {
-                            "parent_hash": 2,
-                            "start_position": 1,
-                            "blocks": [odd | {"block_hash": 4}],
-                        }
-                    }
-                },
-            },
-            {"worker_id": 1, "event": {"data": {"removed": {"block_hashes": [2**64 - 1, 77]}}}},
-            {"worker_id": 1, "event": {"dp_rank": 1, "data": {"stored": {"blocks": blocks}}}},
-            {"worker_id": 1, "event": {"dp_rank": 1, "data": "cleared"}},
-            {"worker_id": 1, "event": {"data": {}}},
-        ]
-    )
-    assert found(index, 1, 2, 2**64 - 1) == {A: (2, 0, 0)}
-    assert found(index, 1, 2, 3, 1) == {A: (2, 0, 2)}
-    assert found(index, 3) == {A: (1, 0, 0)}
-    assert index.slot_of(WorkerRank(1, 1)) is not None
-
-
 def test_the_first_live_event_names_the_group_of_loaded_blocks(index: KvIndex) -> None:
     index.store(A, GPU, None, [1, 2], pack(1, 2), group=3)
     events = dumped(index)
@@ -191,23 +140,6 @@ def test_the_first_live_event_names_the_group_of_loaded_blocks(index: KvIndex) -
         copy.load(event)  # told twice is held once
     assert copy.remove(A, GPU, [1, 1], group=3) == 1
     copy.check()
-
-
-def test_a_dump_survives_a_clear_in_the_middle(index: KvIndex) -> None:
-    for rank in (A, B):
-        for start in range(0, 40, 10):
-            names = list(range(start, start + 10))
-            index.store(rank, GPU, None, names, pack(*names))
-    dump = index.dump()
-    first = next(dump)
-    assert first.worker_id == A.worker_id
-    index.clear(A)
-    while index.sweep(5):
-        pass
-    index.store(A, GPU, None, [500], pack(0))
-    rest = list(dump)
-    assert len([event for event in rest if event.worker_id == B.worker_id]) == 4
-    assert len([event for event in rest if event.worker_id == A.worker_id]) == 0
 
 
 @pytest.mark.parametrize("tier", [GPU, CPU])
@@ -237,14 +169,6 @@ def test_a_dump_stops_where_it_has_nothing_to_tell_for_long(
         told += event is not None
     assert told == 500
     assert most <= 2 * dump_module.NODES_PER_STEP
-
-
-def test_a_dump_ends_where_its_rank_ends(index: KvIndex) -> None:
-    index.store(A, CPU, None, [1, 2, 3], pack(1, 2, 3))
-    dump = index.dump()
-    next(dump)
-    index.clear(A)
-    assert list(dump) == []
 
 
 def test_nobody_gets_the_id_of_a_rank_that_left_during_a_dump(index: KvIndex) -> None:

@@ -62,15 +62,6 @@ def test_any_cut_gives_the_same(text: bytes, cuts: list[int]) -> None:
     assert read(text, [min(cut, len(text)) for cut in cuts]) == EXPECTED
 
 
-def test_byte_by_byte() -> None:
-    text = json.dumps(DOCUMENT).encode()
-    assert read(text, list(range(1, len(text)))) == EXPECTED
-
-
-def test_an_empty_dump_is_a_dump() -> None:
-    assert read(b" {} ", []) == {}
-
-
 DEEP = b'{"a":' * 5000 + b"1" + b"}" * 5000
 
 

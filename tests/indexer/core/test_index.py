@@ -2,84 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import pytest
 
-from indexer.core.hashing import block_hashes
 from indexer.core.index import KvIndex
 from indexer.types import Namespace, Tier, WorkerRank
 from tests.indexer.core.indices import CPU, DISK, FAR, GPU, A, B, C, pack, rows, swept
-from tests.indexer.golden import golden
-
-# ---- the scripted cases of the specification, without the wire
-
-
-TIER_OF = {None: GPU, "GPU": GPU, "CPU": CPU, "CPU_TIER1": CPU, "STORAGE": DISK}
-CASES = [
-    case
-    for case in golden("events/tier_semantics.json")["cases"]
-    if case["group"] in {"tiers", "interior", "refcount", "dp", "placeholder"}
-]
-
-
-def stream(name: str) -> WorkerRank:
-    worker, rank = name.split("/")
-    return WorkerRank(int(worker), int(rank))
-
-
-def apply(index: KvIndex, rank: WorkerRank, event: dict[str, Any]) -> None:
-    index.attach(rank)
-    tier, names = TIER_OF[event["medium"]], event["block_hashes"]
-    if event["type"] == "BlockRemoved":
-        index.remove(rank, tier, names)
-    elif not event["token_ids"]:
-        index.mark_on_tier(rank, tier, names)
-    else:
-        local = block_hashes(event["token_ids"], event["block_size"])
-        index.store(rank, tier, event["parent_block_hash"], names, local)
-
-
-@pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
-def test_scripted_case(case: dict[str, Any]) -> None:
-    index = KvIndex(16)
-    for step in case["steps"]:
-        for event in step["events"]:
-            apply(index, stream(step["stream"]), event)
-            index.check()
-    for check in case["checks"]:
-        found = index.find_matches(block_hashes(check["query"]["token_ids"], 16)).rows()
-        for name, (device, host, disk) in check["expect"].items():
-            row = found.get(index.attach(stream(name)), (0, 0, 0))
-            assert row == (device, host - device, disk - host)
-
 
 # ---- tiers
-
-
-def test_a_tier_never_goes_back_to_an_earlier_one(index: KvIndex) -> None:
-    index.store(A, CPU, None, [1, 2], pack(1, 2))
-    index.store(A, DISK, 2, [3], pack(3))
-    index.store(A, CPU, 3, [4], pack(4))
-    assert rows(index, 1, 2, 3, 4) == {A: (0, 2, 1)}
-
-
-def test_external_goes_on_after_disk_and_counts_with_it(index: KvIndex) -> None:
-    index.store(A, GPU, None, [1], pack(1))
-    index.store(A, DISK, 1, [2, 3], pack(2, 3))
-    index.store(A, FAR, 3, [4], pack(4))
-    index.store(A, DISK, 4, [5], pack(5))
-    assert rows(index, 1, 2, 3, 4, 5) == {A: (1, 0, 3)}
-
-
-def test_host_blocks_wait_for_device_blocks_that_come_back(index: KvIndex) -> None:
-    index.store(A, GPU, None, [1, 2], pack(1, 2))
-    index.remove(A, GPU, [1, 2])
-    index.store(A, CPU, 2, [3, 4], pack(3, 4))
-    assert rows(index, 1, 2, 3, 4) == {}
-    index.store(A, GPU, None, [1, 2], pack(1, 2))
-    assert rows(index, 1, 2, 3, 4) == {A: (2, 2, 0)}
 
 
 def test_many_ranks_on_all_tiers() -> None:
@@ -141,21 +70,6 @@ def test_slots_are_dense_and_used_again(index: KvIndex) -> None:
     assert index.rank_of(1) is None
     assert index.attach(WorkerRank(5, 0)) == 1
     assert index.capacity == 3
-
-
-def test_clear_is_of_one_rank_and_of_all_tiers(index: KvIndex) -> None:
-    for rank in (A, B, C):
-        index.store(rank, GPU, None, [1, 2], pack(1, 2))
-        index.store(rank, CPU, 2, [3], pack(3))
-        index.store(rank, DISK, 9, [4], pack(3))
-    index.clear(A)
-    assert set(rows(index, 1, 2, 3)) == {B, C}
-    index.store(A, GPU, None, [1], pack(1))  # before anything was swept
-    assert rows(index, 1, 2, 3)[A] == (1, 0, 0)
-    index.detach(B)
-    assert set(rows(index, 1, 2, 3)) == {A, C}
-    swept(index)
-    assert rows(index, 1, 2, 3) == {A: (1, 0, 0), C: (2, 1, 0)}
 
 
 def test_a_late_rank_does_not_inherit_the_past(index: KvIndex) -> None:

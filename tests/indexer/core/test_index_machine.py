@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -24,6 +23,7 @@ import indexer.core.radix_tree as tree_module
 from indexer.core import holdings
 from indexer.core.checkpoint import CheckpointRestore, CheckpointRun
 from indexer.core.dump import TIER_OF, DumpEvent
+from indexer.core.hashing import pack_u64
 from indexer.core.index import KvIndex
 from indexer.types import Tier, WorkerRank
 from tests.effort import examples, share_of
@@ -39,10 +39,6 @@ locals_ = st.integers(1, 2)
 
 
 _encode = msgspec.msgpack.Encoder().encode
-
-
-def pack(values: Sequence[int]) -> bytes:
-    return struct.pack(f"<{len(values)}Q", *values)
 
 
 def told(names: Sequence[int]) -> Sequence[int]:
@@ -91,7 +87,8 @@ class IndexMachine(RuleBasedStateMachine):
         own = [name for name, _ in run]
         local = [block for _, block in run]
         expected = self.twin.ranks[rank].store(tier, parent, own, local, group)
-        assert self.index.store(rank, tier, parent, told(own), pack(local), group=group) == expected
+        found = self.index.store(rank, tier, parent, told(own), pack_u64(local), group=group)
+        assert found == expected
 
     @rule(
         rank=ranks,
@@ -315,7 +312,7 @@ class IndexMachine(RuleBasedStateMachine):
 
     @staticmethod
     def _rows(index: KvIndex, prompt: list[int]) -> dict[WorkerRank | None, tuple[int, int, int]]:
-        matches = index.find_matches(pack(prompt))
+        matches = index.find_matches(pack_u64(prompt))
         rows = matches.rows()
         assert matches.empty == (not rows)
         return {index.rank_of(slot): row for slot, row in rows.items()}

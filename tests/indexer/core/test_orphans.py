@@ -2,32 +2,12 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 from indexer.core.dump import DumpBlock, DumpChange, DumpEvent, DumpKvEvent, DumpStored
 from indexer.core.index import KvIndex
 from indexer.types import Namespace, StreamLimits
-from tests.indexer.core.indices import CPU, DISK, GPU, A, B, pack, rows, swept
-
-
-def test_an_orphan_is_no_root(index: KvIndex) -> None:
-    index.store(A, GPU, 99, [1, 2], pack(1, 2))
-    assert rows(index, 1, 2) == {}
-    assert index.stats.orphan_blocks == 2
-    index.store(A, GPU, 2, [3], pack(3))  # behind an orphan: an orphan
-    index.store(A, GPU, None, [99], pack(7))
-    assert rows(index, 7, 1, 2, 3) == {A: (4, 0, 0)}
-    assert index.stats.orphan_blocks == 0
-
-
-def test_a_block_cannot_follow_itself(index: KvIndex) -> None:
-    index.store(A, GPU, 99, [1], pack(1))
-    assert index.store(A, GPU, 99, [98, 99], pack(2, 3)) == 0
-    assert index.store(A, GPU, None, [5, 1, 5], pack(5, 6, 7)) == 0
-    index.store(A, GPU, None, [99], pack(7))
-    assert rows(index, 7, 1) == {A: (2, 0, 0)}
+from tests.indexer.core.indices import CPU, GPU, A, B, pack, rows, swept
 
 
 def test_dropped_orphans_forget_their_counts() -> None:
@@ -72,25 +52,6 @@ def test_dropped_orphans_are_no_hearsay_any_more() -> None:
     assert rows(index, 1) == {A: (1, 0, 0)}, "stored twice, removed once"
 
 
-def test_orphans_of_one_rank_do_not_wait_for_another(index: KvIndex) -> None:
-    index.store(A, GPU, 99, [1], pack(1))
-    index.store(B, GPU, None, [99], pack(7))
-    assert rows(index, 7, 1) == {B: (1, 0, 0)}
-
-
-def test_orphans_arrive_in_any_order(index: KvIndex) -> None:
-    chain = list(range(100, 160))
-    order = chain[1:]
-    random.Random(3).shuffle(order)
-    for name in [*order, chain[0]]:
-        parent = name - 1 if name > chain[0] else None
-        index.store(A, random.Random(name).choice([GPU, CPU]), parent, [name], pack(name))
-        index.check()
-    assert index.stats.orphan_blocks == 0
-    index.store(A, GPU, None, chain, pack(*chain))
-    assert rows(index, *chain) == {A: (60, 0, 0)}
-
-
 def test_a_chain_told_backwards(index: KvIndex) -> None:
     salted = Namespace(cache_salt="salt")
     for name in range(400, 0, -1):
@@ -104,46 +65,6 @@ def test_a_chain_told_backwards(index: KvIndex) -> None:
     assert index.stats.nodes == 2  # block 1 is on the host as well
 
 
-def test_orphans_join_content_that_is_there_already(index: KvIndex) -> None:
-    for name, parent in ((52, 51), (53, 52), (54, 53), (61, 51)):
-        index.store(A, GPU, parent, [name], pack(name))
-    index.store(B, GPU, None, [1, 2, 3, 4], pack(50, 51, 52, 53))
-    index.store(B, GPU, 3, [9], pack(70))
-    index.store(A, GPU, None, [50, 51], pack(50, 51))
-    assert rows(index, 50, 51, 52, 53, 54) == {A: (5, 0, 0), B: (4, 0, 0)}
-    assert rows(index, 50, 51, 61) == {A: (3, 0, 0), B: (2, 0, 0)}
-
-
-def test_reference_counts_survive_the_wait(index: KvIndex) -> None:
-    for _ in range(2):
-        index.store(A, GPU, 99, [1], pack(1))
-    index.store(A, GPU, None, [99], pack(7))
-    index.remove(A, GPU, [1])
-    assert rows(index, 7, 1) == {A: (2, 0, 0)}
-    index.remove(A, GPU, [1])
-    assert rows(index, 7, 1) == {A: (1, 0, 0)}
-
-
-def test_a_store_that_brings_parent_and_orphans_is_their_second(index: KvIndex) -> None:
-    """An engine that recomputes a prompt stores what was lost, and again what it still held."""
-    index.store(A, GPU, 11, [12, 13], pack(2, 3))  # whose parent nobody has heard of
-    index.store(A, GPU, None, [11, 12, 13], pack(1, 2, 3))
-    index.remove(A, GPU, [13])  # of two
-    assert rows(index, 1, 2, 3) == {A: (3, 0, 0)}
-    index.remove(A, GPU, [13, 12])
-    assert rows(index, 1, 2, 3) == {A: (2, 0, 0)}
-    index.remove(A, GPU, [12])
-    assert rows(index, 1, 2, 3) == {A: (1, 0, 0)}
-
-
-def test_what_waits_behind_a_hole_is_told_again(index: KvIndex) -> None:
-    index.store(A, DISK, 11, [12, 13], pack(2, 3))
-    index.remove(A, DISK, [12])
-    index.store(A, GPU, None, [11, 12, 13], pack(1, 2, 3))
-    index.remove(A, GPU, [13])
-    assert rows(index, 1, 2, 3) == {A: (2, 0, 1)}
-
-
 def test_orphans_that_are_still_to_be_moved_are_told_again(index: KvIndex) -> None:
     """A long event comes in pieces, and healing waits for the last of them."""
     index.store(A, GPU, 11, [12, 13], pack(2, 3))
@@ -153,41 +74,6 @@ def test_orphans_that_are_still_to_be_moved_are_told_again(index: KvIndex) -> No
         index.check()
     index.remove(A, GPU, [12, 13])
     assert rows(index, 1, 2, 3) == {A: (3, 0, 0)}
-
-
-def test_orphans_told_again_that_come_before_themselves(index: KvIndex) -> None:
-    index.store(A, GPU, 12, [13, 11], pack(3, 1))  # 11 waits for 12
-    index.store(A, GPU, 11, [12, 13], pack(2, 3))  # and 12 for 11
-    assert rows(index, 1, 2, 3) == {}
-    index.store(A, GPU, None, [11, 12], pack(1, 2))
-    assert rows(index, 1, 2, 3)[A] >= (2, 0, 0)
-
-
-def test_orphans_with_holes_and_second_names_join_what_is_there(index: KvIndex) -> None:
-    index.store(B, GPU, None, [1, 2, 3, 4, 5], pack(1, 2, 3, 4, 5))
-    index.store(A, GPU, 11, [12, 13, 14, 15], pack(2, 3, 4, 5))
-    index.store(A, CPU, 11, [22, 23, 24, 25], pack(2, 3, 4, 5))
-    index.remove(A, GPU, [12, 13])
-    index.remove(A, CPU, [23])
-    assert index.stats.orphan_blocks == 4
-    index.store(A, GPU, None, [11], pack(1))
-    assert index.stats.orphan_blocks == 0
-    assert rows(index, 1, 2, 3, 4, 5) == {A: (1, 1, 0), B: (5, 0, 0)}
-    index.store(A, CPU, 23, [24], pack(4))  # 3 is lost, but known by the block behind it
-    index.store(A, CPU, 22, [23], pack(3))
-    assert rows(index, 1, 2, 3, 4, 5) == {A: (1, 4, 0), B: (5, 0, 0)}
-    assert index.remove(A, CPU, [24]) == 1
-    assert index.remove(A, CPU, [24]) == 1
-    assert index.remove(A, GPU, [14, 15]) == 2
-    assert rows(index, 1, 2, 3, 4, 5) == {A: (1, 2, 0), B: (5, 0, 0)}
-
-
-def test_a_circle_of_parents_has_no_beginning(index: KvIndex) -> None:
-    index.store(A, GPU, 1, [2], pack(2))
-    index.store(A, GPU, 2, [1], pack(1))
-    assert rows(index, 1, 2) == rows(index, 2, 1) == {}
-    index.store(A, GPU, None, [1], pack(5))
-    assert rows(index, 5, 2) == {A: (2, 0, 0)}
 
 
 def test_the_oldest_orphans_give_way() -> None:

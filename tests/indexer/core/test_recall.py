@@ -221,17 +221,6 @@ def test_on_doubt_nothing_is_credited(
     assert not life.stream.is_unproven
 
 
-def test_another_engine_is_learnt_from_its_beginning() -> None:
-    life = Life(first_life())
-    life.reply(4, engine="new")
-    assert life.asked == 0
-    life.reply(*range(6), engine="new")
-    life.end()
-    assert life.shown() == set()
-    assert life.shown("new") == set(range(6))
-    assert life.stream.kv_state == "current"
-
-
 def test_without_a_replay_endpoint_the_very_next_number_is_the_proof() -> None:
     life = Life(first_life(has_replay=False), has_replay=False)
     assert life.asked is None
@@ -297,16 +286,6 @@ def test_what_was_uncertain_stays_uncertain() -> None:
     assert life.shown() == {0, 1, 2, 3, 4, 9}
     assert life.stream.kv_state == "uncertain"
     assert life.stream.lost_batches == 4
-
-
-def test_a_clear_within_the_proof() -> None:
-    life = Life(first_life())
-    life.reply(4)
-    life.stream.on_replay(reply(5, encode_batch([CLEARED])), 0.0)
-    life.reply(6)
-    life.end()
-    assert life.shown() == {6}
-    assert life.recalls == {"credited": 1}
 
 
 def test_blocks_below_the_device_are_unseen_as_well() -> None:

@@ -65,35 +65,6 @@ def test_a_stretch_goes_at_once(
     assert matched(index) == (BLOCKS, 0, 0)
 
 
-def test_what_is_still_on_another_tier_keeps_its_name() -> None:
-    index = filled(tiers=(Tier.DEVICE, Tier.HOST_PINNED))
-    index.remove(RANK, Tier.HOST_PINNED, range(1050, 1060))
-    names = list(range(1040, 1100))[::-1]
-    assert index.remove(RANK, Tier.DEVICE, names) == len(names)
-    index.check()
-    assert matched(index) == (40, 10, 0)
-    assert index.remove(RANK, Tier.HOST_PINNED, names) == len(names) - 10
-    index.check()
-    assert index.remove(RANK, Tier.HOST_PINNED, range(1100, 1200)) == 100
-    index.check()
-    assert matched(index) == (40, 0, 0)
-
-
-def test_neighbours_that_are_held_on_the_tier_in_part() -> None:
-    index = filled()
-    index.mark_on_tier(RANK, Tier.DISK, [1000, 1002, 1003, 1005])
-    assert index.remove(RANK, Tier.DISK, list(range(1000, 1010))) == 4
-    index.check()
-    assert index.stats.holdings == (BLOCKS, 0, 0, 0)
-
-
-def test_a_name_twice_in_one_list_is_there_once() -> None:
-    index = filled()
-    assert index.remove(RANK, Tier.DEVICE, [1199, 1198, 1199, 1198, 1197, 1197]) == 3
-    index.check()
-    assert matched(index) == (197, 0, 0)
-
-
 def test_an_old_name_beside_held_ones_is_not_mistaken_for_them() -> None:
     index = filled()
     index.remove(RANK, Tier.DEVICE, [1100])

@@ -2,51 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from indexer.core.hashing import block_hashes
 from indexer.core.index import KvIndex
 from indexer.core.stream import EventStream
 from indexer.types import Scope, StreamLimits, WorkerRank
 from tests.indexer.core.streams import LIMITS, RANK, Bench, batch, tokens
 from tests.indexer.encoding import encode_batch, message, removed, reply, stored
-from tests.indexer.golden import golden
 
 # -- messages ------------------------------------------------------------------------------------
-
-
-MALFORMED = golden("events/malformed.json")
-
-
-@pytest.mark.parametrize("case", MALFORMED["cases"], ids=lambda case: case["name"])
-def test_malformed(case: dict[str, Any]) -> None:
-    bench = Bench(has_replay=False)
-    bench.live(0)
-    frames = [bytes.fromhex(frame) for frame in case["frames"]]
-    bench.stream.on_live(frames, 0.0)
-    while bench.busy():
-        bench.stream.resume(0.0)
-
-    def held(name: str) -> bool:
-        return bench.index.row(RANK, block_hashes(MALFORMED[name], 16))[0] == 1
-
-    applied = bench.stream.cursor.last == 1
-    if case["expect"] == "drop_message":
-        assert not applied
-        assert sum(bench.stream.tallies.bad_messages.values()) == 1
-    elif case["expect"] in ("accept", "skip_event"):
-        assert applied
-    if applied and case["has_good_marker"]:
-        assert held("good_marker_tokens")
-    flag = case["bad_block_should_be_indexed"]
-    if case["expect"] != "implementation_defined" and flag is not None:
-        assert held("bad_block_tokens") == flag
-    bench.live(2)
-    bench.live(3)
-    assert {2, 3} <= bench.blocks()
-    assert bench.stream.lost_batches == (0 if applied else 1)
 
 
 @pytest.mark.parametrize("frames", [[], [b""], [b"", b"", b"", b""], [b"", b"123", b"x"]])
@@ -146,8 +110,7 @@ def test_a_name_twice_in_a_long_event(repeated: int) -> None:
 
 def test_a_closed_stream_is_deaf_and_leaves_nothing() -> None:
     bench = Bench()
-    bench.live(0)
-    bench.live(2)
+    bench.live(0, 2)
     bench.stream.close()
     bench.stream.close()
     assert bench.asked() is None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from indexer.types import EventLossPolicy, StreamLimits, WorkerRank
+from indexer.types import StreamLimits, WorkerRank
 from tests.indexer.core.streams import Bench, batch, tokens
 from tests.indexer.encoding import CLEARED, encode_batch, stored
 
@@ -11,8 +11,7 @@ from tests.indexer.encoding import CLEARED, encode_batch, stored
 
 def test_keep_keeps_and_says_so_until_a_clear() -> None:
     bench = Bench(has_replay=False)
-    bench.live(0)
-    bench.live(3)
+    bench.live(0, 3)
     assert bench.blocks() == {0, 3}
     assert (bench.state(), bench.stream.lost_batches) == ("uncertain", 2)
     bench.live(4, encode_batch([CLEARED]))
@@ -37,58 +36,16 @@ def test_a_clear_is_for_the_rank_that_the_batch_names() -> None:
     assert bench.blocks(rank=WorkerRank(1, 1)) == set()
 
 
-def test_drop_lets_go_of_what_may_be_wrong() -> None:
-    bench = Bench(has_replay=False, on_event_loss=EventLossPolicy.DROP)
-    bench.live(0)
-    bench.live(3)
-    assert bench.blocks() == {3}
-
-
 def test_joining_late_without_replay() -> None:
     bench = Bench(has_replay=False)
-    bench.live(7)
-    bench.live(8)
+    bench.live(7, 8)
     assert bench.blocks() == {7, 8}
     assert bench.stream.lost_batches == 7
 
 
-def test_a_rank_becomes_whole_again_when_the_whole_past_is_replayed() -> None:
-    bench = Bench()
-    bench.live(0)
-    bench.live(2)
-    bench.wait(1.1)
-    bench.wait(1.1)
-    assert bench.state() == "uncertain"
-    bench.wait(10.1)
-    assert bench.asked() == 0
-    for seq in range(3):
-        bench.reply(seq)
-    bench.end()
-    assert bench.blocks() == {0, 1, 2}
-    assert bench.state() == "current"
-
-
-def test_an_answer_that_lost_its_beginning_is_not_a_past_that_is_gone() -> None:
-    bench = Bench()
-    bench.live(0)
-    bench.live(2)
-    bench.wait(1.1)
-    bench.wait(1.1)
-    bench.wait(10.1)
-    bench.reply(2)  # 0 and 1 were dropped on the way
-    bench.wait(10.1)
-    assert bench.asked() == 0
-    for seq in range(3):
-        bench.reply(seq)
-    bench.end()
-    assert bench.blocks() == {0, 1, 2}
-    assert bench.state() == "current"
-
-
 def test_a_past_that_is_gone_is_asked_for_twice() -> None:
     bench = Bench()
-    bench.live(0)
-    bench.live(4)
+    bench.live(0, 4)
     bench.reply(3)
     assert bench.state() == "uncertain"
     for told in (1, 2):
@@ -110,23 +67,6 @@ def test_a_past_that_is_gone_is_asked_for_twice() -> None:
 
 
 # -- silence -------------------------------------------------------------------------------------
-
-
-def test_lost_last_batches_are_found_by_asking() -> None:
-    bench = Bench()
-    bench.live(0)
-    bench.wait(9.9)
-    assert bench.asked() is None
-    bench.wait(0.2)
-    assert bench.asked() == 0
-    for seq in range(3):
-        bench.reply(seq)
-    bench.end()
-    assert bench.blocks() == {0, 1, 2}
-    bench.live(2)  # the live copy of what the replay brought
-    bench.live(3)
-    assert bench.blocks() == {0, 1, 2, 3}
-    assert bench.stream.tallies.restarts == 0
 
 
 def test_polling_can_be_off_and_waits_its_turn() -> None:
@@ -155,32 +95,13 @@ def test_a_live_batch_overtakes_a_poll() -> None:
     bench.wait(10.1)
     bench.live(3)  # turns the poll into the mending of a gap
     assert bench.blocks() == {0, 1}
-    bench.reply(1)
-    bench.reply(2)
+    bench.reply(1, 2)
     assert bench.blocks() == {0, 1, 2, 3}
-
-
-def test_a_rebuild_goes_on_after_silence() -> None:
-    bench = Bench()
-    bench.live(0)
-    bench.live(2)
-    bench.wait(1.1)
-    bench.wait(1.1)
-    bench.wait(10.1)
-    bench.reply(0)
-    bench.live(3)
-    bench.wait(1.1)
-    assert bench.asked() == 0
-    for seq in range(3):
-        bench.reply(seq)
-    assert bench.blocks() == {0, 1, 2, 3}
-    assert bench.state() == "current"
 
 
 def test_an_engine_is_not_silent_while_its_last_words_are_written() -> None:
     bench = Bench()
-    bench.live(0)
-    bench.live(3)
+    bench.live(0, 3)
     request = bench.stream.request
     bench.reply(0)
     many = list(range(100, 4_100))
@@ -193,35 +114,21 @@ def test_an_engine_is_not_silent_while_its_last_words_are_written() -> None:
     assert bench.outcomes == {"complete": 1}
 
 
-def test_a_rebuild_from_an_empty_buffer_changes_nothing() -> None:
-    bench = Bench()
-    bench.live(0)
-    bench.live(2)
-    bench.wait(1.1)
-    bench.wait(1.1)
-    bench.wait(10.1)
-    bench.end()
-    assert bench.blocks() == {0, 2}
-
-
 # -- a doubtful index is read again -----------------------------------------------------------
 
 
 def test_it_is_read_again_while_the_engine_goes_on() -> None:
     bench = Bench()
-    for seq in range(3):
-        bench.live(seq)
+    bench.live(*range(3))
     assert bench.stream.reread(bench.now) == "asked"
     assert bench.stream.reread(bench.now) == "later"
     assert bench.asked() == 0
-    bench.live(3)
-    bench.live(4)
+    bench.live(3, 4)
     assert bench.blocks() == {0, 1, 2}, "what is held goes when there is something in its place"
     for seq in range(2):
         bench.reply(seq)
         assert bench.blocks() == {0, 1, 2}, "not before it reaches what is known"
-    for seq in range(2, 5):
-        bench.reply(seq)
+    bench.reply(*range(2, 5))
     bench.end()
     assert bench.blocks() == {0, 1, 2, 3, 4}
     assert bench.state() == "current"
@@ -234,8 +141,7 @@ def test_a_busy_stream_that_cannot_be_read_again_is_not_held_back_for_ever() -> 
     bench = Bench()
     bench.live(0)
     assert bench.stream.reread(bench.now) == "asked"  # of a mute endpoint
-    for seq in range(1, 60):
-        bench.live(seq)
+    bench.live(*range(1, 60))
     assert bench.outcomes == {"backlog_full": 1}
     assert bench.blocks() == set(range(60)), "nothing is lost"
     assert bench.stream.reread(bench.now) == "later", "not the next moment again"
@@ -290,8 +196,7 @@ def test_how_late_batches_come_is_known_of_live_ones_only() -> None:
     bench.now = 60.0
     bench.live(1, encode_batch([stored([2], tokens(1))], ts=45.0))
     assert offset(bench) == 15.0
-    bench.wait(0.1)
-    bench.wait(10.1)
+    bench.wait(0.1, 10.1)
     bench.reply(1, encode_batch([stored([2], tokens(1))], ts=45.0))
     bench.reply(2, encode_batch([stored([3], tokens(2))], ts=70.0))
     assert offset(bench) is None

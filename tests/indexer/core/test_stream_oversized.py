@@ -53,17 +53,6 @@ def test_under_drop_it_costs_what_is_held() -> None:
     assert one.blocks() == {2}
 
 
-@pytest.mark.parametrize("at", range(5))
-def test_in_a_replay_it_costs_itself_too(at: int) -> None:
-    one = bench()
-    one.live(5)
-    for seq in range(5):
-        one.reply(seq, long(seq) if seq == at else None)
-    assert one.blocks() == {0, 1, 2, 3, 4, 5} - {at}
-    assert one.stream.tallies.lost_batches == one.stream.lost_batches == 1
-    assert one.outcomes == {"complete": 1}
-
-
 def test_nothing_is_asked_for_again_and_again_because_of_it() -> None:
     one = bench()
     one.live(0)
@@ -86,8 +75,7 @@ def test_nothing_is_asked_for_again_and_again_because_of_it() -> None:
 
 def test_a_batch_nobody_can_read_is_not_asked_for_for_ever() -> None:
     one = bench()
-    one.live(0)
-    one.live(2)
+    one.live(0, 2)
     one.reply(0)
     one.reply(1, b"garbage")
     one.wait(10.1)
@@ -103,8 +91,7 @@ def test_what_else_is_lost_is_asked_for() -> None:
     one.live(0)
     one.live(1, long(1))
     one.live(3)
-    one.wait(1.1)
-    one.wait(1.1)
+    one.wait(1.1, 1.1)
     assert one.stream.lost_batches == 2
     one.wait(10.1)
     assert one.asked() == 0
@@ -138,12 +125,10 @@ def test_bytes_that_begin_no_batch_take_no_number() -> None:
 
 def test_it_waits_for_its_turn_while_a_replay_runs() -> None:
     one = bench()
-    one.live(0)
-    one.live(2)
+    one.live(0, 2)
     one.live(3, long(3))
     one.live(4)
-    one.reply(0)
-    one.reply(1)
+    one.reply(0, 1)
     assert one.blocks() == {0, 1, 2, 4}
     assert one.stream.tallies.lost_batches == 1
 
@@ -165,8 +150,7 @@ def test_its_copy_proves_the_engine() -> None:
 
 def test_the_first_batch_of_a_restarted_engine() -> None:
     one = bench()
-    for seq in range(3):
-        one.live(seq)
+    one.live(*range(3))
     one.live(0, long(0))
     one.live(1, engine="new")
     assert one.asked() is not None
@@ -216,27 +200,9 @@ def test_a_batch_that_breaks_the_connection_costs_itself(culprits: tuple[int, ..
     assert "broken" not in one.outcomes, "the endpoint is not to blame"
 
 
-def test_the_last_batch_breaks_it_and_the_reconnect_asks() -> None:
-    one = bench()
-    one.live(0)
-    one.stream.on_breach()
-    one.stream.on_reconnect(one.now)
-    breaks(one, 1, engine_has=2)
-    one.live(2)
-    assert one.asked() is None
-    assert one.blocks() == {0, 2}
-    assert one.stream.tallies.lost_batches == 1
-    one.stream.on_reconnect(one.now)
-    one.reply(2)
-    one.end()
-    assert one.stream.tallies.hidden_restarts == 0
-    assert one.stream.tallies.lost_batches == 1
-
-
 def test_an_endpoint_that_is_no_engine_is_given_up() -> None:
     one = bench()
-    one.live(0)
-    one.live(3)
+    one.live(0, 3)
     for _ in range(5):
         if one.asked() is not None:
             one.stream.on_broken_replay(one.now)

@@ -12,11 +12,8 @@ from tests.indexer.core.streams import LIMITS, Bench
 def uncertain(**options: Any) -> Bench:
     """A stream that has lost batch 1, and whose endpoint is asked for everything from batch 0."""
     bench = Bench(**options)
-    bench.live(0)
-    bench.live(2)
-    bench.wait(1.1)
-    bench.wait(1.1)
-    bench.wait(10.1)
+    bench.live(0, 2)
+    bench.wait(1.1, 1.1, 10.1)
     assert (bench.asked(), bench.state()) == (0, "uncertain")
     return bench
 
@@ -38,8 +35,7 @@ def test_a_rebuild_that_repeats_the_true_beginning_for_ever_takes_nothing() -> N
 def test_a_rebuild_that_goes_on_with_another_engine_is_refused_at_what_was_heard() -> None:
     bench = uncertain()
     bench.reply(0)
-    for seq in range(1, 50):
-        bench.reply(seq, engine="new")
+    bench.reply(*range(1, 50), engine="new")
     assert bench.blocks() == {0, 2}
     assert bench.blocks(engine="new") == set()
     assert bench.outcomes["other_engine"] == 1
@@ -47,19 +43,16 @@ def test_a_rebuild_that_goes_on_with_another_engine_is_refused_at_what_was_heard
 
 def test_a_rebuild_that_never_reaches_what_is_known_is_given_up() -> None:
     bench = Bench(limits=structs.replace(LIMITS, replay_replies_max=10))
-    for seq in range(30):
-        bench.live(seq)
+    bench.live(*range(30))
     assert bench.stream.reread(bench.now) == "asked"
-    for seq in range(30):
-        bench.reply(seq)
+    bench.reply(*range(30))
     assert bench.outcomes == {"budget": 1}
     assert (bench.blocks(), bench.state()) == (set(range(30)), "current")
 
 
 def test_where_predictions_fail_the_copies_replace_what_was_heard() -> None:
     bench = Bench()
-    for seq in range(5):
-        bench.live(seq)
+    bench.live(*range(5))
     assert bench.stream.reread(bench.now) == "asked"
     for seq in range(4):
         bench.reply(seq, engine="new")
@@ -71,18 +64,15 @@ def test_where_predictions_fail_the_copies_replace_what_was_heard() -> None:
 
 def test_where_predictions_fail_the_same_engine_has_to_answer() -> None:
     bench = Bench()
-    for seq in range(5):
-        bench.live(seq)
+    bench.live(*range(5))
     assert bench.stream.reread(bench.now) == "asked"
-    for seq in range(5):
-        bench.reply(seq, engine="new")
+    bench.reply(*range(5), engine="new")
     assert (bench.blocks(), bench.blocks(engine="new")) == (set(range(5)), set())
 
 
 def test_a_rebuild_keeps_no_more_than_its_bytes() -> None:
     bench = Bench(limits=structs.replace(LIMITS, rebuild_bytes_max=1_000))
-    for seq in range(30):
-        bench.live(seq)
+    bench.live(*range(30))
     assert bench.stream.reread(bench.now) == "asked"
     for seq in range(30):
         bench.reply(seq)
@@ -107,19 +97,16 @@ def test_a_rebuild_has_its_time() -> None:
 def test_what_came_live_during_a_rebuild_is_applied_once_it_is_given_up() -> None:
     bench = uncertain()
     bench.reply(0)
-    for seq in range(3, 60):
-        bench.live(seq)
+    bench.live(*range(3, 60))
     assert bench.outcomes == {"silent": 1, "backlog_full": 1}
     assert bench.blocks() == {0, *range(2, 60)}
 
 
 def test_a_rebuild_is_applied_in_turns() -> None:
     bench = Bench(limits=structs.replace(LIMITS, blocks_per_turn=16))
-    for seq in range(40):
-        bench.live(seq)
+    bench.live(*range(40))
     assert bench.stream.reread(bench.now) == "asked"
-    for seq in range(40):
-        bench.reply(seq)
+    bench.reply(*range(40))
     turns = 0
     while bench.busy():
         before = len(bench.blocks())
@@ -135,11 +122,9 @@ def test_a_rebuild_is_applied_in_turns() -> None:
 
 def test_a_new_connection_while_a_rebuild_is_applied() -> None:
     bench = Bench(limits=structs.replace(LIMITS, blocks_per_turn=16))
-    for seq in range(40):
-        bench.live(seq)
+    bench.live(*range(40))
     assert bench.stream.reread(bench.now) == "asked"
-    for seq in range(40):
-        bench.reply(seq)
+    bench.reply(*range(40))
     assert bench.busy()
     bench.stream.on_reconnect(bench.now)
     while bench.busy():
@@ -157,19 +142,16 @@ def test_a_new_connection_while_a_rebuild_is_applied() -> None:
 def replaced() -> Bench:
     """A stream whose endpoint contradicts what is held, and repeats what was just heard live."""
     bench = Bench()
-    for seq in range(3):
-        bench.live(seq)
+    bench.live(*range(3))
     bench.live(5, engine="new")
-    bench.reply(2, engine="new")
-    bench.reply(5, engine="new")
+    bench.reply(2, 5, engine="new")
     assert (bench.asked(), bench.state()) == (0, "uncertain")
     return bench
 
 
 def test_an_endpoint_with_two_faces_takes_nothing() -> None:
     bench = replaced()
-    for seq in range(6):
-        bench.reply(seq, engine="third")
+    bench.reply(*range(6), engine="third")
     assert bench.blocks() == {0, 1, 2}
     assert bench.blocks(engine="third") == set()
     assert bench.blocks(engine="new") == {5}
@@ -191,8 +173,7 @@ def test_a_past_that_begins_later_is_taken_from_there() -> None:
     bench = replaced()
     bench.reply(3, engine="new")
     assert (bench.asked(), bench.blocks()) == (0, set())
-    for seq in range(3, 6):
-        bench.reply(seq, engine="new")
+    bench.reply(*range(3, 6), engine="new")
     bench.end()
     assert bench.blocks(engine="new") == {3, 4, 5}
     assert bench.stream.lost_batches == 3

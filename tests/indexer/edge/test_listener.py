@@ -17,18 +17,6 @@ from tests.indexer.edge.house import IMPATIENT, LIMITS, SCOPE, House, batch, pla
 from tests.indexer.encoding import encode_batch, removed, stored
 
 
-def test_events_arrive(context: Any) -> None:
-    async def scenario(house: House) -> None:
-        engine = house.engine()
-        stream = await house.follow(engine)
-        for number in range(10):
-            engine.publish(batch(number))
-        await house.until(lambda: stream.cursor.last == 9)
-        assert all(house.holds(stream, number) for number in range(10))
-
-    play(context, scenario)
-
-
 def test_a_flood_loses_nothing(context: Any) -> None:
     async def scenario(house: House) -> None:
         engine = house.engine()

@@ -20,7 +20,7 @@ from indexer.edge.addresses import Addresses
 from indexer.edge.recovery import Recovery
 from indexer.types import RecoveryLimits, Scope, Tier, WorkerRank
 from tests import wait
-from tests.indexer.core.test_dump import pack
+from tests.indexer.core.indices import pack
 from tests.live.tcp_server import tcp_server
 
 HOST = "127.0.0.1"
