@@ -16,13 +16,10 @@ from select_service.errors import (
     InvalidField,
     InvalidRequest,
     NoEligibleWorker,
-    NoSchedulableWorker,
-    PinnedNotAllowed,
     ReservationNotFound,
 )
 from select_service.types import (
     CoreLimits,
-    PinnedWorker,
     ReservationRequest,
     RouterConfigOverride,
     RoutingConstraints,
@@ -68,42 +65,6 @@ def test_a_busy_worker_goes_at_once_and_its_books_are_cleared_in_slices() -> Non
     fleet.free("r99")
 
 
-def test_no_worker_anywhere_and_none_in_the_scope_are_told_apart(fleet: Fleet) -> None:
-    with pytest.raises(NoSchedulableWorker, match="no schedulable workers are available"):
-        Fleet().select(1)
-    with pytest.raises(
-        NoSchedulableWorker, match="no schedulable workers for model=m tenant=default"
-    ):
-        fleet.select(1, model_name="m")
-
-
-@pytest.mark.parametrize(
-    ("body", "text"),
-    [
-        ({}, "block_hashes is required without token_ids"),
-        ({"block_hashes": [1]}, "sequence_hashes is required without token_ids"),
-        (
-            {"block_hashes": [1], "sequence_hashes": [1]},
-            "isl_tokens is required without token_ids",
-        ),
-        (
-            {"block_hashes": [1], "sequence_hashes": [1], "isl_tokens": 0},
-            "isl_tokens must be greater than 0",
-        ),
-        (
-            {"block_hashes": [1, 2], "sequence_hashes": [1], "isl_tokens": 1},
-            "block_hashes length 2 must match sequence_hashes length 1",
-        ),
-        ({"token_ids": []}, "isl_tokens must be greater than 0"),
-    ],
-)
-def test_prompts_are_refused_in_order(fleet: Fleet, body: dict[str, Any], text: str) -> None:
-    for route in (fleet.core.selection.select, fleet.core.selection.select_and_reserve):
-        with pytest.raises(InvalidRequest, match=re.escape(text)):
-            route(SelectAndReserveRequest(**body), 0.0)
-    assert fleet.load(1) == (0, 0, 0)
-
-
 def test_hashes_are_64_bits_signed_or_not(fleet: Fleet) -> None:  # D7
     fleet.book("a", 1, -1, isl=16)
     assert (
@@ -112,36 +73,6 @@ def test_hashes_are_64_bits_signed_or_not(fleet: Fleet) -> None:  # D7
     )
     with pytest.raises(InvalidField, match="block_hashes"):
         fleet.select(2**64)
-
-
-def test_overlap_beats_load_until_it_does_not(fleet: Fleet) -> None:
-    fleet.hold(1, [1, 2, 3, 4])
-    assert selection_of(fleet.select(1, 2, 3, 4)).worker_id == 1
-    fleet.book("a", 1, *range(10, 20))
-    answer = selection_of(fleet.select(1, 2, 3, 4))
-    assert (answer.worker_id, answer.overlap.longest_matched) == (2, 0)
-
-
-def test_wishes_filter(fleet: Fleet) -> None:
-    fleet.worker(3, taints=["gpu", "big"])
-    required = RoutingConstraints(required_taints=["gpu"])
-    assert selection_of(fleet.select(1, routing_constraints=required)).worker_id == 3
-    pinned = PinnedWorker(2, 0)
-    assert selection_of(fleet.select(1, pinned_worker=pinned)).worker_id == 2
-    hopeless: list[dict[str, Any]] = [
-        {"allowed_worker_ids": []},
-        {"allowed_worker_ids": [9]},
-        {"pinned_worker": PinnedWorker(2, 5)},
-        {"pinned_worker": pinned, "routing_constraints": required},
-    ]
-    for wishes in hopeless:
-        with pytest.raises(NoEligibleWorker, match="no endpoints available to route work"):
-            fleet.select(1, **wishes)
-    with pytest.raises(
-        PinnedNotAllowed, match="pinned worker 2 is not in allowed worker set"
-    ) as caught:
-        fleet.select(1, pinned_worker=pinned, allowed_worker_ids=[1])
-    assert caught.value.status == 400
 
 
 def test_booking_facts_are_those_before_the_booking(fleet: Fleet) -> None:
@@ -241,18 +172,6 @@ def test_expiry_is_told_and_worker_deletion_is_not() -> None:
     fleet.book("b", 1, 5)
     fleet.delete(1)
     assert published(fleet) == []
-
-
-def test_decisions_are_reported_when_asked_for() -> None:
-    fleet = Fleet(trace_decisions=True)
-    fleet.worker(1)
-    fleet.hold(1, [1, 2, 3])
-    fleet.select(1, 2, 3, 4)
-    ((placement, _),) = fleet.effects.decided
-    assert (placement.cost, placement.held) == (5.0, (3, 0, 0))
-    request = SelectRequest(token_ids=list(range(40)))
-    answer, _ = fleet.core.selection.select(request, fleet.now)
-    assert selection_of(answer).effective_prefill_tokens == 40
 
 
 # -- odd requests --------------------------------------------------------------------------------

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,35 +17,8 @@ from select_service.errors import (
     ReservationNotFound,
     WorkerNotFound,
 )
-from select_service.types import (
-    CoreLimits,
-    ReservationRequest,
-    RouterConfigOverride,
-    SelectAndReserveRequest,
-)
+from select_service.types import CoreLimits, ReservationRequest, SelectAndReserveRequest
 from tests.select_service.core.whole_fleet import Fleet, selection_of
-
-
-@pytest.mark.parametrize(
-    ("more", "expected"),
-    [
-        ({}, 64),  # D9
-        ({"effective_prefill_tokens": 10}, 10),
-        ({"effective_prefill_tokens": 0}, 0),
-        ({"effective_prefill_tokens": 10, "track_prefill_tokens": False}, 10),
-        ({"track_prefill_tokens": False}, 0),
-        ({"track_prefill_tokens": True}, 64),
-        ({"router_config_override": RouterConfigOverride(track_prefill_tokens=False)}, 0),
-    ],
-)
-def test_what_an_explicit_booking_books(fleet: Fleet, more: dict[str, Any], expected: int) -> None:
-    fleet.book("a", 1, 1, 2, 3, 4, **more)
-    assert fleet.load(1) == (expected, 4, 1)
-    fleet.done("a")
-    fleet.done("a")
-    assert fleet.load(1) == (0, 4, 1)
-    fleet.free("a")
-    assert fleet.load(1) == (0, 0, 0)
 
 
 def test_an_explicit_booking_is_checked_prompt_first(fleet: Fleet) -> None:
@@ -63,18 +34,6 @@ def test_an_explicit_booking_is_checked_prompt_first(fleet: Fleet) -> None:
     with pytest.raises(RankNotFound, match="worker 1 has no dp_rank 3"):  # D12
         fleet.book("x", 1, 1, dp_rank=3)
     assert fleet.load(1) == (0, 0, 0)
-
-
-def test_the_same_request_again_gets_the_same_answer(fleet: Fleet) -> None:  # D14
-    first = selection_of(fleet.take("a", 1, 2, selection_id="s"))
-    fleet.hold(1, [1, 2])
-    fleet.hold(2, [1, 2])
-    again = selection_of(fleet.take("a", 1, 2, selection_id="s"))
-    assert msgspec.json.encode(again) == msgspec.json.encode(first)
-    fleet.book("b", 1, 5)
-    fleet.book("b", 1, 5)
-    assert sum(int(p.ledger.loads.requests.sum()) for p in fleet.core.partitions.values()) == 2
-    assert fleet.core.counters.reservations_repeated == 2
 
 
 def test_the_same_id_with_another_body_or_route_is_a_conflict(fleet: Fleet) -> None:
@@ -104,17 +63,6 @@ def test_an_id_is_unique_in_the_whole_process(fleet: Fleet) -> None:  # D16
     fleet.book("a", 3, 1, model_name="m")
     fleet.free("a")
     assert fleet.load(3) == (0, 0, 0)
-
-
-def test_freeing_is_safe_to_repeat_and_typing_errors_show(fleet: Fleet) -> None:  # D4
-    fleet.book("a", 1, 1)
-    fleet.free("a")
-    fleet.free("a")
-    for verb in (fleet.free, fleet.done):
-        with pytest.raises(ReservationNotFound, match="reservation nope not found"):
-            verb("nope")
-    with pytest.raises(ReservationNotFound):
-        fleet.done("a")
 
 
 def test_freed_ids_are_remembered_ten_minutes_within_a_bound() -> None:
@@ -200,28 +148,6 @@ def test_a_freed_id_takes_little_memory_however_long_it_is(fleet: Fleet) -> None
     assert len(remembered) == 2
     assert sum(sys.getsizeof(key) for key, _, _ in remembered.items()) < 250
     assert fleet.core.desk.bookings.freed_bytes < 1000
-
-
-def test_a_fraction_outside_the_unit_is_refused_before_the_id(fleet: Fleet) -> None:
-    for fraction in (-0.1, 1.5):
-        with pytest.raises(InvalidRequest, match=r"between 0\.0 and 1\.0"):
-            fleet.core.reservations.output_block("nope", fraction, 0.0)
-    with pytest.raises(ReservationNotFound):
-        fleet.core.reservations.output_block("nope", 0.5, 0.0)
-
-
-def test_silence_ends_a_reservation_and_signs_of_life_do_not(fleet: Fleet) -> None:  # D15
-    fleet.book("silent", 1, 1)
-    fleet.book("alive", 2, 2)
-    for _ in range(8):
-        fleet.tick(100.0)
-        fleet.core.reservations.output_block("alive", None, fleet.now)
-    assert fleet.load(1) == (0, 0, 0)
-    assert fleet.load(2) == (16, 9, 1)
-    assert fleet.core.counters.reservations_expired == 1
-    fleet.free("silent")
-    fleet.tick(301.0)
-    assert fleet.load(2) == (0, 0, 0)
 
 
 def test_a_call_for_what_has_expired_tells_that_it_was_alive(fleet: Fleet) -> None:

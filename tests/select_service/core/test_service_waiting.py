@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from select_service.core.pricing.policy import PolicyBook, PolicyClass, RoutingPolicy
-from select_service.errors import NoEligibleWorker, QueueFull, ReservationConflict, ServiceError
+from select_service.errors import QueueFull, ReservationConflict
 from select_service.types import RouterConfig, Selection
-from tests.select_service.core.whole_fleet import Fleet, selection_of, ticket_of
+from tests.select_service.core.whole_fleet import Fleet, ticket_of
 
 
 @pytest.fixture
@@ -22,46 +22,6 @@ def busy() -> Fleet:
         made.worker(worker_id, max_num_batched_tokens=100)
         made.book(f"b{worker_id}", worker_id, isl=101)
     return made
-
-
-def test_exactly_at_the_threshold_is_not_busy() -> None:
-    fleet = Fleet(RouterConfig(queue_threshold=1.0))
-    fleet.worker(1, max_num_batched_tokens=100)
-    fleet.book("a", 1, isl=100)
-    selection_of(fleet.take("b", isl=1))
-    ticket_of(fleet.take("c", isl=1))
-
-
-def test_waiting_requests_are_admitted_one_by_one_each_booked_before_the_next(
-    busy: Fleet,
-) -> None:
-    first, second = ticket_of(busy.take("q1", isl=150)), ticket_of(busy.take("q2", isl=150))
-    assert [(s.pending_count, s.pending_isl_tokens) for s in busy.core.queries.loads()] == [
-        (2, 300)
-    ]
-    busy.done("b1")
-    assert busy.effects.answered == [first]
-    assert isinstance(first.answer, Selection)
-    assert first.answer.worker_id == 1
-    assert busy.load(1) == (150, 0, 2)
-    busy.free("b2")
-    assert busy.effects.answered == [second]
-    assert [s.pending_count for s in busy.core.queries.loads()] == [0]
-
-
-def test_nobody_overtakes_not_even_towards_a_refusal(busy: Fleet) -> None:
-    busy.worker(3)  # never busy
-    blocked = ticket_of(busy.select(1, allowed_worker_ids=[1]))
-    behind = ticket_of(busy.select(1, allowed_worker_ids=[3]))
-    hopeless = ticket_of(busy.select(1, allowed_worker_ids=[77]))
-    busy.done("b2")
-    assert busy.effects.answered == []  # head-of-line blocking is intentional
-    busy.done("b1")
-    assert busy.effects.answered == [blocked, behind, hopeless]
-    assert isinstance(behind.answer, Selection)
-    assert isinstance(hopeless.answer, NoEligibleWorker)
-    with pytest.raises(NoEligibleWorker):
-        busy.select(1, allowed_worker_ids=[77])
 
 
 def test_a_waiting_request_can_leave_and_its_id_is_free_again(busy: Fleet) -> None:
@@ -81,23 +41,6 @@ def test_an_id_taken_while_it_waited_is_a_conflict_at_booking(busy: Fleet) -> No
     busy.free("b2")
     assert busy.effects.answered == [ticket]
     assert isinstance(ticket.answer, ReservationConflict)
-
-
-def test_the_periodic_look_finds_what_nothing_triggered(busy: Fleet) -> None:
-    ticket = ticket_of(busy.select(1))
-    busy.delete(1)
-    busy.delete(2)
-    busy.tick(1.0)
-    assert ticket.answer is None
-    busy.tick(61.0)
-    assert isinstance(ticket.answer, ServiceError)
-
-
-def test_expiry_admits_as_a_free_does(busy: Fleet) -> None:
-    ticket = ticket_of(busy.select(1))
-    busy.now += 300.0
-    _, effects = busy.core.tick(busy.now)
-    assert effects.answered == [ticket]
 
 
 def test_queue_limits_count_workers() -> None:

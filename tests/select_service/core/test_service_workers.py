@@ -8,9 +8,8 @@ import msgspec
 import pytest
 
 from indexer.types import WorkerRank
-from select_service.errors import InvalidRequest, WorkerNotFound
-from select_service.types import OverlapScoresRequest, RouterConfig
-from tests.select_service.core.whole_fleet import DEFAULT, Fleet, selection_of
+from select_service.types import OverlapScoresRequest
+from tests.select_service.core.whole_fleet import DEFAULT, Fleet
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,13 +40,6 @@ def test_a_listing_tells_which_ranks_are_in_doubt_as_a_record_does() -> None:
     assert listed == [fleet.worker(1), fleet.worker(2, **_SEVERAL), fleet.worker(3)]
 
 
-def test_a_worker_without_capacity_is_schedulable_and_never_busy() -> None:  # D1
-    fleet = Fleet(RouterConfig(queue_threshold=0.0))
-    assert fleet.worker(1).lifecycle == "schedulable"
-    fleet.book("a", 1, 1, 2, 3)
-    assert selection_of(fleet.select(9)).worker_id == 1
-
-
 @pytest.mark.parametrize("say", [Fleet.worker, Fleet.patch])
 @pytest.mark.parametrize("field", ["max_num_seqs", "max_inflight"])
 def test_who_embeds_is_refused_what_the_wire_refuses(
@@ -59,32 +51,6 @@ def test_who_embeds_is_refused_what_the_wire_refuses(
         say(fleet, 1, **{field: 0})
     assert fleet.core.workers.workers() == [known]
     fleet.core.check()
-
-
-def test_every_reason_is_named_in_order() -> None:
-    fleet = Fleet()
-    record = fleet.worker(1, endpoint="", block_size=0, kv_events_endpoint=None)
-    assert record.not_schedulable_reasons == [
-        "endpoint is required",
-        "block_size must be greater than 0",
-        "kv_events endpoint is required for dp_rank 0",
-    ]
-
-
-def test_the_first_schedulable_worker_pins_block_size_and_eagle_for_good(fleet: Fleet) -> None:
-    other = fleet.worker(3, block_size=32)
-    assert other.not_schedulable_reasons == [
-        "reconciliation failed: block_size mismatch for model=default tenant=default: "
-        "existing=16 requested=32"
-    ]
-    eagle = fleet.worker(4, is_eagle=True)
-    assert eagle.not_schedulable_reasons == [
-        "reconciliation failed: is_eagle mismatch for model=default tenant=default: "
-        "existing=false requested=true"
-    ]
-    fleet.delete(1)
-    fleet.delete(2)
-    assert fleet.patch(3, block_size=16).lifecycle == "schedulable"
 
 
 @pytest.mark.parametrize(
@@ -138,67 +104,6 @@ def test_the_replay_of_each_rank_is_a_source_of_its_own() -> None:
     fleet.core.check()
 
 
-def test_too_many_ranks_are_refused_before_anything_is_built() -> None:
-    with pytest.raises(InvalidRequest, match="at most 1024") as caught:
-        Fleet().worker(1, data_parallel_size=4_000_000_000)
-    assert caught.value.field == "data_parallel_size"
-
-
-def test_a_rank_range_that_leaves_32_bits_ends_there() -> None:
-    fleet = Fleet()
-    top = 2**32 - 1
-    fleet.worker(
-        1,
-        data_parallel_start_rank=top,
-        data_parallel_size=2,
-        kv_events_endpoints={str(top): "tcp://127.0.0.1:5000"},
-    )
-    assert fleet.load(1, top) == (0, 0, 0)
-
-
-def test_a_label_change_costs_neither_load_nor_cache_nor_stream(fleet: Fleet) -> None:  # D3
-    fleet.hold(1, [1, 2, 3])
-    fleet.book("a", 1, 1, 2)
-    for _ in range(2):
-        fleet.worker(1, endpoint="http://new", taints=["t"])
-        assert not fleet.effects.listen
-        fleet.patch(1, stable_routing_id="s")
-        assert not fleet.effects.unlisten
-    assert fleet.load(1) == (32, 2, 1)
-    selection = selection_of(fleet.select(1, 2, 3, allowed_worker_ids=[1]))
-    assert (selection.endpoint, selection.overlap.gpu) == ("http://new", 48)
-
-
-def test_another_event_source_costs_the_cache_and_not_the_load(fleet: Fleet) -> None:
-    fleet.hold(1, [1, 2])
-    fleet.book("a", 1, 1, 2)
-    fleet.patch(1, kv_events_endpoint="tcp://127.0.0.1:7777")
-    assert [listen.endpoint for listen in fleet.effects.listen] == ["tcp://127.0.0.1:7777"]
-    assert len(fleet.effects.unlisten) == 1
-    assert fleet.effects.unlisten[0].closed
-    assert fleet.load(1) == (32, 2, 1)
-    assert selection_of(fleet.select(1, 2, allowed_worker_ids=[1])).overlap.gpu == 0
-    fleet.patch(1, kv_events_endpoint="tcp://127.0.0.1:5001")  # the old one again: from nothing
-    assert selection_of(fleet.select(1, 2, allowed_worker_ids=[1])).overlap.gpu == 0
-
-
-def test_ranks_that_go_take_their_load_and_those_that_stay_keep_it() -> None:
-    fleet = Fleet()
-    endpoints = {str(rank): f"tcp://127.0.0.1:{6000 + rank}" for rank in range(3)}
-    fleet.worker(1, data_parallel_size=3, kv_events_endpoints=endpoints)
-    fleet.book("stays", 1, 1, 2, dp_rank=1)
-    fleet.book("goes", 1, 1, 2, dp_rank=2)
-    fleet.hold(1, [1, 2], dp_rank=1)
-    fleet.patch(1, data_parallel_size=2)
-    assert fleet.load(1, 1) == (32, 2, 1)
-    assert fleet.load(1, 2) is None
-    fleet.free("goes")  # counts as recently freed
-    selection = selection_of(fleet.select(1, 2))
-    assert selection.overlap.dp == {"0": 0, "1": 32}
-    fleet.patch(1, data_parallel_size=3)
-    assert fleet.load(1, 2) == (0, 0, 0)
-
-
 def test_a_rank_that_goes_and_comes_is_listened_to_anew() -> None:
     fleet = Fleet()
     endpoints = {str(rank): f"tcp://127.0.0.1:{6000 + rank}" for rank in range(2)}
@@ -224,41 +129,6 @@ def test_a_rank_that_goes_and_comes_is_listened_to_anew() -> None:
     assert not fleet.effects.listen
     assert not stays.closed
     assert blocks() == [0, 1]
-
-
-def test_deleting_a_worker_removes_record_load_and_index(fleet: Fleet) -> None:  # D5
-    fleet.hold(1, [1, 2])
-    fleet.book("a", 1, 1, 2, selection_id="s")
-    assert fleet.delete(1).lifecycle == "unschedulable"
-    assert [record.worker_id for record in fleet.core.workers.workers()] == [2]
-    assert fleet.load(1) is None
-    fleet.free("a")
-    fleet.free("s")
-    with pytest.raises(WorkerNotFound, match="worker 1 not found"):
-        fleet.delete(1)
-    with pytest.raises(WorkerNotFound):
-        fleet.patch(1, endpoint="x")
-    fleet.worker(1)
-    assert selection_of(fleet.select(1, 2, allowed_worker_ids=[1])).overlap.gpu == 0
-
-
-def test_a_worker_that_moves_leaves_nothing_behind(fleet: Fleet) -> None:
-    fleet.hold(1, [1, 2])
-    fleet.book("a", 1, 1)
-    fleet.worker(1, model_name="other")
-    loads = {(s.model_name, len(s.loads)) for s in fleet.core.queries.loads()}
-    assert loads == {("default", 1), ("other", 1)}
-    assert fleet.load(1) == (0, 0, 0)
-
-
-def test_an_incomplete_worker_is_out_until_it_is_complete_again(fleet: Fleet) -> None:
-    fleet.book("a", 1, 1)
-    assert fleet.patch(1, endpoint="").lifecycle == "incomplete"
-    assert fleet.load(1) is None
-    with pytest.raises(WorkerNotFound, match="schedulable worker 1 not found"):
-        fleet.book("b", 1, 1)
-    fleet.patch(1, endpoint="h")
-    assert fleet.load(1) == (0, 0, 0)
 
 
 def test_removed_workers_leave_no_memory_behind(fleet: Fleet) -> None:
