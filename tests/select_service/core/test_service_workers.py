@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from indexer.types import WorkerRank
+from select_service.errors import InvalidRequest
 from select_service.types import OverlapScoresRequest
 from tests.select_service.core.whole_fleet import DEFAULT, Fleet
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from select_service.core.ledger import plain_active_blocks
 from select_service.core.ledger.active_blocks import ActiveBlocks, ChainNode, check
 from select_service.core.ledger.exact_sums import rounded
+from tests.indexer.core.indices import pack
 from tests.indexer.kernels import twins
 
 LANES = 3
@@ -31,10 +32,6 @@ steps = st.lists(
     | st.tuples(st.just("add"), st.integers(0, LANES - 1), weights),
     max_size=40,
 )
-
-
-def pack(*hashes: int) -> bytes:
-    return struct.pack(f"<{len(hashes)}Q", *hashes)
 
 
 class Naive:
@@ -211,49 +208,6 @@ def test_a_long_prompt_forks_and_heals(both: Both) -> None:
         assert both.shared(*prompt) == {1: cut, 0: 512}
         both.release(fork)
         assert (both.real.nodes, both.real.blocks) == (1, 512)
-
-
-def test_a_prefix_that_ends_inside_a_run_counts(both: Both) -> None:
-    both.acquire(1, 2, 3, 4)
-    assert both.shared(1, 2) == both.shared(1, 2, 9) == {0: 2}
-    assert both.shared(1, 2, 3, 4, 5) == {0: 4}
-    assert both.shared(2, 3) == both.shared() == {}
-
-
-def test_a_fraction_dies_with_its_block_and_not_before(both: Both) -> None:
-    first = both.acquire(1, 2, 3, 4)
-    both.fade(first, 0.0)
-    both.acquire(1, 2)
-    assert both.real.counts.count(0) == 0, "now shared, still faded"
-    both.release(first)
-    assert both.real.counts.count(0) == 0
-    both.release(0)
-    both.acquire(1, 2)
-    assert both.real.counts.count(0) == 2
-
-
-def test_values_at_other_positions_count_once(both: Both) -> None:
-    forward = both.acquire(*range(100))
-    backward = both.acquire(*reversed(range(100)))
-    assert both.real.counts.count(0) == 100
-    both.fade(backward, 0.5)
-    assert both.real.counts.count(0) == 100, "all shared"
-    both.release(forward)
-    both.fade(0, 0.5)
-    assert both.real.counts.count(0) == 50
-
-
-@pytest.mark.parametrize("cut", [1, 2, 3, 4, 5])
-def test_a_run_with_repeats_is_divided_and_joined(both: Both, cut: int) -> None:
-    run = (1, 2, 1, 3, 2, 4)
-    both.acquire(*run)
-    both.acquire(*run[:cut], lane=1)
-    both.acquire(*run[:cut], 4, lane=1)
-    both.fade(0, 0.5)
-    assert both.real.counts.count(0) == 2
-    both.release(2)
-    both.release(1)
-    assert both.real.nodes == 1
 
 
 def test_a_node_that_many_lanes_use(both: Both) -> None:

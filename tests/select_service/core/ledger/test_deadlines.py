@@ -16,33 +16,6 @@ def reservation(name: str) -> LedgerReservation:
     return LedgerReservation(name, 0, SlotGeneration(0), ChainNode(None, b""), 0, 0.0)
 
 
-def test_the_next_is_the_one_longest_untouched_whatever_its_time_to_live() -> None:
-    deadlines: Deadlines[LedgerReservation] = Deadlines()
-    assert deadlines.next() == inf
-    first, second, short = (reservation(name) for name in "abc")
-    deadlines.add(first, 10.0, 0.0)
-    deadlines.add(second, 10.0, 1.0)
-    deadlines.add(short, 2.0, 3.0)
-    assert deadlines.next() == 5.0
-    assert deadlines.due(5.0, 9) == [short]
-    deadlines.touch(first, 4.0)
-    assert deadlines.due(100.0, 9) == [short, second, first]
-    assert deadlines.due(100.0, 2) == [short, second]
-    for one in (second, short, first):
-        deadlines.remove(one)
-        deadlines.remove(one)
-    assert len(deadlines) == 0
-    assert deadlines.next() == inf
-    deadlines.check([])
-
-
-def test_who_never_expires_is_in_no_queue() -> None:
-    deadlines: Deadlines[LedgerReservation] = Deadlines()
-    one = reservation("a")
-    deadlines.touch(one, 5.0)
-    assert list(deadlines) == []
-
-
 def test_many_times_to_live_in_any_order() -> None:
     rng = random.Random(3)
     deadlines: Deadlines[LedgerReservation] = Deadlines()

@@ -3,36 +3,20 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import pytest
 
-from select_service.core.admission.queue import Ticket
 from select_service.core.changes import Changes
 from select_service.core.ledger.leases import LISTED_MAX, Leases
 from select_service.errors import (
     InvalidField,
     LeaseClosed,
-    LeaseConflict,
     LeaseExpired,
     LeaseNotFound,
     LeaseReopened,
-    ReservationNotFound,
-    ServiceError,
     TooManyLeases,
 )
-from select_service.types import (
-    BatchFree,
-    BatchOutputBlock,
-    BatchPrefillComplete,
-    BatchRequest,
-    CoreLimits,
-    LeaseRecord,
-    LeaseRenewal,
-    LeaseRequest,
-    LeaseState,
-    RouterConfig,
-)
+from select_service.types import CoreLimits, LeaseRecord, LeaseRenewal, LeaseRequest
 from tests.select_service.core.whole_fleet import Fleet
 
 
@@ -72,16 +56,6 @@ def close(fleet: Fleet, lease_id: str = "l") -> None:
 # -- the promise ---------------------------------------------------------------------------------
 
 
-def test_a_lease_that_is_renewed_lasts_for_hours(fleet: Fleet) -> None:
-    opened(fleet)
-    fleet.book("r", 1, 1, lease_id="l")
-    for _ in range(2 * 3600 // 9):
-        fleet.tick(9.0)
-        renew(fleet)
-    assert fleet.load(1) == (16, 1, 1)
-    assert fleet.core.counters.reservations_expired == 0
-
-
 def test_a_missed_lease_frees_all_and_tells_the_replicas(fleet: Fleet) -> None:
     opened(fleet)
     for number in range(300):
@@ -104,39 +78,6 @@ def test_a_missed_lease_frees_all_and_tells_the_replicas(fleet: Fleet) -> None:
         renew(fleet)
     assert (caught.value.status, caught.value.code) == (404, "lease_expired")
     assert caught.value.field == "lease_id"
-
-
-@pytest.mark.parametrize("sign", ["renew", "open", "book", "done", "output", "free", "batch"])
-def test_any_sign_of_life_renews_all(fleet: Fleet, sign: str) -> None:
-    opened(fleet)
-    for name in ("a", "b", "c"):
-        fleet.book(name, 1, lease_id="l")
-    signs: dict[str, Any] = {
-        "renew": lambda: renew(fleet),
-        "open": lambda: opened(fleet),
-        "book": lambda: fleet.book("d", 2, lease_id="l"),
-        "done": lambda: fleet.done("a"),
-        "output": lambda: fleet.core.reservations.output_block("a", None, fleet.now),
-        "free": lambda: fleet.free("a"),
-        "batch": lambda: fleet.core.reservations.operate(
-            BatchOutputBlock(reservation_id="a"), fleet.now
-        ),
-    }
-    fleet.tick(9.0)
-    signs[sign]()
-    fleet.tick(9.0)
-    assert fleet.core.desk.bookings.find("b") is not None
-    fleet.tick(1.0)
-    assert fleet.core.desk.bookings.find("b") is None
-
-
-def test_a_repeated_booking_is_no_sign_of_life(fleet: Fleet) -> None:  # D14: it changes nothing
-    opened(fleet)
-    fleet.book("a", 1, lease_id="l")
-    fleet.tick(9.0)
-    fleet.book("a", 1, lease_id="l")
-    fleet.tick(1.0)
-    assert fleet.load(1) == (0, 0, 0)
 
 
 def test_closing_frees_all_at_once_and_again_is_no_error(fleet: Fleet) -> None:
@@ -170,60 +111,6 @@ def test_what_housekeeping_finds_of_a_closed_lease_it_finishes(fleet: Fleet) -> 
     assert fleet.load(1) == (0, 0, 0)
 
 
-def test_no_booking_under_a_lease_that_is_not_there(fleet: Fleet) -> None:
-    for attempt in (fleet.book, fleet.take):
-        with pytest.raises(LeaseNotFound) as caught:
-            attempt("x", 1, lease_id="nobody's")
-        assert (caught.value.status, caught.value.code) == (404, "lease_not_found")
-        assert caught.value.field == "lease_id"
-    assert (fleet.load(1), fleet.load(2)) == ((0, 0, 0), (0, 0, 0))
-    with pytest.raises(ReservationNotFound):
-        fleet.done("x")
-
-
-def test_a_lease_that_ends_while_a_request_waits_for_a_worker() -> None:
-    fleet = Fleet(RouterConfig(queue_threshold=1.0))
-    fleet.worker(1, max_num_batched_tokens=100)
-    fleet.book("b", 1, isl=101)
-    opened(fleet)
-    ticket = fleet.take("t", 1, lease_id="l")
-    assert isinstance(ticket, Ticket)
-    fleet.tick(10.0)
-    fleet.free("b")
-    assert isinstance(ticket.answer, LeaseExpired)
-    assert fleet.load(1) == (0, 0, 0)
-
-
-def test_the_end_of_a_lease_admits_who_waits() -> None:
-    fleet = Fleet(RouterConfig(queue_threshold=1.0))
-    fleet.worker(1, max_num_batched_tokens=100)
-    for lease_id in ("l", "k"):
-        opened(fleet, lease_id)
-    fleet.book("b", 1, isl=101, lease_id="l")
-    ticket = fleet.take("t", 1, isl=101, ttl_s=99.0)
-    close(fleet)
-    assert fleet.effects.answered == [ticket]
-    fleet.free("t")
-    fleet.book("b", 1, isl=101, lease_id="k")
-    ticket = fleet.take("t", 1)
-    fleet.now += 10.0
-    _, effects = fleet.core.tick(fleet.now)
-    assert effects.answered == [ticket]
-
-
-def test_ranks_that_go_take_their_reservations_out_of_the_lease(fleet: Fleet) -> None:
-    opened(fleet)
-    for number in range(100):
-        fleet.book(f"r{number}", 1, number, lease_id="l")
-    fleet.delete(1)
-    fleet.worker(1)
-    fleet.book("r5", 1, lease_id="l")  # anew, while the old one is still being cleared away
-    close(fleet)
-    fleet.tick(0.0)
-    assert fleet.load(1) == (0, 0, 0)
-    assert fleet.core.counters.reservations_lease_ended == 1
-
-
 def test_a_lease_counts_what_is_live_at_once(fleet: Fleet) -> None:
     opened(fleet)
     for number in range(100):
@@ -243,19 +130,6 @@ def test_a_lease_counts_what_is_live_at_once(fleet: Fleet) -> None:
 # -- without a lease -----------------------------------------------------------------------------
 
 
-def test_a_booking_may_have_a_time_of_its_own(fleet: Fleet) -> None:
-    fleet.book("short", 1, ttl_s=2.0)
-    fleet.book("usual", 1)
-    fleet.take("long", 1, ttl_s=7200.0)
-    fleet.tick(1.9)
-    assert fleet.core.desk.bookings.find("short") is not None
-    fleet.tick(0.1)
-    assert fleet.core.desk.bookings.find("short") is None
-    fleet.tick(7000.0)
-    assert fleet.core.desk.bookings.find("usual") is None
-    assert fleet.core.desk.bookings.find("long") is not None
-
-
 @pytest.mark.parametrize("ttl_s", [0.0, -1.0, 86401.0, float("inf"), float("nan")])
 def test_times_out_of_bounds(fleet: Fleet, ttl_s: float) -> None:
     with pytest.raises(InvalidField) as caught:
@@ -272,37 +146,6 @@ def test_times_out_of_bounds(fleet: Fleet, ttl_s: float) -> None:
 
 
 # -- the book ------------------------------------------------------------------------------------
-
-
-def test_records_and_lists(fleet: Fleet) -> None:
-    assert opened(fleet, "a", 10.0, "x") == LeaseRecord("a", "x", 10.0, 10.0, 0)
-    opened(fleet, "b", 20.0, "y")
-    opened(fleet, "c", 30.0, "x")
-    fleet.book("r", 1, lease_id="c")
-    fleet.now += 4.0
-    found = fleet.core.reservations.leases(fleet.now, "x", 100)
-    assert found.leases == [
-        LeaseRecord("a", "x", 10.0, 6.0, 0),
-        LeaseRecord("c", "x", 30.0, 26.0, 1),
-    ]
-    assert found.total == 2
-    assert listed(fleet, limit=2) == [("a", 0), ("b", 0)]
-    assert fleet.core.reservations.leases(fleet.now, None, 1).total == 3
-    assert listed(fleet, "nobody") == []
-    assert renew(fleet, "a", 5.0) == LeaseRecord("a", "x", 5.0, 5.0, 0)
-    fleet.tick(5.0)
-    assert listed(fleet) == [("b", 0), ("c", 1)]
-
-
-def test_an_id_is_one_owners_and_may_be_left_to_us(fleet: Fleet) -> None:
-    opened(fleet, "l", 10.0, "x")
-    with pytest.raises(LeaseConflict) as caught:
-        opened(fleet, "l", 10.0, "y")
-    assert caught.value.status == 409
-    assert opened(fleet, "l", 20.0, "x").ttl_s == 20.0, "the same again, with another time"
-    made, _ = fleet.core.reservations.open_lease(LeaseRequest(owner="x", ttl_s=5.0), fleet.now)
-    other, _ = fleet.core.reservations.open_lease(LeaseRequest(owner="x", ttl_s=5.0), fleet.now)
-    assert made.lease_id != other.lease_id
 
 
 def test_a_closed_lease_is_not_opened_by_a_request_that_comes_late(fleet: Fleet) -> None:
@@ -366,20 +209,6 @@ def test_a_renewal_costs_the_same_whatever_it_holds(fleet: Fleet) -> None:
         fleet.book(f"r{number}", 1, number, lease_id="l")
     ledger = next(iter(fleet.core.partitions.values())).ledger
     assert ledger.next_expiry() == float("inf"), "none of them waits in a queue of its own"
-
-
-def test_leases_come_back_from_what_was_written_down(fleet: Fleet) -> None:
-    opened(fleet, "a", 10.0, "x")
-    opened(fleet, "b", 20.0, "y")
-    fleet.now += 9.0
-    states = list(fleet.core.desk.leases.states())
-    assert states == [LeaseState("a", "x", 10.0), LeaseState("b", "y", 20.0)]
-    again = Leases(CoreLimits())
-    for state in states:
-        again.restore(state, 1000.0)
-    again.check()
-    assert list(again.states()) == states
-    assert again.next_expiry() == 1010.0
 
 
 def test_leases_and_who_is_under_them_survive_the_process(fleet: Fleet) -> None:
@@ -453,47 +282,3 @@ def test_long_prompts_make_short_turns() -> None:
 
 
 # -- batches -------------------------------------------------------------------------------------
-
-
-def test_a_batch_does_what_the_single_calls_do(fleet: Fleet) -> None:
-    for name in ("a", "b"):
-        fleet.book(name, 1, 1, 2)
-    operations: list[Any] = [
-        BatchPrefillComplete(reservation_id="a"),
-        BatchOutputBlock(reservation_id="a", count=3),
-        BatchOutputBlock(reservation_id="b", decay_fraction=0.5, count=2),
-        BatchOutputBlock(reservation_id="b", decay_fraction=1.5),
-        BatchFree(reservation_id="a"),
-        BatchFree(reservation_id="a"),
-        BatchPrefillComplete(reservation_id="a"),
-        BatchFree(reservation_id="nobody's"),
-    ]
-    results = [fleet.core.reservations.operate(one, fleet.now)[0] for one in operations]
-    assert [one.status for one in results] == [200, 200, 200, 400, 200, 200, 404, 404]
-    assert results[3].code == "invalid_request"
-    assert results[3].field == "decay_fraction"
-    assert results[7].error == "reservation nobody's not found"
-    assert fleet.load(1) == (32, 3, 1)
-
-
-def test_many_blocks_at_once_are_as_many_one_after_another(fleet: Fleet) -> None:
-    rng = random.Random(5)
-    for name, worker in (("a", 1), ("b", 2)):
-        fleet.book(name, worker, 1, 2, 3)
-    for _ in range(50):
-        fraction = rng.choice([None, 0.0, 0.3, 1.0])
-        count = rng.randint(1, 4)
-        fleet.core.reservations.output_block("a", fraction, fleet.now, count)
-        for _ in range(count):
-            fleet.core.reservations.output_block("b", fraction, fleet.now)
-        fleet.core.check()
-        assert fleet.load(1) == fleet.load(2)
-
-
-def test_a_batch_has_a_limit() -> None:
-    fleet = Fleet(limits=CoreLimits(batch_operations_max=1))
-    one: Any = BatchFree(reservation_id="a")
-    fleet.core.reservations.check_batch(BatchRequest(operations=[one]))
-    with pytest.raises(ServiceError) as caught:
-        fleet.core.reservations.check_batch(BatchRequest(operations=[one, one]))
-    assert (caught.value.status, caught.value.field) == (422, "operations")

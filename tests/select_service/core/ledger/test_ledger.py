@@ -1,9 +1,6 @@
-"""The ledger: the worked examples of contract 4.3, odd inputs, and a naive twin as opponent."""
+"""The ledger: odd inputs, and a naive twin as opponent."""
 
 from __future__ import annotations
-
-import struct
-from math import inf
 
 import pytest
 from hypothesis import settings
@@ -18,21 +15,15 @@ from hypothesis.stateful import (
 )
 from typing_extensions import override
 
+from indexer.core.hashing import unpack_u64
 from select_service.core.ledger.audit import audit
 from select_service.core.ledger.ledger import Ledger
 from select_service.core.ledger.reservation import LedgerReservation
 from tests.effort import examples
+from tests.indexer.core.indices import pack
 from tests.models.ledger import NaiveLedger, NaiveReservation
 
 SLOTS = 2
-
-
-def pack(*hashes: int) -> bytes:
-    return struct.pack(f"<{len(hashes)}Q", *hashes)
-
-
-def unpack(packed: bytes) -> list[int]:
-    return [value for (value,) in struct.iter_unpack("<Q", packed)]
 
 
 @pytest.fixture
@@ -58,95 +49,6 @@ def shared(ledger: Ledger, *hashes: int) -> list[float] | None:
     return [by_slot.get(slot, 0.0) for slot in range(len(ledger._lanes))]
 
 
-def row(ledger: Ledger, slot: int = 0) -> tuple[float, float, int]:
-    return ledger.loads.prefill[slot], ledger.loads.decode[slot], ledger.loads.requests[slot]
-
-
-@pytest.mark.parametrize(
-    ("fraction", "decode"),
-    [
-        (0.5, [5, 5, 6]),
-        (0.25, [2, 3, 3]),
-        (0.0, [0, 0, 0]),
-        (1.0, [9, 10, 11]),
-        (None, [9, 10, 11]),
-    ],
-)
-def test_eight_private_blocks_fade(
-    ledger: Ledger, fraction: float | None, decode: list[int]
-) -> None:
-    reservation = book(ledger, "r", 21, 22, 23, 24, 25, 26, 27, 28)
-    seen = []
-    for _ in decode:
-        ledger.output_block(reservation, fraction, 0.0)
-        seen.append(ledger.loads.decode[0])
-    assert seen == decode
-    ledger.free(reservation)
-    assert row(ledger) == (0, 0, 0)
-
-
-def test_shared_blocks_keep_their_weight_until_they_are_private(ledger: Ledger) -> None:
-    # The recorded transcript 11_output_blocks_decay, step for step.
-    x = book(ledger, "x", 21, 22, 23, 24)
-    y = book(ledger, "y", 21, 22, 33, 34)
-    seen = [ledger.loads.decode[0]]
-    ledger.output_block(x, 0.5, 0.0)
-    seen.append(ledger.loads.decode[0])
-    ledger.output_block(y, 0.1, 0.0)
-    seen.append(ledger.loads.decode[0])
-    z = book(ledger, "z", 21, 22, 23, 24)
-    seen.append(ledger.loads.decode[0])
-    for gone in (y, z):
-        ledger.free(gone)
-        seen.append(ledger.loads.decode[0])
-    for fraction in (0.5, None, None, 1.0, None):
-        ledger.output_block(x, fraction, 0.0)
-        seen.append(ledger.loads.decode[0])
-    ledger.check()
-    assert seen == [6, 6, 4, 4, 4, 4, 3, 4, 5, 9, 10]
-
-
-def test_blocks_count_once_per_slot_whatever_their_place(ledger: Ledger) -> None:
-    # The recorded transcript 12_ledger_block_dedup.
-    bookings = {
-        "a": (0, (1, 2, 3, 4), (4, 0)),
-        "b": (0, (1, 2, 3, 5), (5, 0)),
-        "c": (0, (1, 2), (5, 0)),
-        "d": (1, (1, 2, 3, 4), (5, 4)),
-        "e": (0, (1, 1, 1), (5, 4)),
-        "f": (0, (7,), (6, 4)),
-        "g": (0, (), (6, 4)),
-    }
-    live = {}
-    for name, (slot, hashes, decode) in bookings.items():
-        live[name] = book(ledger, name, *hashes, slot=slot)
-        assert tuple(ledger.loads.decode[:2]) == decode
-    assert shared(ledger, 1, 2, 3, 4, 5, 6) == [4, 4]
-    assert shared(ledger, 1, 2, 3, 5, 5) == [4, 3]
-    assert shared(ledger, 2, 3) is None
-    assert shared(ledger) is None
-    after = []
-    for reservation in live.values():
-        ledger.free(reservation)
-        ledger.check()
-        after.append(tuple(ledger.loads.decode[:2]))
-    assert after == [(5, 4), (3, 4), (2, 4), (2, 0), (1, 0), (0, 0), (0, 0)]
-
-
-def test_prefill_leaves_once(ledger: Ledger) -> None:
-    first = book(ledger, "a", 1, 2, prefill=32)
-    second = book(ledger, "b", 1, 2, prefill=16)
-    assert row(ledger) == (48, 2, 2)
-    for _ in range(2):
-        ledger.prefill_complete(first, 5.0)
-        assert row(ledger) == (16, 2, 2)
-    assert first.touched == 5.0
-    ledger.free(first)
-    assert row(ledger) == (16, 2, 1)
-    ledger.free(second)
-    assert row(ledger) == (0, 0, 0)
-
-
 def test_prefill_of_the_full_range_of_u64_leaves_nothing_behind(ledger: Ledger) -> None:
     huge, small = book(ledger, "a", prefill=2**64 - 1), book(ledger, "b", prefill=3)
     ledger.free(huge)
@@ -155,97 +57,11 @@ def test_prefill_of_the_full_range_of_u64_leaves_nothing_behind(ledger: Ledger) 
     assert ledger.loads.prefill[0] == 0
 
 
-def test_a_dropped_slot_is_empty_at_once_and_cleared_away_in_slices(ledger: Ledger) -> None:
-    kept = book(ledger, "kept", 1, 2, slot=1, prefill=5)
-    gone = [ledger.book(str(n), 0, pack(1, 2, 10 + n), 7, 0.0, ttl_s=1.0) for n in range(100)]
-    ledger.output_block(gone[0], 0.5, 0.0)
-    assert ledger.drop_slot(0) == 100
-    ledger.check()
-    assert not any(reservation.live for reservation in gone)
-    assert row(ledger) == (0, 0, 0)
-    assert row(ledger, 1) == (5, 2, 1)
-    assert shared(ledger, 1, 2, 3) == [0, 2]
-    assert ledger.expired(9.0, 1000) == []
-    assert list(ledger.reservations_on(0)) == []
-    assert list(ledger.reservations_on(1)) == [kept]
-    assert (ledger.live, ledger.loads.prefilling) == (1, 1)
-    swept = []
-    while not ledger.is_swept:
-        part = ledger.sweep(30)
-        assert 0 < len(part) <= 30, "a turn of the event loop is bounded"
-        swept += part
-        ledger.check()
-    assert set(swept) == set(gone)
-    assert ledger.blocks.blocks == 2
-    assert ledger.next_expiry() == inf
-
-
-def test_whoever_takes_a_dropped_slot_inherits_nothing(ledger: Ledger) -> None:
-    old = ledger.book("a", 0, pack(1, 2, 3), 7, 0.0, ttl_s=1.0)
-    ledger.drop_slot(0)
-    new = book(ledger, "a", 1, 5, prefill=3)
-    assert row(ledger) == (3, 2, 1)
-    assert shared(ledger, 1, 2, 3) == [1, 0]
-    ledger.ensure(3)  # the lane of the dropped one has a number that slots come to
-    book(ledger, "b", 1, 2, 3, slot=2)
-    assert shared(ledger, 1, 2, 3) == [1, 0, 3]
-    assert ledger.drop_slot(0) == 1
-    assert set(ledger.sweep(9)) == {old, new}
-    ledger.check()
-    assert row(ledger) == (0, 0, 0)
-    assert row(ledger, 2) == (0, 3, 1)
-
-
 def test_long_prompts_make_slices_shorter(ledger: Ledger) -> None:
     for n in range(4):
         ledger.book(str(n), 0, pack(*range(n * 1000, n * 1000 + 640)), 0, 0.0)
     ledger.drop_slot(0)
     assert [len(ledger.sweep(20)) for _ in range(3)] == [2, 2, 0]
-
-
-def test_columns_grow_and_keep_what_they_hold(ledger: Ledger) -> None:
-    book(ledger, "a", 1, 2, prefill=9)
-    ledger.ensure(2)
-    ledger.ensure(200)
-    assert (
-        len(ledger.loads.prefill) == len(ledger.loads.decode) == len(ledger.loads.requests) == 200
-    )
-    assert row(ledger) == (9, 2, 1)
-    book(ledger, "b", 1, slot=199)
-    assert shared(ledger, 1) == [1, *[0] * 198, 1]
-    ledger.check()
-
-
-def test_expiry_follows_the_last_sign_of_life(ledger: Ledger) -> None:
-    assert ledger.next_expiry() == inf
-    never = ledger.book("never", 0, b"", 0, 0.0)
-    short = ledger.book("short", 0, b"", 0, 0.0, ttl_s=10.0)
-    long = ledger.book("long", 1, b"", 0, 0.0, ttl_s=300.0)
-    assert ledger.next_expiry() == 10.0
-    assert ledger.expired(9.9, 10) == []
-    assert ledger.expired(10.0, 10) == [short] == ledger.expired(10.0, 10)
-    ledger.output_block(short, None, 8.0)
-    assert ledger.expired(10.0, 10) == []
-    assert ledger.next_expiry() == 18.0
-    ledger.touch(long, 9.0, 1.0)
-    assert ledger.expired(10.0, 10) == [long], "a shorter time counts at once"
-    ledger.touch(long, 9.0, 0.0)
-    ledger.touch(never, 9.0, 2.0)
-    assert ledger.expired(1000.0, 10) == [never, short]
-    assert ledger.expired(1000.0, 1) == [never], "no more than the limit"
-    ledger.check()
-    for reservation in (never, short, long):
-        ledger.free(reservation)
-    assert ledger.next_expiry() == inf
-    ledger.check()
-
-
-def test_chains_can_be_read_back(ledger: Ledger) -> None:
-    empty, one = book(ledger, "e"), book(ledger, "o", 1, 2, 3)
-    book(ledger, "p", 1, 2, 4, slot=1)
-    book(ledger, "q", 1)
-    assert ledger.chain_of(empty) == b""
-    assert ledger.chain_of(one) == pack(1, 2, 3)
 
 
 # Few values and few forks, so that prefixes, repeats and collisions are the rule.
@@ -410,7 +226,7 @@ class AgainstTheTwin(RuleBasedStateMachine):
             assert self.ledger.loads.context[slot] == self.twin.context(slot)
             assert self.ledger.loads.requests[slot] == len(self.twin.on(slot))
         for name, reservation in self.names.items():
-            assert unpack(self.ledger.chain_of(reservation)) == self.twin.live[name].hashes
+            assert unpack_u64(self.ledger.chain_of(reservation)) == self.twin.live[name].hashes
             assert reservation.output_blocks == len(self.twin.live[name].outputs)
 
     @override

@@ -234,16 +234,6 @@ def test_what_was_thought_done_of_a_prompt_goes_with_it(followed: bool) -> None:
     ledger.check()
 
 
-def test_who_gives_up_waiting_leaves_what_is_being_computed() -> None:
-    ledger = Ledger()
-    ledger.ensure(1)
-    ledger.follow_queues(True)
-    ledger.book("first", 0, b"", 5000, 0.0)
-    second = ledger.book("second", 0, b"", 9000, 0.1)
-    ledger.free(second)
-    assert ledger.loads.ahead.tolist() == [5000.0]
-
-
 def test_a_prompt_that_fades_is_not_worked_off_once_more() -> None:
     """Of what its booker said how long it takes, time has taken its part already."""
     ledger = Ledger()
@@ -264,18 +254,3 @@ def test_a_prompt_that_fades_is_not_worked_off_once_more() -> None:
     third = ledger.book("third", 0, b"", 0, 3.0)
     ledger.prefill_complete(third, 3.0)
     assert ledger.loads.ahead.tolist() == [20_000.0], "the second is next, of what is left"
-
-
-def test_prompts_that_were_computed_before_anybody_looked_tell_nothing_of_the_pace() -> None:
-    """As after a restart: they are booked again, and computed at once."""
-    ledger = Ledger()
-    ledger.ensure(1)
-    for number in range(1000):
-        one = ledger.book(f"old{number}", 0, b"", 8000, 5.0)
-        ledger.prefill_complete(one, 5.0, is_news=False)
-    assert ledger.loads.work.computed == 0
-    for number in range(10):
-        one = ledger.book(f"new{number}", 0, b"", 3000, 10.0 + 2 * number)
-        ledger.prefill_complete(one, 11.0 + 2 * number)
-    assert 3000.0 <= ledger.loads.recent.pace <= 8000.0
-    ledger.check()
