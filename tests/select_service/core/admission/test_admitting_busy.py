@@ -2,77 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
 
-from select_service.errors import (
-    AdmissionControlOff,
-    InvalidRequest,
-    ModelNotFound,
-    ServiceError,
-    retry_after,
-)
+from select_service.errors import ServiceError, retry_after
 from select_service.types import PinnedWorker
-from select_service.types.admission import AdmissionSettings, RankMetrics, WorkerMetrics
+from select_service.types.admission import RankMetrics, WorkerMetrics
 from tests.select_service.core.admission.gated import fleet, keeper_of, refused, threshold
-from tests.select_service.core.admission.golden import BUSY
-from tests.select_service.core.whole_fleet import DEFAULT, Fleet, selection_of, ticket_of
-
-
-@pytest.mark.parametrize("case", BUSY["cases"], ids=lambda case: str(case["name"]))
-def test_busy_as_recorded_by_what_is_booked(case: dict[str, Any]) -> None:
-    """Every rank of one worker carries the load of the case; then a request asks."""
-    some = Fleet(admission=AdmissionSettings(mode="token-capacity", **case["thresholds"]))
-    ranks = case["ranks"]
-    record: dict[str, Any] = {
-        "data_parallel_size": len(ranks),
-        "kv_events_endpoint": None,
-        "kv_events_endpoints": {
-            str(rank): f"tcp://127.0.0.1:{6000 + rank}" for rank in range(len(ranks))
-        },
-        "total_kv_blocks": ranks[0].get("kv_total_blocks"),
-        "max_num_batched_tokens": ranks[0].get("max_num_batched_tokens"),
-    }
-    some.worker(1, **record)
-    for number, rank in enumerate(ranks):
-        tokens = rank.get("active_prefill_tokens", 0)
-        blocks = rank.get("active_decode_blocks", 0)
-        some.book(
-            f"load-{number}",
-            1,
-            *range(1000 * number, 1000 * number + blocks),
-            isl=max(tokens, blocks * 16, 1),
-            effective_prefill_tokens=tokens,
-            dp_rank=number,
-        )
-    if case["worker_busy"]:
-        refusal = refused(some, 1)
-        assert (refusal.gate, refusal.code) == ("busy", "all-workers-busy")
-        assert refusal.body()["knob"] in case["thresholds"]
-    else:
-        selection_of(some.take("x", 1))
-
-
-def test_the_body_of_a_busy_refusal_is_the_references_and_more() -> None:
-    some = fleet(mode="token-capacity", active_prefill_tokens_threshold=10)
-    some.take("a", 1)
-    refusal = refused(some, 2)
-    body = refusal.body()
-    assert {name: body[name] for name in ("message", "type", "code")} == {
-        "message": "Service temporarily unavailable: All workers are busy, please retry later",
-        "type": "service_unavailable",
-        "code": 503,
-    }
-    assert (body["reason"], body["gate"]) == ("all-workers-busy", "busy")
-    assert (body["knob"], body["value"], body["limit"]) == (
-        "active_prefill_tokens_threshold",
-        16,
-        10,
-    )
-    assert retry_after(refusal) is not None
-    assert keeper_of(some).rejections == {"select_and_reserve": 1}
+from tests.select_service.core.whole_fleet import Fleet, selection_of, ticket_of
 
 
 def test_a_busy_worker_is_passed_over_while_another_is_free() -> None:
@@ -95,24 +33,6 @@ def test_nobody_there_is_not_overloaded() -> None:
     assert retry_after(caught.value) is not None
 
 
-def test_a_threshold_set_over_http_holds_at_once_and_merges() -> None:
-    some = fleet(mode="token-capacity")
-    some.take("a", 1)
-    change, now = some.core.admission.change_threshold, some.now
-    answer, _ = change(threshold(active_prefill_tokens_threshold=10), now)
-    assert answer.active_prefill_tokens_threshold == 10
-    assert refused(some, 2).gate == "busy"
-    answer, _ = change(threshold(active_decode_blocks_threshold=0.5), now)
-    assert answer.active_prefill_tokens_threshold == 10, "merged, not replaced"
-    answer, _ = change(threshold(clear=["active_prefill_tokens_threshold"]), now)
-    assert answer.active_prefill_tokens_threshold is None
-    assert answer.active_decode_blocks_threshold == 0.5
-    selection_of(some.take("b", 2))
-    answer, _ = some.core.admission.forget_threshold("default", None, now)
-    assert answer.active_decode_blocks_threshold is None
-    assert [one.model for one in some.core.admission.busy_thresholds().thresholds] == ["default"]
-
-
 def test_a_tenants_threshold_is_its_own() -> None:
     some = fleet(mode="token-capacity")
     some.worker(2, tenant_id="other", kv_events_endpoint="tcp://127.0.0.1:5099")
@@ -124,50 +44,10 @@ def test_a_tenants_threshold_is_its_own() -> None:
     assert refused(some, 4, tenant_id="other").gate == "busy"
 
 
-def test_what_cannot_be_a_threshold_is_refused_and_changes_nothing() -> None:
-    some = fleet(mode="token-capacity")
-    for wrong in (
-        {"active_decode_blocks_threshold": 1.5},
-        {"active_prefill_tokens_threshold": -1},
-        {"active_prefill_tokens_threshold_frac": math.nan},
-        {"clear": ["nonsense"]},
-    ):
-        with pytest.raises(InvalidRequest):
-            some.core.admission.change_threshold(threshold(**wrong), some.now)
-    change = threshold(model="nobody", active_prefill_tokens_threshold=1)
-    with pytest.raises(ModelNotFound):
-        some.core.admission.change_threshold(change, some.now)
-    answer, _ = some.core.admission.change_threshold(threshold(model="nobody"), some.now)
-    assert answer.active_decode_blocks_threshold is None, "reading an unknown one is no error"
-    assert some.core.partitions[DEFAULT].admission is None
-
-
-def test_with_admission_control_off_nothing_is_set_silently() -> None:
-    some = fleet(active_prefill_tokens_threshold=0)
-    selection_of(some.take("a", 1))
-    selection_of(some.take("b", 2))
-    with pytest.raises(AdmissionControlOff):
-        some.core.admission.change_threshold(threshold(active_prefill_tokens_threshold=1), some.now)
-
-
 def report(some: Fleet, worker_id: int = 1, **told: Any) -> None:
     metrics = WorkerMetrics(ranks=[RankMetrics(**told)])
     _, effects = some.core.admission.report(worker_id, metrics, some.now)
     some._did(effects)
-
-
-def test_what_an_engine_tells_is_joined_with_the_ledger() -> None:
-    some = fleet(
-        record={"total_kv_blocks": 100},
-        mode="token-capacity",
-        active_decode_blocks_threshold=0.85,
-    )
-    report(some, kv_used_blocks=85)
-    selection_of(some.take("a", 1))
-    report(some, kv_used_blocks=87)
-    assert refused(some, 2).body()["value"] == 87
-    report(some, kv_used_blocks=80)
-    selection_of(some.take("b", 2))
 
 
 def test_a_rank_nobody_declared_is_dropped_and_a_silent_one_is_not_believed_for_ever() -> None:

@@ -2,49 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
-import pytest
-
 from select_service.core.admission.controller import DEADLINE_S
-from select_service.core.admission.queue import Ticket
 from select_service.core.admission.tallies import ClassTally
-from select_service.errors import AdmissionRefused, NoEligibleWorker, retry_after
-from select_service.types import PinnedWorker, RouterConfig, Selection
+from select_service.errors import AdmissionRefused
+from select_service.types import RouterConfig, Selection
 from select_service.types.admission import AdmissionSettings
 from tests.select_service.core.admission.gated import change, fleet, keeper_of, refused, tally
-from tests.select_service.core.admission.golden import CASES
 from tests.select_service.core.whole_fleet import DEFAULT, Fleet, selection_of, ticket_of
-
-
-@pytest.mark.parametrize("case", CASES["worker_admission"], ids=lambda c: f"N{c['N']}Q{c['Q']}")
-def test_the_cap_as_recorded(case: dict[str, Any]) -> None:
-    some = fleet(record={"max_inflight": case["N"], "max_queued": case["Q"]})
-    running: list[str] = []
-    queued: list[str] = []
-    rejected = 0
-    log = case["log_event_outcome_engine_queue_rejected"]
-    for number, (event, outcome, in_engine, waiting, refusals) in enumerate(log):
-        if event == "+" and outcome == "rejected":
-            refusal = refused(some, number)
-            assert (refusal.gate, refusal.code) == ("capacity", "workers-at-capacity")
-            assert refusal.body()["limit"] == case["N"]
-            rejected += 1
-        elif event == "+":
-            answer = some.take(f"r{number}", number)
-            assert isinstance(answer, Selection if outcome == "engine" else Ticket)
-            (running if outcome == "engine" else queued).append(f"r{number}")
-        else:
-            some.free(running.pop(0))
-            answered = [one.reservation_id for one in some.effects.answered]
-            assert answered == queued[: len(answered)], "first come, first served"
-            running += queued[: len(answered)]
-            del queued[: len(answered)]
-        assert (len(running), len(queued), rejected) == (in_engine, waiting, refusals)
-        assert some.load(1) is not None
-        assert keeper_of(some).caps[1].queued == waiting
-        assert tally(some).waiting == waiting
 
 
 def test_the_same_request_again_is_not_judged_again() -> None:
@@ -59,84 +23,6 @@ def test_the_same_request_again_is_not_judged_again() -> None:
     assert bucket.tokens == 10_000 - 16, "who waits has not paid"
     some.free("a")
     assert bucket.tokens == 10_000 - 32
-
-
-def test_a_worker_that_has_room_is_used_while_others_are_waited_for() -> None:
-    some = fleet(2, record={"max_inflight": 1})
-    only: dict[str, Any] = {"pinned_worker": PinnedWorker(1, 0)}
-    selection_of(some.take("a", 1, **only))
-    ticket_of(some.take("b", 2, **only))
-    assert selection_of(some.take("c", 3)).worker_id == 2, "nobody stands in its way"
-    some.free("c")
-    assert some.effects.answered == []
-    some.free("a")
-    assert [one.reservation_id for one in some.effects.answered] == ["b"]
-
-
-def test_explicit_bookings_are_held_to_n_and_not_to_policies() -> None:
-    some = fleet(record={"max_inflight": 1}, policy="reject-all")
-    some.book("a", 1, 1)
-    with pytest.raises(AdmissionRefused) as caught:
-        some.book("b", 1, 2)
-    assert caught.value.gate == "capacity"
-    some.book("a", 1, 1)
-    assert keeper_of(some).rejections == {"reservations": 1}
-    assert some.load(1) == (16, 1, 1)
-
-
-def test_who_waits_is_let_in_by_a_worker_that_comes_and_by_a_larger_cap() -> None:
-    some = fleet(record={"max_inflight": 1, "max_queued": 8})
-    some.take("a", 1)
-    first, second = ticket_of(some.take("b", 2)), ticket_of(some.take("c", 3))
-    some.worker(2, max_inflight=1)
-    assert selection_of(first.answer).worker_id == 2
-    some.patch(1, max_inflight=2)
-    assert selection_of(second.answer).worker_id == 1
-
-
-def test_a_worker_that_goes_takes_nobody_along() -> None:
-    some = fleet(2, record={"max_inflight": 1, "max_queued": 1})
-    some.take("a", 1)
-    some.take("b", 2)
-    tickets = [ticket_of(some.take(name, 3)) for name in "cd"]
-    some.delete(1)
-    assert some.core.partitions[DEFAULT].pending_count == 2
-    some.free("b")
-    assert sum(one.answer is not None for one in tickets) == 1
-    some.delete(2)
-    assert [type(one.answer) for one in tickets if not isinstance(one.answer, Selection)] == [
-        NoEligibleWorker
-    ]
-    counts = tally(some)
-    assert (counts.offered, counts.admitted, counts.refused, counts.waiting) == (4, 3, 1, 0)
-
-
-def test_a_client_that_leaves_gives_its_place_back() -> None:
-    some = fleet(record={"max_inflight": 1, "max_queued": 1})
-    some.take("a", 1)
-    ticket = ticket_of(some.take("b", 2))
-    assert refused(some, 3).gate == "capacity"
-    assert some.core.room.withdraw(ticket)
-    assert not some.core.room.withdraw(ticket)
-    some.core.check()
-    ticket_of(some.take("c", 3))
-    assert (tally(some).withdrawn, tally(some).waiting) == (1, 1)
-
-
-def test_who_waits_too_long_is_told_so_and_charged_nothing() -> None:
-    some = fleet(record={"max_inflight": 1})
-    some.take("a", 1)
-    ticket = ticket_of(some.take("b", 2))
-    assert some.core.next_deadline() == some.now + DEADLINE_S
-    some.now += DEADLINE_S
-    some._did(some.core.refuse_late(some.now))
-    assert isinstance(ticket.answer, AdmissionRefused)
-    assert (ticket.answer.code, ticket.answer.gate) == ("expired-waiting", "waiting")
-    assert retry_after(ticket.answer) is not None
-    assert some.core.next_deadline() == math.inf
-    assert tally(some) == ClassTally(2, 1, 1, 0, 0, 1)
-    some.free("a")
-    assert some.effects.answered == []
 
 
 def test_a_deadline_given_holds_for_the_policy_files_queue_too() -> None:

@@ -2,47 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-import pytest
-
 from select_service.core.admission.tallies import ClassTally
-from select_service.errors import InvalidRequest
 from select_service.types import CacheThreshold, Selection
 from tests.select_service.core.admission.gated import fleet, keeper_of, tally
-from tests.select_service.core.admission.golden import CASES
 from tests.select_service.core.whole_fleet import DEFAULT, selection_of, ticket_of
-
-
-@pytest.mark.parametrize("case", CASES["cache_hit"], ids=lambda case: str(case["name"]))
-def test_the_cache_hit_threshold_as_recorded(case: dict[str, Any]) -> None:
-    size = math.gcd(16, case["prompt_tokens"] or 16, case["local_cached"], case["external_cached"])
-    some = fleet(record={"block_size": size}, cache_hit_threshold=case["global_threshold"])
-    tokens = case["prompt_tokens"]
-    cached = (case["local_cached"] + case["external_cached"]) // size
-    blocks = list(range(1, tokens // size + 1))
-    if cached:
-        some.hold(1, blocks[:cached])
-    if not tokens:  # the contract refuses it before anybody judges what is cached
-        with pytest.raises(InvalidRequest, match="isl_tokens must be greater than 0"):
-            some.take("a", isl=0, cache_hit_threshold=case["request_threshold"])
-        assert not case["reject"]
-        assert sum(some.core.partitions[DEFAULT].hit_tally.rates) == 0, "nothing was measured"
-        return
-    answer = some.take("a", *blocks, isl=tokens, cache_hit_threshold=case["request_threshold"])
-    if not case["reject"]:
-        selection_of(answer)
-        assert len(some.core.desk.bookings) == 1
-        return
-    assert isinstance(answer, CacheThreshold)
-    assert answer.finish_reason == "cache_threshold"
-    assert answer.best_hit_rate == pytest.approx(case["hit_rate"])
-    assert answer.threshold == case["effective_threshold"]
-    assert answer.threshold_source == ("global" if case["request_threshold"] is None else "request")
-    assert answer.best_worker.worker_id == 1
-    assert len(some.core.desk.bookings) == 0
-    assert some.load(1) == (0, 0, 0)
 
 
 def test_only_those_that_hold_enough_are_candidates() -> None:

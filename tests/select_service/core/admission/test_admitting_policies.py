@@ -215,14 +215,6 @@ def test_another_policy_judges_who_waits_again() -> None:
     assert len(some.core.desk.bookings) == 1
 
 
-def test_a_policy_that_admits_places_who_waits() -> None:
-    some = saturated()
-    tickets = [ticket_of(some.take(f"r{n}", n, slo_class="batch")) for n in range(3)]
-    change(some, "always-admit")
-    assert {type(one.answer) for one in tickets} == {Selection}
-    assert some.core.admission.admission().policy == "always-admit"
-
-
 def test_a_gate_that_opens_takes_in_who_waits_already() -> None:
     some = Fleet(RouterConfig(queue_threshold=1.0))
     some.worker(1, max_num_batched_tokens=8)

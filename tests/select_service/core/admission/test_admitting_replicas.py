@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from select_service.core.admission.partition_admission import PartitionAdmission
 from select_service.core.admission.queue import Ticket
 from select_service.errors import AdmissionRefused
 from select_service.types import Selection
 from select_service.types.admission import AdmissionSettings
+from tests.select_service.core.admission.gated import keeper_of
 from tests.select_service.core.replication.replica import Replica, add
-from tests.select_service.core.whole_fleet import DEFAULT, Fleet
+from tests.select_service.core.whole_fleet import Fleet
 
 
 def behind_a_gate(router_id: int = 10, **settings: Any) -> Replica:
@@ -22,12 +22,6 @@ def behind_a_gate(router_id: int = 10, **settings: Any) -> Replica:
     made.worker(1)
     made.worker(2)
     return made
-
-
-def keeper_of(here: Fleet) -> PartitionAdmission:
-    keeper = here.core.partitions[DEFAULT].admission
-    assert keeper is not None
-    return keeper
 
 
 def test_the_cap_counts_what_replicas_booked() -> None:
@@ -55,8 +49,7 @@ def test_whose_share_it_is_is_told_to_replicas() -> None:
     for number in (1, 2):
         answer = here.take(f"r{number}", number, **wishes)
         assert isinstance(answer, Selection)
-        for message in here.effects.published:
-            there.hears(message)
+        there.hears(*here.effects.published)
     with pytest.raises(AdmissionRefused) as caught:
         there.take("r3", 3, **wishes)
     assert caught.value.code == "tenant-budget-shed"

@@ -11,38 +11,8 @@ from hypothesis import strategies as st
 from select_service.core.admission.busy import BusyRanks, RankReport, rank_busy
 from select_service.core.admission.thresholds import FIELDS, NOTHING, ThresholdBook, Thresholds
 from select_service.core.admission.thresholds import read_thresholds as read
-from tests.select_service.core.admission.golden import BUSY
 
 FIELD_DECODE, FIELD_TOKENS, FIELD_FRAC = FIELDS
-
-
-@pytest.mark.parametrize("case", BUSY["cases"], ids=lambda case: case["name"])
-def test_recorded_cases(case: dict[str, Any]) -> None:
-    thresholds = read(case["thresholds"])
-    reports = [RankReport(**rank) for rank in case["ranks"]]
-    assert [rank_busy(thresholds, one) for one in reports] == case["rank_busy"]
-    board = BusyRanks()
-    for slot, one in enumerate(reports):
-        board.seat(slot, one.max_num_batched_tokens, one.kv_total_blocks)
-        board.note(slot, one.active_prefill_tokens, one.active_decode_blocks)
-    board.set_thresholds(thresholds)
-    assert board.busy.tolist() == case["rank_busy"]
-    assert board.all_busy(slice(0, len(reports))) == case["worker_busy"]
-    board.check()
-
-
-def test_recorded_latch() -> None:
-    board = BusyRanks()
-    board.set_thresholds(read({FIELD_DECODE: 0.85}))
-    board.seat(0, None, 100)
-    decode = 0
-    for step in BUSY["latch"]["steps"]:
-        if step["active_decode_blocks"] is not None:
-            decode = step["active_decode_blocks"]
-            board.note(0, 0, decode)
-        if step["kv_used_blocks"] is not None:
-            board.report(0, step["kv_used_blocks"])
-        assert bool(board.busy[0]) == step["busy_after"], step
 
 
 @pytest.mark.parametrize(
@@ -140,25 +110,6 @@ def test_bits_follow_every_change(steps: list[tuple[Any, ...]]) -> None:
 
 
 # -- the book --------------------------------------------------------------------------------------
-
-
-def test_merge_keeps_what_is_not_mentioned() -> None:
-    book = ThresholdBook()
-    book.merge("m", None, read({FIELD_DECODE: 0.5}), entries_max=9)
-    assert book.merge("m", None, read({FIELD_TOKENS: 10}), entries_max=9) == Thresholds(
-        0.5, 10, None
-    )
-    assert book.of("other", None) == NOTHING
-
-
-def test_clearing_switches_one_off_and_forgetting_falls_back() -> None:
-    book = ThresholdBook(read({FIELD_DECODE: 0.9}))
-    book.merge("m", None, read({FIELD_TOKENS: 10, FIELD_FRAC: 2}), entries_max=9)
-    got = book.merge("m", None, NOTHING, clear=[FIELD_TOKENS, FIELD_DECODE], entries_max=9)
-    assert got == Thresholds(None, None, 2.0)
-    assert book.forget("m", None)
-    assert not book.forget("m", None)
-    assert book.of("m", None) == Thresholds(0.9, None, None)
 
 
 def test_a_tenant_goes_before_its_model() -> None:

@@ -1,11 +1,7 @@
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from select_service.core.admission.capacity import WorkerCap, WorkerCaps
 
@@ -58,37 +54,3 @@ def test_a_changed_record_keeps_what_is_there() -> None:
     caps.seat(1, [0, 1], 5, 4)
     assert not caps.full_slots
     caps.check()
-
-
-@given(
-    st.lists(
-        st.one_of(
-            st.tuples(st.just("seat"), st.integers(0, 2), st.integers(1, 3), st.integers(0, 3)),
-            st.tuples(st.just("unseat"), st.integers(0, 2)),
-            st.tuples(st.just("note"), st.integers(0, 2), st.integers(0, 5)),
-            st.tuples(st.just("take")),
-            st.tuples(st.just("leave"), st.integers(0, 2)),
-        ),
-        max_size=50,
-    )
-)
-def test_columns_follow_every_change(steps: list[tuple[Any, ...]]) -> None:
-    caps = WorkerCaps()
-    caps.ensure(6)
-    seated: set[int] = set()
-    for kind, *facts in steps:
-        if kind == "seat":
-            worker, most, queue = facts
-            caps.seat(worker, [2 * worker, 2 * worker + 1], most, queue)
-            seated.add(worker)
-        elif kind == "unseat":
-            caps.unseat(facts[0])
-            seated.discard(facts[0])
-        elif kind == "note" and facts[0] in seated:
-            caps.note(*facts)
-        elif kind == "take":
-            had = caps.has_place(slice(0, 6))
-            assert (caps.take_place(slice(0, 6)) is not None) == had
-        elif kind == "leave":
-            caps.leave_place(facts[0])
-        caps.check()

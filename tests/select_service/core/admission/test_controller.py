@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import pytest
-
 from select_service.core.admission.policy_api import (
     AdmissionPool,
     AdmissionRequest,
@@ -20,19 +16,6 @@ def test_without_anything_to_judge_there_is_no_gate() -> None:
     some.take("a", 1, 2)
     assert some.core.partitions[DEFAULT].admission is None
     assert some.core.partitions[DEFAULT].ledger.changes is None
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"policy": "reject-all"},
-        {"policy": "always-admit", "policy_config": {"tenant_budgets": {"a": 0.5}}},
-        {"max_inflight": 1},
-        {"mode": "token-capacity", "active_prefill_tokens_threshold": 1},
-    ],
-)
-def test_anything_to_judge_opens_the_gate(settings: dict[str, Any]) -> None:
-    keeper_of(fleet(**settings))
 
 
 def test_a_worker_with_a_cap_opens_the_gate_of_its_scope() -> None:

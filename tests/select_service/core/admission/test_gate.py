@@ -14,7 +14,7 @@ from select_service.core.admission.fair_queue import Waiting
 from select_service.core.admission.gate import RETURN_SHARE, Gate
 from select_service.core.admission.policies import Built, build
 from select_service.core.admission.policy_api import AdmissionRequest
-from select_service.core.admission.tallies import OTHER, ClassTally, TenantTally
+from select_service.core.admission.tallies import OTHER, TenantTally
 from select_service.core.admission.thresholds import Thresholds
 from select_service.core.admission.token_bucket import TokenBucketPolicy
 from select_service.simulator.recorded_loads import RankLoad, RecordedPool
@@ -64,61 +64,11 @@ def test_the_order_is_fixed_and_the_first_refusal_is_named() -> None:
     assert (decision.gate, decision.code) == ("unavailable", "unavailable")
 
 
-def test_one_free_candidate_is_enough() -> None:
-    gate = gate_of()
-    carry(gate, 0, 9000, 2)
-    assert gate.judge(ask_of(), RANKS, 0.0).admitted
-    assert gate.judge(ask_of(), np.array([0]), 0.0).gate == "busy"
-
-
-def test_full_slots_let_wait_while_there_is_a_place() -> None:
-    gate = gate_of()
-    for slot in (0, 1):
-        carry(gate, slot, 0, 2)
-    decision = gate.judge(ask_of(), RANKS, 0.0)
-    assert (decision.outcome, decision.code, decision.gate) == (
-        "wait",
-        "waits-for-worker",
-        "capacity",
-    )
-    gate.settle(decision, ask_of(), 0.0)
-    gate.placed(ask_of(), 1.0)
-    gate.settle(decision, ask_of(), 1.0)
-    gate.gone(ask_of())
-    gate.settle(decision, ask_of(), 1.0)
-    assert gate.refuse_waiting(ask_of(), 2.0).gate == "waiting"
-    assert gate.tallies.of["standard"] == ClassTally(3, 1, 1, 1, 0, 3)
-    assert gate.tallies.total() == ClassTally(3, 1, 1, 1, 0, 3)
-    gate.check()
-
-
 def test_the_policy_speaks_before_anybody_waits_for_a_worker() -> None:
     gate = gate_of("reject-all")
     for slot in (0, 1):
         carry(gate, slot, 0, 2)
     assert gate.judge(ask_of(), RANKS, 0.0).gate == "policy"
-
-
-def test_looking_charges_nothing() -> None:
-    gate = gate_of("token-bucket", capacity=150, refill_rate=1)
-    for _ in range(5):
-        assert gate.judge(ask_of(), RANKS, 0.0).admitted
-    decision = gate.judge(ask_of(), RANKS, 0.0)
-    gate.settle(decision, ask_of(), 0.0)
-    refused = gate.judge(ask_of(), RANKS, 0.0)
-    assert (refused.reason, refused.code) == ("insufficient tokens", "insufficient-tokens")
-    assert isinstance(gate.policy, TokenBucketPolicy)
-    assert gate.policy.bucket_of("", 0).tokens == 50
-    gate.settle(refused, ask_of(), 0.0)
-    assert gate.policy.bucket_of("", 0).tokens == 50
-
-
-def test_who_finds_too_little_in_the_caches_is_charged_nothing() -> None:
-    gate = gate_of("token-bucket", capacity=150, refill_rate=1)
-    gate.too_few_hits(ask_of(), 0.0)
-    assert gate.tallies.of["standard"].refused == 1
-    assert gate.judge(ask_of(), RANKS, 0.0).admitted
-    gate.check()
 
 
 def test_retry_after_is_when_the_backlog_has_drained() -> None:
@@ -164,18 +114,6 @@ def test_a_promise_is_kept_once_even_when_the_bucket_is_empty() -> None:
     assert not gate.judge(promised, RANKS, 10.6).admitted
     assert (gate.returns.counts.kept, gate.returns.size) == (1, 1)
     gate.check()
-
-
-def test_a_promise_does_not_open_a_full_worker_but_lets_wait() -> None:
-    gate = gate_of()
-    promised = ask_of(key=b"p")
-    for slot in (0, 1):
-        carry(gate, slot, 9000, 2)
-    told = gate.judge(promised, RANKS, 0.0)
-    assert told.gate == "busy"
-    gate.settle(told, promised, 0.0)
-    again = gate.judge(promised, RANKS, told.retry_after_s)
-    assert (again.outcome, again.code, again.gate) == ("wait", "promised", "busy")
 
 
 def test_who_was_told_to_come_waits_in_front_of_newcomers_of_any_sheddable_class() -> None:
@@ -230,33 +168,6 @@ def test_details_of_a_refusal_are_facts() -> None:
     assert decision.details == {"load": 2, "limit": 0}
 
 
-def test_another_policy_is_in_force_at_once_and_nobody_is_lost() -> None:
-    gate = gate_of("slo-shed")
-    for slot in (0, 1):
-        carry(gate, slot, 4000, 1)
-    for name in ("batch", "standard"):
-        ask = ask_of(name)
-        decision = gate.judge(ask, RANKS, 0.0)
-        assert decision.outcome == "wait"
-        gate.settle(decision, ask, 0.0)
-        gate.enqueue(ask, name, 0.0)
-    assert [one.item for one in gate.change(build("reject-all"), 1.0)] == ["standard", "batch"]
-    gate.placed(ask_of("standard"), 1.0)
-    assert gate.judge(ask_of(), RANKS, 1.0).policy == "reject-all"
-    waiting = gate.change(build("slo-shed", {"slo_priorities": {"gold": 9}}), 2.0)
-    assert waiting == []
-    gate.enqueue(ask_of("batch"), "batch", 2.0)
-    carry(gate, 0, 0)
-    carry(gate, 1, 0)
-    one = gate.next_waiting()
-    assert one is not None
-    gate.serve(one, 3.0)
-    gate.settle(gate.judge(ask_of("gold"), RANKS, 3.0), ask_of("gold"), 3.0)
-    assert gate.tallies.of["gold"].admitted == 1
-    assert gate.tallies.total() == ClassTally(3, 3, 0, 0, 0, 2)
-    gate.check()
-
-
 def test_who_names_no_class_leaves_the_queue_as_who_he_entered_it() -> None:
     config: dict[str, Any] = {"slo_priorities": {"standard": 5}}
     changed = gate_of("slo-shed")
@@ -274,16 +185,6 @@ def test_who_names_no_class_leaves_the_queue_as_who_he_entered_it() -> None:
         unnamed = gate.tallies.of["unnamed"]
         assert (unnamed.offered, unnamed.refused, unnamed.waiting) == (2, 2, 0)
         gate.tallies.check()
-
-
-def test_a_refusal_from_elsewhere_gets_a_time_too() -> None:
-    gate = gate_of()
-    carry(gate, 0, 4000, 1)
-    decision = gate.refusal(ask_of(key=b"k"), "capacity", "queue is full", "queue-full", 0.0)
-    gate.settle(decision, ask_of(), 0.0)
-    assert (decision.gate, decision.code) == ("capacity", "queue-full")
-    assert decision.retry_after_s > 0.0
-    gate.check()
 
 
 steps = st.lists(

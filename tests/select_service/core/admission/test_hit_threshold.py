@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import math
 import random
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,17 +19,6 @@ from select_service.core.admission.hit_threshold import (
     threshold_in_force,
 )
 from tests.select_service.core.admission.golden import CASES
-
-
-@pytest.mark.parametrize("case", CASES["cache_hit"], ids=lambda case: case["name"])
-def test_recorded_cases(case: dict[str, Any]) -> None:
-    threshold = threshold_in_force(case["request_threshold"], case["global_threshold"])
-    assert threshold.value == case["effective_threshold"]
-    assert threshold.source == ("global" if case["request_threshold"] is None else "request")
-    tokens = case["local_cached"] + case["external_cached"]
-    hits = filter_rows(np.array([float(tokens)]), 1, case["prompt_tokens"], threshold.value)
-    assert hits.refused == case["reject"]
-    assert hits.best_rate == case["hit_rate"]
 
 
 @pytest.mark.parametrize("text", CASES["invalid_thresholds"], ids=str)
@@ -74,13 +62,6 @@ def test_the_cacheable_basis_leaves_out_the_last_token() -> None:
     assert not filter_rows(np.array([31.0]), 16, 512, 1.0, "cacheable").refused
     assert filter_rows(np.array([31.0]), 16, 512, 1.0, "prompt").refused
     assert filter_rows(np.array([32.0]), 16, 512, 0.0, "cacheable").best_rate == 1.0
-
-
-def test_only_rows_that_reach_it_stay() -> None:
-    hits = filter_rows(np.array([1.0, 4.0, 2.0]), 16, 64, 0.5)
-    assert hits.passing is not None
-    assert hits.passing.tolist() == [1, 2]
-    assert (hits.best_row, hits.best_rate) == (1, 1.0)
 
 
 @given(st.lists(st.integers(0, 64), min_size=1, max_size=8), st.integers(1, 1024), st.floats(0, 1))

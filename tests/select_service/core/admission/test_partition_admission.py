@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from select_service.core.admission.partition_admission import PartitionAdmission
 from select_service.errors import ServiceError
 from select_service.types.admission import (
     AdmissionSettings,
@@ -19,6 +18,7 @@ from select_service.types.admission import (
     WorkerMetrics,
 )
 from tests.effort import examples
+from tests.select_service.core.admission.gated import keeper_of
 from tests.select_service.core.whole_fleet import DEFAULT, Fleet
 
 WORKERS: tuple[dict[str, Any], ...] = (
@@ -45,29 +45,6 @@ def fleet(*seated: int) -> Fleet:
     for number in seated or (1, 2, 3):
         seat(some, number, **WORKERS[number - 1])
     return some
-
-
-def keeper_of(some: Fleet) -> PartitionAdmission:
-    keeper = some.core.partitions[DEFAULT].admission
-    assert keeper is not None
-    return keeper
-
-
-def full_workers(some: Fleet) -> set[int]:
-    keeper = keeper_of(some)
-    keeper.refresh(some.now)
-    owner = some.core.partitions[DEFAULT].seating.rank_at
-    return {owner(slot)[0].worker_id for slot in keeper.caps.slots}
-
-
-def test_a_worker_is_full_by_what_all_its_ranks_carry() -> None:
-    some = fleet()
-    some.book("a", 2, 1, dp_rank=0)
-    assert full_workers(some) == set()
-    some.book("b", 2, 2, dp_rank=2)
-    assert full_workers(some) == {2}
-    some.free("a")
-    assert full_workers(some) == set()
 
 
 def test_who_tells_how_little_he_has_is_busy_sooner_than_others() -> None:

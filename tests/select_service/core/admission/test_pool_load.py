@@ -57,16 +57,6 @@ def test_nobody_and_the_silent_are_full() -> None:
     assert pool.instances == 0
 
 
-def test_columns_for_the_policies_of_others() -> None:
-    pool = pool_of(2)
-    pool.note(0, RankLoad(1000, 50, requests=9, prefilling=3), 0.0)
-    pool.note(1, RankLoad(0, 10, requests=4, waiting=1), 0.0)
-    assert pool.queue_depth.tolist() == [2, 1]
-    assert pool.batch_size.tolist() == [7, 3]
-    assert pool.in_flight.tolist() == [9, 4]
-    assert pool.kv_utilization.tolist() == [0.5, 0.1]
-
-
 @given(st.lists(loads, min_size=1, max_size=5), st.floats(0.5, 20.0), st.floats(0.1, 2.0))
 def test_the_quick_bounds_are_bounds(
     ranks: list[RankLoad], queue_depth: float, kv_utilization: float
@@ -99,18 +89,6 @@ def test_promises_hold_for_a_rate_that_is_measured_while_somebody_drains() -> No
     pool.check()
     pool.prefilled(0, 8000, 0.0, 0.04)  # sooner than the rate is taken anew where nobody drains
     pool.meter.follow()
-    pool.check()
-
-
-def test_tenants_are_counted_while_they_have_requests() -> None:
-    pool = pool_of(1)
-    pool.began("a")
-    pool.began("a")
-    pool.ended("a")
-    assert pool.tenant_in_flight("a") == 1
-    pool.ended("a")
-    pool.ended("b")
-    assert pool.tenant_in_flight("a") == pool.tenant_in_flight("b") == 0
     pool.check()
 
 

@@ -65,16 +65,6 @@ def test_a_later_promise_outlives_an_earlier_one_that_was_kept() -> None:
     assert book.counts.broken == 0
 
 
-def test_who_comes_early_is_told_the_same_time() -> None:
-    book = RetryPromises(1)
-    book.grant(key(1), 0, room(earliest_s=5.0), 0.0)
-    again = book.grant(key(1), 0, room(earliest_s=9.0), 3.0)
-    assert again == (2.0, True)
-    assert book.size == 1
-    other = book.grant(key(2), 0, room(), 3.0)
-    assert other.retry_after_s == 3.0, "and has taken no second place"
-
-
 def test_those_nobody_can_tell_apart_get_a_place_each() -> None:
     book = RetryPromises(1)
     got = [

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from select_service.core.admission.capacity import WorkerCaps
 from select_service.core.admission.classes import SloClasses
 from select_service.core.admission.policy_api import AdmissionRequest
-from select_service.core.admission.slo_shed import SloShed, SloShedSettings, ceilings
+from select_service.core.admission.slo_shed import SloShed, SloShedSettings
 from tests.select_service.core.admission.golden import SIMULATOR
 from tests.select_service.core.admission.pools import FixedPool
 
@@ -74,11 +74,6 @@ def test_the_recorded_queue_that_all_share() -> None:
     for step in case["log"]:
         taken = caps.take_place(slice(0, 1))
         assert (taken is not None) == (step["outcome"] == "Enqueued"), step
-
-
-def test_ceilings_go_down_in_equal_steps() -> None:
-    assert ceilings(3, 0.5) == (1.0, 0.75, 0.5)
-    assert ceilings(1, 0.5) == (1.0,)
 
 
 @pytest.mark.parametrize(
