@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from select_service.core.replication.dynamo_events import TOPIC, ReplicaEnvelope
-from select_service.core.replication.message_codec import decode_message
+from select_service.core.replication.message_codec import decode_message, encode_message
 from select_service.core.replication.messages import SnapshotHead
 from select_service.types import CoreLimits
 from tests.select_service.core.whole_fleet import Fleet
@@ -26,8 +26,9 @@ class Replica(Fleet):
         self.worker(1, data_parallel_size=1)
         self.worker(2)
 
-    def hears(self, message: Any, peer: str = "tcp://peer:1") -> None:
-        self._did(self.core.replica_operations.heard(peer, message, self.now))
+    def hears(self, *messages: Any, peer: str = "tcp://peer:1") -> None:
+        for message in messages:
+            self._did(self.core.replica_operations.heard(peer, message, self.now))
 
     def turn(self, seconds: float = 0.0) -> list[Any]:
         """One turn of the replica plane; what it says."""
@@ -68,6 +69,12 @@ def add(*hashes: int, tokens: int | None = 40, **more: Any) -> dict[str, Any]:
     return {"AddRequest": {"token_sequence": list(hashes), "prefill_load_hint": hint} | more}
 
 
+def tell(source: Replica, target: Replica, said: list[Any] | None = None) -> None:
+    """Deliver what the last call published, or something else, over the wire."""
+    for message in source.effects.published if said is None else said:
+        target.hears(decode_message(*encode_message(message)))
+
+
 def pulled(here: Replica, there: Replica) -> None:
     """Carry out the pull that `here` asks for."""
     (pull,) = here.pulls
@@ -84,8 +91,7 @@ def pulled(here: Replica, there: Replica) -> None:
 def acquainted() -> tuple[Replica, Replica]:
     """Two who have met: at first sight everybody pulls."""
     here, there = Replica(), Replica(2000)
-    for said in there.turn():
-        here.hears(said)
+    here.hears(*there.turn())
     here.turn()
     pulled(here, there)
     here.turn(here.core.limits.replica_pull_retry_s)

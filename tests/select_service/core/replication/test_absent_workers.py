@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from select_service.core.replication.dynamo_events import ReplicaEnvelope
-from select_service.core.replication.message_codec import decode_message, encode_message
 from select_service.errors import ReservationConflict, ReservationNotFound
 from select_service.types import (
     BatchOutputBlock,
@@ -15,16 +14,11 @@ from select_service.types import (
     ReservationRequest,
     SelectAndReserveRequest,
 )
-from tests.select_service.core.replication.replica import Replica, acquainted, silent
+from tests.select_service.core.replication.replica import Replica, acquainted, silent, tell
 from tests.select_service.core.replication.test_retries import in_wave
 from tests.select_service.core.whole_fleet import Fleet
 
 PROMPT = (1, 2, 3)
-
-
-def tell(source: Replica, target: Replica, said: list[Any] | None = None) -> None:
-    for message in source.effects.published if said is None else said:
-        target.hears(decode_message(*encode_message(message)))
 
 
 def chosen(fleet: Fleet, name: str = "z", isl: int = 48) -> Any:

@@ -47,8 +47,7 @@ def test_who_hears_the_end_of_a_claim_before_its_adoption_knows_the_reservation(
     here.hears(done)  # it is meant, under its new name
     assert told.load(1) == (0, 2, 1)
     told.hears(Said(OURS, 1, adoption.seq, [record]))
-    for said in told.turn(1.0):
-        here.hears(said)
+    here.hears(*told.turn(1.0))
     assert told.load(1) == here.load(1) == (0, 2, 1)
     theirs = told.core.desk.announcer.claims.sets[OURS]
     assert theirs.digest == here.core.desk.announcer.claims.own.digest
@@ -67,8 +66,7 @@ def test_the_heir_of_a_claim_that_its_adopter_no_longer_has_is_forgotten() -> No
     there.hears(Said(OURS, 1, adoption.seq + 5, [end]))
     assert there.load(1) == (16, 1, 1)
     there.turn(1.0)
-    for beat in here.turn(10.0):
-        there.hears(beat)
+    there.hears(*here.turn(10.0))
     there.turn(1.0)
     (pull,) = there.pulls
     head, *rest = here.core.replica_operations.snapshot(here.now)
@@ -136,10 +134,8 @@ def test_two_adoptions_of_one_orphan_are_one_reservation() -> None:
     third.hears(adoption)
     assert third.load(1) == (16, 2, 1), "the lower router's claim, with what we were told"
     here.hears(other)
-    for said in third.turn(1.0):
-        here.hears(said)
-    for said in here.turn(1.0):
-        third.hears(said)
+    here.hears(*third.turn(1.0))
+    third.hears(*here.turn(1.0))
     assert here.load(1) == third.load(1) == (0, 2, 1)
     there.free("a")
     for one in (here, third):
@@ -212,8 +208,7 @@ def test_an_adoption_of_what_was_freed_meanwhile_is_over_where_that_was_heard() 
     third.hears(there.effects.published[0])
     third.hears(adoption)
     assert third.load(1) == (0, 0, 0)
-    for said in third.turn():
-        here.hears(said)
+    here.hears(*third.turn())
     assert here.load(1) == (0, 0, 0)
 
 
@@ -230,8 +225,7 @@ def test_what_somebody_who_died_said_is_repeated_to_those_who_come_back() -> Non
     third.turn()
     (beat,) = owner.turn()
     third.hears(beat)
-    for said in third.turn():
-        owner.hears(said)
+    owner.hears(*third.turn())
     assert owner.load(1) == (0, 1, 1)
 
 
@@ -248,8 +242,7 @@ def test_a_free_between_the_end_of_a_claim_and_its_adoption_ends_the_adopted_one
     there.free(name)  # acknowledged, as its caller knows that it lives
     there.hears(Said(OURS, 1, adoption.seq, [record]))
     assert there.load(1) == (0, 0, 0)
-    for said in there.turn():
-        here.hears(said)
+    here.hears(*there.turn())
     assert here.load(1) == (0, 0, 0)
 
 
@@ -285,8 +278,7 @@ def test_who_was_put_back_to_before_an_end_is_reminded_of_it() -> None:
     again.core.desk.announcer.claims.outbox.epoch = 2
     again.book("a", 1, 1)  # under the number it had
     again.core.desk.announcer.claims.outbox.seq = 1 << 40
-    for beat in again.turn():
-        here.hears(beat)
+    here.hears(*again.turn())
     here.turn(1.0)
     (pull,) = here.pulls
     head, *rest = again.core.replica_operations.snapshot(again.now)
@@ -295,8 +287,7 @@ def test_who_was_put_back_to_before_an_end_is_reminded_of_it() -> None:
     for part in rest:
         here.core.replica_operations.snapshot_part(2000, part, here.now)
     here.core.replica_operations.snapshot_end(2000, here.now, complete=True)
-    for said in here.turn():
-        again.hears(said)
+    again.hears(*here.turn())
     assert here.load(1) == again.load(1) == (0, 0, 0)
 
 

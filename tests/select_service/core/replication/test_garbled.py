@@ -34,8 +34,7 @@ def with_event(envelope: ReplicaEnvelope, **changes: Any) -> ReplicaEnvelope:
 def beats(here: Replica, there: Replica, seconds: float = 1.0) -> None:
     """Time passes at both, and what the other says meanwhile is heard."""
     there.now += seconds
-    for said in there.turn():
-        here.hears(said)
+    here.hears(*there.turn())
     here.turn(seconds)
 
 
@@ -177,8 +176,7 @@ def test_an_end_of_another_id_under_the_name_of_a_claim_is_not_its_end(freed: bo
     assert here.load(1) == (16, 1, 1)
     for _ in range(2):
         healed(here, there)
-        for said in here.turn(1.0):
-            there.hears(said)
+        there.hears(*here.turn(1.0))
         assert there.load(1) == (16, 1, 1)
         there.book("lost", 2, 6)  # so that there is another snapshot
         there.free("lost")
@@ -310,8 +308,7 @@ def test_a_claim_under_the_id_of_another_ends_neither() -> None:
     there.book("req-1043", 2, 6)
     here.hears(with_event(told(there), request_id="req-1041"))
     healed(here, there)
-    for said in here.turn(1.0):
-        there.hears(said)
+    there.hears(*here.turn(1.0))
     assert there.load(1) == here.load(1) == (16, 1, 1)
     assert there.load(2) == here.load(2) == (16, 1, 1)
 
@@ -327,8 +324,8 @@ def test_what_a_later_claim_on_its_id_has_taken_over_is_not_left_booked() -> Non
     admission = told(there)
     third.hears(admission)
     third.free("a")
-    here.hears(third.effects.published[0], "tcp://third:1")
+    here.hears(third.effects.published[0], peer="tcp://third:1")
     here.hears(admission)
     assert here.load(1) == (0, 0, 0)
-    there.hears(third.effects.published[0], "tcp://third:1")
+    there.hears(third.effects.published[0], peer="tcp://third:1")
     healed(here, there)

@@ -56,22 +56,21 @@ def test_words_in_anothers_name_change_nothing_while_it_is_heard() -> None:
     """A hostile replica has a name and an endpoint of its own: it may speak for nobody else."""
     here, there = Replica(), Replica(2000)
     there.book("a", 1, 5)
-    for message in (*there.effects.published, *there.turn()):
-        here.hears(message, "tcp://there:1")
+    here.hears(*there.effects.published, *there.turn(), peer="tcp://there:1")
     here.turn()
     load, status = here.load(1), here.core.replica_operations.status(here.now)
     assert load is not None
     assert load[2] == 1
     words = hostile_words(here, there)
     for message in words:
-        here.hears(message, "tcp://evil:1")
+        here.hears(message, peer="tcp://evil:1")
         here.turn()
     assert here.load(1) == load
     assert here.core.replica_operations.status(here.now) == status
     assert here.pulls == []
     assert here.core.replicas.counters.impostors == len(words)
     here.core.check()
-    here.hears(words[0], "tcp://there:1")  # itself it may
+    here.hears(words[0], peer="tcp://there:1")  # itself it may
     assert here.load(1) == (0, 0, 0)
 
 
@@ -86,14 +85,12 @@ def test_words_heard_before_change_nothing_again() -> None:
     captured += there.effects.published
     there.book("a", 1, 7)  # the same id, later
     captured += there.effects.published
-    for message in captured:
-        here.hears(message)
+    here.hears(*captured)
     load = here.load(1)
     assert load is not None
     assert load[2] == 1
     counters = here.core.replicas.counters
-    for message in captured:
-        here.hears(message)
+    here.hears(*captured)
     assert here.load(1) == load
     assert counters.repeated == len(captured)
     here.core.check()
@@ -103,8 +100,7 @@ def test_ends_of_what_nobody_owns_change_nothing() -> None:
     here, there = Replica(), Replica(2000)
     here.book("mine", 1, 5)
     there.book("theirs", 1, 7)
-    for message in there.effects.published:
-        here.hears(message)
+    here.hears(*there.effects.published)
     load = here.load(1)
     (claim,) = here.core.desk.announcer.claims.own.by_id.values()
     strange: list[Any] = [
@@ -113,7 +109,7 @@ def test_ends_of_what_nobody_owns_change_nothing() -> None:
         Ended("other", *claim.key, freed=True),  # another id under that name
         Ended("theirs", 2000, 4711, freed=True),
     ]
-    here.hears(Said(3000, 1, 1, strange), "tcp://evil:1")
+    here.hears(Said(3000, 1, 1, strange), peer="tcp://evil:1")
     here.turn()
     assert here.load(1) == load
     here.core.check()
@@ -121,9 +117,9 @@ def test_ends_of_what_nobody_owns_change_nothing() -> None:
 
 def test_a_name_is_free_again_once_nobody_is_heard_under_it() -> None:
     here = Replica()
-    here.hears(Heartbeat(2000, 1, 0, 0, 0), "tcp://old:1")
+    here.hears(Heartbeat(2000, 1, 0, 0, 0), peer="tcp://old:1")
     here.turn(11.0)
-    here.hears(Heartbeat(2000, 1, 0, 0, 0), "tcp://new:1")
+    here.hears(Heartbeat(2000, 1, 0, 0, 0), peer="tcp://new:1")
     assert here.core.replica_operations.status(here.now)[0].peer == "tcp://new:1"
     assert here.core.replicas.counters.impostors == 0
 
@@ -151,11 +147,11 @@ def test_output_without_end_takes_nothing_of_others_with_it(growth: ClaimGrowth)
     load = here.load(1)
     assert load is not None
     ghost = ClaimRecord("ghost", 1, "default", "default", 16, 1, 0)
-    here.hears(Said(3000, 1, 1, [ghost, Grown("ghost", 3000, 1, growth)]), "tcp://evil:1")
+    here.hears(Said(3000, 1, 1, [ghost, Grown("ghost", 3000, 1, growth)]), peer="tcp://evil:1")
     most = here.load(1)
     assert most is not None
     assert load[1] < most[1] <= load[1] + OUTPUT_BLOCKS_MAX
-    here.hears(Said(3000, 1, 2, [Ended("ghost", 3000, 1)]), "tcp://evil:1")
+    here.hears(Said(3000, 1, 2, [Ended("ghost", 3000, 1)]), peer="tcp://evil:1")
     assert here.load(1) == load
     here.free("mine")
     assert here.load(1) == (0, 0, 0)
@@ -169,12 +165,12 @@ def test_output_is_told_by_so_many_routers_and_no_more() -> None:
     for seq in range(1, 4):
         first = seq * OUTPUT_TELLERS_MAX
         told = ClaimGrowth(outputs=dict.fromkeys(range(first, first + OUTPUT_TELLERS_MAX), 1))
-        here.hears(Said(3000, 1, seq, [Grown("mine", *claim.key, told)]), "tcp://evil:1")
+        here.hears(Said(3000, 1, seq, [Grown("mine", *claim.key, told)]), peer="tcp://evil:1")
         early = Grown("unheard", 3000, 77, told)
-        here.hears(Said(3000, 1, seq + 10, [early]), "tcp://evil:1")
+        here.hears(Said(3000, 1, seq + 10, [early]), peer="tcp://evil:1")
     assert len(claim.outputs) == OUTPUT_TELLERS_MAX
     late = ClaimRecord("unheard", 77, "default", "default", 16, 1, 0)
-    here.hears(Said(3000, 1, 20, [late]), "tcp://evil:1")
+    here.hears(Said(3000, 1, 20, [late]), peer="tcp://evil:1")
     (unheard,) = here.core.desk.announcer.claims.alive("unheard")
     assert len(unheard.outputs) == OUTPUT_TELLERS_MAX
 
@@ -185,7 +181,7 @@ def test_our_own_count_told_to_us_does_not_overflow() -> None:
     here.book("mine", 1, 5)
     (claim,) = here.core.desk.announcer.claims.own.by_id.values()
     told = ClaimGrowth(outputs={OURS: OUTPUT_BLOCKS_MAX, 2: OUTPUT_BLOCKS_MAX})
-    here.hears(Said(3000, 1, 1, [Grown("mine", *claim.key, told)]), "tcp://evil:1")
+    here.hears(Said(3000, 1, 1, [Grown("mine", *claim.key, told)]), peer="tcp://evil:1")
     here.core.reservations.output_block("mine", 0.5, here.now)
     said = here.turn(here.core.limits.replica_output_interval_s)
     assert said

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
 
 import msgspec
 import pytest
 
 from select_service.core.replication.message_codec import decode_part, encode_part
 from select_service.core.replication.messages import Closed, SnapshotEnd, SnapshotHead
-from select_service.errors import LeaseClosed, LeaseNotFound, ReservationNotFound
-from select_service.types import (
-    BatchOutputBlock,
-    BatchPrefillComplete,
-    LeaseRequest,
-    ReservationRequest,
-)
+from select_service.errors import LeaseNotFound, ReservationNotFound
+from select_service.types import LeaseRequest, ReservationRequest
 from tests.models.replica_net import LIMITS, Net, Node
 from tests.select_service.core.replication.leased import (
     COUNT,
@@ -86,36 +80,6 @@ both_falls = pytest.mark.parametrize("falls", [killed, stopped])
 
 
 # -- ends ----------------------------------------------------------------------------------------
-
-
-def renewed(node: Node) -> None:
-    renew(node)
-
-
-def completed(node: Node) -> None:
-    complete(node, "r0")
-
-
-@both_falls
-@pytest.mark.parametrize("adopts", [renewed, completed])
-def test_what_was_freed_does_not_live_on_in_an_heir(falls: Fall, adopts: Fall) -> None:
-    net = kept(3)
-    _, two, three = net.nodes
-    cut_all(net)
-    free(two, "r0")
-    net.run(GONE_S)
-    adopts(three)
-    net.run(1.0)
-    assert "r0" in three.core.desk.announcer.claims.own.by_id
-    falls(two)
-    two.reboot()
-    net.cut.clear()
-    for _ in range(6):
-        net.run(2.0)
-        renew(three)
-    for node in net.nodes:
-        assert "r0" not in node.ledger()
-        assert len(node.ledger()) == COUNT - 1
 
 
 @pytest.mark.parametrize("name", ["short", LONG])
@@ -243,35 +207,6 @@ def test_ends_of_earlier_builds_are_read() -> None:
 # -- leases --------------------------------------------------------------------------------------
 
 
-@both_falls
-@pytest.mark.parametrize("is_missed", [False, True])
-@pytest.mark.parametrize("restarts", [False, True])
-def test_a_lease_closed_while_its_owner_is_away_is_closed_when_it_is_back(
-    falls: Fall, is_missed: bool, restarts: bool
-) -> None:
-    net = kept(2)
-    one, two = net.nodes
-    one.is_down = True
-    if is_missed:
-        net.run(GONE_S)
-    close(two)
-    two.flush()
-    if restarts:
-        falls(two)
-        two.reboot()
-    net.run(1.0)
-    one.reboot()
-    assert open_here(one) == [("l", "o", 20.0, COUNT)], "it does not know yet"
-    net.run(SOON_S)
-    assert open_here(one) == open_here(two) == []
-    assert sizes(net) == [0, 0]
-    for node in net.nodes:
-        assert node.core.reservations.leases(net.now, None, 100).leases == []
-        with pytest.raises(LeaseClosed):
-            renew(node)
-    close(two)
-
-
 def test_a_lease_is_closed_for_good_where_it_was_taken_over() -> None:
     """Its client goes on at a replica that could not hear of it, and adopts what is under it."""
     net = kept(3)
@@ -386,39 +321,6 @@ def test_older_versions_read_a_snapshot_with_closed_leases() -> None:
 
 
 # -- progress ------------------------------------------------------------------------------------
-
-
-@both_falls
-@pytest.mark.parametrize("way", ["alone", "batch"])
-def test_progress_told_to_another_replica_outlives_it(
-    falls: Fall, way: Literal["alone", "batch"]
-) -> None:
-    net = kept(2, lease=False)
-    one, two = net.nodes
-    book(one, "r")
-    net.run(1.0)
-    cut_all(net)
-    if way == "alone":
-        complete(two, "r")
-        output(two, "r")
-    else:
-        operations = (
-            BatchPrefillComplete(reservation_id="r"),
-            BatchOutputBlock(reservation_id="r"),
-        )
-        for operation in operations:
-            result, effects = two.core.reservations.operate(operation, net.now)
-            assert result.status == 200
-            two.did(effects)
-        two.flush()
-    falls(two)
-    two.reboot()
-    assert two.ledger()["r"][4:6] == (True, 1)
-    output(two, "r")
-    net.cut.clear()
-    net.run(SOON_S)
-    for node in net.nodes:
-        assert node.ledger()["r"][4:6] == (True, 2)
 
 
 def test_what_the_old_owner_was_told_the_new_one_learns_after_a_restart() -> None:

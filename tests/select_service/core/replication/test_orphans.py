@@ -5,36 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from select_service.core.replication.statement_outbox import SEQ_BITS
-from tests.select_service.core.replication.replica import (
-    OURS,
-    Replica,
-    acquainted,
-    endings,
-    pulled,
-    silent,
-)
-
-
-def test_what_a_gone_replica_owned_ages_out_unheard_of() -> None:
-    here, there = Replica(), Replica(2000)
-    there.book("a", 1, 1)
-    here.hears(there.effects.published[0])
-    here.tick(200.0)
-    silent(here)
-    assert here.core.replica_operations.status(here.now)[0].state == "gone"
-    here.tick(400.0)
-    assert here.load(1) == (0, 0, 0)
-    assert here.effects.published == []
-    assert here.core.replicas.counters.orphans_expired == 1
-
-
-def test_while_its_replica_lives_nothing_ages_here() -> None:
-    here, there = Replica(), Replica(2000)
-    there.book("a", 1, 1)
-    here.hears(there.effects.published[0])
-    for _ in range(3):
-        here.tick(301.0)
-    assert here.load(1) == (16, 1, 1)
+from tests.select_service.core.replication.replica import OURS, Replica, acquainted, endings, silent
 
 
 def test_a_call_for_an_orphan_adopts_it() -> None:
@@ -63,8 +34,7 @@ def test_a_replica_that_leaves_says_so_and_what_it_owned_moves_with_the_next_cal
         there.book(name, 1, 1)
         here.hears(there.effects.published[0])
     there.core.replica_operations.leave()
-    for said in there.turn():
-        here.hears(said)
+    here.hears(*there.turn())
     (status,) = here.core.replica_operations.status(here.now)
     assert status.state == "leaving"
     here.done("a")
@@ -113,9 +83,8 @@ def test_a_heartbeat_that_a_snapshot_overtook_moves_nobody() -> None:
 
 def test_the_last_word_of_somebody_else_is_none() -> None:
     here, there = Replica(), Replica(2000)
-    for said in there.turn():
-        here.hears(said, "tcp://peer:1")
-    here.hears(there.core.replica_operations.last_word(), "tcp://stranger:1")
+    here.hears(*there.turn(), peer="tcp://peer:1")
+    here.hears(there.core.replica_operations.last_word(), peer="tcp://stranger:1")
     (status,) = here.core.replica_operations.status(here.now)
     assert status.state != "gone"
     assert here.core.replicas.counters.impostors == 1
@@ -128,8 +97,7 @@ def test_the_last_word_of_an_earlier_life_is_none() -> None:
     again = Replica(2000)
     claims = again.core.desk.announcer.claims
     claims.outbox.epoch, claims.outbox.seq = 2, 1 << SEQ_BITS
-    for said in again.turn():
-        here.hears(said)
+    here.hears(*again.turn())
     again.book("a", 1, 1)
     here.hears(again.effects.published[0])
     here.hears(last)
@@ -147,22 +115,8 @@ def test_an_orphan_freed_after_its_time_is_freed_at_its_owner_too() -> None:
     here.tick(here.core.limits.replica_orphan_ttl_s)
     assert here.load(1) == (0, 0, 0)
     here.free("a")
-    for said in here.effects.published:
-        there.hears(said)
+    there.hears(*here.effects.published)
     assert there.load(1) == (0, 0, 0)
-
-
-def test_an_owner_who_comes_back_brings_its_reservations_back() -> None:
-    here, there = Replica(), Replica(2000)
-    there.book("a", 1, 1)
-    here.hears(there.effects.published[0])
-    silent(here)
-    here.tick(here.core.limits.replica_orphan_ttl_s)
-    for said in there.turn():
-        here.hears(said)
-    here.turn()
-    pulled(here, there)
-    assert here.load(1) == (16, 1, 1)
 
 
 def test_who_is_gone_and_has_load_yet_is_not_looked_through_at_every_turn() -> None:

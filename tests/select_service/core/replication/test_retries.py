@@ -12,7 +12,6 @@ import msgspec
 import pytest
 from msgspec import UNSET
 
-from select_service.core.effects import Effects
 from select_service.core.replication.dynamo_events import ReplicaEnvelope
 from select_service.core.replication.message_codec import decode_message, encode_message
 from select_service.core.replication.messages import ClaimRecord, Said
@@ -23,8 +22,8 @@ from select_service.types import (
     ReservationRequest,
     RoutingConstraints,
 )
-from select_service.types.batches import SelectBatchRequest, WaveAnswer
-from tests.select_service.core.batches.test_batch_selection import prompt
+from select_service.types.batches import WaveAnswer
+from tests.select_service.core.batches.test_batch_selection import place, prompt
 from tests.select_service.core.replication.replica import (
     DYNAMO,
     Replica,
@@ -32,6 +31,7 @@ from tests.select_service.core.replication.replica import (
     add,
     pulled,
     silent,
+    tell,
 )
 from tests.select_service.core.test_state import Disk
 from tests.select_service.core.whole_fleet import selection_of
@@ -97,17 +97,8 @@ def advised(fleet: Replica, name: str = "a", *, isl: int = 48) -> Any:
 
 
 def in_wave(fleet: Replica, name: str = "a", *, isl: int = 48, **wishes: Any) -> Any:
-    request = SelectBatchRequest(requests=[], reserve=True)
     item = prompt(*PROMPT, isl=isl, reservation_id=name, **wishes)
-    steps = fleet.core.batch_selection.begin(request, [(item, b"")]).steps(fleet.now)
-    fleet.effects = Effects()
-    try:
-        effects = next(steps)
-        while True:
-            fleet.effects.published += effects.published
-            effects = steps.send(fleet.now)
-    except StopIteration as done:
-        return alone(done.value)
+    return alone(place(fleet, item, reserve=True))
 
 
 def alone(answer: WaveAnswer) -> Any:
@@ -164,8 +155,7 @@ def booked_there(ask: Ask) -> tuple[Replica, Replica, Any]:
 @pytest.mark.parametrize("ask", ASKS)
 def test_a_repeat_elsewhere_gets_the_first_answer(ask: Ask) -> None:
     here, there, first = booked_there(ask)
-    for message in told(there):
-        here.hears(message)
+    here.hears(*told(there))
     agrees(ask, first, here)
     agrees(ask, first, there)
     assert here.core.counters.reservations_repeated == 1
@@ -175,8 +165,7 @@ def test_a_repeat_elsewhere_gets_the_first_answer(ask: Ask) -> None:
 @pytest.mark.parametrize("ask", ASKS)
 def test_a_repeat_after_a_snapshot(ask: Ask) -> None:
     here, there, first = booked_there(ask)
-    for said in there.turn(there.core.limits.replica_heartbeat_s):
-        here.hears(decode_message(*encode_message(said)))
+    tell(there, here, there.turn(there.core.limits.replica_heartbeat_s))
     here.now = there.now
     here.turn(here.core.limits.replica_gap_grace_s + 1.0)
     pulled(here, there)
@@ -186,16 +175,14 @@ def test_a_repeat_after_a_snapshot(ask: Ask) -> None:
 @pytest.mark.parametrize("ask", ASKS)
 def test_a_repeat_at_the_heir_of_a_dead_owner_and_at_who_hears_of_it(ask: Ask) -> None:
     here, there, first = booked_there(ask)
-    for message in told(there):
-        here.hears(message)
+    here.hears(*told(there))
     silent(here)
     agrees(ask, first, here)
     here.core.reservations.output_block("a", None, here.now)  # which adopts it
     assert here.core.desk.announcer.claims.adopted == 1
     agrees(ask, first, here)
     third = furnished(Replica(3000), ask)
-    for said in here.turn():
-        third.hears(decode_message(*encode_message(said)))
+    tell(here, third, here.turn())
     if ask is paired:  # which has two claims; the other leg's is not adopted yet
         conflicts(ask, third, isl=49)
         return
@@ -216,8 +203,7 @@ def test_a_repeat_after_a_restart_from_state(ask: Ask, who: str) -> None:
         disk.write(there)
         known = there
     else:
-        for message in told(there):
-            here.hears(message)
+        here.hears(*told(there))
         silent(here)
         here.core.reservations.output_block("a", None, here.now)
         here.core.reservations.prefill_complete("a", here.now)
@@ -231,8 +217,7 @@ def test_a_repeat_after_a_restart_from_state(ask: Ask, who: str) -> None:
     agrees(ask, first, again)
     # and whoever hears of it from there
     third = furnished(Replica(3000), ask)
-    for said in again.turn():
-        third.hears(decode_message(*encode_message(said)))
+    tell(again, third, again.turn())
     third.turn()
     pulled(third, again)
     agrees(ask, first, third)
@@ -241,8 +226,7 @@ def test_a_repeat_after_a_restart_from_state(ask: Ask, who: str) -> None:
 @pytest.mark.parametrize("ask", ASKS)
 def test_another_route_is_another_body(ask: Ask) -> None:
     here, there, _ = booked_there(ask)
-    for message in told(there):
-        here.hears(message)
+    here.hears(*told(there))
     alike = ({taken, in_wave, advised}, {paired, unpaired})
     for other in ASKS:
         if other is not ask and not any({ask, other} <= some for some in alike):
@@ -310,8 +294,7 @@ def test_a_request_that_waits_while_it_is_repeated_elsewhere(isl: int) -> None:
         here.book(f"load{worker_id}", worker_id, isl=1000)
     ticket = taken(here)
     first = taken(there, isl=isl)
-    for message in told(there):
-        here.hears(message)
+    here.hears(*told(there))
     here.free("load1")
     here.free("load2")
     if isl == 48:
