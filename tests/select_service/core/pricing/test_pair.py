@@ -14,7 +14,6 @@ from select_service.errors import ServiceError
 from select_service.types import PairSelection, RouterConfig, Selection
 from tests.select_service.core.whole_fleet import DEFAULT, Fleet
 
-BLOCK = 16
 PROMPT = tuple(range(1, 7))
 MOVE = 0.375
 

@@ -6,27 +6,12 @@ import pytest
 
 from select_service.core.admission.queue import Ticket
 from select_service.errors import AdmissionRefused, NoWorkerForRole, ReservationNotFound
-from select_service.types import CacheThreshold, PairSelection, Selection, WorkerPatch
+from select_service.types import CacheThreshold, PairSelection, Selection
 from select_service.types.admission import AdmissionSettings
 from tests.select_service.core.reservations.apart import PROMPT, apart, paired
 from tests.select_service.core.whole_fleet import Fleet
 
 # -- waiting, time, workers that go ----------------------------------------------------------------
-
-
-def test_a_pair_waits_while_everybody_computes() -> None:
-    fleet = Fleet()
-    fleet.worker(1, role="prefill", max_num_batched_tokens=1)
-    fleet.worker(2, role="decode", max_num_batched_tokens=1)
-    fleet.pair("first", *PROMPT)
-    ticket = fleet.pair("p", 7, 8)
-    assert isinstance(ticket, Ticket)
-    assert fleet.load(2) == (0, 4, 1), "nothing of it is booked"
-    fleet.done("first")
-    assert isinstance(ticket.answer, PairSelection)
-    assert fleet.effects.answered == [ticket]
-    assert fleet.load(1) == (32, 0, 1)
-    assert fleet.load(2) == (0, 6, 2)
 
 
 def test_one_that_waits_can_be_withdrawn() -> None:
@@ -68,16 +53,6 @@ def test_a_pair_survives_that_its_workers_change_their_role() -> None:
     fleet.patch(2, role="aggregated")
     fleet.free("p")
     assert fleet.load(1) == fleet.load(2) == (0, 0, 0)
-
-
-def test_the_role_is_shown_and_stays_when_a_patch_does_not_say() -> None:
-    fleet = Fleet()
-    assert not fleet.worker(1).role
-    assert fleet.worker(2, role="decode").role == "decode"
-    assert fleet.patch(2, taints=["x"]).role == "decode"
-    assert fleet.patch(2, role="prefill").role == "prefill"
-    fleet.core.workers.patch_worker(2, WorkerPatch(role=None), fleet.now)
-    assert fleet.core.workers.worker(2).role == "prefill"
 
 
 # -- thresholds and gates --------------------------------------------------------------------------

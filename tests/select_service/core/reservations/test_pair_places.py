@@ -36,18 +36,6 @@ def test_a_required_transfer_domain_is_shared_by_both_legs() -> None:
     assert paired(fleet.pair("q", *PROMPT)).decode.worker_id == 3
 
 
-def test_a_decode_workers_demand_counts_as_well() -> None:
-    fleet = Fleet()
-    fleet.worker(1, role="prefill", topology_domains={"zone": "b"})
-    fleet.worker(2, role="decode", **zone("a"))
-    with pytest.raises(NoTransfer):
-        fleet.pair("p", *PROMPT)
-    fleet.worker(3, role="prefill", topology_domains={"zone": "a"})
-    answer = paired(fleet.pair("p", *PROMPT))
-    assert answer.prefill is not None
-    assert answer.prefill.worker_id == 3
-
-
 def test_where_blocks_cannot_move_one_worker_does_all() -> None:
     fleet = Fleet()
     fleet.worker(1, role="prefill", **zone("a"))
@@ -55,32 +43,6 @@ def test_where_blocks_cannot_move_one_worker_does_all() -> None:
     fleet.worker(3)
     answer = paired(fleet.pair("p", *PROMPT))
     assert (answer.mode, answer.reason) == ("aggregated", "no_kv_transfer")
-
-
-def test_a_preferred_transfer_domain_makes_a_decode_worker_cheaper() -> None:
-    fleet = Fleet()
-    near = zone("a", "preferred", kv_transfer_preferred_weight=2.0)
-    fleet.worker(1, role="prefill", **near)
-    fleet.worker(2, role="decode", topology_domains={"zone": "b"})
-    fleet.worker(3, role="decode", topology_domains={"zone": "a"})
-    fleet.book("load", 3, 90, 91, 92, 93)
-    assert paired(fleet.pair("p", *PROMPT)).decode.worker_id == 3
-    fleet.free("p")
-    fleet.patch(1, kv_transfer_preferred_weight=0.0)
-    assert paired(fleet.pair("p", *PROMPT)).decode.worker_id == 2
-
-
-def test_every_zone_is_looked_at() -> None:
-    fleet = Fleet()
-    fleet.worker(1, role="prefill", **zone("a"))
-    fleet.worker(2, role="prefill", **zone("b"))
-    fleet.worker(3, role="decode", **zone("a"))
-    fleet.worker(4, role="decode", **zone("b"))
-    fleet.book("load", 3, *range(20, 60))  # cheap prefill beside it, and still the dearer zone
-    fleet.book("more", 2, 90)
-    answer = paired(fleet.pair("p", *PROMPT))
-    assert answer.prefill is not None
-    assert (answer.prefill.worker_id, answer.decode.worker_id) == (2, 4)
 
 
 # -- wishes ----------------------------------------------------------------------------------------

@@ -11,47 +11,11 @@ from tests.select_service.core.reservations.apart import PROMPT, apart, paired
 from tests.select_service.core.whole_fleet import DEFAULT, Fleet
 
 
-def test_both_legs_are_booked_the_prompt_on_one_and_the_blocks_on_the_other() -> None:
-    fleet = apart()
-    answer = paired(fleet.pair("p", *PROMPT))
-    assert answer.mode == "disaggregated"
-    assert answer.reason == "no_aggregated_worker"
-    assert answer.reservation_id == "p"
-    assert answer.prefill is not None
-    assert (answer.prefill.worker_id, answer.prefill.endpoint) == (1, "http://w1")
-    assert (answer.decode.worker_id, answer.decode.endpoint) == (2, "http://w2")
-    assert (answer.prefill.reservation_id, answer.decode.reservation_id) == leg_ids("p")
-    assert answer.prefill.effective_prefill_tokens == 64
-    assert answer.decode.effective_prefill_tokens == 0
-    assert answer.decode.potential_decode_blocks == 4
-    assert answer.transfer_blocks == 4
-    assert fleet.load(1) == (64, 0, 1)
-    assert fleet.load(2) == (0, 4, 1)
-
-
 def test_an_id_is_found_when_none_is_given() -> None:
     fleet = apart()
     answer = paired(fleet.pair(None, *PROMPT))
     fleet.free(answer.reservation_id)
     assert fleet.load(1) == fleet.load(2) == (0, 0, 0)
-
-
-def test_calls_under_the_pairs_id_reach_the_leg_they_mean() -> None:
-    fleet = apart()
-    fleet.pair("p", *PROMPT)
-    fleet.core.reservations.output_block("p", None, fleet.now)
-    assert fleet.load(2) == (0, 5, 1)
-    fleet.done("p")
-    assert fleet.load(1) == (0, 0, 0), "its prompt is computed and moved: nothing is left there"
-    assert fleet.load(2) == (0, 5, 1)
-    fleet.done("p")  # repeatable
-    fleet.free("p")
-    assert fleet.load(2) == (0, 0, 0)
-    fleet.free("p")  # recently freed
-    for name in leg_ids("p"):
-        fleet.free(name)
-    with pytest.raises(ReservationNotFound):
-        fleet.done("p")
 
 
 def test_ranks_of_pairs_tell_how_fast_they_compute_and_do_not_seem_to_hang() -> None:
@@ -86,24 +50,6 @@ def test_a_leg_can_be_ended_alone() -> None:
     assert fleet.load(1) == (0, 0, 1), "by its own id it is a reservation like any other"
     fleet.free("p")
     assert fleet.load(1) == (0, 0, 0)
-
-
-def test_a_selection_id_means_the_pair() -> None:
-    fleet = apart()
-    fleet.pair("p", *PROMPT, selection_id="s")
-    fleet.done("s")
-    assert fleet.load(1) == (0, 0, 0)
-    fleet.free("s")
-    assert fleet.load(2) == (0, 0, 0)
-
-
-def test_a_repeat_gets_the_first_answer_and_books_nothing() -> None:
-    fleet = apart()
-    first = fleet.pair("p", *PROMPT)
-    assert fleet.pair("p", *PROMPT) == first
-    fleet.done("p")
-    assert fleet.pair("p", *PROMPT) == first
-    assert fleet.load(2) == (0, 4, 1)
 
 
 def test_the_pairs_id_is_taken_while_a_leg_lives() -> None:
@@ -142,16 +88,6 @@ def test_a_look_alike_is_no_leg() -> None:
     assert fleet.load(2) == (16, 1, 1)
 
 
-@pytest.mark.parametrize(("role", "lacks"), [("prefill", "decode"), ("decode", "prefill")])
-def test_a_refusal_names_the_role_that_nobody_has(role: str, lacks: str) -> None:
-    fleet = Fleet()
-    fleet.worker(1, role=role)
-    with pytest.raises(NoWorkerForRole, match=f"no eligible {lacks} worker") as refused:
-        fleet.pair("p", *PROMPT)
-    assert refused.value.details == {"role": lacks}
-    assert (refused.value.status, refused.value.code) == (503, "no_worker_for_role")
-
-
 def test_a_whole_request_needs_somebody_for_the_whole() -> None:
     fleet = apart()
     with pytest.raises(NoWorkerForRole, match="select_pair"):
@@ -183,16 +119,6 @@ def test_one_worker_is_enough_when_it_costs_less() -> None:
     assert fleet.load(3) == (0, 0, 0)
 
 
-def test_a_pair_is_better_while_the_whole_workers_compute() -> None:
-    fleet = apart()
-    fleet.worker(3)
-    fleet.book("other", 3, 9)
-    answer = paired(fleet.pair("p", *PROMPT))
-    assert (answer.mode, answer.reason) == ("disaggregated", "cheaper")
-    assert answer.aggregated_cost == 10.0
-    assert fleet.load(3) == (16, 1, 1)
-
-
 def test_without_roles_one_worker_does_all() -> None:
     fleet = Fleet()
     fleet.worker(1)
@@ -212,14 +138,6 @@ def test_blocks_that_are_there_need_not_move() -> None:
     assert answer.decode.worker_id == 4
     assert answer.transfer_blocks == 1
     assert answer.decode.overlap.gpu == 48
-
-
-def test_a_decode_worker_that_holds_everything_needs_no_prefill_leg() -> None:
-    fleet = apart()
-    fleet.hold(2, [*PROMPT])
-    answer = paired(fleet.pair("p", *PROMPT))
-    assert (answer.mode, answer.decode.worker_id) == ("aggregated", 2)
-    assert fleet.load(2) == (0, 4, 1)
 
 
 def test_advice_names_the_prefill_candidate() -> None:

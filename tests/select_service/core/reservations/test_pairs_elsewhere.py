@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from indexer.core.packing import pack_u64
@@ -11,7 +9,7 @@ from select_service.core.replication.dynamo_events import Hashes, ReplicaEnvelop
 from select_service.core.replication.message_codec import decode_message, encode_message
 from select_service.errors import ReservationConflict, ReservationNotFound
 from select_service.types import LeaseRequest
-from tests.select_service.core.replication.replica import Replica, endings
+from tests.select_service.core.replication.replica import Replica, endings, tell
 from tests.select_service.core.reservations.apart import PROMPT, apart
 from tests.select_service.core.test_state import Disk, restored
 from tests.select_service.core.whole_fleet import DEFAULT, Fleet
@@ -23,12 +21,6 @@ def two() -> tuple[Replica, Replica]:
         replica.patch(1, role="prefill")
         replica.patch(2, role="decode")
     return here, there
-
-
-def tell(source: Replica, target: Replica, said: list[Any] | None = None) -> None:
-    """Deliver what the last verb published, or something else, over the wire."""
-    for message in source.effects.published if said is None else said:
-        target.hears(decode_message(*encode_message(message)))
 
 
 def test_a_replica_knows_the_pair_and_its_id() -> None:
@@ -165,24 +157,6 @@ def test_who_heard_only_that_a_leg_has_ended_does_not_know_the_pair() -> None:
     there.free("p")
     tell(there, here)
     assert here.load(2) == (0, 0, 0)
-
-
-def test_a_pair_comes_back_from_disk_as_a_pair() -> None:
-    fleet = apart()
-    disk = Disk(fleet.core.keep_changes())
-    for worker, role in ((1, "prefill"), (2, "decode")):
-        fleet.worker(worker, role=role)
-    first = fleet.pair("p", *PROMPT, selection_id="s")
-    fleet.core.reservations.output_block("p", None, fleet.now)
-    disk.write(fleet)
-    again = restored(disk, 5000.0)
-    assert [one.role for one in again.core.workers.workers()] == ["prefill", "decode"]
-    assert (again.load(1), again.load(2)) == ((64, 0, 1), (0, 5, 1))
-    assert again.pair("p", *PROMPT, selection_id="s") == first
-    again.done("p")
-    assert again.load(1) == (0, 0, 0)
-    again.free("s")
-    assert again.load(2) == (0, 0, 0)
 
 
 def test_a_freed_pair_is_remembered_on_disk() -> None:
