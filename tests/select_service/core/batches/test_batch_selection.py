@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections import Counter
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,12 +14,8 @@ from hypothesis import strategies as st
 
 from select_service.core.batches.batch_plan import even_share
 from select_service.core.decisions.explain import ExplainedRecord
-from select_service.errors import (
-    BatchNotPlaced,
-    InvalidField,
-    InvalidRequest,
-    ReservationConflict,
-)
+from select_service.core.effects import Effects
+from select_service.errors import BatchNotPlaced, InvalidRequest
 from select_service.types import CoreLimits, PinnedWorker, RoutingConstraints, Selection
 from select_service.types.admission import AdmissionSettings
 from select_service.types.batches import SelectBatchRequest, WaveAnswer, WaveItem
@@ -40,21 +37,32 @@ def prompt(*hashes: int, n: int = 1, isl: int | None = None, **wishes: Any) -> W
 
 
 def place(fleet: Fleet, *items: Item | WaveItem, checked: bool = True, **wants: Any) -> WaveAnswer:
-    """Drive a wave to its end, stating all promises after each step."""
+    """Drive a wave to its end, stating all promises after each step; keep what it tells."""
     request = SelectBatchRequest(requests=[], **wants)
     pairs = [(one, b"") if isinstance(one, WaveItem) else one for one in items]
     steps = fleet.core.batch_selection.begin(request, pairs).steps(fleet.now)
+    fleet.effects = Effects()
     try:
-        next(steps)
+        effects = next(steps)
         while True:
             if checked:
                 fleet.core.check()
-            steps.send(fleet.now)
+            fleet.effects.published += effects.published
+            effects = steps.send(fleet.now)
     except StopIteration as done:
         answer = done.value
         assert isinstance(answer, WaveAnswer)
         fleet.core.check()
         return answer
+
+
+def end_of(steps: Generator[Any, float, Any], now: float) -> Any:
+    """Go on with a wave to its end."""
+    try:
+        while True:
+            steps.send(now)
+    except StopIteration as done:
+        return done.value
 
 
 def where(answer: WaveAnswer) -> list[int]:
@@ -179,16 +187,6 @@ def test_each_sample_is_answered_as_it_would_be_alone() -> None:
     assert sum(row.active_requests for row in fleet.core.queries.loads()[0].loads) == 4
 
 
-def test_a_repeated_wave_is_answered_as_before_and_books_nothing() -> None:
-    fleet = fleet_of(4)
-    items = [prompt(*group(number), n=2, reservation_id=f"r{number}") for number in range(6)]
-    first = place(fleet, *items, reserve=True)
-    loads = fleet.core.queries.loads()
-    again = place(fleet, *items, reserve=True)
-    assert again == first
-    assert fleet.core.queries.loads() == loads
-
-
 def test_all_or_none() -> None:
     fleet = fleet_of(2)
     items = [prompt(*group(1), n=3), prompt(*group(2), allowed_worker_ids=[77])]
@@ -214,15 +212,6 @@ def test_what_was_booked_before_survives_a_wave_that_is_undone() -> None:
             atomic=True,
         )
     assert fleet.core.desk.bookings.find("kept") is not None
-
-
-def test_limits_are_told_before_anything_happens() -> None:
-    fleet = fleet_of(1, limits=CoreLimits(wave_samples_max=3))
-    with pytest.raises(InvalidField, match="at most 3 samples"):
-        place(fleet, prompt(1, n=2), prompt(2, n=2))
-    with pytest.raises(InvalidField, match="atomic needs reserve"):
-        place(fleet, prompt(1), atomic=True)
-    assert fleet.core.counters.waves == 0
 
 
 def test_nobody_waits_in_a_wave() -> None:
@@ -282,15 +271,10 @@ def test_a_worker_that_goes_in_between_takes_none_of_the_rest() -> None:
     wave = fleet.core.batch_selection.begin(request, [(prompt(*group(n)), b"") for n in range(8)])
     steps = wave.steps(fleet.now)
     next(steps)
-    answer = None
-    try:
-        while not fleet.core.queries.loads()[0].loads[0].active_requests:
-            steps.send(fleet.now)
-        fleet.delete(1)
-        while True:
-            steps.send(fleet.now)
-    except StopIteration as done:
-        answer = done.value
+    while not fleet.core.queries.loads()[0].loads[0].active_requests:
+        steps.send(fleet.now)
+    fleet.delete(1)
+    answer = end_of(steps, fleet.now)
     assert answer.placed == 8
     assert sum(row.active_requests for row in fleet.core.queries.loads()[0].loads) == 7
     fleet.core.check()
@@ -307,13 +291,7 @@ def test_a_worker_that_goes_while_ranks_are_priced_takes_nothing() -> None:
     steps = wave.steps(fleet.now)
     next(steps)
     fleet.delete(1)
-    answer = None
-    try:
-        while True:
-            steps.send(fleet.now)
-    except StopIteration as done:
-        answer = done.value
-    assert set(where(answer)) == {2}
+    assert set(where(end_of(steps, fleet.now))) == {2}
 
 
 def test_a_wave_that_is_given_up_leaves_nothing() -> None:
@@ -376,14 +354,6 @@ def test_whatever_comes_is_placed_once_where_it_may_go_and_no_rank_takes_too_man
         assert isinstance(one.selection, Selection)
         fleet.free(str(one.selection.reservation_id))
     assert total >= sum(rank.prefill_tokens for rank in answer.ranks)
-
-
-def test_a_conflict_is_a_result() -> None:
-    fleet = fleet_of(1)
-    same = prompt(1, reservation_id="r"), prompt(2, reservation_id="r")
-    answer = place(fleet, *same, reserve=True)
-    assert [one.status for one in answer.results].count(200) == 1
-    assert [one.code for one in answer.results if one.status != 200] == [ReservationConflict.code]
 
 
 def test_who_is_refused_takes_nothing_from_those_who_sit_behind_him() -> None:

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from select_service.core.effects import Effects
-from select_service.core.replication.message_codec import decode_message, encode_message
-from select_service.types.batches import SelectBatchRequest, WaveAnswer, WaveItem
 from tests.select_service.core.batches.test_batch_selection import place, prompt
-from tests.select_service.core.replication.replica import Replica, acquainted, pulled, silent
+from tests.select_service.core.replication.replica import Replica, acquainted, pulled, silent, tell
 from tests.select_service.core.test_state import Disk
 from tests.select_service.core.whole_fleet import Fleet
 
@@ -20,29 +15,6 @@ ITEMS = (
     prompt(7, 8, reservation_id="c"),
     prompt(9, n=2, reservation_id="d"),
 )
-
-
-def played(fleet: Replica, *items: WaveItem, **wants: Any) -> WaveAnswer:
-    """Place a wave, and keep what it tells."""
-    request = SelectBatchRequest(requests=[], reserve=True, **wants)
-    steps = fleet.core.batch_selection.begin(request, [(one, b"") for one in items]).steps(
-        fleet.now
-    )
-    fleet.effects = Effects()
-    try:
-        effects = next(steps)
-        while True:
-            fleet.effects.published += effects.published
-            effects = steps.send(fleet.now)
-    except StopIteration as done:
-        fleet.core.check()
-        answer: WaveAnswer = done.value
-        return answer
-
-
-def tell(source: Replica, target: Replica) -> None:
-    for message in source.effects.published:
-        target.hears(decode_message(*encode_message(message)))
 
 
 @pytest.mark.parametrize("atomic", [False, True])
@@ -66,9 +38,9 @@ def test_at_another_replica_too(has_workers: bool) -> None:
     if not has_workers:
         here.delete(1)
         here.delete(2)
-    first = played(there, *ITEMS)
+    first = place(there, *ITEMS, reserve=True)
     tell(there, here)
-    assert played(here, *ITEMS) == first
+    assert place(here, *ITEMS, reserve=True) == first
     assert not here.effects.published
     silent(here)
     for name in ("a.0", "b", "c"):
@@ -76,25 +48,24 @@ def test_at_another_replica_too(has_workers: bool) -> None:
             name, None, here.now
         )  # which adopts it, where its worker is
     assert here.core.desk.announcer.claims.adopted == 3 * has_workers
-    assert played(here, *ITEMS) == first
+    assert place(here, *ITEMS, reserve=True) == first
 
 
 def test_after_a_snapshot_and_after_a_restart_from_state() -> None:
     _, there = acquainted()
     disk = Disk(there.core.keep_changes())
-    first = played(there, *ITEMS)
+    first = place(there, *ITEMS, reserve=True)
     disk.write(there)
     again = Replica(there.router_id)
     again.now = there.now
     for key, record in disk.rows.items():
         again.core.state.restore(key, record, again.now)
-    assert played(again, *ITEMS) == first
+    assert place(again, *ITEMS, reserve=True) == first
     third = Replica(3000)
-    for said in again.turn():
-        third.hears(decode_message(*encode_message(said)))
+    tell(again, third, again.turn())
     third.turn()
     pulled(third, again)
-    assert played(third, *ITEMS) == first
+    assert place(third, *ITEMS, reserve=True) == first
 
 
 def test_what_is_new_in_a_repeat_is_placed_and_then_repeated() -> None:

@@ -184,23 +184,6 @@ def test_nobody_is_told_of_a_booking_that_may_yet_be_taken_back(*, atomic: bool)
     fleet.core.selection.select_and_reserve(repeat("w.0"), fleet.now)  # and now it is told
 
 
-def test_two_samples_of_one_wave_may_be_the_same() -> None:
-    fleet, _ = house()
-    request = SelectBatchRequest(requests=[], reserve=True, atomic=True)
-    items = [(prompt(1, reservation_id="twice"), b"")] * 2
-    wave = fleet.core.batch_selection.begin(request, items)
-    steps = wave.steps(fleet.now)
-    answer = None
-    try:
-        next(steps)
-        while True:
-            steps.send(fleet.now)
-    except StopIteration as done:
-        answer = done.value
-    assert answer.placed == 2
-    assert live(fleet) == {"twice"}
-
-
 def test_what_a_refusing_disk_takes_back_is_the_whole_wave_and_what_others_booked() -> None:
     fleet, disk = house()
     wave = Underway(fleet)
