@@ -156,26 +156,6 @@ def test_a_record_holds_nothing_of_its_partition() -> None:
     assert sys.getrefcount(partition) == held
 
 
-def test_bytes_bound_what_counts_does_not() -> None:
-    fleet = fleet_of(2, 100, 5000)
-    for number in range(50):
-        fleet.select(*range(number, number + 64))
-    ring = fleet.core.decisions
-    assert 2 <= len(ring) < 8
-    assert ring.bytes <= 5000
-    assert ring.evicted == 50 - len(ring)
-
-
-def test_equal_columns_are_kept_and_charged_once() -> None:
-    fleet = fleet_of(64)
-    for _ in range(3):
-        fleet.select(1)
-    first, second, third = fleet.core.decisions.newest_first()
-    assert first.seen[0] is second.seen[0] is third.seen[0]
-    columns = len(first.seen[0])
-    assert fleet.core.decisions.bytes == columns + first.size + second.size + third.size
-
-
 def test_a_ring_of_none_keeps_none_and_watches_nothing() -> None:
     for limits in ({"ring": 0}, {"size": 0}):
         fleet = fleet_of(**limits)

@@ -48,37 +48,6 @@ def tally(fleet: Fleet) -> ShadowTally:
     return fleet.core.partitions[DEFAULT].shadow_tally or ShadowTally()
 
 
-def test_the_other_side_of_a_choice() -> None:
-    """Worker 1 holds the prompt and is loaded; without a price on prefill that does not matter."""
-    fleet = watched({"overlap_score_credit": 0.0})
-    fleet.hold(1, [1, 2, 3, 4])
-    fleet.book("load", 1, 90, 91, isl=16)  # 1 block to prefill and 2 to decode
-    answer = fleet.select(1, 2, 3, 4, explain=True)
-    assert isinstance(answer, Selection)
-    assert answer.worker_id == 1
-    seen = tally(fleet)
-    assert (seen.scored, seen.agreed, seen.skipped) == (1, 0, {})
-    # live: 1 + 4 - 4 and 2 + 4 blocks on worker 1, 4 and 4 on worker 2; without credit 1 + 4 and 6
-    assert seen.regret_live.total == (4 + 4) - (1 + 6)
-    assert seen.regret_shadow.total == (5 + 6) - (4 + 4)
-    assert (seen.live.prefill_tokens, seen.shadow.prefill_tokens) == (0, 64)
-    assert (seen.live.cached_tokens, seen.shadow.cached_tokens) == (64, 0)
-    assert (seen.live.queued_prefill_tokens, seen.shadow.queued_prefill_tokens) == (16, 0)
-    assert (seen.live.decode_blocks, seen.shadow.decode_blocks) == (6, 4)
-
-
-def test_nothing_is_booked_by_it_and_nothing_drawn() -> None:
-    with_it, without = watched(), watched()
-    without.core.follow_shadow(None, 0.0)
-    for number in range(50):
-        answers = [fleet.take(f"r{number}", number, number + 1) for fleet in (with_it, without)]
-        assert answers[0] == answers[1]
-    assert with_it.core.queries.loads() == without.core.queries.loads()
-    assert with_it.core._rng.getstate() == without.core._rng.getstate()
-    assert tally(with_it).scored == 50
-    assert tally(without).scored == 0
-
-
 def test_what_is_not_scored_is_counted_with_its_reason() -> None:
     fleet = watched()
     assert isinstance(fleet.select(1, 2), Selection)

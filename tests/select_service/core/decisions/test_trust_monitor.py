@@ -12,7 +12,7 @@ from indexer.core.hashing import pack_u64
 from indexer.types import Tier, WorkerRank
 from select_service.core.replication.message_codec import decode_message, encode_message
 from select_service.errors import InvalidField, ReservationNotFound, ServiceError
-from select_service.types import BatchPrefillComplete, PairSelection, RouterConfigOverride
+from select_service.types import PairSelection, RouterConfigOverride
 from tests.select_service.core.decisions.doubted import (
     FINDABLE,
     ISL,
@@ -33,20 +33,6 @@ def outcomes(fleet: Fleet) -> dict[str, int]:
 # -- what is told --------------------------------------------------------------------------------
 
 
-def test_what_was_predicted_is_compared_with_what_was_found() -> None:
-    fleet = fleet_of()
-    fleet.hold(1, list(PROMPT))
-    serve(fleet, 1, 96)
-    row = trust(fleet, 1)
-    assert row.prediction_error == 32.0
-    assert row.missing_share == 0.25
-    assert (row.samples, row.trust, row.reasons) == (1, 1.0, [])
-    serve(fleet, 2, 0)
-    assert trust(fleet, 2).prediction_error == 0.0
-    assert trust(fleet, 2).samples == 0, "nothing was predicted"
-    assert outcomes(fleet) == {"compared": 2}
-
-
 def test_who_sits_elsewhere_by_its_turn_is_told_of_as_it_is() -> None:
     fleet = fleet_of()
     fleet.hold(2, list(PROMPT))
@@ -62,36 +48,12 @@ def test_who_sits_elsewhere_by_its_turn_is_told_of_as_it_is() -> None:
     assert (gone.samples, gone.trust, gone.index.state) == (0, 1.0, "none")
 
 
-def test_nothing_told_nothing_compared() -> None:
-    fleet = fleet_of()
-    fleet.hold(1, list(PROMPT))
-    serve(fleet, 1, None)
-    assert outcomes(fleet) == {}
-    assert trust(fleet, 1).prediction_error is None
-
-
 def test_the_last_token_is_never_found() -> None:
     fleet = fleet_of()
     fleet.hold(1, list(PROMPT))
     fleet.take("r", *PROMPT, allowed_worker_ids=[1])  # 128 tokens, of which 112 can be cached
     fleet.core.reservations.prefill_complete("r", fleet.now, 112)
     assert trust(fleet, 1).missing_share == 0.0
-
-
-def test_more_than_the_prompt_is_refused_and_changes_nothing() -> None:
-    fleet = fleet_of()
-    fleet.take("r", *PROMPT, isl=ISL, allowed_worker_ids=[1])
-    with pytest.raises(InvalidField, match=r"cached_tokens \(137\) must not exceed") as refused:
-        fleet.core.reservations.prefill_complete("r", fleet.now, ISL + 1)
-    assert refused.value.field == "cached_tokens"
-    assert fleet.load(1) == (ISL, 8, 1)
-    result, _ = fleet.core.reservations.operate(
-        BatchPrefillComplete(reservation_id="r", cached_tokens=ISL + 1), fleet.now
-    )
-    assert (result.status, result.field) == (422, "cached_tokens")
-    fleet.core.reservations.prefill_complete("r", fleet.now, ISL)
-    assert fleet.load(1) == (0, 8, 1)
-    assert outcomes(fleet) == {"compared": 1}
 
 
 def test_only_the_first_completion_counts() -> None:
