@@ -54,32 +54,6 @@ def waits(answer: Answer | Ticket) -> Ticket:
     return answer
 
 
-def test_a_drained_worker_gets_nothing_and_keeps_what_it_has(fleet: Fleet) -> None:
-    fleet.hold(1, [1, 2])
-    assert worker_of(fleet.take("a", 1, 2, isl=40)) == 1
-    told = fleet.drain(1, "new image")
-    assert (told.lifecycle, told.reason, told.drains) == ("draining", "new image", True)
-    assert (told.reservations, told.prefill_tokens, told.decode_blocks) == (1, 8, 2)
-    assert (told.safe_to_terminate, told.waiting_for) == (False, ["1 reservation"])
-    record = fleet.core.workers.worker(1)
-    assert record.lifecycle == "draining"
-    assert record.not_schedulable_reasons == ["draining: new image"]
-    assert worker_of(fleet.take("b", 1, 2)) == 2, "whatever it holds"
-    fleet.done("a")
-    fleet.core.reservations.output_block("a", None, fleet.now)
-    assert fleet.load(1) == (0, 3, 1), "its requests go on"
-    fleet.free("a")
-    told = fleet.core.drains.status(1)
-    assert (told.safe_to_terminate, told.waiting_for) == (True, [])
-    assert fleet.drain(1).reason == "new image", "said again without one: it stays"
-    back = fleet.undrain(1)
-    assert (back.lifecycle, back.drains, back.safe_to_terminate) == ("schedulable", False, False)
-    assert worker_of(fleet.select(1, 2)) == 1, "its index is what it was"
-    fleet.undrain(1)
-    counters = fleet.core.counters
-    assert (counters.drains_begun, counters.drains_undone) == (1, 1)
-
-
 def test_who_asks_for_it_by_name_is_told(fleet: Fleet) -> None:
     fleet.drain(2)
     for wish in ({"pinned_worker": PinnedWorker(2, 0)}, {"allowed_worker_ids": [2]}):

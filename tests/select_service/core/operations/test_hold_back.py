@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from select_service.core.admission.queue import Ticket
-from select_service.errors import NoSchedulableWorker, WorkerConflict, WorkerDraining
-from select_service.types import PairSelection, PinnedWorker, RouterConfig, Selection, WorkerSpec
+from select_service.errors import WorkerDraining
+from select_service.types import PairSelection, PinnedWorker, RouterConfig, Selection
 from select_service.types.admission import AdmissionSettings
 from tests.select_service.core.whole_fleet import Fleet, selection_of
 
@@ -95,51 +93,3 @@ def test_pairs_respect_it() -> None:
         assert isinstance(told, PairSelection)
         assert told.prefill is not None
         assert (told.prefill.worker_id, told.decode.worker_id) == (2, 4)
-
-
-def test_bookings_and_wishes_by_name_are_refused_and_what_runs_goes_on() -> None:
-    fleet = Fleet()
-    fleet.worker(1)
-    fleet.worker(2)
-    fleet.hold(1, [1, 2])
-    assert selection_of(fleet.take("a", 1, 2)).worker_id == 1
-    fleet.hold_back(1, "not ready")
-    refused: list[Callable[[], object]] = [
-        lambda: fleet.book("x", 1, 1),
-        lambda: fleet.take("y", 1, pinned_worker=PinnedWorker(1, 0)),
-        lambda: fleet.take("z", 1, allowed_worker_ids=[1]),
-    ]
-    for ask in refused:
-        with pytest.raises(WorkerDraining):
-            ask()
-    assert selection_of(fleet.take("b", 1, 2)).worker_id == 2
-    fleet.done("a")
-    fleet.core.reservations.output_block("a", None, fleet.now)
-    assert fleet.load(1) == (0, 3, 1), "its requests go on"
-    fleet.hold_back(2, "not ready")
-    with pytest.raises(NoSchedulableWorker):
-        fleet.take("c", 1)
-    assert selection_of(fleet.take("a", 1, 2)).worker_id == 1, "a repeat has its first answer"
-    fleet.free("a")
-    fleet.hold_back(1, None)
-    assert selection_of(fleet.take("d", 1, 2)).worker_id == 1, "its index is what it was"
-
-
-def test_one_that_is_no_longer_named_may_be_taken_over() -> None:
-    fleet = Fleet()
-    fleet.core.workers.sources |= {"file", "kubernetes"}
-    spec = WorkerSpec(
-        worker_id=1, endpoint="http://x", block_size=16, kv_events_endpoint="tcp://127.0.0.1:1"
-    )
-    fleet.core.workers.upsert_worker(spec, 1.0, "file")
-    fleet.book("a", 1, 1)
-    for why in (None, "not ready"):
-        fleet.hold_back(1, why, "file")
-        with pytest.raises(WorkerConflict):
-            fleet.core.workers.upsert_worker(spec, 2.0, "kubernetes")
-    fleet.hold_back(1, "no longer named", "file")
-    record, _ = fleet.core.workers.upsert_worker(spec, 3.0, "kubernetes")
-    assert (record.source, record.lifecycle) == ("kubernetes", "schedulable")
-    load = fleet.load(1)
-    assert load is not None
-    assert load[2] == 1, "with what it has"
