@@ -10,8 +10,6 @@ from select_service.core.instrumentation.marks import MarkRecorder, Marks
 from select_service.types import RouterConfig
 from tests.select_service.core.whole_fleet import Fleet
 
-DIRECT = ["admission", "match", "pick", "book", ""]
-
 
 class Watched:
     """A fleet, and marks by a clock that only counts."""
@@ -34,19 +32,6 @@ def steps(marks: Marks) -> list[str]:
     times = [at for _, at in marks.steps]
     assert times == sorted(times)
     return [name for name, _ in marks.steps]
-
-
-def test_a_selection_and_a_booking() -> None:
-    watched = Watched()
-    answer, selected = watched(watched.fleet.select, 1, 2)
-    assert steps(selected) == [*DIRECT[:3], ""]
-    assert selected.answer is answer
-    assert selected.placement is not None
-    _, booked = watched(watched.fleet.take, "a", 1, 2)
-    assert steps(booked) == DIRECT
-    again, repeated = watched(watched.fleet.take, "a", 1, 2)
-    assert steps(repeated) == []
-    assert repeated.answer is again
 
 
 def test_who_waits_is_marked_when_others_let_it_in() -> None:

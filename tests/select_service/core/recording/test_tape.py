@@ -35,13 +35,7 @@ from select_service.core.recording.items import (
     Seats,
     SettingsChange,
 )
-from select_service.core.recording.notes import (
-    BirthNote,
-    ChangeNote,
-    DecisionNote,
-    Note,
-    SeatsNote,
-)
+from select_service.core.recording.notes import BirthNote, ChangeNote, DecisionNote, Note, SeatsNote
 from select_service.simulator.recording_replay import replay
 from select_service.types import RouterConfig, SelectRequest, WorkerSpec
 from tests.effort import examples

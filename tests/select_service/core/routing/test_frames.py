@@ -14,12 +14,7 @@ from indexer.compiled import usable
 from indexer.core.hashing import pack_u64
 from indexer.core.registry import StreamRegistry
 from select_service.core.service import SelectionCore
-from select_service.types import (
-    RouterConfig,
-    SelectAndReserveRequest,
-    Selection,
-    WorkerSpec,
-)
+from select_service.types import RouterConfig, SelectAndReserveRequest, Selection, WorkerSpec
 
 if TYPE_CHECKING:
     from types import FrameType

@@ -14,7 +14,6 @@ from select_service.types import CoreLimits
 
 NAMES = ("acme", "rival", "third", "")
 HOLDERS = st.sampled_from((*NAMES, "stranger", None))
-Step = tuple[str, object]
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("take"), st.tuples(HOLDERS, st.integers(1, 4))),
