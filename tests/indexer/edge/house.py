@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import zmq
@@ -118,3 +120,20 @@ def play(
                 engine.close()
 
     wait.run(run())
+
+
+def housed(limits: StreamLimits = LIMITS) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """A test of a house is a coroutine that gets it as its first argument; `play` runs it."""
+
+    def made(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+        first, *others = inspect.signature(test).parameters.values()
+
+        @functools.wraps(test)
+        def run(context: zmq.Context[zmq.Socket[bytes]], **given: Any) -> None:
+            play(context, functools.partial(test, **given), limits)
+
+        here = [first.replace(name="context"), *others]
+        run.__signature__ = inspect.Signature(here)  # type: ignore[attr-defined]
+        return run
+
+    return made

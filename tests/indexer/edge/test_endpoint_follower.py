@@ -12,7 +12,7 @@ from indexer.edge import endpoint_follower
 from indexer.edge.addresses import Addresses
 from indexer.errors import EndpointRefused
 from indexer.types import EgressSettings, WorkerRank
-from tests.indexer.edge.house import LIMITS, SCOPE, House, batch, play
+from tests.indexer.edge.house import LIMITS, SCOPE, House, batch, housed
 
 DENIED = ["169.254.169.254"]
 
@@ -53,103 +53,91 @@ def named(endpoint: str, name: str = "engine") -> str:
     return endpoint.replace("127.0.0.1", name)
 
 
-def test_a_name_is_followed_and_asked_for_replays(context: Any) -> None:
-    async def scenario(house: House) -> None:
-        scene = Scene(house, engine=["127.0.0.1"])
-        engine = house.engine()
-        stream = scene.follow(named(engine.endpoint), named(engine.replay_endpoint))
-        await house.until(engine.has_subscriber)
-        engine.publish(batch(0))
-        engine.publish(batch(1), is_lost=True)
-        engine.publish(batch(2))
-        await house.until(lambda: stream.cursor.last == 2)
-        assert all(house.holds(stream, number) for number in range(3))
-        assert stream.lost_batches == 0
-        scene.addresses.close()
-
-    play(context, scenario)
+@housed()
+async def test_a_name_is_followed_and_asked_for_replays(house: House) -> None:
+    scene = Scene(house, engine=["127.0.0.1"])
+    engine = house.engine()
+    stream = scene.follow(named(engine.endpoint), named(engine.replay_endpoint))
+    await house.until(engine.has_subscriber)
+    engine.publish(batch(0))
+    engine.publish(batch(1), is_lost=True)
+    engine.publish(batch(2))
+    await house.until(lambda: stream.cursor.last == 2)
+    assert all(house.holds(stream, number) for number in range(3))
+    assert stream.lost_batches == 0
+    scene.addresses.close()
 
 
-def test_a_name_that_leads_nowhere_is_asked_for_again(context: Any) -> None:
-    async def scenario(house: House) -> None:
-        scene = Scene(house, engine=[])
-        engine = house.engine()
-        stream = scene.follow(named(engine.endpoint))
-        await house.until(lambda: scene.asked > 1)
-        scene.names["engine"] = ["127.0.0.1"]
-        await house.until(engine.has_subscriber)
-        engine.publish(batch(0))
-        await house.until(lambda: house.holds(stream, 0))
-        assert not scene.refused
-        scene.addresses.close()
-
-    play(context, scenario)
+@housed()
+async def test_a_name_that_leads_nowhere_is_asked_for_again(house: House) -> None:
+    scene = Scene(house, engine=[])
+    engine = house.engine()
+    stream = scene.follow(named(engine.endpoint))
+    await house.until(lambda: scene.asked > 1)
+    scene.names["engine"] = ["127.0.0.1"]
+    await house.until(engine.has_subscriber)
+    engine.publish(batch(0))
+    await house.until(lambda: house.holds(stream, 0))
+    assert not scene.refused
+    scene.addresses.close()
 
 
 @pytest.mark.parametrize("is_replay", [False, True])
-def test_a_name_that_leads_where_nobody_may_go(context: Any, is_replay: bool) -> None:
-    async def scenario(house: House) -> None:
-        scene = Scene(house, engine=["127.0.0.1"], bad=DENIED)
-        engine = house.engine()
-        ends = [named(engine.endpoint), named(engine.replay_endpoint)]
-        ends[is_replay] = ends[is_replay].replace("engine", "bad")
-        scene.follow(*ends)
-        await house.until(lambda: scene.refused)
-        assert scene.addresses.refused["resolved"] >= 1
-        assert "bad" in str(scene.refused[0])
-        scene.addresses.close()
-
-    play(context, scenario)
+@housed()
+async def test_a_name_that_leads_where_nobody_may_go(house: House, is_replay: bool) -> None:
+    scene = Scene(house, engine=["127.0.0.1"], bad=DENIED)
+    engine = house.engine()
+    ends = [named(engine.endpoint), named(engine.replay_endpoint)]
+    ends[is_replay] = ends[is_replay].replace("engine", "bad")
+    scene.follow(*ends)
+    await house.until(lambda: scene.refused)
+    assert scene.addresses.refused["resolved"] >= 1
+    assert "bad" in str(scene.refused[0])
+    scene.addresses.close()
 
 
-def test_a_name_that_turns_elsewhere_is_not_followed_there(context: Any) -> None:
-    async def scenario(house: House) -> None:
-        scene = Scene(house, engine=["127.0.0.1"])
-        engine = house.engine()
-        stream = scene.follow(named(engine.endpoint))
-        await house.until(engine.has_subscriber)
-        engine.publish(batch(0))
-        await house.until(lambda: house.holds(stream, 0))
-        scene.names["engine"] = DENIED
-        ports = engine.ports
-        engine.close()
-        house.engines.remove(engine)
-        await house.until(lambda: scene.addresses.refused["resolved"] > 1)
-        heir = await house.reborn(ports)  # where the name led before, and leads no more
-        assert not scene.refused, "it was an engine once: it stays, and is asked for again"
-        scene.names["engine"] = ["127.0.0.1"]
-        await house.until(heir.has_subscriber)
-        heir.publish(batch(7, ts=1_000.0))
-        await house.until(lambda: house.holds(stream, 7))
-        scene.addresses.close()
-
-    play(context, scenario)
+@housed()
+async def test_a_name_that_turns_elsewhere_is_not_followed_there(house: House) -> None:
+    scene = Scene(house, engine=["127.0.0.1"])
+    engine = house.engine()
+    stream = scene.follow(named(engine.endpoint))
+    await house.until(engine.has_subscriber)
+    engine.publish(batch(0))
+    await house.until(lambda: house.holds(stream, 0))
+    scene.names["engine"] = DENIED
+    ports = engine.ports
+    engine.close()
+    house.engines.remove(engine)
+    await house.until(lambda: scene.addresses.refused["resolved"] > 1)
+    heir = await house.reborn(ports)  # where the name led before, and leads no more
+    assert not scene.refused, "it was an engine once: it stays, and is asked for again"
+    scene.names["engine"] = ["127.0.0.1"]
+    await house.until(heir.has_subscriber)
+    heir.publish(batch(7, ts=1_000.0))
+    await house.until(lambda: house.holds(stream, 7))
+    scene.addresses.close()
 
 
-def test_an_engine_that_moves_is_found_again(context: Any) -> None:
-    async def scenario(house: House) -> None:
-        scene = Scene(house, engine=["127.0.0.3"])  # nobody is there
-        engine = house.engine()
-        stream = scene.follow(named(engine.endpoint))
-        await house.until(lambda: scene.asked > 1)
-        scene.names["engine"] = ["127.0.0.1"]
-        await house.until(engine.has_subscriber)
-        engine.publish(batch(0))
-        await house.until(lambda: house.holds(stream, 0))
-        scene.addresses.close()
-
-    play(context, scenario)
+@housed()
+async def test_an_engine_that_moves_is_found_again(house: House) -> None:
+    scene = Scene(house, engine=["127.0.0.3"])  # nobody is there
+    engine = house.engine()
+    stream = scene.follow(named(engine.endpoint))
+    await house.until(lambda: scene.asked > 1)
+    scene.names["engine"] = ["127.0.0.1"]
+    await house.until(engine.has_subscriber)
+    engine.publish(batch(0))
+    await house.until(lambda: house.holds(stream, 0))
+    scene.addresses.close()
 
 
-def test_one_that_is_stopped_is_followed_no_more(context: Any) -> None:
-    async def scenario(house: House) -> None:
-        scene = Scene(house, engine=[])
-        stream = scene.follow("tcp://engine:1")
-        house.registry.close_stream(stream)
-        house.listeners.stop(stream)
-        asked = scene.asked
-        await asyncio.sleep(0.05)
-        assert scene.asked <= asked + 1
-        scene.addresses.close()
-
-    play(context, scenario, LIMITS)
+@housed(LIMITS)
+async def test_one_that_is_stopped_is_followed_no_more(house: House) -> None:
+    scene = Scene(house, engine=[])
+    stream = scene.follow("tcp://engine:1")
+    house.registry.close_stream(stream)
+    house.listeners.stop(stream)
+    asked = scene.asked
+    await asyncio.sleep(0.05)
+    assert scene.asked <= asked + 1
+    scene.addresses.close()

@@ -13,133 +13,121 @@ from indexer.core.stream import EventStream
 from indexer.edge.receiver import READ_BYTES_MAX
 from indexer.errors import EndpointRefused
 from indexer.types import StreamLimits, WorkerRank
-from tests.indexer.edge.house import IMPATIENT, LIMITS, SCOPE, House, batch, play, tokens
+from tests.indexer.edge.house import IMPATIENT, LIMITS, SCOPE, House, batch, housed, play, tokens
 from tests.indexer.encoding import encode_batch, removed, stored
 
 
-def test_a_flood_loses_nothing(context: Any) -> None:
-    async def scenario(house: House) -> None:
-        engine = house.engine()
-        stream = await house.follow(engine, replay=False)
-        for number in range(25_000):
-            engine.publish(batch(number % 500, ts=number))
-        await house.until(lambda: stream.cursor.last == 24_999)
-        assert stream.tallies.batches == 25_000
-        assert stream.lost_batches == 0
-
-    play(context, scenario)
+@housed()
+async def test_a_flood_loses_nothing(house: House) -> None:
+    engine = house.engine()
+    stream = await house.follow(engine, replay=False)
+    for number in range(25_000):
+        engine.publish(batch(number % 500, ts=number))
+    await house.until(lambda: stream.cursor.last == 24_999)
+    assert stream.tallies.batches == 25_000
+    assert stream.lost_batches == 0
 
 
-def test_a_gap_is_mended_over_the_wire(context: Any) -> None:
-    async def scenario(house: House) -> None:
-        engine = house.engine()
-        stream = await house.follow(engine)
-        engine.publish(batch(0))
-        for number in range(1, 3_000):
-            engine.publish(batch(number), is_lost=True)
-        engine.publish(batch(3_000))
-        await house.until(lambda: stream.cursor.last == 3_000)
-        assert stream.kv_state == "current"
-        assert stream.tallies.replays == {"complete": 1}
-        assert engine.requests == [0]
-
-    play(context, scenario)
+@housed()
+async def test_a_gap_is_mended_over_the_wire(house: House) -> None:
+    engine = house.engine()
+    stream = await house.follow(engine)
+    engine.publish(batch(0))
+    for number in range(1, 3_000):
+        engine.publish(batch(number), is_lost=True)
+    engine.publish(batch(3_000))
+    await house.until(lambda: stream.cursor.last == 3_000)
+    assert stream.kv_state == "current"
+    assert stream.tallies.replays == {"complete": 1}
+    assert engine.requests == [0]
 
 
 @pytest.mark.parametrize("replay", [False, True])
-def test_an_engine_restarts_on_the_same_ports(context: Any, replay: bool) -> None:
-    async def scenario(house: House) -> None:
-        engine = house.engine()
-        stream = await house.follow(engine, replay=replay)
-        for number in range(5):
-            engine.publish(batch(number))
-        await house.until(lambda: stream.cursor.last == 4)
-        ports = engine.ports
-        engine.close()
-        house.engines.remove(engine)
-        heir = await house.reborn(ports)
-        await house.until(heir.has_subscriber)
-        heir.publish(batch(7, ts=1_000.0))
-        await house.until(lambda: house.holds(stream, 7))
-        assert not any(house.holds(stream, number) for number in range(5))
-        assert stream.tallies.restarts + stream.tallies.hidden_restarts == 1
-        assert house.listeners.is_connected(stream)
-
-    play(context, scenario)
+@housed()
+async def test_an_engine_restarts_on_the_same_ports(house: House, replay: bool) -> None:
+    engine = house.engine()
+    stream = await house.follow(engine, replay=replay)
+    for number in range(5):
+        engine.publish(batch(number))
+    await house.until(lambda: stream.cursor.last == 4)
+    ports = engine.ports
+    engine.close()
+    house.engines.remove(engine)
+    heir = await house.reborn(ports)
+    await house.until(heir.has_subscriber)
+    heir.publish(batch(7, ts=1_000.0))
+    await house.until(lambda: house.holds(stream, 7))
+    assert not any(house.holds(stream, number) for number in range(5))
+    assert stream.tallies.restarts + stream.tallies.hidden_restarts == 1
+    assert house.listeners.is_connected(stream)
 
 
-def test_a_restart_whose_numbers_go_on_without_a_seam(context: Any) -> None:
-    async def scenario(house: House) -> None:
-        engine = house.engine()
-        stream = await house.follow(engine)
-        for number in range(3):
-            engine.publish(batch(number))
-        await house.until(lambda: stream.cursor.last == 2)
-        ports = engine.ports
-        engine.close()
-        house.engines.remove(engine)
-        heir = await house.reborn(ports)
-        for number in range(3):
-            heir.publish(batch(10 + number))
-        await house.until(heir.has_subscriber)
-        heir.publish(batch(13))  # number 3, the very one that was expected
-        await house.until(lambda: house.holds(stream, 13))
-        assert [n for n in range(14) if house.holds(stream, n)] == [10, 11, 12, 13]
-        assert stream.tallies.hidden_restarts == 1
-
-    play(context, scenario)
+@housed()
+async def test_a_restart_whose_numbers_go_on_without_a_seam(house: House) -> None:
+    engine = house.engine()
+    stream = await house.follow(engine)
+    for number in range(3):
+        engine.publish(batch(number))
+    await house.until(lambda: stream.cursor.last == 2)
+    ports = engine.ports
+    engine.close()
+    house.engines.remove(engine)
+    heir = await house.reborn(ports)
+    for number in range(3):
+        heir.publish(batch(10 + number))
+    await house.until(heir.has_subscriber)
+    heir.publish(batch(13))  # number 3, the very one that was expected
+    await house.until(lambda: house.holds(stream, 13))
+    assert [n for n in range(14) if house.holds(stream, n)] == [10, 11, 12, 13]
+    assert stream.tallies.hidden_restarts == 1
 
 
-def test_a_port_that_spoke_another_protocol_for_a_while(context: Any) -> None:
-    async def scenario(house: House) -> None:
-        engine = house.engine()
-        stream = await house.follow(engine)
-        ports = engine.ports
-        engine.close()
-        house.engines.remove(engine)
-        visits = 0
+@housed()
+async def test_a_port_that_spoke_another_protocol_for_a_while(house: House) -> None:
+    engine = house.engine()
+    stream = await house.follow(engine)
+    ports = engine.ports
+    engine.close()
+    house.engines.remove(engine)
+    visits = 0
 
-        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            nonlocal visits
-            visits += 1
-            writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 9)
-            await writer.drain()
-            writer.close()
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal visits
+        visits += 1
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 9)
+        await writer.drain()
+        writer.close()
 
-        async def listen() -> asyncio.Server:
-            while True:
-                try:
-                    return await asyncio.start_server(answer, "127.0.0.1", ports[0])
-                except OSError:  # libzmq has not let go of the port yet
-                    await asyncio.sleep(0.005)
+    async def listen() -> asyncio.Server:
+        while True:
+            try:
+                return await asyncio.start_server(answer, "127.0.0.1", ports[0])
+            except OSError:  # libzmq has not let go of the port yet
+                await asyncio.sleep(0.005)
 
-        server = await listen()
-        await house.until(lambda: visits)
-        server.close()
-        await server.wait_closed()
-        heir = await house.reborn(ports)
-        await house.until(heir.has_subscriber)
-        heir.publish(batch(1))
-        await house.until(lambda: house.holds(stream, 1))
-
-    play(context, scenario)
+    server = await listen()
+    await house.until(lambda: visits)
+    server.close()
+    await server.wait_closed()
+    heir = await house.reborn(ports)
+    await house.until(heir.has_subscriber)
+    heir.publish(batch(1))
+    await house.until(lambda: house.holds(stream, 1))
 
 
-def test_a_mute_replay_endpoint_does_not_stop_live_events(context: Any) -> None:
-    async def scenario(house: House) -> None:
-        engine = house.engine()
-        engine.is_mute = True
-        stream = await house.follow(engine)
-        engine.publish(batch(0))
-        engine.publish(batch(1), is_lost=True)
-        engine.publish(batch(2))
-        await house.until(lambda: house.holds(stream, 2))
-        assert stream.kv_state == "uncertain"
-        engine.publish(batch(3))
-        await house.until(lambda: house.holds(stream, 3))
-        assert stream.tallies.replays == {"silent": 1}
-
-    play(context, scenario, IMPATIENT)
+@housed(IMPATIENT)
+async def test_a_mute_replay_endpoint_does_not_stop_live_events(house: House) -> None:
+    engine = house.engine()
+    engine.is_mute = True
+    stream = await house.follow(engine)
+    engine.publish(batch(0))
+    engine.publish(batch(1), is_lost=True)
+    engine.publish(batch(2))
+    await house.until(lambda: house.holds(stream, 2))
+    assert stream.kv_state == "uncertain"
+    engine.publish(batch(3))
+    await house.until(lambda: house.holds(stream, 3))
+    assert stream.tallies.replays == {"silent": 1}
 
 
 def test_the_last_batches_are_asked_for_after_silence(context: Any) -> None:
@@ -156,80 +144,77 @@ def test_the_last_batches_are_asked_for_after_silence(context: Any) -> None:
     play(context, scenario, limits)
 
 
-def test_a_tick_of_many_streams_gives_way(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(house: House) -> None:
-        streams = [await house.follow(house.engine(), worker) for worker in range(5)]
-        turns = 0
-        seen: dict[WorkerRank, int] = {}
+@housed(StreamLimits(turn_s=0.0, tick_s=0.02, poll_after_s=0))
+async def test_a_tick_of_many_streams_gives_way(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams = [await house.follow(house.engine(), worker) for worker in range(5)]
+    turns = 0
+    seen: dict[WorkerRank, int] = {}
 
-        async def count_turns() -> None:
-            nonlocal turns
-            while True:
-                turns += 1
-                await asyncio.sleep(0)
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
 
-        for stream in streams:
-            monkeypatch.setattr(
-                stream, "on_timer", lambda *_, rank=stream.rank, **__: seen.setdefault(rank, turns)
-            )
-        house.listeners.look_at_all()
-        counting = asyncio.create_task(count_turns())
-        await house.until(lambda: len(seen) == len(streams))
-        counting.cancel()
-        assert len(set(seen.values())) == len(streams), "each in a turn of its own"
-
-    play(context, scenario, StreamLimits(turn_s=0.0, tick_s=0.02, poll_after_s=0))
+    for stream in streams:
+        monkeypatch.setattr(
+            stream, "on_timer", lambda *_, rank=stream.rank, **__: seen.setdefault(rank, turns)
+        )
+    house.listeners.look_at_all()
+    counting = asyncio.create_task(count_turns())
+    await house.until(lambda: len(seen) == len(streams))
+    counting.cancel()
+    assert len(set(seen.values())) == len(streams), "each in a turn of its own"
 
 
-def test_streams_that_rest_are_not_looked_at(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@housed()
+async def test_streams_that_rest_are_not_looked_at(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """But the one whose replay runs at every tick, and all of them when the limits change."""
+    limits = house.registry.limits
+    engines = [house.engine() for _ in range(4)]
+    streams = [await house.follow(engine, worker) for worker, engine in enumerate(engines)]
+    looks: list[EventStream] = []
+    true_look = EventStream.on_timer
 
-    async def scenario(house: House) -> None:
-        limits = house.registry.limits
-        engines = [house.engine() for _ in range(4)]
-        streams = [await house.follow(engine, worker) for worker, engine in enumerate(engines)]
-        looks: list[EventStream] = []
-        true_look = EventStream.on_timer
+    def look(stream: EventStream, now: float, *, may_poll: bool = True) -> None:
+        looks.append(stream)
+        true_look(stream, now, may_poll=may_poll)
 
-        def look(stream: EventStream, now: float, *, may_poll: bool = True) -> None:
-            looks.append(stream)
-            true_look(stream, now, may_poll=may_poll)
-
-        monkeypatch.setattr(EventStream, "on_timer", look)
-        await house.until(lambda: not house.listeners._rounds._always)
-        looks.clear()
-        serve, engines[0].serve = engines[0].serve, lambda: None  # type: ignore[method-assign]
-        engines[0].publish(batch(0), is_lost=True)
-        engines[0].publish(batch(1))  # a gap, and nobody answers yet
-        await house.until(lambda: len(looks) > 10)
-        assert set(looks) == {streams[0]}
-        engines[0].serve = serve  # type: ignore[method-assign]
-        await house.until(lambda: house.holds(streams[0], 1))
-        await house.until(lambda: not house.listeners._rounds._always)
-        looks.clear()
-        limits.poll_after_s = 0.01  # as a reload does
-        house.listeners.look_at_all()
-        await house.until(lambda: all(looks.count(stream) > 2 for stream in streams))
-        house.listeners._rounds.check()
-
-    play(context, scenario)
+    monkeypatch.setattr(EventStream, "on_timer", look)
+    await house.until(lambda: not house.listeners._rounds._always)
+    looks.clear()
+    serve, engines[0].serve = engines[0].serve, lambda: None  # type: ignore[method-assign]
+    engines[0].publish(batch(0), is_lost=True)
+    engines[0].publish(batch(1))  # a gap, and nobody answers yet
+    await house.until(lambda: len(looks) > 10)
+    assert set(looks) == {streams[0]}
+    engines[0].serve = serve  # type: ignore[method-assign]
+    await house.until(lambda: house.holds(streams[0], 1))
+    await house.until(lambda: not house.listeners._rounds._always)
+    looks.clear()
+    limits.poll_after_s = 0.01  # as a reload does
+    house.listeners.look_at_all()
+    await house.until(lambda: all(looks.count(stream) > 2 for stream in streams))
+    house.listeners._rounds.check()
 
 
-def test_what_somebody_else_has_a_stream_ask_is_asked(context: Any) -> None:
-    async def scenario(house: House) -> None:
-        engine = house.engine()
-        stream = await house.follow(engine)
-        engine.publish(batch(0))
-        await house.until(lambda: house.holds(stream, 0))
-        await house.until(lambda: not house.listeners._rounds._always)
-        assert stream.reread(house.listeners._clock()) == "asked"
-        house.listeners.look_at(stream)
-        await house.until(lambda: stream.tallies.replays == {"complete": 1})
-        house.listeners.stop(stream)
-        house.listeners.look_at(stream)  # too late, and no harm
-        house.listeners._rounds.check()
-
-    play(context, scenario)
+@housed()
+async def test_what_somebody_else_has_a_stream_ask_is_asked(house: House) -> None:
+    engine = house.engine()
+    stream = await house.follow(engine)
+    engine.publish(batch(0))
+    await house.until(lambda: house.holds(stream, 0))
+    await house.until(lambda: not house.listeners._rounds._always)
+    assert stream.reread(house.listeners._clock()) == "asked"
+    house.listeners.look_at(stream)
+    await house.until(lambda: stream.tallies.replays == {"complete": 1})
+    house.listeners.stop(stream)
+    house.listeners.look_at(stream)  # too late, and no harm
+    house.listeners._rounds.check()
 
 
 SMALL = StreamLimits(message_bytes_max=10_000, tick_s=0.02, poll_after_s=0)
@@ -241,56 +226,50 @@ def too_long(number: int, size: int) -> bytes:
 
 
 @pytest.mark.parametrize("is_lost", [False, True], ids=["live", "in a replay"])
-def test_a_message_that_takes_several_reads(context: Any, is_lost: bool) -> None:
-    async def scenario(house: House) -> None:
-        engine = house.engine()
-        stream = await house.follow(engine)
-        engine.publish(batch(0))
-        engine.publish(too_long(1, 5 * READ_BYTES_MAX), is_lost=is_lost)
-        engine.publish(batch(2))
-        await house.until(lambda: house.holds(stream, 2))
-        assert house.holds(stream, 0)
-        assert house.holds(stream, 1)
-        assert (stream.tallies.lost_batches, stream.tallies.bad_messages) == (0, {})
-
-    play(context, scenario)
+@housed()
+async def test_a_message_that_takes_several_reads(house: House, is_lost: bool) -> None:
+    engine = house.engine()
+    stream = await house.follow(engine)
+    engine.publish(batch(0))
+    engine.publish(too_long(1, 5 * READ_BYTES_MAX), is_lost=is_lost)
+    engine.publish(batch(2))
+    await house.until(lambda: house.holds(stream, 2))
+    assert house.holds(stream, 0)
+    assert house.holds(stream, 1)
+    assert (stream.tallies.lost_batches, stream.tallies.bad_messages) == (0, {})
 
 
-def test_a_message_beyond_the_limit_costs_itself(context: Any) -> None:
-    async def scenario(house: House) -> None:
-        engine = house.engine()
-        stream = await house.follow(engine, replay=False)
-        engine.publish(batch(0))
-        engine.publish(too_long(1, 15_000))
-        engine.publish(batch(2))
-        await house.until(lambda: house.holds(stream, 2))
-        assert house.holds(stream, 0)
-        assert stream.tallies.bad_messages == {"oversized": 1}
-        assert stream.tallies.oversized_bytes > 15_000
-        assert stream.tallies.lost_batches == 1
-        link = house.listeners.link(stream)
-        assert link is not None
-        assert link.connections == 1, "it was not disconnected"
-
-    play(context, scenario, SMALL)
+@housed(SMALL)
+async def test_a_message_beyond_the_limit_costs_itself(house: House) -> None:
+    engine = house.engine()
+    stream = await house.follow(engine, replay=False)
+    engine.publish(batch(0))
+    engine.publish(too_long(1, 15_000))
+    engine.publish(batch(2))
+    await house.until(lambda: house.holds(stream, 2))
+    assert house.holds(stream, 0)
+    assert stream.tallies.bad_messages == {"oversized": 1}
+    assert stream.tallies.oversized_bytes > 15_000
+    assert stream.tallies.lost_batches == 1
+    link = house.listeners.link(stream)
+    assert link is not None
+    assert link.connections == 1, "it was not disconnected"
 
 
-def test_a_message_beyond_the_sockets_limit_costs_itself(context: Any) -> None:
-    async def scenario(house: House) -> None:
-        engine = house.engine()
-        stream = await house.follow(engine)
-        engine.publish(batch(0))
-        engine.publish(too_long(1, 50_000))
-        await house.until(engine.has_subscriber)  # it was disconnected, and came back
-        await house.until(lambda: stream.tallies.lost_batches == 1)
-        engine.publish(batch(2))
-        await house.until(lambda: house.holds(stream, 2))
-        assert house.holds(stream, 0)
-        assert stream.tallies.bad_messages == {"breach": 2}, "live, and in the replay"
-        assert stream.tallies.lost_batches == stream.lost_batches == 1
-        assert "broken" not in stream.tallies.replays
-
-    play(context, scenario, SMALL)
+@housed(SMALL)
+async def test_a_message_beyond_the_sockets_limit_costs_itself(house: House) -> None:
+    engine = house.engine()
+    stream = await house.follow(engine)
+    engine.publish(batch(0))
+    engine.publish(too_long(1, 50_000))
+    await house.until(engine.has_subscriber)  # it was disconnected, and came back
+    await house.until(lambda: stream.tallies.lost_batches == 1)
+    engine.publish(batch(2))
+    await house.until(lambda: house.holds(stream, 2))
+    assert house.holds(stream, 0)
+    assert stream.tallies.bad_messages == {"breach": 2}, "live, and in the replay"
+    assert stream.tallies.lost_batches == stream.lost_batches == 1
+    assert "broken" not in stream.tallies.replays
 
 
 @pytest.mark.parametrize("size", [15_000, 50_000], ids=["refused", "broken off"])
@@ -316,218 +295,200 @@ def test_a_replay_with_a_batch_that_is_too_long(context: Any, at: int, size: int
     play(context, scenario, never)
 
 
-def test_a_long_batch_gives_way(context: Any) -> None:
-    async def scenario(house: House) -> None:
-        engine, other = house.engine(), house.engine()
-        stream = await house.follow(engine)
-        neighbour = await house.follow(other, worker=2)
-        many = list(range(1, 4_001))
-        engine.publish(encode_batch([stored(many, [t % 977 for t in range(16 * 4_000)])]))
-        other.publish(batch(0))
-        await house.until(lambda: stream.tallies.blocks_stored == 4_000)
-        await house.until(lambda: house.holds(neighbour, 0))
-
-    play(context, scenario)
+@housed()
+async def test_a_long_batch_gives_way(house: House) -> None:
+    engine, other = house.engine(), house.engine()
+    stream = await house.follow(engine)
+    neighbour = await house.follow(other, worker=2)
+    many = list(range(1, 4_001))
+    engine.publish(encode_batch([stored(many, [t % 977 for t in range(16 * 4_000)])]))
+    other.publish(batch(0))
+    await house.until(lambda: stream.tallies.blocks_stored == 4_000)
+    await house.until(lambda: house.holds(neighbour, 0))
 
 
-def test_many_workers_take_no_thread_each(context: Any) -> None:
-    async def scenario(house: House) -> None:
-        engine = house.engine()
-        before = threading.active_count()
-        streams = [
-            house.registry.open_stream(
-                SCOPE, WorkerRank(worker, 0), worker_ranks=range(1), has_replay=False
-            )
-            for worker in range(100)
-        ]
-        for stream in streams:
-            house.listeners.start(stream, engine.endpoint, None)
-        assert threading.active_count() <= before  # one of an earlier test may have ended
-        assert len(asyncio.all_tasks()) == 1
-        await house.until(engine.has_subscriber)
-        number = 0
-        while not all(house.holds(stream, 0) for stream in streams):
-            engine.publish(batch(0, ts=number))
-            number += 1
-            await asyncio.sleep(0.01)
-
-    play(context, scenario)
-
-
-def test_stop_forgets_and_may_be_repeated(context: Any) -> None:
-    async def scenario(house: House) -> None:
-        engine = house.engine()
-        engine.is_mute = True
-        stream = await house.follow(engine)
-        engine.publish(batch(4))
-        engine.publish(batch(5), is_lost=True)
-        engine.publish(batch(6))
-        await house.until(lambda: stream.request is not None)
-        engine.publish(batch(7))
-        house.registry.close_stream(stream)
-        house.listeners.stop(stream)
-        house.listeners.stop(stream)
-        assert len(house.listeners) == 0
-        assert not house.holds(stream, 4)
-        await asyncio.sleep(0)
-
-    play(context, scenario)
-
-
-def test_what_libzmq_refuses(context: Any) -> None:
-    async def scenario(house: House) -> None:
-        stream = house.registry.open_stream(
-            SCOPE, WorkerRank(1, 0), worker_ranks=range(1), has_replay=True
+@housed()
+async def test_many_workers_take_no_thread_each(house: House) -> None:
+    engine = house.engine()
+    before = threading.active_count()
+    streams = [
+        house.registry.open_stream(
+            SCOPE, WorkerRank(worker, 0), worker_ranks=range(1), has_replay=False
         )
-        with pytest.raises(EndpointRefused, match="tcp://"):
-            house.listeners.start(stream, "tcp://*:5557", None)
-        with pytest.raises(EndpointRefused):
-            house.listeners.start(stream, "tcp://127.0.0.1:1", "tcp://*:5558")
-        assert len(house.listeners) == 0
+        for worker in range(100)
+    ]
+    for stream in streams:
+        house.listeners.start(stream, engine.endpoint, None)
+    assert threading.active_count() <= before  # one of an earlier test may have ended
+    assert len(asyncio.all_tasks()) == 1
+    await house.until(engine.has_subscriber)
+    number = 0
+    while not all(house.holds(stream, 0) for stream in streams):
+        engine.publish(batch(0, ts=number))
+        number += 1
+        await asyncio.sleep(0.01)
 
-    play(context, scenario)
+
+@housed()
+async def test_stop_forgets_and_may_be_repeated(house: House) -> None:
+    engine = house.engine()
+    engine.is_mute = True
+    stream = await house.follow(engine)
+    engine.publish(batch(4))
+    engine.publish(batch(5), is_lost=True)
+    engine.publish(batch(6))
+    await house.until(lambda: stream.request is not None)
+    engine.publish(batch(7))
+    house.registry.close_stream(stream)
+    house.listeners.stop(stream)
+    house.listeners.stop(stream)
+    assert len(house.listeners) == 0
+    assert not house.holds(stream, 4)
+    await asyncio.sleep(0)
 
 
-def test_a_bug_costs_one_message(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(house: House) -> None:
-        engine = house.engine()
-        stream = await house.follow(engine, replay=False)
-        told: list[dict[str, Any]] = []
-        asyncio.get_running_loop().set_exception_handler(lambda _, what: told.append(what))
+@housed()
+async def test_what_libzmq_refuses(house: House) -> None:
+    stream = house.registry.open_stream(
+        SCOPE, WorkerRank(1, 0), worker_ranks=range(1), has_replay=True
+    )
+    with pytest.raises(EndpointRefused, match="tcp://"):
+        house.listeners.start(stream, "tcp://*:5557", None)
+    with pytest.raises(EndpointRefused):
+        house.listeners.start(stream, "tcp://127.0.0.1:1", "tcp://*:5558")
+    assert len(house.listeners) == 0
 
-        def broken(*_: Any) -> None:
-            monkeypatch.undo()
+
+@housed()
+async def test_a_bug_costs_one_message(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = house.engine()
+    stream = await house.follow(engine, replay=False)
+    told: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, what: told.append(what))
+
+    def broken(*_: Any) -> None:
+        monkeypatch.undo()
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(stream, "hear", broken)
+    engine.publish(batch(0))
+    engine.publish(batch(1))
+    await house.until(lambda: house.holds(stream, 1))
+    assert house.listeners.faults == 1
+    assert str(told[0]["exception"]) == "a bug"
+    house.listeners.faults = 0
+
+
+@housed()
+async def test_a_bug_in_writing_costs_one_batch(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = house.engine()
+    stream = await house.follow(engine, replay=False)
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+    true_store = house.index.store
+
+    def broken(
+        rank: WorkerRank, tier: Any, parent: Any, hashes: Any, *rest: Any, **more: Any
+    ) -> int:
+        if 600 in hashes:
+            raise RuntimeError("a bug")
+        return true_store(rank, tier, parent, hashes, *rest, **more)
+
+    monkeypatch.setattr(house.index, "store", broken)
+    many = list(range(1, 4_001))
+    engine.publish(encode_batch([stored(many, [t % 977 for t in range(16 * 4_000)])]))
+    engine.publish(batch(5_000))
+    await house.until(lambda: house.holds(stream, 5_000))
+    assert house.listeners.faults == 1
+    assert stream.kv_state == "uncertain"
+    house.listeners.faults = 0
+
+
+@housed(IMPATIENT)
+async def test_a_socket_in_trouble_does_not_silence_the_others(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines = [house.engine(), house.engine()]
+    first, second = [await house.follow(engine, worker) for worker, engine in enumerate(engines, 1)]
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+    true_ask = house.listeners._sockets.ask_replay
+
+    def refuse_once(endpoint: str, start: int, key: str | None) -> None:
+        monkeypatch.setattr(house.listeners._sockets, "ask_replay", true_ask)
+        raise OSError("no space left for another watch")
+
+    monkeypatch.setattr(house.listeners._sockets, "ask_replay", refuse_once)
+    engines[0].publish(batch(3), is_lost=True)
+    engines[0].publish(batch(4))
+    await house.until(lambda: house.listeners.faults == 1)
+    house.listeners.faults = 0
+    engines[1].publish(batch(5))
+    await house.until(lambda: house.holds(second, 5))
+    engines[0].publish(batch(6))
+    await house.until(lambda: house.holds(first, 6))
+
+
+@housed()
+async def test_a_bug_in_a_tick_does_not_end_the_ticks(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = await house.follow(house.engine())
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+    ticks: list[float] = []
+
+    def broken(now: float, *, may_poll: bool = True) -> None:
+        del may_poll
+        ticks.append(now)
+        if len(ticks) == 1:
             raise RuntimeError("a bug")
 
-        monkeypatch.setattr(stream, "hear", broken)
-        engine.publish(batch(0))
-        engine.publish(batch(1))
-        await house.until(lambda: house.holds(stream, 1))
-        assert house.listeners.faults == 1
-        assert str(told[0]["exception"]) == "a bug"
-        house.listeners.faults = 0
-
-    play(context, scenario)
+    monkeypatch.setattr(stream, "on_timer", broken)
+    house.listeners.look_at_all()
+    await house.until(lambda: len(ticks) > 1)
+    assert house.listeners.faults == 1
+    house.listeners.faults = 0
 
 
-def test_a_bug_in_writing_costs_one_batch(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(house: House) -> None:
-        engine = house.engine()
-        stream = await house.follow(engine, replay=False)
-        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
-        true_store = house.index.store
-
-        def broken(
-            rank: WorkerRank, tier: Any, parent: Any, hashes: Any, *rest: Any, **more: Any
-        ) -> int:
-            if 600 in hashes:
-                raise RuntimeError("a bug")
-            return true_store(rank, tier, parent, hashes, *rest, **more)
-
-        monkeypatch.setattr(house.index, "store", broken)
-        many = list(range(1, 4_001))
-        engine.publish(encode_batch([stored(many, [t % 977 for t in range(16 * 4_000)])]))
-        engine.publish(batch(5_000))
-        await house.until(lambda: house.holds(stream, 5_000))
-        assert house.listeners.faults == 1
-        assert stream.kv_state == "uncertain"
-        house.listeners.faults = 0
-
-    play(context, scenario)
-
-
-def test_a_socket_in_trouble_does_not_silence_the_others(
-    context: Any, monkeypatch: pytest.MonkeyPatch
+@housed(IMPATIENT)
+async def test_no_descriptor_for_a_replay_is_like_a_mute_endpoint(
+    house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario(house: House) -> None:
-        engines = [house.engine(), house.engine()]
-        first, second = [
-            await house.follow(engine, worker) for worker, engine in enumerate(engines, 1)
-        ]
-        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
-        true_ask = house.listeners._sockets.ask_replay
+    engine = house.engine()
+    stream = await house.follow(engine)
 
-        def refuse_once(endpoint: str, start: int, key: str | None) -> None:
-            monkeypatch.setattr(house.listeners._sockets, "ask_replay", true_ask)
-            raise OSError("no space left for another watch")
+    def refuse(endpoint: str, start: int, key: str | None) -> None:
+        raise EndpointRefused(endpoint, "too many open files")
 
-        monkeypatch.setattr(house.listeners._sockets, "ask_replay", refuse_once)
-        engines[0].publish(batch(3), is_lost=True)
-        engines[0].publish(batch(4))
-        await house.until(lambda: house.listeners.faults == 1)
-        house.listeners.faults = 0
-        engines[1].publish(batch(5))
-        await house.until(lambda: house.holds(second, 5))
-        engines[0].publish(batch(6))
-        await house.until(lambda: house.holds(first, 6))
-
-    play(context, scenario, IMPATIENT)
+    monkeypatch.setattr(house.listeners._sockets, "ask_replay", refuse)
+    engine.publish(batch(3), is_lost=True)
+    engine.publish(batch(4))
+    await house.until(lambda: house.holds(stream, 4))
+    assert stream.tallies.replays == {"silent": 1}
 
 
-def test_a_bug_in_a_tick_does_not_end_the_ticks(
-    context: Any, monkeypatch: pytest.MonkeyPatch
+@housed()
+async def test_a_held_socket_lets_the_loop_rest(
+    house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario(house: House) -> None:
-        stream = await house.follow(house.engine())
-        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
-        ticks: list[float] = []
+    engine = house.engine()
+    stream = await house.follow(engine)
+    told: list[Any] = []
+    on_readable = house.listeners._on_readable
 
-        def broken(now: float, *, may_poll: bool = True) -> None:
-            del may_poll
-            ticks.append(now)
-            if len(ticks) == 1:
-                raise RuntimeError("a bug")
+    def note(feed: Any) -> None:
+        told.append(feed)
+        on_readable(feed)
 
-        monkeypatch.setattr(stream, "on_timer", broken)
-        house.listeners.look_at_all()
-        await house.until(lambda: len(ticks) > 1)
-        assert house.listeners.faults == 1
-        house.listeners.faults = 0
-
-    play(context, scenario)
-
-
-def test_no_descriptor_for_a_replay_is_like_a_mute_endpoint(
-    context: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def scenario(house: House) -> None:
-        engine = house.engine()
-        stream = await house.follow(engine)
-
-        def refuse(endpoint: str, start: int, key: str | None) -> None:
-            raise EndpointRefused(endpoint, "too many open files")
-
-        monkeypatch.setattr(house.listeners._sockets, "ask_replay", refuse)
-        engine.publish(batch(3), is_lost=True)
-        engine.publish(batch(4))
-        await house.until(lambda: house.holds(stream, 4))
-        assert stream.tallies.replays == {"silent": 1}
-
-    play(context, scenario, IMPATIENT)
-
-
-def test_a_held_socket_lets_the_loop_rest(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(house: House) -> None:
-        engine = house.engine()
-        stream = await house.follow(engine)
-        told: list[Any] = []
-        on_readable = house.listeners._on_readable
-
-        def note(feed: Any) -> None:
-            told.append(feed)
-            on_readable(feed)
-
-        monkeypatch.setattr(house.listeners, "_on_readable", note)
-        engine.publish(batch(0))
-        await house.until(lambda: house.holds(stream, 0))
-        house.listeners.hold(stream)
-        told.clear()
-        engine.publish(batch(1))
-        await house.until(lambda: not house.listeners._feeds[id(stream)].is_watched)
-        for _ in range(50):
-            await asyncio.sleep(0)
-        assert len(told) <= 1, "not again until it is released"
-        house.listeners.release(stream)
-        await house.until(lambda: house.holds(stream, 1))
-
-    play(context, scenario)
+    monkeypatch.setattr(house.listeners, "_on_readable", note)
+    engine.publish(batch(0))
+    await house.until(lambda: house.holds(stream, 0))
+    house.listeners.hold(stream)
+    told.clear()
+    engine.publish(batch(1))
+    await house.until(lambda: not house.listeners._feeds[id(stream)].is_watched)
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert len(told) <= 1, "not again until it is released"
+    house.listeners.release(stream)
+    await house.until(lambda: house.holds(stream, 1))

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from indexer.core.stream import EventStream
 from indexer.edge.listener import Listeners
 from tests.indexer.edge.fake_engine import FakeEngine
-from tests.indexer.edge.house import IMPATIENT, House, batch, play
+from tests.indexer.edge.house import IMPATIENT, House, batch, housed
 from tests.wait import PATIENCE_S
 
 BATCHES = 300
@@ -75,90 +75,80 @@ def clock() -> Clock:
     return Clock()
 
 
-def test_what_waits_unread_is_no_silence(
-    context: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch
+@housed(LIMITS)
+async def test_what_waits_unread_is_no_silence(
+    house: House, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario(house: House) -> None:
-        stream = await asked(house, clock, monkeypatch)
-        (engine,) = house.engines
-        request = stream.request
-        deliver(house, engine, stream)
-        for _ in range(8):  # the sockets do not get their turn, the ticks come on time
-            let_wait(house, stream)
-            clock.now += LIMITS.tick_s
-            tick(house)
-            assert stream.request in (request, None)
-        await house.until(lambda: stream.cursor.last == BATCHES)
-        assert stream.kv_state == "current"
-        assert stream.tallies.replays == {"complete": 1}
-        assert engine.requests == [0]
-
-    play(context, scenario, LIMITS)
-
-
-def test_time_in_which_the_process_stood_still_is_no_silence(
-    context: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def scenario(house: House) -> None:
-        stream = await asked(house, clock, monkeypatch)
-        (engine,) = house.engines
-        request = stream.request
-        clock.now += LIMITS.tick_s + 20 * SILENCE_S
+    stream = await asked(house, clock, monkeypatch)
+    (engine,) = house.engines
+    request = stream.request
+    deliver(house, engine, stream)
+    for _ in range(8):  # the sockets do not get their turn, the ticks come on time
+        let_wait(house, stream)
+        clock.now += LIMITS.tick_s
         tick(house)
-        assert stream.request is request, "neither asked again nor given up"
-        await house.until(lambda: stream.cursor.last == BATCHES)
-        assert engine.requests == [0]
+        assert stream.request in (request, None)
+    await house.until(lambda: stream.cursor.last == BATCHES)
+    assert stream.kv_state == "current"
+    assert stream.tallies.replays == {"complete": 1}
+    assert engine.requests == [0]
 
-    play(context, scenario, LIMITS)
 
-
-def test_a_mute_endpoint_is_given_up_by_one_who_listens(
-    context: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch
+@housed(LIMITS)
+async def test_time_in_which_the_process_stood_still_is_no_silence(
+    house: House, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario(house: House) -> None:
-        stream = await asked(house, clock, monkeypatch)
-        ticks = 0
-        while stream.request is not None:
-            clock.now += LIMITS.tick_s
-            tick(house)
-            ticks += 1
-        # silence is noticed by the tick that ends it, or the one after where floats fall short
-        attempts = LIMITS.replay_attempts_max
-        assert 4 * attempts <= ticks <= 5 * attempts
-        assert stream.tallies.replays == {"silent": 1}
-        assert stream.kv_state == "uncertain"
-
-    play(context, scenario, LIMITS)
+    stream = await asked(house, clock, monkeypatch)
+    (engine,) = house.engines
+    request = stream.request
+    clock.now += LIMITS.tick_s + 20 * SILENCE_S
+    tick(house)
+    assert stream.request is request, "neither asked again nor given up"
+    await house.until(lambda: stream.cursor.last == BATCHES)
+    assert engine.requests == [0]
 
 
-def test_an_answer_that_waits_for_a_held_stream_lets_the_loop_rest(
-    context: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch
+@housed(LIMITS)
+async def test_a_mute_endpoint_is_given_up_by_one_who_listens(
+    house: House, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario(house: House) -> None:
-        stream = await asked(house, clock, monkeypatch)
-        (engine,) = house.engines
-        house.listeners.hold(stream)
-        looks = 0
-        serve = Listeners._serve
+    stream = await asked(house, clock, monkeypatch)
+    ticks = 0
+    while stream.request is not None:
+        clock.now += LIMITS.tick_s
+        tick(house)
+        ticks += 1
+    # silence is noticed by the tick that ends it, or the one after where floats fall short
+    attempts = LIMITS.replay_attempts_max
+    assert 4 * attempts <= ticks <= 5 * attempts
+    assert stream.tallies.replays == {"silent": 1}
+    assert stream.kv_state == "uncertain"
 
-        def counted(listeners: Listeners, feed: Any, end: float) -> bool:
-            nonlocal looks
-            looks += 1
-            return serve(listeners, feed, end)
 
-        monkeypatch.setattr(Listeners, "_serve", counted)
-        dealer = house.listeners._feeds[id(stream)].dealer
-        assert dealer is not None
-        assert engine.router.poll(round(PATIENCE_S * 1000))
-        engine.serve()
-        assert select.select([dealer.fd], [], [], PATIENCE_S)[0], (
-            "asking the socket would quieten it"
-        )
-        for _ in range(200):
-            await asyncio.sleep(0)
-        assert looks < 20, "the descriptor stays readable as long as nobody reads"
-        house.listeners.release(stream)
-        await house.until(lambda: stream.cursor.last == BATCHES)
-        assert stream.kv_state == "current"
+@housed(LIMITS)
+async def test_an_answer_that_waits_for_a_held_stream_lets_the_loop_rest(
+    house: House, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = await asked(house, clock, monkeypatch)
+    (engine,) = house.engines
+    house.listeners.hold(stream)
+    looks = 0
+    serve = Listeners._serve
 
-    play(context, scenario, LIMITS)
+    def counted(listeners: Listeners, feed: Any, end: float) -> bool:
+        nonlocal looks
+        looks += 1
+        return serve(listeners, feed, end)
+
+    monkeypatch.setattr(Listeners, "_serve", counted)
+    dealer = house.listeners._feeds[id(stream)].dealer
+    assert dealer is not None
+    assert engine.router.poll(round(PATIENCE_S * 1000))
+    engine.serve()
+    assert select.select([dealer.fd], [], [], PATIENCE_S)[0], "asking the socket would quieten it"
+    for _ in range(200):
+        await asyncio.sleep(0)
+    assert looks < 20, "the descriptor stays readable as long as nobody reads"
+    house.listeners.release(stream)
+    await house.until(lambda: stream.cursor.last == BATCHES)
+    assert stream.kv_state == "current"
