@@ -37,11 +37,17 @@ from select_service.types import (
 from select_service.types.policy import Policy
 from tests.indexer.kernels import twins
 
-EITHER = pytest.mark.parametrize("twin", twins("select_service.core._pricer", plain_pricer))
+PRICERS = twins("select_service.core._pricer", plain_pricer)
+EITHER = pytest.mark.usefixtures("pricer")
 OURS = RouterConfig(policy="first-token")
 SIZE = 16
 tokens = st.integers(0, 100_000)
 blocks = st.integers(0, 40)
+
+
+@pytest.fixture(params=PRICERS)
+def pricer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rooms, "Pricer", request.param.Pricer)
 
 
 def price(
@@ -162,11 +168,8 @@ class Fleet:
 
 
 @EITHER
-def test_a_queue_counts_as_worked_off_between_reports(
-    twin: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_queue_counts_as_worked_off_between_reports() -> None:
     """The longer queue has been computed for longer, and is the shorter one by now."""
-    monkeypatch.setattr(rooms, "Pricer", twin.Pricer)
     chosen = {}
     for name, config in {
         "as it is": OURS,
@@ -223,11 +226,8 @@ def test_an_engine_that_hangs_draws_one_prompt_more_however_long_it_does(
 
 
 @EITHER
-def test_what_is_booked_counts_before_its_events_come(
-    twin: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_booked_counts_before_its_events_come() -> None:
     """It is worth more to compute than three sequences are to decode."""
-    monkeypatch.setattr(rooms, "Pricer", twin.Pricer)
     prompt = list(range(1, 101))
     fleet = Fleet(4)
     first = fleet.ask(prompt)
@@ -238,11 +238,8 @@ def test_what_is_booked_counts_before_its_events_come(
 
 
 @EITHER
-def test_new_prompts_go_where_little_was_evicted(
-    twin: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_new_prompts_go_where_little_was_evicted() -> None:
     """All share their first block: by the formula of the contract one cache would get them all."""
-    monkeypatch.setattr(rooms, "Pricer", twin.Pricer)
     seen: dict[str, list[int]] = {}
     policies: tuple[Policy, ...] = ("kv-cost", "first-token")
     for policy in policies:
@@ -261,14 +258,11 @@ def test_new_prompts_go_where_little_was_evicted(
 
 
 @EITHER
-def test_where_nothing_is_found_nothing_is_lost_by_evicting(
-    twin: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_nothing_is_found_nothing_is_lost_by_evicting() -> None:
     """One cache was filled more than another by prompts that nobody asks for again.
 
     Answers were spread as unevenly as caches had been filled, and took longer for it.
     """
-    monkeypatch.setattr(rooms, "Pricer", twin.Pricer)
     fleet = Fleet(2)
     for number in range(3):
         first = 100_000 + 1000 * number
@@ -281,7 +275,7 @@ def test_where_nothing_is_found_nothing_is_lost_by_evicting(
     assert counts == [10, 10]
 
 
-@EITHER
+@pytest.mark.parametrize("twin", PRICERS)
 @given(data=st.data())
 def test_only_those_who_may_be_chosen_are(twin: Any, data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -296,11 +290,8 @@ def test_only_those_who_may_be_chosen_are(twin: Any, data: st.DataObject) -> Non
 
 
 @EITHER
-def test_a_prompt_many_share_is_read_for_each_of_them(
-    twin: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_prompt_many_share_is_read_for_each_of_them() -> None:
     """Twenty answers over one prompt are more to decode than three over prompts of their own."""
-    monkeypatch.setattr(rooms, "Pricer", twin.Pricer)
     prompt = list(range(1, 41))
     chosen: dict[str, int] = {}
     policies: tuple[Policy, ...] = ("kv-cost", "first-token")
@@ -321,11 +312,8 @@ def test_a_prompt_many_share_is_read_for_each_of_them(
 
 
 @EITHER
-def test_many_short_prompts_are_more_to_decode_than_a_few_long_ones(
-    twin: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_short_prompts_are_more_to_decode_than_a_few_long_ones() -> None:
     """A step does much the same for every sequence, and each of them has a seat."""
-    monkeypatch.setattr(rooms, "Pricer", twin.Pricer)
     fleet = Fleet(2)
     for number in range(30):  # 60 blocks in all
         fleet.ask([1000 + number, 2000 + number], allowed_worker_ids=[0])
@@ -338,11 +326,8 @@ def test_many_short_prompts_are_more_to_decode_than_a_few_long_ones(
 
 
 @EITHER
-def test_who_has_no_seat_left_is_full_however_little_it_carries(
-    twin: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_has_no_seat_left_is_full_however_little_it_carries() -> None:
     """Four seats and four answers, or five answers and room for more: nobody else would tell."""
-    monkeypatch.setattr(rooms, "Pricer", twin.Pricer)
     chosen = {}
     for seats in ((None, None), (4, None), (4, 64), (5, 6), (8, 8)):
         fleet = Fleet(2, seats=seats)
@@ -377,11 +362,8 @@ def test_seats_follow_the_record() -> None:
 
 
 @EITHER
-def test_prompts_shorter_than_a_block_are_spread(
-    twin: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prompts_shorter_than_a_block_are_spread() -> None:
     """They hold no block that anybody could find; to decode they are as much as others."""
-    monkeypatch.setattr(rooms, "Pricer", twin.Pricer)
     fleet = Fleet(4)
     counts = [0] * 4
     for _ in range(20):
