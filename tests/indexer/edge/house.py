@@ -15,6 +15,7 @@ from indexer.core.registry import StreamRegistry
 from indexer.edge.listener import Listeners
 from indexer.types import Scope, StreamLimits, WorkerRank
 from tests import wait
+from tests.indexer.core.streams import tokens
 from tests.indexer.edge.fake_engine import FakeEngine
 from tests.indexer.encoding import encode_batch, stored
 from tests.live.ports import HOST
@@ -30,10 +31,6 @@ LIMITS = StreamLimits(
     tick_s=0.02, poll_after_s=0.0, replay_silence_s=1_000.0, replay_deadline_s=10_000.0
 )
 IMPATIENT = replace(LIMITS, replay_silence_s=0.1)  # for endpoints that never answer
-
-
-def tokens(number: int) -> list[int]:
-    return [number * 16 + at for at in range(16)]
 
 
 def batch(number: int, ts: float = 0.0) -> bytes:

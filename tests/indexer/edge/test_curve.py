@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 import struct
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -26,13 +26,6 @@ SERVER, CLIENT, STRANGER = KeyPair.new(), KeyPair.new(), KeyPair.new()
 
 def run(use: Callable[[], Awaitable[None]]) -> None:
     wait.run(use())
-
-
-@pytest.fixture
-def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    yield context
-    context.destroy(linger=0)
 
 
 def encrypted(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> tuple[zmq.Socket[bytes], str]:

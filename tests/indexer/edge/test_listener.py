@@ -13,7 +13,8 @@ from indexer.core.stream import EventStream
 from indexer.edge.receiver import READ_BYTES_MAX
 from indexer.errors import EndpointRefused
 from indexer.types import StreamLimits, WorkerRank
-from tests.indexer.edge.house import IMPATIENT, LIMITS, SCOPE, House, batch, housed, play, tokens
+from tests.indexer.core.streams import tokens
+from tests.indexer.edge.house import IMPATIENT, LIMITS, SCOPE, House, batch, housed, play
 from tests.indexer.encoding import encode_batch, removed, stored
 
 

@@ -6,9 +6,9 @@ import math
 from typing import Any
 
 from indexer.types import WorkerRank
-from select_service.types import RankTrustRow, Selection, TrustSettings
+from select_service.types import RankTrustRow, TrustSettings
 from tests.indexer.encoding import encode_batch, message, stored
-from tests.select_service.core.whole_fleet import Fleet
+from tests.select_service.core.whole_fleet import Fleet, selection_of
 
 PROMPT = tuple(range(1, 9))  # 8 blocks of 16 tokens
 ISL = 136  # and half a block more
@@ -22,11 +22,6 @@ def fleet_of(workers: int = 2, **settings: Any) -> Fleet:
     return fleet
 
 
-def placed(answer: object) -> Selection:
-    assert isinstance(answer, Selection)
-    return answer
-
-
 def trust(fleet: Fleet, worker_id: int) -> RankTrustRow:
     return next(row for row in fleet.core.trusting.table().ranks if row.worker_id == worker_id)
 
@@ -34,7 +29,7 @@ def trust(fleet: Fleet, worker_id: int) -> RankTrustRow:
 def serve(fleet: Fleet, worker_id: int, found: int | None, times: int = 1) -> None:
     """Let a worker have a prompt, and say what it found of it."""
     for _ in range(times):
-        placed(fleet.take("r", *PROMPT, isl=ISL, allowed_worker_ids=[worker_id]))
+        selection_of(fleet.take("r", *PROMPT, isl=ISL, allowed_worker_ids=[worker_id]))
         fleet._did(fleet.core.reservations.prefill_complete("r", fleet.now, found))
         fleet.free("r")
 

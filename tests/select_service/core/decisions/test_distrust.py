@@ -19,11 +19,10 @@ from tests.select_service.core.decisions.doubted import (
     PROMPT,
     Late,
     fleet_of,
-    placed,
     serve,
     trust,
 )
-from tests.select_service.core.whole_fleet import DEFAULT, Fleet
+from tests.select_service.core.whole_fleet import DEFAULT, Fleet, selection_of
 
 
 def distrusting(**settings: Any) -> Fleet:
@@ -41,8 +40,8 @@ def test_a_liar_is_passed_over_and_what_we_believe_is_booked() -> None:
     assert trust(fleet, 2).trust == 0.0
     assert trust(fleet, 2).reasons == ["prediction"]
     assert trust(fleet, 1).trust == 1.0
-    assert placed(fleet.select(*PROMPT, isl=ISL)).worker_id == 1
-    chosen = placed(fleet.take("x", *PROMPT, isl=ISL, allowed_worker_ids=[2]))
+    assert selection_of(fleet.select(*PROMPT, isl=ISL)).worker_id == 1
+    chosen = selection_of(fleet.take("x", *PROMPT, isl=ISL, allowed_worker_ids=[2]))
     assert chosen.overlap.gpu == 128, "facts stay what the index says"
     assert chosen.overlap.dp == {"0": 128}
     assert chosen.effective_prefill_tokens == ISL
@@ -61,8 +60,8 @@ def test_half_believed() -> None:
     fleet = distrusting()
     serve(fleet, 2, 64, times=200)
     assert trust(fleet, 2).trust == pytest.approx(0.5, abs=0.001)
-    everyone = placed(fleet.select(*PROMPT, isl=ISL))
-    only = placed(fleet.select(*PROMPT, isl=ISL, allowed_worker_ids=[2]))
+    everyone = selection_of(fleet.select(*PROMPT, isl=ISL))
+    only = selection_of(fleet.select(*PROMPT, isl=ISL, allowed_worker_ids=[2]))
     assert everyone.worker_id == 1
     assert only.effective_prefill_tokens == ISL - int(128 * trust(fleet, 2).trust)
 
@@ -88,7 +87,7 @@ def test_every_way_of_pricing_agrees() -> None:
 
 def test_a_threshold_for_cached_prompts_believes_as_much() -> None:
     fleet = distrusting()
-    chosen = placed(fleet.select(*PROMPT, isl=ISL, cache_hit_threshold=0.5))
+    chosen = selection_of(fleet.select(*PROMPT, isl=ISL, cache_hit_threshold=0.5))
     assert chosen.worker_id == 1
     refused = fleet.select(*PROMPT, isl=ISL, cache_hit_threshold=0.5, allowed_worker_ids=[2])
     assert not isinstance(refused, Selection)
@@ -213,7 +212,7 @@ def test_an_engine_that_drops_its_cache_is_no_liar() -> None:
     serve(fleet, 2, FINDABLE)
     for turn in range(3):
         for number in range(30):
-            placed(fleet.take(f"r{number}", *PROMPT, isl=ISL, allowed_worker_ids=[1]))
+            selection_of(fleet.take(f"r{number}", *PROMPT, isl=ISL, allowed_worker_ids=[1]))
         fleet.now += 0.1
         fleet.stream.on_live(message(turn, encode_batch([CLEARED], ts=fleet.now)), fleet.now)
         fleet.hold(1, list(PROMPT))

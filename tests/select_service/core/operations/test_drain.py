@@ -16,7 +16,6 @@ from select_service.errors import (
     WorkerNotFound,
 )
 from select_service.types import (
-    Answer,
     CoreLimits,
     OverlapScoresRequest,
     PinnedWorker,
@@ -28,7 +27,7 @@ from select_service.types import (
 )
 from select_service.types.admission import AdmissionSettings
 from tests.select_service.core.replication.replica import DYNAMO, Replica, add
-from tests.select_service.core.whole_fleet import DEFAULT, Fleet
+from tests.select_service.core.whole_fleet import DEFAULT, Fleet, selection_of, ticket_of
 
 
 @pytest.fixture
@@ -42,16 +41,6 @@ def busy_fleet(workers: int = 2, **settings: Any) -> Fleet:
     for worker_id in range(1, workers + 1):
         made.worker(worker_id, max_num_batched_tokens=16)
     return made
-
-
-def worker_of(answer: Answer | Ticket) -> int:
-    assert isinstance(answer, Selection)
-    return answer.worker_id
-
-
-def waits(answer: Answer | Ticket) -> Ticket:
-    assert isinstance(answer, Ticket)
-    return answer
 
 
 def test_who_asks_for_it_by_name_is_told(fleet: Fleet) -> None:
@@ -73,7 +62,7 @@ def test_when_all_drain_there_is_no_schedulable_worker() -> None:
         fleet.drain(worker_id)
     with pytest.raises(WorkerDraining, match=r"draining: 1, 2, 3, 4, 5, 6, 7, 8 and 3 more"):
         fleet.select(1, allowed_worker_ids=[*range(1, 12)])
-    assert worker_of(fleet.take("a", 1)) == 12
+    assert selection_of(fleet.take("a", 1)).worker_id == 12
     fleet.drain(12)
     with pytest.raises(NoSchedulableWorker, match="no schedulable workers are available"):
         fleet.select(1)
@@ -155,9 +144,9 @@ def test_who_waits_for_it_alone_is_told_and_others_go_on(*, gated: bool) -> None
     fleet = busy_fleet(3, admission=admission)
     for worker_id in (1, 2, 3):
         fleet.book(f"load{worker_id}", worker_id, *range(2))
-    anybody = waits(fleet.take("a", 9))
-    pinned = waits(fleet.take("b", 9, pinned_worker=PinnedWorker(1, 0)))
-    either = waits(fleet.take("c", 9, allowed_worker_ids=[1, 2]))
+    anybody = ticket_of(fleet.take("a", 9))
+    pinned = ticket_of(fleet.take("b", 9, pinned_worker=PinnedWorker(1, 0)))
+    either = ticket_of(fleet.take("c", 9, allowed_worker_ids=[1, 2]))
     fleet.drain(1)
     assert isinstance(pinned.answer, WorkerDraining), "behind somebody who waits on"
     assert fleet.effects.answered == [pinned]
@@ -178,8 +167,8 @@ def test_who_waits_at_the_gate_for_it_alone_is_told() -> None:
     fleet = busy_fleet(2, admission=AdmissionSettings(max_inflight=1))
     for worker_id in (1, 2):
         fleet.book(f"load{worker_id}", worker_id, 1)
-    pinned = waits(fleet.take("a", 9, pinned_worker=PinnedWorker(1, 0)))
-    anybody = waits(fleet.take("b", 9))
+    pinned = ticket_of(fleet.take("a", 9, pinned_worker=PinnedWorker(1, 0)))
+    anybody = ticket_of(fleet.take("b", 9))
     keeper = fleet.core.partitions[DEFAULT].admission
     assert keeper is not None
     assert keeper.waiting_count == 2
@@ -199,7 +188,7 @@ def test_a_crowd_is_told_in_slices() -> None:
     fleet.worker(2, max_num_batched_tokens=16, taints=["spare"])
     for worker_id in (1, 2):
         fleet.book(f"load{worker_id}", worker_id, *range(2))
-    crowd = [waits(fleet.take(f"r{n}", n, allowed_worker_ids=[1])) for n in range(30)]
+    crowd = [ticket_of(fleet.take(f"r{n}", n, allowed_worker_ids=[1])) for n in range(30)]
     gone = crowd[7]
     assert fleet.core.room.withdraw(gone)
     fleet.drain(1)
