@@ -20,7 +20,7 @@ from select_service.types import (
     WorkerPatch,
     WorkerSpec,
 )
-from tests.indexer.core.test_dump import pack
+from tests.indexer.core.indices import pack
 
 SCOPE = Scope("default", "default")
 OTHER = Scope("m", "t")

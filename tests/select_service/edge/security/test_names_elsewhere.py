@@ -6,8 +6,7 @@ import pytest
 
 from select_service.edge.tenancy.tenant_ids import TenantIds, prefix_of
 from select_service.errors import ReservationNotFound
-from tests.select_service.core.replication.replica import Replica, acquainted
-from tests.select_service.core.replication.test_absent_workers import tell
+from tests.select_service.core.replication.replica import Replica, acquainted, tell
 
 
 def known(name: str, tenant_id: str) -> Replica:
