@@ -267,3 +267,45 @@ def test_what_a_dump_and_then_the_engine_tell_is_held_once() -> None:
         copy.store(A, GPU, None, [2], pack(2), group=group)
         assert copy.remove(A, GPU, [2, 2], group=group) == 2
         copy.check()
+
+
+def test_what_importers_must_accept() -> None:
+    blocks = [{"block_hash": name, "tokens_hash": name} for name in (1, 2, 2**64 - 1)]
+    odd = {"block_hash": 3, "tokens_hash": 3, "mm_extra_info": {"mm_objects": []}, "new": 1}
+    index = loaded(
+        [
+            {"worker_id": 1, "event": {"data": {"stored": {"blocks": blocks}}}},
+            {"worker_id": 1, "event": {"event_id": 4, "data": {"stored": {"blocks": [odd]}}}},
+            {
+                "worker_id": 1,
+                "storage_tier": "disk",
+                "future": [],
+                "event": {
+                    "data": {
+                        "stored": {"parent_hash": 4, "blocks": [blocks[0] | {"block_hash": 5}]}
+                    }
+                },
+            },
+            {
+                "worker_id": 1,
+                "storage_tier": "disk",
+                "event": {
+                    "data": {
+                        "stored": {
+                            "parent_hash": 2,
+                            "start_position": 1,
+                            "blocks": [odd | {"block_hash": 4}],
+                        }
+                    }
+                },
+            },
+            {"worker_id": 1, "event": {"data": {"removed": {"block_hashes": [2**64 - 1, 77]}}}},
+            {"worker_id": 1, "event": {"dp_rank": 1, "data": {"stored": {"blocks": blocks}}}},
+            {"worker_id": 1, "event": {"dp_rank": 1, "data": "cleared"}},
+            {"worker_id": 1, "event": {"data": {}}},
+        ]
+    )
+    assert found(index, 1, 2, 2**64 - 1) == {A: (2, 0, 0)}
+    assert found(index, 1, 2, 3, 1) == {A: (2, 0, 2)}
+    assert found(index, 3) == {A: (1, 0, 0)}
+    assert index.slot_of(WorkerRank(1, 1)) is not None

@@ -240,6 +240,31 @@ def test_after_a_new_connection_a_lower_number_is_a_restart_at_once(
     assert bench.blocks(engine="new") == {number}
 
 
+def test_copies_are_no_proof_of_another_engine() -> None:
+    bench = Bench()
+    bench.live(0)
+    bench.live(1)
+    bench.live(1, engine="third")
+    bench.live(0)  # late, while the endpoint is asked
+    bench.reply(1, engine="new")
+    bench.reply(0)
+    bench.live(2)
+    for _ in range(4):
+        bench.wait(1.1)
+    assert bench.blocks() == {0, 1, 2}
+
+
+def test_another_copy_of_what_was_heard_is_counted_and_changes_nothing() -> None:
+    bench = Bench()
+    bench.live(*range(3), 4)
+    assert bench.asked() == 2
+    bench.reply(2)
+    bench.reply(1, engine="new")
+    assert bench.stream.tallies.conflicting_replies == 1
+    bench.reply(3)
+    assert bench.blocks() == {0, 1, 2, 3, 4}
+
+
 # -- all of it, in any order ---------------------------------------------------------------------
 
 Answer = Literal["lies", "lies later", "repeats", "truth", "end", "nothing"]

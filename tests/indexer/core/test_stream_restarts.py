@@ -178,3 +178,20 @@ def test_a_restart_forgets_losses_under_both_policies(policy: EventLossPolicy) -
     bench.live(0, engine="new")
     assert bench.state() == "current"
     assert bench.blocks(engine="new") == {0}
+
+
+def test_a_restart_without_a_seam() -> None:
+    bench = Bench()
+    for seq in range(3):
+        bench.live(seq)
+    bench.stream.on_reconnect(0.0)
+    bench.live(3, engine="new")
+    bench.reply(2, engine="new")
+    assert bench.asked() == 3, "does the endpoint at least repeat what has come since?"
+    bench.reply(3, engine="new")
+    assert bench.asked() == 0
+    for seq in range(4):
+        bench.reply(seq, engine="new")
+    bench.end()
+    assert bench.blocks() == set()
+    assert bench.blocks(engine="new") == {0, 1, 2, 3}

@@ -173,3 +173,11 @@ def test_a_ttl_of_zero_never_expires() -> None:
     fleet.book("a", 1, 1)
     fleet.tick(1e9)
     assert fleet.load(1) == (16, 1, 1)
+
+
+def test_a_fraction_outside_the_unit_is_refused_before_the_id(fleet: Fleet) -> None:
+    for fraction in (-0.1, 1.5):
+        with pytest.raises(InvalidRequest, match=r"between 0\.0 and 1\.0"):
+            fleet.core.reservations.output_block("nope", fraction, 0.0)
+    with pytest.raises(ReservationNotFound):
+        fleet.core.reservations.output_block("nope", 0.5, 0.0)

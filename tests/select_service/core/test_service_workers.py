@@ -141,3 +141,19 @@ def test_removed_workers_leave_no_memory_behind(fleet: Fleet) -> None:
     fleet.tick(1.0)
     assert index.stats.nodes == 0
     assert fleet.core.partitions[DEFAULT].ledger.live == 0
+
+
+def test_every_reason_is_named_in_order() -> None:
+    fleet = Fleet()
+    record = fleet.worker(1, endpoint="", block_size=0, kv_events_endpoint=None)
+    assert record.not_schedulable_reasons == [
+        "endpoint is required",
+        "block_size must be greater than 0",
+        "kv_events endpoint is required for dp_rank 0",
+    ]
+
+
+def test_too_many_ranks_are_refused_before_anything_is_built() -> None:
+    with pytest.raises(InvalidRequest, match="at most 1024") as caught:
+        Fleet().worker(1, data_parallel_size=4_000_000_000)
+    assert caught.value.field == "data_parallel_size"

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 
-from select_service.errors import ServiceError, retry_after
+from select_service.errors import (
+    AdmissionControlOff,
+    InvalidRequest,
+    ModelNotFound,
+    ServiceError,
+    retry_after,
+)
 from select_service.types import PinnedWorker
 from select_service.types.admission import RankMetrics, WorkerMetrics
 from tests.select_service.core.admission.gated import fleet, keeper_of, refused, threshold
-from tests.select_service.core.whole_fleet import Fleet, selection_of, ticket_of
+from tests.select_service.core.whole_fleet import DEFAULT, Fleet, selection_of, ticket_of
 
 
 def test_a_busy_worker_is_passed_over_while_another_is_free() -> None:
@@ -107,3 +114,67 @@ def test_a_rank_that_comes_again_has_told_nothing() -> None:
     some.worker(1, **record, data_parallel_size=2)
     selection_of(some.take("a", 1, pinned_worker=PinnedWorker(1, 1)))
     assert not some.core.admitting.reports.by_worker[1]
+
+
+def test_the_body_of_a_busy_refusal_is_the_references_and_more() -> None:
+    some = fleet(mode="token-capacity", active_prefill_tokens_threshold=10)
+    some.take("a", 1)
+    refusal = refused(some, 2)
+    body = refusal.body()
+    assert {name: body[name] for name in ("message", "type", "code")} == {
+        "message": "Service temporarily unavailable: All workers are busy, please retry later",
+        "type": "service_unavailable",
+        "code": 503,
+    }
+    assert (body["reason"], body["gate"]) == ("all-workers-busy", "busy")
+    assert (body["knob"], body["value"], body["limit"]) == (
+        "active_prefill_tokens_threshold",
+        16,
+        10,
+    )
+    assert retry_after(refusal) is not None
+    assert keeper_of(some).rejections == {"select_and_reserve": 1}
+
+
+def test_a_threshold_set_over_http_holds_at_once_and_merges() -> None:
+    some = fleet(mode="token-capacity")
+    some.take("a", 1)
+    change, now = some.core.admission.change_threshold, some.now
+    answer, _ = change(threshold(active_prefill_tokens_threshold=10), now)
+    assert answer.active_prefill_tokens_threshold == 10
+    assert refused(some, 2).gate == "busy"
+    answer, _ = change(threshold(active_decode_blocks_threshold=0.5), now)
+    assert answer.active_prefill_tokens_threshold == 10, "merged, not replaced"
+    answer, _ = change(threshold(clear=["active_prefill_tokens_threshold"]), now)
+    assert answer.active_prefill_tokens_threshold is None
+    assert answer.active_decode_blocks_threshold == 0.5
+    selection_of(some.take("b", 2))
+    answer, _ = some.core.admission.forget_threshold("default", None, now)
+    assert answer.active_decode_blocks_threshold is None
+    assert [one.model for one in some.core.admission.busy_thresholds().thresholds] == ["default"]
+
+
+def test_what_cannot_be_a_threshold_is_refused_and_changes_nothing() -> None:
+    some = fleet(mode="token-capacity")
+    for wrong in (
+        {"active_decode_blocks_threshold": 1.5},
+        {"active_prefill_tokens_threshold": -1},
+        {"active_prefill_tokens_threshold_frac": math.nan},
+        {"clear": ["nonsense"]},
+    ):
+        with pytest.raises(InvalidRequest):
+            some.core.admission.change_threshold(threshold(**wrong), some.now)
+    change = threshold(model="nobody", active_prefill_tokens_threshold=1)
+    with pytest.raises(ModelNotFound):
+        some.core.admission.change_threshold(change, some.now)
+    answer, _ = some.core.admission.change_threshold(threshold(model="nobody"), some.now)
+    assert answer.active_decode_blocks_threshold is None, "reading an unknown one is no error"
+    assert some.core.partitions[DEFAULT].admission is None
+
+
+def test_with_admission_control_off_nothing_is_set_silently() -> None:
+    some = fleet(active_prefill_tokens_threshold=0)
+    selection_of(some.take("a", 1))
+    selection_of(some.take("b", 2))
+    with pytest.raises(AdmissionControlOff):
+        some.core.admission.change_threshold(threshold(active_prefill_tokens_threshold=1), some.now)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from select_service.core.batches.batch_plan import even_share
 from select_service.core.decisions.explain import ExplainedRecord
 from select_service.core.effects import Effects
-from select_service.errors import BatchNotPlaced, InvalidRequest
+from select_service.errors import BatchNotPlaced, InvalidField, InvalidRequest
 from select_service.types import CoreLimits, PinnedWorker, RoutingConstraints, Selection
 from select_service.types.admission import AdmissionSettings
 from select_service.types.batches import SelectBatchRequest, WaveAnswer, WaveItem
@@ -407,3 +407,12 @@ def test_what_others_compute_counts_for_who_asks_for_hits_too_but_is_no_hit() ->
     assert computed == [128, 0, 0]
     assert [one.shared_tokens for one in answer.results] == [0, 128, 128]
     assert [rank.prefill_tokens for rank in answer.ranks] == [128]
+
+
+def test_limits_are_told_before_anything_happens() -> None:
+    fleet = fleet_of(1, limits=CoreLimits(wave_samples_max=3))
+    with pytest.raises(InvalidField, match="at most 3 samples"):
+        place(fleet, prompt(1, n=2), prompt(2, n=2))
+    with pytest.raises(InvalidField, match="atomic needs reserve"):
+        place(fleet, prompt(1), atomic=True)
+    assert fleet.core.counters.waves == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -14,9 +15,19 @@ from select_service.errors import (
     LeaseExpired,
     LeaseNotFound,
     LeaseReopened,
+    ServiceError,
     TooManyLeases,
 )
-from select_service.types import CoreLimits, LeaseRecord, LeaseRenewal, LeaseRequest
+from select_service.types import (
+    BatchFree,
+    BatchOutputBlock,
+    BatchPrefillComplete,
+    BatchRequest,
+    CoreLimits,
+    LeaseRecord,
+    LeaseRenewal,
+    LeaseRequest,
+)
 from tests.select_service.core.whole_fleet import Fleet
 
 
@@ -282,3 +293,46 @@ def test_long_prompts_make_short_turns() -> None:
 
 
 # -- batches -------------------------------------------------------------------------------------
+
+
+def test_ranks_that_go_take_their_reservations_out_of_the_lease(fleet: Fleet) -> None:
+    opened(fleet)
+    for number in range(100):
+        fleet.book(f"r{number}", 1, number, lease_id="l")
+    fleet.delete(1)
+    fleet.worker(1)
+    fleet.book("r5", 1, lease_id="l")  # anew, while the old one is still being cleared away
+    close(fleet)
+    fleet.tick(0.0)
+    assert fleet.load(1) == (0, 0, 0)
+    assert fleet.core.counters.reservations_lease_ended == 1
+
+
+def test_a_batch_does_what_the_single_calls_do(fleet: Fleet) -> None:
+    for name in ("a", "b"):
+        fleet.book(name, 1, 1, 2)
+    operations: list[Any] = [
+        BatchPrefillComplete(reservation_id="a"),
+        BatchOutputBlock(reservation_id="a", count=3),
+        BatchOutputBlock(reservation_id="b", decay_fraction=0.5, count=2),
+        BatchOutputBlock(reservation_id="b", decay_fraction=1.5),
+        BatchFree(reservation_id="a"),
+        BatchFree(reservation_id="a"),
+        BatchPrefillComplete(reservation_id="a"),
+        BatchFree(reservation_id="nobody's"),
+    ]
+    results = [fleet.core.reservations.operate(one, fleet.now)[0] for one in operations]
+    assert [one.status for one in results] == [200, 200, 200, 400, 200, 200, 404, 404]
+    assert results[3].code == "invalid_request"
+    assert results[3].field == "decay_fraction"
+    assert results[7].error == "reservation nobody's not found"
+    assert fleet.load(1) == (32, 3, 1)
+
+
+def test_a_batch_has_a_limit() -> None:
+    fleet = Fleet(limits=CoreLimits(batch_operations_max=1))
+    one: Any = BatchFree(reservation_id="a")
+    fleet.core.reservations.check_batch(BatchRequest(operations=[one]))
+    with pytest.raises(ServiceError) as caught:
+        fleet.core.reservations.check_batch(BatchRequest(operations=[one, one]))
+    assert (caught.value.status, caught.value.field) == (422, "operations")
