@@ -597,6 +597,31 @@ cdef class LoadRows:
         self._heard, self._ahead, self._step = heard, ahead, step
         self._seats, self._wait = seats, wait
 
+    def pack(self, double prefilling, double turnover, pace):
+        """Return the columns of prices as one byte string."""
+        cdef Py_ssize_t size = self._prefill.shape[0] * sizeof(double)
+        cdef Py_ssize_t columns = 4 if pace is None else 6
+        cdef double numbers[3]
+        cdef bytes packed = PyBytes_FromStringAndSize(
+            NULL, columns * size + (2 if pace is None else 3) * sizeof(double)
+        )
+        cdef char *out = PyBytes_AS_STRING(packed)
+        numbers[0], numbers[1] = prefilling, turnover
+        if pace is not None:
+            numbers[2] = pace
+        if size:
+            memcpy(out, &self._prefill[0], size)
+            memcpy(out + size, &self._decode[0], size)
+            memcpy(out + 2 * size, &self._churn[0], size)
+            memcpy(out + 3 * size, &self._context[0], size)
+            if pace is not None:
+                memcpy(out + 4 * size + 2 * sizeof(double), &self._heard[0], size)
+                memcpy(out + 5 * size + 2 * sizeof(double), &self._ahead[0], size)
+        memcpy(out + 4 * size, numbers, 2 * sizeof(double))
+        if pace is not None:
+            memcpy(out + 6 * size + 2 * sizeof(double), &numbers[2], sizeof(double))
+        return packed
+
     def book(
         self,
         Py_ssize_t slot,

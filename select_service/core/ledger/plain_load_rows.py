@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, cast
 
+from select_service.core.ledger.loads import PACE, TOTALS
+
 if TYPE_CHECKING:
     from select_service.core.columns import Floats, Slots
 
@@ -53,6 +55,25 @@ class LoadRows:
         self._heard, self._ahead = _floats(heard), _floats(ahead)
         self._step = _floats(step)
         self._seats, self._wait = seats.data, _floats(wait)
+
+    def pack(self, prefilling: int, turnover: float, pace: float | None) -> bytes:
+        """Return the columns of prices as one byte string: a `PackedLoads`.
+
+        Args:
+            prefilling: its total.
+            turnover: likewise.
+            pace: likewise; None: without queues.
+        """
+        told: list[memoryview | bytes] = [
+            self._prefill,
+            self._decode,
+            self._churn,
+            self._context,
+            TOTALS.pack(prefilling, turnover),
+        ]
+        if pace is not None:
+            told += self._heard, self._ahead, PACE.pack(pace)
+        return b"".join(told)
 
     def book(
         self,

@@ -216,12 +216,13 @@ class ReservationIds:
     def add(self, booking: LiveReservation) -> None:  # noqa: C901, PLR0912 - straight on: all pay for it
         """Add a new live booking; its id must be unused."""
         reservation = booking.reservation
+        name, second = reservation.reservation_id, reservation.selection_id
         booking.hold, booking.is_own = self.hold, reservation.origin == "local"
         self.added = booking.number = self.added + 1
-        before = self.by_id.get(reservation.reservation_id)
+        before = self.by_id.get(name)
         if before is not None:
             self.forget_dropped(before.reservation, reservation.created)
-        self.by_id[reservation.reservation_id] = booking
+        self.by_id[name] = booking
         if booking.is_own:
             self.own += 1
             if self.tenants is not None:
@@ -230,27 +231,23 @@ class ReservationIds:
             place = booking.partition, reservation.slot
             self._foreign[place] = self._foreign.get(place, 0) + 1
         # ids in use are not freed ones
-        names = [reservation.reservation_id]
-        if reservation.pair is not None:
-            names.append(reservation.pair)
-        if reservation.selection_id is not None:
-            names.append(reservation.selection_id)
-        for name in names:
-            key = name if len(name) <= LONG_ID_CHARS else key_of(name)
+        for used in (name, reservation.pair, None if second == name else second):
+            if used is None:
+                continue
+            key = used if len(used) <= LONG_ID_CHARS else key_of(used)
             if self.tenants is None:
                 is_gone = self._freed.discard(key)
             else:
-                is_gone = self._discard_freed(prefix_in(name), key)
+                is_gone = self._discard_freed(prefix_in(used), key)
             if is_gone and self.changes is not None:
                 self.changes.mark(RESERVATION, key)
-        if self.changes is not None and reservation.origin == "local":
+        if self.changes is not None and booking.is_own:
             if booking.answer is None:  # restored: it was acknowledged long ago
-                self.changes.mark(RESERVATION, reservation.reservation_id)
+                self.changes.mark(RESERVATION, name)
             else:
-                self.changes.booked(reservation.reservation_id, self.hold)
+                self.changes.booked(name, self.hold)
         if reservation.pair is not None:
             self.pairs.setdefault(reservation.pair, []).append(booking)
-        second = reservation.selection_id
         if second is not None:
             booking.older = self._second_names.get(second)
             if booking.older is not None:

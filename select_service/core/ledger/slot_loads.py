@@ -153,16 +153,9 @@ class SlotLoads:
         The same object is returned as long as nothing changes.
         """
         if not self.packed:
-            told: list[memoryview | bytes] = [
-                self.prefill.data,
-                self.decode.data,
-                self.churn.data,
-                self.context.data,
-                TOTALS.pack(self.prefilling, self.recent.turnover),
-            ]
-            if self.follows_queues:
-                told += self.heard.data, self.ahead.data, PACE.pack(self.recent.pace)
-            self.packed = b"".join(told)
+            recent = self.recent
+            pace = recent.pace if self.follows_queues else None
+            self.packed = self.rows.pack(self.prefilling, recent.turnover, pace)
         return self.packed
 
     # -- facts about ranks -------------------------------------------------------------------------

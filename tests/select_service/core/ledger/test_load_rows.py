@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from indexer.compiled import usable
 from select_service.core.ledger import plain_load_rows
+from select_service.core.ledger.loads import unpacked
 
 ROWS = 3
 KINDS: list[Any] = [plain_load_rows.LoadRows]
@@ -84,6 +85,24 @@ def test_every_step_writes_its_row_and_no_other(kind: Any, steps: list[Any]) -> 
             context[slot] -= WAIT[slot] if requests[slot] + 1 >= SEATS[slot] else 0.0
     prefill[:] = map(float, prefill)
     assert [column.tolist() for column in made] == expected
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__module__)
+def test_packed_rows_are_the_loads_of_a_decision(kind: Any) -> None:
+    made = columns()
+    rows = kind(*made)
+    rows.book(1, 700, 700, 1, 44, 45, 3.0)
+    rows.book(2, 9000, 9000, 1, 563, 564, 4.0)
+    prefill, decode, churn, context, _, _, heard, ahead, *_ = [one.tolist() for one in made]
+    plain = unpacked(rows.pack(2, math.inf, None))
+    for found in (plain, unpacked(rows.pack(2, math.inf, 50.5))):
+        assert [one.tolist() for one in found[:4]] == [prefill, decode, churn, context]
+        assert found[4:6] == (2.0, math.inf)
+    assert plain[6:] == (None, None, 0.0)
+    assert found.heard is not None
+    assert found.ahead is not None
+    assert (found.heard.tolist(), found.ahead.tolist(), found.pace) == (heard, ahead, 50.5)
+    assert unpacked(kind(*[column[:0] for column in columns()]).pack(0, 0.0, None)).prefilling == 0
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__module__)
