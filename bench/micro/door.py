@@ -135,10 +135,10 @@ class Rig:
             for part in operation:
                 receive(part)
             if self.row == FRESH:
-                self.lane.outbox.flush()
+                self.lane.flush()
         self.times.append((process_time() - start) / count * 1e6)
         self.instructions.append((_executed() - executed) / count)
-        self.lane.outbox.flush()
+        self.lane.flush()
         if not self.answer.startswith(b"HTTP/1.1 200"):
             raise SystemExit(f"{self.row}: {self.answer[:300]!r}")
 

@@ -34,7 +34,6 @@ from select_service.edge.http.framing import judge_framing
 from select_service.edge.http.head_memory import Heads, Peers
 from select_service.edge.http.header_cache import GUARDED, KEPT, HeaderCache
 from select_service.edge.http.negotiation import CERTIFICATE
-from select_service.edge.http.outbox import ANSWERS_MAX, Outbox
 from select_service.edge.http.plain_fields import credentials_in, plain_fields
 from select_service.edge.http.request_reader import PIPELINED_MAX, RequestParser
 from select_service.edge.http.response_head import (
@@ -56,7 +55,11 @@ if TYPE_CHECKING:
     from select_service.edge.http.traffic import Connections
     from select_service.edge.security.authority import Authority, Grant
 
-__all__ = ["READ_BYTES_MAX", "HttpConnection", "http_protocol"]
+__all__ = ["ANSWERS_MAX", "READ_BYTES_MAX", "HttpConnection", "http_protocol"]
+
+ANSWERS_MAX: Final = 16
+"""Answers of one turn of the loop are sent at the latest after this many, so that the first does
+not wait long: 16 take half a millisecond to make."""
 
 READ_BYTES_MAX: Final = 8192
 """The longest head that is looked up in the remembered ones."""
@@ -77,6 +80,11 @@ class HttpConnection(RequestParser):
     heads: Heads
     peers: Peers
     steady: HeaderCache
+    outbox: list[tuple[HttpConnection, bytes, Response]]
+    """Complete answers to what this turn of the loop has read, across all connections of a server:
+    a client woken by the first answer would compete for the processor while the others are made.
+    Call `flush` before writing anything else to one of these connections."""
+    read_bytes_max = READ_BYTES_MAX  # at most what a head may have
     preamble = ResponseHead()
     is_last = False  # it closes after its next answer; set on the class when the server leaves,
     # so no instance may set it to False
@@ -121,11 +129,11 @@ class HttpConnection(RequestParser):
 
     @override
     def eof_received(self) -> None:
-        self.outbox.flush()  # a client that has finished sending waits for its answers
+        self.flush()  # a client that has finished sending waits for its answers
 
     def shutdown(self) -> None:
         """Close after the answer that is owed, or now; `uvicorn.Server` calls this at its end."""
-        self.outbox.flush()
+        self.flush()
         exchange = self._unanswered()
         if self._debt is not None or self._call is not None:
             self.is_last = True
@@ -137,17 +145,12 @@ class HttpConnection(RequestParser):
     @override
     def data_received(self, data: bytes) -> None:
         """Answer data that is exactly one request with known header lines; parse any other."""
-        end = data.find(b"\r\n\r\n", 0, READ_BYTES_MAX) if self._is_between else -1
-        if (
-            not 0 <= end <= self.limits.head_bytes_max - 4
-            or self.flow.write_paused
-            or self.transport.is_closing()
-        ):
+        end = data.find(b"\r\n\r\n", 0, self.read_bytes_max) if self._is_between else -1
+        if end < 0 or self.flow.write_paused or self.transport.is_closing():
             self.read(data)
             return
-        line_end = data.find(b"\r\n")
-        line, lines, size = data[:line_end], data[line_end:end], len(data) - end - 4
-        door = self.door
+        line_end, size, door = data.find(b"\r\n"), len(data) - end - 4, self.door
+        line, lines = data[:line_end], data[line_end:end]
         call = door.call_in_line(line) or door.call_with_id(line)
         read = None if call is None else self.heads.read.get(lines)
         if call is None or read is None:
@@ -157,11 +160,10 @@ class HttpConnection(RequestParser):
                 return
             call, head = known
         else:
-            head, length, breaks = read
+            head, length = read
             if (
                 length != size
                 or size > door.max_body_bytes
-                or breaks > self.limits.header_lines_max
                 or (id(call.route) not in head.suited and not door.suits(call.route, head, size))
             ):
                 self.read(data)
@@ -202,15 +204,14 @@ class HttpConnection(RequestParser):
         if head is None:
             self._lines_read = kept
             return None
-        breaks = lines.count(b"\r\n")
-        if length != size or breaks > self.limits.header_lines_max:
+        if length != size or lines.count(b"\r\n") > self.limits.header_lines_max:
             return None  # the parser refuses too many lines
         door = self.door
         if is_old:  # the remembered head says that the connection ends
             line = line[:-1] + b"1"
             call = door.call_in_line(line) or door.call_with_id(line)
         else:
-            self.heads.note(lines, head, length, breaks)
+            self.heads.note(lines, head, length)
         if call is not None:
             return (call, head) if door.suits(call.route, head, length) else None
         parts = _REQUEST_LINE.fullmatch(line)
@@ -373,8 +374,7 @@ class HttpConnection(RequestParser):
 
     def write_answer(self, answer: Response) -> None:
         """Put a complete answer into the outbox."""
-        preamble, body = self.preamble, answer.body
-        lines = self.server_state.default_headers
+        preamble, body, lines = self.preamble, answer.body, self.server_state.default_headers
         if lines is not preamble.headers:
             preamble.follow(lines)
         if answer.status == _OK and not self.is_last:
@@ -388,16 +388,31 @@ class HttpConnection(RequestParser):
             head = status_line(answer.status) + preamble.lines + own
             data = b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body)
         outbox = self.outbox
-        if not outbox.answers:
-            self.loop.call_soon(outbox.flush)
-        outbox.answers.append((self, data, answer))
-        if len(outbox.answers) >= ANSWERS_MAX:
-            outbox.flush()
+        if not outbox:
+            self.loop.call_soon(self.flush)
+        outbox.append((self, data, answer))
         self._idle_since = 0.0
         if self.is_last:
             self._refused = True
-            outbox.flush()
+            self.flush()
             self.transport.close()
+        elif len(outbox) >= ANSWERS_MAX:
+            self.flush()
+
+    @override
+    def flush(self) -> None:
+        """Send what is in the outbox, of all connections; what cannot be written is lost."""
+        answers = self.outbox.copy()
+        self.outbox.clear()
+        for connection, data, answer in answers:
+            transport = connection.transport
+            if not transport.is_closing():
+                transport.write(data)
+            if answer.withdraw is not None:
+                if transport.is_closing():
+                    answer.lost()
+                elif transport.get_write_buffer_size():
+                    connection.until_sent(answer)
 
     @property
     def default_lines(self) -> bytes:
@@ -516,7 +531,8 @@ def http_protocol(
     """Create the protocol class of one server, which creates the instances itself."""
     kind: type[HttpConnection] = type("HttpConnection", (HttpConnection,), {})
     kind.door, kind.limits, kind.counts = door, limits, counts
-    kind.heads, kind.peers, kind.outbox = Heads(), Peers(), Outbox()
+    kind.heads, kind.peers, kind.outbox = Heads(), Peers(), []
+    kind.read_bytes_max = min(READ_BYTES_MAX, limits.head_bytes_max)
     kind.steady = HeaderCache(KEPT if door.authority is None else GUARDED)
     if door.authority is not None:
         door.authority.on_change(kind.heads.forget)

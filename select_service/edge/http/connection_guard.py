@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from abc import abstractmethod
 from enum import Enum
 from typing import TYPE_CHECKING, Final, NoReturn, cast
 
@@ -17,7 +18,6 @@ from typing_extensions import override
 
 from indexer.edge.descriptors import descriptors_end
 from select_service.edge.codec.encoder import encode
-from select_service.edge.http.outbox import Outbox
 from select_service.edge.http.pieces import Flow
 from select_service.edge.http.response_head import status_line
 from select_service.errors import (
@@ -80,11 +80,10 @@ class Phase(Enum):
 
 
 class GuardedConnection(asyncio.Protocol):
-    """One connection. A subclass sets `limits`, `counts` and `outbox`, the same for all."""
+    """One connection. A subclass sets `limits` and `counts`, the same for all."""
 
     limits: ConnectionLimits
     counts: Connections
-    outbox: Outbox
     transport: asyncio.Transport
     flow: Flow
     url = b""  # of the request being read
@@ -380,6 +379,10 @@ class GuardedConnection(asyncio.Protocol):
             else:
                 self.transport.close()
 
+    @abstractmethod
+    def flush(self) -> None:
+        """Send the answers that are ready."""
+
     def _stamp(self) -> None:
         self._stamped = self.phase
         self._since = self.loop.time()
@@ -391,7 +394,7 @@ class GuardedConnection(asyncio.Protocol):
 
     def _turn_away(self, error: ServiceError, *, linger: bool = True) -> None:
         """Answer with a refusal if an answer is due, and close."""
-        self.outbox.flush()  # may hold earlier answers
+        self.flush()  # earlier answers
         self._refused = True
         due = self._is_refusal_due()
         for exchange in (self._at_work, self._unanswered()):

@@ -40,8 +40,8 @@ class Heads:
 
     def __init__(self) -> None:
         self.known: dict[bytes, Head] = {}  # by the kept lines
-        self.read: dict[bytes, tuple[Head, int, int]] = {}
-        """By all lines of a head: its meaning, the length of its body, and its number of lines. A
+        self.read: dict[bytes, tuple[Head, int]] = {}
+        """By all lines of a head, no more than allowed: its meaning, and the length of its body. A
         request that differs only in the path need not be read again."""
 
     def forget(self) -> None:
@@ -57,13 +57,13 @@ class Heads:
             self.forget()
         self.known[lines] = head
 
-    def note(self, lines: bytes, head: Head, length: int, breaks: int) -> None:
+    def note(self, lines: bytes, head: Head, length: int) -> None:
         """Store the meaning of all lines of an HTTP/1.1 head."""
         if len(lines) > HEAD_BYTES_MAX:
             return
         if len(self.read) >= LINES_MAX:
             self.read.clear()
-        self.read[lines] = head, length, breaks
+        self.read[lines] = head, length
 
 
 class _Oblivion(Heads):
@@ -76,7 +76,7 @@ class _Oblivion(Heads):
         """Do nothing."""
 
     @override
-    def note(self, lines: bytes, head: Head, length: int, breaks: int) -> None:
+    def note(self, lines: bytes, head: Head, length: int) -> None:
         """Do nothing."""
 
 

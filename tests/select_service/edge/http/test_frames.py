@@ -63,7 +63,7 @@ async def _frames_of_one_request() -> list[tuple[str, str]]:
 
     def ask() -> None:
         lane.data_received(request)
-        lane.outbox.flush()
+        lane.flush()
 
     try:
         frames = frames_of(ask)

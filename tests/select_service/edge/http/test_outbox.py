@@ -12,9 +12,8 @@ from uvicorn.server import ServerState
 
 from select_service.edge.app import create_door, create_driver
 from select_service.edge.codec.responses import Response
-from select_service.edge.http.connection import HttpConnection, http_protocol
+from select_service.edge.http.connection import ANSWERS_MAX, HttpConnection, http_protocol
 from select_service.edge.http.connection_limits import ConnectionLimits
-from select_service.edge.http.outbox import ANSWERS_MAX
 from select_service.edge.http.traffic import Connections
 from tests.select_service.edge.serving import SETTINGS
 
