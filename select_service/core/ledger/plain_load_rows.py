@@ -64,7 +64,7 @@ class LoadRows:
             turnover: likewise.
             pace: likewise; None: without queues.
         """
-        told: list[memoryview | bytes] = [
+        told: list[memoryview[int] | memoryview[float] | bytes] = [
             self._prefill,
             self._decode,
             self._churn,
