@@ -28,11 +28,16 @@ cdef enum:
     MOVED_PER_VALUE = 8  # places of an old table looked at for every value that comes or goes
 
 
-cdef struct Entry:
+cdef struct Entry:  # 16 bytes: four in a line of the cache
     uint64_t value
-    double weight
     uint32_t count  # how often the lane has it
-    uint32_t used  # 0: an empty place
+    uint32_t state
+
+
+cdef enum:
+    EMPTY = 0  # a place
+    WHOLE = 1  # an entry of weight 1
+    FADED = 2  # of another weight, which is in a dict: few blocks ever have one
 
 
 cdef struct Places:
@@ -59,10 +64,11 @@ cdef class BlockCounts:
     cdef Py_ssize_t _count
     cdef uint64_t _secret  # lest a client fills one neighbourhood of a table
     cdef list _faded  # by lane, the exact sum of the weights that are not 1
+    cdef list _weights  # by lane, these weights by value
 
     def __cinit__(self):
         self._secret = (<uint64_t>hash("a secret of this process")) | 1
-        self._faded = []
+        self._faded, self._weights = [], []
 
     def __dealloc__(self):
         cdef Py_ssize_t at
@@ -83,6 +89,7 @@ cdef class BlockCounts:
             more.whole, more.old.places = 0, NULL
             _allocate(&more.now, PLACES_MIN)
             self._faded.append(0)
+            self._weights.append({})
             self._count += 1
 
     cpdef enter(self, Py_ssize_t lane, bytes run):
@@ -109,8 +116,7 @@ cdef class BlockCounts:
         cdef Lane *here = self._lane(lane)
         cdef uint64_t values[AHEAD]
         cdef uint64_t homes[AHEAD]
-        cdef Py_ssize_t start, i, count, gone = 0
-        cdef double weight = 1.0
+        cdef Py_ssize_t start, i, count
         cdef Entry *entry
         for start in range(0, PyBytes_GET_SIZE(run) // HASH, AHEAD):
             count = self._fetch(here, run, start, values, homes)
@@ -118,12 +124,11 @@ cdef class BlockCounts:
                 entry = self._look(here, values[i], homes[i])
                 entry.count -= 1
                 if entry.count == 0:
-                    if entry.weight != weight:
-                        self.add(lane, -gone, weight)
-                        weight, gone = entry.weight, 0
-                    gone += 1
+                    if entry.state == WHOLE:
+                        here.whole -= 1
+                    else:
+                        self.add(lane, -1, self._weigh(lane, entry, 1.0))
                     self._take(here, entry)
-        self.add(lane, -gone, weight)
 
     # -- weights -------------------------------------------------------------------------------
 
@@ -139,7 +144,7 @@ cdef class BlockCounts:
             self._faded[lane] += blocks * units(weight)
 
     cpdef fade(self, Py_ssize_t lane, list runs, double weight):
-        cdef double before = weight
+        cdef double before = weight, old
         cdef int64_t moved = 0
         cdef Entry *entry
         cdef Py_ssize_t i
@@ -147,12 +152,14 @@ cdef class BlockCounts:
         for run in runs:
             for i in range(PyBytes_GET_SIZE(run) // HASH):
                 entry = self._find(lane, run, i)
-                if entry.count == 0 and entry.weight != weight:
-                    if entry.weight != before:
+                if entry.count == 0:
+                    old = self._weigh(lane, entry, weight)
+                    if old == weight:
+                        continue
+                    if old != before:
                         self.add(lane, -moved, before)
                         self.add(lane, moved, weight)
-                        before, moved = entry.weight, 0
-                    entry.weight = weight
+                        before, moved = old, 0
                     moved += 1
         self.add(lane, -moved, before)
         self.add(lane, moved, weight)
@@ -164,9 +171,21 @@ cdef class BlockCounts:
         found = {}
         for i in range(PyBytes_GET_SIZE(run) // HASH):
             entry = self._find(lane, run, i)
-            if entry.weight != 1.0:
-                found[entry.value] = entry.weight
+            if entry.state == FADED:
+                found[entry.value] = self._weights[lane][entry.value]
         return found
+
+    cdef double _weigh(self, Py_ssize_t lane, Entry *entry, double weight) except -1.0:
+        """Give an entry another weight and return the one it had."""
+        cdef dict weights = self._weights[lane]
+        cdef double before = 1.0
+        if entry.state == FADED:
+            before = weights.pop(entry.value)
+        entry.state = WHOLE
+        if weight != 1.0:
+            entry.state = FADED
+            weights[entry.value] = weight
+        return before
 
     cdef int _step(self, Py_ssize_t lane, list runs, int step) except -1:
         """Count the values of runs up or down; those that are down to 0 still have a place."""
@@ -208,9 +227,9 @@ cdef class BlockCounts:
 
     cdef inline Entry *_look(self, Lane *here, uint64_t value, uint64_t home) except NULL:
         cdef Entry *entry = _probe(&here.now, value, home)
-        if not entry.used and here.old.places != NULL:
+        if entry.state == EMPTY and here.old.places != NULL:
             entry = _probe(&here.old, value, home)
-        if not entry.used:
+        if entry.state == EMPTY:
             raise KeyError(value)
         return entry
 
@@ -221,15 +240,15 @@ cdef class BlockCounts:
             self._move(here)
             if here.old.places != NULL:
                 entry = _probe(&here.old, value, home)
-                if entry.used:
+                if entry.state != EMPTY:
                     return entry
         entry = _probe(&here.now, value, home)
-        if entry.used:
+        if entry.state != EMPTY:
             return entry
-        if 2 * here.now.used > here.now.mask and here.old.places == NULL:
+        if 8 * here.now.used > 5 * here.now.mask and here.old.places == NULL:
             self._follow(here, 2 * (here.now.mask + 1))
             entry = _probe(&here.now, value, home)
-        entry.value, entry.weight, entry.count, entry.used = value, 1.0, 0, True
+        entry.value, entry.count, entry.state = value, 0, WHOLE
         here.now.used += 1
         return entry
 
@@ -243,14 +262,14 @@ cdef class BlockCounts:
         cdef uint64_t at = entry - places.places, behind = at, home
         while True:
             behind = (behind + 1) & places.mask
-            if not places.places[behind].used:
+            if places.places[behind].state == EMPTY:
                 break
             home = self._mixed(places.places[behind].value) & places.mask
             # may stand at `at` if its home is not between there and here
             if ((behind - home) & places.mask) >= ((behind - at) & places.mask):
                 places.places[at] = places.places[behind]
                 at = behind
-        places.places[at].used = 0
+        places.places[at].state = EMPTY
         places.used -= 1
         if here.old.places != NULL:
             self._move(here)
@@ -270,7 +289,7 @@ cdef class BlockCounts:
         _allocate(&fresh, places)
         here.old, here.now = here.now, fresh
         here.start = 0
-        while here.old.places[here.start].used:  # behind a gap: no run is torn apart
+        while here.old.places[here.start].state != EMPTY:  # behind a gap: no run is torn apart
             here.start += 1
         here.left = here.old.mask + 1
         return 0
@@ -281,9 +300,9 @@ cdef class BlockCounts:
         cdef Entry *entry
         while here.left and here.old.used:
             entry = &here.old.places[here.start]
-            if entry.used:
+            if entry.state != EMPTY:
                 _probe(&here.now, entry.value, self._mixed(entry.value))[0] = entry[0]
-                entry.used = 0
+                entry.state = EMPTY
                 here.now.used += 1
                 here.old.used -= 1
             elif looked >= MOVED_PER_VALUE:
@@ -298,7 +317,7 @@ cdef class BlockCounts:
 cdef inline Entry *_probe(const Places *table, uint64_t value, uint64_t home) noexcept nogil:
     """The entry of a value, or the empty place where it belongs."""
     cdef uint64_t at = home & table.mask
-    while table.places[at].used and table.places[at].value != value:
+    while table.places[at].state != EMPTY and table.places[at].value != value:
         at = (at + 1) & table.mask
     return &table.places[at]
 
