@@ -127,7 +127,11 @@ class Lifecycle:
         if one is not None and (len(one) > most or not one.isprintable()):
             raise NameRefused.of("reservation_id", one, most, "id_length_max")
         one = request.selection_id
-        if one is not None and (len(one) > most or not one.isprintable()):
+        if (
+            one is not None
+            and one != request.reservation_id
+            and (len(one) > most or not one.isprintable())
+        ):
             raise NameRefused.of("selection_id", one, most, "id_length_max")
         if request.lora_name is not None:
             check_name("lora_name", request.lora_name, limits.name_length_max)
@@ -198,12 +202,15 @@ class Lifecycle:
             self.leases.join(order.lease, reservation)
             self.leases.touch(order.lease, now)
         reservation.fingerprint = order.fingerprint
-        reservation.pair = order.pair
-        reservation.wave = order.wave
-        reservation.track_prefill_tokens = order.track_prefill_tokens
         reservation.selection_id = request.selection_id
-        reservation.lora_name = request.lora_name
-        reservation.expected_output_tokens = request.expected_output_tokens
+        if not order.track_prefill_tokens:
+            reservation.track_prefill_tokens = False
+        if order.pair is not None or order.wave is not None:
+            reservation.pair, reservation.wave = order.pair, order.wave
+        if request.lora_name is not None:
+            reservation.lora_name = request.lora_name
+        if request.expected_output_tokens is not None:
+            reservation.expected_output_tokens = request.expected_output_tokens
         self.bookings.add(LiveReservation(partition, reservation, answer))
         self._counters.reservations_booked += 1
         if self.announcer.speaks:

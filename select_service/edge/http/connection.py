@@ -103,6 +103,9 @@ class HttpConnection(RequestParser):
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        # what every request reads: of the class, it costs a search through all base classes
+        self.door, self.heads, self.read_bytes_max = self.door, self.heads, self.read_bytes_max
+        self.preamble, self.outbox, self._grant = self.preamble, self.outbox, None
         authority = self.door.authority
         tls = None if authority is None else transport.get_extra_info("ssl_object")
         if authority is not None and tls is not None:

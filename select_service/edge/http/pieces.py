@@ -61,10 +61,10 @@ class Flow:
 
     is_held = False
     read_paused = False
-    write_paused = False
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
+        self.write_paused = False  # every request reads it
 
     @cached_property
     def _writable(self) -> asyncio.Event:
