@@ -94,7 +94,9 @@ def test_pods_are_confined() -> None:
         assert ("serviceAccountName" in pod) == (of_pod is not None), name
         if of_pod is not None:  # else the sidecar's patch says it
             assert of_pod["runAsNonRoot"] is True, name
-            assert of_pod["runAsUser"] == int(word("USER").partition(":")[0]), name
+            # the image names one by number; OpenShift refuses any but its own
+            assert not of_pod.keys() & {"runAsUser", "runAsGroup", "fsGroup"}, name
+            assert int(word("USER").partition(":")[0]) > 0
             assert of_pod["seccompProfile"] == {"type": "RuntimeDefault"}, name
         for shared in ("hostNetwork", "hostPID", "hostIPC"):
             assert not pod.get(shared), name

@@ -14,6 +14,7 @@ import subprocess
 from collections.abc import Callable
 from functools import cache
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
@@ -23,6 +24,7 @@ from referencing import Registry, Resource
 from referencing.jsonschema import DRAFT7
 
 from select_service.cli import parse
+from select_service.client.cli import _read as read_call
 from select_service.edge.security.exposure import side_address
 from tests.deploy import tools
 from tests.deploy.manifests import (
@@ -32,6 +34,7 @@ from tests.deploy.manifests import (
     SAME,
     VARIED,
     Object,
+    as_dependency,
     helm,
     kustomized,
     ours,
@@ -67,6 +70,12 @@ def test_every_overlay_is_rendered() -> None:
 # -- the same twice --------------------------------------------------------------------------------
 
 
+def running(objects: tuple[Object, ...]) -> tuple[Object, ...]:
+    """All but what `helm test` starts."""
+    return tuple(one for one in objects if "annotations" not in one["metadata"]
+                 or "helm.sh/hook" not in one["metadata"]["annotations"])  # fmt: skip
+
+
 def normal(objects: tuple[Object, ...]) -> dict[tuple[str, str], Object]:
     """By kind and name, without what only one of the two has to say."""
     found = {}
@@ -84,7 +93,7 @@ def normal(objects: tuple[Object, ...]) -> dict[tuple[str, str], Object]:
 
 @pytest.mark.parametrize("overlay", SAME)
 def test_the_chart_says_what_the_overlay_says(overlay: str) -> None:
-    by_kustomize, by_helm = normal(kustomized(overlay)), normal(templated(SAME[overlay]))
+    by_kustomize, by_helm = normal(kustomized(overlay)), normal(running(templated(SAME[overlay])))
     assert by_helm.keys() == by_kustomize.keys()
     for key, one in by_kustomize.items():
         assert by_helm[key] == one, key
@@ -169,8 +178,10 @@ def fields(name: str) -> set[str]:
 
 @pytest.mark.skipif(not tools.MODELS.exists(), reason="no kubernetes-models here: make manifests")
 def test_the_operator_takes_the_service_monitor() -> None:
+    for objects in (one() for one in RENDERED.values()):
+        for monitor in (one for one in objects if one["kind"] == "ServiceMonitor"):
+            assert monitor_complaint(monitor) == ""
     (monitor,) = (one for one in kustomized("shared") if one["kind"] == "ServiceMonitor")
-    assert monitor_complaint(monitor) == ""
     for field, value in (("interval", "15"), ("port", 8092), ("intervall", "15s")):
         wrong = json.loads(json.dumps(monitor))
         wrong["spec"]["endpoints"][0][field] = value
@@ -216,10 +227,11 @@ def test_names_lead_where_they_should(name: str) -> None:
         assert {one["port"] for one in monitor["spec"]["endpoints"]} <= named
         job = service["metadata"]["labels"][monitor["spec"]["jobLabel"]]
         assert job == "select-service", "as the rules and the dashboard have it"
-    (account,) = by_kind["ServiceAccount"]
-    assert pod["spec"]["serviceAccountName"] == account["metadata"]["name"]
+    account = pod["spec"]["serviceAccountName"]
+    assert [one["metadata"]["name"] for one in by_kind.get("ServiceAccount", ())] in ([], [account])
+    assert account == "theirs" or by_kind["ServiceAccount"]
     (binding,) = by_kind["RoleBinding"]
-    assert binding["subjects"][0]["name"] == account["metadata"]["name"]
+    assert binding["subjects"][0]["name"] == account
     assert binding["roleRef"]["name"] == by_kind["Role"][0]["metadata"]["name"]
 
 
@@ -228,12 +240,21 @@ def test_flags_are_taken_and_say_what_the_objects_say(name: str) -> None:
     objects = RENDERED[name]()
     (pod,) = pods(objects)
     container = ours(pod)
-    settings = parse([one.replace("$(POD_IP)", "10.0.0.1") for one in container["args"]], {})
+    arguments = [one.replace("$(POD_IP)", "10.0.0.1") for one in container["args"]]
+    settings = parse(arguments, {})
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     has_company = len(pod["spec"]["containers"]) > 1
     reached = {"side": settings.side_port} if has_company else {"http": settings.port}
     assert ports == {**reached, "replica-sync": settings.replica_sync_port}
     assert {container[probe]["httpGet"]["port"] for probe in PROBES} == reached.keys()
+    scheme = "HTTPS" if settings.tls_cert else "HTTP"
+    assert {container[probe]["httpGet"].get("scheme", "HTTP") for probe in PROBES} == {scheme}
+    for url in settings.indexer_peers:
+        assert url.startswith(f"{scheme.lower()}://")
+    for monitor in (one for one in objects if one["kind"] == "ServiceMonitor"):
+        (endpoint,) = monitor["spec"]["endpoints"]
+        assert endpoint.get("scheme", "http") == scheme.lower()
+        assert ("tlsConfig" in endpoint) is (scheme == "HTTPS")
     if has_company:
         assert side_address(settings) == ("0.0.0.0", settings.side_port)
         ways = {(None, "/run/select-service/select.sock"), (("127.0.0.1", 8092), None)}
@@ -254,6 +275,7 @@ def test_flags_are_taken_and_say_what_the_objects_say(name: str) -> None:
     assert container["livenessProbe"]["httpGet"]["path"] == "/health"
     assert container["readinessProbe"]["httpGet"]["path"] == "/ready?for=traffic"
     if settings.uds is not None:
+        assert settings.uds_mode == "0666", "a router may be another user"
         (mount,) = (one for one in container["volumeMounts"] if one["name"].endswith("socket"))
         assert settings.uds.startswith(mount["mountPath"] + "/")
 
@@ -262,9 +284,12 @@ def test_flags_are_taken_and_say_what_the_objects_say(name: str) -> None:
 def test_every_pod_is_confined(name: str) -> None:
     (pod,) = pods(RENDERED[name]())
     spec = pod["spec"]
+    given = VARIED.get(name.removeprefix("helm "), {}).get("podSecurityContext", {}).keys()
     assert spec["securityContext"]["runAsNonRoot"] is True
     assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     for container in spec["containers"]:
+        # as OpenShift's restricted-v2 wants it: it gives the user, and refuses another
+        assert spec["securityContext"].keys() == {"runAsNonRoot", "seccompProfile"} | given
         assert re.search(r":\d|@sha256:[0-9a-f]{64}$", container["image"]), "a version, or a digest"
         assert container["resources"]["requests"].keys() == {"cpu", "memory"}
         assert "memory" in container["resources"]["limits"]
@@ -300,6 +325,12 @@ def test_nothing_comes_in_that_is_not_said(overlay: str) -> None:
         {"autoscaling": {"cpuPercent": 0}},
         {"sidecar": {"listen": "everywhere"}},
         {"engines": {"podLabels": {}, "eventPorts": [1]}},
+        {"imagePullSecrets": ["registry"]},
+        {"service": {"type": "ExternalName"}},
+        {"strategy": {"type": "Sometimes"}},
+        {"networkPolicy": {"dns": {"peers": []}}},
+        {"podLabels": {"a": 1}},
+        {"probes": {"health": {}}},
     ],
 )
 def test_values_that_make_no_sense(values: Object) -> None:
@@ -312,17 +343,196 @@ def test_every_value_is_in_the_schema_and_has_a_word_of_explanation() -> None:
     assert "0 chart(s) failed" in helm("lint", "--strict", str(CHART))
     schema = json.loads((CHART / "values.schema.json").read_text("utf-8"))
     values = yaml.safe_load((CHART / "values.yaml").read_text("utf-8"))
-    assert schema["properties"].keys() - {"global"} == values.keys()
+    of_parents = {"global", "enabled"}  # `condition: select-service.enabled`
+    assert schema["properties"].keys() - of_parents == values.keys()
     jsonschema.Draft7Validator.check_schema(schema)
 
 
-@pytest.mark.parametrize("mode", ["shared", "sidecar"])
-def test_notes(mode: str) -> None:
-    text = helm("install", "fleet", str(CHART), "--dry-run=client", "--set", f"mode={mode}")
+@pytest.mark.parametrize(
+    ("values", "wanted"),
+    [
+        ("mode=shared", "Callers in this namespace ask http://fleet-select-service:8092"),
+        ("mode=shared", "--selector http://fleet-select-service-peers:8092"),
+        ("mode=shared", "helm test fleet"),
+        ("tls.secretName=c", "ask https://fleet-select-service:8092"),
+        ("mode=sidecar", "Nothing runs yet"),
+        ("mode=sidecar,sidecar.router.enabled=true", "asks unix:/run/select-service/select.sock"),
+        ("mode=sidecar,sidecar.listen=loopback", "asks http://127.0.0.1:8092"),
+    ],
+)
+def test_notes(values: str, wanted: str) -> None:
+    text = helm("install", "fleet", str(CHART), "--dry-run=client", "--set", values)
     notes = text.partition("NOTES:")[2]
-    wanted = "http://fleet-select-service:8092" if mode == "shared" else "unix:/run/select-service"
     assert wanted in notes
     assert "set image.digest" in notes
+
+
+def test_every_value_is_rendered() -> None:
+    """Each has a case of its own, whose objects are validated above."""
+
+    def named(schema: Object) -> set[tuple[str, ...]]:
+        if "properties" not in schema or schema.get("additionalProperties") is not False:
+            return {()}
+        below = schema["properties"].items()
+        return {(name, *rest) for name, one in below for rest in named(one)}
+
+    def is_given(path: tuple[str, ...]) -> bool:
+        for values in (*SAME.values(), *VARIED.values()):
+            found: Any = values
+            for name in path:
+                found = found.get(name) if isinstance(found, dict) else None
+            if found is not None:
+                return True
+        return False
+
+    schema = json.loads((CHART / "values.schema.json").read_text("utf-8"))
+    (resources,) = ({"requests", "limits", "claims"},)
+    wanted = {path for path in named(schema) if path[-1] not in resources}
+    assert [path for path in sorted(wanted) if not is_given(path)] == [("enabled",), ("global",)]
+
+
+def test_what_is_set_is_where_it_belongs() -> None:
+    objects = templated(VARIED["everything"], "fleet")
+    values = VARIED["everything"]
+    (pod,) = pods(objects)
+    spec, container = pod["spec"], ours(pod)
+    for name in (
+        "imagePullSecrets", "affinity", "tolerations", "topologySpreadConstraints", "dnsPolicy",
+        "dnsConfig", "initContainers", "nodeSelector", "priorityClassName",
+    ):  # fmt: skip
+        assert spec[name] == values[name], name
+    assert spec["securityContext"]["fsGroup"] == 65532
+    assert pod["metadata"]["annotations"] == {"a": "b"}
+    assert pod["metadata"]["labels"] == {
+        "team": "inference",
+        "app.kubernetes.io/name": "select-service",
+        "app.kubernetes.io/instance": "fleet",
+    }, "what finds the pods is not for others to say"
+    assert container["envFrom"] == values["envFrom"]
+    assert values["extraEnv"][0] in container["env"]
+    assert values["extraVolumeMounts"][0] in container["volumeMounts"]
+    assert values["extraVolumes"][0] in spec["volumes"]
+    assert container["startupProbe"]["failureThreshold"] == 90
+    by_name = {(one["kind"], one["metadata"]["name"]): one for one in objects}
+    assert by_name["Deployment", "chooser"]["spec"]["strategy"] == {"type": "Recreate"}
+    service = by_name["Service", "chooser"]
+    assert service["spec"]["type"] == "LoadBalancer"
+    assert service["metadata"]["annotations"] == {"lb": "internal"}
+    assert by_name["ServiceAccount", "watcher"]["metadata"]["annotations"] == {"iam": "role"}
+    policy, said = by_name["NetworkPolicy", "chooser"]["spec"], values["networkPolicy"]
+    assert said["clients"][0] in policy["ingress"][0]["from"]
+    assert said["extraIngress"][0] in policy["ingress"]
+    assert said["extraEgress"][0] in policy["egress"]
+    (names,) = (rule for rule in policy["egress"] if rule.get("to") == said["dns"]["peers"])
+    assert {(one["port"], one["protocol"]) for one in names["ports"]} == {
+        (53, "UDP"), (53, "TCP"), (5353, "UDP"), (5353, "TCP"),
+    }  # fmt: skip
+    assert {"ports": [{"port": 6443, "protocol": "TCP"}]} in policy["egress"]
+
+
+def test_probes_of_one_s_own() -> None:
+    own = {"startup": None, "liveness": {"exec": {"command": ["true"]}}}
+    (pod,) = pods(templated({"probes": own}))
+    container = ours(pod)
+    assert "startupProbe" not in container
+    liveness = container["livenessProbe"]
+    assert liveness == {"exec": {"command": ["true"]}, "periodSeconds": 10, "timeoutSeconds": 3}
+    assert "httpGet" in container["readinessProbe"]
+
+
+def test_prometheus_follows_tls_and_shows_a_token() -> None:
+    found = {}
+    for name in ("over TLS", "over TLS by a flag"):
+        (monitor,) = (one for one in templated(VARIED[name], "fleet")
+                      if one["kind"] == "ServiceMonitor")  # fmt: skip
+        (found[name],) = monitor["spec"]["endpoints"]
+    authority = {"secret": {"name": "certificate", "key": "ca.crt"}}
+    assert found["over TLS"]["tlsConfig"] == {"ca": authority, "serverName": "fleet-select-service"}
+    assert found["over TLS"]["authorization"] == {
+        "type": "Bearer",
+        "credentials": {"name": "reader", "key": "text"},
+    }
+    assert found["over TLS by a flag"]["tlsConfig"] == {
+        "insecureSkipVerify": True,
+        "serverName": "fleet-select-service",
+    }
+
+
+@pytest.mark.parametrize("values", [{}, {"tls": {"secretName": "certificate"}}])
+def test_helm_test_asks_as_a_caller_would(values: Object) -> None:
+    objects = templated(values, "fleet")
+    (pod,) = (one for one in objects if one["kind"] == "Pod")
+    assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
+    assert pod["metadata"]["labels"]["select-service.io/client"] == "true"
+    services = [one["spec"]["selector"] for one in objects if one["kind"] == "Service"]
+    assert not any(matches(one, pod["metadata"]["labels"]) for one in services)
+    (container,) = pod["spec"]["containers"]
+    chosen = read_call(container["args"])
+    scheme = "https" if values else "http"
+    assert chosen.url == f"{scheme}://fleet-select-service:8092"
+    assert (chosen.ca is None) is not bool(values)
+    assert chosen.route == "/ready?for=traffic"
+
+
+def test_a_sidecar_without_a_router_of_ours() -> None:
+    objects = templated({"mode": "sidecar", "sidecar": {"router": {"port": 9000}}}, "fleet")
+    kinds = [one["kind"] for one in objects]
+    assert not {"Deployment", "Pod", "HorizontalPodAutoscaler"} & {*kinds}
+    assert {"Service", "ServiceAccount", "NetworkPolicy"} <= {*kinds}
+    (policy,) = (one["spec"] for one in objects if one["kind"] == "NetworkPolicy")
+    assert policy["ingress"][-1]["ports"] == [{"port": 9000, "protocol": "TCP"}]
+
+
+ROUTER = """
+apiVersion: apps/v1
+kind: Deployment
+metadata:
+  name: mine
+spec:
+  selector:
+    matchLabels: {app: mine}
+  template:
+    metadata:
+      labels:
+        app: mine
+        {{- include "select-service.selector" . | nindent 8 }}
+    spec:
+      {{- include "select-service.podSpec" . | nindent 6 }}
+      containers:
+        {{- include "select-service.container" . | nindent 8 }}
+        - name: mine
+          image: example.com/mine:1
+          env:
+            - name: SELECT_SERVICE
+              value: {{ include "select-service.address" . }}
+          volumeMounts:
+            {{- include "select-service.socketMount" . | nindent 12 }}
+      VOLUMES
+"""
+
+
+@pytest.mark.parametrize(
+    "volumes",
+    [
+        '{{- include "select-service.volumes" . | nindent 6 }}',
+        'volumes:\n        {{- include "select-service.volumeList" . | nindent 8 }}',
+    ],
+)
+def test_a_chart_that_depends_on_it_includes_the_container(volumes: str, tmp_path: Path) -> None:
+    objects = as_dependency(
+        ROUTER.replace("VOLUMES", volumes),
+        {"enabled": True, "mode": "sidecar", "extraVolumes": [{"name": "more", "emptyDir": {}}]},
+        tmp_path,
+    )
+    (pod,) = pods(objects)
+    assert ours(pod)["image"] == "registry.example.com/select-service:0.1.0", "not 9.9.9"
+    assert [one["name"] for one in pod["spec"]["volumes"]] == ["select-service-socket", "more"]
+    assert [one["name"] for one in pod["spec"]["containers"]] == ["select-service", "mine"]
+    assert pod["spec"]["containers"][1]["env"][0]["value"].startswith("unix:/run/select-service/")
+    accounts = [one["metadata"]["name"] for one in objects if one["kind"] == "ServiceAccount"]
+    assert accounts == [pod["spec"]["serviceAccountName"]]
+    for version in tools.VERSIONS:
+        assert [*chain.from_iterable(complaints(one, version) for one in objects)] == []
 
 
 # -- linters ---------------------------------------------------------------------------------------

@@ -1,6 +1,29 @@
+{{/*
+The parts that a chart which depends on this one may include, with its own scope: they find ours
+among its dependencies, under whatever alias. With several of ours, pass the one that is meant:
+index .Subcharts "alias".
+*/}}
+{{- define "select-service.fullname" -}}{{ include "select-service.ours" (list "fullname" .) }}{{- end -}}
+{{- define "select-service.selector" -}}{{ include "select-service.ours" (list "selector" .) }}{{- end -}}
+{{- define "select-service.podSpec" -}}{{ include "select-service.ours" (list "podSpec" .) }}{{- end -}}
+{{- define "select-service.container" -}}{{ include "select-service.ours" (list "container" .) }}{{- end -}}
+{{- define "select-service.volumes" -}}{{ include "select-service.ours" (list "volumes" .) }}{{- end -}}
+{{- define "select-service.socketMount" -}}{{ include "select-service.ours" (list "socketMount" .) }}{{- end -}}
+{{- define "select-service.address" -}}{{ include "select-service.ours" (list "address" .) }}{{- end -}}
+
+{{- define "select-service.ours" -}}
+{{- $scope := index . 1 -}}
+{{- range $name, $one := $scope.Subcharts -}}
+{{- if index ($one.Chart.Annotations | default dict) "select-service.io/chart" -}}{{- $scope = $one -}}{{- end -}}
+{{- end -}}
+{{- include (printf "select-service.parts.%s" (index . 0)) $scope -}}
+{{- end -}}
+
 {{/* Names of what belongs to a release; a release called select-service is not called it twice. */}}
-{{- define "select-service.fullname" -}}
-{{- if contains "select-service" .Release.Name -}}
+{{- define "select-service.parts.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride -}}
+{{- else if contains "select-service" .Release.Name -}}
 {{- .Release.Name | trunc 50 | trimSuffix "-" -}}
 {{- else -}}
 {{- printf "%s-select-service" .Release.Name | trunc 50 | trimSuffix "-" -}}
@@ -8,7 +31,7 @@
 {{- end -}}
 
 {{/* By these pods are found. */}}
-{{- define "select-service.selector" -}}
+{{- define "select-service.parts.selector" -}}
 app.kubernetes.io/name: select-service
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
@@ -20,6 +43,20 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 
+{{/* Of pods: what finds them goes before what is given. */}}
+{{- define "select-service.podLabels" -}}
+{{- merge (include "select-service.selector" . | fromYaml) .Values.podLabels | toYaml -}}
+{{- end -}}
+
+{{/* One that recreates has no rolling update to speak of. */}}
+{{- define "select-service.strategy" -}}
+{{- if eq (.Values.strategy.type | default "") "Recreate" -}}
+type: Recreate
+{{- else -}}
+{{- toYaml .Values.strategy -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "select-service.image" -}}
 {{- with .Values.image -}}
 {{- if .digest -}}
@@ -27,6 +64,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- else -}}
 {{ .repository }}:{{ default $.Chart.AppVersion .tag }}
 {{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "select-service.account" -}}
+{{- with .Values.serviceAccount -}}
+{{- .name | default (ternary (include "select-service.fullname" $) "default" .create) -}}
 {{- end -}}
 {{- end -}}
 
@@ -44,26 +87,47 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- ternary 8093 8092 (eq .Values.mode "sidecar") -}}
 {{- end -}}
 
-{{/* Of the pod: no root, nothing that root may. */}}
-{{- define "select-service.podSpec" -}}
+{{/* "https" where that port speaks TLS, by tls.secretName or by a flag; the side port does not. */}}
+{{- define "select-service.scheme" -}}
+{{- $tls := .Values.tls.secretName -}}
+{{- range .Values.extraArgs }}{{ if hasPrefix "--tls-cert" . }}{{ $tls = "by a flag" }}{{ end }}{{ end -}}
+{{- if and $tls (eq .Values.mode "shared") }}https{{ else }}http{{ end -}}
+{{- end -}}
+
+{{/* Where the router asks. */}}
+{{- define "select-service.parts.address" -}}
+{{- ternary "unix:/run/select-service/select.sock" "http://127.0.0.1:8092" (eq .Values.sidecar.listen "unix") -}}
+{{- end -}}
+
+{{/* As an item of the router's volumeMounts, where it asks over a Unix socket. */}}
+{{- define "select-service.parts.socketMount" -}}
+- name: select-service-socket
+  mountPath: /run/select-service
+{{- end -}}
+
+{{/* Of the pod: no root, nothing that root may. Who it is, the image and the cluster say. */}}
+{{- define "select-service.parts.podSpec" -}}
 {{- $leaving := include "select-service.leaving" . | fromYaml -}}
-serviceAccountName: {{ include "select-service.fullname" . }}
+serviceAccountName: {{ include "select-service.account" . }}
 # longer than --leave-grace-s and --shutdown-timeout-s together
 terminationGracePeriodSeconds: {{ add $leaving.grace $leaving.slack }}
 securityContext:
   runAsNonRoot: true
-  runAsUser: 65532
-  runAsGroup: 65532
   seccompProfile:
     type: RuntimeDefault
+  {{- with .Values.podSecurityContext }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
 {{- with .Values.imagePullSecrets }}
 imagePullSecrets:
-  {{- range . }}
-  - name: {{ . }}
-  {{- end }}
+  {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with .Values.nodeSelector }}
 nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.affinity }}
+affinity:
   {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with .Values.tolerations }}
@@ -72,6 +136,13 @@ tolerations:
 {{- end }}
 {{- with .Values.priorityClassName }}
 priorityClassName: {{ . }}
+{{- end }}
+{{- with .Values.dnsPolicy }}
+dnsPolicy: {{ . }}
+{{- end }}
+{{- with .Values.dnsConfig }}
+dnsConfig:
+  {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end -}}
 
@@ -82,18 +153,40 @@ capabilities:
   drop: [ALL]
 {{- end -}}
 
+{{/* A probe: name, path, scope. One with a handler of its own (exec, httpGet, …) keeps it. */}}
+{{- define "select-service.probe" -}}
+{{- $scope := index . 2 -}}
+{{- with index $scope.Values.probes (index . 0) -}}
+{{- $handled := or .exec .httpGet .tcpSocket .grpc -}}
+{{ index $ 0 }}Probe:
+  {{- if not $handled }}
+  httpGet:
+    path: {{ index $ 1 }}
+    port: {{ include "select-service.port" $scope }}
+    {{- if eq (include "select-service.scheme" $scope) "https" }}
+    scheme: HTTPS
+    {{- end }}
+  {{- end }}
+  {{- toYaml . | nindent 2 }}
+{{- end -}}
+{{- end -}}
+
 {{/* The container, as an item of `containers`. */}}
-{{- define "select-service.container" -}}
+{{- define "select-service.parts.container" -}}
 {{- $leaving := include "select-service.leaving" . | fromYaml -}}
 {{- $sidecar := eq .Values.mode "sidecar" -}}
 {{- $unix := and $sidecar (eq .Values.sidecar.listen "unix") -}}
 {{- $port := include "select-service.port" . -}}
+{{- $tls := and (not $sidecar) .Values.tls.secretName -}}
+{{- $scheme := include "select-service.scheme" . -}}
 - name: select-service
   image: {{ include "select-service.image" . }}
   imagePullPolicy: {{ .Values.image.pullPolicy }}
   args:
     {{- if $unix }}
     - --uds=/run/select-service/select.sock
+    # only containers of this pod have the folder, and each may be somebody else
+    - --uds-mode=0666
     {{- else if $sidecar }}
     - --host=127.0.0.1
     {{- end }}
@@ -109,7 +202,14 @@ capabilities:
     - --kubernetes-workers={{ .Values.workers }}
     {{- if not $sidecar }}
     # the ClusterIP leads to replicas that are ready, never to this one while it starts
-    - --indexer-peers=http://{{ include "select-service.fullname" . }}:8092
+    - --indexer-peers={{ $scheme }}://{{ include "select-service.fullname" . }}:8092
+    {{- end }}
+    {{- if $tls }}
+    - --tls-cert=/etc/select-service-tls/tls.crt
+    - --tls-key=/etc/select-service-tls/tls.key
+    {{- with .Values.tls.ca }}
+    - --peer-ca=/etc/select-service-tls/{{ . }}
+    {{- end }}
     {{- end }}
     # The drain begins with preStop, or SIGTERM: /ready is 503, replicas are told, every answer
     # closes its connection, and all is served meanwhile. The notice is the time it takes until
@@ -127,6 +227,10 @@ capabilities:
     {{- with .Values.extraEnv }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
+  {{- with .Values.envFrom }}
+  envFrom:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
   # the news travels before SIGTERM comes: see --leave-notice-s
   lifecycle:
     preStop:
@@ -139,35 +243,23 @@ capabilities:
       containerPort: 9092
   # /health never depends on peers or workers; the port opens after --recovery-hold-s at the latest,
   # which the start-up probe must outlast
-  startupProbe:
-    httpGet:
-      path: /health
-      port: {{ $port }}
-    periodSeconds: 2
-    failureThreshold: 30
-  livenessProbe:
-    httpGet:
-      path: /health
-      port: {{ $port }}
-    periodSeconds: 10
-    timeoutSeconds: 3
+  {{- include "select-service.probe" (list "startup" "/health" .) | nindent 2 }}
+  {{- include "select-service.probe" (list "liveness" "/health" .) | nindent 2 }}
   # no workers needed: requests that find none are the demand that wakes a fleet at zero
-  readinessProbe:
-    httpGet:
-      path: /ready?for=traffic
-      port: {{ $port }}
-    periodSeconds: 2
-    timeoutSeconds: 2
-    failureThreshold: 2
+  {{- include "select-service.probe" (list "readiness" "/ready?for=traffic" .) | nindent 2 }}
   resources:
     {{- toYaml (ternary .Values.sidecar.resources .Values.resources $sidecar) | nindent 4 }}
   securityContext:
     {{- include "select-service.containerSecurity" . | nindent 4 }}
-  {{- if or $unix .Values.extraVolumeMounts }}
+  {{- if or $unix $tls .Values.extraVolumeMounts }}
   volumeMounts:
     {{- if $unix }}
-    - name: select-service-socket
-      mountPath: /run/select-service
+    {{- include "select-service.parts.socketMount" . | nindent 4 }}
+    {{- end }}
+    {{- if $tls }}
+    - name: select-service-tls
+      mountPath: /etc/select-service-tls
+      readOnly: true
     {{- end }}
     {{- with .Values.extraVolumeMounts }}
     {{- toYaml . | nindent 4 }}
@@ -176,18 +268,31 @@ capabilities:
 {{- end -}}
 
 {{/* The pod's volumes, the key included; nothing where there are none. */}}
-{{- define "select-service.volumes" -}}
-{{- $unix := and (eq .Values.mode "sidecar") (eq .Values.sidecar.listen "unix") -}}
-{{- if or $unix .Values.extraVolumes }}
+{{- define "select-service.parts.volumes" -}}
+{{- with include "select-service.volumeItems" . -}}
 volumes:
-  {{- if $unix }}
-  - name: select-service-socket
-    emptyDir:
-      medium: Memory
-      sizeLimit: 1Mi
-  {{- end }}
-  {{- with .Values.extraVolumes }}
-  {{- toYaml . | nindent 2 }}
-  {{- end }}
+  {{- . | nindent 2 }}
+{{- end -}}
+{{- end -}}
+
+{{/* The same as items, for a pod that has others. */}}
+{{- define "select-service.volumeList" -}}{{ include "select-service.ours" (list "volumeItems" .) }}{{- end -}}
+{{- define "select-service.parts.volumeItems" -}}{{ include "select-service.volumeItems" . }}{{- end -}}
+
+{{- define "select-service.volumeItems" -}}
+{{- $sidecar := eq .Values.mode "sidecar" -}}
+{{- if and $sidecar (eq .Values.sidecar.listen "unix") }}
+- name: select-service-socket
+  emptyDir:
+    medium: Memory
+    sizeLimit: 1Mi
+{{- end }}
+{{- if and (not $sidecar) .Values.tls.secretName }}
+- name: select-service-tls
+  secret:
+    secretName: {{ .Values.tls.secretName }}
+{{- end }}
+{{- with .Values.extraVolumes }}
+{{ toYaml . }}
 {{- end }}
 {{- end -}}
