@@ -68,14 +68,25 @@ def http_client(
         raise ProxyUnusable(f"the proxy of the environment: {error}") from None
 
 
-def collector_session(*, from_environment: bool = False) -> requests.Session:
+def collector_session(
+    *, has_credentials: bool = False, from_environment: bool = False
+) -> requests.Session:
     """Return a session for OpenTelemetry's exporter, which takes no other client.
 
     Args:
-        from_environment: as for `http_client`; of netrc and certificates, too.
+        has_credentials: as for `http_client`.
+        from_environment: as for `http_client`; of certificates, too.
     """
     import requests
 
-    session = requests.Session()
+    class Session(requests.Session):
+        def merge_environment_settings(self, url: Any, *settings: Any, **named: Any) -> Any:
+            found = super().merge_environment_settings(url, *settings, **named)
+            if has_credentials and str(url).startswith("http:"):
+                found["proxies"] = {}
+            return found
+
+    session = Session()
     session.trust_env = from_environment
+    session.auth = lambda request: request  # none out of a netrc
     return session

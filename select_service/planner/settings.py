@@ -367,9 +367,35 @@ class RunSettings(TuningSettings, frozen=True, kw_only=True):
                 self.connector == "kubernetes",
             ),
             (
+                self.namespace,
+                "--namespace is of --connector kubernetes",
+                self.connector == "kubernetes",
+            ),
+            (
                 self.ray_token_file,
                 "--ray-token-file is of --connector ray",
                 self.connector == "ray",
+            ),
+            (
+                self.ray_dashboard != usual.ray_dashboard,
+                "--ray-dashboard is of --connector ray",
+                self.connector == "ray",
+            ),
+            (
+                self.drain_timeout != usual.drain_timeout,
+                "--drain-timeout is of --drain",
+                self.drain,
+            ),
+            (
+                self.load_interval != usual.load_interval,
+                "--load-interval is of the loop that --no-load-loop leaves out",
+                not self.no_load_loop,
+            ),
+            (
+                self.proxy_from_environment,
+                "--proxy-from-environment is of --metrics-source prometheus, --connector "
+                "kubernetes and --connector ray",
+                asks_prometheus or self.connector in {"kubernetes", "ray"},
             ),
         ):
             if given and not is_used:

@@ -19,12 +19,15 @@ CLIENTS |= {("httpcore", name) for name in ("ConnectionPool", "AsyncConnectionPo
 
 
 def constructions(text: str) -> Iterator[str]:
+    """Calls of a client's class or function, and classes that inherit from one."""
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            of = node.func.value
-            name = of.attr if isinstance(of, ast.Attribute) else getattr(of, "id", "")
-            if (name.lstrip("_"), node.func.attr) in CLIENTS:
-                yield f"{name}.{node.func.attr}, line {node.lineno}"
+        used = [node.func] if isinstance(node, ast.Call) else getattr(node, "bases", ())
+        for one in used:
+            if isinstance(one, ast.Attribute):
+                of = one.value
+                name = of.attr if isinstance(of, ast.Attribute) else getattr(of, "id", "")
+                if (name.lstrip("_"), one.attr) in CLIENTS:
+                    yield f"{name}.{one.attr}, line {one.lineno}"
 
 
 def test_only_one_module_constructs_http_clients() -> None:

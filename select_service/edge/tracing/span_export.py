@@ -277,7 +277,14 @@ def _session(proxy_from_environment: bool) -> requests.Session:  # noqa: FBT001 
             answer._content = said  # noqa: SLF001 - as reading it does
             return answer
 
-    session = collector_session(from_environment=proxy_from_environment)
+    names = ("HEADERS", "TRACES_HEADERS", "ENDPOINT", "TRACES_ENDPOINT")
+    told = {name: os.environ.get(f"OTEL_EXPORTER_OTLP_{name}", "") for name in names}
+    has_credentials = any(
+        text if name.endswith("HEADERS") else "@" in text for name, text in told.items()
+    )
+    session = collector_session(
+        has_credentials=has_credentials, from_environment=proxy_from_environment
+    )
     for scheme in ("http://", "https://"):
         session.mount(scheme, Brief())
     return session

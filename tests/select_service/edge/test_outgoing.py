@@ -67,6 +67,18 @@ def test_the_collector_of_traces(
     assert proxy.heard == ([f"{server.url}/v1/traces"] if is_told else [])
 
 
+def test_the_token_of_a_collector_goes_into_no_proxy_that_can_read_it(
+    servers: tuple[Server, Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxy, server = servers
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", f"{server.url}/v1/traces")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20secret")
+    exporter = otlp_exporter(proxy_from_environment=True)
+    assert exporter.export([]) is SpanExportResult.SUCCESS
+    exporter.shutdown()
+    assert (server.heard, proxy.heard) == (["/v1/traces"], [])
+
+
 @pytest.mark.parametrize("is_told", [False, True])
 def test_the_kubernetes_api(servers: tuple[Server, Server], is_told: bool) -> None:
     """Its token goes into no proxy that can read it: without TLS the server is asked directly."""

@@ -68,6 +68,18 @@ def test_what_was_not_measured_makes_nobody_faster(capsys: pytest.CaptureFixture
         (["--trace", "t.jsonl"], "--trace is of --metrics-source trace"),
         (["--targets", "t.yaml"], "--model-name: --targets names them"),
         (["--ray-token-file", "t"], "--ray-token-file is of --connector ray"),
+        (["--ray-dashboard", "http://r"], "--ray-dashboard is of --connector ray"),
+        (["--namespace", "n"], "--namespace is of --connector kubernetes"),
+        (["--drain-timeout", "9"], "--drain-timeout is of --drain"),
+        (
+            ["--no-load-loop", "--load-interval", "9"],
+            "--load-interval is of the loop that --no-load-loop leaves out",
+        ),
+        (
+            ["--metrics-source", "trace", "--proxy-from-environment"],
+            "--proxy-from-environment is of --metrics-source prometheus, --connector kubernetes "
+            "and --connector ray",
+        ),
     ],
 )
 def test_flags_that_would_be_left_aside_are_refused(
