@@ -1,4 +1,4 @@
-"""Encodes answers in JSON and in MessagePack.
+"""Encodes answers in JSON and in MessagePack: a writer for each.
 
 The long parts of an answer are hashes. They stay packed, as in a prompt, and become numbers only
 here; those of a booking are usually copied from the body it came with (`json_codec.py`).
@@ -13,6 +13,9 @@ import msgspec
 from indexer.compiled import usable
 from indexer.core.hashing import unpack_i64
 from indexer.types import HASH_BYTES, U64_MASK
+from select_service.edge.codec.formats import Format
+from select_service.edge.codec.responses import ONLY_JSON, VARY, Response, Status
+from select_service.errors import ServiceError, problem, retry_after, retry_after_header
 
 if usable("select_service._speed", 8):
     from select_service._speed import signed_json
@@ -23,17 +26,22 @@ else:
     _printed = unpack_i64
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
 
+    from indexer.errors import IndexerError
     from indexer.types import PackedHashes
 
 __all__ = [
     "ECHOED",
+    "JSON_WRITER",
     "ShownHashes",
+    "Writer",
     "echo",
     "encode",
     "encode_capped",
     "encode_msgpack",
+    "msgpack_writer",
+    "retry_after_line",
     "show_hashes",
 ]
 
@@ -142,3 +150,90 @@ def _capped(value: object) -> object:
     if isinstance(value, list | tuple):
         return [_capped(one) for one in value]
     return min(max(value, -(1 << 63)), U64_MASK) if isinstance(value, int) else value
+
+
+class Writer:
+    """Encodes answers in one format."""
+
+    __slots__ = ("_done", "_form", "_headers", "encode")
+
+    def __init__(
+        self,
+        encode: Callable[[object], bytes],
+        headers: tuple[tuple[bytes, bytes], ...],
+        form: Format = Format.JSON,
+    ) -> None:
+        self.encode = encode
+        self._headers = headers
+        self._form = form
+        self._done = encode(Status())
+
+    def reply(self, answer: object, status: int = 200, warning: str | None = None) -> Response:
+        """Encode an answer."""
+        try:
+            body = self.encode(answer)
+        except OverflowError:  # in MessagePack, of sums beyond 64 bits
+            body = encode_capped(answer)
+        if warning is None:
+            return Response(status, body, self._headers)
+        return Response(status, body, (*self._headers, (b"warning", warning.encode())))
+
+    def written(self, part: object) -> msgspec.Raw:
+        """Encode part of a long answer; the encoder of the whole copies it verbatim."""
+        try:
+            return msgspec.Raw(self.encode(part))
+        except OverflowError:
+            return msgspec.Raw(encode_capped(part))
+
+    def reply_listing(self, name: str, items: AsyncIterator[object], count: int) -> Response:
+        """Encode an object whose only member is a long list, item by item.
+
+        Args:
+            name: of the member.
+            items: of the list.
+            count: how many there are.
+        """
+        return Response(200, b"", self._headers, stream=self._list(name, items, count))
+
+    async def _list(
+        self, name: str, items: AsyncIterator[object], count: int
+    ) -> AsyncIterator[bytes]:
+        is_json = self._form is Format.JSON
+        if is_json:
+            yield b'{"%b":[' % name.encode()
+        else:
+            yield b"\x81" + self.encode(name) + b"\xdd" + count.to_bytes(4, "big")
+        comma = b""
+        async for item in items:
+            yield comma + bytes(self.written(item))
+            comma = b"," if is_json else b""
+        if is_json:
+            yield b"]}"
+
+    def done(self) -> Response:
+        """Return the answer that only confirms."""
+        return Response(200, self._done, self._headers)
+
+    def refusal(self, error: ServiceError | IndexerError, warning: str | None = None) -> Response:
+        """Encode an error."""
+        if not isinstance(error, ServiceError):
+            return self.reply({"error": str(error), "code": error.code}, error.status, warning)
+        status, body = problem(error)
+        response = self.reply(body, status, warning)
+        seconds = retry_after(error)
+        if seconds is not None:
+            response.headers += (retry_after_line(seconds),)
+        return response
+
+
+def retry_after_line(seconds: float) -> tuple[bytes, bytes]:
+    """Return the header that says when to retry."""
+    return b"retry-after", b"%d" % retry_after_header(seconds)
+
+
+JSON_WRITER: Final = Writer(encode, ONLY_JSON)
+
+
+def msgpack_writer(name: bytes) -> Writer:
+    """Return a writer that uses this media type, by which the client knows msgpack."""
+    return Writer(encode_msgpack, ((b"content-type", name), VARY), Format.MSGPACK)

@@ -14,9 +14,10 @@ import msgspec
 
 from indexer.errors import IndexerError
 from select_service.edge.codec.body_limits import BodyGuard
+from select_service.edge.codec.encoder import JSON_WRITER, Writer
 from select_service.edge.codec.formats import Format
 from select_service.edge.codec.json_codec import judge_unknown
-from select_service.edge.codec.responses import JSON_WRITER, DurableResponse, Response, Writer
+from select_service.edge.codec.responses import DurableResponse, Response
 from select_service.edge.http.bodies import Bodies
 from select_service.edge.routing import unknown_in_query
 from select_service.errors import ServiceError

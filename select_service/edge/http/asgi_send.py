@@ -7,7 +7,8 @@ import logging
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING
 
-from select_service.edge.codec.responses import JSON_WRITER, Feed
+from select_service.edge.codec.encoder import JSON_WRITER
+from select_service.edge.codec.responses import Feed
 from select_service.edge.http.asgi_receive import ClientGoneError, until_gone
 from select_service.edge.stream_limit import StreamCut
 from select_service.errors import HttpVersionTooOld

@@ -13,7 +13,7 @@ from select_service.edge.cooperative import TimeSlices
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from select_service.edge.codec.responses import Writer
+    from select_service.edge.codec.encoder import Writer
 
 __all__ = ["written"]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from select_service.edge.codec.encoder import JSON_WRITER, msgpack_writer
 from select_service.edge.codec.formats import Format, answer_type, form_of
-from select_service.edge.codec.responses import JSON_WRITER, msgpack_writer
 from select_service.edge.http.calls import Head
 
 if TYPE_CHECKING:

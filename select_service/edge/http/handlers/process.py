@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import UNSET
 from msgspec.structs import asdict
 
-from select_service.edge.codec.responses import ALWAYS_JSON, Response, Status, retry_after_line
+from select_service.edge.codec.encoder import retry_after_line
+from select_service.edge.codec.responses import ALWAYS_JSON, Response, Status
 from select_service.edge.http.operations import get
 from select_service.edge.http.worker_list import AT_ONCE_MAX, records
 from select_service.edge.routing import OPEN, read_query
