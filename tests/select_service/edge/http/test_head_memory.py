@@ -203,6 +203,9 @@ class Wire(asyncio.Transport):
         if not self.is_closed:
             self.said += data
 
+    def get_write_buffer_size(self) -> int:
+        return 0
+
     def write_eof(self) -> None:
         self.is_ended = True
 
