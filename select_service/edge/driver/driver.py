@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import secrets
 import time
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -122,6 +123,7 @@ class Driver(
             ValueError: the settings of admission, trust or reach are inconsistent.
         """
         self._clock = clock = forwards_only(clock)
+        self.instance_id = secrets.token_hex(8)  # of no other, and of no later start
         self.addresses = Addresses(reach, clock=clock)
         bounds, beside = edge_limits or EdgeLimits(), companions or DriverOptions()
         keeper = self.keeper = beside.keeper

@@ -45,6 +45,12 @@ _LEASE_EVENTS: Final = ("opened", "renewed", "closed", "expired", "refused", "re
 _PROCESS: Final[tuple[MetricRow[Driver], ...]] = (
     value("build_info", "Which build this is.", lambda _: {__version__: 1}, "version"),
     value(
+        "instance_info",
+        "Which instance this is: an id of its own, another after each start.",
+        lambda driver: {driver.instance_id: 1},
+        "instance_id",
+    ),
+    value(
         "compiled", "Kernels: 1 compiled, 0 their plain twin.", lambda _: kernels_in_use(), "module"
     ),
     total(

@@ -1,8 +1,8 @@
 """The counters of one selector: what a scrape tells, and how much they have grown since the last.
 
 A restart begins them anew. Several processes that answer at one address look like restarts; they
-are told apart by their start times: one that started while another still answered has not replaced
-it.
+are told apart by their ids and start times: one that started while another still answered has not
+replaced it.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ _READ: Final = tuple(
         "pending_isl_tokens{",
     )
 )
+_INSTANCE: Final = PREFIX + "instance_info"
 _REPLICAS: Final = PREFIX + "replica_publishers{"
 _HEARD: Final = tuple(("replica_publishers", state, "", "") for state in ("synced", "behind"))
-_STARTS_MAX: Final = 64  # processes behind one address, distinguished from restarts
+_PROCESSES_MAX: Final = 64  # processes behind one address, distinguished from restarts
 _SKEW_S: Final = 5.0  # clocks of two machines may differ by this much
 _SAME_MIN: Final = 12  # answers in a row of one process, at an address that had several
 
@@ -60,7 +61,7 @@ def parse(text: str, models: Iterable[str] | None = None) -> Samples:
         line
         for line in text.split("\n")
         if (line.startswith(_READ) and (ours is None or any(one in line for one in ours)))
-        or line.startswith((_REPLICAS, STARTED[0]))
+        or line.startswith((_REPLICAS, _INSTANCE, STARTED[0]))
     ]
     samples: Samples = defaultdict(float)
     for family in text_string_to_metric_families("\n".join([*lines, ""])):
@@ -70,6 +71,8 @@ def parse(text: str, models: Iterable[str] | None = None) -> Samples:
                 continue
             if one.name == STARTED[0]:
                 samples[STARTED] = one.value
+            elif one.name == _INSTANCE:
+                samples["instance_info", labels.get("instance_id", ""), "", ""] = one.value
             elif one.name == PREFIX + "replica_publishers":
                 samples["replica_publishers", labels.get("state", ""), "", ""] = one.value
             elif "model_name" in labels:
@@ -111,8 +114,9 @@ class SelectorCounters:
         self.error = "not scraped yet"
         self.is_new = self.is_new_to_looks = False
         self.answered_at: float | None = None
-        # start times of processes, the latest last
-        self._starts: deque[float] = deque(maxlen=_STARTS_MAX)
+        # processes that have answered, by id or start time, the latest last
+        self._processes: deque[str] = deque(maxlen=_PROCESSES_MAX)
+        self._started: float | None = None  # when the latest began
         self._same_wanted = 0  # answers of one process, until several are assumed no more
         self._seen_at = -math.inf  # seconds since 1970 of the last answer
 
@@ -143,16 +147,7 @@ class SelectorCounters:
         """
         self.answered_at, seen_at, self._seen_at = now, self._seen_at, wall
         started = samples.get(STARTED)
-        known = self._starts[-1] if self._starts else None
-        has_restarted = started is not None and known is not None and started != known
-        if started is not None and started != known:
-            is_known = started in self._starts
-            if is_known:
-                self._starts.remove(started)
-            self._starts.append(started)
-            # each alternation would count everything as new
-            if has_restarted and (is_known or started < seen_at - _SKEW_S):
-                self._same_wanted = _SAME_MIN
+        has_restarted = self._is_another(samples, started, seen_at)
         if self._same_wanted:
             self._same_wanted = _SAME_MIN if has_restarted else self._same_wanted - 1
         if self._same_wanted:
@@ -170,6 +165,23 @@ class SelectorCounters:
         self.last = samples
         self._counted |= samples
         self.error = ""
+
+    def _is_another(self, samples: Samples, started: float | None, seen_at: float) -> bool:
+        """Note the process that answers; returns whether it is another than before."""
+        ids = (key[1] for key in samples if key[0] == "instance_info")
+        process = next(ids, "" if started is None else repr(started))
+        last = self._processes[-1] if self._processes else ""
+        if not process or process == last:
+            return False
+        before, self._started = self._started, started
+        is_known = process in self._processes
+        if is_known:
+            self._processes.remove(process)
+        self._processes.append(process)
+        is_beside = started is not None and (started == before or started < seen_at - _SKEW_S)
+        if last and (is_known or is_beside):
+            self._same_wanted = _SAME_MIN  # each alternation would count everything as new
+        return bool(last)
 
     def begin(self) -> None:
         """Begin a window with the last scrape."""

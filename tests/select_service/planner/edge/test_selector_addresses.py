@@ -216,6 +216,20 @@ def test_the_first_answer_of_another_process_at_an_address_tells_of_several() ->
     run(use)
 
 
+def test_two_that_were_started_together_are_two() -> None:
+    """A start time has hundredths of a second: those of one rollout may share it."""
+
+    async def use() -> None:
+        fleet = Fleet(A)
+        fleet.fake.ids[A] = "one"
+        await fleet.source.begin([KEY])
+        fleet.fake.ids[A] = "two"
+        assert isinstance(await fleet.window(), Missing)
+        assert fleet.source.states["several"] == 1
+
+    run(use)
+
+
 def test_who_has_ended_was_replaced() -> None:
     async def use() -> None:
         fleet = Fleet(A)

@@ -303,6 +303,7 @@ class Selectors:
         self.pages: dict[str, httpx.Response] = {}  # of somebody who is no selector
         self.has_demand = True
         self.started: dict[str, float] = {}
+        self.ids: dict[str, str] = {}
 
     def answer(self, request: httpx.Request) -> httpx.Response:
         name = request.url.host
@@ -329,6 +330,8 @@ class Selectors:
             lines.append(f"select_service_demand_isl_tokens_count{{{scope}}} {count}")
         if name in self.started:
             lines.append(f"process_start_time_seconds {self.started[name]}")
+        if name in self.ids:
+            lines.append(f'select_service_instance_info{{instance_id="{self.ids[name]}"}} 1')
         return httpx.Response(200, text="\n".join(lines) + "\n")
 
 
