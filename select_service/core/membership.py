@@ -99,6 +99,9 @@ class Membership:
         self.scopes_refused = 0  # worker records that would have opened one too many
         self.scopes_closed = 0
         self.pins = Pins(shares)
+        self.waiting_to_pin: dict[int, Scope] = {}
+        """Incomplete workers, whose scope has another block size or EAGLE setting as long as it has
+        other workers, in the order in which they were judged."""
         self._empty: dict[Scope, float] = {}  # scopes without workers, since when
         # the same, by tenant, as soon as the last worker has gone
         self._vacated: dict[str, dict[Scope, None]] = {}
@@ -144,36 +147,68 @@ class Membership:
         """Yield every open stream with its endpoint and its replay endpoint."""
         return (source[:3] for source in list(self._sources.values()))
 
-    def judge(self, worker: Worker, before: Worker | None = None) -> None:
+    def judge(
+        self, worker: Worker, before: Worker | None = None, *, is_patch: bool = False
+    ) -> None:
         """Set lifecycle and reasons of a record that is about to enter its scope.
 
         Args:
             worker: the record.
             before: the one that it replaces; the room of its scope and its event sources is free.
+            is_patch: it was patched: a patch does not change what its own worker has pinned.
         """
+        self.waiting_to_pin.pop(worker.worker_id, None)
         reasons = missing_parts(worker, use_kv_events=self._use_kv_events)
         if not reasons:
-            reasons = self._clashes(worker, before)
+            reasons = self._differs(worker, is_patch=is_patch) or self._clashes(worker, before)
         worker.reasons = reasons
         worker.lifecycle = "incomplete" if reasons else "schedulable"
         if worker.drain is not None and not reasons:
             worker.lifecycle = "draining"
             worker.reasons = worker.drain_reasons
 
-    def _clashes(self, worker: Worker, before: Worker | None) -> list[str]:
-        where = scope_text(worker.scope)
+    def _differs(self, worker: Worker, *, is_patch: bool) -> list[str]:
+        """Return why a record does not go with its scope's block size and EAGLE setting."""
+        scope, partition = worker.scope, self.partitions.get(worker.scope)
+        index = self.registry.index(scope)
+        if index is None:
+            return []
+        where, is_known = scope_text(scope), partition is not None
         wanted, eagle = worker.spec.block_size, bool(worker.spec.is_eagle)
-        pinned, is_known = self._pinned(worker.scope)
-        if pinned is not None and pinned[0] != wanted:
+        if index.block_size != wanted:
             # the reference's comma, if the scope is known from a dump only
             comma = "" if is_known else ","
-            sizes = f"existing={pinned[0]}{comma} requested={wanted}"
+            sizes = f"existing={index.block_size}{comma} requested={wanted}"
             why = f"block_size mismatch for {where}: {sizes}"
-            return [reconciliation_failed(why)]
-        if is_known and pinned is not None and pinned[1] != eagle:
-            existing, requested = str(pinned[1]).lower(), str(eagle).lower()
+        elif is_known and index.is_eagle != eagle:
+            existing, requested = str(index.is_eagle).lower(), str(eagle).lower()
             why = f"is_eagle mismatch for {where}: existing={existing} requested={requested}"
-            return [reconciliation_failed(why)]
+        else:
+            return []
+        if self.unpin(scope):
+            return []
+        own = {worker.worker_id}
+        if not is_patch or partition is None or partition.seating.present.keys() != own:
+            self.waiting_to_pin[worker.worker_id] = scope
+        return [reconciliation_failed(why)]
+
+    def unpin(self, scope: Scope) -> bool:
+        """Let the next worker pin a scope; False while it has workers, or what they left behind.
+
+        A scope known from a dump only is free once its ranks have been given up.
+        """
+        partition = self.partitions.get(scope)
+        if partition is None:
+            return self.registry.index(scope) is None
+        if partition.seating.present or partition.pending_count or not partition.ledger.is_swept:
+            return False
+        partition.index.sweep(self._limits.swept_nodes_per_turn_max)
+        if not _is_clean(partition):
+            return False
+        self._close_partition(scope, partition)
+        return True
+
+    def _clashes(self, worker: Worker, before: Worker | None) -> list[str]:
         crowded = self._crowded(worker, before)
         if crowded is not None:
             return [reconciliation_failed(crowded)]
@@ -220,16 +255,8 @@ class Membership:
                 return f"no more event sources may be open: {crowded.text}"
         return None
 
-    def _pinned(self, scope: Scope) -> tuple[tuple[int, bool] | None, bool]:
-        """Return a scope's pinned block size and is_eagle, and whether a worker pinned them."""
-        index = self.registry.index(scope)
-        if index is not None:
-            return (index.block_size, index.is_eagle), scope in self.partitions
-        pin = self.pins.get(scope)
-        return pin, pin is not None
-
     def close_if_empty(self, scope: Scope, partition: Partition, now: float) -> bool:
-        """Close a scope that had no worker for `--scope-linger-s`; its pins are kept.
+        """Close a scope that had no worker for `--scope-linger-s`.
 
         Nobody waits there, nothing is booked, and the index is empty, so a request finds the same
         in a scope that does not exist.
@@ -293,6 +320,8 @@ class Membership:
         Returns:
             The slots whose reservations lost their rank.
         """
+        if new is None and old is not None:
+            self.waiting_to_pin.pop(old.worker_id, None)
         entering = new is not None and new.has_seat
         staying = (
             old is not None

@@ -380,6 +380,7 @@ class SelectionCore:
         for partition in lighter:
             self.room.relieve(partition, now, effects)
         more |= self._upkeep.go_on(may_expire, now, effects)
+        self.workers.repin(now, effects)
         more |= self.trusting.keep(now)
         effects.reread += self.trusting.take_rereads()
         for partition in self.admitting.reports.age(now, self.admitting.settings):

@@ -1,7 +1,8 @@
-"""Block sizes of scopes without workers: a scope keeps its block size for good.
+"""Scopes that had workers, with the block size they had last: requests for them are no strays.
 
-`membership.py` pins and asks. The data is packed rather than kept in Python objects: with thousands
-of scopes that come and go, scattered objects would keep the memory around them from being freed.
+`membership.py` notes them, `routing/read.py` asks; the next worker may have another size. The data
+is packed rather than kept in Python objects: with thousands of scopes that come and go, scattered
+objects would keep the memory around them from being freed.
 """
 
 from __future__ import annotations

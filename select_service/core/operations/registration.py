@@ -102,7 +102,7 @@ class Registration:
             WorkerConflict: another source keeps this worker.
         """
         self._check_source(worker_id, API)
-        return self._replace(self._catalog.patched(worker_id, patch), now)
+        return self._replace(self._catalog.patched(worker_id, patch), now, is_patch=True)
 
     def delete_worker(
         self, worker_id: int, now: float, source: str = API
@@ -119,6 +119,7 @@ class Registration:
         self._reseat(worker, None, effects, now)
         self._catalog.remove(worker_id)
         self._recount()
+        self.repin(now, effects)
         worker.lifecycle, worker.reasons = "unschedulable", []
         return worker.record(), effects
 
@@ -131,20 +132,35 @@ class Registration:
         self._put(worker, now, effects)
         return worker
 
-    def _replace(self, worker: Worker, now: float) -> tuple[WorkerRecord, Effects]:
+    def _replace(
+        self, worker: Worker, now: float, *, is_patch: bool = False
+    ) -> tuple[WorkerRecord, Effects]:
         effects = Effects()
         known = self._catalog.find(worker.worker_id)
         if known is not None:  # whoever registers it says that it is there
             worker.hold_back(known.operator_drain, None)
-        self._put(worker, now, effects)
+        self._put(worker, now, effects, is_patch=is_patch)
+        self.repin(now, effects)
+        worker = self._catalog.get(worker.worker_id)
         partition = self._membership.partitions.get(worker.scope)
         if known is not None and known.unready is not None and partition is not None:
             self._room.look_again(partition, now, effects)
         return self._record(worker), effects
 
-    def _put(self, worker: Worker, now: float, effects: Effects) -> None:
+    def repin(self, now: float, effects: Effects) -> None:
+        """Judge again the workers that could not agree with a scope's last ones, which have gone.
+
+        The first of them pins its block size and EAGLE setting.
+        """
+        waiting = self._membership.waiting_to_pin
+        if waiting:
+            free = {scope for scope in set(waiting.values()) if self._membership.unpin(scope)}
+            for worker_id in [one for one, scope in waiting.items() if scope in free]:
+                self._judge_again(worker_id, now, effects)
+
+    def _put(self, worker: Worker, now: float, effects: Effects, *, is_patch: bool = False) -> None:
         before = self._catalog.find(worker.worker_id)
-        self._membership.judge(worker, before)
+        self._membership.judge(worker, before, is_patch=is_patch)
         self._reseat(before, worker, effects, now)
         self._catalog.put(worker)
         self._recount()
@@ -202,12 +218,15 @@ class Registration:
     def retry_source(self, worker_id: int, now: float) -> Effects:
         """Judge a worker again whose event source was refused for a reason that may be gone."""
         effects = Effects()
+        self._judge_again(worker_id, now, effects)
+        return effects
+
+    def _judge_again(self, worker_id: int, now: float, effects: Effects) -> None:
         old = self._catalog.find(worker_id)
         if old is not None and old.lifecycle == "incomplete":
             worker = self._catalog.admit(old.spec, old.source)
             worker.hold_back(old.operator_drain, old.unready)
             self._put(worker, now, effects)
-        return effects
 
     def worker(self, worker_id: int) -> WorkerRecord:
         """Return one record.

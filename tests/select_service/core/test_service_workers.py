@@ -9,7 +9,7 @@ import pytest
 
 from indexer.types import WorkerRank
 from select_service.errors import InvalidRequest
-from select_service.types import OverlapScoresRequest
+from select_service.types import CoreLimits, OverlapScoresRequest
 from tests.select_service.core.whole_fleet import DEFAULT, Fleet
 
 if TYPE_CHECKING:
@@ -51,6 +51,64 @@ def test_who_embeds_is_refused_what_the_wire_refuses(
     with pytest.raises(ValueError, match=f"^{field} must be at least 1$"):
         say(fleet, 1, **{field: 0})
     assert fleet.core.workers.workers() == [known]
+    fleet.core.check()
+
+
+def test_the_first_schedulable_worker_pins_block_size_and_eagle(fleet: Fleet) -> None:
+    other = fleet.worker(3, block_size=32)
+    assert other.not_schedulable_reasons == [
+        "reconciliation failed: block_size mismatch for model=default tenant=default: "
+        "existing=16 requested=32"
+    ]
+    eagle = fleet.worker(4, is_eagle=True)
+    assert eagle.not_schedulable_reasons == [
+        "reconciliation failed: is_eagle mismatch for model=default tenant=default: "
+        "existing=false requested=true"
+    ]
+    fleet.delete(1)
+    assert fleet.core.workers.worker(3).lifecycle == "incomplete"
+    assert fleet.patch(3, block_size=16).lifecycle == "schedulable"
+
+
+def test_workers_that_were_refused_pin_a_scope_once_its_last_worker_has_gone(fleet: Fleet) -> None:
+    """A fleet that changes its block size pod by pod needs nobody's help."""
+    for worker_id in (3, 4):
+        assert fleet.worker(worker_id, block_size=32).lifecycle == "incomplete"
+    assert fleet.worker(5, is_eagle=True).lifecycle == "incomplete"
+    fleet.delete(1)
+    fleet.delete(2)
+    assert (
+        fleet.core.workers.worker(3).lifecycle
+        == fleet.core.workers.worker(4).lifecycle
+        == "schedulable"
+    )
+    assert [one.stream.rank.worker_id for one in fleet.effects.listen] == [3, 4]
+    assert "existing=32 requested=16" in str(fleet.core.workers.worker(5).not_schedulable_reasons)
+    fleet.core.check()
+
+
+def test_the_only_worker_of_a_scope_is_registered_anew_with_another_block_size() -> None:
+    fleet = Fleet()
+    fleet.worker(1)
+    assert fleet.worker(1, block_size=32).lifecycle == "schedulable"
+    assert fleet.worker(1, block_size=32, is_eagle=True).lifecycle == "schedulable"
+    patched = fleet.patch(1, block_size=16)  # the contract (1.3) has it so
+    assert "existing=32 requested=16" in str(patched.not_schedulable_reasons)
+    fleet.core.tick(fleet.now)
+    assert fleet.core.workers.worker(1).lifecycle == "incomplete"
+    assert fleet.worker(1, is_eagle=True).lifecycle == "schedulable"
+    fleet.core.check()
+
+
+def test_what_a_worker_left_behind_is_swept_before_a_scope_has_another_block_size() -> None:
+    fleet = Fleet(limits=CoreLimits(dropped_per_turn_max=2))
+    fleet.worker(1)
+    for number in range(6):
+        fleet.book(f"r{number}", 1, 1, 2)
+    assert fleet.worker(1, block_size=32).lifecycle == "incomplete"
+    for _ in range(5):
+        fleet.core.tick(fleet.now)
+    assert fleet.core.workers.worker(1).lifecycle == "schedulable"
     fleet.core.check()
 
 
