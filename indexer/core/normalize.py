@@ -62,6 +62,10 @@ MEDIA: Final = {
 
 _DEVICE: Final = Tier.DEVICE  # accessing a member of an enum costs two look-ups
 _HASH_TAIL: Final = 8  # a digest and its 64-bit form agree in the last 8 bytes, big-endian
+OTHER_PAIRING: Final = "eagle_mismatch"
+"""Why a store event cannot be read that tells of pairs of tokens where single ones are expected, or
+the other way round."""
+
 _TAGS: Final = frozenset({"BlockStored", "BlockRemoved", "AllBlocksCleared", "Ignored"})
 
 REMOVALS: Final = (MapRemoved, ArrayRemoved)
@@ -111,11 +115,19 @@ def read_event(raw: Raw, *, bigram: bool) -> Event:
     try:
         return normal_event(TYPED_EVENT[form, bigram].decode(raw))
     except UNREADABLE:
-        return BadEvent(why_unreadable(raw, form))
+        pass
+    why = why_unreadable(raw, form)
+    if why == "malformed":
+        try:
+            normal_event(TYPED_EVENT[form, not bigram].decode(raw))
+        except UNREADABLE:
+            return BadEvent(why)
+        return BadEvent(OTHER_PAIRING)
+    return BadEvent(why)
 
 
 def why_unreadable(raw: Raw, form: str) -> str:
-    """Return the reason for a `BadEvent`."""
+    """Return the reason for a `BadEvent`; the caller finds out whether it is `OTHER_PAIRING`."""
     try:
         tag = ARRAY_TAG.decode(raw).tag if form == ARRAY else MAP_TAG.decode(raw).type
     except UNREADABLE:

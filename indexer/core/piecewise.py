@@ -30,6 +30,7 @@ from indexer.core.long_events import (
     list_head,
 )
 from indexer.core.normalize import (
+    OTHER_PAIRING,
     REMOVALS,
     UNREADABLE,
     form_of,
@@ -315,7 +316,10 @@ class PiecewiseDecoder(Sequence[Event]):
         except UNREADABLE:
             if self._is_typed:
                 raise
-            filled = BadEvent(why_unreadable(Raw(small), form))
+            why = why_unreadable(Raw(small), form)
+            if why == "malformed" and (yield from self._reads_paired(small, lists, form)):
+                why = OTHER_PAIRING
+            filled = BadEvent(why)
         if isinstance(filled, LongRemoval) and self._is_typed:
             self._file_removal(filled, at, end)
         else:
@@ -323,6 +327,18 @@ class PiecewiseDecoder(Sequence[Event]):
             self._long[len(self)] = filled
             self._note(at, end)
         return end
+
+    def _reads_paired(
+        self, small: bytes, lists: list[tuple[str, Ranges]], form: str
+    ) -> Steps[bool]:
+        """Return whether an event is readable with the other kind of tokens, pairs or single."""
+        bigram = not self._bigram
+        try:
+            wire = TYPED_EVENT[form, bigram].decode(small)
+            yield from fill(wire, lists, self._values, bigram=bigram)
+        except UNREADABLE:
+            return False
+        return True
 
     def _shorten(self, at: int, form: str) -> Steps[tuple[bytes, list[tuple[str, Ranges]], int]]:
         """Return the event with its long lists emptied, those lists, and where the event ends."""

@@ -95,6 +95,11 @@ class StreamProgress:
         return "current" if self.lost_batches == 0 and is_known else "uncertain"
 
     @property
+    def is_eagle(self) -> bool:
+        """Whether its scope's blocks are made of pairs of tokens."""
+        return self._index.is_eagle
+
+    @property
     def block_size(self) -> int:
         """Tokens per block, according to the index."""
         return self._index.block_size

@@ -29,8 +29,9 @@ WORKER_INCOMPLETE: Final = Cause(
     "error",
     "The record lacks something, or contradicts the other workers of its model and tenant, so the "
     "worker gets no requests.",
-    "Register it again (POST or PATCH /workers) with what the reasons name; a block_size or "
-    "is_eagle that differs needs a model_name or tenant_id of its own.",
+    "Register it again (POST or PATCH /workers) with what the reasons name. A block_size or "
+    "is_eagle that differs needs a model_name or tenant_id of its own, or the workers it differs "
+    "from to go (DELETE, or POST with the same value): then it serves by itself.",
     10.0,
 )
 NO_WORKERS: Final = Cause(
@@ -109,8 +110,21 @@ BLOCK_SIZE_MISMATCH: Final = Cause(
     "error",
     "The engine's blocks are of another size than the worker's record says, so none of them is "
     "indexed and no prompt ever matches.",
-    "Register the worker with the block size of the engine (vLLM: --block-size, SGLang: "
-    "--page-size); workers of one model and tenant must agree on it.",
+    "Register the worker with the block size of the engine (POST /workers; vLLM: --block-size, "
+    "SGLang: --page-size). Workers of one model and tenant must agree on it: register all of them, "
+    "and they serve with the last one; or give those that differ a model_name or tenant_id of "
+    "their own.",
+)
+EAGLE_MISMATCH: Final = Cause(
+    "eagle-mismatch",
+    "error",
+    "The engine's store events tell of pairs of tokens, as SGLang's do under speculative decoding "
+    "with EAGLE, and the worker's record says nothing of it; or the record has is_eagle, and the "
+    "events tell of single tokens. None of its blocks is indexed and no prompt ever matches.",
+    "Register the worker (POST /workers) with is_eagle true if the engine tells of pairs, and "
+    "without it if not. Workers of one model and tenant must agree on it: register all of them, "
+    "and they serve with the last one; or give those that differ a model_name or tenant_id of "
+    "their own.",
 )
 EVENTS_NOT_INDEXED: Final = Cause(
     "events-not-indexed",
@@ -135,8 +149,8 @@ EVENTS_TOO_LONG: Final = Cause(
     "The engine sent a batch of KV events that is longer than --kv-message-bytes-max (or, where "
     "its connection was broken off, than twice that). Nothing else is lost, but the index of the "
     "rank no longer matches what the engine holds.",
-    "Raise --kv-message-bytes-max above the size named; each connection may then take twice as "
-    "much memory while such a batch arrives.",
+    "Start the service with a --kv-message-bytes-max above the size named; each connection may "
+    "then take twice as much memory while such a batch arrives.",
 )
 PAST_EVENTS_MISSING: Final = Cause(
     "past-events-missing",
@@ -394,6 +408,7 @@ CAUSES: Final = (
     WRONG_TOPIC,
     EVENTS_UNREADABLE,
     BLOCK_SIZE_MISMATCH,
+    EAGLE_MISMATCH,
     EVENTS_NOT_INDEXED,
     EVENTS_LOST,
     EVENTS_TOO_LONG,

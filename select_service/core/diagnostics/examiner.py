@@ -262,6 +262,8 @@ class Examiner:
     def _look_at_reports(self, now: float) -> Iterator[None]:
         """Where nobody judges by what ranks tell, nobody needs it."""
         for worker_id, dp_rank, report in [*self._reports.stale()]:
+            if report.stale_as == "unknown":
+                continue  # it counts as loaded as it is booked
             worker = self._catalog.find(worker_id)
             partition = None if worker is None else self._membership.partitions.get(worker.scope)
             if worker is None or partition is None or partition.admission is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from indexer.core.normalize import OTHER_PAIRING
 from indexer.types import SOCKET_BYTES_FACTOR
 from select_service.core.diagnostics import causes
 from select_service.core.diagnostics.growth import CounterGrowth
@@ -205,6 +206,9 @@ class StreamChecks:
         if outcome == "other_block_size":
             said = f"of {tallies.other_block_size} tokens, its record of {self.stream.block_size}"
             yield causes.BLOCK_SIZE_MISMATCH, f"its events tell of blocks {said}"
+        elif outcome == OTHER_PAIRING:
+            said = "single tokens, its record has" if self.stream.is_eagle else "pairs, it has no"
+            yield causes.EAGLE_MISMATCH, f"its events tell of {said} is_eagle"
         else:
             said = f"{run} store events, none could be indexed (mostly {outcome})"
             yield causes.EVENTS_NOT_INDEXED, said

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from indexer.core import piecewise as pieces_module
 from indexer.core import plain_walk
-from indexer.core.events import BlockStored
+from indexer.core.events import BadEvent, BlockStored
 from indexer.core.packed import PackedBytes, PackedLists
 from indexer.core.piecewise import PiecewiseDecoder
 from indexer.core.wire import BatchDecoder
@@ -222,6 +222,21 @@ def test_keys_of_a_long_event_are_made_when_they_are_asked_for(key: list[Any]) -
     assert isinstance(read.mm_hashes, PackedLists | None)
     assert isinstance(read.opaque, PackedBytes | None)
     says_the_same(encode_batch([event]), "map", 100, bigram=False)
+
+
+@pytest.mark.parametrize("form", ["map", "array"])
+@pytest.mark.parametrize("bigram", [False, True])
+def test_pairs_of_a_long_event_are_told_from_what_is_malformed(form: str, bigram: bool) -> None:
+    tokens: list[Any] = [7] * 9_600 if bigram else [[7, 8]] * 9_600
+    event = encode_event(stored([*range(600)], tokens), f"{form}-int")
+    batch = in_pieces(encode_batch([event]), form, bigram=bigram, values=100)
+    assert batch is not None
+    assert [*batch.events] == [BadEvent("eagle_mismatch")]
+    says_the_same(encode_batch([event]), form, 100, bigram=bigram)
+    torn = encode_event(stored([*range(600)], [*tokens[:-1], "x"]), f"{form}-int")
+    batch = in_pieces(encode_batch([torn]), form, bigram=bigram, values=100)
+    assert batch is not None
+    assert [*batch.events] == [BadEvent("malformed")]
 
 
 def test_a_part_is_small_whatever_the_message_says() -> None:

@@ -255,7 +255,7 @@ GOOD = removed([9])
         (stored([1], [*TOKENS[:-1], "15"]), "malformed"),
         (stored([1], [*TOKENS[:-1], 1.0]), "malformed"),
         (stored([1], [*TOKENS[:-1], True]), "malformed"),
-        (stored([1], [[t, t + 1] for t in TOKENS]), "malformed"),
+        (stored([1], [[t, t + 1] for t in TOKENS]), "eagle_mismatch"),
         (stored([1], TOKENS) | {"block_size": -16}, "malformed"),
         (stored([1], TOKENS, medium=3), "malformed"),
         (stored([1], TOKENS, group_idx=-1), "malformed"),
@@ -397,7 +397,9 @@ def test_pairs_of_tokens_are_for_eagle_scopes() -> None:
     for form in ("map-int", "array-int"):
         event = encode_event(stored([1], pairs), form)
         assert _one(event, is_eagle=True).token_ids == [tuple(pair) for pair in pairs]
-        assert _one(encode_event(stored([1], TOKENS), form), is_eagle=True) == BadEvent("malformed")
+        assert _one(encode_event(stored([1], TOKENS), form), is_eagle=True) == BadEvent(
+            "eagle_mismatch"
+        )
     assert _one(stored([1], [], block_size=0) | {"block_size": 0}, is_eagle=True).is_placeholder
 
 

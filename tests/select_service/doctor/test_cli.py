@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,9 @@ def test_ports_seen_from_here(capsys: Capture) -> None:
         assert finding["code"] == "unreachable-from-here"
         assert finding["subject"]["worker_id"] == 1
         assert str(nowhere) in finding["what"]
+        with socket.create_server((HOST, nowhere)):  # the port is open
+            assert await run(*url(port), "--probe", "--json") == 0
+        assert json.loads(capsys.readouterr().out)["findings"] == []
 
     on_a_port(use)
 

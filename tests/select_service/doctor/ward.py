@@ -16,7 +16,13 @@ from indexer.core.stream import EventStream
 from indexer.types import StreamLimits
 from select_service.edge.driver.driver import Driver
 from select_service.edge.driver.driver_options import EdgeLimits
-from select_service.types import CoreLimits, RouterConfig, SelectAndReserveRequest, WorkerSpec
+from select_service.types import (
+    CoreLimits,
+    OverlapScoresRequest,
+    RouterConfig,
+    SelectAndReserveRequest,
+    WorkerSpec,
+)
 from select_service.types.doctor import DoctorLimits, Finding
 from tests import wait
 from tests.indexer.edge.fake_engine import FakeEngine
@@ -178,6 +184,9 @@ class Ward:
         answer = await self.service.select_and_reserve(request)
         self.service.free(name)
         return answer.worker_id  # type: ignore[union-attr]
+
+    def scores(self, tokens: Sequence[int]) -> OverlapScoresRequest:
+        return OverlapScoresRequest(token_ids=list(tokens))
 
     async def examine(self) -> list[Finding]:
         """What the doctor finds at this moment."""
