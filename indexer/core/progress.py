@@ -53,6 +53,8 @@ class StreamProgress:
     Attributes:
         is_unproven: Whether the blocks are from before a restart and the engine has yet to prove
             that they are its own; until then no answer names them.
+        unknown_batches: Of the lost ones, those from before anything was held that they could make
+            wrong: of the past of an engine that was joined late, or of blocks that were dropped.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class StreamProgress:
         self.rank = rank
         self.worker_ranks = worker_ranks
         self.lost_batches = 0
+        self.unknown_batches = 0
         self.last_event_at: float | None = None  # our clock, at the last live message
         self.last_batch_ts: float | None = None  # the engine's wall clock
         self.delivery = Delivery()
@@ -164,6 +167,7 @@ class StreamProgress:
             sorted(self._names),
             dict(self._writer.groups),
             self.last_batch_ts,
+            self.unknown_batches,
         )
 
     def _recall(self, memory: StreamMemory) -> None:
@@ -171,6 +175,7 @@ class StreamProgress:
         assert self.cursor.last is None
         self.cursor.recall(memory.last, memory.digests, memory.zero)
         self.lost_batches = memory.lost_batches
+        self.unknown_batches = memory.unknown_batches
         self.last_batch_ts = memory.last_batch_ts
         self._names.update(memory.names)
         self._writer.groups.update(memory.groups)
@@ -193,7 +198,7 @@ class StreamProgress:
         """Assert the invariants of the position."""
         self.cursor.check()
         assert len(self._names) <= NAMES_REMEMBERED
-        assert self.lost_batches >= 0
+        assert 0 <= self.unknown_batches <= self.lost_batches
 
     def _hear_name(self, batch: EventBatch | None) -> None:
         """Record the rank the engine reports for itself."""
@@ -227,7 +232,7 @@ class StreamProgress:
         left = self._writer.work(budget)
         if self._writer.is_whole:
             # everything was cleared, so losses and blocks of another engine no longer matter
-            self.lost_batches = self._lost_unusable = 0
+            self.lost_batches = self.unknown_batches = self._lost_unusable = 0
             self._doubted_after = None
             if self.is_unproven:
                 self._credit()  # no block from before the restart is left that could be wrong
@@ -245,8 +250,20 @@ class StreamProgress:
 
     def _note_lost(self, batches: int) -> None:
         self._deny("lost")  # when in doubt drop unproven blocks, whatever the policy
+        if not self._holds_anything:
+            self.unknown_batches += batches
         self.lost_batches += batches
         self._drop_if_told()
+
+    @property
+    def _holds_anything(self) -> bool:
+        """Whether there are blocks, or will soon be, that a lost batch could make wrong."""
+        if self._writer.is_busy or self._staged:
+            return True
+        return any(
+            self._index.slot_of(rank) is not None and any(self._index.blocks_of(rank))
+            for rank in self._writer.ranks | {self.rank}
+        )
 
     def _lose_unusable(self, seq: int) -> None:
         """Count a batch as lost that no replay can bring, once for each engine."""
@@ -272,6 +289,7 @@ class StreamProgress:
         """The held blocks may be wrong: under `--on-event-loss drop`, drop them."""
         if self._on_event_loss is EventLossPolicy.DROP:
             self._writer.forget_blocks()
+            self.unknown_batches = self.lost_batches
 
     def _begin_anew(self) -> None:
         """Another engine process is speaking: discard everything known about the old one."""
@@ -287,7 +305,7 @@ class StreamProgress:
         self._names.clear()
         self.delivery.forget()
         self.cursor.reset()
-        self.lost_batches = self._lost_unusable = 0
+        self.lost_batches = self.unknown_batches = self._lost_unusable = 0
         self._beheaded = 0
         self._doubted_after = None
 

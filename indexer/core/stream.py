@@ -261,6 +261,7 @@ class EventStream(Repair):
         """Forget all blocks received so far; later ones count. Not for a `shared` stream."""
         assert self._writer.ranks == {self.rank}
         self._writer.forget_blocks()
+        self.unknown_batches = self.lost_batches
 
     def on_reconnect(self, now: float) -> None:
         """Verify the engine's identity after the publisher was out of reach.

@@ -19,3 +19,4 @@ class StreamMemory(Struct, frozen=True, array_like=True):
     names: list[int]  # ranks the engine has reported for itself
     groups: dict[int, bool]  # cache groups: whether their blocks count
     last_batch_ts: float | None
+    unknown_batches: int = 0  # of the lost ones; missing in what earlier versions wrote

@@ -64,6 +64,8 @@ class IndexFreshness(Struct, frozen=True, kw_only=True):
     lag_s: float | None  # by how much later than its fastest its last batch came; null: unknown
     open_gaps: int  # holes that are being mended while newer batches wait
     lost_batches: int  # that will never come
+    unknown_batches: int  # of these, from before anything was held: they make nothing held wrong
+    known_share: float  # of all batches, those that were applied
 
 
 class RankTrustRow(Struct, frozen=True, kw_only=True):

@@ -114,6 +114,9 @@ class NaiveIndex:
             if count > 0 and t is tier
         }
 
+    def blocks_of(self, rank: WorkerRank) -> list[int]:
+        return [len(self.held(rank, tier)) for tier in Tier]
+
     def row(self, rank: WorkerRank, local_hashes: bytes) -> tuple[int, int, int]:
         """device, host and disk blocks, cumulative, as /overlap_scores prints them."""
         blocks = [local_hashes[at : at + 8] for at in range(0, len(local_hashes), 8)]

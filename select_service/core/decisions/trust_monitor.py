@@ -86,7 +86,9 @@ class _Verdict(NamedTuple):
 
 
 _FRESH: Final = _Verdict(1.0, ())
-_NO_INDEX: Final = IndexFreshness(state="none", lag_s=None, open_gaps=0, lost_batches=0)
+_NO_INDEX: Final = IndexFreshness(
+    state="none", lag_s=None, open_gaps=0, lost_batches=0, unknown_batches=0, known_share=0.0
+)
 
 
 class TrustMonitor:
@@ -230,7 +232,7 @@ class TrustMonitor:
             if seconds > settings.lag_grace_s:
                 factor *= 0.5 ** ((seconds - settings.lag_grace_s) / settings.lag_half_s)
                 stale.append(reason)
-        lost = stream.lost_batches
+        lost = stream.lost_batches - stream.unknown_batches  # others promise nothing false
         if lost and lost > LOST_SHARE * (lost + stream.tallies.batches):
             factor *= 1.0 - lost / (lost + stream.tallies.batches)
             if "gaps" not in stale:
@@ -373,7 +375,15 @@ class TrustMonitor:
             lag_s=self.lag_of(stream),
             open_gaps=int(stream.is_replaying and bool(stream.backlog)),
             lost_batches=stream.lost_batches,
+            unknown_batches=stream.unknown_batches,
+            known_share=_known_share(stream),
         )
+
+
+def _known_share(stream: EventStream) -> float:
+    """Return the share of a stream's batches that were applied; 1.0 before the first."""
+    heard = stream.tallies.batches
+    return heard / (heard + stream.lost_batches) if stream.lost_batches else 1.0
 
 
 def _predicted(booking: LiveReservation) -> int | None:

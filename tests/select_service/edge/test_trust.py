@@ -73,7 +73,14 @@ def test_what_is_told_in_either_form_and_in_a_batch() -> None:
             "missing_share": pytest.approx(0.38, abs=0.02),
             "samples": 5,
             "rereads": 0,
-            "index": {"state": "silent", "lag_s": None, "open_gaps": 0, "lost_batches": 0},
+            "index": {
+                "state": "silent",
+                "lag_s": None,
+                "open_gaps": 0,
+                "lost_batches": 0,
+                "unknown_batches": 0,
+                "known_share": 1.0,
+            },
         }
         assert (await client.get("/trust?tenant_id=other")).json() == {"ranks": []}
 

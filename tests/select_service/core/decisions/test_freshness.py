@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from indexer.core.delivery import BASE_S
+from indexer.types import EventLossPolicy
 from select_service.core.decisions.trust_monitor import LOOK_S
 from select_service.types import CoreLimits, TrustSettings
 from tests.indexer.encoding import encode_batch, stored
@@ -149,6 +150,35 @@ def test_many_lost_batches_cost_their_share_few_cost_nothing() -> None:
     assert fleet.row.index.state == "uncertain"
     assert fleet.row.reasons == ["gaps"]
     assert fleet.row.trust == pytest.approx(42 / 61)
+
+
+def test_an_index_that_begins_empty_is_not_made_wrong_by_what_was_before() -> None:
+    """Shown as unknown; what is lost from then on counts as ever."""
+    fleet = Late()
+    fleet.stream.has_replay = False
+    fleet.event(0.0, seq=800)
+    for _ in range(39):
+        fleet.event(0.0)
+    index = fleet.row.index
+    assert (index.lost_batches, index.unknown_batches) == (800, 800)
+    assert index.known_share == pytest.approx(40 / 840)
+    assert index.state == "uncertain", "not all is known that it holds"
+    assert (fleet.row.trust, fleet.row.reasons) == (1.0, [])
+    fleet.event(0.0, seq=860)
+    assert (fleet.row.index.lost_batches, fleet.row.index.unknown_batches) == (820, 800)
+    assert fleet.row.reasons == ["gaps"]
+    assert fleet.row.trust == pytest.approx(41 / 61)
+
+
+def test_blocks_that_were_dropped_with_a_loss_are_not_made_wrong_by_it() -> None:
+    fleet = Late()
+    fleet.stream._on_event_loss = EventLossPolicy.DROP
+    fleet.stream.has_replay = False
+    for _ in range(4):
+        fleet.event(0.0)
+    fleet.event(0.0, seq=20)
+    assert (fleet.row.index.lost_batches, fleet.row.index.unknown_batches) == (16, 16)
+    assert fleet.row.trust == 1.0
 
 
 def test_it_can_be_switched_off() -> None:
