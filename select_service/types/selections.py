@@ -8,11 +8,14 @@ from select_service.types.decisions import Decision
 
 
 class Overlap(Struct, frozen=True):
-    """Matched tokens of the selected worker, cumulative per tier."""
+    """Matched tokens of the selected worker, cumulative per tier, each of its best rank there.
+
+    What the selected rank has on its device is `dp` of that rank, and may be less than `gpu`.
+    """
 
     longest_matched: int
-    gpu: int
-    dp: dict[str, int]
+    gpu: int  # the greatest of `dp`
+    dp: dict[str, int]  # on the device, by rank
     cpu: int
     disk: int
 

@@ -129,8 +129,8 @@ class TrustMonitor:
     def hear(self, name: str, cached_tokens: int, now: float) -> None:
         """Apply the engine's report of a prompt's cached tokens.
 
-        Call it before the prefill completes. Only the first completion counts, and only if a
-        selection here made a prediction.
+        Only the first report counts, with the completion or in a repeat of it (engines that stream
+        tell in their last chunk), and only if a selection here made a prediction.
 
         Raises:
             InvalidField: more than the prompt is long; nothing has changed.
@@ -148,10 +148,11 @@ class TrustMonitor:
                 f"cached_tokens ({cached_tokens}) must not exceed isl_tokens ({isl_tokens})",
                 field="cached_tokens",
             )
-        predicted = None if reservation.prefill_done else _predicted(booking)
+        predicted = None if booking.is_compared else _predicted(booking)
         if predicted is None:
-            self._count("repeated" if reservation.prefill_done else "unpredicted")
+            self._count("repeated" if booking.is_compared else "unpredicted")
             return
+        booking.is_compared = True
         self._count("compared")
         partition, slot = booking.partition, reservation.slot
         predicted = min(predicted, _findable(partition, isl_tokens))

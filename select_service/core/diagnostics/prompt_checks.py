@@ -2,7 +2,8 @@
 
 A sample (`prompt_sample.py`) is judged if the same beginning was requested half a minute earlier:
 by then an engine has reported it, and the index has it unless something is wrong. A hit clears its
-scope and its rank of all suspicion. Prompts that never match are tried in other ways, with the
+scope and its rank of all suspicion, and so does a prompt that was reported and has gone again
+since: what others evict was understood. Prompts that never match are tried in other ways, with the
 salts and adapters that events carry, or shifted by a token: a way that matches is proof.
 """
 
@@ -28,6 +29,9 @@ SETTLE_S: Final = 30.0
 
 SEEN_MAX: Final = 8192
 """Beginnings of prompts remembered, of scopes and of ranks; some 250 bytes each."""
+
+AWAITED_MAX: Final = 256
+"""Prompts looked for in each examination, some 5 µs each."""
 
 OWNERS_MAX: Final = 4096
 """Scopes and ranks whose verdicts are kept."""
@@ -76,6 +80,8 @@ class PromptChecks:
         self._seen: dict[tuple[Owner, bytes], float] = {}
         self._verdicts: dict[Owner, deque[PromptVerdict]] = {}
         self._misread: dict[Scope, tuple[int, float]] = {}  # prompts whose salt is, and the last
+        self._awaited: dict[tuple[Owner, bytes], PromptSample] = {}
+        """The last prompts that missed, looked for until the engine must have told of them."""
 
     def judge(self, sample: PromptSample, index: KvIndex, stored: Mapping[Owner, int]) -> None:
         """Look whether what a prompt needs is there, if it has been asked for before."""
@@ -91,14 +97,36 @@ class PromptChecks:
             seen_at = self._seen.setdefault(key, sample.at)
             if sample.at - seen_at >= SETTLE_S:
                 slot = None if isinstance(owner, Scope) else index.slot_of(rank)
-                self._note(
-                    owner,
-                    sample,
-                    stored.get(owner, 0),
-                    is_hit=_holds(index, sample.beginning, slot),
-                )
+                is_hit = _holds(index, sample.beginning, slot)
+                self._note(owner, sample, stored.get(owner, 0), is_hit=is_hit)
+                self._awaited.pop(key, None)
+                if not is_hit:
+                    self._awaited[key] = sample
+        while len(self._awaited) > AWAITED_MAX:
+            del self._awaited[next(iter(self._awaited))]
         while len(self._seen) > SEEN_MAX:
             del self._seen[next(iter(self._seen))]
+
+    def _find_awaited(
+        self,
+        index_of: Callable[[Scope], KvIndex | None],
+        stored: Mapping[Owner, int],
+        now: float,
+    ) -> Iterator[None]:
+        """Note a hit for what engines have told of; it may be evicted before it recurs."""
+        for key, sample in [*self._awaited.items()]:
+            owner, beginning = key
+            index = index_of(sample.scope)
+            if index is not None and now > sample.at:
+                rank = WorkerRank(sample.worker_id, sample.dp_rank)
+                slot = None if isinstance(owner, Scope) else index.slot_of(rank)
+                if _holds(index, beginning, slot):
+                    self._note(owner, sample, stored.get(owner, 0), is_hit=True)
+                    del self._awaited[key]
+                    continue
+            if index is None or now - sample.at > SETTLE_S:
+                del self._awaited[key]
+            yield
 
     def _note_misread(self, sample: PromptSample) -> None:
         count, _ = self._misread.pop(sample.scope, (0, 0.0))
@@ -133,6 +161,7 @@ class PromptChecks:
             else:
                 what = "1 prompt matches" if count == 1 else f"{count} prompts match"
                 yield scope, causes.SALT_AMBIGUOUS, f"{what} if the salt is read as a media item"
+        yield from self._find_awaited(index_of, stored, now)
         mute: set[Scope] = set()
         owners = sorted(self._verdicts, key=lambda owner: not isinstance(owner, Scope))
         for owner in owners:

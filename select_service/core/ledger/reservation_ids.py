@@ -53,6 +53,7 @@ class LiveReservation(Struct, eq=False):
     """None: learned from a replica; see `replication/first_answers.py`."""
     is_own: bool = False  # as of when it was added: the owner may change later
     number: int = 0  # bookings added up to it, itself included
+    is_compared: bool = False  # an engine has told how much of its prompt was cached
     holders: int = 1  # answers given or about to be given for it; without any it is withdrawn
     hold: Hold | None = None  # of the batch that made it
     older: LiveReservation | None = None  # bookings made with the same selection_id

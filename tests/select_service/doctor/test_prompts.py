@@ -11,7 +11,7 @@ import zmq
 
 from indexer.core.hashing import block_hashes, sequence_hashes, unpack_i64
 from select_service.types import SelectAndReserveRequest
-from tests.indexer.encoding import encode_event, stored
+from tests.indexer.encoding import encode_event, removed, stored
 from tests.select_service.doctor.ward import BLOCK, Engine, Ward, play, prompt
 
 Context = zmq.Context[zmq.Socket[bytes]]
@@ -358,5 +358,30 @@ def test_one_prompt_under_several_adapters_is_no_mismatch(context: Context) -> N
             await ward.heard(engine)
             await ward.pass_time(10)
         assert await ward.codes() == ["past-events-missing"]
+
+    play(context, scenario)
+
+
+def test_prompts_that_others_evict_are_no_mismatch(context: Context) -> None:
+    """One system prompt under many salts, in a cache that keeps none of them until it comes again.
+
+    The doctor looks while they are computed, and again before they are evicted.
+    """
+
+    async def scenario(ward: Ward) -> None:
+        engine = ward.engine()
+        await ward.hire(engine)
+        await ward.codes()
+        for _ in range(3):
+            for number in range(6):
+                salt = f"tenant-{number}"
+                await ward.ask(prompt(1), cache_salt=salt)
+                assert await ward.codes() == []
+                engine.compute(prompt(1), cache_salt=salt)
+                own = repr([("cache_salt", salt)])
+                for key in [key for key in engine.held if key[1] != own]:
+                    engine.tell([removed([engine.held.pop(key)])])
+                await ward.heard(engine)
+                assert await ward.pass_time(10) == []
 
     play(context, scenario)

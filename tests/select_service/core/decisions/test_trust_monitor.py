@@ -56,7 +56,21 @@ def test_the_last_token_is_never_found() -> None:
     assert trust(fleet, 1).missing_share == 0.0
 
 
-def test_only_the_first_completion_counts() -> None:
+def test_a_report_may_come_with_a_repeat_of_the_completion() -> None:
+    """vLLM tells in the last chunk of a stream what it found before the first."""
+    fleet = fleet_of()
+    fleet.hold(1, list(PROMPT))
+    fleet.take("r", *PROMPT, isl=ISL)
+    fleet.core.reservations.prefill_complete("r", fleet.now)
+    assert trust(fleet, 1).samples == 0
+    fleet.core.reservations.prefill_complete("r", fleet.now, 128)
+    fleet.core.reservations.prefill_complete("r", fleet.now, 0)
+    assert trust(fleet, 1).samples == 1
+    assert trust(fleet, 1).missing_share == 0.0
+    assert outcomes(fleet) == {"compared": 1, "repeated": 1}
+
+
+def test_only_the_first_report_counts() -> None:
     fleet = fleet_of()
     fleet.hold(1, list(PROMPT))
     fleet.take("r", *PROMPT, isl=ISL)
