@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
-import tempfile
-from pathlib import Path
 from typing import Self
 
 from select_service.demo.client import SelectorClient
@@ -16,7 +15,8 @@ __all__ = ["ServiceDidNotStart", "ServiceProcess", "free_port"]
 _COMMAND = ("-m", "select_service", "--host")
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 10.0
-_LOG_TAIL_CHARS = 2000
+_LOG_TAIL_BYTES = 2000
+_PIECE_BYTES = 65_536
 
 
 class ServiceDidNotStart(RuntimeError):
@@ -28,7 +28,10 @@ class _Ended(Exception):
 
 
 class ServiceProcess:
-    """`python -m select_service` for the duration of an `async with`."""
+    """`python -m select_service` for the duration of an `async with`.
+
+    The end of its log is kept in memory: there may be no directory for temporary files.
+    """
 
     def __init__(self, port: int | None = None) -> None:
         self.port = port or free_port()
@@ -36,7 +39,6 @@ class ServiceProcess:
         self.url = f"http://{host_in_url(self._host)}:{self.port}"
 
     async def __aenter__(self) -> Self:
-        self._log = tempfile.NamedTemporaryFile(prefix="select-service-demo-", suffix=".log")  # noqa: SIM115 - closed in __aexit__
         # a session of its own: Ctrl-C in the terminal ends the demo first, then the service
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -44,26 +46,32 @@ class ServiceProcess:
             self._host,
             "--port",
             str(self.port),
-            stdout=self._log,
+            stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,
         )
+        self._tail = b""
+        self._reading = asyncio.get_running_loop().create_task(self._read_log())
         started = False
         try:
             async with asyncio.timeout(_START_TIMEOUT_S):
                 await self._wait_healthy()
             started = True
         except (TimeoutError, _Ended) as error:
+            await self._stop()
             raise ServiceDidNotStart(self._last_words()) from error
         finally:
             if not started:  # for whatever reason, including an interrupt
                 await self._stop()
-                self._log.close()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         await self._stop()
-        self._log.close()
+
+    async def _read_log(self) -> None:
+        assert self._process.stdout is not None
+        while piece := await self._process.stdout.read(_PIECE_BYTES):
+            self._tail = (self._tail + piece)[-_LOG_TAIL_BYTES:]
 
     async def _wait_healthy(self) -> None:
         client = SelectorClient(self.url, model_name="default")
@@ -76,19 +84,20 @@ class ServiceProcess:
             await client.close()
 
     async def _stop(self) -> None:
-        if self._process.returncode is not None:
-            return
-        self._process.terminate()
+        """End it, and read its log to the end. Idempotent."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
         try:
             async with asyncio.timeout(_STOP_TIMEOUT_S):
-                await self._process.wait()
+                await asyncio.gather(self._process.wait(), asyncio.shield(self._reading))
         except TimeoutError:
-            self._process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
             await self._process.wait()
+            self._reading.cancel()
 
     def _last_words(self) -> str:
-        text = Path(self._log.name).read_text(encoding="utf-8", errors="replace")
-        return f"the service did not start:\n{text[-_LOG_TAIL_CHARS:]}"
+        return f"the service did not start:\n{self._tail.decode(errors='replace')}"
 
 
 def free_port() -> int:

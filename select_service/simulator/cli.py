@@ -133,9 +133,12 @@ def _carry_out(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int
     except KeyboardInterrupt:
         print(f"{parser.prog}: interrupted, nothing was written", file=sys.stderr)
         return INTERRUPTED
-    except (msgspec.DecodeError, ValueError, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
             raise  # not about a named file: from standard output
+        why = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        parser.exit(2, f"{parser.prog}: error: {why}\n")
+    except (msgspec.DecodeError, ValueError) as error:
         parser.error(str(error))
     return code
 

@@ -474,7 +474,9 @@ class HttpConnection(RequestParser):
             "headers": self.headers,
             "client": (plain_address(str(client[0])), int(client[1])) if is_tcp else None,
             "server": (
-                (str(server[0]), int(server[1])) if isinstance(server, tuple) else (server, None)
+                (plain_address(str(server[0])), int(server[1]))
+                if isinstance(server, tuple)
+                else (server, None)
             ),
         }
         if self._certificate:

@@ -270,7 +270,8 @@ def _lease(settings: RunSettings, models: list[ModelSettings], kube: Kube | None
         return RayLease(joined("--connector ray without --lease machine"), *timed)
     locks = [] if settings.state_dir is None else [settings.state_dir / "planner.lock"]
     if settings.connector != "dry-run":
-        locks += model_locks([one.key for one in models], settings.lease_name)
+        keys = [one.key for one in models]
+        locks += model_locks(keys, settings.lease_name, state_dir=settings.state_dir)
     names = ", ".join(str(one.key) for one in models)
     whose = f"process {os.getpid()}, port {settings.port}, {names}"
     return FileLease(*locks, whose=whose) if locks else NoLease()

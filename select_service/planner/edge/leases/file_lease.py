@@ -9,19 +9,31 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import logging
 import os
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from select_service.planner.errors import PlannerError, SettingsError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from select_service.planner.types import ModelKey
 
 __all__ = ["FileLease", "model_locks"]
+
+_log = logging.getLogger("select_planner")
+
+_NO_FOLDER: Final = (
+    "no directory can be written for the locks that keep two planners apart: "
+    "name one with --state-dir, XDG_RUNTIME_DIR or TMPDIR"
+)
+_UNNOTICED: Final = (
+    "neither XDG_RUNTIME_DIR nor TMPDIR can be written: the locks are in --state-dir, so a planner "
+    "with another one is not noticed"
+)
 
 
 class FileLease:
@@ -111,18 +123,28 @@ def _is_replaced(path: Path, opened: int) -> bool:
     return (ours.st_dev, ours.st_ino) != (there.st_dev, there.st_ino)
 
 
-def model_locks(models: Iterable[ModelKey], name: str, folder: Path | None = None) -> list[Path]:
+def model_locks(
+    models: Iterable[ModelKey],
+    name: str,
+    folder: Path | None = None,
+    state_dir: Path | None = None,
+) -> list[Path]:
     """Return the lock files of models, and create their directory.
 
     Args:
         models: that are planned.
         name: of the lease: fleets of different names may have models of the same name.
         folder: for tests; None: of this user, on this machine.
+        state_dir: where they are if this machine has no directory for them.
 
     Raises:
-        SettingsError: the directory belongs to another user, or cannot be created.
+        SettingsError: the directory belongs to another user, or none can be created.
     """
-    folder = folder or _folder()
+    folder = folder or _folder() or state_dir
+    if folder is None:
+        raise SettingsError(_NO_FOLDER)
+    if folder == state_dir:
+        _log.warning(_UNNOTICED)
     return [
         folder
         / hashlib.blake2b(
@@ -132,18 +154,28 @@ def model_locks(models: Iterable[ModelKey], name: str, folder: Path | None = Non
     ]
 
 
-def _folder() -> Path:
-    """Return a directory nobody else can write to: per login session if possible, or temporary."""
+def _folder() -> Path | None:
+    """Return a directory nobody else can write to: per login session if possible, or temporary.
+
+    None: neither can be written, as in a container whose file system is read-only.
+    """
+    for folder in _folders():
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            found = folder.lstat()
+        except OSError:
+            continue
+        if found.st_uid != os.getuid() or found.st_mode & 0o022:
+            why = "locks of planners are there, and others can change them"
+            raise SettingsError(f"{folder}: {why}")
+        if os.access(folder, os.W_OK):
+            return folder
+    return None
+
+
+def _folders() -> Iterator[Path]:
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime:
-        folder = Path(runtime) / "select-planner"
-    else:
-        folder = Path(tempfile.gettempdir()) / f"select-planner-{os.getuid()}"
-    try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()
-    except OSError as error:
-        raise SettingsError(f"{folder}: {error.strerror}: locks of planners are there") from error
-    if found.st_uid != os.getuid() or found.st_mode & 0o022:
-        raise SettingsError(f"{folder}: locks of planners are there, and others can change them")
-    return folder
+        yield Path(runtime) / "select-planner"
+    with contextlib.suppress(FileNotFoundError):  # none is usable
+        yield Path(tempfile.gettempdir()) / f"select-planner-{os.getuid()}"

@@ -214,6 +214,24 @@ def test_no_lock_is_where_others_can_change_it(
         answer(FileLease(lock).held())
 
 
+def test_locks_are_where_something_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    models = [ModelKey("m")]
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "file"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (lock,) = model_locks(models, "x", state_dir=tmp_path / "state")
+    assert lock.parent == tmp_path / f"select-planner-{os.getuid()}"
+    assert not caplog.messages
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "file"))
+    (lock,) = model_locks(models, "x", state_dir=tmp_path)
+    assert lock.parent == tmp_path
+    assert "is not noticed" in caplog.text
+    with pytest.raises(SettingsError, match="--state-dir, XDG_RUNTIME_DIR or TMPDIR"):
+        model_locks(models, "x")
+
+
 def test_a_lock_of_who_was_killed_is_free(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     hold = (
