@@ -257,7 +257,7 @@ def test_flags_are_taken_and_say_what_the_objects_say(name: str) -> None:
         assert ("tlsConfig" in endpoint) is (scheme == "HTTPS")
     if has_company:
         assert side_address(settings) == ("0.0.0.0", settings.side_port)
-        ways = {(None, "/run/select-service/select.sock"), (("127.0.0.1", 8092), None)}
+        ways = {(None, "/run/select-service/select.sock"), (("localhost", 8092), None)}
         at = None if settings.port is None else (settings.host, settings.port)
         assert (at, settings.uds) in ways, "nobody but the router finds the API"
     assert settings.kubernetes_replicas is not None
@@ -357,7 +357,7 @@ def test_every_value_is_in_the_schema_and_has_a_word_of_explanation() -> None:
         ("tls.secretName=c", "ask https://fleet-select-service:8092"),
         ("mode=sidecar", "Nothing runs yet"),
         ("mode=sidecar,sidecar.router.enabled=true", "asks unix:/run/select-service/select.sock"),
-        ("mode=sidecar,sidecar.listen=loopback", "asks http://127.0.0.1:8092"),
+        ("mode=sidecar,sidecar.listen=loopback", "asks http://localhost:8092"),
     ],
 )
 def test_notes(values: str, wanted: str) -> None:

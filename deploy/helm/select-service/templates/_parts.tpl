@@ -96,7 +96,7 @@ type: Recreate
 
 {{/* Where the router asks. */}}
 {{- define "select-service.parts.address" -}}
-{{- ternary "unix:/run/select-service/select.sock" "http://127.0.0.1:8092" (eq .Values.sidecar.listen "unix") -}}
+{{- ternary "unix:/run/select-service/select.sock" "http://localhost:8092" (eq .Values.sidecar.listen "unix") -}}
 {{- end -}}
 
 {{/* As an item of the router's volumeMounts, where it asks over a Unix socket. */}}
@@ -188,7 +188,7 @@ capabilities:
     # only containers of this pod have the folder, and each may be somebody else
     - --uds-mode=0666
     {{- else if $sidecar }}
-    - --host=127.0.0.1
+    - --host=localhost
     {{- end }}
     {{- if not $unix }}
     - --port=8092
