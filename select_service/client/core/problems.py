@@ -191,7 +191,7 @@ def _by_status(status: int) -> type[ServiceError]:
 def _kinds() -> dict[str, type[ServiceError]]:
     found: dict[str, type[ServiceError]] = {}
     for _, kind in inspect.getmembers(errors, inspect.isclass):
-        if issubclass(kind, ServiceError) and kind is not ServiceError:
+        if issubclass(kind, ServiceError) and kind.code != ServiceError.code:
             held = found.get(kind.code)
             if held is None or issubclass(held, kind):  # of two with the same code, the wider one
                 found[kind.code] = kind

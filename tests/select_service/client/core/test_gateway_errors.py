@@ -174,3 +174,12 @@ def test_a_time_that_is_none_is_not_read(said: object) -> None:
     body = msgspec.json.encode({"code": "c", "error": "e", "retry_after_s": said})
     error = refusal(ExchangeOutcome(0.0, 400, body, "application/json"))
     assert error.code == "c"
+
+
+def test_an_internal_error_is_told_as_what_it_is() -> None:
+    body = msgspec.json.encode({"code": "internal_error", "error": "internal error"})
+    error = refusal(ExchangeOutcome(0.0, 500, body, "application/json"))
+    assert (type(error), error.code, str(error)) == (
+        *(ServiceError, "internal_error"),
+        "internal error",
+    )
