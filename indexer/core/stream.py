@@ -354,6 +354,7 @@ class EventStream(Repair):
         verdict = self._judge(seq, payload, digest, now)
         if verdict is None:
             return
+        has_heard_none = self.cursor.heard is None  # what is known, only the endpoint has told
         if verdict is SequenceVerdict.RESTARTED:
             self.tallies.restarts += 1
             self._begin_anew()
@@ -369,15 +370,21 @@ class EventStream(Repair):
             self._give_up_before(seq)
         self._accept_or_refuse(batch, seq, payload, digest)
         if verdict is SequenceVerdict.RESTARTED:
-            self._ask_whose_voice(now)  # a late batch of an engine that is gone would look the same
+            if not has_heard_none:  # a late batch of an engine that is gone would look the same
+                self._ask_whose_voice(now)
+            elif self._may_ask(now):  # the endpoint has told of another engine than the one we hear
+                self._ask(Mode.VERIFY, now)
 
     def _judge(self, seq: int, payload: bytes, digest: int, now: float) -> SequenceVerdict | None:
         """Classify a live batch; None: it is not to be applied, at least not now."""
-        verdict = self.cursor.judge(seq, digest)
+        verdict: SequenceVerdict | None = self.cursor.judge(seq, digest)
         if verdict is SequenceVerdict.STALE:
             self.tallies.stale_batches += 1
             self.cursor.saw_live(seq)
             return None
+        is_conflict = verdict is SequenceVerdict.CONFLICT
+        if is_conflict and self._conflict is not None and self._is_beyond_heard(seq):
+            verdict = self._weigh_conflict(seq, payload, now)  # it went on from what was heard
         if self._conflict is not None and self._explain(seq, payload, verdict, now):
             return None
         if verdict is SequenceVerdict.CONFLICT:
@@ -391,12 +398,11 @@ class EventStream(Repair):
         self.tallies.conflicting_batches += 1
         if self._may_be_another_at(now):
             return SequenceVerdict.RESTARTED
-        heard = self.cursor.heard
-        if heard is None or seq > heard:  # only a replay has told of this number, and was wrong
+        if self._is_beyond_heard(seq):  # only a replay has told of this number, and was wrong
             self.tallies.count_replay("other_engine")
             self._is_disowned = True
             self.has_replay = False
-            if heard is None:
+            if self.cursor.heard is None:
                 self._begin_anew()  # it is the first batch of the engine that we hear
                 return SequenceVerdict.GAP if seq else SequenceVerdict.CONTIGUOUS
             self._note_lost(self.cursor.expected - seq)
@@ -406,6 +412,10 @@ class EventStream(Repair):
         if self._may_ask(now):
             self._ask(Mode.VERIFY, now)
         return None
+
+    def _is_beyond_heard(self, seq: int) -> bool:
+        """Whether no live batch had this number or a later one."""
+        return self.cursor.heard is None or seq > self.cursor.heard
 
     def _may_be_another_at(self, now: float) -> bool:
         if not self._may_be_another or self.has_replay:
