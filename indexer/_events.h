@@ -22,7 +22,7 @@ enum {
     KV_TYPE = 1, KV_NAMES = 2, KV_TOKENS = 4, KV_SIZE = 8, KV_PARENT = 16, KV_LORA_ID = 32,
     KV_MEDIUM = 64, KV_LORA = 128, KV_EXTRA = 256, KV_GROUP = 512, KV_ATTENTION = 1024,
     KV_LOCALITY = 2048, KV_SALT = 4096, KV_MM_KEYS = 8192, KV_MM_INFOS = 16384,
-    KV_SKIP = 32768
+    KV_SKIP = 32768, KV_WINDOW = 65536
 };
 
 #define KV_SKIP_DEPTH_MAX 16          /* unknown fields nested deeper are left to Python */
@@ -44,6 +44,7 @@ typedef struct {
     size_t tokens_at, tokens;         /* in kv_batch.tokens */
     size_t media_at, media;           /* in kv_batch.media, by block */
     int64_t block_size;
+    int64_t window;                   /* of sliding-window attention, in tokens; -1: absent */
     kv_ascii medium, attention_kind, lora_name, salt;
     size_t joined;                    /* adjacent removals joined into this one */
 } kv_event;
@@ -492,6 +493,14 @@ static int kv_attention(kv_reader *r, kv_event *e) {
     return 1;
 }
 
+static int kv_window(kv_reader *r, kv_event *e) {
+    uint64_t tokens;
+    if (kv_nil(r)) return 1;
+    if (!kv_natural(r, INT32_MAX, &tokens)) return 0;
+    e->window = (int64_t)tokens;
+    return 1;
+}
+
 static int kv_locality(kv_reader *r, kv_event *e) {
     const char *text;
     size_t length;
@@ -573,6 +582,7 @@ static int kv_field(int kind, const char *key, size_t length) {
     case 14: return KV_IS(key, length, "block_mm_infos") ? KV_MM_INFOS : 0;
     case 17: return KV_IS(key, length, "parent_block_hash") ? KV_PARENT : 0;
     case 18: return KV_IS(key, length, "kv_cache_spec_kind") ? KV_ATTENTION : 0;
+    case 28: return KV_IS(key, length, "kv_cache_spec_sliding_window") ? KV_WINDOW : 0;
     }
     return 0;
 }
@@ -592,6 +602,7 @@ static int kv_value(kv_reader *r, kv_batch *b, int field) {
     case KV_SALT: return kv_salt(r, e);
     case KV_GROUP: return kv_group(r, e);
     case KV_ATTENTION: return kv_attention(r, e);
+    case KV_WINDOW: return kv_window(r, e);
     case KV_LOCALITY: return kv_locality(r, e);
     case KV_MM_KEYS: case KV_MM_INFOS: return kv_empty_list(r);
     case 0:
@@ -631,7 +642,7 @@ static int kv_open_event(kv_reader *r, kv_batch *b) {
     b->events = events;
     kv_event *e = &b->event;
     memset(e, 0, sizeof *e);
-    e->group = -1;
+    e->group = e->window = -1;
     e->joined = 1;
     b->is_inside = 1;
     b->extra_keys = b->field_at = 0;
@@ -652,7 +663,7 @@ static int kv_open_event(kv_reader *r, kv_batch *b) {
 
 static int kv_next_field(kv_reader *r, kv_batch *b) {
     static const int stored[] = {KV_NAMES, KV_PARENT, KV_TOKENS, KV_SIZE, KV_LORA_ID, KV_MEDIUM,
-                                 KV_LORA, KV_EXTRA, KV_GROUP, KV_ATTENTION};
+                                 KV_LORA, KV_EXTRA, KV_GROUP, KV_ATTENTION, KV_WINDOW};
     static const int removed[] = {KV_NAMES, KV_MEDIUM, KV_GROUP};
     int kind = b->event.kind, field = 0;
     b->fields_left--;

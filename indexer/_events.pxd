@@ -17,7 +17,7 @@ cdef extern from "_events.h" nogil:
         uint64_t parent
         size_t names_at, names, tokens_at, tokens
         size_t media_at, media
-        int64_t block_size
+        int64_t block_size, window
         kv_ascii medium, attention_kind, lora_name, salt
         size_t joined
     ctypedef struct kv_batch:

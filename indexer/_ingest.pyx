@@ -37,7 +37,7 @@ from indexer.core.radix_tree import RadixTree
 from indexer.core.writer import COLOURED_SLICE_BLOCKS, EVENT_COST_BLOCKS, SLICE_BLOCKS
 from indexer.types import BASE_NAMESPACE, Namespace, Tier
 
-ABI = 7  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 8  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef extern from "Python.h":
     PyObject *PyDict_GetItemWithError(object p, object key) except? NULL

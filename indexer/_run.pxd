@@ -6,7 +6,7 @@ from indexer._names cimport NameMap
 
 cdef class Run:
     cdef object stream, index, tree, cursor, writer, decoder, tallies, rank, backlog
-    cdef object holder, me, bit, runs, groups
+    cdef object holder, me, bit, runs, groups, limiting
     cdef long dear  # extra cost of an event besides its blocks
     cdef NameMap where
     cdef list blocks

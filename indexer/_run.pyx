@@ -18,7 +18,7 @@ from indexer._node cimport (
 from indexer.core.node import EDGE_BYTES_MAX, Coverage, Node
 from indexer.core.writer import APPLIED
 
-ABI = 1  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 2  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef extern from "Python.h":
     PyObject *Py_False
@@ -67,6 +67,7 @@ cdef class Run:
         self.is_named = self.rank.dp_rank in stream._names
         self.is_map = self.decoder._form == "map"
         self.groups = writer._groups
+        self.limiting = writer._limiting
         is_main = self.groups.get(0)
         self.group0 = 2 if is_main is None else 1 if is_main else 0
         self.holder = self.index._ranks.get(self.rank)
@@ -75,7 +76,7 @@ cdef class Run:
         # stores handled here add no orphans, but a store drops some if there are too many
         self.has_many_orphans = self.tree.orphan_blocks > self.index.orphan_blocks_max
         holder = self.holder
-        self.room = self.index.budget.room(len(holder.where))
+        self.room = self.index.budget.room(holder.size)
         self.bit, self.me = holder.bit, holder.holder_id
         if type(holder.where) is not NameMap:
             return False
@@ -130,6 +131,8 @@ cdef class Run:
                 return False
         elif is_main or e.attention == KV_ATTENTION_MAIN:
             return False
+        elif (e.group if e.group > 0 else 0) in self.limiting:
+            return False  # Python keeps its blocks
         kind = "stored" if e.kind == KV_STORED else "removed"
         form = "map" if self.is_map else "array"
         self.tallies.count_event(kind, form, "other_group", e.joined)

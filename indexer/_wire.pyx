@@ -31,7 +31,7 @@ from indexer.core.plain_walk import NESTING_MAX
 from indexer.core.writer import SLICE_BLOCKS
 from indexer.types import Tier
 
-ABI = 1  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 2  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef extern from "Python.h":
     object PyLong_FromUnsignedLongLong(unsigned long long value)
@@ -306,6 +306,7 @@ cdef object _stored(kv_batch *b, kv_event *e, object names, object tokens):
         mm_hashes=_media(b, e) if e.media else None,
         group=e.group if e.group > 0 else 0,
         attention=ascii_text(&e.attention_kind) if e.attention else None,
+        window=e.window if e.window >= 0 else None,
     )
 
 

@@ -39,6 +39,8 @@ def audit(tree: RadixTree, holders: Sequence[Holder], retired: Sequence[Holder])
     for holder in holders:
         _audit_books(tree, holder, nodes)
         _audit_counts(holder)
+        if holder.limiting is not None:
+            holder.limiting.check()
     _audit_orphans(tree, holders, retired)
     assert not NO_CHILDREN, "the dict that all leaves share stays empty"
     assert all(node.parent is not None and node in nodes for node in tree.dust), (

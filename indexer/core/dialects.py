@@ -38,6 +38,7 @@ class ArrayStored(Struct, tag="BlockStored", array_like=True, gc=False):
     extra_keys: list[list[object] | None] | None = None
     group_idx: int | UnsetType | None = UNSET  # an array that has it, even as nil, is of vLLM 0.20
     kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
 
     @property
     def has_bare_media(self) -> bool:
@@ -76,6 +77,7 @@ class MapStored(Struct, tag="BlockStored", gc=False):
     extra_keys: list[list[object] | None] | None = None
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
     locality: str | None = None
     cache_salt: str | None = None
     mm_keys: list[list[object] | None] | None = None

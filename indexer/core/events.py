@@ -78,6 +78,7 @@ class BlockStored(Struct, frozen=True, gc=False, kw_only=True):
     )
     group: int = 0
     attention: str | None = None  # kv_cache_spec_kind
+    window: int | None = None  # kv_cache_spec_sliding_window, in tokens
     is_remote: bool = False
 
     @property

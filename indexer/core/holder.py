@@ -17,6 +17,7 @@ from indexer.types import HASH_BYTES, Tier
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from indexer.core.cache_groups import LimitingGroups
     from indexer.core.node import Node, OrphanRoot
     from indexer.types import WorkerRank
 
@@ -107,6 +108,7 @@ class Holder:
         "holder_id",
         "home",
         "late",
+        "limiting",
         "rank",
         "runs",
         "slot",
@@ -135,6 +137,13 @@ class Holder:
         # moment of the history that a replay repeats: the first store of such a block is taken to
         # be the one in the dump, or the block would need one removal too many.
         self.hearsay: list[set[int]] | None = None
+        # blocks of other cache groups than full attention; None: the engine told of none
+        self.limiting: LimitingGroups | None = None
+
+    @property
+    def size(self) -> int:
+        """Blocks that count towards the budget, those of all cache groups."""
+        return len(self.where) + (len(self.limiting) if self.limiting is not None else 0)
 
     def locate(self, node: Node, name: int) -> int:
         """Return the position inside `node` of a block that `where` locates there.

@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Final
 from indexer.core import holdings, index_size, irregular_stores, orphans, removal
 from indexer.core.audit import audit
 from indexer.core.budget import BlockBudget, TenantBudget
+from indexer.core.cache_groups import GroupRule, LimitingGroups
 from indexer.core.checkpoint import CheckpointRestore, CheckpointRun, RankChanged, freeze
 from indexer.core.dump import TIER_OF, DumpEvent, dump_tier
+from indexer.core.group_matches import match_by_group
 from indexer.core.holder import UNDECIDED_GROUP, Holder
 from indexer.core.index_size import IndexStats
 from indexer.core.loss import HeldTogether, held_together
@@ -75,6 +77,7 @@ class KvIndex:
         self._free_ids: list[int] = []
         self._spent_ids: list[int] = []  # swept; no longer in any mask, unless a dump keeps one
         self._below = 0  # mask of holders that ever held a block below the device
+        self._grouped = 0  # mask of holders whose cache groups limit their matches
         self._unproven = 0  # mask of holders that no answer and no dump may name yet
         self._retired: deque[Holder] = deque()
         self._dumps = 0  # dumps in progress; ids and nodes must keep their identity meanwhile
@@ -101,7 +104,7 @@ class KvIndex:
     def room(self, rank: WorkerRank) -> int:
         """Return how many more blocks a rank may hold; may be negative."""
         holder = self._ranks.get(rank)
-        return 0 if holder is None else self.budget.room(len(holder.where))
+        return 0 if holder is None else self.budget.room(holder.size)
 
     def weights(self) -> Iterator[tuple[WorkerRank, int, int] | None]:
         """Yield each rank with its blocks and their approximate bytes; see `index_size.py`."""
@@ -133,7 +136,9 @@ class KvIndex:
         """Forget all blocks, counts and orphans of a rank on every tier. O(1), see `detach`."""
         holder = self._ranks.get(rank)
         is_unproven = holder is not None and self._unproven & holder.bit
-        if holder is not None and (holder.where or holder.waiting or is_unproven):
+        if holder is not None and (
+            holder.where or holder.waiting or holder.limiting is not None or is_unproven
+        ):
             self._retire(holder)
             self._enter(rank, holder.slot)
 
@@ -168,6 +173,7 @@ class KvIndex:
     def _retire(self, holder: Holder) -> None:
         self.tree.live &= ~holder.bit
         self._below &= ~holder.bit
+        self._grouped &= ~holder.bit
         self._unproven &= ~holder.bit
         self._retired.append(holder)
 
@@ -285,6 +291,42 @@ class KvIndex:
             self._below |= holder.bit
         return known
 
+    # ---- cache groups beside full attention
+
+    def expect_group(self, rank: WorkerRank, group: int, rule: GroupRule) -> bool:
+        """Let a cache group limit the matches of a rank until it is cleared; idempotent.
+
+        Returns False if the rank has too many such groups.
+        """
+        holder = self._ranks[rank]
+        if holder.limiting is None:
+            holder.limiting = LimitingGroups()
+            self._grouped |= holder.bit
+        return holder.limiting.expect(group, rule)
+
+    def forget_group(self, rank: WorkerRank, group: int) -> None:
+        """Let a cache group no longer limit the matches of a rank."""
+        holder = self._ranks.get(rank)
+        if holder is not None and holder.limiting is not None:
+            holder.limiting.forget(group)
+
+    def store_in_group(
+        self, rank: WorkerRank, tier: Tier, group: int, engine_hashes: Sequence[int]
+    ) -> None:
+        """Add one reference to each block of a group that is expected."""
+        limiting = self._ranks[rank].limiting
+        assert limiting is not None, "the group is expected"
+        limiting.store(tier, group, engine_hashes)
+
+    def remove_in_group(
+        self, rank: WorkerRank, tier: Tier, group: int, engine_hashes: Sequence[int]
+    ) -> int:
+        """Drop one reference to each block of a group; return how many existed."""
+        holder = self._ranks.get(rank)
+        if holder is None or holder.limiting is None:
+            return 0
+        return holder.limiting.remove(tier, group, engine_hashes)
+
     def namespace_of(self, rank: WorkerRank, engine_hash: int) -> Namespace | None:
         """Return the namespace that a child of this block inherits; None: unknown block."""
         holder = self._ranks.get(rank)
@@ -303,6 +345,10 @@ class KvIndex:
             return self._no_matches
         groups, path, matched = self.tree.find(hashes, self.tree.live)
         below = self._below & self.tree.live
+        grouped = self._grouped & self.tree.live
+        if grouped and path:
+            found = groups, path, matched
+            return Matches(self._table, *match_by_group(self.tree, found, below, grouped))
         if not below or not path:
             return Matches(self._table, groups, [], [])
         return Matches(self._table, groups, *continue_below(groups, path, matched, below))

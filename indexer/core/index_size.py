@@ -83,12 +83,12 @@ def weights(
     """
     names = 0
     for number, holder in enumerate(list(ranks.values()), 1):
-        names += len(holder.where)
+        names += holder.size
         if not number % _NAMED_PER_STEP:
             yield None
     shared = _bytes_of_tree(tree)
     for holder in list(ranks.values()):
-        held = len(holder.where)
+        held = holder.size
         size = _bytes_of(holder) + (shared * held // names if names else 0)
         yield holder.rank, held, size
 
@@ -100,4 +100,6 @@ def _bytes_of_tree(tree: RadixTree) -> int:
 def _bytes_of(holder: Holder) -> int:
     """Estimate the bytes of a rank apart from its share of the tree."""
     size = holder.where.nbytes + len(holder.where) * HASH_BYTES
+    if holder.limiting is not None:
+        size += holder.limiting.nbytes
     return size + getsizeof(holder.runs) + len(holder.runs) * _RUN_BYTES

@@ -259,6 +259,7 @@ def _plain(event: ArrayStored | MapStored) -> BlockStored:
         tier=_tier(event.medium),
         group=_group(event.group_idx),
         attention=event.kv_cache_spec_kind,
+        window=event.kv_cache_spec_sliding_window,
         is_remote=locality is not None and _is_remote(locality),
     )
 
@@ -282,6 +283,7 @@ def _stored(
         opaque=colours.opaque if colours else None,
         group=_group(event.group_idx),
         attention=event.kv_cache_spec_kind,
+        window=event.kv_cache_spec_sliding_window,
         is_remote=_is_remote(event.locality),
     )
 

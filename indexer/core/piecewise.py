@@ -45,7 +45,7 @@ from indexer.core.normalize import (
 )
 from indexer.core.plain_walk import container
 
-if usable("indexer._wire", 1):
+if usable("indexer._wire", 2):
     from indexer._wire import walk
 else:
     from indexer.core.plain_walk import walk

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from indexer.core.index import KvIndex
     from indexer.types import Scope, WorkerRank
 
-if all([usable("indexer._run", 1), usable("indexer._ingest", 7)]):  # a list: both get recorded
+if all([usable("indexer._run", 2), usable("indexer._ingest", 8)]):  # a list: both get recorded
     from indexer._ingest import Feeder
 else:
     Feeder = None  # type: ignore[assignment,misc]

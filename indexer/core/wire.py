@@ -28,7 +28,7 @@ from indexer.core.normalize import (
 from indexer.core.piecewise import PiecewiseDecoder
 from indexer.types import U64_MASK
 
-if usable("indexer._wire", 1):
+if usable("indexer._wire", 2):
     from indexer._wire import LongBatch, decode_plain
 else:
     LongBatch = None  # type: ignore[assignment,misc]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from indexer.core.cache_groups import GroupRule, rule_of
 from indexer.core.events import AllBlocksCleared, BadEvent, BlockRemoved, BlockStored
 from indexer.core.hashing import block_hashes, unmatchable
 from indexer.core.name_map import NameMap
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from indexer.core.events import Event, EventBatch, Names
     from indexer.core.index import KvIndex
     from indexer.core.stream_counters import StreamCounters
-    from indexer.types import PackedHashes
+    from indexer.types import PackedHashes, Tier
 
 MAIN_ATTENTION: Final = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
 """Attention kinds of cache groups whose blocks a prompt can reuse."""
@@ -63,6 +64,7 @@ class IndexWriter:
         "_batch",
         "_groups",
         "_index",
+        "_limiting",
         "_next",
         "_own_rank",
         "_rank",
@@ -79,6 +81,7 @@ class IndexWriter:
         self._own_rank = rank
         self._tallies = tallies
         self._groups: dict[int, bool] = {}
+        self._limiting: dict[int, GroupRule] = {}  # groups that limit what a prompt can reuse
         self._written = {rank}
         self._batch: EventBatch | None = None
         self._rank = rank  # of the batch being written
@@ -144,8 +147,13 @@ class IndexWriter:
 
     @property
     def groups(self) -> dict[int, bool]:
-        """Cache groups announced by the engine, and whether their blocks count."""
+        """Cache groups announced by the engine, and whether a match consists of their blocks."""
         return self._groups
+
+    @property
+    def limiting(self) -> dict[int, GroupRule]:
+        """Those of the other groups whose blocks limit how much of a match can be reused."""
+        return self._limiting
 
     def is_strange(self, batch: EventBatch) -> bool:
         """Whether a batch builds on or removes blocks that its engine should not have.
@@ -180,14 +188,21 @@ class IndexWriter:
         self.clearings += 1
         for rank in self._written:
             if self._index.slot_of(rank) is not None:
-                self._index.clear(rank)
+                self._clear(rank)
         self._written = {self._own_rank}
 
     def forget(self) -> None:
         """Forget everything: another engine, with other groups, follows."""
-        self.forget_blocks()
         self._groups.clear()
+        self._limiting.clear()
+        self.forget_blocks()
         self.drop_batch()
+
+    def _clear(self, rank: WorkerRank) -> None:
+        """Forget a rank's blocks; its engine still has the same cache groups."""
+        self._index.clear(rank)
+        for group, rule in self._limiting.items():
+            self._index.expect_group(rank, group, rule)
 
     def _write(self, event: Event, form: str) -> None:
         """Apply one event, or begin to apply a long one."""
@@ -199,7 +214,7 @@ class IndexWriter:
         elif isinstance(event, BlockRemoved):
             outcome = self._remove(event)
         elif isinstance(event, AllBlocksCleared):
-            self._index.clear(self._rank)
+            self._clear(self._rank)
             self.clearings += 1
             self.is_whole = self._written == {self._rank}
             outcome = APPLIED
@@ -263,8 +278,22 @@ class IndexWriter:
     def _remove_in_slices(self, event: BlockRemoved) -> Iterator[int]:
         assert event.tier is not None
         for _, names in _slices_of(event.block_hashes):
-            self._index.remove(self._rank, event.tier, names, group=event.group)
-            self._tallies.blocks_removed += len(names)
+            self._remove_some(event.tier, names, event.group)
+            yield len(names)
+
+    def _remove_some(self, tier: Tier, names: Names, group: int) -> None:
+        if group in self._limiting:
+            self._index.remove_in_group(self._rank, tier, group, names)
+        else:
+            self._index.remove(self._rank, tier, names, group=group)
+        self._tallies.blocks_removed += len(names)
+
+    def _store_in_group(self, event: BlockStored) -> Iterator[int]:
+        """Store blocks of a group that limits matches, of any block size and with any gaps."""
+        assert event.tier is not None
+        for _, names in _slices_of(event.block_hashes):
+            self._index.store_in_group(self._rank, event.tier, event.group, names)
+            self._tallies.blocks_stored += len(names)
             yield len(names)
 
     def _mark_in_slices(self, event: BlockStored) -> Iterator[int]:
@@ -278,6 +307,12 @@ class IndexWriter:
         refusal = self._why_elsewhere(event)
         if refusal is not None or event.tier is None:
             return refusal or "unknown_medium"
+        if event.group in self._limiting:
+            if len(event.block_hashes) > self._index.room(self._rank):
+                self._index.budget.refuse()
+                return "no_room"
+            self._slices = self._store_in_group(event)
+            return APPLIED
         if event.is_placeholder:
             self._slices = self._mark_in_slices(event)
             return "placeholder"
@@ -315,8 +350,7 @@ class IndexWriter:
         if len(event.block_hashes) > SLICE_BLOCKS:
             self._slices = self._remove_in_slices(event)
             return APPLIED
-        self._index.remove(self._rank, event.tier, event.block_hashes, group=event.group)
-        self._tallies.blocks_removed += len(event.block_hashes)
+        self._remove_some(event.tier, event.block_hashes, event.group)
         return APPLIED
 
     def _why_elsewhere(self, event: BlockStored | BlockRemoved) -> str | None:
@@ -324,7 +358,7 @@ class IndexWriter:
         group = event.group
         if isinstance(event, BlockStored) and event.attention is not None:
             # learned from remote blocks as well
-            is_main = self._learn_group(group, event.attention)
+            is_main = self._learn_group(event, event.attention)
         else:
             # removals and old engines do not name the kind: use what is remembered, or group 0
             is_main = self._groups.get(group, group == 0)
@@ -332,14 +366,28 @@ class IndexWriter:
             return "remote"
         if event.tier is None:
             return "unknown_medium"
-        if not is_main:
+        if not is_main and group not in self._limiting:
             return "other_group"
         return None if event.block_hashes else "empty"
 
-    def _learn_group(self, group: int, attention: str) -> bool:
-        is_main = attention in MAIN_ATTENTION
-        if group in self._groups or len(self._groups) < GROUPS_REMEMBERED:
-            self._groups[group] = is_main
+    def _learn_group(self, event: BlockStored, attention: str) -> bool:
+        group, is_main = event.group, attention in MAIN_ATTENTION
+        if group not in self._groups and len(self._groups) >= GROUPS_REMEMBERED:
+            return is_main
+        self._groups[group] = is_main
+        known = self._limiting.get(group)
+        rule = None
+        if not is_main:
+            # a placeholder tells no block size, and a rule that is known then still applies
+            size = event.block_size or self._index.block_size
+            rule = known if event.is_placeholder and known else rule_of(
+                attention, event.window, size, self._index.block_size
+            )
+        if rule is not None and self._index.expect_group(self._rank, group, rule):
+            self._limiting[group] = rule
+        elif known is not None:
+            del self._limiting[group]
+            self._index.forget_group(self._rank, group)
         return is_main
 
     def _why_not_whole(self, event: BlockStored) -> str | None:

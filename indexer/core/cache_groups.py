@@ -1,0 +1,352 @@
+"""One rank's blocks in cache groups that limit a match: sliding windows and Mamba states.
+
+A hybrid model has several KV-cache groups. Full attention needs every block of a prefix, and its
+blocks are in the tree. A sliding-window layer needs the last few blocks before the point where
+computing goes on, a Mamba layer the state there. An engine calls a block the same in all its
+groups, so that names are enough here: content and place follow from the full-attention blocks.
+`group_matches` shortens matches by them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, cast
+
+from msgspec import Struct
+
+from indexer.core.holdings import pack_name
+from indexer.core.name_map import NameMap
+from indexer.core.packing import numbers_in, pack_names
+from indexer.types import Tier
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+SLIDING_KINDS: Final = frozenset({"sliding_window", "sliding_window_mla"})
+"""Attention kinds of groups that need the last window of a prefix."""
+
+MAMBA_KIND: Final = "mamba"
+"""Kind of groups that need the state at the end of a prefix."""
+
+GROUPS_MAX: Final = 64
+"""Such groups of one rank; hybrid models have a handful."""
+
+FROZEN_NAMES_MAX: Final = 512
+"""Names in one piece of a frozen group."""
+
+_WINDOW_MAX: Final = 1 << 31
+
+
+class GroupRule(NamedTuple):
+    """What a group must hold of a prefix that is to be reused.
+
+    A prefix of n blocks can be reused if n is a multiple of `stride` and the group holds its last
+    `blocks` blocks of that stride, or all of them if it has fewer.
+    """
+
+    blocks: int
+    stride: int = 1  # blocks of the partition in one block of the group
+
+
+def rule_of(
+    attention: str, window: int | None, group_block_size: int, block_size: int
+) -> GroupRule | None:
+    """Return the rule of a group; None if its blocks do not limit a match, as far as is known.
+
+    Args:
+        attention: the group's kind.
+        window: its sliding window, in tokens.
+        group_block_size: tokens in one of its blocks.
+        block_size: tokens in a block of the partition.
+    """
+    if attention == MAMBA_KIND:
+        # a state is named after the block that ends where it was taken, whatever its block size
+        return GroupRule(1)
+    if attention not in SLIDING_KINDS or window is None or not 0 < window < _WINDOW_MAX:
+        return None
+    if group_block_size <= 0:
+        return None
+    if group_block_size % block_size == 0:
+        blocks, stride = -(-(window - 1) // group_block_size), group_block_size // block_size
+    elif block_size % group_block_size == 0:
+        # only the group's blocks that end with one of the partition's can be found
+        blocks, stride = -(-(window - 1) // block_size), 1
+    else:
+        return None
+    return GroupRule(max(blocks, 1), stride)
+
+
+class FrozenGroup(Struct, frozen=True, array_like=True):
+    """Some of the blocks that a group holds on one tier, as plain values."""
+
+    group: int
+    rule: GroupRule
+    tier: int
+    names: bytes = b""  # packed, each once
+    more: dict[int, int] = {}  # name → references besides the first
+    hearsay: bytes = b""  # names that only a dump has told of, packed
+
+
+class _Mask:
+    """The groups that hold a block, one bit each; one object per mask and `_Blocks`."""
+
+    __slots__ = ("bits",)
+
+    def __init__(self, bits: int) -> None:
+        self.bits = bits
+
+
+class _MaskMap(Protocol):
+    """A `NameMap` of masks in place of nodes, which it treats alike."""
+
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[int]: ...
+    def get(self, name: int, /) -> _Mask | None: ...
+    def __setitem__(self, name: int, mask: _Mask, /) -> None: ...
+    def __delitem__(self, name: int, /) -> None: ...
+    def is_filed(self, names: Iterable[int], mask: _Mask, /) -> bool: ...
+    def file_new(self, names: Sequence[int], mask: _Mask, /) -> bool: ...
+    @property
+    def nbytes(self) -> int: ...
+
+
+class _Blocks:
+    """The blocks of all groups with the same rule, on one tier.
+
+    Groups with one rule mostly hold the same blocks. An entry per block says which of them hold it,
+    and a lookup compares it with `all`.
+    """
+
+    __slots__ = ("_masks", "all", "bit_of", "hearsay", "held", "more")
+
+    def __init__(self) -> None:
+        self.bit_of: dict[int, int] = {}  # group → its bit
+        self.all = _Mask(0)
+        self.held = cast("_MaskMap", NameMap())
+        self.more: dict[int, dict[int, int]] = {}  # group → name → references besides the first
+        self.hearsay: dict[int, set[int]] = {}  # group → names that only a dump has told of
+        self._masks = {0: self.all}
+
+    def join(self, group: int) -> None:
+        """Add a group: from now on a block counts as held only if this group holds it as well."""
+        if group not in self.bit_of:
+            self.bit_of[group] = 1 << len(self.bit_of)
+            self.all = self._mask(self.all.bits | self.bit_of[group])
+
+    def _mask(self, bits: int) -> _Mask:
+        mask = self._masks.get(bits)
+        if mask is None:
+            mask = self._masks[bits] = _Mask(bits)
+        return mask
+
+    def bits(self, name: int) -> int:
+        """Return the mask of the groups that hold a block."""
+        mask = self.held.get(name)
+        return 0 if mask is None else mask.bits
+
+    def store(self, group: int, names: Sequence[int]) -> None:
+        """Add one reference to each block."""
+        bit = self.bit_of[group]
+        if self.held.file_new(names, self._mask(bit)):
+            return
+        hearsay = self.hearsay.get(group)
+        for name in names:
+            bits = self.bits(name)
+            if not bits & bit:
+                self.held[name] = self._mask(bits | bit)
+            elif hearsay is not None and name in hearsay:
+                hearsay.remove(name)
+            else:
+                more = self.more.setdefault(group, {})
+                more[name] = more.get(name, 0) + 1
+
+    def remove(self, group: int, names: Iterable[int]) -> int:
+        """Drop one reference to each block; return how many there were."""
+        bit, more, hearsay = self.bit_of[group], self.more.get(group), self.hearsay.get(group)
+        found = 0
+        for name in names:
+            bits = self.bits(name)
+            if not bits & bit:
+                continue
+            found += 1
+            if hearsay is not None:
+                hearsay.discard(name)
+            if more is not None and name in more:
+                more[name] -= 1
+                if not more[name]:
+                    del more[name]
+            elif bits == bit:
+                del self.held[name]
+            else:
+                self.held[name] = self._mask(bits ^ bit)
+        return found
+
+    def names_of(self, group: int) -> list[int]:
+        """Return the names of the blocks that a group holds. O(all)."""
+        bit = self.bit_of[group]
+        return [name for name in self.held if self.bits(name) & bit]
+
+    def first_missing(self, names: Sequence[int]) -> int | None:
+        """Return the place of the first of these blocks that not all groups hold."""
+        if self.held.is_filed(names, self.all):
+            return None
+        get, everyone = self.held.get, self.all
+        return next(at for at, name in enumerate(names) if get(name) is not everyone)
+
+
+class LimitingGroups:
+    """The groups of one rank that limit matches, and their blocks on each tier."""
+
+    __slots__ = ("_tiers", "rules")
+
+    def __init__(self) -> None:
+        self.rules: dict[int, GroupRule] = {}
+        # On the device every known group counts. Below, a group counts that ever stored something:
+        # not every connector moves, or tells of, all groups.
+        self._tiers: list[dict[GroupRule, _Blocks]] = [{} for _ in Tier]
+
+    def __len__(self) -> int:
+        """Return the number of blocks, each counted once per tier and rule."""
+        return sum(len(blocks.held) for tier in self._tiers for blocks in tier.values())
+
+    def expect(self, group: int, rule: GroupRule) -> bool:
+        """Note that the engine has a group; False: it has too many. Idempotent."""
+        known = self.rules.get(group)
+        if known == rule:
+            return True
+        if known is not None:
+            self.forget(group)
+        elif len(self.rules) >= GROUPS_MAX:
+            return False
+        self.rules[group] = rule
+        self._tiers[0].setdefault(rule, _Blocks()).join(group)
+        return True
+
+    def forget(self, group: int) -> None:
+        """Forget a group, and all blocks of those with the same rule; they stay expected."""
+        rule = self.rules.pop(group, None)
+        if rule is None:
+            return
+        for tier in self._tiers:
+            blocks = tier.pop(rule, None)
+            others = [] if blocks is None else [one for one in blocks.bit_of if one != group]
+            for one in others:
+                tier.setdefault(rule, _Blocks()).join(one)
+
+    def store(self, tier: int, group: int, names: Sequence[int]) -> None:
+        """Add one reference to each block of a group that is expected."""
+        blocks = self._tiers[tier].setdefault(self.rules[group], _Blocks())
+        blocks.join(group)
+        blocks.store(group, names)
+
+    def remove(self, tier: int, group: int, names: Iterable[int]) -> int:
+        """Drop one reference to each block; return how many there were."""
+        rule = self.rules.get(group)
+        blocks = None if rule is None else self._tiers[tier].get(rule)
+        if blocks is None or group not in blocks.bit_of:
+            return 0
+        return blocks.remove(group, names)
+
+    def note_hearsay(self, tier: int, group: int, names: Iterable[int]) -> None:
+        """Record that these blocks of a group come from a dump, not from the engine."""
+        self._tiers[tier][self.rules[group]].hearsay.setdefault(group, set()).update(names)
+
+    def knows(self, tier: int, name: int) -> bool:
+        """Say whether any group holds a block on a tier."""
+        return any(blocks.bits(name) for blocks in self._tiers[tier].values())
+
+    def reusable(self, tier: int, names: Sequence[int], low: int) -> int:
+        """Return the longest reusable prefix of blocks whose names these are, on one tier.
+
+        Blocks before `low` were found on the tiers before: they count as held, and `low` is the
+        least that is returned.
+        """
+        n = len(names)
+        while n > low:
+            before = n
+            for rule, blocks in self._tiers[tier].items():
+                n = _longest(rule, blocks, names, n, low)
+            if n == before:
+                break
+        return n
+
+    def frozen(self) -> Iterator[FrozenGroup]:
+        """Yield all groups and blocks, in pieces."""
+        for group, rule in self.rules.items():
+            yield FrozenGroup(group, rule, 0)
+        for tier, by_rule in enumerate(self._tiers):
+            for rule, blocks in by_rule.items():
+                for group in blocks.bit_of:
+                    yield from _frozen(blocks, group, rule, tier)
+
+    def thaw(self, frozen: FrozenGroup) -> bool:
+        """Take in a piece; False: there are too many groups."""
+        group, tier, names = frozen.group, frozen.tier, numbers_in(frozen.names)
+        if not self.expect(group, frozen.rule):
+            return False
+        if tier or names:
+            self.store(tier, group, names)
+        blocks = self._tiers[tier][frozen.rule]
+        if frozen.more:
+            blocks.more.setdefault(group, {}).update(frozen.more)
+        if frozen.hearsay:
+            self.note_hearsay(tier, group, numbers_in(frozen.hearsay))
+        return True
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes, apart from what is rare."""
+        return sum(blocks.held.nbytes for tier in self._tiers for blocks in tier.values())
+
+    def check(self) -> None:
+        """Assert the invariants. O(everything)."""
+        assert len(self.rules) <= GROUPS_MAX
+        for tier, by_rule in enumerate(self._tiers):
+            for rule, blocks in by_rule.items():
+                assert blocks.bit_of or not tier, "nothing is kept for no group"
+                assert all(self.rules.get(group) == rule for group in blocks.bit_of), (
+                    "groups are filed under their rule"
+                )
+                assert blocks.all.bits == sum(blocks.bit_of.values()), "all groups have to hold"
+                for name in blocks.held:
+                    bits = blocks.bits(name)
+                    assert bits, "no group, no entry"
+                    assert not bits & ~blocks.all.bits, "only known groups hold blocks"
+                for group, more in blocks.more.items():
+                    for name, count in more.items():
+                        assert count > 0, "no reference, no entry"
+                        assert blocks.bits(name) & blocks.bit_of[group], "only held blocks count"
+        for group, rule in self.rules.items():
+            assert group in self._tiers[0][rule].bit_of, "every group counts on the device"
+
+
+def _longest(rule: GroupRule, blocks: _Blocks, names: Sequence[int], n: int, low: int) -> int:
+    """Return the longest prefix of at most `n` blocks that one rule allows, at least `low`."""
+    count, stride = rule
+    n -= n % stride
+    while n > low:
+        start = max(n - count * stride, 0)
+        # the last block of each stride names it; those before `low` are known to be there
+        first = max(start, low // stride * stride) + stride - 1
+        missing = blocks.first_missing(names[first:n:stride])
+        if missing is None:
+            return n
+        # no prefix that is longer than up to the missing block can do without it
+        n = first - stride + 1 + missing * stride
+    return low
+
+
+def _frozen(blocks: _Blocks, group: int, rule: GroupRule, tier: int) -> Iterator[FrozenGroup]:
+    names = blocks.names_of(group)
+    more, hearsay = blocks.more.get(group, {}), blocks.hearsay.get(group, ())
+    if tier and not names:
+        yield FrozenGroup(group, rule, tier)
+    for at in range(0, len(names), FROZEN_NAMES_MAX):
+        some = names[at : at + FROZEN_NAMES_MAX]
+        yield FrozenGroup(
+            group,
+            rule,
+            tier,
+            pack_names(some),
+            {name: more[name] for name in some if name in more},
+            b"".join(pack_name(name) for name in some if name in hearsay),
+        )
