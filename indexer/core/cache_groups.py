@@ -113,24 +113,19 @@ class _Blocks:
     """The blocks of all groups with the same rule, on one tier.
 
     Groups with one rule mostly hold the same blocks. An entry per block says which of them hold it,
-    and a lookup compares it with `all`.
+    and a lookup compares it with `everyone`.
     """
 
-    __slots__ = ("_masks", "all", "bit_of", "hearsay", "held", "more")
+    __slots__ = ("_masks", "bit_of", "counts", "everyone", "hearsay", "held", "more")
 
     def __init__(self) -> None:
         self.bit_of: dict[int, int] = {}  # group → its bit
-        self.all = _Mask(0)
+        self.counts: dict[int, int] = {}  # group → blocks held; only groups that hold some
+        self.everyone = _Mask(0)  # the groups that hold some
         self.held = cast("_MaskMap", NameMap())
         self.more: dict[int, dict[int, int]] = {}  # group → name → references besides the first
         self.hearsay: dict[int, set[int]] = {}  # group → names that only a dump has told of
-        self._masks = {0: self.all}
-
-    def join(self, group: int) -> None:
-        """Add a group: from now on a block counts as held only if this group holds it as well."""
-        if group not in self.bit_of:
-            self.bit_of[group] = 1 << len(self.bit_of)
-            self.all = self._mask(self.all.bits | self.bit_of[group])
+        self._masks = {0: self.everyone}
 
     def _mask(self, bits: int) -> _Mask:
         mask = self._masks.get(bits)
@@ -145,24 +140,27 @@ class _Blocks:
 
     def store(self, group: int, names: Sequence[int]) -> None:
         """Add one reference to each block."""
-        bit = self.bit_of[group]
+        bit = self.bit_of.setdefault(group, 1 << len(self.bit_of))
         if self.held.file_new(names, self._mask(bit)):
+            self._count(group, len(names))
             return
-        hearsay = self.hearsay.get(group)
+        hearsay, new = self.hearsay.get(group), 0
         for name in names:
             bits = self.bits(name)
             if not bits & bit:
                 self.held[name] = self._mask(bits | bit)
+                new += 1
             elif hearsay is not None and name in hearsay:
                 hearsay.remove(name)
             else:
                 more = self.more.setdefault(group, {})
                 more[name] = more.get(name, 0) + 1
+        self._count(group, new)
 
     def remove(self, group: int, names: Iterable[int]) -> int:
         """Drop one reference to each block; return how many there were."""
         bit, more, hearsay = self.bit_of[group], self.more.get(group), self.hearsay.get(group)
-        found = 0
+        found = gone = 0
         for name in names:
             bits = self.bits(name)
             if not bits & bit:
@@ -174,11 +172,24 @@ class _Blocks:
                 more[name] -= 1
                 if not more[name]:
                     del more[name]
-            elif bits == bit:
+                continue
+            gone += 1
+            if bits == bit:
                 del self.held[name]
             else:
                 self.held[name] = self._mask(bits ^ bit)
+        self._count(group, -gone)
         return found
+
+    def _count(self, group: int, change: int) -> None:
+        count = self.counts.get(group, 0) + change
+        was_there = group in self.counts
+        if count:
+            self.counts[group] = count
+        else:
+            self.counts.pop(group, None)
+        if was_there != bool(count):
+            self.everyone = self._mask(self.everyone.bits ^ self.bit_of[group])
 
     def names_of(self, group: int) -> list[int]:
         """Return the names of the blocks that a group holds. O(all)."""
@@ -187,9 +198,10 @@ class _Blocks:
 
     def first_missing(self, names: Sequence[int]) -> int | None:
         """Return the place of the first of these blocks that not all groups hold."""
-        if self.held.is_filed(names, self.all):
+        everyone = self.everyone
+        if self.held.is_filed(names, everyone):
             return None
-        get, everyone = self.held.get, self.all
+        get = self.held.get
         return next(at for at, name in enumerate(names) if get(name) is not everyone)
 
 
@@ -200,16 +212,16 @@ class LimitingGroups:
 
     def __init__(self) -> None:
         self.rules: dict[int, GroupRule] = {}
-        # On the device every known group counts. Below, a group counts that ever stored something:
-        # not every connector moves, or tells of, all groups.
+        # A group that holds nothing on a tier does not limit matches there: not every connector
+        # moves, or tells of, all groups.
         self._tiers: list[dict[GroupRule, _Blocks]] = [{} for _ in Tier]
 
     def __len__(self) -> int:
         """Return the number of blocks, each counted once per tier and rule."""
         return sum(len(blocks.held) for tier in self._tiers for blocks in tier.values())
 
-    def expect(self, group: int, rule: GroupRule) -> bool:
-        """Note that the engine has a group; False: it has too many. Idempotent."""
+    def _expect(self, group: int, rule: GroupRule) -> bool:
+        """Note the rule of a group; False: there are too many groups."""
         known = self.rules.get(group)
         if known == rule:
             return True
@@ -218,25 +230,25 @@ class LimitingGroups:
         elif len(self.rules) >= GROUPS_MAX:
             return False
         self.rules[group] = rule
-        self._tiers[0].setdefault(rule, _Blocks()).join(group)
         return True
 
     def forget(self, group: int) -> None:
-        """Forget a group, and all blocks of those with the same rule; they stay expected."""
+        """Forget a group, and the blocks of all groups with the same rule."""
         rule = self.rules.pop(group, None)
-        if rule is None:
-            return
-        for tier in self._tiers:
-            blocks = tier.pop(rule, None)
-            others = [] if blocks is None else [one for one in blocks.bit_of if one != group]
-            for one in others:
-                tier.setdefault(rule, _Blocks()).join(one)
+        if rule is not None:
+            for tier in self._tiers:
+                tier.pop(rule, None)
 
-    def store(self, tier: int, group: int, names: Sequence[int]) -> None:
-        """Add one reference to each block of a group that is expected."""
-        blocks = self._tiers[tier].setdefault(self.rules[group], _Blocks())
-        blocks.join(group)
+    def store(self, tier: int, group: int, names: Sequence[int], rule: GroupRule) -> int:
+        """Add one reference to each block; return their number, 0 if there are too many groups."""
+        if not names or not self._expect(group, rule):
+            return 0
+        by_rule = self._tiers[tier]
+        blocks = by_rule.get(rule)
+        if blocks is None:
+            blocks = by_rule[rule] = _Blocks()
         blocks.store(group, names)
+        return len(names)
 
     def remove(self, tier: int, group: int, names: Iterable[int]) -> int:
         """Drop one reference to each block; return how many there were."""
@@ -264,30 +276,27 @@ class LimitingGroups:
         while n > low:
             before = n
             for rule, blocks in self._tiers[tier].items():
+                if not blocks.counts:
+                    continue
                 n = _longest(rule, blocks, names, n, low)
             if n == before:
                 break
         return n
 
     def frozen(self) -> Iterator[FrozenGroup]:
-        """Yield all groups and blocks, in pieces."""
-        for group, rule in self.rules.items():
-            yield FrozenGroup(group, rule, 0)
+        """Yield all blocks, in pieces."""
         for tier, by_rule in enumerate(self._tiers):
             for rule, blocks in by_rule.items():
                 for group in blocks.bit_of:
                     yield from _frozen(blocks, group, rule, tier)
 
     def thaw(self, frozen: FrozenGroup) -> bool:
-        """Take in a piece; False: there are too many groups."""
+        """Take in a piece; False: there are too many groups, or nothing in it."""
         group, tier, names = frozen.group, frozen.tier, numbers_in(frozen.names)
-        if not self.expect(group, frozen.rule):
+        if not self.store(tier, group, names, frozen.rule):
             return False
-        if tier or names:
-            self.store(tier, group, names)
-        blocks = self._tiers[tier][frozen.rule]
         if frozen.more:
-            blocks.more.setdefault(group, {}).update(frozen.more)
+            self._tiers[tier][frozen.rule].more.setdefault(group, {}).update(frozen.more)
         if frozen.hearsay:
             self.note_hearsay(tier, group, numbers_in(frozen.hearsay))
         return True
@@ -300,23 +309,23 @@ class LimitingGroups:
     def check(self) -> None:
         """Assert the invariants. O(everything)."""
         assert len(self.rules) <= GROUPS_MAX
-        for tier, by_rule in enumerate(self._tiers):
+        for by_rule in self._tiers:
             for rule, blocks in by_rule.items():
-                assert blocks.bit_of or not tier, "nothing is kept for no group"
                 assert all(self.rules.get(group) == rule for group in blocks.bit_of), (
                     "groups are filed under their rule"
                 )
-                assert blocks.all.bits == sum(blocks.bit_of.values()), "all groups have to hold"
+                counts = {group: len(blocks.names_of(group)) for group in blocks.bit_of}
+                assert {group: n for group, n in counts.items() if n} == blocks.counts, (
+                    "blocks are counted per group"
+                )
+                here = sum(blocks.bit_of[group] for group in blocks.counts)
+                assert blocks.everyone.bits == here, "every group with blocks has to hold a block"
                 for name in blocks.held:
-                    bits = blocks.bits(name)
-                    assert bits, "no group, no entry"
-                    assert not bits & ~blocks.all.bits, "only known groups hold blocks"
+                    assert blocks.bits(name), "no group, no entry"
                 for group, more in blocks.more.items():
                     for name, count in more.items():
                         assert count > 0, "no reference, no entry"
                         assert blocks.bits(name) & blocks.bit_of[group], "only held blocks count"
-        for group, rule in self.rules.items():
-            assert group in self._tiers[0][rule].bit_of, "every group counts on the device"
 
 
 def _longest(rule: GroupRule, blocks: _Blocks, names: Sequence[int], n: int, low: int) -> int:
@@ -338,8 +347,6 @@ def _longest(rule: GroupRule, blocks: _Blocks, names: Sequence[int], n: int, low
 def _frozen(blocks: _Blocks, group: int, rule: GroupRule, tier: int) -> Iterator[FrozenGroup]:
     names = blocks.names_of(group)
     more, hearsay = blocks.more.get(group, {}), blocks.hearsay.get(group, ())
-    if tier and not names:
-        yield FrozenGroup(group, rule, tier)
     for at in range(0, len(names), FROZEN_NAMES_MAX):
         some = names[at : at + FROZEN_NAMES_MAX]
         yield FrozenGroup(

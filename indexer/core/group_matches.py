@@ -1,8 +1,8 @@
 """Matches of ranks whose engine has more cache groups than full attention.
 
 Such a rank cannot reuse all that its full-attention blocks match: see `cache_groups`. Its match on
-a tier ends where every group allows it, and the next tier goes on from there. `KvIndex.find_matches`
-calls it for the ranks that told of such groups; no other rank pays for it.
+a tier ends where every group allows it, and the next tier goes on from there. `index.py` calls it
+for the ranks that told of such groups; no other rank pays for it.
 """
 
 from __future__ import annotations
@@ -39,9 +39,7 @@ def match_by_group(
     """
     groups, path, matched = found
     plain = [(blocks, mask & ~grouped) for blocks, mask in groups if mask & ~grouped]
-    reached = {
-        holder_id: blocks for blocks, mask in groups for holder_id in bits(mask & grouped)
-    }
+    reached = {holder_id: blocks for blocks, mask in groups for holder_id in bits(mask & grouped)}
     device: dict[int, int] = {}  # blocks → mask
     lower: list[list[Group]] = [[], [], []]
     for holder_id in bits(grouped):

@@ -293,30 +293,31 @@ class KvIndex:
 
     # ---- cache groups beside full attention
 
-    def expect_group(self, rank: WorkerRank, group: int, rule: GroupRule) -> bool:
-        """Let a cache group limit the matches of a rank until it is cleared; idempotent.
+    def store_in_group(
+        self,
+        rank: WorkerRank,
+        tier: Tier,
+        group: int,
+        engine_hashes: Sequence[int],
+        *,
+        rule: GroupRule,
+    ) -> int:
+        """Add one reference to each block of a cache group that limits the rank's matches.
 
-        Returns False if the rank has too many such groups.
+        While the group holds anything on a tier, matches on that tier follow its rule. Returns the
+        number of blocks: all, or none if the rank has too many such groups.
         """
         holder = self._ranks[rank]
         if holder.limiting is None:
             holder.limiting = LimitingGroups()
             self._grouped |= holder.bit
-        return holder.limiting.expect(group, rule)
+        return holder.limiting.store(tier, group, engine_hashes, rule)
 
     def forget_group(self, rank: WorkerRank, group: int) -> None:
         """Let a cache group no longer limit the matches of a rank."""
         holder = self._ranks.get(rank)
         if holder is not None and holder.limiting is not None:
             holder.limiting.forget(group)
-
-    def store_in_group(
-        self, rank: WorkerRank, tier: Tier, group: int, engine_hashes: Sequence[int]
-    ) -> None:
-        """Add one reference to each block of a group that is expected."""
-        limiting = self._ranks[rank].limiting
-        assert limiting is not None, "the group is expected"
-        limiting.store(tier, group, engine_hashes)
 
     def remove_in_group(
         self, rank: WorkerRank, tier: Tier, group: int, engine_hashes: Sequence[int]

@@ -188,7 +188,7 @@ class IndexWriter:
         self.clearings += 1
         for rank in self._written:
             if self._index.slot_of(rank) is not None:
-                self._clear(rank)
+                self._index.clear(rank)
         self._written = {self._own_rank}
 
     def forget(self) -> None:
@@ -197,12 +197,6 @@ class IndexWriter:
         self._limiting.clear()
         self.forget_blocks()
         self.drop_batch()
-
-    def _clear(self, rank: WorkerRank) -> None:
-        """Forget a rank's blocks; its engine still has the same cache groups."""
-        self._index.clear(rank)
-        for group, rule in self._limiting.items():
-            self._index.expect_group(rank, group, rule)
 
     def _write(self, event: Event, form: str) -> None:
         """Apply one event, or begin to apply a long one."""
@@ -214,7 +208,7 @@ class IndexWriter:
         elif isinstance(event, BlockRemoved):
             outcome = self._remove(event)
         elif isinstance(event, AllBlocksCleared):
-            self._clear(self._rank)
+            self._index.clear(self._rank)
             self.clearings += 1
             self.is_whole = self._written == {self._rank}
             outcome = APPLIED
@@ -291,9 +285,11 @@ class IndexWriter:
     def _store_in_group(self, event: BlockStored) -> Iterator[int]:
         """Store blocks of a group that limits matches, of any block size and with any gaps."""
         assert event.tier is not None
+        rule = self._limiting[event.group]
         for _, names in _slices_of(event.block_hashes):
-            self._index.store_in_group(self._rank, event.tier, event.group, names)
-            self._tallies.blocks_stored += len(names)
+            self._tallies.blocks_stored += self._index.store_in_group(
+                self._rank, event.tier, event.group, names, rule=rule
+            )
             yield len(names)
 
     def _mark_in_slices(self, event: BlockStored) -> Iterator[int]:
@@ -308,17 +304,16 @@ class IndexWriter:
         if refusal is not None or event.tier is None:
             return refusal or "unknown_medium"
         if event.group in self._limiting:
-            if len(event.block_hashes) > self._index.room(self._rank):
-                self._index.budget.refuse()
-                return "no_room"
-            self._slices = self._store_in_group(event)
-            return APPLIED
+            refusal = self._why_no_room(event)
+            self._slices = None if refusal else self._store_in_group(event)
+            return refusal or APPLIED
         if event.is_placeholder:
             self._slices = self._mark_in_slices(event)
             return "placeholder"
-        refusal = self._why_not_whole(event)
-        if refusal is not None:
-            return refusal
+        return self._why_not_whole(event) or self._store_blocks(event, event.tier, form)
+
+    def _store_blocks(self, event: BlockStored, tier: Tier, form: str) -> str | None:
+        """Store the blocks of a match; return the outcome, None if it is not known yet."""
         namespace = self._namespace(event)
         blocks = len(event.block_hashes)
         if blocks > (COLOURED_SLICE_BLOCKS if _is_coloured(event) else SLICE_BLOCKS):
@@ -330,7 +325,7 @@ class IndexWriter:
             return "malformed"
         accepted = self._index.store(
             self._rank,
-            event.tier,
+            tier,
             event.parent,
             event.block_hashes,
             local_hashes,
@@ -375,18 +370,15 @@ class IndexWriter:
         if group not in self._groups and len(self._groups) >= GROUPS_REMEMBERED:
             return is_main
         self._groups[group] = is_main
-        known = self._limiting.get(group)
+        if event.is_placeholder and group in self._limiting:
+            return is_main  # it tells no block size
         rule = None
         if not is_main:
-            # a placeholder tells no block size, and a rule that is known then still applies
             size = event.block_size or self._index.block_size
-            rule = known if event.is_placeholder and known else rule_of(
-                attention, event.window, size, self._index.block_size
-            )
-        if rule is not None and self._index.expect_group(self._rank, group, rule):
+            rule = rule_of(attention, event.window, size, self._index.block_size)
+        if rule is not None:
             self._limiting[group] = rule
-        elif known is not None:
-            del self._limiting[group]
+        elif self._limiting.pop(group, None) is not None:
             self._index.forget_group(self._rank, group)
         return is_main
 
@@ -400,7 +392,10 @@ class IndexWriter:
             return "other_block_size"
         if len(event.token_ids) != blocks * event.block_size:
             return "token_count"
-        if blocks <= self._index.room(self._rank):
+        return self._why_no_room(event)
+
+    def _why_no_room(self, event: BlockStored) -> str | None:
+        if len(event.block_hashes) <= self._index.room(self._rank):
             return None
         self._index.budget.refuse()
         return "no_room"

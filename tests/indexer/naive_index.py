@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from indexer.core.cache_groups import GroupRule
 from indexer.types import BASE_NAMESPACE, Namespace, Tier, WorkerRank
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ class NaiveIndex:
         self.namespaces: dict[WorkerRank, dict[int, Namespace]] = {}
         self.counts: dict[WorkerRank, Counter[tuple[Tier, int, int]]] = {}
         self.unproven: set[WorkerRank] = set()
+        self.rules: dict[WorkerRank, dict[int, GroupRule]] = {}
+        self.grouped: dict[WorkerRank, Counter[tuple[Tier, int, int]]] = {}  # tier, group, name
 
     def room(self, rank: WorkerRank) -> int:
         """It has room for whatever comes: what bounds do is tested of the index alone."""
@@ -42,6 +45,8 @@ class NaiveIndex:
         self.chains[rank] = {}
         self.namespaces[rank] = {}
         self.counts[rank] = Counter()
+        self.rules[rank] = {}
+        self.grouped[rank] = Counter()
         self.unproven.discard(rank)
 
     def recall(self, rank: WorkerRank, other: NaiveIndex) -> None:
@@ -50,6 +55,8 @@ class NaiveIndex:
         self.chains[rank] = other.chains[rank].copy()
         self.namespaces[rank] = other.namespaces[rank].copy()
         self.counts[rank] = other.counts[rank].copy()
+        self.rules[rank] = other.rules[rank].copy()
+        self.grouped[rank] = other.grouped[rank].copy()
         self.unproven.add(rank)
 
     def credit(self, rank: WorkerRank) -> None:
@@ -105,6 +112,60 @@ class NaiveIndex:
             self.counts[rank][tier, group, name] += 1
         return len(known)
 
+    def forget_group(self, rank: WorkerRank, group: int) -> None:
+        """Blocks of groups with the same rule go as well: there is no telling them apart."""
+        rule = self.rules[rank].pop(group, None)
+        for key in list(self.grouped[rank]):
+            if key[1] == group or self.rules[rank].get(key[1]) == rule:
+                del self.grouped[rank][key]
+
+    def store_in_group(
+        self,
+        rank: WorkerRank,
+        tier: Tier,
+        group: int,
+        engine_hashes: Sequence[int],
+        *,
+        rule: GroupRule,
+    ) -> int:
+        if self.rules[rank].get(group, rule) != rule:
+            self.forget_group(rank, group)
+        self.rules[rank][group] = rule
+        for name in engine_hashes:
+            self.grouped[rank][tier, group, name] += 1
+        return len(engine_hashes)
+
+    def remove_in_group(
+        self, rank: WorkerRank, tier: Tier, group: int, engine_hashes: Sequence[int]
+    ) -> int:
+        found = 0
+        for name in engine_hashes:
+            if self.grouped[rank][tier, group, name] > 0:
+                self.grouped[rank][tier, group, name] -= 1
+                found += 1
+        return found
+
+    def allows(
+        self, rank: WorkerRank, tier: Tier, names: Sequence[set[int]], low: int, n: int
+    ) -> bool:
+        """Whether every group has what it needs of the first `n` blocks, on one tier.
+
+        `names` are the engine hashes of each block; the tiers before have the first `low`.
+        """
+        grouped = self.grouped[rank]
+        for group, (count, stride) in self.rules[rank].items():
+            held_here = [key for key, number in grouped.items() if number > 0]
+            if not any((t, g) == (tier, group) for t, g, _ in held_here):
+                continue  # what holds nothing does not limit
+            ends = range(stride, n + 1, stride)  # of the group's blocks
+            if n % stride:
+                return False
+            for end in [*ends][-count:]:
+                held = {name for name in names[end - 1] if grouped[tier, group, name] > 0}
+                if end > low and not held:
+                    return False
+        return True
+
     def held(self, rank: WorkerRank, tier: Tier) -> set[Chain]:
         if rank in self.unproven:
             return set()
@@ -123,11 +184,24 @@ class NaiveIndex:
         depth, depths = 0, []
         for tier in Tier:
             held = self.held(rank, tier)
+            low = depth
             while depth < len(blocks) and tuple(blocks[: depth + 1]) in held:
                 depth += 1
+            names = [self.names_of(rank, tuple(blocks[: at + 1])) for at in range(depth)]
+            while depth > low and not self.allows(rank, tier, names, low, depth):
+                depth -= 1
             depths.append(depth)
         device, host, _, external = depths
         return device, host, external
+
+    def names_of(self, rank: WorkerRank, chain: Chain) -> set[int]:
+        """The engine hashes of a block that the rank holds somewhere."""
+        known = self.chains[rank]
+        return {
+            name
+            for (_, _, name), count in self.counts[rank].items()
+            if count > 0 and known.get(name) == chain
+        }
 
     def sweep(self, budget: int) -> int:
         return 0

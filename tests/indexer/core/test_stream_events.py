@@ -27,7 +27,19 @@ def outcome(event: dict[str, Any], **options: Any) -> str:
         (removed([1], locality="remote"), "remote"),
         (stored([1], tokens(0), medium="TAPE"), "unknown_medium"),
         (removed([1], medium="TAPE"), "unknown_medium"),
-        (stored([1], tokens(0), kv_cache_spec_kind="mamba"), "other_group"),
+        (stored([1], tokens(0), kv_cache_spec_kind="mamba"), "applied"),
+        (stored([], tokens(0), kv_cache_spec_kind="mamba"), "empty"),
+        (
+            stored(
+                [1],
+                tokens(0) * 3,
+                kv_cache_spec_kind="sliding_window",
+                kv_cache_spec_sliding_window=32,
+            ),
+            "applied",
+        ),
+        (stored([1], tokens(0), kv_cache_spec_kind="sliding_window"), "other_group"),
+        (stored([1], tokens(0), kv_cache_spec_kind="chunked_local_attention"), "other_group"),
         (stored([1], tokens(0), kv_cache_spec_kind="mla_attention"), "applied"),
         (stored([1], tokens(0), kv_cache_spec_kind="sink_full_attention"), "applied"),
         (stored([1], tokens(0), group_idx=1), "other_group"),
@@ -53,7 +65,7 @@ def test_groups_are_remembered_until_a_restart() -> None:
     bench = Bench()
     kinds = [stored([1], tokens(0), group_idx=1, kv_cache_spec_kind="full_attention")]
     kinds += [stored([2], tokens(1), group_idx=1), removed([1], group_idx=1)]
-    kinds += [stored([9], tokens(3), group_idx=0, kv_cache_spec_kind="mamba"), removed([9])]
+    kinds += [stored([9], tokens(3), group_idx=0, kv_cache_spec_kind="unknown"), removed([9])]
     bench.live(0, encode_batch(kinds))
     assert bench.blocks() == {1}
     events = bench.stream.tallies.events
