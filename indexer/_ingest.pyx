@@ -14,7 +14,7 @@ from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memcmp, memcpy
 from cpython cimport array
 from indexer._events cimport (
-    KV_ARRAY, KV_CLEARED, KV_MAP, KV_STORED, ascii_text, kv_ascii, kv_batch, kv_event,
+    KV_ARRAY, KV_ATTENTION_MAIN, KV_ATTENTION_OTHER, KV_CLEARED, KV_MAP, KV_STORED, ascii_text, kv_ascii, kv_batch, kv_event,
 )
 from indexer._names cimport NameMap
 from indexer._node cimport (
@@ -197,6 +197,7 @@ cdef class Feeder(Run):
             e = &read.events[k]
             if e.names > SLICE or cost > 4 * SLICE:
                 self.flush(now)
+                self._note_main()
                 self.stream._begin(scratch.events(k, read.event_count))
                 self.is_torn = False
                 return 0
@@ -210,11 +211,14 @@ cdef class Feeder(Run):
                 done = self._remove(e)
             if not done and e.kind == KV_STORED and PyDict_Size(self.waiting):
                 self.flush(now)  # it may be the parent of many orphans; healing takes time
+                self._note_main()
                 self.stream._begin(scratch.events(k, read.event_count))
                 self.is_torn = False
                 return 0
             if not done:
                 self.flush(now)
+                if e.attention == KV_ATTENTION_OTHER:
+                    self._note_main()
                 self.stream._write(scratch.events(k, k + 1))
                 if not self.load():
                     if k + 1 < read.event_count:
@@ -226,6 +230,15 @@ cdef class Feeder(Run):
             self.dear = 0
         self.is_torn = False
         return cost
+
+    cdef int _note_main(self) except -1:
+        """Tell Python if events that it may not see name a group of full attention."""
+        cdef size_t k
+        for k in range(read.event_count):
+            if read.events[k].kind == KV_STORED and read.events[k].attention == KV_ATTENTION_MAIN:
+                self.writer.note_main(self.expected - 1)
+                break
+        return 0
 
     cdef object _space(self, kv_event *e, object inherited):
         """Adapter and salt of the blocks, by the rule of `IndexWriter`."""

@@ -208,9 +208,10 @@ class _Blocks:
 class LimitingGroups:
     """The groups of one rank that limit matches, and their blocks on each tier."""
 
-    __slots__ = ("_tiers", "rules")
+    __slots__ = ("_tiers", "is_in_force", "rules")
 
     def __init__(self) -> None:
+        self.is_in_force = False  # whether it is known that they belong to the blocks of matches
         self.rules: dict[int, GroupRule] = {}
         # A group that holds nothing on a tier does not limit matches there: not every connector
         # moves, or tells of, all groups.

@@ -302,16 +302,24 @@ class KvIndex:
         *,
         rule: GroupRule,
     ) -> int:
-        """Add one reference to each block of a cache group that limits the rank's matches.
+        """Add one reference to each block of a cache group that may limit the rank's matches.
 
-        While the group holds anything on a tier, matches on that tier follow its rule. Returns the
-        number of blocks: all, or none if the rank has too many such groups.
+        While the group holds anything on a tier, matches on that tier follow its rule, once
+        `limit_by_groups` was called. Returns the number of blocks: all, or none if the rank has too
+        many such groups.
         """
         holder = self._ranks[rank]
         if holder.limiting is None:
             holder.limiting = LimitingGroups()
-            self._grouped |= holder.bit
         return holder.limiting.store(tier, group, engine_hashes, rule)
+
+    def limit_by_groups(self, rank: WorkerRank) -> None:
+        """Let the cache groups stored so far, and until the next clear, limit a rank's matches."""
+        holder = self._ranks[rank]
+        if holder.limiting is not None:
+            holder.limiting.is_in_force = True
+            if not self._unproven & holder.bit:
+                self._grouped |= holder.bit
 
     def forget_group(self, rank: WorkerRank, group: int) -> None:
         """Let a cache group no longer limit the matches of a rank."""

@@ -225,7 +225,7 @@ class StreamProgress:
         self.last_batch_ts = batch.ts
         if live and self.last_event_at is not None:
             self.delivery.note(self.last_event_at, batch.ts)
-        self._writer.begin(batch, self.worker_ranks)
+        self._writer.begin(batch, self.worker_ranks, seq)
 
     def _work(self, budget: int) -> int:
         """Write some of the current batch; return the remaining budget."""

@@ -469,7 +469,7 @@ class EventStream(Repair):
 
     def _begin(self, batch: EventBatch) -> None:
         """Begin to write the rest of a batch that the compiled path has started."""
-        self._writer.begin(batch, self.worker_ranks)
+        self._writer.begin(batch, self.worker_ranks, self.cursor.last)
 
     def _write(self, batch: EventBatch) -> None:
         """Write events that the compiled path leaves to us, at once."""

@@ -57,6 +57,8 @@ class IndexWriter:
     Attributes:
         is_busy: Whether a batch is not completely written yet.
         is_whole: Whether the last call of `work` ended with the stream's only rank cleared.
+        are_of_one_model: Whether one batch told of full attention and of groups that limit it; only
+            then is it known that a match needs the latter. An engine tells of all groups at once.
         clearings: Times all blocks of a rank went at once, for whatever reason.
     """
 
@@ -65,12 +67,16 @@ class IndexWriter:
         "_groups",
         "_index",
         "_limiting",
+        "_limiting_told",
+        "_main_told",
         "_next",
+        "_number",
         "_own_rank",
         "_rank",
         "_slices",
         "_tallies",
         "_written",
+        "are_of_one_model",
         "clearings",
         "is_busy",
         "is_whole",
@@ -82,6 +88,11 @@ class IndexWriter:
         self._tallies = tallies
         self._groups: dict[int, bool] = {}
         self._limiting: dict[int, GroupRule] = {}  # groups that limit what a prompt can reuse
+        self._number: int | None = None  # of the batch being written
+        # the last batches that named a group of full attention, and one that limits it
+        self._main_told: int | None = None
+        self._limiting_told: int | None = None
+        self.are_of_one_model = False
         self._written = {rank}
         self._batch: EventBatch | None = None
         self._rank = rank  # of the batch being written
@@ -91,8 +102,8 @@ class IndexWriter:
         self.is_whole = False
         self.clearings = 0
 
-    def begin(self, batch: EventBatch, worker_ranks: range) -> None:
-        """Accept the next batch; `work` writes it."""
+    def begin(self, batch: EventBatch, worker_ranks: range, number: int | None) -> None:
+        """Accept the next batch, or a part of one; `work` writes it."""
         assert self._batch is None
         rank, name = self._own_rank, batch.dp_rank
         if name is not None and name != rank.dp_rank:
@@ -102,7 +113,7 @@ class IndexWriter:
             else:  # for example a global rank: trust the listener instead
                 self._tallies.foreign_ranks += 1
         self._index.attach(rank)  # costs nothing, and a detached rank may still have a listener
-        self._batch, self._rank, self._next = batch, rank, 0
+        self._batch, self._rank, self._next, self._number = batch, rank, 0, number
         self.is_busy = True
 
     def work(self, budget: int) -> int:
@@ -195,6 +206,8 @@ class IndexWriter:
         """Forget everything: another engine, with other groups, follows."""
         self._groups.clear()
         self._limiting.clear()
+        self._main_told = self._limiting_told = None
+        self.are_of_one_model = False
         self.forget_blocks()
         self.drop_batch()
 
@@ -290,7 +303,18 @@ class IndexWriter:
             self._tallies.blocks_stored += self._index.store_in_group(
                 self._rank, event.tier, event.group, names, rule=rule
             )
+            self._limit()
             yield len(names)
+
+    def note_main(self, number: int) -> None:
+        """Note that batch `number` names a group of full attention."""
+        self._main_told = number
+
+    def _limit(self) -> None:
+        if self._main_told is not None and self._main_told == self._limiting_told:
+            self.are_of_one_model = True
+        if self.are_of_one_model:
+            self._index.limit_by_groups(self._rank)
 
     def _mark_in_slices(self, event: BlockStored) -> Iterator[int]:
         assert event.tier is not None
@@ -370,6 +394,9 @@ class IndexWriter:
         if group not in self._groups and len(self._groups) >= GROUPS_REMEMBERED:
             return is_main
         self._groups[group] = is_main
+        if is_main and self._number is not None:
+            self.note_main(self._number)
+            self._limit()
         if event.is_placeholder and group in self._limiting:
             return is_main  # it tells no block size
         rule = None
@@ -378,6 +405,8 @@ class IndexWriter:
             rule = rule_of(attention, event.window, size, self._index.block_size)
         if rule is not None:
             self._limiting[group] = rule
+            self._limiting_told = self._number
+            self._limit()
         elif self._limiting.pop(group, None) is not None:
             self._index.forget_group(self._rank, group)
         return is_main

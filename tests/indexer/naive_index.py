@@ -26,6 +26,7 @@ class NaiveIndex:
         self.counts: dict[WorkerRank, Counter[tuple[Tier, int, int]]] = {}
         self.unproven: set[WorkerRank] = set()
         self.rules: dict[WorkerRank, dict[int, GroupRule]] = {}
+        self.limited: set[WorkerRank] = set()
         self.grouped: dict[WorkerRank, Counter[tuple[Tier, int, int]]] = {}  # tier, group, name
 
     def room(self, rank: WorkerRank) -> int:
@@ -47,6 +48,7 @@ class NaiveIndex:
         self.counts[rank] = Counter()
         self.rules[rank] = {}
         self.grouped[rank] = Counter()
+        self.limited.discard(rank)
         self.unproven.discard(rank)
 
     def recall(self, rank: WorkerRank, other: NaiveIndex) -> None:
@@ -57,6 +59,7 @@ class NaiveIndex:
         self.counts[rank] = other.counts[rank].copy()
         self.rules[rank] = other.rules[rank].copy()
         self.grouped[rank] = other.grouped[rank].copy()
+        self.limited |= {rank} & other.limited
         self.unproven.add(rank)
 
     def credit(self, rank: WorkerRank) -> None:
@@ -111,6 +114,10 @@ class NaiveIndex:
         for name in known:
             self.counts[rank][tier, group, name] += 1
         return len(known)
+
+    def limit_by_groups(self, rank: WorkerRank) -> None:
+        if self.rules[rank]:
+            self.limited.add(rank)
 
     def forget_group(self, rank: WorkerRank, group: int) -> None:
         """Blocks of groups with the same rule go as well: there is no telling them apart."""
@@ -188,7 +195,8 @@ class NaiveIndex:
             while depth < len(blocks) and tuple(blocks[: depth + 1]) in held:
                 depth += 1
             names = [self.names_of(rank, tuple(blocks[: at + 1])) for at in range(depth)]
-            while depth > low and not self.allows(rank, tier, names, low, depth):
+            limited = rank in self.limited
+            while limited and depth > low and not self.allows(rank, tier, names, low, depth):
                 depth -= 1
             depths.append(depth)
         device, host, _, external = depths

@@ -6,6 +6,7 @@ quoted by their R-numbers (KV events, requirements). Shares no code with the ser
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ Query = Mapping[str, Any]
 Content = tuple[Any, ...]  # (parent content or namespace, tokens, media): identity of a prefix
 
 INDEXED_KINDS = {"full_attention", "mla_attention", "sink_full_attention"}
+LIMITING_KINDS = {"mamba", "sliding_window", "sliding_window_mla"}
 TIERS: dict[str, set[str | None]] = {
     "device": {None, "GPU", "DEVICE"},
     "host": {"CPU", "CPU_PINNED", "CPU_TIER1"},
@@ -48,12 +50,21 @@ class RankTruth:
     known: dict[int, Content] = field(default_factory=dict)
     held: Counter[tuple[str, int, int]] = field(default_factory=Counter)  # (tier, group, hash)
     kinds: dict[int, str] = field(default_factory=dict)
+    # Groups beside full attention: (blocks needed at the end, their size in blocks of the main
+    # group), and what they hold.
+    needs: dict[int, tuple[int, int]] = field(default_factory=dict)
+    is_hybrid: bool = False
+    beside: Counter[tuple[str, int, int]] = field(default_factory=Counter)
 
     def apply(self, events: Sequence[Event]) -> None:
         """Apply one batch."""
+        kinds = {e.get("kv_cache_spec_kind") for e in events if e["type"] == "BlockStored"}
+        # an engine tells of all groups at once: otherwise these are not of one model
+        self.is_hybrid |= bool(kinds & INDEXED_KINDS and kinds & LIMITING_KINDS)
         for event in events:
             if event["type"] == "AllBlocksCleared":
                 self.held.clear()
+                self.beside.clear()
                 self.known.clear()
             elif event["type"] == "BlockStored":
                 self._store(event)
@@ -66,10 +77,18 @@ class RankTruth:
         kind = event.get("kv_cache_spec_kind")
         if kind is not None:
             self.kinds[group] = kind
+        window, size = event.get("kv_cache_spec_sliding_window"), event.get("block_size")
+        if kind == "mamba":
+            self.needs[group] = 1, 1
+        elif kind in ("sliding_window", "sliding_window_mla") and window and size:
+            self.needs[group] = max(1, math.ceil((window - 1) / size)), size // self.block_size
         return self.kinds.get(group) in INDEXED_KINDS if group in self.kinds else group == 0
 
     def _store(self, event: Event) -> None:
         tier = tier_of(event.get("medium"))
+        is_main, group = self._is_indexed_group(event), event.get("group_idx") or 0
+        if not is_main and group in self.needs and event.get("locality") != "REMOTE" and tier:
+            self.beside.update((tier, group, as_u64(h)) for h in event["block_hashes"])
         if not self._is_indexed_group(event) or event.get("locality") == "REMOTE" or tier is None:
             return
         hashes = [as_u64(h) for h in event["block_hashes"]]
@@ -101,6 +120,10 @@ class RankTruth:
         return ("root", adapter, _salt_of(event))
 
     def _remove(self, event: Event) -> None:
+        if event.get("locality") != "REMOTE":
+            place = tier_of(event.get("medium")) or "", event.get("group_idx") or 0
+            self.beside.subtract((*place, as_u64(h)) for h in event["block_hashes"])
+            self.beside = +self.beside
         if not self._is_indexed_group(event) or event.get("locality") == "REMOTE":
             return
         tier = tier_of(event.get("medium"))
@@ -118,10 +141,32 @@ class RankTruth:
         prefixes = _prefixes(query, self.block_size)
         position, reached = 0, {}
         for tier in TIERS:
+            start = position
             while position < len(prefixes) and prefixes[position] in on_tier[tier]:
                 position += 1
+            while position > start and not self._all_groups_allow(tier, prefixes[:position], start):
+                position -= 1
             reached[tier] = position
         return [reached["device"], reached["host"], reached["external"]]
+
+    def _all_groups_allow(self, tier: str, prefix: list[Content], start: int) -> bool:
+        """Whether each group has its last blocks of a prefix; those before `start` it has."""
+        if not self.is_hybrid:
+            return True
+        hashes = [
+            {name for name, content in self.known.items() if content == one} for one in prefix
+        ]
+        for group, (count, size) in self.needs.items():
+            if not any((t, g) == (tier, group) for t, g, _ in self.beside):
+                continue
+            if len(prefix) % size:
+                return False
+            for end in range(len(prefix), max(0, len(prefix) - count * size), -size):
+                if end > start and not any(
+                    (tier, group, h) in self.beside for h in hashes[end - 1]
+                ):
+                    return False
+        return True
 
 
 def _prefixes(query: Query, block_size: int) -> list[Content]:

@@ -45,13 +45,15 @@ def prompt_of(blocks: int, first: int = 1) -> list[int]:
 class House:
     """A stream into the real index, and one into the naive."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, knows_groups: bool = True) -> None:
         self.index, self.naive = KvIndex(SIZE), NaiveIndex(SIZE)
         self.streams = [
             EventStream(Scope("m", "t"), RANK, index, worker_ranks=range(1), has_replay=False)  # type: ignore[arg-type]
             for index in (self.index, self.naive)
         ]
         self.seq = itertools.count()
+        if knows_groups:  # one batch tells of full attention, and of a group beside it
+            self.tell(full([1 << 40], first=1 << 20), side([], mamba(60)))
 
     def tell(self, *events: dict[str, Any]) -> None:
         seq = next(self.seq)
@@ -167,8 +169,7 @@ def test_a_clear_ends_all_groups() -> None:
 def test_another_engine_has_other_groups() -> None:
     house = House()
     house.tell(full([101, 102]), side([101], mamba(1)))
-    for _ in range(2):
-        house.tell()
+    house.tell()
     payload = encode_batch([full([1, 2]), removed([1], group_idx=1)], ts=9.0)
     for stream in house.streams:
         stream.on_live(message(0, payload), 0.0)
@@ -214,6 +215,30 @@ def test_placeholders_are_blocks_of_their_group() -> None:
     assert house.row(prompt_of(2)) == (1, 1, 1)
 
 
+def test_groups_limit_nothing_where_full_attention_is_not_named() -> None:
+    house = House(knows_groups=False)
+    nameless = stored([101, 102], prompt_of(2)) | {"block_size": SIZE}
+    house.tell(nameless, side([101], mamba(1)))
+    house.tell(full([101]))
+    house.tell(side([101], mamba(1)))
+    assert house.matched(prompt_of(2)) == 2, "nor where no batch tells of both"
+    house.tell(full([101]), side([], mamba(1)))
+    assert house.matched(prompt_of(2)) == 1
+
+
+def test_a_long_batch_may_tell_of_both() -> None:
+    house = House(knows_groups=False)
+    house.tell(full([101]))
+    house.tell(full([102], 101, first=5))  # from here on the compiled path takes plain stores
+    many = [full([200 + at], first=1000 + 4 * at) for at in range(40)]
+    house.tell(full([103], 102, first=9), *many, side([102], mamba(1)))
+    assert house.matched(prompt_of(3)) == 2
+    orphan = full([300], 299, first=5000)
+    house.tell(orphan)
+    house.tell(full([104], 103, first=13), orphan, side([104], mamba(1)))
+    assert house.matched(prompt_of(4)) == 4
+
+
 def test_other_ranks_are_not_limited() -> None:
     index = KvIndex(SIZE)
     for rank in (RANK, OTHER):
@@ -221,6 +246,8 @@ def test_other_ranks_are_not_limited() -> None:
         index.store(rank, GPU, None, [11, 12, 13], pack(1, 2, 3))
         index.store(rank, CPU, 13, [14], pack(4))
     index.store_in_group(RANK, GPU, 1, [12], rule=GroupRule(1))
+    assert rows(index, 1, 2, 3) == {RANK: (3, 0, 0), OTHER: (3, 0, 0)}, "not yet"
+    index.limit_by_groups(RANK)
     assert rows(index, 1, 2, 3, 4) == {RANK: (2, 0, 0), OTHER: (3, 1, 0)}
     index.detach(RANK)
     assert rows(swept(index), 1, 2, 3, 4) == {OTHER: (3, 1, 0)}
@@ -232,6 +259,7 @@ def test_a_block_with_two_names_is_held_under_either() -> None:
     index.store(RANK, GPU, None, [11, 12], pack(1, 2))
     index.store(RANK, GPU, 11, [22], pack(2))
     index.store_in_group(RANK, GPU, 1, [22], rule=GroupRule(1))
+    index.limit_by_groups(RANK)
     assert rows(index, 1, 2) == {RANK: (2, 0, 0)}
 
 
@@ -243,7 +271,7 @@ def test_blocks_of_all_groups_fill_the_budget() -> None:
     index.store_in_group(RANK, GPU, 1, [*range(100, 105)], rule=GroupRule(1))
     assert index.room(RANK) == 2
     assert index.stats.bytes > before
-    house = House()
+    house = House(knows_groups=False)
     house.index = KvIndex(SIZE, limits=StreamLimits(source_blocks_max=10))
     stream = EventStream(
         Scope("m", "t"), RANK, house.index, worker_ranks=range(1), has_replay=False
@@ -338,7 +366,7 @@ def test_matches_are_those_of_the_naive_index(seed: int, lower: list[bool]) -> N
 
 @pytest.mark.parametrize("groups", [1, 3])
 def test_a_plain_rank_has_nothing_of_this(groups: int) -> None:
-    house = House()
+    house = House(knows_groups=False)
     house.tell(*(full([101, 102], group_idx=group) for group in range(groups)))
     assert all(holder.limiting is None for holder in house.index._ranks.values())
     assert not house.index._grouped
