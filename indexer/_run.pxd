@@ -14,7 +14,7 @@ cdef class Run:
     cdef array.array digests
     cdef size_t block_size
     cdef uint64_t expected, dp_rank
-    cdef bint is_named, is_map, has_many_orphans, is_home  # group 0's references are the plain ones
+    cdef bint is_named, is_map, is_grouped, has_many_orphans, is_home  # group 0's references are the plain ones
     cdef int group0  # 0: does not count, 1: counts, 2: unknown
     cdef long turn, room
     cdef public bint is_torn  # an error left a message partly written

@@ -69,13 +69,17 @@ cdef class Run:
         self.groups = writer._groups
         self.limiting = writer._limiting
         is_main = self.groups.get(0)
-        self.group0 = 2 if is_main is None else 1 if is_main else 0
         self.holder = self.index._ranks.get(self.rank)
         if self.holder is None:
             return False
         # stores handled here add no orphans, but a store drops some if there are too many
         self.has_many_orphans = self.tree.orphan_blocks > self.index.orphan_blocks_max
         holder = self.holder
+        self.group0 = 2 if is_main is None else 1 if is_main else 0
+        # a dump may have told what the engine has not: then Python looks
+        self.is_grouped = holder.limiting is not None
+        if self.is_grouped and is_main is None:
+            self.group0 = 0
         self.room = self.index.budget.room(holder.size)
         self.bit, self.me = holder.bit, holder.holder_id
         if type(holder.where) is not NameMap:
@@ -127,7 +131,11 @@ cdef class Run:
         is_main = self.groups.get(e.group if e.group > 0 else 0)
         if is_main is None:
             # kind unknown: only group 0 is main; Python learns the kind from a store that names it
-            if e.group <= 0 or (e.kind == KV_STORED and e.attention != KV_ATTENTION_NONE):
+            if (
+                self.is_grouped
+                or e.group <= 0
+                or (e.kind == KV_STORED and e.attention != KV_ATTENTION_NONE)
+            ):
                 return False
         elif is_main or e.attention == KV_ATTENTION_MAIN:
             return False

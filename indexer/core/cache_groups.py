@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, cast
 
 from msgspec import Struct
 
-from indexer.core.holdings import pack_name
 from indexer.core.name_map import NameMap
 from indexer.core.packing import numbers_in, pack_names
 from indexer.types import Tier
@@ -75,15 +74,16 @@ def rule_of(
     return GroupRule(max(blocks, 1), stride)
 
 
-class FrozenGroup(Struct, frozen=True, array_like=True):
-    """Some of the blocks that a group holds on one tier, as plain values."""
+class FrozenGroups(Struct, frozen=True, array_like=True):
+    """Some blocks that the same groups hold on one tier, as plain values."""
 
-    group: int
+    groups: list[int]
     rule: GroupRule
     tier: int
-    names: bytes = b""  # packed, each once
-    more: dict[int, int] = {}  # name → references besides the first
-    hearsay: bytes = b""  # names that only a dump has told of, packed
+    names: bytes  # packed, each once
+    more: dict[int, dict[int, int]] = {}  # group → name → references besides the first
+    hearsay: dict[int, bytes] = {}  # group → names that only a dump has told of, packed
+    is_in_force: bool = True  # see `LimitingGroups`
 
 
 class _Mask:
@@ -196,6 +196,34 @@ class _Blocks:
         bit = self.bit_of[group]
         return [name for name in self.held if self.bits(name) & bit]
 
+    def by_groups(self, names: Sequence[int]) -> dict[tuple[int, ...], list[int]]:
+        """Return these blocks by the groups that hold them."""
+        found: dict[int, list[int]] = {}
+        for name in names:
+            bits = self.bits(name)
+            if bits:
+                found.setdefault(bits, []).append(name)
+        return {
+            tuple(group for group, bit in self.bit_of.items() if bits & bit): some
+            for bits, some in found.items()
+        }
+
+    def more_of(self, groups: Iterable[int], names: list[int]) -> dict[int, dict[int, int]]:
+        """Return the references besides the first that groups have to these blocks."""
+        more = {group: self.more[group] for group in groups if self.more.get(group)}
+        found = {
+            group: {name: of[name] for name in names if name in of} for group, of in more.items()
+        }
+        return {group: some for group, some in found.items() if some}
+
+    def hearsay_of(self, groups: Iterable[int], names: list[int]) -> dict[int, bytes]:
+        """Return those of the blocks, packed, that only a dump has told of."""
+        told = {group: self.hearsay[group] for group in groups if self.hearsay.get(group)}
+        found = {
+            group: pack_names([name for name in names if name in of]) for group, of in told.items()
+        }
+        return {group: some for group, some in found.items() if some}
+
     def first_missing(self, names: Sequence[int]) -> int | None:
         """Return the place of the first of these blocks that not all groups hold."""
         everyone = self.everyone
@@ -284,23 +312,36 @@ class LimitingGroups:
                 break
         return n
 
-    def frozen(self) -> Iterator[FrozenGroup]:
-        """Yield all blocks, in pieces."""
+    def frozen(self) -> Iterator[FrozenGroups]:
+        """Yield all blocks, in pieces; those that go meanwhile may be left out."""
         for tier, by_rule in enumerate(self._tiers):
-            for rule, blocks in by_rule.items():
-                for group in blocks.bit_of:
-                    yield from _frozen(blocks, group, rule, tier)
+            for rule, blocks in [*by_rule.items()]:
+                names = [*blocks.held]
+                for at in range(0, len(names), FROZEN_NAMES_MAX):
+                    some = names[at : at + FROZEN_NAMES_MAX]
+                    for groups, held in blocks.by_groups(some).items():
+                        yield FrozenGroups(
+                            [*groups],
+                            rule,
+                            tier,
+                            pack_names(held),
+                            blocks.more_of(groups, held),
+                            blocks.hearsay_of(groups, held),
+                            self.is_in_force,
+                        )
 
-    def thaw(self, frozen: FrozenGroup) -> bool:
-        """Take in a piece; False: there are too many groups, or nothing in it."""
-        group, tier, names = frozen.group, frozen.tier, numbers_in(frozen.names)
-        if not self.store(tier, group, names, frozen.rule):
-            return False
-        if frozen.more:
-            self._tiers[tier][frozen.rule].more.setdefault(group, {}).update(frozen.more)
-        if frozen.hearsay:
-            self.note_hearsay(tier, group, numbers_in(frozen.hearsay))
-        return True
+    def thaw(self, frozen: FrozenGroups) -> None:
+        """Take in a piece."""
+        names, tier = numbers_in(frozen.names), frozen.tier
+        self.is_in_force = frozen.is_in_force
+        for group in frozen.groups:
+            if not self.store(tier, group, names, frozen.rule):
+                continue
+            more, hearsay = frozen.more.get(group), frozen.hearsay.get(group)
+            if more:
+                self._tiers[tier][frozen.rule].more.setdefault(group, {}).update(more)
+            if hearsay:
+                self.note_hearsay(tier, group, numbers_in(hearsay))
 
     @property
     def nbytes(self) -> int:
@@ -343,18 +384,3 @@ def _longest(rule: GroupRule, blocks: _Blocks, names: Sequence[int], n: int, low
         # no prefix that is longer than up to the missing block can do without it
         n = first - stride + 1 + missing * stride
     return low
-
-
-def _frozen(blocks: _Blocks, group: int, rule: GroupRule, tier: int) -> Iterator[FrozenGroup]:
-    names = blocks.names_of(group)
-    more, hearsay = blocks.more.get(group, {}), blocks.hearsay.get(group, ())
-    for at in range(0, len(names), FROZEN_NAMES_MAX):
-        some = names[at : at + FROZEN_NAMES_MAX]
-        yield FrozenGroup(
-            group,
-            rule,
-            tier,
-            pack_names(some),
-            {name: more[name] for name in some if name in more},
-            b"".join(pack_name(name) for name in some if name in hearsay),
-        )

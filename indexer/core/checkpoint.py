@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec import Struct
 
+from indexer.core.cache_groups import FrozenGroups, LimitingGroups
 from indexer.core.holdings import mark, pack_name
 from indexer.core.node import Node, OrphanRoot, all_ones, bits
 from indexer.core.packing import numbers_in
@@ -67,6 +68,7 @@ class CheckpointRun(Struct, frozen=True, array_like=True, omit_defaults=True):
     hearsay: list[bytes] | None = None  # per tier: names known from a dump only
     namespace: Namespace | None = None  # only for a run without a parent
     waits_for: int | None = None  # name of the missing block that such a run waits for
+    limiting: FrozenGroups | None = None  # blocks of other cache groups, in a run without others
 
 
 def freeze(holder: Holder) -> Iterator[CheckpointRun]:
@@ -80,6 +82,9 @@ def freeze(holder: Holder) -> Iterator[CheckpointRun]:
     while len(holder.runs) > work.looked_at:
         added = len(holder.runs) - work.looked_at
         yield from work.freeze([*reversed([*_last(holder.runs, added)])])
+    if holder.limiting is not None:
+        for number, piece in enumerate(holder.limiting.frozen(), work.frozen_runs):
+            yield CheckpointRun(number, ROOT, b"", b"", limiting=piece)
 
 
 def _last(runs: dict[Node, bytes], count: int) -> Iterator[Node]:
@@ -92,6 +97,11 @@ class _Freezer:
         self.looked_at = 0
         self._holder = holder
         self._done: dict[Node, tuple[int, int]] = {}  # node → (number, size when it was frozen)
+
+    @property
+    def frozen_runs(self) -> int:
+        """Runs frozen so far."""
+        return len(self._done)
 
     def freeze(self, nodes: list[Node]) -> Iterator[CheckpointRun]:
         self.looked_at += len(nodes)
@@ -232,6 +242,8 @@ class CheckpointRestore:
         """
         if run.number != len(self._places) or not ROOT <= run.parent < run.number:
             raise BadCheckpoint("runs are not in order")
+        if run.limiting is not None:
+            self._limit(run.limiting)
         if run.parent == ROOT:
             start = _Place(None, run.waits_for, run.namespace or BASE_NAMESPACE, b"", b"")
         else:
@@ -265,6 +277,11 @@ class CheckpointRestore:
         old = names[cut:].ljust(len(rest), b"\0")
         self._places.append(_Place(anchor, None, start.namespace, rest, old))
         self._count(run)
+
+    def _limit(self, frozen: FrozenGroups) -> None:
+        if self.holder.limiting is None:
+            self.holder.limiting = LimitingGroups()
+        self.holder.limiting.thaw(frozen)
 
     def _origin(self, start: _Place) -> tuple[Node, int]:
         # by name, because other ranks may have split or merged the node since

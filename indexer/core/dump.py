@@ -36,6 +36,15 @@ class DumpBlock(Struct, frozen=True):
     mm_extra_info: Raw = _NULL  # media are already part of tokens_hash
 
 
+class DumpGroups(Struct, frozen=True):
+    """Blocks in cache groups that limit what can be reused, see `cache_groups.GroupRule`."""
+
+    groups: list[int]
+    blocks: int
+    stride: int
+    block_hashes: list[int]
+
+
 class DumpStored(Struct, frozen=True):
     """Consecutive blocks behind `parent_hash`.
 
@@ -48,6 +57,7 @@ class DumpStored(Struct, frozen=True):
     start_position: Raw = _NULL
     lora_name: str | UnsetType = UNSET
     cache_salt: str | UnsetType = UNSET
+    cache_groups: DumpGroups | UnsetType = UNSET  # ours as well; such an event has no blocks
 
 
 class DumpRemoved(Struct, frozen=True):
@@ -165,6 +175,26 @@ def dump_tier(tree: RadixTree, tier: Tier) -> Iterator[DumpEvent | None]:
             worker_id, dp_rank = view.holder.rank
             event = DumpKvEvent(DumpChange(stored), event_id=next(event_ids), dp_rank=dp_rank)
             yield DumpEvent(worker_id, event, storage_tier=_TIER_NAMES[tier])
+
+
+def dump_groups(tree: RadixTree) -> Iterator[DumpEvent | None]:
+    """Yield the blocks of cache groups that limit matches, and None in between."""
+    event_ids = count()
+    for holder_id in bits(tree.live):
+        holder = tree.holders[holder_id]
+        limiting = None if holder is None else holder.limiting
+        yield None
+        if holder is None or limiting is None or not limiting.is_in_force:
+            continue
+        for frozen in limiting.frozen():
+            if not tree.live & holder.bit:
+                break
+            names = unpack_u64(frozen.names)
+            groups = DumpGroups(frozen.groups, *frozen.rule, [*names])
+            stored = DumpStored(blocks=[], cache_groups=groups)
+            worker_id, dp_rank = holder.rank
+            event = DumpKvEvent(DumpChange(stored), event_id=next(event_ids), dp_rank=dp_rank)
+            yield DumpEvent(worker_id, event, storage_tier=_TIER_NAMES[frozen.tier])
 
 
 def _device_views(tree: RadixTree) -> Iterator[_View | None]:

@@ -19,7 +19,7 @@ from indexer.core.audit import audit
 from indexer.core.budget import BlockBudget, TenantBudget
 from indexer.core.cache_groups import GroupRule, LimitingGroups
 from indexer.core.checkpoint import CheckpointRestore, CheckpointRun, RankChanged, freeze
-from indexer.core.dump import TIER_OF, DumpEvent, dump_tier
+from indexer.core.dump import TIER_OF, DumpEvent, DumpGroups, dump_groups, dump_tier
 from indexer.core.group_matches import match_by_group
 from indexer.core.holder import UNDECIDED_GROUP, Holder
 from indexer.core.index_size import IndexStats
@@ -321,6 +321,11 @@ class KvIndex:
             if not self._unproven & holder.bit:
                 self._grouped |= holder.bit
 
+    def group_rules(self, rank: WorkerRank) -> dict[int, GroupRule]:
+        """Return the rules of a rank's groups that may limit its matches, by group."""
+        holder = self._ranks.get(rank)
+        return {} if holder is None or holder.limiting is None else holder.limiting.rules
+
     def forget_group(self, rank: WorkerRank, group: int) -> None:
         """Let a cache group no longer limit the matches of a rank."""
         holder = self._ranks.get(rank)
@@ -418,6 +423,7 @@ class KvIndex:
         try:
             for tier in Tier:
                 yield from dump_tier(self.tree, tier)
+            yield from dump_groups(self.tree)
         finally:
             self._dumps -= 1
 
@@ -441,6 +447,8 @@ class KvIndex:
         if not change.stored:
             return 0
         stored = change.stored
+        if stored.cache_groups:
+            return self._load_groups(rank, tier, stored.cache_groups)
         local = [block.tokens_hash & U64_MASK for block in stored.blocks]
         names = [block.block_hash & U64_MASK for block in stored.blocks]
         accepted = self.store(
@@ -456,12 +464,24 @@ class KvIndex:
             self._ranks[rank].note_hearsay(tier, names)
         return accepted
 
+    def _load_groups(self, rank: WorkerRank, tier: Tier, told: DumpGroups) -> int:
+        rule = GroupRule(max(told.blocks, 1), max(told.stride, 1))
+        names = [name & U64_MASK for name in told.block_hashes]
+        accepted = 0
+        for group in told.groups:
+            accepted = self.store_in_group(rank, tier, group, names, rule=rule)
+            limiting = self._ranks[rank].limiting
+            if accepted and limiting is not None:
+                limiting.note_hearsay(tier, group, names)
+        self.limit_by_groups(rank)
+        return accepted
+
     # ---- a rank's blocks on disk
 
     def holds_anything(self, rank: WorkerRank) -> bool:
         """Say whether the rank has blocks, matchable or not."""
         holder = self._ranks.get(rank)
-        return holder is not None and bool(holder.where or holder.waiting)
+        return holder is not None and bool(holder.where or holder.waiting or holder.limiting)
 
     def blocks_of(self, rank: WorkerRank) -> list[int]:
         """Return how many blocks an attached rank holds, per tier."""
@@ -530,6 +550,8 @@ class KvIndex:
             self.tree.live |= holder.bit
             if any(holder.blocks[1:]):
                 self._below |= holder.bit
+            if holder.limiting is not None and holder.limiting.is_in_force:
+                self._grouped |= holder.bit
 
     @property
     def stats(self) -> IndexStats:

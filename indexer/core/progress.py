@@ -168,6 +168,8 @@ class StreamProgress:
             dict(self._writer.groups),
             self.last_batch_ts,
             self.unknown_batches,
+            dict(self._writer.limiting),
+            self._writer.are_of_one_model,
         )
 
     def _recall(self, memory: StreamMemory) -> None:
@@ -179,6 +181,8 @@ class StreamProgress:
         self.last_batch_ts = memory.last_batch_ts
         self._names.update(memory.names)
         self._writer.groups.update(memory.groups)
+        self._writer.limiting.update(memory.limiting)
+        self._writer.are_of_one_model = memory.are_of_one_model
         self.is_unproven = True
 
     def _credit(self) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from indexer.core.cache_groups import GroupRule
+
 
 class StreamMemory(Struct, frozen=True, array_like=True):
     """The position of one stream between two batches."""
@@ -20,3 +22,5 @@ class StreamMemory(Struct, frozen=True, array_like=True):
     groups: dict[int, bool]  # cache groups: whether their blocks count
     last_batch_ts: float | None
     unknown_batches: int = 0  # of the lost ones; missing in what earlier versions wrote
+    limiting: dict[int, GroupRule] = {}  # of the other groups: what a match needs of them
+    are_of_one_model: bool = False  # whether one batch told of both

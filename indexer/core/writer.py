@@ -379,6 +379,8 @@ class IndexWriter:
             # learned from remote blocks as well
             is_main = self._learn_group(event, event.attention)
         else:
+            if group not in self._groups:
+                self._adopt(group)
             # removals and old engines do not name the kind: use what is remembered, or group 0
             is_main = self._groups.get(group, group == 0)
         if event.is_remote:
@@ -388,6 +390,12 @@ class IndexWriter:
         if not is_main and group not in self._limiting:
             return "other_group"
         return None if event.block_hashes else "empty"
+
+    def _adopt(self, group: int) -> None:
+        """Take over what a dump has told of a group that the engine has not named yet."""
+        rule = self._index.group_rules(self._rank).get(group)
+        if rule is not None:
+            self._groups[group], self._limiting[group] = False, rule
 
     def _learn_group(self, event: BlockStored, attention: str) -> bool:
         group, is_main = event.group, attention in MAIN_ATTENTION

@@ -421,6 +421,7 @@ class IndexSnapshots:
                 batch.append(run)
                 runs += 1
                 size += len(run.edge) + len(run.names) + _RUN_BYTES
+                size += 0 if run.limiting is None else len(run.limiting.names)
                 if size >= PIECE_BYTES:
                     pieces.append(_encode(batch))
                     batch, size = [], 0

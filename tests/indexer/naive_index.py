@@ -119,6 +119,9 @@ class NaiveIndex:
         if self.rules[rank]:
             self.limited.add(rank)
 
+    def group_rules(self, rank: WorkerRank) -> dict[int, GroupRule]:
+        return self.rules.get(rank, {})
+
     def forget_group(self, rank: WorkerRank, group: int) -> None:
         """Blocks of groups with the same rule go as well: there is no telling them apart."""
         rule = self.rules[rank].pop(group, None)
