@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import os
 import select
 import socket
 import time
@@ -127,7 +128,7 @@ def connect_first_blocking(
                 made.setblocking(False)  # noqa: FBT003 - the name of the parameter is `flag`
                 code = made.connect_ex(address)
                 if code not in {0, errno.EINPROGRESS}:
-                    failures.append(OSError(code, errno.errorcode.get(code, "")))
+                    failures.append(OSError(code, os.strerror(code)))
                     continue
                 running[made.fileno()] = made
                 ready.register(made, select.POLLOUT)
@@ -143,6 +144,6 @@ def connect_first_blocking(
                     won = socket.socket(fileno=made.detach())
                     won.settimeout(None)
                     return won
-                failures.append(OSError(code, errno.errorcode.get(code, "")))
+                failures.append(OSError(code, os.strerror(code)))
                 made.close()
         raise failures[0]

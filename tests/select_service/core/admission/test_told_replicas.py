@@ -51,7 +51,7 @@ def exchange(here: Replica, there: Replica, seconds: float = 0.1) -> list[RankLo
             topic, payload = encode_message(message)
             read = decode_message(topic, with_checksum(payload))
             loads += [read] if isinstance(read, RankLoads) else []
-            receiver.hears(read, f"tcp://of:{sender.core.replicas._claims.router_id}")
+            receiver.hears(read, peer=f"tcp://of:{sender.core.replicas._claims.router_id}")
         here.now = there.now = max(here.now, there.now)
     return loads
 
