@@ -156,7 +156,7 @@ def test_a_message_that_lost_its_checksum_is_not_believed() -> None:
     here, there = pair(**BUSY)
     beat = next(one for one in here.turn(1.0) if isinstance(one, Heartbeat))
     there.core.replica_operations.heard("tcp://of:1", beat, there.now, checked=True)
-    there.hears(RankLoads(1, beat.epoch, 99, [RankLoad(1, 0, 0.0, 999.0)]), "tcp://of:1")
+    there.hears(RankLoads(1, beat.epoch, 99, [RankLoad(1, 0, 0.0, 999.0)]), peer="tcp://of:1")
     assert there.core.replicas.counters.garbled == 1
     assert isinstance(there.take(None, 1), Selection)
 
@@ -180,11 +180,11 @@ def test_an_old_message_changes_nothing() -> None:
     (first,) = exchange(here, there)
     report(here, kv_used_blocks=100.0)
     exchange(here, there)
-    there.hears(first, "tcp://of:1")
+    there.hears(first, peer="tcp://of:1")
     assert isinstance(there.take(None, 1), Selection)
     report(there, kv_used_blocks=900.0)
     late = RankLoads(1, first.epoch, 9, [RankLoad(1, 0, 60.0, 0.0)])
-    there.hears(late, "tcp://of:1")
+    there.hears(late, peer="tcp://of:1")
     assert refusal(there) == "all-workers-busy", "the later report counts, not the later message"
 
 
@@ -198,7 +198,7 @@ def test_only_a_replica_that_is_alive_is_believed(peer: str, router_id: int) -> 
     assert isinstance(there.take(None, 1), Selection)
     assert there.core.replicas.counters.ignored == 1
     for load in (RankLoad(2, 0, 0.0, 999.0), RankLoad(1, 7, 0.0, 999.0)):
-        there.hears(RankLoads(1, 1, 100 + load.dp_rank, [load]), "tcp://of:1")
+        there.hears(RankLoads(1, 1, 100 + load.dp_rank, [load]), peer="tcp://of:1")
     there.core.check()
     assert here.core.admitting.reports.from_replicas == 0
 
