@@ -20,7 +20,7 @@ from ray import serve
 
 from select_service import cli
 from select_service.client.ray.registry import NAMESPACE, SelectorRegistry
-from select_service.edge.app import create_door, create_driver
+from select_service.edge.app import create_application, create_driver
 from select_service.edge.http.listening_sockets import ListeningSockets
 from select_service.edge.logs import configure
 from select_service.edge.server import Server
@@ -98,7 +98,7 @@ class Front:
     company: RayDiscovery | None = None
 
     def add_exception_handler(self, *_: object) -> None:
-        """For nothing: the door lets none out. Older Serves have one for every app."""
+        """For nothing: the application lets none out. Older Serves have one for every app."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -180,7 +180,7 @@ class Selector:
         passport = None if known is None else known.passport
         self._company = RayDiscovery(SelectorRegistry(namespace), self.url, place, passport)
         self._service.discovery = self._company.followed_by(self._service, settings)
-        door, traffic = create_door(self._service, settings, layers)
+        door, traffic = create_application(self._service, settings, layers)
         self._server = Server(settings, door, traffic, self._entrances, self._service.security)
         await self._service.start(self._entrances.port, settings.advertise_url)
         door.reloading.restore()

@@ -35,7 +35,7 @@ from bench.micro.instructions import instruction_counter
 from bench.micro.variations import FRESH, VARIATIONS, variation
 from indexer.core.hashing import block_hashes, pack_u64
 from indexer.types import Scope, Tier, WorkerRank
-from select_service.edge.app import create_door, create_driver
+from select_service.edge.app import create_application, create_driver
 from select_service.edge.http.connection import HttpConnection, http_protocol
 from select_service.edge.http.connection_limits import ConnectionLimits
 from select_service.settings import Settings
@@ -166,10 +166,10 @@ async def rig_of(row: str) -> Rig:
         spec.block_size, spec.max_num_batched_tokens = 16, NEVER_BUSY
         spec.kv_events_endpoint = "tcp://127.0.0.1:9"
         driver.upsert_worker(spec)
-    door, traffic = create_door(driver, settings)
+    application, traffic = create_application(driver, settings)
     limits = ConnectionLimits(60.0, 60.0, 1000, 65536, 128, 1000, 1000, 1 << 30, 0)
-    made = http_protocol(door, limits, traffic.connections)
-    config = Config(door, ws="none", lifespan="off", log_config=None, access_log=False)
+    made = http_protocol(application, limits, traffic.connections)
+    config = Config(application, ws="none", lifespan="off", log_config=None, access_log=False)
     state = ServerState()
 
     def connected() -> HttpConnection:

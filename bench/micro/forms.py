@@ -81,7 +81,9 @@ def main() -> None:
             doors: dict[str, Address] = {"TCP": server.address}
             if chosen.uds:
                 doors["UDS"] = path
-            print(f"{'isl':>6} {'form':14}" + "".join(f"{door:>10}" for door in doors))
+            print(
+                f"{'isl':>6} {'form':14}" + "".join(f"{application:>10}" for application in doors)
+            )
             for isl in map(int, chosen.isl.split(",")):
                 report(isl, measure(server, doors, forms, isl, chosen.rounds, chosen.requests))
 
@@ -109,11 +111,14 @@ def measure(
     seen: dict[tuple[str, str], list[float]] = {}
     for number in range(rounds + 1):
         for form, ring in rings.items():
-            for door, address in doors.items():
+            for application, address in doors.items():
                 spent = spent_us(server, address, ring, requests if number else WARM_UP)
                 if number:
-                    seen.setdefault((form, door), []).append(spent)
-    return {form: {door: statistics.median(seen[form, door]) for door in doors} for form in forms}
+                    seen.setdefault((form, application), []).append(spent)
+    return {
+        form: {application: statistics.median(seen[form, application]) for application in doors}
+        for form in forms
+    }
 
 
 def spent_us(server: RunningServer, address: Address, ring: list[bytes], requests: int) -> float:

@@ -40,14 +40,14 @@ class Bench:
 
     def __init__(self, workers: int, path: Path | None) -> None:
         self.recording: Recording | None = None
-        config, rng, witness = RouterConfig(use_kv_events=False), random.Random(1), None
+        config, rng, decision_recorder = RouterConfig(use_kv_events=False), random.Random(1), None
         if path is not None:
             bounds = RecordSettings(path=path, queue_bytes_max=1 << 30, bytes_max=1 << 30)
             self.recording = Recording(bounds, config)
             self.recording.open()
-            rng, witness = self.recording.random(1), Recorder(self.recording)
+            rng, decision_recorder = self.recording.random(1), Recorder(self.recording)
         self.core = SelectionCore(
-            StreamRegistry(), config, rng, watch=CoreObservers(witness=witness)
+            StreamRegistry(), config, rng, watch=CoreObservers(decision_recorder=decision_recorder)
         )
         self.count = 0
         self.now = 1.0  # a millisecond later with each request: what fades is noted again

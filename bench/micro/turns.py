@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from bench.micro.holds import stored
-from select_service.edge.app import create_door, create_driver
+from select_service.edge.app import create_application, create_driver
 from select_service.edge.http.listening_sockets import ListeningSockets
 from select_service.edge.http.routes import ROUTES
 from select_service.edge.server import Server
@@ -325,7 +325,7 @@ async def run(chosen: argparse.Namespace, directory: Path) -> None:
     with turns.watched():
         await service.start(0)
         with ListeningSockets.bound((HOST, 0), None, 0o600) as entrances:
-            server = Server(settings, *create_door(service, settings), entrances)
+            server = Server(settings, *create_application(service, settings), entrances)
             serving = asyncio.ensure_future(server.serve(sockets=entrances.sockets))
             await asyncio.sleep(QUIET_S)  # what is loaded late is loaded
             print(f"{'longest turn, ms':52} {'median':>8} {'longest':>8}")

@@ -1,4 +1,4 @@
-"""What clients send that the workloads do not: rows of `bench.micro.door` without a target.
+"""What clients send that the workloads do not: rows of `bench.micro.application` without a target.
 
 `reserve` is W4 with POST /reservations in the first place, `outputs` W4 with four blocks of output;
 `pinned`, `allowed`, `priority` are W4 with a worker pinned, eight allowed, a place further ahead.

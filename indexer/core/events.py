@@ -74,7 +74,7 @@ class BlockStored(Struct, frozen=True, gc=False, kw_only=True):
     cache_salt: str = ""
     mm_hashes: Sequence[list[int]] | None = None  # per block; packed if the event is long
     opaque: Mapping[int, bytes] | None = (
-        None  # block → what else colours it and no request can name
+        None  # block → what else it depends on and no request can name
     )
     group: int = 0
     attention: str | None = None  # kv_cache_spec_kind

@@ -37,7 +37,7 @@ def is_ambiguous_salt(salt: str) -> bool:
 
 
 class ExtraKeys:
-    """The colours of the blocks of one store event."""
+    """The extra keys of the blocks of one store event."""
 
     __slots__ = ("_blocks", "_media", "_opaque", "salt")
 

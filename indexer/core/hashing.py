@@ -123,14 +123,14 @@ def _with_media(
     return bytes(hashes)
 
 
-def unmatchable(local: PackedHashes, colours: Mapping[int, bytes]) -> PackedHashes:
+def unmatchable(local: PackedHashes, extra_keys: Mapping[int, bytes]) -> PackedHashes:
     """Replace the hashes of some blocks (prompt embeddings, say) so that no request matches.
 
     Args:
         local: Local hashes computed from the tokens.
-        colours: Block number → bytes that distinguish it from other blocks with the same tokens.
+        extra_keys: Block number → bytes that distinguish it from other blocks with the same tokens.
     """
     hashes = [local[at : at + HASH_BYTES] for at in range(0, len(local), HASH_BYTES)]
-    for block, colour in colours.items():
+    for block, colour in extra_keys.items():
         hashes[block] = xxh3_64_digest(hashes[block] + colour, _UNMATCHABLE_SEED)[::-1]
     return b"".join(hashes)

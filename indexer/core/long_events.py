@@ -1,7 +1,7 @@
 """One event with very many values: its long lists are decoded piecewise, and kept packed.
 
 `pieces` finds the lists and hands over the event without them. Names and tokens become arrays,
-colours become `packed` lists, so that no single step of creating, holding or freeing them takes
+extra keys become `packed` lists, so that no single step of creating, holding or freeing them takes
 long.
 """
 
@@ -228,7 +228,7 @@ def _fill_store(
 def _keys_of(
     wire: MapStored | ArrayStored, lists: list[tuple[str, Ranges]]
 ) -> Steps[dict[str, Ranges | list[BlockKey]]]:
-    """Take the per-block colour keys out of an event."""
+    """Take the per-block extra keys out of an event."""
     keys: dict[str, Ranges | list[BlockKey]] = {}
     for name, decoder in _KEYS.items():
         short = getattr(wire, name, None)
@@ -306,7 +306,7 @@ def _colour(
     sources: dict[str, Ranges | list[BlockKey]],
     values: int,
 ) -> Steps[BlockStored]:
-    """Read the colour keys of the blocks, some of them at a time."""
+    """Read the extra keys of the blocks, some of them at a time."""
     for source in sources.values():
         if len(source) != blocks:
             msg = f"{len(source)} entries for {blocks} blocks"
@@ -322,14 +322,14 @@ def _colour(
                 yield
         count = min(len(piece) for piece in ready.values())
         keys = {name: piece[:count] for name, piece in ready.items()}
-        colours = _colours_of(keys, count, wire, stored.lora_name, is_first=not at)
-        salt = salt or colours.salt
-        found = colours.media
+        extra_keys = _extra_keys_of(keys, count, wire, stored.lora_name, is_first=not at)
+        salt = salt or extra_keys.salt
+        found = extra_keys.media
         if found is None:
             media.extend_empty(count)
         else:
             media.extend(found)
-        for block, data in sorted((colours.opaque or {}).items()):
+        for block, data in sorted((extra_keys.opaque or {}).items()):
             opaque.add(at + block, data)
         ready = {name: piece[count:] for name, piece in ready.items()}
         at += count
@@ -342,7 +342,7 @@ def _colour(
     )
 
 
-def _colours_of(
+def _extra_keys_of(
     keys: dict[str, Sequence[BlockKey]],
     blocks: int,
     wire: MapStored | ArrayStored,
@@ -350,19 +350,19 @@ def _colours_of(
     *,
     is_first: bool,
 ) -> ExtraKeys:
-    colours = ExtraKeys(blocks)
+    extra_keys = ExtraKeys(blocks)
     if "extra_keys" in keys:
-        colours.read_extra_keys(
+        extra_keys.read_extra_keys(
             cast("Lists", keys["extra_keys"]),
             lora_name,
             is_root=wire.parent_block_hash is None and is_first,
             has_bare_media=wire.has_bare_media,
         )
     if "mm_keys" in keys:
-        colours.read_mm_keys(cast("Lists", keys["mm_keys"]))
+        extra_keys.read_mm_keys(cast("Lists", keys["mm_keys"]))
     if "block_mm_infos" in keys:
-        colours.read_mm_infos(cast("Maps", keys["block_mm_infos"]))
-    return colours
+        extra_keys.read_mm_infos(cast("Maps", keys["block_mm_infos"]))
+    return extra_keys
 
 
 def _pieces(

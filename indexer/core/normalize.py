@@ -203,16 +203,16 @@ def _removed(event: MapRemoved | ArrayRemoved, joined: int) -> BlockRemoved:
 
 
 def _map_stored(event: MapStored) -> BlockStored:
-    colours = None
+    extra_keys = None
     if _has_extra_keys(event) or event.mm_keys or event.block_mm_infos:
-        colours = _colours(event, event.lora_name or "")
+        extra_keys = _extra_keys(event, event.lora_name or "")
         if event.mm_keys:
-            colours.read_mm_keys(event.mm_keys)
+            extra_keys.read_mm_keys(event.mm_keys)
         if event.block_mm_infos:
-            colours.read_mm_infos(event.block_mm_infos)
+            extra_keys.read_mm_infos(event.block_mm_infos)
     elif not event.lora_name and not event.cache_salt and event.lora_id is None:
         return _plain(event)
-    return _stored(event, event.lora_name or "", event.cache_salt or "", colours)
+    return _stored(event, event.lora_name or "", event.cache_salt or "", extra_keys)
 
 
 def _array_stored(event: ArrayStored) -> BlockStored:
@@ -223,7 +223,7 @@ def _array_stored(event: ArrayStored) -> BlockStored:
         salt = _text(event.lora_name.get("cache_salt"))
     elif event.lora_name:
         name = event.lora_name
-    return _stored(event, name, salt, _colours(event, name) if _has_extra_keys(event) else None)
+    return _stored(event, name, salt, _extra_keys(event, name) if _has_extra_keys(event) else None)
 
 
 def _has_extra_keys(event: ArrayStored | MapStored) -> bool:
@@ -234,16 +234,16 @@ def _has_extra_keys(event: ArrayStored | MapStored) -> bool:
     return any(keys) or len(keys) != len(event.block_hashes)
 
 
-def _colours(event: ArrayStored | MapStored, lora_name: str) -> ExtraKeys:
-    colours = ExtraKeys(len(event.block_hashes))
+def _extra_keys(event: ArrayStored | MapStored, lora_name: str) -> ExtraKeys:
+    extra_keys = ExtraKeys(len(event.block_hashes))
     if event.extra_keys:
-        colours.read_extra_keys(
+        extra_keys.read_extra_keys(
             event.extra_keys,
             lora_name,
             is_root=event.parent_block_hash is None,
             has_bare_media=event.has_bare_media,
         )
-    return colours
+    return extra_keys
 
 
 def _plain(event: ArrayStored | MapStored) -> BlockStored:
@@ -265,7 +265,7 @@ def _plain(event: ArrayStored | MapStored) -> BlockStored:
 
 
 def _stored(
-    event: ArrayStored | MapStored, lora_name: str, salt: str, colours: ExtraKeys | None
+    event: ArrayStored | MapStored, lora_name: str, salt: str, extra_keys: ExtraKeys | None
 ) -> BlockStored:
     if event.block_size < 0:
         raise ValueError("negative block size")
@@ -278,9 +278,9 @@ def _stored(
         tier=_tier(event.medium),
         lora_name=lora_name,
         has_nameless_adapter=event.lora_id is not None and not lora_name,
-        cache_salt=(colours.salt if colours else "") or salt,
-        mm_hashes=colours.media if colours else None,
-        opaque=colours.opaque if colours else None,
+        cache_salt=(extra_keys.salt if extra_keys else "") or salt,
+        mm_hashes=extra_keys.media if extra_keys else None,
+        opaque=extra_keys.opaque if extra_keys else None,
         group=_group(event.group_idx),
         attention=event.kv_cache_spec_kind,
         window=event.kv_cache_spec_sliding_window,

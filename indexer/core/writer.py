@@ -1,8 +1,8 @@
 """One stream's events into the index: what an event means, and when it means nothing.
 
 It has the rules about events that need no tree: which cache groups count, which adapter, salt and
-media colour a block, which media are credited where. `stream` hands over events in order; `index`
-keeps the blocks.
+media belong to a block, which media are credited where. `stream` hands over events in order;
+`index` keeps the blocks.
 """
 
 from __future__ import annotations

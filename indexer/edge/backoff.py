@@ -1,6 +1,6 @@
 """How long to wait before the next attempt; the caller has the clock and the timer.
 
-`feed`, `guide` and the service's replica plane use it.
+`feed`, `follower` and the service's replica plane use it.
 """
 
 from __future__ import annotations

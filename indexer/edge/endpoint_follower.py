@@ -30,12 +30,12 @@ class EndpointFollower:
 
     __slots__ = (
         "_addresses",
+        "_backoff",
         "_endpoint",
         "_is_asking",
         "_is_closed",
         "_is_connected",
         "_moved",
-        "_patience",
         "_place",
         "_refused",
         "_subscriber",
@@ -75,14 +75,14 @@ class EndpointFollower:
         self._is_closed = False
         self._is_connected = False
         self._timer: asyncio.TimerHandle | None = None
-        self._patience = Backoff(ASK_AFTER_S, ASK_AFTER_MAX_S)
+        self._backoff = Backoff(ASK_AFTER_S, ASK_AFTER_MAX_S)
         if place is None:
             self._ask()
 
     def connected(self) -> None:
         """Note that the connection is established."""
         self._is_connected = True
-        self._patience.begin_anew()
+        self._backoff.begin_anew()
         self._stop_timer()
 
     def lost(self) -> None:
@@ -103,7 +103,7 @@ class EndpointFollower:
 
     def _ask_later(self) -> None:
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._patience.next_s(), self._ask)
+        self._timer = loop.call_later(self._backoff.next_s(), self._ask)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

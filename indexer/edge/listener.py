@@ -88,7 +88,7 @@ class Listeners:
         self._turned_at = float("-inf")
         self._put_off: list[StreamSockets] = []  # until the pause is over
         self._pause_handle: asyncio.Handle | None = None
-        self._rounds = Schedule()  # by identity of the stream
+        self._schedule = Schedule()  # by identity of the stream
         self._round: deque[int] = deque()  # streams still to be visited in this tick
         self._tick_handle: asyncio.Handle | None = None
         self._tick_due = self._clock()
@@ -149,7 +149,7 @@ class Listeners:
         feed.is_held = is_held
         self._feeds[id(stream)] = feed
         if self._addresses.is_named(endpoint):
-            feed.guide = EndpointFollower(
+            feed.follower = EndpointFollower(
                 self._addresses,
                 endpoint,
                 feed.subscriber,
@@ -162,7 +162,7 @@ class Listeners:
         loop = asyncio.get_running_loop()
         self._watch_socket(feed)
         loop.add_reader(feed.subscriber.news_fd, self._hear_news, feed)
-        self._rounds.always(id(stream))  # until a visit shows when it is due
+        self._schedule.always(id(stream))  # until a visit shows when it is due
         self._queue(feed)  # descriptors only report changes, and one may be over already
         self._hear_news(feed)
         if self._tick_handle is None:
@@ -190,28 +190,28 @@ class Listeners:
                 self._sync(feed)
             self._watch_socket(feed)
             self._replays.watch(feed)
-            self._rounds.always(id(stream))
+            self._schedule.always(id(stream))
             self._queue(feed)
 
     def look_at(self, stream: EventStream) -> None:
         """Visit a stream at the next tick: something other than a message made it want a replay."""
         if id(stream) in self._feeds:
-            self._rounds.always(id(stream))
+            self._schedule.always(id(stream))
 
     def look_at_all(self) -> None:
         """Visit every stream: the limits have changed, and with them the due times."""
         for number in self._feeds:
-            self._rounds.always(number)
+            self._schedule.always(number)
 
     def stop(self, stream: EventStream) -> None:
         """Close a stream's sockets; unread messages are lost. Idempotent."""
         feed = self._feeds.pop(id(stream), None)
         if feed is not None:
-            self._rounds.forget(id(stream))
+            self._schedule.forget(id(stream))
             self._replays.close(feed)
-            if feed.guide is not None:
-                feed.guide.close()
-                feed.guide = None  # breaks the reference cycle
+            if feed.follower is not None:
+                feed.follower.close()
+                feed.follower = None  # breaks the reference cycle
             loop = asyncio.get_running_loop()
             loop.remove_reader(feed.subscriber.fd)
             loop.remove_reader(feed.subscriber.news_fd)
@@ -305,7 +305,7 @@ class Listeners:
                 self._report(error)
                 feed.is_queued = False
                 feed.is_faulty = True  # until the next tick, or the loop would spin
-                self._rounds.always(id(feed.stream))
+                self._schedule.always(id(feed.stream))
             else:
                 if not is_idle:
                     self._ready.append(feed)
@@ -386,12 +386,12 @@ class Listeners:
         end = now + self._limits.turn_s
         if not self._round:
             self._late_s = max(now - self._tick_due, 0.0)
-            self._round.extend(self._rounds.take(now))
+            self._round.extend(self._schedule.take(now))
         while self._round:
             number = self._round.popleft()
             feed = self._feeds.get(number)
             if feed is None:
-                self._rounds.forget(number)
+                self._schedule.forget(number)
             else:
                 try:
                     self._watch(feed, now, end)
@@ -399,7 +399,7 @@ class Listeners:
                 except Exception as error:  # noqa: BLE001 - nor must one end the ticks
                     self._report(error)
                     feed.stream.on_fault()
-                    self._rounds.always(number)
+                    self._schedule.always(number)
                 now = self._clock()
                 if now >= end:
                     break
@@ -433,12 +433,12 @@ class Listeners:
         """Schedule the next visit of a stream: at the next tick, or when it is due."""
         if feed.request is not None and not feed.is_held:
             return  # visited at every tick while a replay runs
-        self._rounds.rest(number)
+        self._schedule.rest(number)
         if not feed.is_held:  # a held stream is scheduled again when it is released
             due = feed.stream.due(now)
             if feed.reconnect_at is not None:
                 due = min(due, feed.reconnect_at)
-            self._rounds.at(number, due)
+            self._schedule.at(number, due)
 
     # -- connections -------------------------------------------------------------------------------
 
@@ -448,7 +448,7 @@ class Listeners:
         for link in feed.subscriber.news():
             feed.follow(link, now)
             if feed.reconnect_at is not None:
-                self._rounds.at(id(feed.stream), feed.reconnect_at)
+                self._schedule.at(id(feed.stream), feed.reconnect_at)
         if feed.stream.request is not feed.request:
             self._sync(feed)
 
@@ -469,7 +469,7 @@ class Listeners:
 
     def _sync(self, feed: StreamSockets) -> None:
         """Start or stop a replay as the stream requests."""
-        self._rounds.always(id(feed.stream))  # until a visit finds that no replay runs
+        self._schedule.always(id(feed.stream))  # until a visit finds that no replay runs
         self._replays.sync(feed)
 
     def _report(self, error: Exception) -> None:

@@ -29,10 +29,11 @@ class StreamSockets:
     """One stream and its sockets."""
 
     __slots__ = (
+        "backoff",
         "changed_at",
         "connections",
         "dealer",
-        "guide",
+        "follower",
         "has_broken",
         "inbox",
         "is_connected",
@@ -42,7 +43,6 @@ class StreamSockets:
         "is_watched",
         "load_reports",
         "mute_replay_place",
-        "patience",
         "reconnect_at",
         "replay_endpoint",
         "request",
@@ -67,7 +67,7 @@ class StreamSockets:
         self.mute_replay_place: str | None = None  # where the last replay was asked for in vain
         self.server_key = server_key
         self.inbox: deque[list[bytes]] = deque()  # read but not yet taken
-        self.guide: EndpointFollower | None = None  # only if the endpoint contains a name
+        self.follower: EndpointFollower | None = None  # only if the endpoint contains a name
         self.dealer: Receiver | None = None
         self.request: ReplayRequest | None = None  # the one `dealer` was opened for
         self.is_queued = False
@@ -82,7 +82,7 @@ class StreamSockets:
         self.connections = 0
         self.load_reports = 0
         self.reconnect_at: float | None = None
-        self.patience = Backoff(RECONNECT_AFTER_S, RECONNECT_AFTER_MAX_S)
+        self.backoff = Backoff(RECONNECT_AFTER_S, RECONNECT_AFTER_MAX_S)
 
     def link(self, now: float) -> LinkState:
         """Return the state of the connection to the stream's publisher."""
@@ -109,20 +109,20 @@ class StreamSockets:
         if self.is_connected is not (link is Link.CONNECTED):
             self.is_connected, self.changed_at = not self.is_connected, now
             self.connections += self.is_connected
-        if self.guide is not None:
-            (self.guide.connected if self.is_connected else self.guide.lost)()
+        if self.follower is not None:
+            (self.follower.connected if self.is_connected else self.follower.lost)()
         if link is Link.BROKEN:
-            self.patience.broke(now)
-            self.reconnect_at = now + self.patience.next_s()
+            self.backoff.broke(now)
+            self.reconnect_at = now + self.backoff.next_s()
             return
         self.reconnect_at = None
         if link is Link.CONNECTED:
             if self.was_connected:
                 self.stream.on_reconnect(now)
             self.was_connected = True
-            self.patience.holds(now)
+            self.backoff.holds(now)
 
     def connect_again(self, now: float) -> None:
         """Reconnect, and schedule the next attempt."""
-        self.reconnect_at = now + self.patience.next_s()
+        self.reconnect_at = now + self.backoff.next_s()
         self.subscriber.connect_again()

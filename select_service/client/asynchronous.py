@@ -65,7 +65,7 @@ class AsyncClient(AsyncCalls):
         """
         super().__init__(selectors, token, ca, cert, owner, options)
         self._pools = [
-            AsyncConnections(self._doors, at) for at, _ in enumerate(self._doors.addresses)
+            AsyncConnections(self._endpoints, at) for at, _ in enumerate(self._endpoints.addresses)
         ]
         self._wake = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None  # the loop it is in use on

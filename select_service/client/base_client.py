@@ -53,9 +53,9 @@ class BaseClient:
     ) -> None:
         options = Options() if options is None else options
         self._lock = threading.RLock()
-        self._doors = SelectorEndpoints(selectors, options, token=token, ca=ca, cert=cert)
+        self._endpoints = SelectorEndpoints(selectors, options, token=token, ca=ca, cert=cert)
         self._session = ClientSession(
-            self._doors.names,
+            self._endpoints.names,
             options,
             owner=f"{socket.gethostname()}:{os.getpid()}" if owner is None else owner,
             rng=random.Random(),
@@ -69,7 +69,7 @@ class BaseClient:
     @property
     def selector(self) -> str:
         """The selector currently in use."""
-        return self._doors.names[self._session.selectors.current]
+        return self._endpoints.names[self._session.selectors.current]
 
     @property
     def degraded(self) -> bool:

@@ -30,11 +30,11 @@ __all__ = ["AsyncConnections", "ConnectionPool"]
 class AsyncConnections:
     """The pool of an asyncio client."""
 
-    def __init__(self, doors: SelectorEndpoints, selector: int) -> None:
-        self._doors = doors
+    def __init__(self, endpoints: SelectorEndpoints, selector: int) -> None:
+        self._endpoints = endpoints
         self._selector = selector
         self._idle: deque[AsyncioConnection] = deque()
-        self._slots = asyncio.Semaphore(doors.connections_max)
+        self._slots = asyncio.Semaphore(endpoints.connections_max)
 
     async def ask(self, send: Send, *, is_errand: bool) -> ExchangeOutcome:
         """Send a request and return the outcome; background requests never queue."""
@@ -44,9 +44,9 @@ class AsyncConnections:
         try:
             connection = await self._taken()
             connection.deadline.until = monotonic() + send.whole_s
-            response = await connection.handle_async_request(self._doors.request(send))
+            response = await connection.handle_async_request(self._endpoints.request(send))
             try:
-                answer = Gathering(response, self._doors.answer_bytes_max)
+                answer = Gathering(response, self._endpoints.answer_bytes_max)
                 if not answer.is_too_large:
                     async for part in cast("AsyncIterable[bytes]", response.stream):
                         if not answer.take(part):
@@ -85,7 +85,7 @@ class AsyncConnections:
             if not connection.has_expired():
                 return connection
             await connection.aclose()
-        return self._doors.asynchronous(self._selector)
+        return self._endpoints.asynchronous(self._selector)
 
     async def aclose(self) -> None:
         """Close idle connections; a client closes only when none is in use."""
@@ -96,12 +96,12 @@ class AsyncConnections:
 class ConnectionPool:
     """The pool of a client for threads."""
 
-    def __init__(self, doors: SelectorEndpoints, selector: int) -> None:
-        self._doors = doors
+    def __init__(self, endpoints: SelectorEndpoints, selector: int) -> None:
+        self._endpoints = endpoints
         self._selector = selector
         self._idle: deque[SocketConnection] = deque()
         self._lock = threading.Lock()  # guards `_idle`; nothing is sent or closed under it
-        self._slots = threading.Semaphore(doors.connections_max)
+        self._slots = threading.Semaphore(endpoints.connections_max)
 
     def ask(self, send: Send, *, is_errand: bool) -> ExchangeOutcome:
         """Send a request and return the outcome; background requests never queue."""
@@ -111,9 +111,9 @@ class ConnectionPool:
         try:
             connection = self._taken()
             connection.deadline.until = monotonic() + send.whole_s
-            response = connection.handle_request(self._doors.request(send))
+            response = connection.handle_request(self._endpoints.request(send))
             try:
-                answer = Gathering(response, self._doors.answer_bytes_max)
+                answer = Gathering(response, self._endpoints.answer_bytes_max)
                 if not answer.is_too_large:
                     for part in cast("Iterable[bytes]", response.stream):
                         if not answer.take(part):
@@ -149,7 +149,7 @@ class ConnectionPool:
                     found = connection
         for connection in expired:
             connection.close()
-        return self._doors.synchronous(self._selector) if found is None else found
+        return self._endpoints.synchronous(self._selector) if found is None else found
 
     def close(self) -> None:
         """Close idle connections; a client closes only when none is in use."""

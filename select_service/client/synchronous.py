@@ -50,7 +50,7 @@ class Client(Calls):
         """Create a client; arguments as for `AsyncClient`."""
         super().__init__(selectors, token, ca, cert, owner, options)
         self._pools = [
-            ConnectionPool(self._doors, at) for at, _ in enumerate(self._doors.addresses)
+            ConnectionPool(self._endpoints, at) for at, _ in enumerate(self._endpoints.addresses)
         ]
         self._wake = threading.Event()
         self._told = threading.Condition(self._lock)  # everything has been reported

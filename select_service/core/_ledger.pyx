@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, embedsignature=True
-"""The ledger's blocks and numbers: the trie of booked chains, how often each lane has every block
+"""The ledger's blocks and numbers: the trie of booked chains, how often each generation has every block
 value, and the rows of load columns.
 
 Optional: built when there is a C compiler, left out when not (`indexer/compiled.py`). The plain
@@ -30,7 +30,7 @@ cdef enum:
 
 cdef struct Entry:  # 16 bytes: four in a line of the cache
     uint64_t value
-    uint32_t count  # how often the lane has it
+    uint32_t count  # how often the generation has it
     uint32_t state
 
 
@@ -58,13 +58,13 @@ cdef struct Lane:
 
 @cython.final
 cdef class BlockCounts:
-    """How often each lane has every value, and the sum of their weights."""
+    """How often each generation has every value, and the sum of their weights."""
 
     cdef Lane *_lanes
     cdef Py_ssize_t _count
     cdef uint64_t _secret  # lest a client fills one neighbourhood of a table
-    cdef list _faded  # by lane, the exact sum of the weights that are not 1
-    cdef list _weights  # by lane, these weights by value
+    cdef list _faded  # by generation, the exact sum of the weights that are not 1
+    cdef list _weights  # by generation, these weights by value
 
     def __cinit__(self):
         self._secret = (<uint64_t>hash("a secret of this process")) | 1
@@ -92,8 +92,8 @@ cdef class BlockCounts:
             self._weights.append({})
             self._count += 1
 
-    cpdef enter(self, Py_ssize_t lane, bytes run):
-        cdef Lane *here = self._lane(lane)
+    cpdef enter(self, Py_ssize_t generation, bytes run):
+        cdef Lane *here = self._lane(generation)
         cdef uint64_t values[AHEAD]
         cdef uint64_t homes[AHEAD]
         cdef Py_ssize_t start, i, count
@@ -112,8 +112,8 @@ cdef class BlockCounts:
                 entry.count += 1
                 here.whole += entry.count == 1
 
-    cpdef leave(self, Py_ssize_t lane, bytes run):
-        cdef Lane *here = self._lane(lane)
+    cpdef leave(self, Py_ssize_t generation, bytes run):
+        cdef Lane *here = self._lane(generation)
         cdef uint64_t values[AHEAD]
         cdef uint64_t homes[AHEAD]
         cdef Py_ssize_t start, i, count
@@ -127,57 +127,57 @@ cdef class BlockCounts:
                     if entry.state == WHOLE:
                         here.whole -= 1
                     else:
-                        self.add(lane, -1, self._weigh(lane, entry, 1.0))
+                        self.add(generation, -1, self._weigh(generation, entry, 1.0))
                     self._take(here, entry)
 
     # -- weights -------------------------------------------------------------------------------
 
-    def count(self, Py_ssize_t lane):
-        cdef Lane *here = self._lane(lane)
-        faded = self._faded[lane]
+    def count(self, Py_ssize_t generation):
+        cdef Lane *here = self._lane(generation)
+        faded = self._faded[generation]
         return rounded_sum(here.whole, faded) if faded else here.whole
 
-    cpdef add(self, Py_ssize_t lane, int64_t blocks, double weight=1.0):
+    cpdef add(self, Py_ssize_t generation, int64_t blocks, double weight=1.0):
         if weight == 1.0:
-            self._lane(lane).whole += blocks
+            self._lane(generation).whole += blocks
         elif blocks:
-            self._faded[lane] += blocks * units(weight)
+            self._faded[generation] += blocks * units(weight)
 
-    cpdef fade(self, Py_ssize_t lane, list runs, double weight):
+    cpdef fade(self, Py_ssize_t generation, list runs, double weight):
         cdef double before = weight, old
         cdef int64_t moved = 0
         cdef Entry *entry
         cdef Py_ssize_t i
-        self._step(lane, runs, -1)
+        self._step(generation, runs, -1)
         for run in runs:
             for i in range(PyBytes_GET_SIZE(run) // HASH):
-                entry = self._find(lane, run, i)
+                entry = self._find(generation, run, i)
                 if entry.count == 0:
-                    old = self._weigh(lane, entry, weight)
+                    old = self._weigh(generation, entry, weight)
                     if old == weight:
                         continue
                     if old != before:
-                        self.add(lane, -moved, before)
-                        self.add(lane, moved, weight)
+                        self.add(generation, -moved, before)
+                        self.add(generation, moved, weight)
                         before, moved = old, 0
                     moved += 1
-        self.add(lane, -moved, before)
-        self.add(lane, moved, weight)
-        self._step(lane, runs, 1)
+        self.add(generation, -moved, before)
+        self.add(generation, moved, weight)
+        self._step(generation, runs, 1)
 
-    def weights(self, Py_ssize_t lane, bytes run not None):
+    def weights(self, Py_ssize_t generation, bytes run not None):
         cdef Entry *entry
         cdef Py_ssize_t i
         found = {}
         for i in range(PyBytes_GET_SIZE(run) // HASH):
-            entry = self._find(lane, run, i)
+            entry = self._find(generation, run, i)
             if entry.state == FADED:
-                found[entry.value] = self._weights[lane][entry.value]
+                found[entry.value] = self._weights[generation][entry.value]
         return found
 
-    cdef double _weigh(self, Py_ssize_t lane, Entry *entry, double weight) except -1.0:
+    cdef double _weigh(self, Py_ssize_t generation, Entry *entry, double weight) except -1.0:
         """Give an entry another weight and return the one it had."""
-        cdef dict weights = self._weights[lane]
+        cdef dict weights = self._weights[generation]
         cdef double before = 1.0
         if entry.state == FADED:
             before = weights.pop(entry.value)
@@ -187,20 +187,20 @@ cdef class BlockCounts:
             weights[entry.value] = weight
         return before
 
-    cdef int _step(self, Py_ssize_t lane, list runs, int step) except -1:
+    cdef int _step(self, Py_ssize_t generation, list runs, int step) except -1:
         """Count the values of runs up or down; those that are down to 0 still have a place."""
         cdef Py_ssize_t i
         for run in runs:
             for i in range(PyBytes_GET_SIZE(run) // HASH):
-                self._find(lane, run, i).count += step
+                self._find(generation, run, i).count += step
         return 0
 
     # -- one value -----------------------------------------------------------------------------
 
-    cdef Lane *_lane(self, Py_ssize_t lane) except NULL:
-        if not 0 <= lane < self._count:
-            raise IndexError(lane)
-        return &self._lanes[lane]
+    cdef Lane *_lane(self, Py_ssize_t generation) except NULL:
+        if not 0 <= generation < self._count:
+            raise IndexError(generation)
+        return &self._lanes[generation]
 
     cdef inline uint64_t _mixed(self, uint64_t value) noexcept nogil:
         """Where a value belongs, in tables of any size."""
@@ -220,10 +220,10 @@ cdef class BlockCounts:
             __builtin_prefetch(&here.now.places[homes[i] & here.now.mask])
         return count
 
-    cdef Entry *_find(self, Py_ssize_t lane, bytes run, Py_ssize_t at) except NULL:
+    cdef Entry *_find(self, Py_ssize_t generation, bytes run, Py_ssize_t at) except NULL:
         cdef uint64_t value
         memcpy(&value, PyBytes_AS_STRING(run) + at * HASH, HASH)
-        return self._look(self._lane(lane), value, self._mixed(value))
+        return self._look(self._lane(generation), value, self._mixed(value))
 
     cdef inline Entry *_look(self, Lane *here, uint64_t value, uint64_t home) except NULL:
         cdef Entry *entry = _probe(&here.now, value, home)
@@ -332,8 +332,8 @@ cdef int _allocate(Places *table, uint64_t places) except -1:
 
 
 cdef struct User:
-    Py_ssize_t lane
-    int64_t chains  # of the lane that pass or end at the node
+    Py_ssize_t generation
+    int64_t chains  # of the generation that pass or end at the node
 
 
 cdef dict NO_CHILDREN = {}  # of nodes without any; never written to
@@ -346,9 +346,9 @@ cdef class ChainNode:
     cdef readonly ChainNode parent
     cdef readonly bytes edge
     cdef readonly dict children
-    cdef readonly object mask  # lanes among the users, as bits
+    cdef readonly object mask  # generations among the users, as bits
     cdef readonly int64_t total  # chains of all users
-    cdef User *_users  # ascending lanes
+    cdef User *_users  # ascending generations
     cdef Py_ssize_t _count, _room
 
     def __cinit__(self, ChainNode parent, bytes edge not None):
@@ -360,44 +360,44 @@ cdef class ChainNode:
 
     @property
     def refs(self):
-        """By lane, the number of its chains that pass or end here; a copy."""
-        return {self._users[i].lane: self._users[i].chains for i in range(self._count)}
+        """By generation, the number of its chains that pass or end here; a copy."""
+        return {self._users[i].generation: self._users[i].chains for i in range(self._count)}
 
-    cdef Py_ssize_t _place(self, Py_ssize_t lane) noexcept:
-        """Return where a lane is among the users, or belongs."""
+    cdef Py_ssize_t _place(self, Py_ssize_t generation) noexcept:
+        """Return where a generation is among the users, or belongs."""
         cdef Py_ssize_t low = 0, high = self._count, middle
         while low < high:
             middle = (low + high) // 2
-            if self._users[middle].lane < lane:
+            if self._users[middle].generation < generation:
                 low = middle + 1
             else:
                 high = middle
         return low
 
-    cdef int64_t chains_of(self, Py_ssize_t lane) noexcept:
-        """Return how many chains of a lane pass or end here."""
-        cdef Py_ssize_t at = self._place(lane)
-        return self._users[at].chains if at < self._count and self._users[at].lane == lane else 0
+    cdef int64_t chains_of(self, Py_ssize_t generation) noexcept:
+        """Return how many chains of a generation pass or end here."""
+        cdef Py_ssize_t at = self._place(generation)
+        return self._users[at].chains if at < self._count and self._users[at].generation == generation else 0
 
-    cdef bint join(self, Py_ssize_t lane) except -1:
-        """Add a chain of a lane; return whether it is the first one."""
-        cdef Py_ssize_t at = self._place(lane)
+    cdef bint join(self, Py_ssize_t generation) except -1:
+        """Add a chain of a generation; return whether it is the first one."""
+        cdef Py_ssize_t at = self._place(generation)
         self.total += 1
-        if at < self._count and self._users[at].lane == lane:
+        if at < self._count and self._users[at].generation == generation:
             self._users[at].chains += 1
             return False
         if self._count == self._room:
             self._resize(2 * self._room if self._room else 1)
         memmove(&self._users[at + 1], &self._users[at], (self._count - at) * sizeof(User))
-        self._users[at].lane, self._users[at].chains = lane, 1
+        self._users[at].generation, self._users[at].chains = generation, 1
         self._count += 1
         return True
 
-    cdef bint leave(self, Py_ssize_t lane) except -1:
-        """Remove a chain of a lane; return whether it was the last one."""
-        cdef Py_ssize_t at = self._place(lane)
-        if at == self._count or self._users[at].lane != lane:
-            raise KeyError(lane)
+    cdef bint leave(self, Py_ssize_t generation) except -1:
+        """Remove a chain of a generation; return whether it was the last one."""
+        cdef Py_ssize_t at = self._place(generation)
+        if at == self._count or self._users[at].generation != generation:
+            raise KeyError(generation)
         self.total -= 1
         self._users[at].chains -= 1
         if self._users[at].chains:
@@ -430,7 +430,7 @@ cdef class ChainNode:
 
 @cython.final
 cdef class ActiveBlocks:
-    """Reference-counted chains over lanes, with the number of distinct blocks per lane."""
+    """Reference-counted chains over generations, with the number of distinct blocks per generation."""
 
     cdef object __weakref__
     cdef readonly BlockCounts counts
@@ -442,12 +442,12 @@ cdef class ActiveBlocks:
         self.counts, self.root = BlockCounts(), ChainNode(None, b"")
         self.root.children = {}
 
-    def acquire(self, bytes chain not None, Py_ssize_t lane):
+    def acquire(self, bytes chain not None, Py_ssize_t generation):
         cdef ChainNode node = self.root, child
         cdef Py_ssize_t position = 0, size = PyBytes_GET_SIZE(chain), common
         cdef bytes first
-        if not 0 <= lane < self.counts._count:
-            raise IndexError(lane)
+        if not 0 <= generation < self.counts._count:
+            raise IndexError(generation)
         while position < size:
             first = _bytes_of(chain, position, position + HASH)
             child = node.children.get(first)
@@ -459,21 +459,21 @@ cdef class ActiveBlocks:
                 common = _in_common(child.edge, chain, position)
                 if common < PyBytes_GET_SIZE(child.edge):
                     child = self._split(child, common)
-            if child.join(lane):
-                child.mask |= (<object>1) << lane
-                self.counts.enter(lane, child.edge)
+            if child.join(generation):
+                child.mask |= (<object>1) << generation
+                self.counts.enter(generation, child.edge)
                 self.blocks += PyBytes_GET_SIZE(child.edge) // HASH
             position += PyBytes_GET_SIZE(child.edge)
             node = child
         return node
 
-    def release(self, ChainNode end not None, Py_ssize_t lane):
+    def release(self, ChainNode end not None, Py_ssize_t generation):
         cdef ChainNode node = end, parent
         while node.parent is not None:
             parent = node.parent
-            if node.leave(lane):
-                node.mask ^= (<object>1) << lane
-                self.counts.leave(lane, node.edge)
+            if node.leave(generation):
+                node.mask ^= (<object>1) << generation
+                self.counts.leave(generation, node.edge)
                 self.blocks -= PyBytes_GET_SIZE(node.edge) // HASH
             if not node.total:
                 del parent.children[_bytes_of(node.edge, 0, HASH)]
@@ -498,7 +498,7 @@ cdef class ActiveBlocks:
             child = node.children.get(_bytes_of(chain, position, position + HASH))
             if child is None:
                 break
-            if position and child._count != node._count:  # the lanes of a child are also here
+            if position and child._count != node._count:  # the generations of a child are also here
                 groups.append((position // HASH, node.mask ^ child.mask))
             node = child
             common = _in_common(child.edge, chain, position)
@@ -509,12 +509,12 @@ cdef class ActiveBlocks:
             groups.append((position // HASH, node.mask))
         return groups
 
-    def fade(self, ChainNode end not None, Py_ssize_t lane, double weight):
+    def fade(self, ChainNode end not None, Py_ssize_t generation, double weight):
         cdef list alone = []
-        while end.parent is not None and end.chains_of(lane) == 1:
+        while end.parent is not None and end.chains_of(generation) == 1:
             alone.append(end.edge)
             end = end.parent
-        self.counts.fade(lane, alone, weight)
+        self.counts.fade(generation, alone, weight)
 
     cdef ChainNode _split(self, ChainNode lower, Py_ssize_t cut):
         """Move the first bytes of a node into a new one above it; return the new one."""

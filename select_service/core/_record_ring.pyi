@@ -23,7 +23,7 @@ class RecordRing:
         odds: Odds | None,
         cache_hit: CacheHit | None,
         weights: Weights,
-        lookout: Look,
+        fleet_snapshot: Look,
         more: int,
     ) -> DecisionRecord | None: ...
     def keep_usual(
@@ -33,7 +33,7 @@ class RecordRing:
         rows: Rows,
         now: float,
         cache_hit: CacheHit | None,
-        lookout: FleetSnapshot,
+        fleet_snapshot: FleetSnapshot,
     ) -> bool: ...
     def numbered(self, number: int) -> DecisionRecord | None: ...
     def numbers_of(self, names: frozenset[str]) -> list[int]: ...

@@ -43,7 +43,7 @@ cdef enum:
     HASH_BYTES_MAX = 4096  # `decision_record.HASH_BYTES_KEPT`
 
 cdef enum:  # of one record to other objects, by place
-    LOOKOUT
+    FLEET_SNAPSHOT
     ROWS
     COLUMNS
     MATCHED
@@ -162,7 +162,7 @@ cdef class RecordRing:
     cdef Members _prompts
     cdef Members _requests
     cdef Members _placements
-    cdef Members _lookouts
+    cdef Members _fleet_snapshots
     cdef long long _bytes_max
     cdef readonly long long bytes
     cdef readonly long long next
@@ -177,7 +177,7 @@ cdef class RecordRing:
         self._prompts = Members("block_hashes", "blocks", "isl_tokens")
         self._requests = Members("selection_id", "explain", "routing_constraints")
         self._placements = Members("seen", "slot", "weights")
-        self._lookouts = Members("until", "everyone", "told")
+        self._fleet_snapshots = Members("until", "everyone", "told")
         if self._count_max:
             self._entries = <Entry *>calloc(self._count_max, sizeof(Entry))
             if self._entries == NULL:
@@ -195,22 +195,22 @@ cdef class RecordRing:
 
     def keep(
         self, ticket, tuple seen not None, rows, Py_ssize_t slot, double now, odds, cache_hit,
-        weights, lookout, Py_ssize_t more,
+        weights, fleet_snapshot, Py_ssize_t more,
     ):
         """Keep the record of a decision, let the oldest go; return it if it is to be told."""
         return self._keep(
-            ticket, seen, rows, slot, now, odds, cache_hit, weights, lookout, more
+            ticket, seen, rows, slot, now, odds, cache_hit, weights, fleet_snapshot, more
         )
 
-    def keep_usual(self, ticket, placement, rows, double now, cache_hit, lookout):
+    def keep_usual(self, ticket, placement, rows, double now, cache_hit, fleet_snapshot):
         """Keep the record of a decision with nothing unusual about it; False: it has something."""
-        cdef const Kind *kind = self._lookouts.of(lookout)
+        cdef const Kind *kind = self._fleet_snapshots.of(fleet_snapshot)
         if (
-            now >= <double>self._lookouts.get(lookout, kind, 0)
-            or rows is not self._lookouts.get(lookout, kind, 1)
+            now >= <double>self._fleet_snapshots.get(fleet_snapshot, kind, 0)
+            or rows is not self._fleet_snapshots.get(fleet_snapshot, kind, 1)
         ):
             return False
-        told = self._lookouts.get(lookout, kind, 2)
+        told = self._fleet_snapshots.get(fleet_snapshot, kind, 2)
         request = self._tickets.get(ticket, self._tickets.of(ticket), 1)
         kind = self._requests.of(request)
         if (
@@ -230,7 +230,7 @@ cdef class RecordRing:
 
     cdef _keep(
         self, ticket, tuple seen, rows, Py_ssize_t slot, double now, odds, cache_hit, weights,
-        lookout, Py_ssize_t more,
+        fleet_snapshot, Py_ssize_t more,
     ):
         cdef const Kind *kind = self._tickets.of(ticket)
         prompt, request = self._tickets.get(ticket, kind, 0), self._tickets.get(ticket, kind, 1)
@@ -248,7 +248,7 @@ cdef class RecordRing:
         cdef bytes trust = <bytes?>seen[3] if seen[3] is not None else None
         cdef Entry entry
         matched, shared = seen[1], seen[2]
-        entry.of[LOOKOUT] = <PyObject *>lookout
+        entry.of[FLEET_SNAPSHOT] = <PyObject *>fleet_snapshot
         entry.of[ROWS] = <PyObject *>rows
         entry.of[COLUMNS] = <PyObject *>columns
         entry.of[MATCHED] = <PyObject *>matched
@@ -386,7 +386,7 @@ cdef tuple _tuple_of(const Entry *entry, long long number, bytes hashes):
         <object>entry.of[TRUST],
     )
     return (
-        number, entry.at, entry.since, <object>entry.of[LOOKOUT], <object>entry.of[ROWS], seen,
+        number, entry.at, entry.since, <object>entry.of[FLEET_SNAPSHOT], <object>entry.of[ROWS], seen,
         hashes, entry.blocks, entry.isl_tokens, <object>entry.of[WEIGHTS], entry.slot,
         <object>entry.of[SELECTION_ID], <object>entry.of[RESERVATION_ID], <object>entry.of[ODDS],
         <object>entry.of[ASK], <object>entry.of[SAID], <object>entry.of[CACHE_HIT], entry.size,

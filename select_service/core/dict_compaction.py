@@ -78,16 +78,16 @@ class DictCompaction:
 
 
 def all_tables(
-    registry: StreamRegistry, desk: Lifecycle, partitions: Mapping[Scope, Partition]
+    registry: StreamRegistry, lifecycle: Lifecycle, partitions: Mapping[Scope, Partition]
 ) -> Iterator[Sized]:
     """Yield the dicts that grow with reservations and blocks; partitions may come and go meanwhile.
 
     An idle round of a thousand scopes lasts for minutes, so it keeps their names rather than the
     scopes, which could otherwise not be freed before its end.
     """
-    yield from desk.bookings.tables()
-    yield from desk.leases.tables()
-    yield from desk.announcer.claims.tables()
+    yield from lifecycle.bookings.tables()
+    yield from lifecycle.leases.tables()
+    yield from lifecycle.announcer.claims.tables()
     for scope in list(partitions):
         if (partition := partitions.get(scope)) is not None:
             yield from partition.ledger.tables()

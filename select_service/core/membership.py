@@ -188,7 +188,7 @@ class Membership:
         if self.unpin(scope):
             return []
         own = {worker.worker_id}
-        if not is_patch or partition is None or partition.seating.present.keys() != own:
+        if not is_patch or partition is None or partition.fleet_slots.present.keys() != own:
             self.waiting_to_pin[worker.worker_id] = scope
         return [reconciliation_failed(why)]
 
@@ -200,7 +200,11 @@ class Membership:
         partition = self.partitions.get(scope)
         if partition is None:
             return self.registry.index(scope) is None
-        if partition.seating.present or partition.pending_count or not partition.ledger.is_swept:
+        if (
+            partition.fleet_slots.present
+            or partition.pending_count
+            or not partition.ledger.is_swept
+        ):
             return False
         partition.index.sweep(self._limits.swept_nodes_per_turn_max)
         if not _is_clean(partition):
@@ -222,7 +226,7 @@ class Membership:
         """Return why there is no room for a worker's scope or its event sources, None if it is."""
         scope, tenant, limits = worker.scope, worker.scope.tenant_id, self._limits
         partition, most = self.partitions.get(scope), limits.scopes_max
-        if partition is None or not partition.seating.present:
+        if partition is None or not partition.fleet_slots.present:
             may_open = partition is not None or self._emptied_of.has_room(tenant)
             if not may_open:
                 self._make_room(tenant)
@@ -230,7 +234,7 @@ class Membership:
             left, vacates = tenant, False
             if before is not None and before.slots:
                 left = before.scope.tenant_id
-                there = self.partitions[before.scope].seating.present
+                there = self.partitions[before.scope].fleet_slots.present
                 vacates = before.scope != scope and len(there) == 1
             if not may_open or not self._scopes_of.may_move(left, vacates, tenant, 1):
                 self.scopes_refused += 1
@@ -264,7 +268,11 @@ class Membership:
         Returns:
             Whether it was closed.
         """
-        if partition.seating.present or partition.pending_count or not partition.ledger.is_swept:
+        if (
+            partition.fleet_slots.present
+            or partition.pending_count
+            or not partition.ledger.is_swept
+        ):
             self._empty.pop(scope, None)
             return False
         is_over = len(self.partitions) > self._limits.scopes_max
@@ -305,14 +313,14 @@ class Membership:
         self._empty.pop(scope, None)
         self._no_longer_vacant(scope)
         del self._in_order[bisect_left(self._in_order, scope)]
-        partition.lookout = None  # it refers to its partition: break the cycle
+        partition.fleet_snapshot = None  # it refers to its partition: break the cycle
         self.pins.put(scope, partition.index.block_size, is_eagle=partition.index.is_eagle)
         self.registry.drop_index(scope)
         self.scopes_closed += 1
         self.on_closed(partition)
 
     def replace(self, old: Worker | None, new: Worker | None, effects: Effects) -> list[Lost]:
-        """Replace `old` by `new`; either may be None or have no seat.
+        """Replace `old` by `new`; either may be None or have no slot.
 
         Ranks that exist before and after in the same scope keep load and index; an unchanged event
         source keeps its stream. Everything else of `old` is dropped.
@@ -322,7 +330,7 @@ class Membership:
         """
         if new is None and old is not None:
             self.waiting_to_pin.pop(old.worker_id, None)
-        entering = new is not None and new.has_seat
+        entering = new is not None and new.has_slot
         staying = (
             old is not None
             and new is not None
@@ -335,7 +343,7 @@ class Membership:
             kept = new.ranks if staying and new is not None else range(0)
             dropped = self._unseat(old, kept, effects, keep=staying)
         if new is not None and entering:
-            self._seat(new, old if staying else None, effects)
+            self._attach(new, old if staying else None, effects)
         return dropped
 
     def _unseat(self, worker: Worker, kept: range, effects: Effects, *, keep: bool) -> list[Lost]:
@@ -353,18 +361,18 @@ class Membership:
         if not keep:
             for rank in worker.event_sources:
                 self._close(WorkerRank(worker.worker_id, rank), partition, effects)
-            partition.unseat(worker)
-            if not partition.seating.present:
+            partition.detach(worker)
+            if not partition.fleet_slots.present:
                 self._scopes_of.give(worker.scope.tenant_id)
                 self._vacant(worker.scope)
         return dropped
 
-    def _seat(self, worker: Worker, before: Worker | None, effects: Effects) -> None:
+    def _attach(self, worker: Worker, before: Worker | None, effects: Effects) -> None:
         partition = self.partitions.get(worker.scope) or self._open_partition(worker)
-        if not partition.seating.present:
+        if not partition.fleet_slots.present:
             self._scopes_of.take(worker.scope.tenant_id)
             self._no_longer_vacant(worker.scope)
-        partition.seat(worker)
+        partition.attach(worker)
         if not self._use_kv_events:
             return
         wanted = worker.event_sources
@@ -415,7 +423,7 @@ class Membership:
         slot = partition.index.slot_of(at)
         if slot is not None:
             partition.trust.forget(slot)  # the distrust was of another source's index
-        worker = partition.seating.present.get(at.worker_id)
+        worker = partition.fleet_slots.present.get(at.worker_id)
         if worker is None or at.dp_rank not in worker.ranks:
             partition.index.detach(at)  # a listener's rank that was not selectable
 
@@ -455,9 +463,9 @@ class Membership:
                 partition.ledger.follow_queues(wanted)
 
     def check(self) -> None:
-        """Assert all invariants: sources belong to seated workers, partitions are consistent."""
+        """Assert all invariants: sources belong to attached workers, partitions are consistent."""
         assert self._in_order == sorted(self.partitions)
-        vacant = {at for at, one in self.partitions.items() if not one.seating.present}
+        vacant = {at for at, one in self.partitions.items() if not one.fleet_slots.present}
         assert vacant == {scope for one in self._vacated.values() for scope in one}
         self._scopes_of.check(at.tenant_id for at in self.partitions.keys() - vacant)
         self._emptied_of.check(at.tenant_id for at in vacant)
@@ -467,5 +475,5 @@ class Membership:
             partition.check()
         for at, source in self._sources.items():
             assert not source.stream.closed
-            worker = self.partitions[source.stream.scope].seating.present[at.worker_id]
+            worker = self.partitions[source.stream.scope].fleet_slots.present[at.worker_id]
             assert worker.event_sources[at.dp_rank] == source.endpoint

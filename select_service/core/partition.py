@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 
 class Partition:
-    """Index, ledger, seating and queues of one scope."""
+    """Index, ledger, fleet and queues of one scope."""
 
     def __init__(
         self,
@@ -70,13 +70,13 @@ class Partition:
             prior_tokens_per_s=prefill_tokens_per_s,
             sequence_blocks=round(SEQUENCE_TOKENS / index.block_size),
         )
-        self.seating = FleetSlots()
+        self.fleet_slots = FleetSlots()
         self.trust = Trust(trust or TrustSettings())
         self.drainage = DrainRate(self.ledger.loads.work, prior_tokens_per_s=prefill_tokens_per_s)
         self.policy = policy
         self.weights: Weights | None = None  # of the last decision
         self.is_kv_cost = True  # whether they are nothing but the contract's formula
-        self.queues = ClassQueues(policy, self.seating, self.ledger.loads, self.drainage)
+        self.queues = ClassQueues(policy, self.fleet_slots, self.ledger.loads, self.drainage)
         self.holds_to_cache = False
         """Whether a cache-hit threshold also applies to requests without one of their own."""
         self.pricer = self._new_pricer()
@@ -89,7 +89,7 @@ class Partition:
         """What another set of weights would have chosen; see `decisions/shadow.py`."""
         self.is_watched = False
         """Whether decisions are kept; see `decisions/keeping.py`."""
-        self.lookout: FleetSnapshot | None = None
+        self.fleet_snapshot: FleetSnapshot | None = None
 
     # -- the decision --------------------------------------------------------------------------
 
@@ -104,23 +104,23 @@ class Partition:
         Raises:
             NoEligibleWorker: there is none.
         """
-        seating = self.seating
+        fleet_slots = self.fleet_slots
         if (
             request.allowed_worker_ids is None
             and request.pinned_worker is None
             and request.routing_constraints is UNSET
-            and not seating.roles.given
-            and seating.workers
+            and not fleet_slots.roles.given
+            and fleet_slots.workers
         ):
-            return seating.everyone  # nearly always
+            return fleet_slots.everyone  # nearly always
         try:
-            if seating.roles.given:
+            if fleet_slots.roles.given:
                 return self._candidates_by_role(request)
-            if wants_everyone(request) and seating.workers:
-                return seating.everyone
-            slots = eligible_slots(request, seating.workers)
+            if wants_everyone(request) and fleet_slots.workers:
+                return fleet_slots.everyone
+            slots = eligible_slots(request, fleet_slots.workers)
             if not slots:
-                raise seating.only_draining(request) or NoEligibleWorker()
+                raise fleet_slots.only_draining(request) or NoEligibleWorker()
             return np.array(slots, dtype=np.int64)
         except WorkerDraining:
             raise  # requests ahead of it use other workers
@@ -130,7 +130,7 @@ class Partition:
             raise
 
     def _candidates_by_role(self, request: SelectRequest) -> Rows:
-        workers, roles = self.seating.workers, self.seating.roles
+        workers, roles = self.fleet_slots.workers, self.fleet_slots.roles
         try:
             if isinstance(request, SelectPairRequest):
                 return roles.pair_rows(request, workers, self._open_rows)
@@ -139,7 +139,7 @@ class Partition:
         except NoWorkerForRole:
             raise
         except NoEligibleWorker as none:
-            raise self.seating.only_draining(request) or none from None
+            raise self.fleet_slots.only_draining(request) or none from None
 
     # -- the parts of a decision, for callers that do not place -----------------------------------
 
@@ -170,14 +170,14 @@ class Partition:
         ):
             return None
         slots = range(rows.stop) if isinstance(rows, slice) else rows.tolist()
-        taints = [self.seating.taints_at(slot) for slot in slots]
+        taints = [self.fleet_slots.taints_at(slot) for slot in slots]
         return preferences(constraints.preferred_taints, taints)
 
     def at_present(self, weights: Weights) -> Weights:
         """Return the weights that apply to a decision made now; see `Weights`."""
         if weights.is_kv_cost:
             return weights
-        loads, ranks = self.ledger.loads, max(1, self.seating.ranks)
+        loads, ranks = self.ledger.loads, max(1, self.fleet_slots.ranks)
         recent = loads.recent
         return weights.at_present(loads.prefilling / ranks, recent.turnover / ranks, recent.pace)
 
@@ -202,7 +202,7 @@ class Partition:
         """Return the position of a prompt's policy class, by its uncached length."""
         if len(self.policy.classes) == 1:
             return 0
-        best = self.best_cached_tokens(prompt, self.seating.everyone, weights)
+        best = self.best_cached_tokens(prompt, self.fleet_slots.everyone, weights)
         return self.policy.class_for(max(0, prompt.isl_tokens - best))
 
     def best_cached_tokens(
@@ -219,7 +219,7 @@ class Partition:
 
     def legs(self, request: SelectRequest) -> Legs:
         """Return the candidates for a request by role, decode ranks only if open."""
-        legs = self.seating.roles.legs(request, self.seating.workers)
+        legs = self.fleet_slots.roles.legs(request, self.fleet_slots.workers)
         return legs._replace(decode=self._open_rows(legs.decode))
 
     def _open_rows(self, slots: Slots) -> Slots:
@@ -233,34 +233,34 @@ class Partition:
 
     # -- who is here ---------------------------------------------------------------------------
 
-    def seat(self, worker: Worker) -> None:
-        """Seat a worker, or follow a change of its record; ranks keep their slots.
+    def attach(self, worker: Worker) -> None:
+        """Attach a worker, or follow a change of its record; ranks keep their slots.
 
-        Ranks that are gone must have been unseated before.
+        Ranks that are gone must have been detached before.
         """
         for rank in worker.ranks:
             slot = self.index.attach(WorkerRank(worker.worker_id, rank))
             worker.slots[rank] = slot
         self.make_room()
         self.sit(worker)
-        loads, seats = self.ledger.loads, worker.spec.max_num_seqs
-        wait = 0 if seats is None else wait_blocks(seats, self.index.block_size)
+        loads, max_num_seqs = self.ledger.loads, worker.spec.max_num_seqs
+        wait = 0 if max_num_seqs is None else wait_blocks(max_num_seqs, self.index.block_size)
         for slot in worker.slots.values():
             loads.limit_step(slot, worker.spec.max_num_batched_tokens)
-            loads.limit_seats(slot, seats, wait)
+            loads.limit_running_requests(slot, max_num_seqs, wait)
         self._note(worker)
         if self.admission is not None:
             if worker.drain is None:
-                self.admission.seat(worker)
+                self.admission.attach(worker)
             else:
-                self._rehouse(self.admission.unseat(worker.worker_id))
-            self.admission.disregard(self.seating.leaving())
+                self._rehouse(self.admission.detach(worker.worker_id))
+            self.admission.disregard(self.fleet_slots.leaving())
 
     def sit(self, worker: Worker) -> None:
         """Update the selectable ranks for a worker that has its slots; O(its ranks)."""
-        self._leave(worker.worker_id, self.seating.take(worker))
+        self._leave(worker.worker_id, self.fleet_slots.take(worker))
         if worker.drain is None:
-            self.queues.seat(worker)
+            self.queues.attach(worker)
 
     def _leave(self, worker_id: int, slots: list[int]) -> None:
         """Forget what was known about the previous occupants of these slots."""
@@ -276,22 +276,22 @@ class Partition:
         """Grow the columns with the index, which may have gained ranks of its own."""
         self.ledger.ensure(self.index.capacity)
         self.trust.ensure(self.index.capacity)
-        self.seating.ensure(self.index.capacity)
+        self.fleet_slots.ensure(self.index.capacity)
         self.queues.ensure(self.index.capacity)
         self.pricer = self._new_pricer()
 
-    def unseat(self, worker: Worker) -> None:
+    def detach(self, worker: Worker) -> None:
         """Remove a worker; its slots must be free of load."""
-        self._leave(worker.worker_id, self.seating.let_go(worker))
+        self._leave(worker.worker_id, self.fleet_slots.let_go(worker))
         self.demand.leave(worker.worker_id)
         self._note(worker)
         if self.admission is not None:
-            self._rehouse(self.admission.unseat(worker.worker_id))
-            self.admission.disregard(self.seating.leaving())
+            self._rehouse(self.admission.detach(worker.worker_id))
+            self.admission.disregard(self.fleet_slots.leaving())
 
     def _note(self, worker: Worker) -> None:
-        if self.lookout is not None:
-            self.lookout.note(worker.worker_id)
+        if self.fleet_snapshot is not None:
+            self.fleet_snapshot.note(worker.worker_id)
 
     def _rehouse(self, homeless: list[Ticket]) -> None:
         """Give tickets that held a place with a removed worker another place, if there is one."""
@@ -306,9 +306,9 @@ class Partition:
     def open_gate(self, keeper: PartitionAdmission) -> None:
         """Judge requests from now on."""
         self.admission = keeper
-        for worker in self.seating.workers.values():
-            keeper.seat(worker)
-        keeper.disregard(self.seating.leaving())
+        for worker in self.fleet_slots.workers.values():
+            keeper.attach(worker)
+        keeper.disregard(self.fleet_slots.leaving())
 
     # -- waiting -------------------------------------------------------------------------------
 
@@ -347,12 +347,12 @@ class Partition:
         self.ledger.check()
         self.trust.check()
         self.queues.check()
-        self.seating.check()
-        for rank, slot in self.seating.seats():
+        self.fleet_slots.check()
+        for rank, slot in self.fleet_slots.ranks_and_slots():
             assert self.index.rank_of(slot) == rank
         if self.admission is not None:
             self.admission.check()
-        owned = {slot for _, slot in self.seating.seats()}
+        owned = {slot for _, slot in self.fleet_slots.ranks_and_slots()}
         for slot, requests in enumerate(self.ledger.loads.requests):
             assert slot in owned or requests == 0, "no load without a worker"
             assert slot in owned or self.trust.factor(slot) == 1.0, "nor an opinion"

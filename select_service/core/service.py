@@ -134,8 +134,8 @@ class SelectionCore:
         registry.budget.parts = self.shares
         self.catalog = Catalog(self.limits, self.shares)
         self._rng = rng
-        if watch.witness is not None:
-            watch.witness.settings = settings
+        if watch.decision_recorder is not None:
+            watch.decision_recorder.settings = settings
         self.membership = Membership(
             registry,
             policies or default_policy(config.queue_threshold, overtaking(config)),
@@ -158,7 +158,7 @@ class SelectionCore:
         )
         self.shadowing = Shadowing(config, self.partitions, watch.stopwatch)
         # a recording must be able to tell what any other policy would have done
-        self._prices_queues = watch.witness is not None or self.reader.weights.pace > 0.0
+        self._prices_queues = watch.decision_recorder is not None or self.reader.weights.pace > 0.0
         self.membership.follow_queues(self._prices_queues)
         self._open_line(config, watch)
         self._open_operations(watch)
@@ -167,14 +167,14 @@ class SelectionCore:
     def _open_books(self, trust: TrustSettings, life: ProcessLife, watch: CoreObservers) -> None:
         """Create the stores: bookings, decisions, trust, replica news."""
         limits = self.limits
-        self.desk = Lifecycle(
+        self.lifecycle = Lifecycle(
             limits=limits,
             counters=self.counters,
             router_id=life.router_id,
             epoch=life.epoch,
             shares=self.shares,
             tracing=watch.recorder,
-            recorder=watch.witness,
+            recorder=watch.decision_recorder,
         )
         self.decisions = DecisionLog(
             self.catalog,
@@ -184,20 +184,20 @@ class SelectionCore:
             bytes_max=limits.decision_ring_bytes,
             first=life.first_decision,
             shares=self.shares,
-            recorder=watch.witness,
+            recorder=watch.decision_recorder,
         )
         self.membership.is_watched = self.decisions.is_wanted
-        self.trusting = TrustMonitor(
+        self.trust_monitor = TrustMonitor(
             settings=trust,
             membership=self.membership,
-            bookings=self.desk.bookings,
+            bookings=self.lifecycle.bookings,
             counters=self.counters,
             streams_per_turn=limits.streams_watched_per_turn_max,
         )
         self.replicas = Replicas(
             limits=limits,
-            claims=self.desk.announcer.claims,
-            desk=self.desk,
+            claims=self.lifecycle.announcer.claims,
+            lifecycle=self.lifecycle,
             membership=self.membership,
             reports=self.admitting.reports,
         )
@@ -208,7 +208,7 @@ class SelectionCore:
     def _open_line(self, config: RouterConfig, watch: CoreObservers) -> None:
         """Set up the line of a request: who selects, places, and lets wait."""
         rng = self._rng
-        self.pairs = Pairs(self.desk, self.counters)
+        self.pairs = Pairs(self.lifecycle, self.counters)
         cache_hits = CacheHits(self.admitting.settings)
         matchmaker = PairSelector(
             pairs=self.pairs,
@@ -220,7 +220,7 @@ class SelectionCore:
         placing = self.selection = Placer(
             reader=self.reader,
             admitting=self.admitting,
-            desk=self.desk,
+            lifecycle=self.lifecycle,
             cache_hits=cache_hits,
             matchmaker=matchmaker,
             decisions=self.decisions,
@@ -228,12 +228,12 @@ class SelectionCore:
             rng=rng,
             trace_decisions=watch.trace_decisions,
             tracing=watch.recorder,
-            recorder=watch.witness,
+            recorder=watch.decision_recorder,
         )
         self.sessions = placing.sessions = Sessions(self.limits, self.shares)
         self.room = WaitingRequests(
             placing=placing,
-            desk=self.desk,
+            lifecycle=self.lifecycle,
             admitting=self.admitting,
             counters=self.counters,
             limits=self.limits,
@@ -245,7 +245,7 @@ class SelectionCore:
         self.workers = Registration(
             catalog=self.catalog,
             membership=self.membership,
-            desk=self.desk,
+            lifecycle=self.lifecycle,
             replicas=self.replicas,
             reader=self.reader,
             limits=self.limits,
@@ -263,25 +263,25 @@ class SelectionCore:
         self.scale_down = ScaleDown(self.partitions)
         self.reservations = ReservationCalls(
             reader=self.reader,
-            desk=self.desk,
+            lifecycle=self.lifecycle,
             room=self.room,
             leases=self.replicas.leases,
             limits=self.limits,
             admitting=self.admitting,
             pairs=self.pairs,
-            trusting=self.trusting,
+            trust_monitor=self.trust_monitor,
             decisions=self.decisions,
             new_id=self.selection.new_id,
         )
         self.batch_selection = BatchSelection(
             reader=self.reader,
-            desk=self.desk,
+            lifecycle=self.lifecycle,
             placing=self.selection,
             counters=self.counters,
             rng=self._rng,
             limits=self.limits,
             free=self.reservations.free,
-            recorder=watch.witness,
+            recorder=watch.decision_recorder,
         )
         self.admission = AdmissionControl(
             admitting=self.admitting, membership=self.membership, room=self.room, limits=self.limits
@@ -290,31 +290,31 @@ class SelectionCore:
         self.replica_operations = ReplicaOperations(self.replicas, self.room)
         self._upkeep = Upkeep(
             limits=self.limits,
-            desk=self.desk,
+            lifecycle=self.lifecycle,
             room=self.room,
             membership=self.membership,
-            trusting=self.trusting,
+            trust_monitor=self.trust_monitor,
         )
         self.slimming = DictCompaction(
-            lambda: all_tables(self.registry, self.desk, self.partitions)
+            lambda: all_tables(self.registry, self.lifecycle, self.partitions)
         )
 
     def _open_state(self) -> None:
         """Register the tables that outlive the process."""
         self.peer_endpoints = PeerEndpoints(NOTHING)
         self.overrides = Overrides(NOTHING)
-        claims, leases = self.desk.announcer.claims, self.replicas.leases
+        claims, leases = self.lifecycle.announcer.claims, self.replicas.leases
         self.state = State(
             {
                 CONFIG: self.overrides,
                 ADMISSION: AdmissionSection(self.admitting, NOTHING),
                 THRESHOLD: ThresholdSection(self.admitting, NOTHING),
                 WORKER: Workers(self.catalog, self.workers.restore),
-                LEASE: LeaseSection(self.desk.leases, NOTHING),
+                LEASE: LeaseSection(self.lifecycle.leases, NOTHING),
                 PEER: self.peer_endpoints,
                 END: TombstoneRows(claims, NOTHING),
                 RESERVATION: Reservations(
-                    desk=self.desk,
+                    lifecycle=self.lifecycle,
                     catalog=self.catalog,
                     partitions=self.partitions,
                     nothing=NOTHING,
@@ -334,7 +334,7 @@ class SelectionCore:
         self.shares.name(tenants, others=others)
         self.decisions.follow_tenants()
         if self.shares.parties:
-            self.desk.follow_tenants(self.partitions.values())
+            self.lifecycle.follow_tenants(self.partitions.values())
 
     def follow_shadow(self, settings: ShadowSettings | None, now: float) -> None:
         """Compare decisions with other weights from now on; None: stop."""
@@ -366,14 +366,14 @@ class SelectionCore:
         effects = Effects()
         limits = self.limits
         more = self.registry.sweep(limits.swept_nodes_per_turn_max)
-        more |= self.desk.bookings.purge_freed(now, limits.expired_per_turn_max) > 0
+        more |= self.lifecycle.bookings.purge_freed(now, limits.expired_per_turn_max) > 0
         more |= self.sessions.forget(now, limits.expired_per_turn_max)
         self.registry.weigh(limits.sources_weighed_per_turn_max)
         more |= self.recovered.age(now, limits.dropped_per_turn_max)
         may_expire = limits.expired_per_turn_max
-        leases = self.desk.leases
+        leases = self.lifecycle.leases
         leases.expire(now, may_expire)
-        steps, lighter = self.desk.clear_leases(may_expire, now, effects)
+        steps, lighter = self.lifecycle.clear_leases(may_expire, now, effects)
         may_expire -= steps
         more |= leases.purge_ended(now, limits.expired_per_turn_max) > 0
         more |= steps > 0 or leases.next_expiry() <= now
@@ -381,8 +381,8 @@ class SelectionCore:
             self.room.relieve(partition, now, effects)
         more |= self._upkeep.go_on(may_expire, now, effects)
         self.workers.repin(now, effects)
-        more |= self.trusting.keep(now)
-        effects.reread += self.trusting.take_rereads()
+        more |= self.trust_monitor.keep(now)
+        effects.reread += self.trust_monitor.take_rereads()
         for partition in self.admitting.reports.age(now, self.admitting.settings):
             self.room.relieve(partition, now, effects)
         self.refuse_late(now, effects)
@@ -403,25 +403,27 @@ class SelectionCore:
     def keep_changes(self) -> Changes:
         """Record changes from now on, for somebody to write to disk; see `core/state.py`."""
         changes = Changes()
-        self.catalog.changes = self.desk.bookings.changes = changes
-        self.desk.leases.changes = self.peer_endpoints.changes = changes
+        self.catalog.changes = self.lifecycle.bookings.changes = changes
+        self.lifecycle.leases.changes = self.peer_endpoints.changes = changes
         self.admitting.changes = self.overrides.changes = changes
-        self.desk.announcer.claims.endings.changes = changes
+        self.lifecycle.announcer.claims.endings.changes = changes
         return changes
 
     def check(self) -> None:
         """Assert all invariants of the whole service."""
         self.catalog.check()
         self.sessions.check()
-        self.desk.bookings.check()
-        self.desk.leases.check()
+        self.lifecycle.bookings.check()
+        self.lifecycle.leases.check()
         self.membership.check()
         self.replicas.check()
         self.decisions.check()
         self.room.check(self.partitions.values())
         self.admitting.totals.check(one.gate for one in self.admitting.keepers())
         live = sum(int(p.ledger.loads.requests.sum()) for p in self.partitions.values())
-        assert live == len(self.desk.bookings), "every reservation has one id, and every id one"
+        assert live == len(self.lifecycle.bookings), (
+            "every reservation has one id, and every id one"
+        )
         assert self.reader.schedulable == sum(
-            len(p.seating.workers) for p in self.partitions.values()
+            len(p.fleet_slots.workers) for p in self.partitions.values()
         )

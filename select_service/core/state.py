@@ -83,7 +83,7 @@ class WorkerState(msgspec.Struct, array_like=True, frozen=True):
     source: str = API
     drain: str | tuple[str | None, str] | None = None
     """Why an operator lets it take no more work; with the reason of its source, if that has one."""
-    seated: bool = True  # the last field: `Workers.is_late` looks at the last byte
+    attached: bool = True  # the last field: `Workers.is_late` looks at the last byte
 
 
 _UNSEATED = b"\xc2"
@@ -129,7 +129,7 @@ class State:
     def turn(self, kind: str, record: bytes) -> tuple[int, bool]:
         """Return the sort key of records, of known kinds, for restoring.
 
-        Workers that had no seat come after those that had one: the first to be seated sets the
+        Workers that had no slot come after those that had one: the first to be attached sets the
         block size of its scope, and that must not be a record that contradicted the others.
         """
         return self._turns[kind], kind == WORKER and Workers.is_late(record)
@@ -177,11 +177,11 @@ class Workers:
             return None
         drain, unready = worker.operator_drain, worker.unready
         told = drain if unready is None else (drain, unready)
-        return _encode(WorkerState(worker.spec, worker.source, told, worker.has_seat))
+        return _encode(WorkerState(worker.spec, worker.source, told, worker.has_slot))
 
     @staticmethod
     def is_late(record: bytes) -> bool:
-        """Tell whether a record is of a worker that was not seated. O(1)."""
+        """Tell whether a record is of a worker that was not attached. O(1)."""
         return record.endswith(_UNSEATED)
 
     def restore(self, _: str, record: bytes, now: float) -> Effects | None:
@@ -225,19 +225,19 @@ class Reservations:
 
     def __init__(
         self,
-        desk: Lifecycle,
+        lifecycle: Lifecycle,
         catalog: Catalog,
         partitions: Mapping[Scope, Partition],
         nothing: Effects,
     ) -> None:
-        self._desk = desk
+        self._lifecycle = lifecycle
         self._catalog = catalog
         self._partitions = partitions
         self._nothing = nothing
 
     def record(self, name: str) -> bytes | None:
         """Return the record of an id; other replicas keep their own bookings."""
-        bookings = self._desk.bookings
+        bookings = self._lifecycle.bookings
         booking = bookings.live(name)
         if booking is None:
             return _FREED if bookings.is_remembered(name) else None
@@ -249,16 +249,16 @@ class Reservations:
         return _encode(record_of(booking))
 
     def _restore_freed(self, name: str, record: bytes, now: float) -> None:
-        self._desk.bookings.remember(name, now)
+        self._lifecycle.bookings.remember(name, now)
         for key in _decode_ended(record[1:]) if record else ():
-            self._desk.announcer.claims.note_end(name, key, now, by_owner=False, kept=True)
+            self._lifecycle.announcer.claims.note_end(name, key, now, by_owner=False, kept=True)
 
     def restore(self, name: str, record: bytes, now: float) -> Effects | None:
         """Book the reservation again, with every fact; its time to live restarts.
 
         If its rank or lease no longer exists it counts as freed.
         """
-        bookings = self._desk.bookings
+        bookings = self._lifecycle.bookings
         if record == _FREED or record.startswith(_ENDED):
             self._restore_freed(name, record, now)
             return self._nothing
@@ -268,9 +268,9 @@ class Reservations:
         slot = None
         if partition is not None and worker is not None and worker.scope == partition.scope:
             slot = worker.slots.get(facts.dp_rank)
-        lease = None if facts.lease_id is None else self._desk.leases.find(facts.lease_id)
-        claims = self._desk.announcer.claims
-        if facts.born and claims.ends.has(name, (claims.router_id, facts.born)):
+        lease = None if facts.lease_id is None else self._lifecycle.leases.find(facts.lease_id)
+        claims = self._lifecycle.announcer.claims
+        if facts.born and claims.tombstones.has(name, (claims.router_id, facts.born)):
             bookings.remember(name, now)  # its end was stored, and this row not yet
             return self._nothing
         orphaned = facts.lease_id is not None and lease is None
@@ -281,10 +281,10 @@ class Reservations:
             return None
         booking = _rebook(partition, slot, name, facts, now)
         if lease is not None:
-            self._desk.leases.join(lease, booking.reservation)
-            self._desk.leases.inherit(lease, facts.adopts)
+            self._lifecycle.leases.join(lease, booking.reservation)
+            self._lifecycle.leases.inherit(lease, facts.adopts)
         bookings.add(booking)
-        announcer = self._desk.announcer
+        announcer = self._lifecycle.announcer
         if announcer.speaks:
             born = facts.born or announcer.claims.outbox.stamp().seq
             told = facts.adopts, facts.outputs
@@ -407,7 +407,7 @@ def record_of(booking: LiveReservation) -> ReservationRecord:
     """Return every fact of a live booking."""
     reservation, partition = booking.reservation, booking.partition
     fingerprint, answer = first_answer(booking)
-    worker, dp_rank = partition.seating.rank_at(reservation.slot)
+    worker, dp_rank = partition.fleet_slots.rank_at(reservation.slot)
     return ReservationRecord(
         partition.scope.model_name,
         partition.scope.tenant_id,

@@ -30,18 +30,18 @@ class Upkeep:
     def __init__(
         self,
         limits: CoreLimits,
-        desk: Lifecycle,
+        lifecycle: Lifecycle,
         room: WaitingRequests,
         membership: Membership,
-        trusting: TrustMonitor,
+        trust_monitor: TrustMonitor,
     ) -> None:
         self._limits = limits
-        self._desk = desk
+        self._lifecycle = lifecycle
         self._room = room
         self._membership = membership
-        self._trusting = trusting
+        self._trust_monitor = trust_monitor
         self._open = membership.partitions
-        self._rounds: RoundRobinNames[Scope] = RoundRobinNames(limits.scopes_per_turn_max)
+        self._round_robin: RoundRobinNames[Scope] = RoundRobinNames(limits.scopes_per_turn_max)
         self._rechecked_at: float | None = None
         self._rechecks = False
 
@@ -56,15 +56,15 @@ class Upkeep:
         Returns:
             Whether more is to be done at once: scopes of this round, or work in one.
         """
-        if self._rounds.is_new:
+        if self._round_robin.is_new:
             # waiting requests are checked periodically, even if nothing happened
             last = now if self._rechecked_at is None else self._rechecked_at
             self._rechecks = now - last >= self._limits.queue_recheck_s
             self._rechecked_at = now if self._rechecks else last
         for partition in self._room.unfinished:
-            self._rounds.has_more(partition.scope)
-        self._look_after(self._rounds.turn(lambda: self._open), may_expire, now, effects)
-        return not self._rounds.is_over or bool(self._room.unfinished)
+            self._round_robin.has_more(partition.scope)
+        self._look_after(self._round_robin.turn(lambda: self._open), may_expire, now, effects)
+        return not self._round_robin.is_over or bool(self._room.unfinished)
 
     def _look_after(
         self, scopes: Iterable[Scope], may_expire: int, now: float, effects: Effects
@@ -76,8 +76,8 @@ class Upkeep:
                 continue
             partition.drainage.follow()
             partition.demand.fade(now)
-            may_drop -= self._desk.sweep(partition, may_drop, now)
-            expired = self._desk.expire(partition, may_expire, now, effects)
+            may_drop -= self._lifecycle.sweep(partition, may_drop, now)
+            expired = self._lifecycle.expire(partition, may_expire, now, effects)
             may_expire -= expired
             if self._room.go_on(partition) or expired or self._rechecks:
                 self._room.relieve(partition, now, effects)
@@ -88,8 +88,8 @@ class Upkeep:
                 or not ledger.is_swept
                 or ledger.next_expiry() <= now
             ):
-                self._rounds.has_more(scope)
-            effects.trusted += self._trusting.look_at(partition)
+                self._round_robin.has_more(scope)
+            effects.trusted += self._trust_monitor.look_at(partition)
             self._membership.close_if_empty(scope, partition, now)
 
     def _keep_gate(self, partition: Partition, now: float, effects: Effects) -> bool:

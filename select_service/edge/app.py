@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "create_app",
-    "create_door",
+    "create_application",
     "create_driver",
     "create_security",
     "loop_factory",
@@ -83,11 +83,11 @@ def create_app(service: Driver, settings: Settings) -> Starlette:
     app = Starlette()
     # Starlette's own matching decodes paths and folds slashes; ours must do neither.
     app.router.redirect_slashes = False
-    app.router.default = create_door(service, settings)[0]
+    app.router.default = create_application(service, settings)[0]
     return app
 
 
-def create_door(
+def create_application(
     service: Driver, settings: Settings, layers: Layers | None = None
 ) -> tuple[Application, Traffic]:
     """Return the bare ASGI application and its traffic counters.
@@ -122,9 +122,9 @@ def create_door(
         guard=guard,
         refused=traffic.refused,
     )
-    booth: ConsoleApp | None = None
+    console: ConsoleApp | None = None
     if not settings.no_console:
-        booth = ConsoleApp(service, traffic, clients_max=settings.console_clients_max)
+        console = ConsoleApp(service, traffic, clients_max=settings.console_clients_max)
     bytes_max, access_log = settings.max_body_bytes, settings.access_log
     authority = None if service.security is None else service.security.authority
     if authority is not None:
@@ -136,18 +136,18 @@ def create_door(
         from select_service.edge.tracing.request_tracer import RequestTracer  # only with tracing
 
         tracer = RequestTracer(service.tracing)
-    door = Application(
+    application = Application(
         api,
         traffic,
         max_body_bytes=bytes_max,
         access_log=access_log,
         authority=authority,
-        booth=booth,
+        console=console,
         tracer=tracer,
     )
-    door.reloading, door.document = reloading, document
-    reloading.followers.append(door.follow)
-    return door, traffic
+    application.reloading, application.document = reloading, document
+    reloading.followers.append(application.follow)
+    return application, traffic
 
 
 def _name_tenants(service: Driver, authority: Authority) -> None:
@@ -202,8 +202,8 @@ async def _serve(settings: Settings, layers: Layers | None, entrances: Listening
     except (RecordingUnusable, StateDirUnusable, SecurityFileUnusable, IndexerError) as error:
         _log.error("cannot start: %s", error)
         return 1
-    door, traffic = create_door(service, settings, layers)
-    server = Server(settings, door, traffic, entrances, service.security)
+    application, traffic = create_application(service, settings, layers)
+    server = Server(settings, application, traffic, entrances, service.security)
     loop = asyncio.get_running_loop()
     garbage = GarbageCollection(traffic, loop.time)
     leaving = GracefulShutdown(
@@ -226,10 +226,10 @@ async def _serve(settings: Settings, layers: Layers | None, entrances: Listening
     loop.add_signal_handler(signal.SIGINT, server.handle_exit, signal.SIGINT, None)
     loop.add_signal_handler(signal.SIGTERM, leave)
     loop.add_signal_handler(signal.SIGUSR1, announce)
-    loop.add_signal_handler(signal.SIGHUP, door.reloading.hang_up)
+    loop.add_signal_handler(signal.SIGHUP, application.reloading.hang_up)
     try:
         await service.start(entrances.replica_port, settings.advertise_url)
-        door.reloading.restore()
+        application.reloading.restore()
         _listen_to_replicas(service, settings.replica_sync_peers)
         await _hold(service, server, settings.recovery_hold_s)
         garbage.start()

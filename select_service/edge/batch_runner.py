@@ -54,21 +54,21 @@ _WITH_DECISION: Final = SelectRequest(explain=True)
 
 
 async def explained(
-    answer: WaveAnswer, teller: _Tells, write: Callable[[Candidate], object]
+    answer: WaveAnswer, decision_reports: _Tells, write: Callable[[Candidate], object]
 ) -> WaveAnswer:
     """Return an answer as it goes out, with the requested decisions rendered.
 
     Args:
         answer: as the wave returned it.
-        teller: renders decisions.
-        write: as in `Teller.tell`.
+        decision_reports: renders decisions.
+        write: as in `DecisionReports.tell`.
     """
     results = []
     for one in answer.results:
         for name in ("selection", "cache_threshold"):
             said = getattr(one, name)
             if said is not UNSET and said.decision is not UNSET:
-                told = await teller.finish(said, _WITH_DECISION, write)
+                told = await decision_reports.finish(said, _WITH_DECISION, write)
                 one = msgspec.structs.replace(one, **{name: told})  # noqa: PLW2901 - as it goes out
                 await asyncio.sleep(0)
         results.append(one)

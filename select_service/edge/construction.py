@@ -1,7 +1,7 @@
 """Builds a driver from settings, with the optional parts (state, tracing, recording, security).
 
 Each optional part is imported only if configured, so that other starts do not pay for it. `app.py`
-puts the HTTP doors before the driver; `embedded.py` builds its driver without settings.
+puts the HTTP applications before the driver; `embedded.py` builds its driver without settings.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class TimeSlices:
     def __init__(self) -> None:
         self._until = perf_counter() + SLICE_S
 
-    async def breathe(self) -> None:
+    async def yield_if_due(self) -> None:
         """Yield to the loop if this slice is used up."""
         if perf_counter() >= self._until:
             await asyncio.sleep(0)
@@ -39,4 +39,4 @@ class TimeSlices:
             except StopIteration as end:
                 told: Told = end.value
                 return told
-            await self.breathe()
+            await self.yield_if_due()

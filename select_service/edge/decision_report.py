@@ -168,10 +168,10 @@ class DecisionReporter:
         if not self._decisions.is_on:
             raise DecisionsOff
         found: list[DecisionRecord] = []
-        seating, looked_at = None, 0
+        fleet_slots, looked_at = None, 0
         for record in self._decisions.newest_first():
-            looked_at += 1 if record.seating is seating else _SEATING
-            seating = record.seating
+            looked_at += 1 if record.fleet_slots is fleet_slots else _SEATING
+            fleet_slots = record.fleet_slots
             if is_of(record, wanted.tenants) and only_scope(
                 record, wanted.model_name, wanted.tenant_id, wanted.worker_id
             ):

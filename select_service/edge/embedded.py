@@ -238,7 +238,7 @@ class SelectionService:
         items = [(one, b"") for one in request.requests]
         answer = await self.driver.select_batch(request, items)
         with withdrawn_if_lost(self.driver, answer):
-            return await explained(answer, self.driver.teller, as_told)
+            return await explained(answer, self.driver.decision_reports, as_told)
 
     @_operation
     async def reserve(self, request: ReservationRequest | Mapping[str, Any]) -> ReservationAnswer:
@@ -319,15 +319,15 @@ class SelectionService:
     @_operation
     async def decision(self, name: str) -> Decision:
         """Return the record behind a selection; GET /decisions/{id}. Raises DecisionNotFound."""
-        return await self.driver.teller.tell(self.driver.teller.find(name))
+        return await self.driver.decision_reports.tell(self.driver.decision_reports.find(name))
 
     @_operation
     async def decisions(self, wanted: Wanted | Mapping[str, Any]) -> list[Decision]:
         """Return the last decisions, newest first; GET /decisions."""
         wanted = taken("wanted", wanted, Wanted)
-        teller = self.driver.teller
-        records = await teller.matching(wanted)
-        return [one async for one in teller.each(records, candidates=wanted.candidates)]
+        decision_reports = self.driver.decision_reports
+        records = await decision_reports.matching(wanted)
+        return [one async for one in decision_reports.each(records, candidates=wanted.candidates)]
 
     @_operation
     async def trust(

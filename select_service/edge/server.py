@@ -67,7 +67,7 @@ class Server(uvicorn.Server):
     def __init__(
         self,
         settings: Settings,
-        door: Application,
+        application: Application,
         traffic: Traffic,
         entrances: ListeningSockets,
         security: SecurityFiles | None = None,
@@ -85,8 +85,8 @@ class Server(uvicorn.Server):
         )
         super().__init__(
             uvicorn.Config(
-                door,
-                http=http_protocol(door, limits, traffic.connections),
+                application,
+                http=http_protocol(application, limits, traffic.connections),
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -98,11 +98,11 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=settings.shutdown_timeout_s,
             )
         )
-        door.reloading.followers.append(self._follow)
+        application.reloading.followers.append(self._follow)
         self._limits = limits
         self._second = 0
         self._tick_due = math.inf
-        self._door = door
+        self._application = application
         self._security = security
         self._entrances = entrances
         self._counts = counts = traffic.connections
@@ -113,8 +113,8 @@ class Server(uvicorn.Server):
         self._side: type[HttpConnection] | None = None
         self._handshakes: Handshakes | None = None  # only with TLS
         if entrances.side:
-            aside = door.narrowed(SIDE_PATHS, NOT_AT_THE_SIDE)
-            self._side = http_protocol(aside, limits, traffic.connections)
+            side_application = application.narrowed(SIDE_PATHS, NOT_AT_THE_SIDE)
+            self._side = http_protocol(side_application, limits, traffic.connections)
 
     def _follow(self, settings: Settings) -> None:
         """Apply new limits to connections, open ones included."""
@@ -131,9 +131,9 @@ class Server(uvicorn.Server):
         else:
             await self._start_with_tls(security.certificates.context)
         self._entrances.appear()
-        self._door.enter(asyncio.get_running_loop())
+        self._application.enter(asyncio.get_running_loop())
         self._loading = asyncio.get_running_loop().create_task(
-            load_in_turns(self._door.document.steps())
+            load_in_turns(self._application.document.steps())
         )
 
     async def _start_side(self) -> None:
@@ -234,7 +234,7 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._entrances.vanish()
         await self._hear_out()
-        self._door.leave()
+        self._application.leave()
         hanging_up = asyncio.get_running_loop().create_task(self._hang_up())
         try:
             await super().shutdown(sockets)

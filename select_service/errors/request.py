@@ -1,4 +1,4 @@
-"""Refused at the door, by codec and HTTP, before anybody has looked at what is meant."""
+"""Refused by codec and HTTP, before anybody has looked at what is meant."""
 
 from __future__ import annotations
 

@@ -77,19 +77,19 @@ class RecordedPool(PoolLoad):
         meter = DrainMeter(self.told.work, prior_tokens_per_s=prior_tokens_per_s)
         super().__init__(self.told, limits, meter)
 
-    def seat(self, slot: int, total_kv_blocks: int | None) -> None:
-        """Seat a rank on the slot, or update its record; its load stays."""
+    def attach(self, slot: int, total_kv_blocks: int | None) -> None:
+        """Attach a rank on the slot, or update its record; its load stays."""
         self.told.ensure(slot + 1)
-        super().seat(slot, total_kv_blocks)
+        super().attach(slot, total_kv_blocks)
 
-    def unseat(self, slot: int) -> None:
+    def detach(self, slot: int) -> None:
         """Remove a rank with its load."""
         if slot < len(self.told.prefill):
             self.told.note(slot, RankLoad(), self.told.work.at)
-        super().unseat(slot)
+        super().detach(slot)
 
     def note(self, slot: int, load: RankLoad, now: float) -> None:
-        """Set the load of a seated slot."""
+        """Set the load of a attached slot."""
         self.told.note(slot, load, now)
         self.tell_waiting(slot, load.waiting)
 

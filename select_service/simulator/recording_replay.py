@@ -14,14 +14,14 @@ import numpy as np
 from typing_extensions import override
 
 from select_service.core.ledger.loads import ranks_in
-from select_service.core.recording.decoder import BadRecording, DamagedFile, Tape
+from select_service.core.recording.decoder import BadRecording, DamagedFile, RecordedFile
 from select_service.core.recording.items import (
     Asked,
     Decided,
     Events,
+    FleetChange,
     Gap,
     ReservationStep,
-    Seats,
     SettingsChange,
     Wave,
 )
@@ -98,17 +98,17 @@ def replay(
         OSError: one of them does not exist.
     """
     player = _Player(files, dict(changes or {}), scope, examples)
-    tapes: list[Tape] = []
+    recorded_files: list[RecordedFile] = []
     damaged: dict[int, DamagedFile] = {}
     for number, path in enumerate(files):
         try:
-            for played in play([path], tapes):
+            for played in play([path], recorded_files):
                 player.take(played)
         except DamagedFile as error:
             damaged[number] = error
-    if damaged and all(tape.header is None for tape in tapes):
+    if damaged and all(recorded_file.header is None for recorded_file in recorded_files):
         raise next(iter(damaged.values()))
-    return player.end(tapes, damaged)
+    return player.end(recorded_files, damaged)
 
 
 class _Tally:
@@ -170,7 +170,7 @@ class _Player:
         self._examples_max = examples
         self._examples: list[ReplayDifference] = []
         self._stages: dict[int, DecisionReplay] = {}
-        self._tape: Tape | None = None
+        self._recorded_file: RecordedFile | None = None
         self._clock, self._course = Clock(), TimeSeries()
         self._ranks: set[tuple[str, str, int, int]] = set()
         self._then, self._now = _Tally(), _Tally()
@@ -181,20 +181,20 @@ class _Player:
 
     def take(self, played: Played) -> None:
         """Process one item."""
-        tape, path, item = played
-        if tape is not self._tape:
-            self._open(tape, path)
+        recorded_file, path, item = played
+        if recorded_file is not self._recorded_file:
+            self._open(recorded_file, path)
         told = self.told
         if isinstance(item, Decided):
-            self._guarded(path, lambda: self._decided(tape, path, item))
+            self._guarded(path, lambda: self._decided(recorded_file, path, item))
         elif isinstance(item, Wave):
-            self._guarded(path, lambda: self._wave(tape, path, item))
+            self._guarded(path, lambda: self._wave(recorded_file, path, item))
         elif isinstance(item, ReservationStep):
             told.life[item.what] = told.life.get(item.what, 0) + 1
         elif isinstance(item, Events):
             for what, *_ in item.events:
                 told.events[what] = told.events.get(what, 0) + 1
-        elif isinstance(item, Seats):
+        elif isinstance(item, FleetChange):
             scope = item.model_name, item.tenant_id
             for one in item.workers:
                 self._ranks.update((*scope, one.spec.worker_id, rank) for rank, _ in one.slots)
@@ -215,10 +215,10 @@ class _Player:
             why = f"what decided it does not fit together ({type(error).__name__}: {error})"
             raise BadRecording(f"{where}: {why}") from None
 
-    def _open(self, tape: Tape, path: Path) -> None:
-        before = None if self._tape is None else self._tape.header
-        self._tape = tape
-        header = tape.header
+    def _open(self, recorded_file: RecordedFile, path: Path) -> None:
+        before = None if self._recorded_file is None else self._recorded_file.header
+        self._recorded_file = recorded_file
+        header = recorded_file.header
         assert header is not None
         if before is not None and before.recording == header.recording:
             absent = header.file - before.file - 1
@@ -233,26 +233,34 @@ class _Player:
         self._as_was = changed_weights(header.config, {})
         self._other = changed_weights(header.config, self._changes) if self._changes else None
 
-    def _stage(self, tape: Tape, scope: int, loads: bytes | None) -> DecisionReplay:
-        house, capacity = tape.house(scope), ranks_in(loads or b"")
-        stage = self._stages.get(scope)
-        if stage is None or stage.house is not house or stage.capacity != capacity:
-            assert tape.header is not None
-            stage = self._stages[scope] = DecisionReplay(house, capacity, tape.header.config)
-        return stage
+    def _decision_replay(
+        self, recorded_file: RecordedFile, scope: int, loads: bytes | None
+    ) -> DecisionReplay:
+        house, capacity = recorded_file.house(scope), ranks_in(loads or b"")
+        decision_replay = self._stages.get(scope)
+        if (
+            decision_replay is None
+            or decision_replay.house is not house
+            or decision_replay.capacity != capacity
+        ):
+            assert recorded_file.header is not None
+            decision_replay = self._stages[scope] = DecisionReplay(
+                house, capacity, recorded_file.header.config
+            )
+        return decision_replay
 
     # -- single decisions ------------------------------------------------------------------------
 
-    def _decided(self, tape: Tape, path: Path, item: Decided) -> None:
-        house = tape.house(item.scope)
+    def _decided(self, recorded_file: RecordedFile, path: Path, item: Decided) -> None:
+        house = recorded_file.house(item.scope)
         if not self._is_meant(*house.scope):
             return
         told = self.told
-        stage = self._stage(tape, item.scope, item.load.whole)
-        recorded = recorded_choice(stage, item)
+        decision_replay = self._decision_replay(recorded_file, item.scope, item.load.whole)
+        recorded = recorded_choice(decision_replay, item)
         asked, seed = item.asked or _ORDINARY, told.decisions
         weights = self._as_was(item.weights, asked)
-        again = stage.choose(item, weights, RecordedRandom(item.draws, seed))
+        again = decision_replay.choose(item, weights, RecordedRandom(item.draws, seed))
         part = self._course.at(self._clock.since(item.at))
         told.decisions += 1
         self._count(recorded)
@@ -266,7 +274,7 @@ class _Player:
         if self._other is None or again.rank is None or item.in_wave:
             return
         weights = self._other(item.weights, asked)
-        other = stage.choose(item, weights, RecordedRandom(item.draws, seed))
+        other = decision_replay.choose(item, weights, RecordedRandom(item.draws, seed))
         self._compare(path, house, item, again, other)
 
     def _compare(
@@ -321,14 +329,16 @@ class _Player:
 
     # -- waves -----------------------------------------------------------------------------------
 
-    def _wave(self, tape: Tape, path: Path, item: Wave) -> None:
-        house = tape.house(item.scope)
+    def _wave(self, recorded_file: RecordedFile, path: Path, item: Wave) -> None:
+        house = recorded_file.house(item.scope)
         if not item.steps or not self._is_meant(*house.scope):
             return
         told = self.told
-        stage = self._stage(tape, item.scope, item.steps[0].load.whole)
+        decision_replay = self._decision_replay(recorded_file, item.scope, item.steps[0].load.whole)
         seed = told.decisions
-        made = stage.plan(item, self._as_was, lambda step: RecordedRandom(step.draws, seed))
+        made = decision_replay.plan(
+            item, self._as_was, lambda step: RecordedRandom(step.draws, seed)
+        )
         told.waves += 1
         told.wave_members += len(item.members)
         for number, rank in made.recorded.items():
@@ -341,7 +351,9 @@ class _Player:
                 there = made.planned.get(number)
                 told.first_difference = self._moved_member(path, house, item, number, rank, there)
         if self._other is not None:
-            other = stage.plan(item, self._other, lambda step: RecordedRandom(step.draws, seed))
+            other = decision_replay.plan(
+                item, self._other, lambda step: RecordedRandom(step.draws, seed)
+            )
             self._moved += sum(
                 other.planned.get(number) != rank for number, rank in made.planned.items()
             )
@@ -368,19 +380,23 @@ class _Player:
 
     # -- the end ---------------------------------------------------------------------------------
 
-    def end(self, tapes: Sequence[Tape], damaged: Mapping[int, DamagedFile]) -> ReplayResult:
+    def end(
+        self, recorded_files: Sequence[RecordedFile], damaged: Mapping[int, DamagedFile]
+    ) -> ReplayResult:
         """Return the results.
 
         Args:
-            tapes: of all files, read as far as possible.
+            recorded_files: of all files, read as far as possible.
             damaged: what ended some of them, by position.
         """
         told = self.told
         told.seconds = self._clock.latest
         told.course = self._course.parts(told.seconds)
         told.is_damaged = bool(damaged)
-        for number, (name, tape) in enumerate(zip(told.files, tapes, strict=True)):
-            why = _why_incomplete(tape, damaged.get(number))
+        for number, (name, recorded_file) in enumerate(
+            zip(told.files, recorded_files, strict=True)
+        ):
+            why = _why_incomplete(recorded_file, damaged.get(number))
             if why is not None:
                 told.missing.append(RecordingGap(name, why))
         if self._changes:
@@ -409,13 +425,13 @@ class _Player:
         return told
 
 
-def _why_incomplete(tape: Tape, damage: DamagedFile | None) -> str | None:
+def _why_incomplete(recorded_file: RecordedFile, damage: DamagedFile | None) -> str | None:
     """Return why a file ends too early; None: it does not."""
     if damage is not None:
         return f"damaged, frame at byte {damage.at}: {damage.why}"
-    if tape.is_torn:
+    if recorded_file.is_torn:
         return "cut off"
-    return None if tape.is_ended else "killed, cut off, or still recording"
+    return None if recorded_file.is_ended else "killed, cut off, or still recording"
 
 
 def _rank_work(at: tuple[str, str, int, int], then: _Tally, now: _Tally) -> RankWork:

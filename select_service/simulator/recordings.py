@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from indexer.core.hashing import sequence_hashes
 from indexer.core.packing import numbers_in
 from select_service.core.ledger.reservation_ids import leg_ids
-from select_service.core.recording.decoder import Tape, hashes_of
+from select_service.core.recording.decoder import RecordedFile, hashes_of
 from select_service.core.recording.items import Decided, ReservationStep, number_of
 from select_service.simulator.core.requests import ClientRequest
 
@@ -32,7 +32,7 @@ _ENDS: Final = frozenset({"freed", "expired", "lease_ended", "told"})
 class Played(NamedTuple):
     """An item and its file."""
 
-    tape: Tape
+    recorded_file: RecordedFile
     path: Path
     item: Item
 
@@ -54,12 +54,14 @@ def files_of(path: Path) -> list[Path]:
     return files
 
 
-def play(files: Iterable[Path], tapes: list[Tape] | None = None) -> Iterator[Played]:
+def play(
+    files: Iterable[Path], recorded_files: list[RecordedFile] | None = None
+) -> Iterator[Played]:
     """Yield the items of some files.
 
     Args:
         files: in order.
-        tapes: opened ones are appended to this.
+        recorded_files: opened ones are appended to this.
 
     Raises:
         BadRecording: one of them cannot be read, with file and offset.
@@ -67,11 +69,11 @@ def play(files: Iterable[Path], tapes: list[Tape] | None = None) -> Iterator[Pla
     """
     for path in files:
         with path.open("rb") as file:
-            tape = Tape(file.read, str(path))
-            if tapes is not None:
-                tapes.append(tape)
-            for item in tape:
-                yield Played(tape, path, item)
+            recorded_file = RecordedFile(file.read, str(path))
+            if recorded_files is not None:
+                recorded_files.append(recorded_file)
+            for item in recorded_file:
+                yield Played(recorded_file, path, item)
 
 
 def read_recording(lines: Iterable[bytes], block_size: int) -> Iterator[ClientRequest]:
@@ -81,8 +83,8 @@ def read_recording(lines: Iterable[bytes], block_size: int) -> Iterator[ClientRe
     the expected output; else 1. The content of answers is unknown, so a turn finds an earlier one
     only as far as its own prompt repeats it.
     """
-    tape = Tape(_Pieces(lines).read, "recording")
-    return _requests(((tape, item) for item in tape), block_size)
+    recorded_file = RecordedFile(_Pieces(lines).read, "recording")
+    return _requests(((recorded_file, item) for item in recorded_file), block_size)
 
 
 def requests_of(path: Path, block_size: int) -> Iterator[ClientRequest]:
@@ -95,25 +97,27 @@ def requests_of(path: Path, block_size: int) -> Iterator[ClientRequest]:
     return _requests(_whole(files_of(path)), block_size)
 
 
-def _whole(files: Sequence[Path]) -> Iterator[tuple[Tape, Item]]:
-    tapes: list[Tape] = []
-    for played in play(files, tapes):
-        yield played.tape, played.item
-    for path, tape in zip(files, tapes, strict=True):
-        if not tape.is_ended:
+def _whole(files: Sequence[Path]) -> Iterator[tuple[RecordedFile, Item]]:
+    recorded_files: list[RecordedFile] = []
+    for played in play(files, recorded_files):
+        yield played.recorded_file, played.item
+    for path, recorded_file in zip(files, recorded_files, strict=True):
+        if not recorded_file.is_ended:
             _log.warning("%s has no end: killed, cut off, or still recording", path)
 
 
-def _requests(items: Iterable[tuple[Tape, Item]], block_size: int) -> Iterator[ClientRequest]:
+def _requests(
+    items: Iterable[tuple[RecordedFile, Item]], block_size: int
+) -> Iterator[ClientRequest]:
     requests: list[ClientRequest] = []
     waits: dict[str, ClientRequest] = {}  # reservations that have not ended
-    for tape, item in items:
+    for recorded_file, item in items:
         if isinstance(item, ReservationStep) and item.what in _ENDS:
             ended = waits.pop(item.reservation_id, None)
             if ended is not None and item.amount:
                 ended.osl = item.amount * block_size
         elif isinstance(item, Decided):
-            house = tape.house(item.scope)
+            house = recorded_file.house(item.scope)
             if house.block_size != block_size:
                 raise ValueError(f"blocks of this recording have {house.block_size} tokens")
             one = _request(item, house.scope.tenant_id)

@@ -138,7 +138,7 @@ class ComputingPool(RecordedPool):
         self._events: list[tuple[float, int, _Running]] = []
         self._order = 0
         for slot in range(settings.ranks):
-            self.seat(slot, settings.kv_total_blocks)
+            self.attach(slot, settings.kv_total_blocks)
 
     def place(self, ask: AdmissionRequest, now: float) -> float:
         """Place a request on the least loaded rank; returns the time of its first token."""

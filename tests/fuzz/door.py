@@ -232,7 +232,7 @@ class House:
 
     async def _restore(self, answer: Answer | None, kind: str) -> None:
         """Look at everything that can be read, then put back what every template builds on."""
-        reloading = self._server._door.reloading
+        reloading = self._server._application.reloading
         put = {
             name: None for name, one in reloading.describe().settings.items() if one.source == "put"
         }

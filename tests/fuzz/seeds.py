@@ -112,7 +112,7 @@ def _recordings() -> Iterator[bytes]:
     for seed in (0, 3, 4):
         fleet = RecordedFleet(seed, blocks=4, is_whole=True)
         fleet.play(60)
-        head, *items = map(msgspec.msgpack.decode, fleet.tape.items())
+        head, *items = map(msgspec.msgpack.decode, fleet.recorded_file.items())
         seats: list[Any] = []
         kinds: dict[object, Any] = {}
         for one in items:

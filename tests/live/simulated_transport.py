@@ -48,5 +48,5 @@ class _Pool:
 
 def answered_by(client: AsyncClient, transport: httpx.AsyncBaseTransport) -> AsyncClient:
     """Have a client of one selector ask a transport instead of the network."""
-    client._pools = [_Pool(client._doors, transport)]  # type: ignore[list-item]
+    client._pools = [_Pool(client._endpoints, transport)]  # type: ignore[list-item]
     return client

@@ -62,7 +62,7 @@ def look(api: Api, _: Request) -> Response:
             one.output_blocks,
         )
         for partition in core.partitions.values()
-        for rank, slot in partition.seating.seats()
+        for rank, slot in partition.fleet_slots.ranks_and_slots()
         for one in partition.ledger.reservations_on(slot)
     ]
     return Response(200, encode(View(booked, core.queries.loads())))

@@ -140,16 +140,16 @@ class RecordedFleet:
                 max_inflight=draw.choice([None, 2, 4]),
                 cache_hit_threshold=draw.choice([0.0, 0.0, 0.6]),
             )
-        self.tape = Cassette(self.config, is_whole=is_whole)
+        self.recorded_file = Cassette(self.config, is_whole=is_whole)
         self.core = SelectionCore(
-            *(StreamRegistry(), self.config, RecordedRng(self.tape.draws, seed)),
+            *(StreamRegistry(), self.config, RecordedRng(self.recorded_file.draws, seed)),
             limits=CoreLimits(
                 decision_ring=draw.choice([0, 64]),
                 reservation_ttl_s=20.0,
                 session_ttl_s=draw.choice([0.0, 10.0]),
             ),
             admission=admission,
-            watch=CoreObservers(witness=Recorder(self.tape)),
+            watch=CoreObservers(decision_recorder=Recorder(self.recorded_file)),
         )
         self.now = 100.0
         if seed % 2:  # what looks on draws from a copy, and leaves no trace
@@ -197,9 +197,9 @@ class RecordedFleet:
     def hold(self) -> None:
         """A rank has the beginning of some prompt, on one tier or several."""
         partition = self.core.partitions.get(self.draw.choice(SCOPES))
-        if partition is None or not partition.seating.workers:
+        if partition is None or not partition.fleet_slots.workers:
             return
-        worker = self.draw.choice(list(partition.seating.workers.values()))
+        worker = self.draw.choice(list(partition.fleet_slots.workers.values()))
         rank = WorkerRank(worker.worker_id, self.draw.choice(list(worker.slots)))
         prompt, parent = self.draw.choice(self.prompts), None
         for at in range(0, min(self.draw.randint(1, 100), len(prompt)), 20):

@@ -179,7 +179,7 @@ class Node:
         """Every reservation booked here, with all its load."""
         found: dict[str, Any] = {}
         for scope, partition in self.core.partitions.items():
-            for rank, slot in partition.seating.seats():
+            for rank, slot in partition.fleet_slots.ranks_and_slots():
                 for one in partition.ledger.reservations_on(slot):
                     assert one.reservation_id not in found, "never a double booking"
                     found[one.reservation_id] = (

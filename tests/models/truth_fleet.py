@@ -101,7 +101,7 @@ class TruthFleet:
         self.core = SelectionCore(
             StreamRegistry(), RouterConfig(), random.Random(seed + 2), trust=settings
         )
-        self.core.trusting.wall_ahead = MODEL_EPOCH
+        self.core.trust_monitor.wall_ahead = MODEL_EPOCH
         self.now = 100.0
         self.ranks: dict[int, SimulatedRank] = {}
         for worker_id in range(1, self.shape.workers + 1):
@@ -219,7 +219,7 @@ class TruthFleet:
         return stream
 
     def trust(self, worker_id: int) -> RankTrustRow:
-        rows = self.core.trusting.table().ranks
+        rows = self.core.trust_monitor.table().ranks
         return next(row for row in rows if row.worker_id == worker_id)
 
     def claim_everything(self, event: PoolEvent, rng: random.Random) -> list[PoolEvent]:

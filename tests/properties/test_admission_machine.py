@@ -139,7 +139,9 @@ class AdmissionMachine(RuleBasedStateMachine):
             self.live.add(name)
         else:
             assert isinstance(answer, CacheThreshold | ServiceError)
-            assert self.core.desk.bookings.live(name) is None, "refused, and booked all the same"
+            assert self.core.lifecycle.bookings.live(name) is None, (
+                "refused, and booked all the same"
+            )
 
     # -- workers -------------------------------------------------------------------------------
 
@@ -164,7 +166,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         del self.caps[worker_id]
         before = set(self.live)
         _, effects = self.core.workers.delete_worker(worker_id, self.later())
-        self.live = {name for name in before if self.core.desk.bookings.live(name) is not None}
+        self.live = {name for name in before if self.core.lifecycle.bookings.live(name) is not None}
         self.follow(effects)
 
     @rule(worker_id=worker_ids, used=st.sampled_from([0.0, 39.0]), waits=st.none() | st.just(9))
@@ -201,7 +203,7 @@ class AdmissionMachine(RuleBasedStateMachine):
             self.follow(effects)
         except ServiceError as refusal:
             refused = refusal.code
-            assert self.core.desk.bookings.live(name) is None
+            assert self.core.lifecycle.bookings.live(name) is None
         if isinstance(answer, Ticket):
             self.tickets[name] = answer
         elif answer is not None:
@@ -281,7 +283,9 @@ class AdmissionMachine(RuleBasedStateMachine):
             self.follow(effects)
         while self.core.next_deadline() <= self.now:
             self.follow(self.core.refuse_late(self.now))
-        self.live = {name for name in self.live if self.core.desk.bookings.live(name) is not None}
+        self.live = {
+            name for name in self.live if self.core.lifecycle.bookings.live(name) is not None
+        }
         assert not self.keeper.displaced
 
     # -- what is always true -------------------------------------------------------------------
@@ -301,9 +305,9 @@ class AdmissionMachine(RuleBasedStateMachine):
         assert total.offered == self.asked
         assert total.waiting == len(self.tickets)
         assert sum(scope.pending_count for scope in self.core.queries.loads()) == len(self.tickets)
-        booked = {name for name in self.live if self.core.desk.bookings.live(name) is not None}
+        booked = {name for name in self.live if self.core.lifecycle.bookings.live(name) is not None}
         assert booked == self.live
-        assert len(self.core.desk.bookings) == len(self.live), "nothing is booked unanswered"
+        assert len(self.core.lifecycle.bookings) == len(self.live), "nothing is booked unanswered"
 
     @invariant()
     def nobody_waits_for_a_worker_that_has_room(self) -> None:

@@ -239,9 +239,9 @@ class Fleet:
     def hold(self) -> None:
         """A rank has the beginning of some prompt, in pieces on several tiers."""
         there = self.core.partitions.get(HERE)
-        if there is None or not there.seating.workers:
+        if there is None or not there.fleet_slots.workers:
             return
-        worker = self.draw.choice(list(there.seating.workers.values()))
+        worker = self.draw.choice(list(there.fleet_slots.workers.values()))
         rank = WorkerRank(worker.worker_id, self.draw.choice(list(worker.slots)))
         prompt, parent = self.draw.choice(self.prompts), None
         for at in range(0, self.draw.randint(1, 8), 2):
@@ -332,11 +332,12 @@ class Fleet:
         elif what == 5 and HERE in self.core.partitions:
             there = self.core.partitions[HERE]
             factor = self.draw.choice([1.0, 0.0, self.draw.random()])
-            for _, slot in there.seating.seats()[:2]:
+            for _, slot in there.fleet_slots.ranks_and_slots()[:2]:
                 there.trust.note_freshness(slot, factor, ("lag",) if factor < 1.0 else ())
         else:
             live = [
-                one.reservation.reservation_id for one in self.core.desk.bookings.by_id.values()
+                one.reservation.reservation_id
+                for one in self.core.lifecycle.bookings.by_id.values()
             ]
             if live and what == 3:
                 self.core.reservations.prefill_complete(self.draw.choice(live), self.now)

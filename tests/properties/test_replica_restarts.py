@@ -127,7 +127,7 @@ class LastingWorld(World):
     @override
     def close_at(self, node: Node, client: Client) -> bool:
         """What is known here under the lease is over, and a twin of the client does not know."""
-        bookings = node.core.desk.bookings
+        bookings = node.core.lifecycle.bookings
         known = {name for name in client.members if bookings.live(name) is not None}
         if not super().close_at(node, client):
             return False
@@ -230,7 +230,7 @@ class LastingWorld(World):
 
     def begin(self, node: Node) -> None:
         """Start again, and see that everything is as it was."""
-        claims = node.core.desk.announcer.claims
+        claims = node.core.lifecycle.announcer.claims
         told = self.told[node.number]
         for name in list(told):
             # what others own and nobody here was asked about since, they know

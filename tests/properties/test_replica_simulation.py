@@ -146,11 +146,11 @@ class World:
         Where its worker is not here, its claim knows. It is let go of where its owner was not heard
         for so long, and nobody cared for it, that it counts as an orphan.
         """
-        told, desk = self.told[node.number], node.core.desk
+        told, lifecycle = self.told[node.number], node.core.lifecycle
         gone = []
         for name, outputs in told.items():
-            booking = desk.bookings.live(name)
-            claim = desk.elsewhere.find(name)
+            booking = lifecycle.bookings.live(name)
+            claim = lifecycle.elsewhere.find(name)
             if booking is None and claim is not None:
                 if name not in self.twice:
                     assert claim.output_blocks >= outputs, f"{name} has shrunk"
@@ -160,17 +160,21 @@ class World:
                 assert booking.reservation.output_blocks >= outputs, f"{name} has shrunk"
         self.stays_over(node)
         for name in gone:
-            aged = any(one.aged for one in desk.announcer.claims.alive(name))
+            aged = any(one.aged for one in lifecycle.announcer.claims.alive(name))
             assert aged, f"{name} was acknowledged here and freed nowhere"
             del told[name]
 
     def stays_over(self, node: Node) -> None:
         """What has been freed somewhere, and a node has heard to be over, does not come back."""
-        desk, fading, past = node.core.desk, self.fading[node.number], self.past[node.number]
-        for name in [one for one in fading if not desk.announcer.claims.alive(one)]:
+        lifecycle, fading, past = (
+            node.core.lifecycle,
+            self.fading[node.number],
+            self.past[node.number],
+        )
+        for name in [one for one in fading if not lifecycle.announcer.claims.alive(one)]:
             fading.remove(name)
             past.add(name)
-        back = [name for name in past if desk.bookings.live(name) is not None]
+        back = [name for name in past if lifecycle.bookings.live(name) is not None]
         assert not back, f"{back} were over here, and freed"
 
     def acknowledged(self, node: Node, name: str, outputs: int = 0) -> None:
@@ -208,7 +212,9 @@ class World:
             return
         client = self.rng.choice(self.clients)
         up = [node for node in self.net.nodes if not node.is_down]
-        has_it = [node for node in up if node.core.desk.leases.find(client.lease_id) is not None]
+        has_it = [
+            node for node in up if node.core.lifecycle.leases.find(client.lease_id) is not None
+        ]
         node = self.rng.choice(has_it or up)
         if not has_it:
             self.open_at(node, client)
@@ -374,7 +380,7 @@ class World:
     def is_known(self, node: Node, name: str) -> bool:
         """Whether a node has booked an id or a leg of that pair, or heard of one that is live."""
         ids, ledger = (name, *leg_ids(name)), node.ledger()
-        claims = node.core.desk.announcer.claims
+        claims = node.core.lifecycle.announcer.claims
         return any(
             one in ledger
             or any(c.owner != node.router_id and not c.aged for c in claims.alive(one))
@@ -393,7 +399,7 @@ class World:
             return
         if name in self.lasting - self.twice:
             for one in self.net.nodes:
-                if one is node or one.core.desk.bookings.live(name) is not None:
+                if one is node or one.core.lifecycle.bookings.live(name) is not None:
                     self.fading[one.number].add(name)
         self.over([name])
         node.did(effects)
@@ -434,7 +440,7 @@ class World:
         if self.rng.random() < 0.6 or node.core.catalog.find(worker_id) is None:
             node.put_worker(worker_id)
             return
-        own = node.core.desk.announcer.claims.own.by_id
+        own = node.core.lifecycle.announcer.claims.own.by_id
         dropped = [name for name, one in own.items() if one.record.worker_id == worker_id]
         for name in dropped:
             self.firm.pop(name, None)
@@ -463,7 +469,7 @@ class World:
     def crash(self) -> None:
         node = self.pick()
         leased = self.leased()
-        for name in node.core.desk.announcer.claims.own.by_id:
+        for name in node.core.lifecycle.announcer.claims.own.by_id:
             if name not in leased:
                 self.firm.pop(name, None)
         for name in leased & self.firm.keys():
@@ -497,7 +503,7 @@ class World:
         for node in self.net.nodes:
             self.at_rest(node)
         for name in self.leased() & self.firm.keys():
-            booking = self.net.nodes[0].core.desk.bookings.get(name)
+            booking = self.net.nodes[0].core.lifecycle.bookings.get(name)
             claim = booking.reservation.claim
             assert claim is not None
             assert claim.owner not in self.net.dead_routers, "its client has found it a new owner"
@@ -520,7 +526,7 @@ class World:
             assert ledger.keys() == self.net.expected().keys()
             assert not ledger.keys() & self.freed
         assert not ledger.keys() & self.doomed, "a missed lease leaves no load"
-        adopted = any(node.core.desk.announcer.claims.adopted for node in self.net.nodes)
+        adopted = any(node.core.lifecycle.announcer.claims.adopted for node in self.net.nodes)
         for name, outputs in self.firm.items():
             assert name in ledger, "acknowledged, and not freed"
             _, _, _, _, prefill_done, output_blocks, *_ = ledger[name]
@@ -528,7 +534,7 @@ class World:
             assert adopted or prefill_done or name not in self.done
 
     def at_rest(self, node: Node) -> None:
-        claims = node.core.desk.announcer.claims
+        claims = node.core.lifecycle.announcer.claims
         counters = claims.counters
         if not self.old:
             assert counters.claims_corrected == counters.numbers_corrected == 0, "nothing was false"
@@ -540,7 +546,7 @@ class World:
                 continue
             assert row.state == "synced", row
             other = next(one for one in self.net.nodes if one.router_id == row.router_id)
-            theirs = other.core.desk.announcer.claims
+            theirs = other.core.lifecycle.announcer.claims
             assert claims.sets[row.router_id].digest == theirs.own.digest
             assert row.claims == len(theirs.own)
 
@@ -596,13 +602,13 @@ def live_through_unchecked(seed: int, steps: int, garbling: float) -> Net:
     net.run(QUIET_S)
     for node, were in zip(net.nodes, before, strict=True):
         rows = rows_of(node)
-        known = node.core.desk.announcer.claims
+        known = node.core.lifecycle.announcer.claims
         for other in net.nodes:
             if other is not node:
                 row = rows[other.router_id]
                 assert row.state == "synced"
                 assert row.pulls == were[other.router_id].pulls, "nobody fetches for ever"
-                theirs = other.core.desk.announcer.claims.own
+                theirs = other.core.lifecycle.announcer.claims.own
                 assert known.sets[other.router_id].digest == theirs.digest
     booked = [{name: one[:4] for name, one in node.ledger().items()} for node in net.nodes]
     assert all(one == booked[0] for one in booked)

@@ -708,7 +708,7 @@ class ServiceMachine(RuleBasedStateMachine):
             for name, one in self.twin.leases.items()
         }
         for name in self.twin.leases:
-            under = self.core.desk.leases.get(name).reservations
+            under = self.core.lifecycle.leases.get(name).reservations
             assert {one.reservation_id for one in under if one.live} == {
                 one.name for one in self.twin.live.values() if one.lease == name
             }

@@ -146,15 +146,15 @@ class ClientSession:
         self, prompt: dict[str, Any], reservation_id: str, now: float, timeout_s: float | None
     ) -> Run[ClientBooking]:
         """POST /select_and_reserve: choose and book."""
-        way = choosing(self.catalog, self.rng, prompt)
-        return self._make(way, prompt, reservation_id, now, timeout_s)
+        booking_kind = choosing(self.catalog, self.rng, prompt)
+        return self._make(booking_kind, prompt, reservation_id, now, timeout_s)
 
     def reserve_pair(
         self, prompt: dict[str, Any], reservation_id: str, now: float, timeout_s: float | None
     ) -> Run[ClientBooking]:
         """POST /select_pair: choose one rank or two and book them."""
-        way = pairing(self.catalog, self.rng, prompt)
-        return self._make(way, prompt, reservation_id, now, timeout_s)
+        booking_kind = pairing(self.catalog, self.rng, prompt)
+        return self._make(booking_kind, prompt, reservation_id, now, timeout_s)
 
     def book(
         self,
@@ -173,12 +173,12 @@ class ClientSession:
         self._check_open()
         if block_size is None:
             block_size = yield from self.prompts.block_size(scope_of(body), now, timeout_s)
-        way = booking_of(body, block_size)
-        return (yield from self._make(way, body, reservation_id, now, timeout_s))
+        booking_kind = booking_of(body, block_size)
+        return (yield from self._make(booking_kind, body, reservation_id, now, timeout_s))
 
     def _make(
         self,
-        way: BookingKind,
+        booking_kind: BookingKind,
         prompt: dict[str, Any],
         reservation_id: str,
         now: float,
@@ -198,20 +198,20 @@ class ClientSession:
             draft.number = 1
         self.leases.forget_ghost(reservation_id)
         if self.selectors.is_down and self.options.degraded:
-            booking = self._degrade(way, draft)
+            booking = self._degrade(booking_kind, draft)
             if booking is not None:
                 return booking
         is_booked = is_owed = False
         try:
             prompt = yield from self.prompts.hashed(prompt, now, until - now)
-            outcome = yield from self._ask_for(way, prompt, draft, (now, until), trail)
+            outcome = yield from self._ask_for(booking_kind, prompt, draft, (now, until), trail)
             if self._is_nobody_there(outcome, trail):
-                booking = self._degrade(way, Draft(reservation_id))
+                booking = self._degrade(booking_kind, Draft(reservation_id))
                 if booking is not None:
                     return booking
             raise_unless_answered(outcome, self.names)
             is_owed = True
-            answer = way.read(outcome)
+            answer = booking_kind.read(outcome)
             if isinstance(answer, CacheThreshold):
                 is_owed = False
                 raise NotCached(answer)
@@ -223,7 +223,7 @@ class ClientSession:
             if not is_booked:
                 self._abandon(draft, now, is_owed=is_owed or trail.is_unsure)
         booking = ClientBooking(draft, answer, is_degraded=False)
-        booking.terms = None if way.again is None else {**prompt, **way.again}
+        booking.terms = None if booking_kind.again is None else {**prompt, **booking_kind.again}
         booking.is_unsure = trail.is_unsure
         self.bookings[booking.reservation_id] = booking
         if draft.lease is not None and not self.leases.knows(draft.lease):
@@ -244,7 +244,7 @@ class ClientSession:
 
     def _ask_for(
         self,
-        way: BookingKind,
+        booking_kind: BookingKind,
         prompt: dict[str, Any],
         draft: Draft,
         times: tuple[float, float],
@@ -270,7 +270,9 @@ class ClientSession:
             body = {**prompt, "reservation_id": draft.reservation_id}
             if found is not None:
                 body["lease_id"] = found.lease_id
-            return SelectorRequest("POST", way.path, body, is_selection=way.may_wait)
+            return SelectorRequest(
+                "POST", booking_kind.path, body, is_selection=booking_kind.may_wait
+            )
 
         outcome = ExchangeOutcome(now)
         for _ in range(_LEASE_TRIES):
@@ -347,8 +349,8 @@ class ClientSession:
             self.outbox.entry(draft.reservation_id, now).is_freed = True
         draft.use(None)
 
-    def _degrade(self, way: BookingKind, draft: Draft) -> ClientBooking | None:
-        answer = way.stand_in()
+    def _degrade(self, booking_kind: BookingKind, draft: Draft) -> ClientBooking | None:
+        answer = booking_kind.stand_in()
         if answer is None:
             return None
         self.stats.degraded += 1

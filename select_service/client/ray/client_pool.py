@@ -1,6 +1,6 @@
 """A client for whichever selectors exist at present; they come and go, and are found through Ray.
 
-A process has one outlet for everything that asks the same selectors. When the set changes, new
+A process has one client pool for everything that asks the same selectors. When the set changes, new
 requests go to a new client; the old one is closed once its bookings are over. `routing.py` and
 `serve_worker.py` use it.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from select_service.client.reservation import Reservation
 
-__all__ = ["LOOK_S", "ClientPool", "outlet_for"]
+__all__ = ["LOOK_S", "ClientPool", "client_pool_for"]
 
 LOOK_S: Final = 2.0
 """Interval at which the selectors are looked up."""
@@ -121,10 +121,10 @@ _outlets: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[object, ClientPool]]
 )
 
 
-def outlet_for(
+def client_pool_for(
     selectors: Sequence[str] | None, namespace: str, options: Options | None = None
 ) -> ClientPool:
-    """Return this loop's outlet for these selectors; it lives as long as the process.
+    """Return this loop's client pool for these selectors; it lives as long as the process.
 
     Args:
         selectors: addresses; None: those of `select_service.serve_ray`, found through Ray.
@@ -132,14 +132,14 @@ def outlet_for(
         options: of its clients.
     """
     options = options or Options()
-    outlets = _outlets.setdefault(asyncio.get_running_loop(), {})
+    client_pools = _outlets.setdefault(asyncio.get_running_loop(), {})
     key = (None if selectors is None else tuple(selectors), namespace, options)
-    outlet = outlets.get(key)
-    if outlet is None:
+    client_pool = client_pools.get(key)
+    if client_pool is None:
         find = None if selectors is not None else _finder(namespace)
-        outlet = outlets[key] = ClientPool(selectors or (), options, find)
-    outlet.begin()
-    return outlet
+        client_pool = client_pools[key] = ClientPool(selectors or (), options, find)
+    client_pool.begin()
+    return client_pool
 
 
 def _finder(namespace: str) -> Callable[[], Awaitable[list[str]]]:

@@ -25,7 +25,7 @@ from ray.serve.request_router import LocalityMixin, MultiplexMixin, RequestRoute
 from ray.util.metrics import Counter
 
 from select_service.client.core.options import Options
-from select_service.client.ray.client_pool import outlet_for
+from select_service.client.ray.client_pool import client_pool_for
 from select_service.client.ray.registry import NAMESPACE
 from select_service.client.ray.routing import Routing, RoutingOptions
 from select_service.client.ray.serve_worker import ServeWorker
@@ -180,9 +180,9 @@ class SelectServiceRouter(LocalityMixin, MultiplexMixin, RequestRouter):  # type
     def _routing_here(self) -> Routing:
         """Return this loop's routing, created lazily: Serve creates the router on another loop."""
         if self._routing is None:
-            outlet = outlet_for(self._selectors, self._namespace, self._client_options)
+            client_pool = client_pool_for(self._selectors, self._namespace, self._client_options)
             self._routing = Routing(
-                outlet, self._routing_options, self._tokenizer, on_choice=self._count
+                client_pool, self._routing_options, self._tokenizer, on_choice=self._count
             )
         return self._routing
 

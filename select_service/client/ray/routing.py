@@ -98,7 +98,7 @@ class Routing:
 
     def __init__(
         self,
-        outlet: ClientPool,
+        client_pool: ClientPool,
         options: RoutingOptions,
         tokenizer: Tokenizer | None = None,
         on_choice: Callable[[str], None] = lambda _: None,
@@ -106,12 +106,12 @@ class Routing:
         """Ask nobody yet.
 
         Args:
-            outlet: provides the client.
+            client_pool: provides the client.
             options: how to ask.
             tokenizer: tokenizes a payload with text; may be a coroutine.
             on_choice: called with the outcome of a choice.
         """
-        self._outlet = outlet
+        self._client_pool = client_pool
         self._options = options
         self._tokenizer = tokenizer
         self._on_choice = on_choice
@@ -160,7 +160,7 @@ class Routing:
     async def _rank(
         self, call: PendingCall, name: str, worker_ids: Sequence[int], adapter: str
     ) -> tuple[RoutedRequest, list[list[int]]] | None:
-        client = self._outlet.client
+        client = self._client_pool.client
         if client is None:
             self._count("no_selector")
             return None
@@ -286,7 +286,7 @@ class Routing:
             self._tickets.pop(ticket, None)
             self._untaken.pop(ticket, None)
             self._release_name(ticket)
-            self._outlet.free(ticket.client, ticket.reservation)
+            self._client_pool.free(ticket.client, ticket.reservation)
 
     async def drop_now(self, ticket: RoutedRequest) -> None:
         """End a ticket whose name is about to be booked again."""
@@ -296,7 +296,7 @@ class Routing:
 
     def _hold(self, ticket: RoutedRequest, booked: Reservation) -> None:
         ticket.reservation, ticket.worker_id = booked, booked.worker_id
-        self._outlet.hold(ticket.client)
+        self._client_pool.hold(ticket.client)
         self._tickets[ticket] = self._untaken[ticket] = None
         if len(self._tickets) > _REMEMBERED:
             self._forget(next(iter(self._tickets)))

@@ -18,7 +18,7 @@ import msgspec
 from select_service.client.asynchronous import AsyncClient
 from select_service.client.core.options import Options
 from select_service.client.core.problems import ClientError
-from select_service.client.ray.client_pool import outlet_for
+from select_service.client.ray.client_pool import client_pool_for
 from select_service.client.ray.registry import BEAT_S, NAMESPACE, SelectorRegistry
 from select_service.client.ray.worker_ids import reservation_id_of, worker_id_of
 from select_service.errors import ServiceError
@@ -198,7 +198,7 @@ class ServeWorker:
             self._failed()
 
     async def _tell(self) -> None:
-        outlet = outlet_for(self._selectors, self._namespace, self._options)
+        client_pool = client_pool_for(self._selectors, self._namespace, self._options)
         while True:
             await self._has_news.wait()
             await asyncio.sleep(_GATHER_S)
@@ -207,7 +207,7 @@ class ServeWorker:
             names = list(said)
             for at in range(0, len(names), _TOLD_MAX):
                 part = {name: said[name] for name in names[at : at + _TOLD_MAX]}
-                self._left_out(len(await self._told(outlet.client, part)))
+                self._left_out(len(await self._told(client_pool.client, part)))
 
     async def _told(
         self, client: AsyncClient | None, said: dict[str, int | None]

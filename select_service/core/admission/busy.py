@@ -59,7 +59,7 @@ class BusyRanks:
         self.thresholds = NOTHING
         self.watches = False
         """Whether any threshold is set; if not, no slot is ever busy."""
-        self._seated: list[bool] = []
+        self._attached: list[bool] = []
         self._batch_tokens: list[int | None] = []
         self._total_blocks: list[int | None] = []
         self._prefill_limit: list[float] = []
@@ -70,11 +70,11 @@ class BusyRanks:
 
     def ensure(self, capacity: int) -> None:
         """Make room for slots below `capacity`; never shrinks."""
-        missing = capacity - len(self._seated)
+        missing = capacity - len(self._attached)
         if missing <= 0:
             return
         self.busy = np.concatenate([self.busy, np.zeros(missing, dtype=np.bool_)])
-        self._seated += [False] * missing
+        self._attached += [False] * missing
         self._batch_tokens += [None] * missing
         self._total_blocks += [None] * missing
         self._prefill_limit += [math.inf] * missing
@@ -88,21 +88,21 @@ class BusyRanks:
         """Busy slots."""
         return len(self.slots)
 
-    def seat(
+    def attach(
         self, slot: int, max_num_batched_tokens: int | None, kv_total_blocks: int | None
     ) -> None:
-        """Seat a declared rank on the slot, or update its worker's record; its load stays."""
+        """Attach a declared rank on the slot, or update its worker's record; its load stays."""
         self.ensure(slot + 1)
-        self._seated[slot] = True
+        self._attached[slot] = True
         self._batch_tokens[slot] = max_num_batched_tokens
         self._total_blocks[slot] = kv_total_blocks
         self._compile(slot)
 
-    def unseat(self, slot: int) -> None:
+    def detach(self, slot: int) -> None:
         """Remove a rank with its load, report and bit."""
-        if slot >= len(self._seated):
+        if slot >= len(self._attached):
             return
-        self._seated[slot] = False
+        self._attached[slot] = False
         self._prefill[slot] = self._decode[slot] = 0.0
         self._used[slot] = UNREPORTED
         self._prefill_limit[slot] = self._decode_limit[slot] = math.inf
@@ -112,8 +112,8 @@ class BusyRanks:
         """Put thresholds in force at once, for every slot."""
         self.thresholds = thresholds
         self.watches = thresholds.any
-        for slot, seated in enumerate(self._seated):
-            if seated:
+        for slot, attached in enumerate(self._attached):
+            if attached:
                 self._compile(slot)
 
     def note(self, slot: int, prefill_tokens: float, decode_blocks: float) -> None:
@@ -124,7 +124,7 @@ class BusyRanks:
 
     def report(self, slot: int, kv_used_blocks: float | None) -> bool:
         """Apply a report of used blocks; False: dropped, as the rank is not declared."""
-        if slot >= len(self._seated) or not self._seated[slot]:
+        if slot >= len(self._attached) or not self._attached[slot]:
             return False
         self._used[slot] = UNREPORTED if kv_used_blocks is None else float(kv_used_blocks)
         self._judge(slot)
@@ -194,7 +194,7 @@ class BusyRanks:
     def check(self) -> None:
         """Assert that bits and their number follow from the known values."""
         assert set(np.flatnonzero(self.busy).tolist()) == self.slots
-        for slot, seated in enumerate(self._seated):
+        for slot, attached in enumerate(self._attached):
             used = self._used[slot]
             load = RankReport(
                 self._prefill[slot],
@@ -203,4 +203,4 @@ class BusyRanks:
                 self._total_blocks[slot],
                 self._batch_tokens[slot],
             )
-            assert self.busy[slot] == (seated and rank_busy(self.thresholds, load))
+            assert self.busy[slot] == (attached and rank_busy(self.thresholds, load))

@@ -93,8 +93,8 @@ class CacheHits:
             )
         if request.on_cache_threshold == "fallback":
             tally.fallbacks += 1
-            if partition.seating.roles.given:  # it will be prefilled where it goes
-                rows = partition.seating.roles.rather_whole(rows)
+            if partition.fleet_slots.roles.given:  # it will be prefilled where it goes
+                rows = partition.fleet_slots.roles.rather_whole(rows)
             return ThresholdCandidates(rows, facts, needs_prefill=True)
         tally.rejections[threshold.source] = tally.rejections.get(threshold.source, 0) + 1
         return ThresholdCandidates(
@@ -177,7 +177,7 @@ def _refusal(
     partition: Partition, request: SelectRequest, rows: Rows, threshold: Threshold, hits: Hits
 ) -> CacheThreshold:
     slot = hits.best_row if isinstance(rows, slice) else int(rows[hits.best_row])
-    worker, dp_rank = partition.seating.rank_at(slot)
+    worker, dp_rank = partition.fleet_slots.rank_at(slot)
     return CacheThreshold(
         selection_id=UNSET if request.selection_id is None else request.selection_id,
         model_name=partition.scope.model_name,

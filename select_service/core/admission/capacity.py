@@ -94,7 +94,7 @@ class WorkerCaps:
     def __getitem__(self, worker_id: int) -> WorkerCap:
         return self._caps[worker_id]
 
-    def seat(
+    def attach(
         self,
         worker_id: int,
         slots: Collection[int],
@@ -118,7 +118,7 @@ class WorkerCaps:
             self._owner[slot] = worker_id
         self._write(fresh)
 
-    def unseat(self, worker_id: int) -> int:
+    def detach(self, worker_id: int) -> int:
         """Remove a worker; return how many requests held a place with it and need another."""
         cap = self._caps.pop(worker_id, None)
         if cap is None:

@@ -35,11 +35,11 @@ class ClassQueues:
     """All requests waiting for a rank; classes take turns, each for up to its quantum."""
 
     def __init__(
-        self, policy: RoutingPolicy, seating: FleetSlots, loads: SlotLoads, drainage: DrainRate
+        self, policy: RoutingPolicy, fleet_slots: FleetSlots, loads: SlotLoads, drainage: DrainRate
     ) -> None:
         self.of_class = [PendingQueue() for _ in policy.classes]
         self._classes = policy.classes
-        self._seating = seating
+        self._fleet_slots = fleet_slots
         self._loads = loads
         self._drainage = drainage
         self._turn = 0  # the class that drains next, and its remaining quantum
@@ -56,7 +56,7 @@ class ClassQueues:
             known.extend([_ENDLESS] * (slots - len(known)))
             self._busy_above[number] = grown(self._busy_above[number], slots, _NEVER_BUSY)
 
-    def seat(self, worker: Worker) -> None:
+    def attach(self, worker: Worker) -> None:
         """Add a schedulable worker: set the load above which its ranks are busy."""
         slots = worker.slots.values()
         self.ensure(max(slots, default=-1) + 1)
@@ -116,7 +116,7 @@ class ClassQueues:
                 queue.pending_cached_tokens,
             ),
         )
-        workers = len(self._seating.workers)
+        workers = len(self._fleet_slots.workers)
         for kind, per_worker, current in waiting:
             if not is_known and per_worker is not None and current >= per_worker * workers:
                 full = _queue_full(one.name, kind, current, per_worker * workers)
@@ -137,7 +137,7 @@ class ClassQueues:
             queue.pending_isl_tokens - queue.pending_cached_tokens for queue in self.of_class
         )
         requests = self._loads.prefilling + sum(map(len, self.of_class))
-        return self._drainage.return_s(work / max(1, requests), work, self._seating.ranks, now)
+        return self._drainage.return_s(work / max(1, requests), work, self._fleet_slots.ranks, now)
 
     # -- turns ---------------------------------------------------------------------------------
 
@@ -192,7 +192,7 @@ class ClassQueues:
 
     def check(self) -> None:
         """Assert all invariants of the queues."""
-        workers = self._seating.workers.values()
+        workers = self._fleet_slots.workers.values()
         open_slots = {slot: one for one in workers for slot in one.slots.values()}
         for number, policy_class in enumerate(self._classes):
             column, whole = self._busy_above[number], self.busy_above_of[number]

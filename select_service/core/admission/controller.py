@@ -119,8 +119,8 @@ class AdmissionController:
                 if self._wants_gate(partition):
                     self._open(partition)
                 continue
-            for worker in partition.seating.workers.values():
-                keeper.seat(worker)
+            for worker in partition.fleet_slots.workers.values():
+                keeper.attach(worker)
                 self.reports.replay(worker, keeper)
             keeper.set_thresholds(self._thresholds_of(partition))
             keeper.refresh(now)
@@ -199,7 +199,7 @@ class AdmissionController:
         self._gates[partition.scope.model_name] += 1
         keeper = partition.admission
         assert keeper is not None
-        for worker in partition.seating.workers.values():
+        for worker in partition.fleet_slots.workers.values():
             self.reports.replay(worker, keeper)
 
     def keepers(self) -> list[PartitionAdmission]:

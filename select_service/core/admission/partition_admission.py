@@ -67,7 +67,7 @@ class PartitionAdmission:
         *,
         totals: Totals | None = None,
     ) -> None:
-        """Follow a ledger from now on; `seat` brings the workers.
+        """Follow a ledger from now on; `attach` brings the workers.
 
         Args:
             ledger: its load is judged.
@@ -112,7 +112,7 @@ class PartitionAdmission:
         self.changes = LoadChanges(self.busy.slots, self.caps.slots)
         """What the ledger has noted; unless it asks for a `look`, no `refresh` is needed."""
         self._has_new_limits = False
-        self._seats: dict[int, tuple[int, int]] = {}  # slot → worker id and rank
+        self._by_slot: dict[int, tuple[int, int]] = {}  # slot → worker id and rank
         self._slots: dict[int, dict[int, int]] = {}  # worker id → rank → slot
         self._capped: set[int] = set()  # workers with a cap
         ledger.changes = self.changes
@@ -140,7 +140,7 @@ class PartitionAdmission:
 
     # -- workers -------------------------------------------------------------------------------
 
-    def seat(self, worker: Worker) -> None:
+    def attach(self, worker: Worker) -> None:
         """Add a worker or update its record or ranks; load and reports of its ranks stay."""
         spec, worker_id = worker.spec, worker.worker_id
         before = self._slots.get(worker_id, {})
@@ -149,26 +149,26 @@ class PartitionAdmission:
                 self._unseat_slot(slot)
         self._slots[worker_id] = dict(worker.slots)
         for rank, slot in worker.slots.items():
-            if self._seats.get(slot) != (worker_id, rank):
+            if self._by_slot.get(slot) != (worker_id, rank):
                 self._unseat_slot(slot)
-            self._seats[slot] = (worker_id, rank)
-            self.pool.seat(slot, spec.total_kv_blocks)
-            self.busy.seat(slot, spec.max_num_batched_tokens, spec.total_kv_blocks)
+            self._by_slot[slot] = (worker_id, rank)
+            self.pool.attach(slot, spec.total_kv_blocks)
+            self.busy.attach(slot, spec.max_num_batched_tokens, spec.total_kv_blocks)
             self.changes.note(slot)
         self._has_new_limits = True
         most = self._settings.max_inflight if spec.max_inflight is None else spec.max_inflight
         queued = self._settings.max_queued if spec.max_queued is None else spec.max_queued
-        self.caps.seat(worker_id, worker.slots.values(), most, queued)
+        self.caps.attach(worker_id, worker.slots.values(), most, queued)
         (self._capped.discard if most is None else self._capped.add)(worker_id)
         self.changes.look = True
 
-    def unseat(self, worker_id: int) -> list[Ticket]:
+    def detach(self, worker_id: int) -> list[Ticket]:
         """Remove a worker; return the tickets that held a place with it and need another."""
         for slot in self._slots.pop(worker_id, {}).values():
             self._unseat_slot(slot)
         self._capped.discard(worker_id)
         self.changes.look = True
-        if not self.caps.unseat(worker_id):
+        if not self.caps.detach(worker_id):
             return []
         both = (*self.waiting, *self.displaced)
         homeless = [ticket for ticket in both if ticket.place == worker_id]
@@ -181,26 +181,26 @@ class PartitionAdmission:
         self.pool.disregard(slots)
 
     def _unseat_slot(self, slot: int) -> None:
-        self._seats.pop(slot, None)
-        self.pool.unseat(slot)
-        self.busy.unseat(slot)
+        self._by_slot.pop(slot, None)
+        self.pool.detach(slot)
+        self.busy.detach(slot)
 
     def set_thresholds(self, thresholds: Thresholds) -> None:
         """Put thresholds in force at once."""
         self.busy.set_thresholds(thresholds)
-        self.changes.slots.update(self._seats)
+        self.changes.slots.update(self._by_slot)
         self.changes.look = True
         self._has_new_limits = True
 
     def report(self, worker: Worker, told: RankMetrics) -> None:
         """Apply a rank's own load report."""
         slot = worker.slots.get(told.dp_rank)
-        if slot is None or slot not in self._seats:
+        if slot is None or slot not in self._by_slot:
             return
         total = told.kv_total_blocks
         if worker.spec.total_kv_blocks is None and total is not None:
-            self.pool.seat(slot, total)
-            self.busy.seat(slot, worker.spec.max_num_batched_tokens, total)
+            self.pool.attach(slot, total)
+            self.busy.attach(slot, worker.spec.max_num_batched_tokens, total)
             self._has_new_limits = True
         self.busy.report(slot, told.kv_used_blocks)
         self.pool.mark_stale(slot, stale=False)
@@ -211,7 +211,7 @@ class PartitionAdmission:
     def report_stale(self, worker: Worker, dp_rank: int, *, is_full: bool) -> None:
         """Drop the block count of a rank's stale report; the rank may then count as full."""
         slot = worker.slots.get(dp_rank)
-        if slot is not None and slot in self._seats:
+        if slot is not None and slot in self._by_slot:
             self.busy.report(slot, None)
             self.pool.tell_waiting(slot, None)
             self.pool.mark_stale(slot, stale=is_full)
@@ -257,13 +257,13 @@ class PartitionAdmission:
         loads, capped = self._loads, self._capped
         busy = self.busy if self.busy.watches else None
         for slot in slots:
-            seat = self._seats.get(slot)
-            if seat is None:
+            attach = self._by_slot.get(slot)
+            if attach is None:
                 continue
             if busy is not None:
                 busy.note(slot, loads.prefill_left[slot], loads.decode.item(slot))
-            if seat[0] in capped:
-                self.caps.note(seat[0], self._inflight(seat[0]))
+            if attach[0] in capped:
+                self.caps.note(attach[0], self._inflight(attach[0]))
 
     def _inflight(self, worker_id: int) -> int:
         requests = self._loads.requests
@@ -518,12 +518,12 @@ class PartitionAdmission:
     def exceeded(self, decision: AdmissionDecision, rows: Rows) -> dict[str, object]:
         """Return knob, value and limit behind a refusal, if there are any."""
         first = _first(rows)
-        if first not in self._seats:
+        if first not in self._by_slot:
             return policy_facts(decision)
         if decision.gate == "busy":
             return busy_facts(self.busy.exceeded(first))
         if decision.gate == "capacity":
-            return cap_facts(self.caps[self._seats[first][0]])
+            return cap_facts(self.caps[self._by_slot[first][0]])
         return policy_facts(decision)
 
     def check(self) -> None:
@@ -544,7 +544,7 @@ class PartitionAdmission:
             assert all(self.pool.tenant_in_flight(name) == n for name, n in tenants.items())
         loads = self._loads
         assert self.changes.look or not (self.busy.slots or self.caps.slots)
-        for slot in self._seats:
+        for slot in self._by_slot:
             assert self.busy.is_true(slot, loads.prefill_left[slot], loads.decode.item(slot))
 
 

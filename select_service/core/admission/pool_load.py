@@ -129,7 +129,7 @@ class _OfOthers:
 
 
 class PoolLoad:
-    """A `Pool` over slots; unseated slots do not count."""
+    """A `Pool` over slots; detached slots do not count."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class PoolLoad:
         self.limits = limits or SaturationLimits()
         self.meter = meter or DrainMeter(loads.work)
         self.instances = 0
-        self._seated: set[int] = set()
+        self._attached: set[int] = set()
         self._waiting: dict[int, int] = {}  # inside the engine, by slot, if reported
         self._stale: set[int] = set()
         self._share: Floats = np.zeros(0)
@@ -162,7 +162,7 @@ class PoolLoad:
         self._prefill = self._share  # the column it reads
         self._tenants: dict[str, int] = {}
 
-    # -- seats ---------------------------------------------------------------------------------
+    # -- ranks ---------------------------------------------------------------------------------
 
     def _ensure(self, capacity: int) -> None:
         missing = capacity - len(self._share)
@@ -176,21 +176,21 @@ class PoolLoad:
         self._prefill = self._share  # `_fill` still reads the old columns
         self._rate_until = -math.inf
 
-    def seat(self, slot: int, total_kv_blocks: int | None) -> None:
-        """Seat a schedulable rank on the slot, or update its record; its load stays."""
+    def attach(self, slot: int, total_kv_blocks: int | None) -> None:
+        """Attach a schedulable rank on the slot, or update its record; its load stays."""
         self._ensure(max(slot + 1, len(self.loads.prefill)))
-        self._seated.add(slot)
-        self.instances = len(self._seated)
+        self._attached.add(slot)
+        self.instances = len(self._attached)
         self._share[slot] = 1.0 / total_kv_blocks if total_kv_blocks else 0.0
         self._blocks[slot] = total_kv_blocks or math.inf
         self._rate_until = -math.inf
 
-    def unseat(self, slot: int) -> None:
+    def detach(self, slot: int) -> None:
         """Remove the rank from the slot; the ledger removes its load."""
-        if slot not in self._seated:
+        if slot not in self._attached:
             return
-        self._seated.discard(slot)
-        self.instances = len(self._seated)
+        self._attached.discard(slot)
+        self.instances = len(self._attached)
         self._share[slot], self._blocks[slot] = 0.0, math.inf
         self._waiting.pop(slot, None)
         self._stale.discard(slot)
@@ -198,13 +198,13 @@ class PoolLoad:
         self._rate_until = -math.inf
 
     def disregard(self, slots: Collection[int]) -> None:
-        """Ignore unseated slots that still carry load."""
+        """Ignore detached slots that still carry load."""
         self.loads = _OfOthers(self._loads, slots) if slots else self._loads
 
     # -- reports of ranks ----------------------------------------------------------------------
 
     def tell_waiting(self, slot: int, waiting: int | None) -> None:
-        """Set the requests waiting inside the engine of a seated slot; None: not reported."""
+        """Set the requests waiting inside the engine of a attached slot; None: not reported."""
         if waiting is None:
             self._waiting.pop(slot, None)
         else:
@@ -339,7 +339,7 @@ class PoolLoad:
 
     def check(self) -> None:
         """Assert all invariants: the sum is that of the ranks, and empty slots carry nothing."""
-        assert self.instances == len(self._seated)
+        assert self.instances == len(self._attached)
         loads, limits = self.loads, self.limits
         rate, _, _, saturation = self.outlook()  # one snapshot: the next call may refresh the rate
         assert self.prefill_backlog == loads.prefill.sum()
@@ -348,12 +348,12 @@ class PoolLoad:
             most = self.queue_depth + self.batch_size + self.in_flight
             assert self.heaviest == most.max()
         total = 0.0
-        for slot in self._seated:
+        for slot in self._attached:
             filled = float(loads.prefill[slot]) / (rate * limits.target_ttft_s)
             used = float(loads.decode[slot]) * float(self._share[slot]) / limits.kv_utilization
             waits = self._waiting.get(slot, 0) / limits.waiting if limits.waiting else 0.0
             total += max(filled, used, waits, float(slot in self._stale))
         if self.instances:
             assert math.isclose(saturation, total / self.instances, rel_tol=1e-9)
-        assert self._waiting.keys() | self._stale <= self._seated
+        assert self._waiting.keys() | self._stale <= self._attached
         assert all(self._tenants.values()), "only who has requests is counted"

@@ -166,7 +166,7 @@ class BatchPlan:
         self._context = np.zeros(size)  # what they add to the context
         self._share = self._limit = 0  # requests: the even share, and the limit of a rank
 
-    def seats(self) -> Iterator[list[PlannedRank]]:
+    def planned_ranks(self) -> Iterator[list[PlannedRank]]:
         """Yield the plan piece by piece: members of one group that go to one rank.
 
         Each piece is O(ranks), except for one that sorts all members: O(members).
@@ -193,9 +193,9 @@ class BatchPlan:
         self._share = math.ceil(level - _ROUNDING)
         self._limit = math.floor(self.load_limit * level + _ROUNDING)
         for number, group in enumerate(self.groups):
-            yield from self._seat(number, group)
+            yield from self._place_group(number, group)
 
-    def _seat(self, number: int, group: Group) -> Iterator[list[PlannedRank]]:
+    def _place_group(self, number: int, group: Group) -> Iterator[list[PlannedRank]]:
         first = group.members[0]
         rows = first.rows
         base, cached = self._price(first)
@@ -254,7 +254,7 @@ class BatchPlan:
         cached_tokens: float,
         last_at: dict[int, int],
     ) -> list[PlannedRank]:
-        seats, size, group = [], self.partition.index.block_size, self.groups[number]
+        planned_ranks, size, group = [], self.partition.index.block_size, self.groups[number]
         for position in range(left, left + count):
             member, mate, shared = group.members[position], -1, 0
             before = last_at.get(slot)
@@ -267,6 +267,6 @@ class BatchPlan:
             self._prefill[slot] += max(0.0, prompt.isl_tokens - known)
             self._decode[slot] += prompt.blocks - shared
             self._context[slot] += prompt.blocks + self.partition.ledger.sequence_blocks
-            seats.append(PlannedRank(member, slot, mate, shared, number))
+            planned_ranks.append(PlannedRank(member, slot, mate, shared, number))
         self._placed[slot] += count
-        return seats
+        return planned_ranks

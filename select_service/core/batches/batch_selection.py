@@ -74,7 +74,7 @@ class BatchSelection:
     def __init__(  # noqa: PLR0917 - whom they work with
         self,
         reader: RequestReader,
-        desk: Lifecycle,
+        lifecycle: Lifecycle,
         placing: Placer,
         counters: Counters,
         rng: random.Random,
@@ -83,7 +83,7 @@ class BatchSelection:
         recorder: BatchRecorder | None = None,
     ) -> None:
         self.reader = reader
-        self.desk = desk
+        self.lifecycle = lifecycle
         self.placing = placing
         self.counters = counters
         self.rng = rng
@@ -159,7 +159,7 @@ class RunningBatch:
                     by_partition.setdefault(sample.read[0], []).append(number)
             self._check_all()
             for partition, numbers in by_partition.items():
-                now = yield from self._seat(partition, numbers, now)
+                now = yield from self._place_planned(partition, numbers, now)
         except BatchNotPlaced:
             yield from self.undo(now)
             raise
@@ -168,7 +168,7 @@ class RunningBatch:
 
     def undo(self, now: float) -> Generator[Effects, float, None]:
         """End this wave's bookings one by one, except those already ended. Idempotent."""
-        bookings = self._waves.desk.bookings
+        bookings = self._waves.lifecycle.bookings
         for sample in self._samples:
             if sample.booked is not None:
                 name, sample.booked = sample.booked, None
@@ -185,7 +185,7 @@ class RunningBatch:
     def _release(self) -> None:
         """Make the bookings final: from now on replicas hear of them, and the disk gets them."""
         self._hold.is_open = False
-        changes = self._waves.desk.bookings.changes
+        changes = self._waves.lifecycle.bookings.changes
         if changes is not None:
             changes.release(self._hold)
 
@@ -216,7 +216,11 @@ class RunningBatch:
 
     def _is_repeat(self, sample: _Sample) -> bool:
         name = sample.request.reservation_id
-        return self._wants.reserve and name is not None and self._waves.desk.repeats.is_known(name)
+        return (
+            self._wants.reserve
+            and name is not None
+            and self._waves.lifecycle.repeats.is_known(name)
+        )
 
     def _repeats(self, now: float) -> Generator[Effects, float, float]:
         """Answer repeats with their first answer, or the conflict; they add no load."""
@@ -228,7 +232,7 @@ class RunningBatch:
 
     # -- placing ---------------------------------------------------------------------------------
 
-    def _seat(
+    def _place_planned(
         self, partition: Partition, numbers: list[int], now: float
     ) -> Generator[Effects, float, float]:
         """Plan and place the samples of one partition.
@@ -251,25 +255,28 @@ class RunningBatch:
             rng=self._waves.rng,
         )
         size = partition.index.block_size
-        seats = []
+        planned_ranks = []
         recorder = self._waves.recorder
-        for piece in plan.seats() if recorder is None else recorder.steps_of(plan):
-            seats += piece
+        for piece in plan.planned_ranks() if recorder is None else recorder.steps_of(plan):
+            planned_ranks += piece
             now = yield NOTHING
         first_group = self._next_group
         self._groups += len(plan.groups)
         self._next_group += len(plan.groups)
         # by number of a placed sample: its mate and shared blocks
         before: dict[int, tuple[int, int]] = {}
-        for seat in seats:  # plan everything first: bookings would count twice
-            mate, shared = seat.mate, seat.shared_blocks
-            if mate >= 0 and self._samples[mate].placed_at != seat.slot:
+        for planned_rank in planned_ranks:  # plan everything first: bookings would count twice
+            mate, shared = planned_rank.mate, planned_rank.shared_blocks
+            if mate >= 0 and self._samples[mate].placed_at != planned_rank.slot:
                 # refused, or elsewhere: its own mate has the prefix, too
                 mate, common = before[mate]
                 shared = min(shared, common)
-            before[seat.member.number] = mate, shared
-            sample, tokens = self._samples[seat.member.number], shared * size if mate >= 0 else 0
-            planned = Planned(seat.slot, first_group + seat.group, tokens)
+            before[planned_rank.member.number] = mate, shared
+            sample, tokens = (
+                self._samples[planned_rank.member.number],
+                shared * size if mate >= 0 else 0,
+            )
+            planned = Planned(planned_rank.slot, first_group + planned_rank.group, tokens)
             now = yield self._place(sample, planned, now)
             if not _is_placed(sample):
                 # Give up at once: further bookings might take ids of an equal, earlier wave, which
@@ -280,7 +287,7 @@ class RunningBatch:
     def _place(self, sample: _Sample, planned: Planned | None, now: float) -> Effects:
         """Select for one sample, and book if wanted; a refusal becomes its result."""
         was_known = self._is_repeat(sample)
-        bookings = self._waves.desk.bookings
+        bookings = self._waves.lifecycle.bookings
         bookings.hold = self._hold  # a booking is published when the wave is done
         try:
             answer, effects = self._waves.placing.select_and_reserve(
@@ -301,7 +308,7 @@ class RunningBatch:
         elif isinstance(answer, Selection):
             assert sample.read is not None
             partition = sample.read[0]
-            sample.placed_at = partition.seating.workers[answer.worker_id].slots[answer.dp_rank]
+            sample.placed_at = partition.fleet_slots.workers[answer.worker_id].slots[answer.dp_rank]
             if planned is not None and sample.placed_at == planned.slot:
                 shared_tokens = planned.shared_tokens
             if self._wants.reserve:
@@ -324,7 +331,7 @@ class RunningBatch:
         One that was booked alone is a group of its own.
         """
         name = str(answer.reservation_id)
-        group, shared_tokens = self._waves.desk.repeats.in_wave(name) or (None, 0)
+        group, shared_tokens = self._waves.lifecycle.repeats.in_wave(name) or (None, 0)
         if name in self._counted:  # the id comes twice
             return shared_tokens
         self._counted.add(name)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import UNSET
 
 from indexer.compiled import usable
-from select_service.core.decisions import fleet_snapshot as lookouts
+from select_service.core.decisions import fleet_snapshot as fleet_snapshots
 from select_service.core.decisions.fleet_snapshot import FleetSnapshot
 from select_service.core.decisions.record import (
     SEEN,
@@ -85,7 +85,7 @@ class DecisionLog:
         Args:
             catalog: knows the unschedulable workers.
             stream_of: the open event stream of a rank.
-            partitions: live, by scope; each keeps its lookout.
+            partitions: live, by scope; each keeps its fleet snapshot.
             count_max: records kept; 0: none.
             bytes_max: bytes they may take together.
             first: number of the first record; above those of earlier lives of the process.
@@ -175,21 +175,21 @@ class DecisionLog:
             self._recorder.decision(ticket, seen, rows, slot, now, odds)
         partition, more = ticket.partition, 0
         if odds is None and (
-            rows is not partition.seating.everyone
+            rows is not partition.fleet_slots.everyone
             or ticket.request.routing_constraints is not UNSET
         ):
             odds = odds_of(ticket)
         if odds is not None:
             more = _size_of(odds, rows, seen[0])
-        lookout = partition.lookout
-        if lookout is None or now >= lookout.until:
-            lookout = self._look_at(partition, now)
-            more += lookout.size
+        fleet_snapshot = partition.fleet_snapshot
+        if fleet_snapshot is None or now >= fleet_snapshot.until:
+            fleet_snapshot = self._look_at(partition, now)
+            more += fleet_snapshot.size
         if weights is None:
             weights = ticket.weights
         ring = self._rings.of(partition.scope.tenant_id)
         return ring.keep(
-            ticket, seen, rows, slot, now, odds, cache_hit, weights, lookout.told, more
+            ticket, seen, rows, slot, now, odds, cache_hit, weights, fleet_snapshot.told, more
         )
 
     def note_explained(self, ticket: Ticket, record: DecisionRecord) -> None:
@@ -232,7 +232,7 @@ class DecisionLog:
     ) -> DecisionRecord | None:
         """Record the booking of a pair, or of the one rank that is cheaper."""
         plan, odds = match.plan, odds_of(ticket)
-        odds.plan, odds.legs, odds.roles = plan, match.legs, ticket.partition.seating.roles
+        odds.plan, odds.legs, odds.roles = plan, match.legs, ticket.partition.fleet_slots.roles
         if match.placement is not None:
             slot = match.placement.slot
         else:
@@ -255,35 +255,37 @@ class DecisionLog:
         seen = ticket.partition.ledger.loads.pack(), None, None, None
         return self.keep(ticket, seen, None, -1, now, odds)
 
-    # -- seating --------------------------------------------------------------------------------
+    # -- fleet --------------------------------------------------------------------------------
 
     def _look_at(self, partition: Partition, now: float) -> FleetSnapshot:
-        lookout = partition.lookout or self._lookout_for(partition)
-        lookout.look(now)
-        return lookout
+        fleet_snapshot = partition.fleet_snapshot or self._fleet_snapshot_for(partition)
+        fleet_snapshot.look(now)
+        return fleet_snapshot
 
-    def _lookout_for(self, partition: Partition) -> FleetSnapshot:
-        lookout = partition.lookout = FleetSnapshot(
+    def _fleet_snapshot_for(self, partition: Partition) -> FleetSnapshot:
+        fleet_snapshot = partition.fleet_snapshot = FleetSnapshot(
             partition.scope,
-            partition.seating,
+            partition.fleet_slots,
             partition.index.block_size,
             self._catalog,
             self._stream_of,
         )
-        return lookout
+        return fleet_snapshot
 
     def _note(self, scope: Scope, worker_id: int) -> None:
-        """Note a changed catalog record; for seated workers the partition does so itself, too."""
+        """Note a changed catalog record; for attached workers the partition does so itself, too."""
         partition = self._partitions.get(scope)
         if partition is None:
             return
-        lookout = partition.lookout
+        fleet_snapshot = partition.fleet_snapshot
         if (
-            lookout is None and self.is_on and len(partition.seating.present) >= lookouts.NOTED_MAX
+            fleet_snapshot is None
+            and self.is_on
+            and len(partition.fleet_slots.present) >= fleet_snapshots.NOTED_MAX
         ):  # with fewer, the first selection creates it; partitions may be many
-            lookout = self._lookout_for(partition)
-        if lookout is not None:
-            lookout.note(worker_id)
+            fleet_snapshot = self._fleet_snapshot_for(partition)
+        if fleet_snapshot is not None:
+            fleet_snapshot.note(worker_id)
 
     # -- reading --------------------------------------------------------------------------------
 
@@ -415,14 +417,14 @@ def _whole_size(record: DecisionRecord) -> int:
 
 def is_of(record: DecisionRecord, tenants: frozenset[str] | None) -> bool:
     """Tell whether a record is of one of these tenants; None: any."""
-    return tenants is None or record.seating.scope.tenant_id in tenants
+    return tenants is None or record.fleet_slots.scope.tenant_id in tenants
 
 
 def only_scope(
     record: DecisionRecord, model_name: str | None, tenant_id: str | None, worker_id: int | None
 ) -> bool:
     """Tell whether a record is of this model and tenant, and its chosen worker is this one."""
-    scope = record.seating.scope
+    scope = record.fleet_slots.scope
     if model_name is not None and scope.model_name != model_name:
         return False
     if tenant_id is not None and scope.tenant_id != tenant_id:
@@ -432,11 +434,11 @@ def only_scope(
 
 def chosen_workers(record: DecisionRecord) -> list[int]:
     """Return the workers a decision chose: none, one, or both of a pair."""
-    slots, odds, seating = [record.slot], record.odds, record.seating
+    slots, odds, fleet_slots = [record.slot], record.odds, record.fleet_slots
     if odds is not None and odds.plan is not None and odds.plan.mode == "disaggregated":
         assert odds.plan.couple is not None
         slots.append(odds.plan.couple.prefill_slot)
-    return [seating.seats[seating.at[slot]].worker_id for slot in slots if slot >= 0]
+    return [fleet_slots.rank_states[fleet_slots.at[slot]].worker_id for slot in slots if slot >= 0]
 
 
 def decision_id(record: DecisionRecord) -> str:

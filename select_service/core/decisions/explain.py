@@ -64,7 +64,7 @@ class ExplainedRecord:
         self._wall_at = record.at + wall_offset
         self._transfer_cost = transfer_cost
         self._terms = terms = RankTerms(record)
-        self._stamps = np.frombuffer(record.lookout[2]).tolist()
+        self._stamps = np.frombuffer(record.fleet_snapshot[2]).tolist()
         self._pair = None
         self._in_play = terms.considered
         odds = record.odds
@@ -77,11 +77,11 @@ class ExplainedRecord:
 
     def __len__(self) -> int:
         """The number of candidates."""
-        return len(self._record.seating.seats) + len(self._record.seating.absent)
+        return len(self._record.fleet_slots.rank_states) + len(self._record.fleet_slots.absent)
 
     def decision(self) -> Decision:
         """Return everything but the candidates; some 20 µs, and 0.1 µs per rank."""
-        record, scope = self._record, self._record.seating.scope
+        record, scope = self._record, self._record.fleet_slots.scope
         odds = record.odds
         told = Decision(
             decision_id=decision_id(record),
@@ -119,7 +119,7 @@ class ExplainedRecord:
         record, terms = self._record, self._terms
         if self._pair is not None and self._pair.is_pair:
             return self._pair.chosen()
-        seats, at = record.seating.seats, record.seating.at[record.slot]
+        rank_states, at = record.fleet_slots.rank_states, record.fleet_slots.at[record.slot]
         costs = terms.cost[terms.considered]
         others = terms.considered.copy()
         others[at] = False
@@ -129,18 +129,18 @@ class ExplainedRecord:
         if len(behind):
             second = int(behind[terms.cost[behind].argmin()])
             margin = float(terms.cost[second]) - cost
-            seat = seats[second]
-            runner_up = RunnerUp(seat.worker_id, seat.dp_rank, float(terms.cost[second]))
+            rank = rank_states[second]
+            runner_up = RunnerUp(rank.worker_id, rank.dp_rank, float(terms.cost[second]))
         how: Literal["lowest", "tie", "softmax", "only"] = "tie" if ties > 1 else "lowest"
         if not len(behind):
             how = "only"
         elif record.weights.temperature > 0.0:
             how = "softmax"
-        seat = seats[at]
+        rank = rank_states[at]
         return Chosen(
-            worker_id=seat.worker_id,
-            dp_rank=seat.dp_rank,
-            endpoint=seat.endpoint,
+            worker_id=rank.worker_id,
+            dp_rank=rank.dp_rank,
+            endpoint=rank.endpoint,
             cost=cost,
             margin=margin,
             runner_up=runner_up,
@@ -151,24 +151,24 @@ class ExplainedRecord:
     # -- the ranks ------------------------------------------------------------------------------
 
     def candidates(self, start: int, stop: int) -> list[Candidate]:
-        """Return some of the ranks: the seated ones by worker and rank, then the absent ones."""
-        seating = self._record.seating
-        seated = len(seating.seats)
-        told = self._seated(slice(min(start, seated), min(stop, seated)))
-        absent = seating.absent[max(0, start - seated) : max(0, stop - seated)]
+        """Return some of the ranks: the attached ones by worker and rank, then the absent ones."""
+        fleet_slots = self._record.fleet_slots
+        attached = len(fleet_slots.rank_states)
+        told = self._attached(slice(min(start, attached), min(stop, attached)))
+        absent = fleet_slots.absent[max(0, start - attached) : max(0, stop - attached)]
         return told + [_absent(*one) for one in absent]
 
-    def _seated(self, some: slice[int, int, None]) -> list[Candidate]:
-        terms, seats = self._terms, self._record.seating.seats[some]
-        count = len(seats)
+    def _attached(self, some: slice[int, int, None]) -> list[Candidate]:
+        terms, rank_states = self._terms, self._record.fleet_slots.rank_states[some]
+        count = len(rank_states)
         in_play = self._in_play[some].tolist()
         columns: list[Sequence[object]] = [
-            [seat.worker_id for seat in seats],
-            [seat.dp_rank for seat in seats],
-            [seat.endpoint for seat in seats],
+            [rank.worker_id for rank in rank_states],
+            [rank.dp_rank for rank in rank_states],
+            [rank.endpoint for rank in rank_states],
             [
-                None if plays else self._excluded(seat)
-                for plays, seat in zip(in_play, seats, strict=True)
+                None if plays else self._excluded(rank)
+                for plays, rank in zip(in_play, rank_states, strict=True)
             ],
         ]
         priced, weights = terms.terms, self._record.weights
@@ -201,21 +201,21 @@ class ExplainedRecord:
             columns.append(self._pair.legs(some))
         return list(map(Candidate, *columns))
 
-    def _excluded(self, seat: RankState) -> Excluded:
+    def _excluded(self, rank: RankState) -> Excluded:
         """Return why a rank was no candidate: the first reason, in the order of evaluation."""
         odds = self._record.odds
         assert odds is not None, "everybody is considered otherwise"
         pinned = odds.pinned
-        if self._allowed is not None and seat.worker_id not in self._allowed:
+        if self._allowed is not None and rank.worker_id not in self._allowed:
             return "not_allowed"
-        if pinned is not None and (pinned.worker_id, pinned.dp_rank) != seat[1:3]:
+        if pinned is not None and (pinned.worker_id, pinned.dp_rank) != rank[1:3]:
             return "pinned_elsewhere"
-        if odds.constraints and not seat.taints.issuperset(odds.constraints.required_taints):
+        if odds.constraints and not rank.taints.issuperset(odds.constraints.required_taints):
             return "taint"
-        return _unfit(odds, seat, holds_to_cache=self._record.cache_hit is not None)
+        return _unfit(odds, rank, holds_to_cache=self._record.cache_hit is not None)
 
     def _index(self, position: int) -> DecisionIndex:
-        states = self._record.lookout[1]
+        states = self._record.fleet_snapshot[1]
         age = self._wall_at - self._stamps[position]
         lag = max(age, 0.0) if abs(age) < PLAUSIBLE_LAG_S else None  # false for nan, too
         state = states[position]
@@ -234,11 +234,11 @@ def _shadow(sighting: Sighting, record: DecisionRecord) -> DecisionShadow:
 
 
 def _shadow_choice(side: Side, record: DecisionRecord) -> DecisionShadowChoice:
-    seating = record.seating
-    seat = seating.seats[seating.at[side.slot]]
+    fleet_slots = record.fleet_slots
+    rank = fleet_slots.rank_states[fleet_slots.at[side.slot]]
     return DecisionShadowChoice(
-        worker_id=seat.worker_id,
-        dp_rank=seat.dp_rank,
+        worker_id=rank.worker_id,
+        dp_rank=rank.dp_rank,
         cost_by_live_weights=side.cost_live,
         cost_by_shadow_weights=side.cost_shadow,
         prefill_tokens=side.prefill_tokens,
@@ -248,15 +248,15 @@ def _shadow_choice(side: Side, record: DecisionRecord) -> DecisionShadowChoice:
     )
 
 
-def _unfit(odds: Odds, seat: RankState, *, holds_to_cache: bool) -> Excluded:
+def _unfit(odds: Odds, rank: RankState, *, holds_to_cache: bool) -> Excluded:
     """Return why a rank that meets all constraints was no candidate."""
     if not odds.is_pair and not (
-        seat.role == "aggregated" or (seat.role == "decode" and holds_to_cache)
+        rank.role == "aggregated" or (rank.role == "decode" and holds_to_cache)
     ):
         return "role"
-    if seat.slot in odds.full:
+    if rank.slot in odds.full:
         return "full"
-    if seat.slot in odds.busy:
+    if rank.slot in odds.busy:
         return "busy"
     if odds.refusal is not None:
         return "refused"
@@ -305,7 +305,7 @@ def _prompt(record: DecisionRecord) -> DecisionPrompt:
     return DecisionPrompt(
         isl_tokens=record.isl_tokens,
         blocks=record.blocks,
-        block_size=record.seating.block_size,
+        block_size=record.fleet_slots.block_size,
         block_hashes=[str(one) for one in unpack_u64(hashes)],
         is_cut=record.blocks > HASHES_KEPT <= len(hashes) // HASH_BYTES,
     )

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class PairTerms:
-    """The legs of one record, as columns by seat; nan where a rank cannot be that leg."""
+    """The legs of one record, as columns by rank; nan where a rank cannot be that leg."""
 
     def __init__(self, record: DecisionRecord, terms: RankTerms, transfer_cost: float) -> None:
         odds = record.odds
@@ -32,14 +32,14 @@ class PairTerms:
         self._record, self._plan = record, odds.plan
         self._prefill = self._positions(odds.legs.prefill)
         self._decode = self._positions(odds.legs.decode)
-        count = len(record.seating.seats)
+        count = len(record.fleet_slots.rank_states)
         self._computing: Floats = np.full(count, np.nan)
         self._decoding: Floats = np.full(count, np.nan)
         priced = terms.terms
         held: Floats = priced.held.device + priced.held.host + priced.held.disk
         if priced.trust is not None:
             held = np.floor(held * priced.trust)
-        blocks = -(-record.isl_tokens // record.seating.block_size)
+        blocks = -(-record.isl_tokens // record.fleet_slots.block_size)
         self._to_move: Floats = np.maximum(blocks - held, 0.0)
         factors = np.ones(count) if terms.factors is None else terms.factors
         prefill, decode = self._prefill, self._decode
@@ -54,7 +54,7 @@ class PairTerms:
 
     @property
     def is_leg(self) -> NDArray[np.bool_]:
-        """The ranks that could have been a leg, by seat."""
+        """The ranks that could have been a leg, by rank."""
         mask = np.zeros(len(self._to_move), dtype=np.bool_)
         mask[self._prefill] = mask[self._decode] = True
         return mask
@@ -65,7 +65,7 @@ class PairTerms:
         return self._plan.mode == "disaggregated"
 
     def _positions(self, slots: Slots) -> Slots:
-        at = self._record.seating.at
+        at = self._record.fleet_slots.at
         return np.array([at[slot] for slot in slots.tolist()], dtype=np.int64)
 
     def _moved(self, costs: Floats, couple: WorkerPair) -> Floats:
@@ -74,7 +74,7 @@ class PairTerms:
         assert odds is not None
         assert odds.roles is not None
         assert odds.legs is not None
-        slots = self._record.seating.slots
+        slots = self._record.fleet_slots.slots
         for positions, transfer in odds.roles.transfers(odds.legs.prefill):
             if couple.prefill_slot not in odds.legs.prefill[positions]:
                 continue
@@ -101,12 +101,12 @@ class PairTerms:
         )
 
     def _leg(self, slot: int, costs: Floats) -> DecisionLeg:
-        at = self._record.seating.at[slot]
-        seat = self._record.seating.seats[at]
+        at = self._record.fleet_slots.at[slot]
+        rank = self._record.fleet_slots.rank_states[at]
         return DecisionLeg(
-            worker_id=seat.worker_id,
-            dp_rank=seat.dp_rank,
-            endpoint=seat.endpoint,
+            worker_id=rank.worker_id,
+            dp_rank=rank.dp_rank,
+            endpoint=rank.endpoint,
             cost=float(costs[at]),
         )
 

@@ -24,10 +24,10 @@ __all__ = ["RankTerms"]
 
 
 class RankTerms:
-    """Terms by seat.
+    """Terms by rank.
 
     Attributes:
-        considered: Which seats were candidates.
+        considered: Which ranks were candidates.
         is_priced: Whether the decision came to prices.
         factors: Of preferred taints, on each cost; None: none were preferred.
         unheard: Seconds since each queue was known; None: queues were not recorded.
@@ -38,7 +38,7 @@ class RankTerms:
 
     def __init__(self, record: DecisionRecord) -> None:
         """Compute the terms; some 50 µs, plus a µs for every ten differing sets of taints."""
-        slots = record.seating.slots
+        slots = record.fleet_slots.slots
         self._record, self._loads = record, unpacked(record.seen[0])
         self.is_priced = record.odds is None or record.odds.refusal is None
         self.considered = _considered(record, len(self._loads.prefill))[slots]
@@ -54,12 +54,21 @@ class RankTerms:
             self.unheard = np.where(self.ahead > 0.0, record.at - heard, 0.0)
 
     def among(self, candidates: NDArray[np.bool_]) -> Terms:
-        """Return the terms of all seats where only some were candidates."""
-        record, seating = self._record, self._record.seating
+        """Return the terms of all ranks where only some were candidates."""
+        record, fleet_slots = self._record, self._record.fleet_slots
         _, found, shared, trust = record.seen
-        size = Size(record.isl_tokens, record.blocks, seating.block_size)
+        size = Size(record.isl_tokens, record.blocks, fleet_slots.block_size)
         believed = None if trust is None else np.frombuffer(trust)
-        asked = self._loads, seating.slots, size, record.weights, found, shared, believed, record.at
+        asked = (
+            self._loads,
+            fleet_slots.slots,
+            size,
+            record.weights,
+            found,
+            shared,
+            believed,
+            record.at,
+        )
         positions = np.flatnonzero(candidates)
         return terms_of(*asked, positions if len(positions) else None)
 
@@ -80,4 +89,4 @@ def _factors(record: DecisionRecord) -> Floats | None:
     preferred = odds.constraints.preferred_taints
     if not preferred:
         return None
-    return preferences(preferred, [seat.taints for seat in record.seating.seats])
+    return preferences(preferred, [rank.taints for rank in record.fleet_slots.rank_states])

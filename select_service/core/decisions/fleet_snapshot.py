@@ -1,8 +1,8 @@
-"""The seating of a partition and the state of its event streams, as records of decisions need them.
+"""The fleet of a partition and the state of its event streams, as records of decisions need them.
 
 A changed worker costs a rebuild of its own part, plus one pass over existing tuples, which the next
 selection pays for, however many ranks there are. Where many workers change without selections, each
-change pays for an earlier one. `decision_log.py` owns the lookouts.
+change pays for an earlier one. `decision_log.py` owns the snapshots.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NOTED_MAX: Final = 16
 six times that if none was read for a while."""
 
 _SEAT_BYTES: Final = 240
-_PLACE_BYTES: Final = 112  # of a seat in a seating, including what is derived on demand
+_PLACE_BYTES: Final = 112  # of a rank in a fleet, including what is derived on demand
 _SEATING_BYTES: Final = 512
 _LOOK_BYTES: Final = 192
 _SILENT: Final = STREAM_STATES.index("silent")
@@ -48,9 +48,9 @@ _UNCERTAIN: Final = STREAM_STATES.index("uncertain")
 
 
 class _Part(NamedTuple):
-    """One worker: seated, or absent."""
+    """One worker: attached, or absent."""
 
-    seats: tuple[RankState, ...]
+    rank_states: tuple[RankState, ...]
     streams: tuple[EventStream | None, ...]
     absent: tuple[Absent, ...]
 
@@ -61,19 +61,19 @@ class FleetSnapshot:
     Attributes:
         until: what was noted is valid until then.
         everyone: the rows of all candidates at that time.
-        told: the seating; by seat, stream states, and wall times as doubles.
+        told: the fleet; by rank, stream states, and wall times as doubles.
         size: its new bytes: the first record that has them is charged with them.
     """
 
     __slots__ = (
         "_block_size",
         "_catalog",
+        "_fleet_slots",
         "_fresh",
         "_noted",
         "_open",
         "_parts",
         "_scope",
-        "_seating",
         "_stream_of",
         "everyone",
         "size",
@@ -84,7 +84,7 @@ class FleetSnapshot:
     def __init__(
         self,
         scope: Scope,
-        seating: FleetSlots,
+        fleet_slots: FleetSlots,
         block_size: int,
         catalog: Catalog,
         stream_of: Callable[[WorkerRank], EventStream | None],
@@ -93,21 +93,21 @@ class FleetSnapshot:
 
         Args:
             scope: of the partition.
-            seating: of the partition, live.
+            fleet_slots: of the partition, live.
             block_size: of its index, in tokens.
             catalog: knows the absent workers.
             stream_of: returns the event stream of a rank.
         """
-        self._scope, self._seating, self._block_size = scope, seating, block_size
+        self._scope, self._fleet_slots, self._block_size = scope, fleet_slots, block_size
         self._catalog = catalog
         self._stream_of = stream_of
         self._parts: dict[int, _Part] = {}
-        self._open: tuple[EventStream | None, ...] = ()  # by seat
-        self._fresh = 0  # seats and absent ranks no record was charged with yet
+        self._open: tuple[EventStream | None, ...] = ()  # by rank
+        self._fresh = 0  # ranks and absent ranks no record was charged with yet
         here = [worker.worker_id for worker in catalog if worker.scope == scope]
-        self._noted = dict.fromkeys([*here, *seating.workers])  # the latest last
+        self._noted = dict.fromkeys([*here, *fleet_slots.workers])  # the latest last
         self.told = RankStates(scope, block_size, (), ()), b"", b""
-        self.everyone: Rows = seating.everyone
+        self.everyone: Rows = fleet_slots.everyone
         self.size = 0
         self.until = -inf
 
@@ -121,30 +121,30 @@ class FleetSnapshot:
             self._look_at(next(iter(noted)))
 
     def look(self, now: float) -> None:
-        """Rebuild the seating if it changed, and read the stream states."""
+        """Rebuild the fleet if it changed, and read the stream states."""
         self.size = _LOOK_BYTES
-        seating = self._seated_now() if self._noted else self.told[0]
+        fleet_slots = self._attached_now() if self._noted else self.told[0]
         streams = self._open
         states = bytes([0 if one is None else _state_of(one) for one in streams])
         stamps = [
             nan if one is None or (stamp := one.last_batch_ts) is None else stamp for one in streams
         ]
-        self.told = seating, states, array("d", stamps).tobytes()
-        self.everyone = self._seating.everyone
+        self.told = fleet_slots, states, array("d", stamps).tobytes()
+        self.everyone = self._fleet_slots.everyone
         self.size += 9 * len(states)
         self.until = now + STREAMS_S
 
-    def _seated_now(self) -> RankStates:
+    def _attached_now(self) -> RankStates:
         for worker_id in list(self._noted):
             self._look_at(worker_id)
         known, fresh, self._fresh = self._parts, self._fresh, 0
         ordered = [known[worker_id] for worker_id in sorted(known)]
-        seats = tuple(chain.from_iterable([part.seats for part in ordered]))
+        rank_states = tuple(chain.from_iterable([part.rank_states for part in ordered]))
         absent = tuple(chain.from_iterable([part.absent for part in ordered]))
         self._open = tuple(chain.from_iterable([part.streams for part in ordered]))
-        places = len(seats) + len(absent)
+        places = len(rank_states) + len(absent)
         self.size += _SEATING_BYTES + _SEAT_BYTES * fresh + _PLACE_BYTES * places
-        return RankStates(self._scope, self._block_size, seats, absent)
+        return RankStates(self._scope, self._block_size, rank_states, absent)
 
     def _look_at(self, worker_id: int) -> None:
         del self._noted[worker_id]
@@ -153,19 +153,19 @@ class FleetSnapshot:
             self._parts.pop(worker_id, None)
         else:
             self._parts[worker_id] = part
-            self._fresh += len(part.seats) + len(part.absent)
+            self._fresh += len(part.rank_states) + len(part.absent)
 
     def _part(self, worker_id: int) -> _Part | None:
-        worker = self._seating.workers.get(worker_id)
+        worker = self._fleet_slots.workers.get(worker_id)
         if worker is not None:
-            return self._seated(worker)
+            return self._attached(worker)
         absent = self._catalog.find(worker_id)
         if absent is None or absent.scope != self._scope:
             return None
         endpoint = absent.spec.endpoint
         return _Part((), (), tuple([Absent(worker_id, rank, endpoint) for rank in absent.ranks]))
 
-    def _seated(self, worker: Worker) -> _Part:
+    def _attached(self, worker: Worker) -> _Part:
         worker_id = worker.worker_id
         fixed = worker.spec.endpoint, worker.taints, role_of(worker)
         return _Part(

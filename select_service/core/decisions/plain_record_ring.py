@@ -77,7 +77,7 @@ class RecordRing:
         odds: Odds | None,
         cache_hit: CacheHit | None,
         weights: Weights,
-        lookout: Look,
+        fleet_snapshot: Look,
         more: int,
     ) -> DecisionRecord | None:
         """Keep a decision's record, evicting the oldest; return it if it is to be explained."""
@@ -104,7 +104,7 @@ class RecordRing:
             size += _HIT_BYTES
         # fmt: off
         record: DecisionRecord = (  # type: ignore[assignment]
-            self.next, now, ticket.since, lookout, rows, seen, block_hashes, prompt.blocks,
+            self.next, now, ticket.since, fleet_snapshot, rows, seen, block_hashes, prompt.blocks,
             prompt.isl_tokens, weights, slot, selection_id, reservation_id, odds, ask, ticket.said,
             cache_hit, size,
         )
@@ -127,24 +127,24 @@ class RecordRing:
         rows: Rows,
         now: float,
         cache_hit: CacheHit | None,
-        lookout: FleetSnapshot,
+        fleet_snapshot: FleetSnapshot,
     ) -> bool:
         """Keep a decision's record if nothing about it is unusual; False: something is.
 
         Unusual are a choice among a subset, routing constraints, a request to explain, and a
-        lookout that is out of date.
+        fleet snapshot that is out of date.
         """
         request, seen = ticket.request, placement.seen
         if (
-            now >= lookout.until
-            or rows is not lookout.everyone
+            now >= fleet_snapshot.until
+            or rows is not fleet_snapshot.everyone
             or request.explain
             or request.routing_constraints is not UNSET
             or seen is None
         ):
             return False
         slot, weights = placement.slot, placement.weights
-        self.keep(ticket, seen, rows, slot, now, None, cache_hit, weights, lookout.told, 0)
+        self.keep(ticket, seen, rows, slot, now, None, cache_hit, weights, fleet_snapshot.told, 0)
         return True
 
     def _drop_oldest(self) -> None:

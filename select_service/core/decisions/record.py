@@ -1,7 +1,7 @@
 """The record of one decision: references and cheap copies, evaluated only if it is asked for.
 
 A record must stay true while ranks come and go and load changes: columns are copied as bytes, slot
-lists are never written to, and the seats are in a `RankStates` that is replaced, not changed.
+lists are never written to, and the ranks are in a `RankStates` that is replaced, not changed.
 `plain_record_ring.py` and its kernel make and keep records for `decision_log.py`; `explain.py`
 reads them.
 """
@@ -53,31 +53,31 @@ class Absent(NamedTuple):
 
 
 class RankStates:
-    """The seats of a partition between two changes of its workers. Never written to."""
+    """The ranks of a partition between two changes of its workers. Never written to."""
 
     def __init__(
         self,
         scope: Scope,
         block_size: int,
-        seats: tuple[RankState, ...],
+        rank_states: tuple[RankState, ...],
         absent: tuple[Absent, ...],
     ) -> None:
         self.scope = scope
         self.block_size = block_size
-        self.seats = seats  # by worker and rank
+        self.rank_states = rank_states  # by worker and rank
         self.absent = absent
 
     # computed on demand; selections do not pay for these
 
     @cached_property
     def slots(self) -> Slots:
-        """The slot of each seat."""
-        return np.array([seat.slot for seat in self.seats], dtype=np.int64)
+        """The slot of each rank."""
+        return np.array([rank.slot for rank in self.rank_states], dtype=np.int64)
 
     @cached_property
     def at(self) -> dict[int, int]:
-        """The position of each slot's seat."""
-        return {seat.slot: position for position, seat in enumerate(self.seats)}
+        """The position of each slot's rank."""
+        return {rank.slot: position for position, rank in enumerate(self.rank_states)}
 
 
 STREAM_STATES: Final = ("none", "silent", "current", "uncertain", "replaying")
@@ -106,7 +106,7 @@ class Odds(Struct, gc=False):
 
 
 Look: TypeAlias = "tuple[RankStates, bytes, bytes]"
-"""The seating; by seat, states of event streams and wall times of their last batches (doubles)."""
+"""The fleet; by rank, states of event streams and wall times of their last batches (doubles)."""
 
 
 class DecisionRecord(NamedTuple):
@@ -118,7 +118,7 @@ class DecisionRecord(NamedTuple):
     number: int
     at: float  # monotonic seconds
     since: float  # when it began to wait; below 0: it did not wait
-    lookout: Look
+    fleet_snapshot: Look
     rows: Rows | None  # the candidates; None: refused before that
     seen: Seen
     block_hashes: PackedHashes  # the first HASHES_KEPT
@@ -135,9 +135,9 @@ class DecisionRecord(NamedTuple):
     size: int  # the bytes it is charged with, without its columns
 
     @property
-    def seating(self) -> RankStates:
-        """The seating."""
-        return self.lookout[0]
+    def fleet_slots(self) -> RankStates:
+        """The fleet."""
+        return self.fleet_snapshot[0]
 
 
 SELECTION_ID: Final = 11

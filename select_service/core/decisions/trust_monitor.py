@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from select_service.core.partition import Partition
     from select_service.types import TrustSettings
 
-    TrustSeat: TypeAlias = tuple[Partition, WorkerRank]
+    TrustedRank: TypeAlias = tuple[Partition, WorkerRank]
 
 LOOK_S: Final = 1.0
 """Seconds between two looks at one event stream."""
@@ -251,7 +251,7 @@ class TrustMonitor:
         some = self._verdicts[-self._streams_per_turn :]
         del self._verdicts[-self._streams_per_turn :]
         for partition, rank, verdict in some:
-            worker = partition.seating.present.get(rank.worker_id)
+            worker = partition.fleet_slots.present.get(rank.worker_id)
             slot = None if worker is None else worker.slots.get(rank.dp_rank)
             if slot is not None:  # it may have gone meanwhile
                 partition.trust.note_freshness(slot, *verdict)
@@ -315,35 +315,41 @@ class TrustMonitor:
 
     # -- looking ---------------------------------------------------------------------------------
 
-    def seats(self, model_name: str | None = None, tenant_id: str | None = None) -> list[TrustSeat]:
-        """Return the seats to report."""
-        steps = self.seats_in_steps(model_name, tenant_id)
+    def trusted_ranks(
+        self, model_name: str | None = None, tenant_id: str | None = None
+    ) -> list[TrustedRank]:
+        """Return the ranks to report."""
+        steps = self.ranks_in_steps(model_name, tenant_id)
         while True:
             try:
                 next(steps)
             except StopIteration as end:
-                seats: list[TrustSeat] = end.value
-                return seats
+                trusted_ranks: list[TrustedRank] = end.value
+                return trusted_ranks
 
-    def seats_in_steps(
+    def ranks_in_steps(
         self, model_name: str | None = None, tenant_id: str | None = None
-    ) -> Generator[None, None, list[TrustSeat]]:
-        """Do the same, pausing after every scope; the seats of one scope are a snapshot."""
-        seats: list[TrustSeat] = []
+    ) -> Generator[None, None, list[TrustedRank]]:
+        """Do the same, pausing after every scope; the ranks of one scope are a snapshot."""
+        trusted_ranks: list[TrustedRank] = []
         for scope in self._membership.scopes(model_name, tenant_id):
             partition = self._membership.partitions.get(scope)
             if partition is not None:  # it may have been removed meanwhile
-                seats += [(partition, rank) for rank, _ in partition.seating.seats()]
+                trusted_ranks += [
+                    (partition, rank) for rank, _ in partition.fleet_slots.ranks_and_slots()
+                ]
             yield
-        return seats
+        return trusted_ranks
 
     def table(self, model_name: str | None = None, tenant_id: str | None = None) -> TrustTable:
         """Return the trust in every rank's index; O(ranks), a µs for each."""
-        return TrustTable([self.row(*seat) for seat in self.seats(model_name, tenant_id)])
+        return TrustTable(
+            [self.row(*trusted_rank) for trusted_rank in self.trusted_ranks(model_name, tenant_id)]
+        )
 
     def row(self, partition: Partition, rank: WorkerRank) -> RankTrustRow:
         """Return the trust in one rank's index; a rank that has gone is reported without any."""
-        slot = partition.seating.slot_of(rank)
+        slot = partition.fleet_slots.slot_of(rank)
         known = None if slot is None else partition.trust.find(slot)
         return RankTrustRow(
             model_name=partition.scope.model_name,

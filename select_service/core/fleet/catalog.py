@@ -101,7 +101,7 @@ class Worker:
         return reasons if source is None else [*reasons, f"{self.source}: {source}"]
 
     @property
-    def has_seat(self) -> bool:
+    def has_slot(self) -> bool:
         """Whether its ranks have load and an index; also true while it drains."""
         return self.lifecycle in _SEATED
 

@@ -55,7 +55,7 @@ class RecoveredRanks:
 
     def _is_claimed(self, scope: Scope, rank: WorkerRank) -> bool:
         partition = self._partitions.get(scope)
-        worker = None if partition is None else partition.seating.present.get(rank.worker_id)
+        worker = None if partition is None else partition.fleet_slots.present.get(rank.worker_id)
         return worker is not None and (
             rank.dp_rank in worker.slots or rank.dp_rank in worker.event_sources
         )

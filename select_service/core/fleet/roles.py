@@ -212,9 +212,9 @@ class Roles:
         ]
 
     def _grouped(self) -> list[Transfer]:
-        seated = [worker for worker in self._workers if worker.slots]
-        prefill = [worker for worker in seated if worker.spec.role == "prefill"]
-        decode = [worker for worker in seated if worker.spec.role == "decode"]
+        attached = [worker for worker in self._workers if worker.slots]
+        prefill = [worker for worker in attached if worker.spec.role == "prefill"]
+        decode = [worker for worker in attached if worker.spec.role == "decode"]
         self._group = np.zeros(len(self._codes), dtype=np.int64)
         numbers: dict[object, int] = {}
         transfers: list[Transfer] = []

@@ -1,4 +1,4 @@
-"""The seating of one scope: its workers, the slots of their ranks, and their roles.
+"""The fleet of one scope: its workers, the slots of their ranks, and their roles.
 
 A slot is the row of a rank in every column of the scope; the index assigns them. Nobody is judged
 here: `eligibility.py` and `roles.py` use this data to decide who may take a prompt.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from select_service.core.fleet.catalog import Worker
     from select_service.types import SelectRequest
 
-    Seats = list[tuple[WorkerRank, int]]
+    RankSlots = list[tuple[WorkerRank, int]]
 
 
 class FleetSlots:
@@ -43,8 +43,8 @@ class FleetSlots:
         self._held: dict[int, list[int]] = {}  # slots by worker, as of its last `take`
         self.occupants: list[tuple[Worker, int] | None] = []
         """By slot, the worker and dp_rank that occupy it."""
-        self._seats: tuple[Seats, Seats] | None = None
-        """All seats, and the open ones; None: not listed since the last change."""
+        self._ranks_and_slots: tuple[RankSlots, RankSlots] | None = None
+        """All ranks, and the open ones; None: not listed since the last change."""
 
     # -- arrivals and departures ---------------------------------------------------------------
 
@@ -53,7 +53,7 @@ class FleetSlots:
         self.occupants += [None] * (slots - len(self.occupants))
 
     def take(self, worker: Worker) -> list[int]:
-        """Seat a worker on the slots of its ranks, or follow a change of its record or slots.
+        """Attach a worker on the slots of its ranks, or follow a change of its record or slots.
 
         Returns:
             The slots it had before.
@@ -93,7 +93,7 @@ class FleetSlots:
         return left
 
     def _count(self, changed: int, left: list[int]) -> None:
-        self._seats = None
+        self._ranks_and_slots = None
         workers, slots = self.workers, len(self.occupants)
         come = workers.get(changed)
         self.roles = self.roles.after(workers.values(), slots, changed, left, come)
@@ -124,23 +124,26 @@ class FleetSlots:
         occupant = self.occupants[slot]
         return frozenset() if occupant is None else occupant[0].taints
 
-    def seats(self) -> Seats:
+    def ranks_and_slots(self) -> RankSlots:
         """Return every rank with its slot, by worker id and rank, including those that drain."""
         return self._listed()[0]
 
-    def open_seats(self) -> Seats:
-        """Return the seats that may be chosen."""
+    def open_ranks_and_slots(self) -> RankSlots:
+        """Return the ranks that may be chosen."""
         return self._listed()[1]
 
-    def _listed(self) -> tuple[Seats, Seats]:
-        if self._seats is None:
-            seats = [
+    def _listed(self) -> tuple[RankSlots, RankSlots]:
+        if self._ranks_and_slots is None:
+            ranks_and_slots = [
                 (WorkerRank(worker_id, rank), slot)
                 for worker_id in sorted(self.present)
                 for rank, slot in self.present[worker_id].slots.items()
             ]
-            self._seats = seats, [seat for seat in seats if seat[0].worker_id in self.workers]
-        return self._seats
+            self._ranks_and_slots = (
+                ranks_and_slots,
+                [seat for seat in ranks_and_slots if seat[0].worker_id in self.workers],
+            )
+        return self._ranks_and_slots
 
     # -- draining ------------------------------------------------------------------------------
 
@@ -157,7 +160,7 @@ class FleetSlots:
         return WorkerDraining(ids) if ids else None
 
     def check(self) -> None:
-        """Assert all invariants of the seating."""
+        """Assert all invariants of the fleet."""
         assert self.workers == {i: one for i, one in self.present.items() if one.drain is None}
         for worker in self.present.values():
             assert worker.lifecycle == ("schedulable" if worker.drain is None else "draining")
@@ -171,5 +174,5 @@ class FleetSlots:
             assert (occupant is not None) == (slot in owned), "who went left its slots"
         self.roles.check()
         assert self.roles.given == any(one.slots and one.spec.role for one in self.workers.values())
-        listed, self._seats = self._listed(), None
+        listed, self._ranks_and_slots = self._listed(), None
         assert listed == self._listed(), "lists are of who is here"

@@ -20,7 +20,7 @@ class CoreObservers(Struct, frozen=True):
 
     recorder: MarkRecorder | None = None
     """Takes the marks of traced requests; None: nothing is traced."""
-    witness: Recorder | None = None
+    decision_recorder: Recorder | None = None
     """Notes events for a recording; None: nothing is recorded."""
     stopwatch: Callable[[], float] | None = None
     """Seconds, to measure the time of a shadow policy; None: it is not limited."""

@@ -118,7 +118,7 @@ class MarkRecorder:
             return
         marks.enter(BOOK)
         if marks.ticket is None:
-            worker, dp_rank = partition.seating.rank_at(slot)
+            worker, dp_rank = partition.fleet_slots.rank_at(slot)
             marks.booked = Booked(*partition.scope, worker, dp_rank, name, isl_tokens)
 
     def end(self) -> None:

@@ -13,7 +13,7 @@ from select_service.core.recording.notes import (
     BirthNote,
     ChangeNote,
     DecisionNote,
-    SeatsNote,
+    FleetNote,
     StepNote,
     WaveNote,
 )
@@ -63,16 +63,16 @@ class Recorder:
     def __init__(self, sink: Sink) -> None:
         self.sink = sink
         self.settings: AdmissionSettings | None = None  # in force; set by the service
-        # another object means another seating
+        # another object means another fleet
         self._roles: dict[Scope, tuple[Partition, Roles]] = {}
         self._last: Roles | None = None  # the last one looked up, usually the same again
         self._columns = b""  # the last columns charged
         self.now = 0.0
         """When something was last noted."""
 
-    def seats(self, partition: Partition) -> bool:
-        """Note the seating if it changed; False: there was no room for it."""
-        roles = partition.seating.roles
+    def planned_ranks(self, partition: Partition) -> bool:
+        """Note the fleet if it changed; False: there was no room for it."""
+        roles = partition.fleet_slots.roles
         if roles is self._last:
             return True
         known = self._roles.get(partition.scope)
@@ -82,10 +82,10 @@ class Recorder:
         workers = tuple(
             [
                 (one.spec, tuple(one.slots.items()), one.drain)
-                for one in partition.seating.present.values()
+                for one in partition.fleet_slots.present.values()
             ]
         )
-        note = SeatsNote(partition.scope, partition.index.block_size, workers)
+        note = FleetNote(partition.scope, partition.index.block_size, workers)
         if not self.sink.put(note, 256 + 64 * len(workers)):
             return False
         self._roles[partition.scope] = partition, roles
@@ -96,7 +96,9 @@ class Recorder:
 
     def _forget_closed(self) -> None:
         self._last = None
-        self._roles = {scope: one for scope, one in self._roles.items() if one[0].seating.present}
+        self._roles = {
+            scope: one for scope, one in self._roles.items() if one[0].fleet_slots.present
+        }
 
     def draws(self) -> tuple[float | int, ...]:
         """Take the random draws since the last call."""
@@ -123,7 +125,7 @@ class Recorder:
         """Note a decision."""
         partition, request = ticket.partition, ticket.request
         self.now = now
-        if not self.seats(partition):
+        if not self.planned_ranks(partition):
             self.sink.leave_out()
             return
         couple = thresholds = None
@@ -173,10 +175,10 @@ class Recorder:
     ) -> None:
         """Note where a reservation begins, with its id, prefill tokens and length."""
         self.now = now
-        if not self.seats(partition):
+        if not self.planned_ranks(partition):
             self.sink.leave_out()
             return
-        worker, dp_rank = partition.seating.rank_at(slot)
+        worker, dp_rank = partition.fleet_slots.rank_at(slot)
         begins = partition.scope, worker.worker_id, dp_rank
         self.sink.put(BirthNote(now, what, facts[0], *begins, *facts[1:]), LIFE_BYTES)
 
@@ -193,11 +195,11 @@ class Recorder:
     def steps_of(self, plan: BatchPlan) -> Iterator[list[PlannedRank]]:
         """Yield the pieces of a plan; note the inputs of each, and the whole plan in the end."""
         partition, draws = plan.partition, self.sink.draws
-        loads, roles = partition.ledger.loads, partition.seating.roles
+        loads, roles = partition.ledger.loads, partition.fleet_slots.roles
         looked: list[tuple[int, Seen]] = []
         plan.prices = lambda member: looked.append((member.number, partition.see(member.prompt)))
         taken, size = [], 0
-        pieces = plan.seats()
+        pieces = plan.planned_ranks()
         while True:
             draws.clear()
             looked = []
@@ -206,19 +208,21 @@ class Recorder:
             if piece is None:
                 break
             if piece:
-                seated = [(seat.member.number, seat.slot) for seat in piece]
-                taken.append(StepNote(columns, requests, looked, self.draws(), seated))
-                size += len(columns) + len(requests) + 64 * len(seated)
+                attached = [
+                    (planned_rank.member.number, planned_rank.slot) for planned_rank in piece
+                ]
+                taken.append(StepNote(columns, requests, looked, self.draws(), attached))
+                size += len(columns) + len(requests) + 64 * len(attached)
             yield piece
         size += sum(160 + len(one.prompt.block_hashes) for one in plan.members)
         members = [
             (one.number, one.prompt, one.request, one.weights, one.rows) for one in plan.members
         ]
         facts = partition.scope, plan.load_limit, plan.keep_together
-        if roles is not partition.seating.roles:  # its slots may belong to others now
+        if roles is not partition.fleet_slots.roles:  # its slots may belong to others now
             self.sink.put(Gap(1, "seats"), LIFE_BYTES)
             return
-        if not self.seats(partition):
+        if not self.planned_ranks(partition):
             self.sink.leave_out()
             return
         counted = plan.now, partition.ledger.sequence_blocks

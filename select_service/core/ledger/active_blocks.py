@@ -1,10 +1,11 @@
-"""The prompts that every lane holds: which prefixes they share, and how many distinct blocks.
+"""The prompts that every generation holds: which prefixes they share, and how many distinct blocks.
 
-One path-compressed trie of sequence-hash chains is shared by all lanes and reference-counted per
-lane: a booking touches the nodes on its path, never single blocks, and compares whole edges in C.
-When a node gets its first user in a lane, its values enter the counts of that lane, which make D
-(`plain_block_counts.py`): prefixes are a matter of positions, D of values. Reservations and
-prefill tokens live in `ledger.py`, the only caller; `pricing/cost.py` turns shared prefixes into N.
+One path-compressed trie of sequence-hash chains is shared by all generations and reference-counted
+per generation: a booking touches the nodes on its path, never single blocks, and compares whole
+edges in C. When a node gets its first user in a generation, its values enter the counts of that
+generation, which make D (`plain_block_counts.py`): prefixes are a matter of positions, D of values.
+Reservations and prefill tokens live in `ledger.py`, the only caller; `pricing/cost.py` turns shared
+prefixes into N.
 """
 
 from __future__ import annotations
@@ -56,11 +57,13 @@ def _check_node(node: ChainNode) -> None:
     assert node.refs, "no node without users"
     assert min(node.refs.values()) > 0
     assert node.total == sum(node.refs.values())
-    assert node.mask == sum(1 << lane for lane in node.refs)
+    assert node.mask == sum(1 << generation for generation in node.refs)
     below: Counter[int] = Counter()
     for first, child in node.children.items():
         assert child.parent is node
         assert child.edge.startswith(first)
         below.update(child.refs)
-    assert all(node.refs[lane] >= count for lane, count in below.items()), "users pass downwards"
+    assert all(node.refs[generation] >= count for generation, count in below.items()), (
+        "users pass downwards"
+    )
     assert len(node.children) != 1 or below.total() < node.total, "no fork without a reason"

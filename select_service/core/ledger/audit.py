@@ -41,11 +41,11 @@ class LedgerDifference(NamedTuple):
 
 
 class _Sums:
-    """The load of the reservations of one lane."""
+    """The load of the reservations of one generation."""
 
-    def __init__(self, blocks: ActiveBlocks, lane: int) -> None:
+    def __init__(self, blocks: ActiveBlocks, generation: int) -> None:
         self.steps = 0
-        self._blocks, self._lane = blocks, lane
+        self._blocks, self._generation = blocks, generation
         self._whole = self._faded = 0
         self._nodes: set[int] = set()  # of chains: a node shared by several is visited once
         self._values: set[int] = set()
@@ -66,7 +66,7 @@ class _Sums:
             fresh = set(unpack_native(node.edge)) - self._values
             self._values |= fresh
             self._whole += len(fresh)
-            weights = counts.weights(self._lane, node.edge)
+            weights = counts.weights(self._generation, node.edge)
             for value in fresh & weights.keys():
                 self._whole -= 1
                 self._faded += units(weights[value])
@@ -98,7 +98,7 @@ def audit(ledger: Ledger) -> Iterator[LedgerDifference | None]:
     without a break, at a µs for each of its reservations and runs, and for sixteen of its blocks.
     """
     for slot in range(len(ledger.loads.prefill_left)):
-        sums = _Sums(ledger.blocks, ledger.lane_of(slot))
+        sums = _Sums(ledger.blocks, ledger.generation_of(slot))
         for reservation in tuple(ledger.reservations_on(slot)):
             if sums.steps >= STEPS_PER_TURN:
                 sums.steps = 0
@@ -111,7 +111,7 @@ def audit(ledger: Ledger) -> Iterator[LedgerDifference | None]:
 
 
 def _differences(ledger: Ledger, slot: int) -> list[LedgerDifference]:
-    sums = _Sums(ledger.blocks, ledger.lane_of(slot))
+    sums = _Sums(ledger.blocks, ledger.generation_of(slot))
     for reservation in ledger.reservations_on(slot):
         sums.add(reservation)
     carried, recomputed = _carried(ledger, slot), _load(ledger, slot, sums)

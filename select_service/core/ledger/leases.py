@@ -208,8 +208,8 @@ class Leases:
         assert lease.is_open
         assert not reservation.ttl_s, "it has no deadline of its own"
         reservation.lease = lease
-        lane = lease.reservations[reservation] = reservation.lane
-        lease.by_lane[lane] = lease.by_lane.get(lane, 0) + 1
+        generation = lease.reservations[reservation] = reservation.generation
+        lease.by_generation[generation] = lease.by_generation.get(generation, 0) + 1
 
     @staticmethod
     def inherit(lease: Lease, adopts: Iterable[tuple[int, int]]) -> None:
@@ -222,10 +222,10 @@ class Leases:
         lease = reservation.lease
         if lease is not None:
             reservation.lease = None
-            lane = lease.reservations.pop(reservation)
-            lease.by_lane[lane] -= 1
-            if not lease.by_lane[lane]:
-                del lease.by_lane[lane]
+            generation = lease.reservations.pop(reservation)
+            lease.by_generation[generation] -= 1
+            if not lease.by_generation[generation]:
+                del lease.by_generation[generation]
             if not lease.is_open and not lease.reservations:
                 del self._leaving[lease]
 
@@ -378,9 +378,9 @@ class Leases:
             assert lease.reservations, "an ended lease is forgotten with its last reservation"
         for lease in (*self._open.values(), *self._leaving):
             counts: dict[SlotGeneration, int] = {}
-            for reservation, lane in lease.reservations.items():
-                counts[lane] = counts.get(lane, 0) + 1
-                assert not reservation.live or reservation.lane is lane
+            for reservation, generation in lease.reservations.items():
+                counts[generation] = counts.get(generation, 0) + 1
+                assert not reservation.live or reservation.generation is generation
                 assert reservation.lease is lease
                 assert not reservation.ttl_s
-            assert lease.by_lane == counts
+            assert lease.by_generation == counts

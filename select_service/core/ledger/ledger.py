@@ -40,9 +40,9 @@ class Ledger:
 
     __slots__ = (
         "__weakref__",
-        "_all_lanes",
+        "_all_generations",
         "_deadlines",
-        "_lanes",
+        "_generations",
         "_outputs",
         "blocks",
         "changes",
@@ -66,26 +66,26 @@ class Ledger:
         """Number of reservations."""
         self.changes: LoadChanges | None = None
         """Set for a gate that follows changes; see `partition_admission.py`."""
-        self.blocks = ActiveBlocks()  # by lane
+        self.blocks = ActiveBlocks()  # by generation
         self.first_blocks: Container[bytes] = self.blocks.root.children
         """The first blocks of all booked prompts: others share nothing with any."""
         self._outputs = OutputBlocks(self.blocks)
         self._deadlines: Deadlines[LedgerReservation] = Deadlines()
-        self._all_lanes = SlotGenerations(self.blocks.counts)
-        self._lanes = self._all_lanes.by_slot
+        self._all_generations = SlotGenerations(self.blocks.counts)
+        self._generations = self._all_generations.by_slot
 
     def ensure(self, capacity: int) -> None:
         """Make room for slots below `capacity`; never shrinks."""
         self.loads.ensure(capacity)
         self.tenures += [0] * (capacity - len(self.tenures))
-        self._all_lanes.ensure(capacity)
+        self._all_generations.ensure(capacity)
 
     def follow_queues(self, wanted: bool) -> None:  # noqa: FBT001 - a switch
         """Start or stop following queues; requests already queued at the start stay unknown."""
         loads = self.loads
         if loads.follows_queues and not wanted:
-            for lane in self._lanes:
-                lane.queue = OrderedDict()
+            for generation in self._generations:
+                generation.queue = OrderedDict()
         loads.follows_queues, loads.packed = wanted, b""
 
     # -- lifecycle -----------------------------------------------------------------------------
@@ -107,8 +107,8 @@ class Ledger:
         `sequence_hashes` may hold any values in any order. O(nodes on the path of the chain), plus
         some ten nanoseconds for each block that nobody has booked on this slot.
         """
-        lane = self._lanes[slot]
-        booked, number = lane.reservations, lane.number
+        generation = self._generations[slot]
+        booked, number = generation.reservations, generation.number
         assert reservation_id not in booked
         chain = self.blocks.acquire(sequence_hashes, number)
         # a prompt shorter than a block still counts
@@ -116,7 +116,7 @@ class Ledger:
         reservation = booked[reservation_id] = LedgerReservation(
             reservation_id,
             slot,
-            lane,
+            generation,
             chain,
             prefill_tokens,
             now,
@@ -149,7 +149,7 @@ class Ledger:
             loads.prefill_backlog += prefill_tokens
             recent.churned += prefill_tokens
             if loads.follows_queues:
-                lane.queue[reservation_id] = prefill_tokens
+                generation.queue[reservation_id] = prefill_tokens
         loads.rows.book(slot, left, prefill_tokens, len(booked), decode, blocks, now)
         if ttl_s:
             self._deadlines.add(reservation, ttl_s, now)
@@ -173,8 +173,8 @@ class Ledger:
         With `is_news` false it was computed before it was booked here, according to the disk or a
         replica, and does not count towards the measured speed of ranks.
         """
-        lane = reservation.lane
-        assert lane.is_open
+        generation = reservation.generation
+        assert generation.is_open
         reservation.touched = now
         if reservation.ttl_s:
             self._deadlines.touch(reservation, now)
@@ -196,7 +196,7 @@ class Ledger:
                 loads.prefill_backlog -= tokens
                 if not left:
                     work.stops(slot)
-            queue = lane.queue
+            queue = generation.queue
             if queue:
                 queue.pop(reservation.reservation_id, None)
                 head = next(iter(queue.values()), 0)
@@ -213,7 +213,7 @@ class Ledger:
     def fade_prefill(self, reservation: LedgerReservation, tokens: int) -> None:
         """Reduce the remaining tokens of an incomplete prefill to `tokens`."""
         assert not reservation.prefill_done
-        self._give_up(reservation, reservation.lane, tokens)
+        self._give_up(reservation, reservation.generation, tokens)
         reservation.prefill_tokens = tokens
         if self.changes is not None:
             self._changed(reservation.slot, self.changes)
@@ -234,7 +234,7 @@ class Ledger:
         self.touch(reservation, now)
         if decay_fraction is None:
             reservation.whole_outputs += count
-            self.blocks.counts.add(reservation.lane.number, count)
+            self.blocks.counts.add(reservation.generation.number, count)
         else:
             self._outputs.fade(reservation, count, decay_fraction)
         self._grew(reservation)
@@ -257,16 +257,16 @@ class Ledger:
 
     def free(self, reservation: LedgerReservation) -> None:
         """Remove a live reservation from the book."""
-        slot, lane = reservation.slot, reservation.lane
-        assert lane.is_open
+        slot, generation = reservation.slot, reservation.generation
+        assert generation.is_open
         self._take_out(reservation)
         self.live -= 1
-        decode = self.blocks.counts.count(lane.number)
+        decode = self.blocks.counts.count(generation.number)
         loads = self.loads
-        loads.rows.free(slot, len(lane.reservations), decode, reservation.context_blocks)
+        loads.rows.free(slot, len(generation.reservations), decode, reservation.context_blocks)
         loads.packed = b""
         if not reservation.prefill_done:
-            self._give_up(reservation, lane)
+            self._give_up(reservation, generation)
         else:
             work = loads.work
             work.stirred[slot] = work.at
@@ -275,11 +275,11 @@ class Ledger:
             changes.note(slot)
 
     def _take_out(self, reservation: LedgerReservation) -> None:
-        lane = reservation.lane
-        del lane.reservations[reservation.reservation_id]
+        generation = reservation.generation
+        del generation.reservations[reservation.reservation_id]
         self._deadlines.remove(reservation)
         blocks = self.blocks
-        blocks.release(reservation.chain, lane.number)
+        blocks.release(reservation.chain, generation.number)
         reservation.chain = blocks.root  # a reference to the reservation must not keep blocks
         if reservation.whole_outputs or reservation.faded_outputs:
             self._outputs.drop(reservation)
@@ -298,10 +298,10 @@ class Ledger:
         """
         self.loads.forget_churn(slot)
         self.tenures[slot] += 1
-        dropped = len(self._lanes[slot].reservations)
+        dropped = len(self._generations[slot].reservations)
         if not dropped:
             return 0
-        self._all_lanes.close(slot)
+        self._all_generations.close(slot)
         self.live -= dropped
         self.loads.clear(slot)
         if self.changes is not None:
@@ -314,22 +314,24 @@ class Ledger:
         A long unshared prompt counts as several.
         """
         swept: list[LedgerReservation] = []
-        blocks, closed = self.blocks.blocks, self._all_lanes.closed
+        blocks, closed = self.blocks.blocks, self._all_generations.closed
         while closed and len(swept) + (blocks - self.blocks.blocks) // BLOCKS_PER_STEP < limit:
-            lane = closed[0]
-            reservation = next(reversed(lane.reservations.values()))  # a dict is slow at its head
+            generation = closed[0]
+            reservation = next(
+                reversed(generation.reservations.values())
+            )  # a dict is slow at its head
             if reservation.claim is not None:  # may be booked again when the rank comes back
                 reservation.claim.hashes = self.blocks.chain(reservation.chain)
             self._take_out(reservation)
             swept.append(reservation)
-            if not lane.reservations:
-                self._all_lanes.forget_oldest()
+            if not generation.reservations:
+                self._all_generations.forget_oldest()
         return swept
 
     @property
     def is_swept(self) -> bool:
         """Whether nothing is left of dropped slots."""
-        return not self._all_lanes.closed
+        return not self._all_generations.closed
 
     # -- expiry --------------------------------------------------------------------------------
 
@@ -366,11 +368,13 @@ class Ledger:
 
         The longest common prefix, in blocks, with the chain of any live reservation on the slot.
         """
-        lanes, found = self._all_lanes, []
+        generations, found = self._all_generations, []
         for blocks, mask in self.blocks.shared_prefix(sequence_hashes):
             slots: Slots = np.frombuffer(positions_of(mask), np.int64)
-            if lanes.displaced or lanes.closed:  # a closed lane may have a number no slot has
-                slots = lanes.slots[slots]
+            if (
+                generations.displaced or generations.closed
+            ):  # a closed generation may have a number no slot has
+                slots = generations.slots[slots]
                 slots = slots[slots >= 0]
             found.append((blocks, slots))
         return found or None
@@ -380,18 +384,18 @@ class Ledger:
         assert reservation.live
         return self.blocks.chain(reservation.chain)
 
-    def lane_of(self, slot: int) -> int:
-        """Return the lane number under which chains know the current users of a slot."""
-        return self._lanes[slot].number
+    def generation_of(self, slot: int) -> int:
+        """Return the generation number under which chains know the current users of a slot."""
+        return self._generations[slot].number
 
     def all_reservations(self) -> Iterator[LedgerReservation]:
         """Yield every reservation in the book, including those whose rank has left."""
-        for lane in self._all_lanes:
-            yield from lane.reservations.values()
+        for generation in self._all_generations:
+            yield from generation.reservations.values()
 
     def reservations_on(self, slot: int) -> Collection[LedgerReservation]:
         """Live reservations of a slot, oldest booking first; a view."""
-        return self._lanes[slot].reservations.values()
+        return self._generations[slot].reservations.values()
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -406,7 +410,7 @@ class Ledger:
             changes.note(slot)
 
     def _give_up(
-        self, reservation: LedgerReservation, lane: SlotGeneration, left: int | None = None
+        self, reservation: LedgerReservation, generation: SlotGeneration, left: int | None = None
     ) -> None:
         """Remove a prompt, or all but `left` of its tokens, from P without its being computed.
 
@@ -414,7 +418,7 @@ class Ledger:
         with it. Otherwise the prompts behind it would be credited with them, without any report,
         until the rank reports again.
         """
-        slot, name, queue = reservation.slot, reservation.reservation_id, lane.queue
+        slot, name, queue = reservation.slot, reservation.reservation_id, generation.queue
         loads, tokens, gone = self.loads, reservation.prefill_tokens, left is None
         # if its place is unknown, its turn may have come
         begun = tokens if name not in queue or next(iter(queue)) == name else 0
@@ -433,7 +437,7 @@ class Ledger:
         if reservation.output_fraction != 1.0:
             blocks = rounded(reservation.output_fraction * blocks)
         slot, loads = reservation.slot, self.loads
-        decode = self.blocks.counts.count(reservation.lane.number)
+        decode = self.blocks.counts.count(reservation.generation.number)
         loads.rows.lengthen(slot, decode, blocks - reservation.context_blocks)
         reservation.context_blocks = blocks
         loads.packed = b""
@@ -444,30 +448,32 @@ class Ledger:
         """Assert all invariants of the ledger; O(everything)."""
         loads = self.loads
         check(self.blocks)
-        assert self.live == sum(len(lane.reservations) for lane in self._lanes)
-        for slot, lane in enumerate(self._lanes):
-            of_slot = lane.reservations.values()
-            assert all(r.live and r.lane is lane and r.slot == slot for r in of_slot)
+        assert self.live == sum(len(generation.reservations) for generation in self._generations)
+        for slot, generation in enumerate(self._generations):
+            of_slot = generation.reservations.values()
+            assert all(r.live and r.generation is generation and r.slot == slot for r in of_slot)
             assert loads.requests[slot] == len(of_slot)
             assert loads.computing[slot] == sum(not r.prefill_done for r in of_slot)
             waiting = sum(r.prefill_tokens for r in of_slot if not r.prefill_done)
             assert loads.prefill_left[slot] == waiting, "P is the sum of what is not complete"
-            assert loads.decode[slot] == self.blocks.counts.count(lane.number)
+            assert loads.decode[slot] == self.blocks.counts.count(generation.number)
             waits = {r.reservation_id: r.prefill_tokens for r in of_slot if not r.prefill_done}
-            assert loads.follows_queues or not lane.queue
-            assert lane.queue.items() <= waits.items(), "whose turn may come"
-            assert list(lane.queue) == [one for one in waits if one in lane.queue], "as they came"
+            assert loads.follows_queues or not generation.queue
+            assert generation.queue.items() <= waits.items(), "whose turn may come"
+            assert list(generation.queue) == [one for one in waits if one in generation.queue], (
+                "as they came"
+            )
             attended = sum(r.context_blocks for r in of_slot)
             assert loads.context[slot] == attended + loads.waits(slot)
             if not of_slot:
                 assert loads.decode[slot] == 0, "an idle slot carries nothing, exactly"
         loads.check()
-        self._all_lanes.check()
+        self._all_generations.check()
         self._deadlines.check(r for r in self.all_reservations() if r.ttl_s)
 
     def tables(self) -> Iterator[Sized]:
         """Yield the dicts that grow with reservations; see `dict_compaction.py`."""
         yield self.blocks.root.children
-        yield from [lane.reservations for lane in self._lanes]
+        yield from [generation.reservations for generation in self._generations]
         if self.loads.follows_queues:
-            yield from [lane.queue for lane in self._lanes]
+            yield from [generation.queue for generation in self._generations]

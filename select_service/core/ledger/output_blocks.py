@@ -20,7 +20,7 @@ class OutputBlocks:
     """Writes the output blocks and the fraction of live reservations.
 
     Args:
-        blocks: of all lanes.
+        blocks: of all generations.
     """
 
     __slots__ = ("_blocks",)
@@ -35,7 +35,7 @@ class OutputBlocks:
             self._become(reservation, outputs, 0, fraction)
         else:
             self._become(reservation, 0, outputs, fraction)
-        self._blocks.fade(reservation.chain, reservation.lane.number, fraction)
+        self._blocks.fade(reservation.chain, reservation.generation.number, fraction)
 
     def resume(
         self, reservation: LedgerReservation, whole: int, faded: int, fraction: float
@@ -47,7 +47,7 @@ class OutputBlocks:
         """
         self._become(reservation, whole, faded, fraction)
         if fraction != 1.0:
-            self._blocks.fade(reservation.chain, reservation.lane.number, fraction)
+            self._blocks.fade(reservation.chain, reservation.generation.number, fraction)
 
     def learn(
         self, reservation: LedgerReservation, outputs: int, faded_at: int, fraction: float
@@ -59,7 +59,7 @@ class OutputBlocks:
         )
         self._become(reservation, outputs - faded, faded, fraction)
         if refade:
-            self._blocks.fade(reservation.chain, reservation.lane.number, fraction)
+            self._blocks.fade(reservation.chain, reservation.generation.number, fraction)
 
     def drop(self, reservation: LedgerReservation) -> None:
         """Remove all output blocks; the weight of the prompt stays."""
@@ -68,7 +68,7 @@ class OutputBlocks:
     def _become(
         self, reservation: LedgerReservation, whole: int, faded: int, fraction: float
     ) -> None:
-        number, counts = reservation.lane.number, self._blocks.counts
+        number, counts = reservation.generation.number, self._blocks.counts
         counts.add(number, whole - reservation.whole_outputs)
         if reservation.faded_outputs:
             counts.add(number, -reservation.faded_outputs, reservation.output_fraction)

@@ -31,33 +31,33 @@ class ChainNode(Struct, eq=False):
     parent: ChainNode | None
     edge: PackedHashes
     children: dict[bytes, ChainNode] = field(default_factory=dict)  # by their first hash
-    refs: dict[int, int] = field(default_factory=dict)  # lane → chains that pass or end here
+    refs: dict[int, int] = field(default_factory=dict)  # generation → chains that pass or end here
     total: int = 0  # sum of refs
-    mask: int = 0  # lanes in refs, as bits
+    mask: int = 0  # generations in refs, as bits
 
 
 class ActiveBlocks:
-    """Reference-counted chains over lanes, with the number of distinct blocks per lane.
+    """Reference-counted chains over generations, with the number of distinct blocks per generation.
 
-    Complexities below are for a chain whose path has k nodes, with f blocks that nobody in the lane
-    has at that position.
+    Complexities below are for a chain whose path has k nodes, with f blocks that nobody in the
+    generation has at that position.
     """
 
     __slots__ = ("__weakref__", "blocks", "counts", "nodes", "root")
 
     def __init__(self) -> None:
         self.counts = BlockCounts()
-        """Of the values of every lane; the ledger adds its output blocks there."""
+        """Of the values of every generation; the ledger adds its output blocks there."""
         self.root = ChainNode(None, b"")
         """The handle of the empty chain; its children begin all active chains."""
         self.nodes = 0
         self.blocks = 0
-        """Blocks of all nodes, once for every lane that holds them: the work of removing them."""
+        """Blocks of all nodes, once per generation that holds them: the work to remove them."""
 
     # -- chains --------------------------------------------------------------------------------
 
-    def acquire(self, chain: PackedHashes, lane: int) -> ChainNode:
-        """Add a user of `chain` in a lane and return its handle. O(k), plus O(f) in C."""
+    def acquire(self, chain: PackedHashes, generation: int) -> ChainNode:
+        """Add a user of `chain` in a generation and return its handle. O(k), plus O(f) in C."""
         node, position = self.root, 0
         while position < len(chain):
             first = chain[position : position + HASH_BYTES]
@@ -67,30 +67,30 @@ class ActiveBlocks:
                 self.nodes += 1
             elif not chain.startswith(child.edge, position):
                 child = self._split(child, common_blocks(child.edge, 0, chain, position))
-            refs = child.refs.get(lane, 0)
-            child.refs[lane] = refs + 1
+            refs = child.refs.get(generation, 0)
+            child.refs[generation] = refs + 1
             child.total += 1
             if not refs:
-                child.mask |= 1 << lane
-                self.counts.enter(lane, child.edge)
+                child.mask |= 1 << generation
+                self.counts.enter(generation, child.edge)
                 self.blocks += len(child.edge) // HASH_BYTES
             position += len(child.edge)
             node = child
         return node
 
-    def release(self, end: ChainNode, lane: int) -> None:
+    def release(self, end: ChainNode, generation: int) -> None:
         """Undo one `acquire`. O(k), plus O(f) in C."""
         node = end
         while (parent := node.parent) is not None:
-            refs = node.refs[lane]
+            refs = node.refs[generation]
             node.total -= 1
             if refs > 1:
-                node.refs[lane] = refs - 1
+                node.refs[generation] = refs - 1
             else:
-                self.counts.leave(lane, node.edge)
+                self.counts.leave(generation, node.edge)
                 self.blocks -= len(node.edge) // HASH_BYTES
-                del node.refs[lane]
-                node.mask ^= 1 << lane
+                del node.refs[generation]
+                node.mask ^= 1 << generation
             if not node.total:
                 del parent.children[node.edge[:HASH_BYTES]]
                 self.nodes -= 1
@@ -105,11 +105,11 @@ class ActiveBlocks:
         return b"".join(edges)
 
     def shared_prefix(self, chain: PackedHashes) -> list[tuple[int, int]]:
-        """Longest common prefix with any active chain, for every lane that has one.
+        """Longest common prefix with any active chain, for every generation that has one.
 
         Returns:
-            (blocks, mask of lanes), blocks > 0 ascending, masks disjoint. O(k), whatever the number
-            of lanes and chains.
+            (blocks, mask of generations), blocks > 0 ascending, masks disjoint. O(k), whatever the
+            number of generations and chains.
         """
         groups: list[tuple[int, int]] = []
         node, position = self.root, 0
@@ -128,14 +128,15 @@ class ActiveBlocks:
             groups.append((position // HASH_BYTES, node.mask))
         return groups
 
-    def fade(self, end: ChainNode, lane: int, weight: float) -> None:
-        """Set the weight of every block that only this acquired chain has in the lane.
+    def fade(self, end: ChainNode, generation: int, weight: float) -> None:
+        """Set the weight of every block that only this acquired chain has in the generation.
 
         References never increase downwards, so the nodes it has alone are whole nodes at the end of
-        its path; a block is its own if the lane has it nowhere but there. O(blocks of these nodes).
+        its path; a block is its own if the generation has it nowhere but there. O(blocks of these
+        nodes).
         """
-        alone = takewhile(lambda node: node.refs[lane] == 1, _path(end))
-        self.counts.fade(lane, [node.edge for node in alone], weight)
+        alone = takewhile(lambda node: node.refs[generation] == 1, _path(end))
+        self.counts.fade(generation, [node.edge for node in alone], weight)
 
     # -- the shape of the trie -----------------------------------------------------------------
 

@@ -1,8 +1,8 @@
-"""One booked request, the lane its load runs in, and the lease it may live under.
+"""One booked request, the generation its load runs in, and the lease it may live under.
 
 Plain records: `ledger.py` and `leases.py` write them, `deadlines.py` keeps them by the time they
-expire, and everybody else reads. A lane belongs to one life of a rank: it closes when the rank
-goes, and from that moment none of its reservations is live, however many they are.
+expire, and everybody else reads. A generation belongs to one life of a rank: it closes when the
+rank goes, and from that moment none of its reservations is live, however many they are.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Lease:
         "adopted",
         "ancestors",
         "born",
-        "by_lane",
+        "by_generation",
         "deadline",
         "is_open",
         "lease_id",
@@ -61,10 +61,11 @@ class Lease:
         self.ancestors: dict[int, int] = {}
         """By replica, the last of its claims under it that was taken over here."""
         self.reservations: OrderedDict[LedgerReservation, SlotGeneration] = OrderedDict()
-        """Reservations under it, with the lane of each; including those of ranks that left, until
+        """Reservations under it, with the generation of each; including those of ranks that left,
+        until
         they are swept."""
-        self.by_lane: dict[SlotGeneration, int] = {}
-        """Their number in each lane: what a closed one has is not live."""
+        self.by_generation: dict[SlotGeneration, int] = {}
+        """Their number in each generation: what a closed one has is not live."""
         self.touched = now
         self.ttl_s = 0.0
         self.deadline = 0.0
@@ -73,7 +74,7 @@ class Lease:
     @property
     def live(self) -> int:
         """The number of live reservations under it. O(ranks they are on)."""
-        return sum(count for lane, count in self.by_lane.items() if lane.is_open)
+        return sum(count for generation, count in self.by_generation.items() if generation.is_open)
 
 
 class LedgerReservation(Struct, eq=False):
@@ -81,7 +82,7 @@ class LedgerReservation(Struct, eq=False):
 
     reservation_id: str
     slot: int
-    lane: SlotGeneration
+    generation: SlotGeneration
     chain: ChainNode
     prefill_tokens: int  # as booked; see prefill_done
     created: float
@@ -112,7 +113,7 @@ class LedgerReservation(Struct, eq=False):
     @property
     def live(self) -> bool:
         """Whether it is in the book: neither freed nor on a rank that has left."""
-        return self.lane.is_open
+        return self.generation.is_open
 
     @property
     def output_blocks(self) -> int:
@@ -120,5 +121,5 @@ class LedgerReservation(Struct, eq=False):
         return self.whole_outputs + self.faded_outputs
 
     def leave(self) -> None:
-        """Remove it from its lane."""
-        self.lane = _NOWHERE
+        """Remove it from its generation."""
+        self.generation = _NOWHERE

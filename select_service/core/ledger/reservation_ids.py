@@ -153,7 +153,7 @@ class ReservationIds:
         Of several made with one selection_id it is the youngest.
         """
         booking = self.by_id.get(name)  # as `_find_live`, without the extra frame
-        if booking is None or not booking.reservation.lane.is_open:
+        if booking is None or not booking.reservation.generation.is_open:
             booking = self._second_names.get(name)
             while booking is not None and not booking.reservation.live:
                 booking = booking.older
@@ -166,7 +166,7 @@ class ReservationIds:
 
     def _find_live(self, reservation_id: str) -> LiveReservation | None:
         booking = self.by_id.get(reservation_id)
-        return booking if booking is not None and booking.reservation.lane.is_open else None
+        return booking if booking is not None and booking.reservation.generation.is_open else None
 
     def legs(self, name: str) -> list[LiveReservation]:
         """Return the live legs of a pair, by its id or the selection_id it was made with.

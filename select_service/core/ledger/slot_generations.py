@@ -1,9 +1,9 @@
-"""Which lane each slot runs in: lanes are opened, numbered, and closed when a rank leaves.
+"""Which generation each slot runs in: they are opened, numbered, and closed when a rank leaves.
 
-A slot that loses its rank may have a hundred thousand reservations. They run in a lane of their own
-(`reservation.py`): closing it takes them out of every answer at once, the slot continues in a new
-lane, and `Ledger.sweep` dismantles the old one a few at a time. The ledger owns the content of a
-lane.
+A slot that loses its rank may have a hundred thousand reservations. They run in a generation of
+their own (`reservation.py`): closing it takes them out of every answer at once, the slot continues
+in a new generation, and `Ledger.sweep` dismantles the old one a few at a time. The ledger owns the
+content of a generation.
 """
 
 from __future__ import annotations
@@ -26,49 +26,51 @@ __all__ = ["SlotGenerations"]
 
 
 class SlotGenerations:
-    """The lanes of one ledger; a number is reused once nothing is left of its lane."""
+    """The generations of one ledger; a number is reused once nothing is left of its generation."""
 
     __slots__ = ("_count", "_counts", "_free_numbers", "by_slot", "closed", "displaced", "slots")
 
     def __init__(self, counts: BlockCounts) -> None:
-        """Begin without lanes.
+        """Begin without generations.
 
         Args:
-            counts: of the blocks in each lane, by number; grown with the numbers.
+            counts: of the blocks in each generation, by number; grown with the numbers.
         """
         self._counts = counts
         self.by_slot: list[SlotGeneration] = []
-        """The open lanes; always the same list."""
+        """The open generations; always the same list."""
         self.closed: deque[SlotGeneration] = deque()
-        """Closed lanes with reservations to sweep, oldest first."""
+        """Closed generations with reservations to sweep, oldest first."""
         self.slots: Slots = np.zeros(0, dtype=np.int64)
-        """By number, the slot of a lane; -1: none."""
+        """By number, the slot of a generation; -1: none."""
         self._count = 0  # number of numbers ever used
-        self._free_numbers: list[int] = []  # a heap, so that lanes keep the numbers of their slots
+        self._free_numbers: list[
+            int
+        ] = []  # a heap, so that generations keep the numbers of their slots
         self.displaced = 0
-        """Slots whose lane has a different number."""
+        """Slots whose generation has a different number."""
 
     def ensure(self, capacity: int) -> None:
-        """Open a lane for every slot below `capacity` that has none."""
+        """Open a generation for every slot below `capacity` that has none."""
         for slot in range(len(self.by_slot), capacity):
             self.by_slot.append(self._open(slot))
             self.displaced += self.by_slot[slot].number != slot
 
     def close(self, slot: int) -> None:
-        """Close the lane of a slot, which has reservations, and open a new one for it. O(1)."""
-        lane = self.by_slot[slot]
-        lane.is_open = False
-        self.closed.append(lane)
-        self.slots[lane.number] = -1
+        """Close the generation of a slot, which has reservations, and open another one. O(1)."""
+        generation = self.by_slot[slot]
+        generation.is_open = False
+        self.closed.append(generation)
+        self.slots[generation.number] = -1
         fresh = self.by_slot[slot] = self._open(slot)
-        self.displaced += (fresh.number != slot) - (lane.number != slot)
+        self.displaced += (fresh.number != slot) - (generation.number != slot)
 
     def forget_oldest(self) -> None:
-        """Free the number of the oldest closed lane, which is empty."""
+        """Free the number of the oldest closed generation, which is empty."""
         heappush(self._free_numbers, self.closed.popleft().number)
 
     def __iter__(self) -> Iterator[SlotGeneration]:
-        """Iterate over a copy of all lanes, open ones first; some may go meanwhile."""
+        """Iterate over a copy of all generations, open ones first; some may go meanwhile."""
         return iter((*self.by_slot, *self.closed))
 
     def _open(self, slot: int) -> SlotGeneration:
@@ -86,16 +88,16 @@ class SlotGenerations:
 
     def check(self) -> None:
         """Assert all invariants; O(everything)."""
-        used = [lane.number for lane in self]
+        used = [generation.number for generation in self]
         assert sorted(used + self._free_numbers) == list(range(self._count)), "one lane a number"
         slots = [-1] * len(self.slots)
-        for slot, lane in enumerate(self.by_slot):
-            slots[lane.number] = slot
+        for slot, generation in enumerate(self.by_slot):
+            slots[generation.number] = slot
         assert self.slots.tolist() == slots
-        displaced = sum(lane.number != slot for slot, lane in enumerate(self.by_slot))
+        displaced = sum(generation.number != slot for slot, generation in enumerate(self.by_slot))
         assert self.displaced == displaced
-        for lane in self.closed:
-            assert lane.reservations, "a closed lane ends with its last reservation"
-            assert not lane.is_open
+        for generation in self.closed:
+            assert generation.reservations, "a closed lane ends with its last reservation"
+            assert not generation.is_open
         for number in self._free_numbers:
             assert self._counts.count(number) == 0, "nothing is inherited"

@@ -169,7 +169,7 @@ class SlotLoads:
         self.ahead[slot] = min(self.ahead[slot], step)
         self.packed = b""
 
-    def limit_seats(self, slot: int, seats: int | None, wait: int) -> None:
+    def limit_running_requests(self, slot: int, seats: int | None, wait: int) -> None:
         """Set how many requests the rank on a slot runs at once.
 
         Args:

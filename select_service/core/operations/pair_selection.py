@@ -78,17 +78,17 @@ class PairSelector:
 
     def advise(self, ticket: Ticket) -> Advice | UnsetType:
         """Return whether a pair would be cheaper than one worker; UNSET if no worker has a role."""
-        if not ticket.partition.seating.roles.given:
+        if not ticket.partition.fleet_slots.roles.given:
             return UNSET
         found = self._plan(ticket, ticket.partition.legs(ticket.request))
         key = found.mode, found.reason
         self._advised[key] = self._advised.get(key, 0) + 1
-        return found.advice(ticket.partition.seating)
+        return found.advice(ticket.partition.fleet_slots)
 
     def _plan(self, ticket: Ticket, legs: Legs) -> PairPlan:
         partition, prompt, weights = ticket.partition, ticket.prompt, ticket.weights.kv_cost()
         question = PairQuery(
-            seating=partition.seating,
+            fleet_slots=partition.fleet_slots,
             request=ticket.request,
             prompt=prompt,
             weights=weights,
@@ -108,7 +108,7 @@ def _within(partition: Partition, legs: Legs, rows: Rows) -> Legs:
     """Drop ranks that are not candidates; `Partition.legs` has already filtered decode ranks."""
     allowed = np.arange(rows.stop) if isinstance(rows, slice) else rows
     legs = legs._replace(whole=legs.whole[np.isin(legs.whole, allowed)])
-    if legs.can_pair and partition.seating.roles.may_move(
+    if legs.can_pair and partition.fleet_slots.roles.may_move(
         legs
     ):  # else they only tell why no pair is possible
         legs = legs._replace(prefill=legs.prefill[np.isin(legs.prefill, allowed)])

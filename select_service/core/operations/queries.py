@@ -78,13 +78,13 @@ def _loads(partition: Partition) -> list[LoadRow]:
     decode = loads.decode.astype(np.int64).tolist()
     return [
         LoadRow(worker_id, rank, left[slot], decode[slot], requests[slot])
-        for (worker_id, rank), slot in partition.seating.seats()
+        for (worker_id, rank), slot in partition.fleet_slots.ranks_and_slots()
     ]
 
 
 def _potential_loads(partition: Partition, prompt: Prompt, weights: Weights) -> list[LoadRow]:
     """Return the load every rank that may be chosen would carry with this prompt."""
-    ledger, rows = partition.ledger, partition.seating.everyone
+    ledger, rows = partition.ledger, partition.fleet_slots.everyone
     loads = ledger.loads
     left, requests = loads.prefill_left, loads.requests.tolist()
     isl_tokens = prompt.isl_tokens if weights.track_prefill_tokens else 0
@@ -95,7 +95,7 @@ def _potential_loads(partition: Partition, prompt: Prompt, weights: Weights) -> 
         blocks = prompt.blocks
         return [
             LoadRow(worker_id, rank, left[slot] + isl_tokens, decode[slot] + blocks, requests[slot])
-            for (worker_id, rank), slot in partition.seating.open_seats()
+            for (worker_id, rank), slot in partition.fleet_slots.open_ranks_and_slots()
         ]
     found = partition.found(prompt, matches)
     terms = partition.terms(prompt, rows, weights.kv_cost(), 0.0, found)  # loads, not prices
@@ -105,7 +105,7 @@ def _potential_loads(partition: Partition, prompt: Prompt, weights: Weights) -> 
     if not isinstance(rows, slice):
         row_of = {slot: row for row, slot in enumerate(rows.tolist())}
     answer = []
-    for (worker_id, rank), slot in partition.seating.open_seats():
+    for (worker_id, rank), slot in partition.fleet_slots.open_ranks_and_slots():
         row = row_of[slot]
         added = isl_tokens - int(held[row])
         prefill = left[slot] + added if added > 0 else left[slot]
@@ -115,7 +115,7 @@ def _potential_loads(partition: Partition, prompt: Prompt, weights: Weights) -> 
 
 def _overlap_rows(partition: Partition, prompt: Prompt, weights: Weights) -> list[OverlapRow]:
     """Return the matched blocks of every rank."""
-    found, seats = partition.found(prompt), partition.seating.seats()
+    found, seats = partition.found(prompt), partition.fleet_slots.ranks_and_slots()
     if found is None:
         return [
             OverlapRow(worker_id, rank, 0, 0, 0, 0, 0, None, 0.0) for (worker_id, rank), _ in seats

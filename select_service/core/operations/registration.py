@@ -37,7 +37,7 @@ class Registration:
         self,
         catalog: Catalog,
         membership: Membership,
-        desk: Lifecycle,
+        lifecycle: Lifecycle,
         replicas: Replicas,
         reader: RequestReader,
         limits: CoreLimits,
@@ -48,7 +48,7 @@ class Registration:
         """Sources now active; only they may change the workers they registered."""
         self._catalog = catalog
         self._membership = membership
-        self._desk = desk
+        self._lifecycle = lifecycle
         self._replicas = replicas
         self._reader = reader
         self._limits = limits
@@ -167,10 +167,10 @@ class Registration:
 
     def _reseat(self, old: Worker | None, new: Worker | None, effects: Effects, now: float) -> None:
         """Replace a worker's ranks; the first slice of the lost load is cleared away at once."""
-        self._desk.dropped(self._membership.replace(old, new, effects))
+        self._lifecycle.dropped(self._membership.replace(old, new, effects))
         partition = None if old is None else self._membership.partitions.get(old.scope)
         if partition is not None:
-            self._desk.sweep(partition, self._limits.dropped_per_turn_max, now)
+            self._lifecycle.sweep(partition, self._limits.dropped_per_turn_max, now)
         if new is not None:
             self._replicas.resolver.worker_came(new.scope, new.worker_id)
         self._tell_gates(old, new, effects, now)

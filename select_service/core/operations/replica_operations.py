@@ -43,7 +43,7 @@ class ReplicaOperations:
 
         `checked`: the message had a checksum, and it was correct.
         """
-        self._replicas.hearing.heard(peer, message, now, checked=checked)
+        self._replicas.message_applier.heard(peer, message, now, checked=checked)
         return self._relieved(now, NOTHING)
 
     def tick(self, now: float) -> tuple[bool, Effects]:
@@ -90,7 +90,10 @@ class ReplicaOperations:
 
     def _relieved(self, now: float, effects: Effects) -> Effects:
         """Let in the requests that waited for load that replicas have freed."""
-        for touched in (self._replicas.resolver.touched, self._replicas.hearing.reports.touched):
+        for touched in (
+            self._replicas.resolver.touched,
+            self._replicas.message_applier.reports.touched,
+        ):
             while touched:
                 partition, _ = touched.popitem()
                 effects = self._room.relieve(partition, now, effects)

@@ -1,7 +1,7 @@
 """The verbs of a reservation's life: booked by the caller's choice, progressing, ended, leased.
 
-The desk does the booking (`reservations/lifecycle.py`); whatever frees load lets waiting requests
-in (`waiting_requests.py`).
+`Lifecycle` does the booking (`reservations/lifecycle.py`); whatever frees load lets waiting
+requests in (`waiting_requests.py`).
 """
 
 from __future__ import annotations
@@ -84,24 +84,24 @@ class ReservationCalls:
     def __init__(  # noqa: PLR0917 - the rooms a reservation passes through
         self,
         reader: RequestReader,
-        desk: Lifecycle,
+        lifecycle: Lifecycle,
         room: WaitingRequests,
         leases: SharedLeases,
         limits: CoreLimits,
         admitting: AdmissionController,
         pairs: Pairs,
-        trusting: TrustMonitor,
+        trust_monitor: TrustMonitor,
         decisions: DecisionLog,
         new_id: Callable[[], str],
     ) -> None:
         self._reader = reader
-        self._desk = desk
+        self._lifecycle = lifecycle
         self._room = room
         self._leases = leases
         self._limits = limits
         self._admitting = admitting
         self._pairs = pairs
-        self._trusting = trusting
+        self._trust_monitor = trust_monitor
         self._decisions = decisions
         self._new_id = new_id
 
@@ -114,7 +114,7 @@ class ReservationCalls:
             ServiceError: of the prompt, the rank, the lease or the id.
         """
         try:
-            partition = self._reader.seated(request)
+            partition = self._reader.attached(request)
         except NoSchedulableWorker:
             known = self._booked_before(request, unknown)
             if known is not None:
@@ -132,8 +132,8 @@ class ReservationCalls:
         if known is not None:
             return known, NOTHING
         worker, dp_rank = self._rank_asked(partition, request)
-        self._desk.check_room(request)
-        lease, ttl_s = self._desk.terms(request)
+        self._lifecycle.check_room(request)
+        lease, ttl_s = self._lifecycle.terms(request)
         if worker.drain is not None:
             raise WorkerDraining([worker.worker_id])
         slot = worker.slots[dp_rank]
@@ -156,7 +156,7 @@ class ReservationCalls:
             dp_rank,
             worker.spec.endpoint,
         )
-        return answer, self._desk.book(partition, slot, order, request, answer, NOTHING, now)
+        return answer, self._lifecycle.book(partition, slot, order, request, answer, NOTHING, now)
 
     def _booked_before(
         self, request: ReservationRequest, unknown: bytes
@@ -166,7 +166,7 @@ class ReservationCalls:
         Raises:
             ReservationConflict: the id is taken by something else.
         """
-        name, repeats = request.reservation_id, self._desk.repeats
+        name, repeats = request.reservation_id, self._lifecycle.repeats
         if not repeats.is_known(name):
             return None
         return repeats.reservation(name, fingerprint_of(request, unknown))
@@ -186,7 +186,7 @@ class ReservationCalls:
             raise self._admitting.refusal(partition, keeper.full(now), _only(slot))
 
     def _rank_asked(self, partition: Partition, request: ReservationRequest) -> tuple[Worker, int]:
-        worker = partition.seating.present.get(request.worker_id)
+        worker = partition.fleet_slots.present.get(request.worker_id)
         if worker is None:
             raise WorkerNotFound(
                 f"schedulable worker {request.worker_id} not found for "
@@ -232,12 +232,12 @@ class ReservationCalls:
             ReservationNotFound: nothing live has that id.
         """
         if cached_tokens is not None:
-            self._trusting.hear(name, cached_tokens, now)
-        desk = self._desk
+            self._trust_monitor.hear(name, cached_tokens, now)
+        lifecycle = self._lifecycle
         of_pair = None
-        if desk.bookings.pairs or desk.announcer.speaks:  # else no id is a pair's
+        if lifecycle.bookings.pairs or lifecycle.announcer.speaks:  # else no id is a pair's
             of_pair = self._pairs.prefill_complete(name, now)
-        partition, effects = of_pair or desk.prefill_complete(name, now)
+        partition, effects = of_pair or lifecycle.prefill_complete(name, now)
         if partition is None:
             return effects
         return self._room.relieve(partition, now, effects)
@@ -256,7 +256,7 @@ class ReservationCalls:
                 "decay_fraction must be between 0.0 and 1.0", field="decay_fraction"
             )
         if not self._pairs.output_block(name, decay_fraction, now, count):
-            self._desk.output_block(name, decay_fraction, now, count)
+            self._lifecycle.output_block(name, decay_fraction, now, count)
         return NOTHING
 
     def free(self, name: str, now: float) -> Effects:
@@ -265,11 +265,11 @@ class ReservationCalls:
         Raises:
             ReservationNotFound: the id was never seen.
         """
-        desk = self._desk
+        lifecycle = self._lifecycle
         of_pair = None
-        if desk.bookings.pairs or desk.announcer.speaks:  # as above
+        if lifecycle.bookings.pairs or lifecycle.announcer.speaks:  # as above
             of_pair = self._pairs.free(name, now)
-        partition, effects = of_pair or desk.free(name, now)
+        partition, effects = of_pair or lifecycle.free(name, now)
         if partition is None:
             return effects
         return self._room.relieve(partition, now, effects)
@@ -287,8 +287,8 @@ class ReservationCalls:
                 is another one.
             now: monotonic seconds.
         """
-        desk = self._desk
-        bookings = [one for one in desk.bookings.booked_as(name) if one.number <= added]
+        lifecycle = self._lifecycle
+        bookings = [one for one in lifecycle.bookings.booked_as(name) if one.number <= added]
         for one in bookings:
             one.holders -= 1
         if not bookings or any(one.holders > 0 or _is_cared_for(one) for one in bookings):
@@ -296,9 +296,9 @@ class ReservationCalls:
         for one in bookings:
             self._decisions.note_withdrawn(name, one.reservation.created)
         of_pair = None
-        if desk.bookings.pairs:
+        if lifecycle.bookings.pairs:
             of_pair = self._pairs.free(name, now, is_withdrawn=True)
-        partition, effects = of_pair or desk.free(name, now, is_withdrawn=True)
+        partition, effects = of_pair or lifecycle.free(name, now, is_withdrawn=True)
         if partition is None:
             return effects
         return self._room.relieve(partition, now, effects)
@@ -334,7 +334,7 @@ class ReservationCalls:
 
     def _outputs(self, name: str) -> int:
         outputs = self._pairs.outputs(name)
-        return self._desk.outputs(name) if outputs is None else outputs
+        return self._lifecycle.outputs(name) if outputs is None else outputs
 
     # -- leases --------------------------------------------------------------------------------
 
@@ -372,7 +372,7 @@ class ReservationCalls:
         """End one turn's worth of the reservations an ended lease left behind."""
         effects = Effects()
         limit = self._limits.expired_per_turn_max
-        for partition in self._desk.clear_leases(limit, now, effects, lease)[1]:
+        for partition in self._lifecycle.clear_leases(limit, now, effects, lease)[1]:
             self._room.relieve(partition, now, effects)
         return effects
 

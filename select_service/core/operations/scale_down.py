@@ -51,7 +51,7 @@ class _Seen(NamedTuple):
     held: HeldTogether
 
 
-class _Seat(NamedTuple):
+class _CandidateWorker(NamedTuple):
     """A worker that may go: what the answer says of it, and what its loss would cost."""
 
     told: ScaleDownCandidate
@@ -97,7 +97,7 @@ class ScaleDown:
             if model_name in (None, one.scope.model_name)
             and (tenant_ids is None or one.scope.tenant_id in tenant_ids)
         ]
-        seen, seats = list[_Seen](), list[_Seat]()
+        seen, candidate_workers = list[_Seen](), list[_CandidateWorker]()
         for partition in partitions:
             owners: dict[int, int] = {}
             for number, worker in enumerate(_asked_for(partition, role)):
@@ -108,20 +108,24 @@ class ScaleDown:
             held = yield from partition.index.held_together(_ranks_of_most(partition, count))
             seen.append(_Seen(partition, owners, held))
         for one in seen:
-            yield from _sit(one, role, seats)
-        seats.sort(key=lambda seat: seat.told.worker_id)
-        lost = yield from _lost(seats, seen, count)
-        drains = [place for place, seat in enumerate(seats) if seat.told.drains]
-        loads = [seat.load for seat in seats]
+            yield from _sit(one, role, candidate_workers)
+        candidate_workers.sort(key=lambda candidate_worker: candidate_worker.told.worker_id)
+        lost = yield from _lost(candidate_workers, seen, count)
+        drains = [
+            place
+            for place, candidate_worker in enumerate(candidate_workers)
+            if candidate_worker.told.drains
+        ]
+        loads = [candidate_worker.load for candidate_worker in candidate_workers]
         order = yield from cheapest_set(loads, lost.tokens, drains, count)
         costs = yield from marginals(order, loads, lost.tokens)
-        sole = yield from marginals(order, [0.0] * len(seats), lost.blocks)
-        return _told([seats[place] for place in order], costs, sole, hit_rate_loss_max)
+        sole = yield from marginals(order, [0.0] * len(candidate_workers), lost.blocks)
+        return _told([candidate_workers[place] for place in order], costs, sole, hit_rate_loss_max)
 
 
 def _asked_for(partition: Partition, role: Role | None) -> list[Worker]:
     """Return the workers with this role (no role is aggregated), or all workers for None."""
-    present = partition.seating.present.values()
+    present = partition.fleet_slots.present.values()
     return [one for one in present if role in (None, one.spec.role or "aggregated")]
 
 
@@ -131,12 +135,14 @@ def _ranks(worker: Worker) -> list[WorkerRank]:
 
 def _ranks_of_most(partition: Partition, count: int) -> int:
     """Return the most ranks that `count` workers can have."""
-    present = partition.seating.present.values()
+    present = partition.fleet_slots.present.values()
     return sum(nlargest(count, (len(worker.slots) for worker in present)))
 
 
-def _sit(seen: _Seen, role: Role | None, seats: list[_Seat]) -> Generator[None, None, None]:
-    """Add a seat for each worker still present; each one's numbers are read without a break."""
+def _sit(
+    seen: _Seen, role: Role | None, candidate_workers: list[_CandidateWorker]
+) -> Generator[None, None, None]:
+    """Add a candidate for each worker still present; its numbers are read without a break."""
     partition, copies = seen.partition, seen.held.copies
     index, loads = partition.index, partition.ledger.loads
     present = _asked_for(partition, role)
@@ -151,7 +157,7 @@ def _sit(seen: _Seen, role: Role | None, seats: list[_Seat]) -> Generator[None, 
     for number, (worker, room) in enumerate(zip(present, rooms, strict=True)):
         if not number % WORKERS_PER_SLICE:
             yield
-        if partition.seating.present.get(worker.worker_id) is not worker:
+        if partition.fleet_slots.present.get(worker.worker_id) is not worker:
             continue
         attached = [rank for rank in _ranks(worker) if index.slot_of(rank) is not None]
         slots = list(worker.slots.values())
@@ -182,14 +188,17 @@ def _sit(seen: _Seen, role: Role | None, seats: list[_Seat]) -> Generator[None, 
         churn = sum(float(loads.churn[slot]) for slot in slots)
         computed = churn / churned if churned > 0 else 0.0
         found, displaced = told.reused_tokens / asked, computed * hit_rate
-        seats.append(_Seat(told, load, worth, share, found, displaced))
+        candidate_workers.append(_CandidateWorker(told, load, worth, share, found, displaced))
 
 
 def _lost(
-    seats: Sequence[_Seat], seen: Sequence[_Seen], count: int
+    candidate_workers: Sequence[_CandidateWorker], seen: Sequence[_Seen], count: int
 ) -> Generator[None, None, _Lost]:
     """Translate the losses of the partitions from holders to places."""
-    place_of = {seat.told.worker_id: place for place, seat in enumerate(seats)}
+    place_of = {
+        candidate_worker.told.worker_id: place
+        for place, candidate_worker in enumerate(candidate_workers)
+    }
     found = _Lost({}, {})
     for one in seen:
         # a holder that left has nothing to lose; one that came in the meantime keeps its blocks: ~0
@@ -206,14 +215,14 @@ def _lost(
                 places |= bit_of.get(holder, ~0)
             if places <= 0 or places.bit_count() > count:
                 continue
-            worth = sum(seats[place].block_worth for place in bits(places))
+            worth = sum(candidate_workers[place].block_worth for place in bits(places))
             found.blocks[places] = found.blocks.get(places, 0.0) + blocks
             found.tokens[places] = found.tokens.get(places, 0.0) + blocks * worth
     return found
 
 
 def _told(
-    seats: Sequence[_Seat],
+    candidate_workers: Sequence[_CandidateWorker],
     costs: Sequence[float],
     sole: Sequence[float],
     hit_rate_loss_max: float,
@@ -222,23 +231,23 @@ def _told(
     so_far = 0.0
     rooms: dict[tuple[str, str], float] = {}
     hits: dict[tuple[str, str], tuple[float, float]] = {}
-    for seat, cost, blocks in zip(seats, costs, sole, strict=True):
+    for candidate_worker, cost, blocks in zip(candidate_workers, costs, sole, strict=True):
         so_far += cost
-        scope = seat.told.model_name, seat.told.tenant_id
-        rooms[scope] = rooms.get(scope, 0.0) + (seat.room or 0.0)
+        scope = candidate_worker.told.model_name, candidate_worker.told.tenant_id
+        rooms[scope] = rooms.get(scope, 0.0) + (candidate_worker.room or 0.0)
         found, displaced = hits.get(scope, (0.0, 0.0))
-        hits[scope] = found + seat.found, displaced + seat.displaced
+        hits[scope] = found + candidate_worker.found, displaced + candidate_worker.displaced
         loss = _hit_rate_loss(*hits[scope])
         answer.append(
             replace(
-                seat.told,
+                candidate_worker.told,
                 cost_tokens=cost,
                 cost_tokens_so_far=so_far,
                 sole_blocks=int(blocks),
-                room_so_far=UNSET if seat.room is None else rooms[scope],
+                room_so_far=UNSET if candidate_worker.room is None else rooms[scope],
                 hit_rate_loss_so_far=loss,
                 advised=loss <= hit_rate_loss_max,
-                pod_deletion_cost=_deletion_cost(cost, drains=seat.told.drains),
+                pod_deletion_cost=_deletion_cost(cost, drains=candidate_worker.told.drains),
             )
         )
     return answer

@@ -42,13 +42,13 @@ class WaitingRequests:
     def __init__(
         self,
         placing: Placer,
-        desk: Lifecycle,
+        lifecycle: Lifecycle,
         admitting: AdmissionController,
         counters: Counters,
         limits: CoreLimits,
     ) -> None:
         self._placing = placing
-        self._desk = desk
+        self._lifecycle = lifecycle
         self._admitting = admitting
         self._counters = counters
         self._limits = limits
@@ -71,7 +71,7 @@ class WaitingRequests:
         ticket.since, ticket.until = now, now + deadline_s
         self._patience.watch(ticket)
         self._waiting += 1
-        self._desk.bookings.wait(ticket)
+        self._lifecycle.bookings.wait(ticket)
         self._counters.selections_waited += 1
         return ticket
 
@@ -97,7 +97,7 @@ class WaitingRequests:
     def _stops_waiting(self, ticket: Ticket) -> None:
         self._patience.forget(ticket)
         self._waiting -= 1
-        self._desk.bookings.waited(ticket)
+        self._lifecycle.bookings.waited(ticket)
 
     def relieve(self, partition: Partition, now: float, effects: Effects) -> Effects:
         """Let in requests that waited for load to drop, booking each before the next.
@@ -169,7 +169,7 @@ class WaitingRequests:
                 code = answer.code if isinstance(answer, ServiceError) else answer.finish_reason
                 keeper.turned_away(ticket, code, now)
         if ticket.holders > 1 and ticket.reservation_id is not None:
-            self._desk.bookings.share(ticket.reservation_id, ticket.holders - 1)
+            self._lifecycle.bookings.share(ticket.reservation_id, ticket.holders - 1)
         ticket.answer = answer
         effects.answered.append(ticket)
         return effects
@@ -179,8 +179,8 @@ class WaitingRequests:
         try:
             # was it booked in the meantime: explicitly, or by its repeat at another replica?
             if ticket.reservation_id is not None:
-                known = self._desk.repeats.selection(
-                    ticket.reservation_id, ticket.fingerprint, self._desk.show_hashes
+                known = self._lifecycle.repeats.selection(
+                    ticket.reservation_id, ticket.fingerprint, self._lifecycle.show_hashes
                 )
                 if known is not None:
                     assert not isinstance(known, Ticket), "it waits no longer"
@@ -190,7 +190,7 @@ class WaitingRequests:
                 rows = partition.admission.usable(rows)
             if ticket.reservation_id is not None:
                 assert isinstance(request, SelectAndReserveRequest)
-                self._desk.terms(request)  # has its lease ended in the meantime?
+                self._lifecycle.terms(request)  # has its lease ended in the meantime?
             return self._placing.place(ticket, rows, now, effects)[0]
         except ServiceError as refusal:
             self._placing.other_answers.refuse(ticket, refusal, now)
@@ -337,7 +337,7 @@ def next_at_gate(partition: Partition) -> Ticket | None:
     if keeper is None or not keeper.waiting:
         return None
     # no policy lets any go then; they need not wait for a refusal
-    if not partition.seating.workers:
+    if not partition.fleet_slots.workers:
         return next(iter(keeper.waiting))
     for ticket in keeper.in_order():
         try:

@@ -68,12 +68,12 @@ class PairPlan(NamedTuple):
     couple: WorkerPair | None  # the best one, whichever the mode
     found: TierMatches | None  # of the prompt in the index
 
-    def advice(self, seating: FleetSlots) -> Advice:
+    def advice(self, fleet_slots: FleetSlots) -> Advice:
         """Say it to a caller, by who sits where."""
         couple = self.couple
         candidate = None
         if couple is not None and self.mode == "disaggregated":
-            worker, dp_rank = seating.rank_at(couple.prefill_slot)
+            worker, dp_rank = fleet_slots.rank_at(couple.prefill_slot)
             candidate = PrefillCandidate(
                 worker_id=worker.worker_id,
                 dp_rank=dp_rank,
@@ -92,7 +92,7 @@ class PairPlan(NamedTuple):
 class PairQuery(NamedTuple):
     """A request for which a plan is needed."""
 
-    seating: FleetSlots
+    fleet_slots: FleetSlots
     request: SelectRequest
     prompt: Prompt
     weights: Weights
@@ -170,7 +170,7 @@ def _couple(
     decoding_costs = _preferred(question, decoding_costs, legs.decode)
     found: list[tuple[int, int]] = []
     totals: list[float] = []
-    for positions, transfer in question.seating.roles.transfers(legs.prefill):
+    for positions, transfer in question.fleet_slots.roles.transfers(legs.prefill):
         prices = _moved(decoding_costs, legs.decode, transfer)
         open_to = np.isfinite(prices).nonzero()[0]
         if not len(open_to):
@@ -217,5 +217,5 @@ def _preferred(question: PairQuery, prices: Floats, slots: Slots) -> Floats:
     constraints = question.request.routing_constraints
     if constraints is UNSET or not constraints.preferred_taints or question.request.pinned_worker:
         return prices
-    taints = [question.seating.rank_at(slot)[0].taints for slot in slots.tolist()]
+    taints = [question.fleet_slots.rank_at(slot)[0].taints for slot in slots.tolist()]
     return prices * preferences(constraints.preferred_taints, taints)

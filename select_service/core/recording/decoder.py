@@ -26,11 +26,11 @@ from select_service.core.recording.items import (
     Decided,
     End,
     Events,
+    FleetChange,
     Gap,
     Header,
     Item,
     ReservationStep,
-    Seats,
     Wave,
 )
 
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from select_service.core.columns import Slots
-    from select_service.core.recording.items import Prompted, SeatedWorker
+    from select_service.core.recording.items import AttachedWorker, Prompted
 
-__all__ = ["BadRecording", "DamagedFile", "House", "Tape", "hashes_of", "slots_of"]
+__all__ = ["BadRecording", "DamagedFile", "House", "RecordedFile", "hashes_of", "slots_of"]
 
 COLUMN_BYTES_MAX: Final = 64 << 20
 """Four million ranks: no fleet has as many, and a reader should not allocate more."""
@@ -69,11 +69,11 @@ class DamagedFile(BadRecording):
 
 
 class House(NamedTuple):
-    """The seating of a scope. A change makes another one."""
+    """The fleet of a scope. A change makes another one."""
 
     scope: Scope
     block_size: int
-    workers: dict[int, SeatedWorker]
+    workers: dict[int, AttachedWorker]
 
 
 def _changed(before: bytes, told: Column) -> bytes:
@@ -88,7 +88,7 @@ def _changed(before: bytes, told: Column) -> bytes:
 
 
 def hashes_of(prompt: Prompted) -> bytes:
-    """Return the block hashes of a prompt that came from a Tape."""
+    """Return the block hashes of a prompt that came from a `RecordedFile`."""
     (hashes,) = prompt.hashes
     assert isinstance(hashes, bytes)
     return hashes
@@ -108,7 +108,7 @@ def slots_of(told: bytes, ranks: int) -> Slots:
     return slots
 
 
-class Tape:
+class RecordedFile:
     """One file, item by item.
 
     Attributes:
@@ -137,7 +137,7 @@ class Tape:
         self._chunks: list[bytes] = []
 
     def __iter__(self) -> Iterator[Item]:
-        """Yield the items after the header; `houses` already includes the last Seats.
+        """Yield the items after the header; `houses` already includes the last `FleetChange`.
 
         Columns are whole, and prompts have all their hashes.
 
@@ -153,8 +153,8 @@ class Tape:
                     raise BadRecording("a second header")  # noqa: TRY301 - its place is added here
                 if isinstance(item, Gap) and item.resets:
                     self._forget()
-                elif isinstance(item, Seats):
-                    self._seat(item)
+                elif isinstance(item, FleetChange):
+                    self._attach(item)
                 elif (
                     isinstance(item, Decided | Wave | Events | ReservationStep)
                     and item.scope is not None
@@ -178,7 +178,7 @@ class Tape:
         self._columns.clear()
         self._chunks.clear()
 
-    def _seat(self, item: Seats) -> None:
+    def _attach(self, item: FleetChange) -> None:
         before = self.houses.get(item.scope)
         if before is None and not item.is_whole:
             raise BadRecording(f"what is new in scope {item.scope}, of which nothing is known")
@@ -190,7 +190,7 @@ class Tape:
         self.houses[item.scope] = House(scope, item.block_size, workers)
 
     def house(self, scope: int) -> House:
-        """Return the seating of a scope.
+        """Return the fleet of a scope.
 
         Raises:
             BadRecording: the file does not have it.

@@ -19,17 +19,17 @@ from select_service.core.recording.items import (
     CHUNKS_MAX,
     LENGTH,
     Asked,
+    AttachedWorker,
     Column,
     Decided,
     Events,
+    FleetChange,
     Gap,
     Pair,
     Prompted,
     RecordedMatches,
     RecordedMember,
     ReservationStep,
-    SeatedWorker,
-    Seats,
     SettingsChange,
     Step,
     Wave,
@@ -39,7 +39,7 @@ from select_service.core.recording.notes import (
     ChangeNote,
     DecisionNote,
     EventNote,
-    SeatsNote,
+    FleetNote,
     WaveNote,
 )
 from select_service.types import SelectPairRequest
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from select_service.core.pricing.placement import Seen
     from select_service.core.pricing.prompt import Prompt
     from select_service.core.recording.items import Item
-    from select_service.core.recording.notes import Note, Seated
+    from select_service.core.recording.notes import Attached, Note
     from select_service.types import SelectRequest
 
 __all__ = ["Packer", "message"]
@@ -90,13 +90,13 @@ class Packer:
 
     def __init__(self) -> None:
         # the latest of each scope, in whatever file it was
-        self._seats: dict[Scope, SeatsNote] = {}
+        self._seats: dict[Scope, FleetNote] = {}
         self.begin()
 
     def begin(self) -> None:
         """Start a new file, or restart after lost writes: the reader knows nothing."""
         self._scopes: dict[Scope, int] = {}
-        self._told: dict[Scope, dict[int, Seated]] = {}
+        self._told: dict[Scope, dict[int, Attached]] = {}
         self._columns: dict[tuple[str, int], bytes] = {}
         self._chunks: dict[bytes, int] = {}
 
@@ -113,9 +113,9 @@ class Packer:
         elif isinstance(note, EventNote):
             yield from self._name(note.scope)
             yield from self._events(note)
-        elif isinstance(note, SeatsNote):
+        elif isinstance(note, FleetNote):
             self._seats[note.scope] = note
-            yield from self._seated(note)
+            yield from self._attached(note)
         elif isinstance(note, WaveNote):
             yield from self._name(note.scope)
             yield from self._wave(note)
@@ -123,28 +123,28 @@ class Packer:
             assert isinstance(note, ChangeNote)
             yield SettingsChange(note.at, note.what, note.values)
 
-    # -- seating ---------------------------------------------------------------------------------
+    # -- fleet ---------------------------------------------------------------------------------
 
     def _name(self, scope: Scope) -> Iterator[Item]:
-        """Write the seating of a scope, if this file does not have it yet."""
+        """Write the fleet of a scope, if this file does not have it yet."""
         if scope not in self._scopes:
-            yield from self._seated(self._seats.get(scope) or SeatsNote(scope, 0, ()))
+            yield from self._attached(self._seats.get(scope) or FleetNote(scope, 0, ()))
 
-    def _seated(self, note: SeatsNote) -> Iterator[Item]:
+    def _attached(self, note: FleetNote) -> Iterator[Item]:
         is_new = note.scope not in self._scopes
         number = self._scopes.setdefault(note.scope, len(self._scopes))
         told = self._told.setdefault(note.scope, {})
-        now = {seated[0].worker_id: seated for seated in note.workers}
+        now = {attached[0].worker_id: attached for attached in note.workers}
         gone = [worker_id for worker_id in told if worker_id not in now]
         fresh = [one for worker_id, one in now.items() if not _is_same(told.get(worker_id), one)]
         self._told[note.scope] = now
         for start in range(0, max(1, len(fresh)), SEATS_PER_ITEM):
-            yield Seats(
+            yield FleetChange(
                 number,
                 *note.scope,
                 note.block_size,
                 [
-                    SeatedWorker(one, list(slots), why)
+                    AttachedWorker(one, list(slots), why)
                     for one, slots, why in fresh[start:][:SEATS_PER_ITEM]
                 ],
                 [] if start else gone,
@@ -200,7 +200,7 @@ class Packer:
             load = self._column("load", scope, step.columns)
             requests = self._column("requests", scope, step.requests)
             looked = [self._looked(scope, number, seen) for number, seen in step.looked]
-            steps.append(Step(load, requests, looked, list(step.draws), step.seats))
+            steps.append(Step(load, requests, looked, list(step.draws), step.planned_ranks))
             if len(steps) % WAVE_AT_ONCE == 0:
                 yield None
         limits = note.load_limit, note.keep_together
@@ -269,7 +269,7 @@ class Packer:
         yield Events(note.at, scope, *note.rank, seq, note.is_replay, told)
 
 
-def _is_same(one: Seated | None, other: Seated) -> bool:
+def _is_same(one: Attached | None, other: Attached) -> bool:
     return one is not None and one[0] is other[0] and one[1:] == other[1:]
 
 

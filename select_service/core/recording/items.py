@@ -30,10 +30,12 @@ __all__ = [
     "OPENING",
     "VERSION",
     "Asked",
+    "AttachedWorker",
     "Column",
     "Decided",
     "End",
     "Events",
+    "FleetChange",
     "Gap",
     "Header",
     "Item",
@@ -42,8 +44,6 @@ __all__ = [
     "RecordedMatches",
     "RecordedMember",
     "ReservationStep",
-    "SeatedWorker",
-    "Seats",
     "SettingsChange",
     "Step",
     "Wave",
@@ -95,7 +95,7 @@ class Header(Struct, array_like=True, tag="H"):
     note: str = ""
 
 
-class SeatedWorker(Struct, array_like=True):
+class AttachedWorker(Struct, array_like=True):
     """A worker and its slots."""
 
     spec: WorkerSpec
@@ -103,14 +103,14 @@ class SeatedWorker(Struct, array_like=True):
     drain: str | None = None
 
 
-class Seats(Struct, array_like=True, tag="S"):
-    """The seating of a scope, or its changes."""
+class FleetChange(Struct, array_like=True, tag="S"):
+    """The fleet of a scope, or its changes."""
 
     scope: int  # the number of this scope in later items
     model_name: str
     tenant_id: str
     block_size: int
-    workers: list[SeatedWorker]
+    workers: list[AttachedWorker]
     gone: list[int]
     is_whole: bool
 
@@ -215,7 +215,7 @@ class Step(Struct, array_like=True):
     requests: Column
     looked: list[tuple[int, RecordedMatches | None, list[tuple[int, bytes]] | None, Column | None]]
     draws: list[int | float]
-    seats: list[tuple[int, int]]
+    planned_ranks: list[tuple[int, int]]
 
 
 class Wave(Struct, array_like=True, tag="W"):
@@ -278,8 +278,8 @@ class SettingsChange(Struct, array_like=True, tag="C"):
 class Gap(Struct, array_like=True, tag="G"):
     """Missing notes; if it `resets`, later items refer to nothing before it.
 
-    For `seats` the plan of a wave is missing, during which workers came or went; its decisions are
-    here.
+    For `planned_ranks` the plan of a wave is missing, during which workers came or went; its
+    decisions are here.
     """
 
     notes: int
@@ -296,5 +296,5 @@ class End(Struct, array_like=True, tag="Z"):
 
 
 Item: TypeAlias = (
-    Header | Seats | Decided | Wave | ReservationStep | Events | SettingsChange | Gap | End
+    Header | FleetChange | Decided | Wave | ReservationStep | Events | SettingsChange | Gap | End
 )

@@ -30,8 +30,8 @@ __all__ = [
     "DecisionNote",
     "Draws",
     "EventNote",
+    "FleetNote",
     "Note",
-    "SeatsNote",
     "StepNote",
     "ThresholdsInForce",
     "WaveNote",
@@ -43,16 +43,16 @@ Draws: TypeAlias = "Sequence[float | int]"
 ThresholdsInForce: TypeAlias = "tuple[float, int, str, str]"
 """The process-wide cache-hit threshold, attempts, basis and scope."""
 
-Seated: TypeAlias = "tuple[WorkerSpec, tuple[tuple[int, int], ...], str | None]"
+Attached: TypeAlias = "tuple[WorkerSpec, tuple[tuple[int, int], ...], str | None]"
 """A worker's record, its slots by rank, and the reason of its drain."""
 
 
-class SeatsNote(Struct, frozen=True, gc=False):
-    """The seating of a partition from now on."""
+class FleetNote(Struct, frozen=True, gc=False):
+    """The fleet of a partition from now on."""
 
     scope: Scope
     block_size: int
-    workers: tuple[Seated, ...]
+    workers: tuple[Attached, ...]
 
 
 class DecisionNote(Struct, frozen=True, gc=False):
@@ -77,13 +77,13 @@ class DecisionNote(Struct, frozen=True, gc=False):
 
 
 class StepNote(Struct, frozen=True, gc=False):
-    """The inputs of one step of a wave's plan, and its seats."""
+    """The inputs of one step of a wave's plan, and its planned ranks."""
 
     columns: bytes
     requests: bytes
     looked: list[tuple[int, Seen]]  # by position in the wave: prompts that were looked up
     draws: Draws
-    seats: list[tuple[int, int]]  # position in the wave, slot
+    planned_ranks: list[tuple[int, int]]  # position in the wave, slot
 
 
 class WaveNote(Struct, frozen=True, gc=False):
@@ -132,5 +132,5 @@ class ChangeNote(Struct, frozen=True, gc=False):
 
 
 Note: TypeAlias = (
-    SeatsNote | DecisionNote | WaveNote | BirthNote | ReservationStep | EventNote | ChangeNote | Gap
+    FleetNote | DecisionNote | WaveNote | BirthNote | ReservationStep | EventNote | ChangeNote | Gap
 )

@@ -1,8 +1,9 @@
 """Turns what our own callers do into messages for replicas.
 
-The desk begins, continues and ends reservations; this module makes of that claims (`claims.py`) and
-events of the reference's plane, stamped with our number. With a router id of 0 nothing is sent: the
-desk checks `speaks` first. What does not warrant its own message goes with the next batch.
+`Lifecycle` begins, continues and ends reservations; this module makes of that claims (`claims.py`)
+and events of the reference's plane, stamped with our number. With a router id of 0 nothing is sent:
+the `Lifecycle` checks `speaks` first. What does not warrant its own message goes with the next
+batch.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Announcer:
         self.speaks = router_id != 0
         self._limits = limits
 
-    # -- what the desk does --------------------------------------------------------------------
+    # -- what `Lifecycle` calls ------------------------------------------------------------------
 
     def booked(
         self, partition: Partition, reservation: LedgerReservation, answer: FirstAnswer
@@ -108,7 +109,7 @@ class Announcer:
         if before is not None and before.reservation is not None:
             # Booked anew, although the first one was lost with its rank and is not swept yet.
             self.dropped(before.reservation, reservation.created)
-        worker, dp_rank = partition.seating.rank_at(reservation.slot)
+        worker, dp_rank = partition.fleet_slots.rank_at(reservation.slot)
         # without an id of its client's there is no request that could be a repeat
         packed = packed_answer(answer) if reservation.fingerprint else b""
         record = ClaimRecord(
@@ -258,7 +259,7 @@ class Announcer:
         data: AddRequestData | Ending,
         stamp: Stamp,
     ) -> ReplicaEnvelope:
-        worker, dp_rank = partition.seating.rank_at(reservation.slot)
+        worker, dp_rank = partition.fleet_slots.rank_at(reservation.slot)
         return ReplicaEnvelope(
             model_name=partition.scope.model_name,
             tenant_id=partition.scope.tenant_id,

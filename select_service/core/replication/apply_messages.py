@@ -50,7 +50,7 @@ class MessageApplier:
         self,
         limits: CoreLimits,
         claims: Claims,
-        desk: Lifecycle,
+        lifecycle: Lifecycle,
         publishers: Publishers,
         resolver: Resolver,
         leases: SharedLeases,
@@ -60,12 +60,12 @@ class MessageApplier:
         self._limits = limits
         self._claims = claims
         self._counters = claims.counters
-        self._desk = desk
+        self._lifecycle = lifecycle
         self._publishers = publishers
         self._resolver = resolver
         self._leases = leases
         self.reports = reports
-        self.foreigners = DynamoPeers(limits, claims, desk, resolver, claims.counters)
+        self.dynamo_peers = DynamoPeers(limits, claims, lifecycle, resolver, claims.counters)
 
     def heard(
         self, peer: str, message: ReplicaMessage, now: float, *, checked: bool = False
@@ -165,7 +165,7 @@ class MessageApplier:
         if event is None:
             return
         if stamp is UNSET:
-            self.foreigners.heard(peer, envelope, event, now)
+            self.dynamo_peers.heard(peer, envelope, event, now)
             return
         view = self._publishers.heard_from(event.router_id, stamp.epoch, peer, now, checked=checked)
         if view is None or not self._is_news(view, stamp.seq, now):
@@ -226,7 +226,7 @@ class MessageApplier:
             self.grown(view, Grown(record.reservation_id, *claim.key, record.growth), now)
             self._claims.learn_again(claim, record, now)
         if live and record.lease is not None:
-            self._desk.sign_of_life(record.lease.lease_id, now)
+            self._lifecycle.sign_of_life(record.lease.lease_id, now)
         if not claim.dead and self._claims.endings.is_freed(claim):
             self._resolver.unbook(claim, now)
             self._claims.end(claim, now, by_owner=False, freed=True)
@@ -266,7 +266,7 @@ class MessageApplier:
         by_owner = item.owner in (view.router_id, claims.router_id)
         is_succeeded = False
         if claim is not None and item.heir is not None and not claim.dead:
-            self._succeed(claim, claims.ends.living(item.reservation_id, item.heir), now)
+            self._succeed(claim, claims.tombstones.living(item.reservation_id, item.heir), now)
             is_succeeded = not claims.sets[item.owner].holds(claim)
             if is_succeeded and item.owner == claims.router_id:
                 return  # booking its heir has shown that its rank is not here

@@ -166,7 +166,7 @@ def _digest(record: ClaimRecord, hashes_digest: int) -> int:
 class LeaseCopy:
     """What is known of one lease through other replicas, written by `lease_copies.py`.
 
-    The desk and `shared_leases.py` write the attributes from `renewed_at` on, too.
+    `Lifecycle` and `shared_leases.py` write the attributes from `renewed_at` on, too.
 
     Attributes:
         claims: living ones under it, by owner; never empty.

@@ -1,9 +1,9 @@
 """All claims on reservations, our own and those of others, and the state of each.
 
 A claim is named (owner, born) and only grows until it has ended; its end is remembered for a while,
-so statements may arrive in any order and any number of times. The desk opens, grows and ends claims
-on behalf of its callers, `apply_messages.py` on behalf of publishers; `resolver.py` books the
-winner. Nothing here knows a ledger, a publisher's silence or a snapshot.
+so statements may arrive in any order and any number of times. `Lifecycle` opens, grows and ends
+claims on behalf of its callers, `apply_messages.py` on behalf of publishers; `resolver.py` books
+the winner. Nothing here knows a ledger, a publisher's silence or a snapshot.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Claims:
         self.outbox = StatementOutbox(router_id, epoch, limits.replica_output_interval_s)
         shares = shares or Shares(limits)
         self.endings = FinishedClaims(limits, shares, self.outbox.seq)
-        self.ends, self.closings = self.endings.ends, self.endings.closings
+        self.tombstones, self.closings = self.endings.tombstones, self.endings.closings
         self.own = ClaimSet()
         self.sets = {router_id: self.own}  # by owner; one per known publisher
         self.homeless: list[str] = []  # ids that lost their booking; see `plane.py`
@@ -95,7 +95,7 @@ class Claims:
 
     def batch(self, limit: int) -> Said | None:
         """Return up to `limit` of the pending statements."""
-        return self.outbox.batch(limit, self._grown, self.ends.told)
+        return self.outbox.batch(limit, self._grown, self.tombstones.told)
 
     def _grown(self, claim: Claim) -> Grown:
         self.note(claim)
@@ -114,13 +114,13 @@ class Claims:
     def learn(self, claim: Claim, now: float) -> bool:
         """Record what an owner claims; False if it is already known, or over."""
         name, born = claim.reservation_id, claim.born
-        if self.ends.is_word_of_owner(name, claim.key):
+        if self.tombstones.is_word_of_owner(name, claim.key):
             return False
         owners = self.sets[claim.owner]
         before = owners.by_id.get(name)
         if before is not None and before.born >= born:
             return False
-        claim.dead = self.ends.has(name, claim.key)
+        claim.dead = self.tombstones.has(name, claim.key)
         early = self._early.take(claim.key)
         if early is not None:
             claim.join(early[0])
@@ -250,7 +250,7 @@ class Claims:
         self, reservation_id: str, key: Key, growth: ClaimGrowth, teller: int, now: float
     ) -> None:
         """Keep the growth of a claim we have not heard of yet."""
-        if self.ends.has(reservation_id, key):
+        if self.tombstones.has(reservation_id, key):
             return
         self._early.keep(key, growth, teller, now)
 
@@ -296,7 +296,7 @@ class Claims:
         """Own a claim of an earlier life whose id is booked by another claim, or was."""
         claim = Claim(self.router_id, record)
         name = claim.reservation_id
-        if name in self.own.by_id or self.ends.has(name, claim.key):
+        if name in self.own.by_id or self.tombstones.has(name, claim.key):
             return
         claim.noted = True
         self.own.add(claim)
@@ -427,7 +427,7 @@ class Claims:
         self.tie(claim, reservation)
         self.adopted += 1
         full = msgspec.structs.replace(record, hashes=hashes)
-        said = self.outbox.say([full, self.ends.told(old.reservation_id, old.key)])
+        said = self.outbox.say([full, self.tombstones.told(old.reservation_id, old.key)])
         self._mark(RESERVATION, old.reservation_id)
         changes = self.endings.changes
         self.outbox.say_when_durable(said, 0 if changes is None else changes.marks)

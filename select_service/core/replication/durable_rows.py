@@ -26,7 +26,7 @@ class TombstoneRecord(msgspec.Struct, array_like=True, frozen=True):
     """The ends of claims on one id, and the order in which a caller last freed it (0: never)."""
 
     name: str
-    ends: list[TombstoneKept]
+    tombstones: list[TombstoneKept]
     freed: int = 0
 
 
@@ -53,16 +53,18 @@ class TombstoneRows:
 
     def record(self, name: str) -> bytes | None:
         """Return everything that is over on an id."""
-        full_name, ends = self._claims.ends.kept_on(name)
+        full_name, tombstones = self._claims.tombstones.kept_on(name)
         freed = self._claims.endings.kept_order(name)
-        return _encode(TombstoneRecord(full_name, ends, freed)) if ends or freed else None
+        return (
+            _encode(TombstoneRecord(full_name, tombstones, freed)) if tombstones or freed else None
+        )
 
     def restore(self, name: str, record: bytes, now: float) -> Effects | None:
         """Remember it for as long again."""
         known = _decode_ends(record)
         if key_of(known.name) != name:
             return None
-        for end in known.ends:
+        for end in known.tombstones:
             self._claims.endings.recall(known.name, end, now)
         if known.freed:
             self._claims.endings.recall_freed(known.name, known.freed, now)

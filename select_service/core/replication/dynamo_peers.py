@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from select_service.types import CoreLimits
 
 
-class _Foreigner(Struct):
+class _DynamoPeer(Struct):
     peer: str
     heard_at: float
 
@@ -106,24 +106,24 @@ class DynamoPeers:
         self,
         limits: CoreLimits,
         claims: Claims,
-        desk: Lifecycle,
+        lifecycle: Lifecycle,
         resolver: Resolver,
         counters: ReplicaCounters,
     ) -> None:
         self._limits = limits
         self._claims = claims
-        self._desk = desk
+        self._lifecycle = lifecycle
         self._resolver = resolver
         self._counters = counters
-        self._known: OrderedDict[int, _Foreigner] = OrderedDict()
+        self._known: OrderedDict[int, _DynamoPeer] = OrderedDict()
         self._fading: dict[LedgerReservation, _Fading] = {}
         self.early = EarlyEndings(limits.replica_ended_max)
 
     def heard(self, peer: str, envelope: ReplicaEnvelope, event: ReplicaEvent, now: float) -> None:
         """Apply one of their events."""
-        foreigner = self._known.pop(event.router_id, None) or _Foreigner(peer, now)
-        foreigner.peer, foreigner.heard_at = peer, now
-        self._known[event.router_id] = foreigner
+        dynamo_peer = self._known.pop(event.router_id, None) or _DynamoPeer(peer, now)
+        dynamo_peer.peer, dynamo_peer.heard_at = peer, now
+        self._known[event.router_id] = dynamo_peer
         if len(self._known) > self._limits.replica_publishers_max:
             self._known.popitem(last=False)
         if isinstance(event.data, AddRequestData):
@@ -142,7 +142,7 @@ class DynamoPeers:
             self._resolver.complete_unclaimed(event.request_id, now)
 
     def _is_live(self, reservation_id: str) -> bool:
-        if self._desk.bookings.live(reservation_id) is not None:
+        if self._lifecycle.bookings.live(reservation_id) is not None:
             return True
         return bool(self._claims.alive(reservation_id))
 
@@ -171,7 +171,7 @@ class DynamoPeers:
         if seat is None:
             self._counters.dropped += 1
             return
-        reservation = self._desk.learn(*seat, record, claim.hashes, event.router_id, now)
+        reservation = self._lifecycle.learn(*seat, record, claim.hashes, event.router_id, now)
         if early is not None:
             self._resolver.complete_unclaimed(event.request_id, now)
         hint = data.AddRequest.prefill_load_hint

@@ -41,7 +41,7 @@ class FinishedClaims:
     def __init__(self, limits: CoreLimits, shares: Shares, order: int) -> None:
         self.order = order
         self.changes: Changes | None = None
-        self.ends = Tombstones(limits.replica_ended_max, shares)
+        self.tombstones = Tombstones(limits.replica_ended_max, shares)
         self.closings = ClosedLeases(limits.ended_leases_max, shares)
         bound = shares.bound("replica_freed_ids", lambda: limits.replica_ended_max, by_prefix=True)
         self._freed_here: TenantParts[ExpiringMap[str]] = TenantParts(shares, bound, ExpiringMap)
@@ -50,7 +50,7 @@ class FinishedClaims:
     @property
     def nbytes(self) -> int:
         """The memory that remembered ends take."""
-        return self.ends.nbytes + sum(row.nbytes for row in self._freed_here.rows)
+        return self.tombstones.nbytes + sum(row.nbytes for row in self._freed_here.rows)
 
     def _mark(self, kind: str, name: str | None) -> None:
         if self.changes is not None and name:
@@ -71,7 +71,7 @@ class FinishedClaims:
     ) -> None:
         """Remember that a claim is over; see `Claims.note_end`."""
         self.order += 1
-        changed = self.ends.note(
+        changed = self.tombstones.note(
             reservation_id,
             key,
             now,
@@ -86,7 +86,7 @@ class FinishedClaims:
 
     def recall(self, name: str, end: TombstoneKept, now: float) -> None:
         """Remember an end from an earlier life for as long again."""
-        changed = self.ends.note(
+        changed = self.tombstones.note(
             name,
             (end.owner, end.born),
             now,
@@ -138,13 +138,13 @@ class FinishedClaims:
         """Tell whether a claim is over with one that it took over, or with its lease."""
         name = claim.reservation_id
         return self.closings.covers(claim) or any(
-            self.ends.was_freed(name, key) or self._freed_since(claim, key)
+            self.tombstones.was_freed(name, key) or self._freed_since(claim, key)
             for key in claim.record.adopts
         )
 
     def _freed_since(self, claim: Claim, ancestor: Key) -> bool:
         """Whether a caller freed its id when we knew only that this ancestor had ended."""
-        since = self.ends.since(claim.reservation_id, ancestor)
+        since = self.tombstones.since(claim.reservation_id, ancestor)
         if since is None:
             return False
         names = claim.reservation_id, claim.record.selection_id
@@ -166,7 +166,7 @@ class FinishedClaims:
         """Forget what was last heard before `horizon`, up to `limit` of each kind."""
         for lease_id in self.closings.purge(horizon, limit):
             self._mark(CLOSING, lease_id)
-        for freed_key in self.ends.purge(horizon, limit):
+        for freed_key in self.tombstones.purge(horizon, limit):
             self._mark(END, freed_key)
         left = limit
         for holder, row in self._freed_here.turns(limit):
@@ -183,7 +183,7 @@ class FinishedClaims:
 
     def check(self) -> None:
         """Assert all invariants."""
-        self.ends.check()
+        self.tombstones.check()
         self.closings.check()
         self._freed_here.check()
         assert len(self._freed_here) <= self._freed_here.bound.most

@@ -35,7 +35,7 @@ class Replicas:
         self,
         limits: CoreLimits,
         claims: Claims,
-        desk: Lifecycle,
+        lifecycle: Lifecycle,
         membership: Membership,
         reports: LoadBook,
     ) -> None:
@@ -43,14 +43,14 @@ class Replicas:
         self.http_port = 0
         self.url: str | None = None
         self.is_leaving = False
-        self.resolver = Resolver(claims, desk, membership, self.counters)
-        self.leases = SharedLeases(limits, claims, desk, self.resolver)
+        self.resolver = Resolver(claims, lifecycle, membership, self.counters)
+        self.leases = SharedLeases(limits, claims, lifecycle, self.resolver)
         self._chores = self.leases.chores  # long work, done in slices
         self.publishers = Publishers(limits, claims, self._chores)
         parts = self.publishers, self.resolver, self.leases
-        self.hearing = MessageApplier(limits, claims, desk, *parts, reports=reports)
+        self.message_applier = MessageApplier(limits, claims, lifecycle, *parts, reports=reports)
         self.snapshots = ReplicaSnapshots(
-            limits, claims, self.publishers, self.hearing, self.resolver, self.leases
+            limits, claims, self.publishers, self.message_applier, self.resolver, self.leases
         )
         self._limits = limits
         self._claims = claims
@@ -65,7 +65,7 @@ class Replicas:
     def tick(self, now: float, effects: Effects) -> bool:
         """Do one turn: detect silence, settle, send, beat, request pulls; True: more to do."""
         self.publishers.look_around(now)
-        self.hearing.foreigners.tick(now)
+        self.message_applier.dynamo_peers.tick(now)
         self.leases.tick(now)
         more = self._settle(now)
         claims = self._claims
@@ -163,7 +163,7 @@ class Replicas:
 
     def status(self, now: float) -> list[ReplicaStatus]:
         """Return every known publisher, by router id."""
-        rows = self.publishers.status(now) + self.hearing.foreigners.status(now)
+        rows = self.publishers.status(now) + self.message_applier.dynamo_peers.status(now)
         return sorted(rows, key=lambda row: row.router_id)
 
     def check(self) -> None:

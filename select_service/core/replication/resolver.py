@@ -21,22 +21,26 @@ if TYPE_CHECKING:
 
 
 class Resolver:
-    """Turns claims into bookings, through the desk."""
+    """Turns claims into bookings, through `Lifecycle`."""
 
     def __init__(
-        self, claims: Claims, desk: Lifecycle, membership: Membership, counters: ReplicaCounters
+        self,
+        claims: Claims,
+        lifecycle: Lifecycle,
+        membership: Membership,
+        counters: ReplicaCounters,
     ) -> None:
         self.touched: dict[Partition, None] = {}  # partitions that lost load
         self.again: dict[str, None] = {}  # ids to resolve, a few each turn
         self._claims = claims
-        self._desk = desk
+        self._lifecycle = lifecycle
         self._membership = membership
         self._counters = counters
 
     def resolve(self, reservation_id: str, now: float) -> None:
         """Bring the ledger in line with the claims on an id."""
         winner, seat = self._winner(reservation_id, now)
-        booking = self._desk.bookings.live(reservation_id)
+        booking = self._lifecycle.bookings.live(reservation_id)
         if winner is None or seat is None:
             return
         if booking is not None:
@@ -46,7 +50,7 @@ class Resolver:
             self._give_up(booking, now)
         partition, slot = seat
         origin = "local" if winner.owner == self._claims.router_id else winner.owner
-        reservation = self._desk.learn(
+        reservation = self._lifecycle.learn(
             partition,
             slot,
             winner.record,
@@ -87,7 +91,7 @@ class Resolver:
         return (
             not claim.booked
             and lease is not None
-            and self._desk.leases.find(lease.lease_id) is None
+            and self._lifecycle.leases.find(lease.lease_id) is None
         )
 
     def chain(self, claim: Claim) -> bytes:
@@ -102,7 +106,7 @@ class Resolver:
         partition = self._membership.partitions.get(claim.scope)
         if partition is None or partition.index.block_size != claim.record.block_size:
             return None
-        worker = partition.seating.present.get(claim.record.worker_id)
+        worker = partition.fleet_slots.present.get(claim.record.worker_id)
         if worker is None or claim.record.dp_rank not in worker.slots:
             return None
         return partition, worker.slots[claim.record.dp_rank]
@@ -124,21 +128,21 @@ class Resolver:
         if seen != (outputs, faded, claim.fraction):
             ledger.learn_outputs(reservation, outputs, faded_at, claim.fraction)
             has_grown = True
-        booking = self._desk.bookings.live(claim.reservation_id) if has_grown else None
+        booking = self._lifecycle.bookings.live(claim.reservation_id) if has_grown else None
         if booking is not None:
-            self._desk.bookings.touched(booking)
+            self._lifecycle.bookings.touched(booking)
 
     def touch(self, claim: Claim, now: float) -> None:
         """Renew a claim, and with it everything under its lease."""
         if claim.record.lease is not None:
-            self._desk.sign_of_life(claim.record.lease.lease_id, now)
+            self._lifecycle.sign_of_life(claim.record.lease.lease_id, now)
         if not claim.booked:
             claim.touched = now
             return
-        booking = self._desk.bookings.live(claim.reservation_id)
+        booking = self._lifecycle.bookings.live(claim.reservation_id)
         assert booking is not None
         booking.partition.ledger.touch(booking.reservation, now)
-        self._desk.bookings.touched(booking)
+        self._lifecycle.bookings.touched(booking)
 
     def unbook(self, claim: Claim, now: float) -> None:
         """Remove the load of a claim that is about to end, if it is in the ledger."""
@@ -146,7 +150,7 @@ class Resolver:
             if claim.reservation is not None:
                 self._claims.untie(claim, claim.hashes)
             return
-        booking = self._desk.bookings.live(claim.reservation_id)
+        booking = self._lifecycle.bookings.live(claim.reservation_id)
         assert booking is not None
         assert booking.reservation is claim.reservation
         self._claims.untie(claim, b"")
@@ -154,7 +158,7 @@ class Resolver:
 
     def book_anew(self, claim: Claim, now: float) -> None:
         """Unbook a claim that has other terms than it was booked with; `resolve` books it again."""
-        booking = self._desk.bookings.live(claim.reservation_id)
+        booking = self._lifecycle.bookings.live(claim.reservation_id)
         if booking is not None and booking.reservation.claim is claim:
             self._give_up(booking, now)
 
@@ -168,7 +172,7 @@ class Resolver:
 
     def release(self, booking: LiveReservation, now: float) -> None:
         """End a booking that no longer belongs to a claim."""
-        self._desk.release(booking, now)
+        self._lifecycle.release(booking, now)
         self._counters.freed += 1
         self.touched[booking.partition] = None
 
@@ -180,13 +184,13 @@ class Resolver:
 
     def free_unclaimed(self, reservation_id: str, now: float) -> None:
         """End a booking that never had a claim."""
-        booking = self._desk.bookings.live(reservation_id)
+        booking = self._lifecycle.bookings.live(reservation_id)
         if booking is not None and booking.reservation.claim is None:
             self.release(booking, now)
 
     def complete_unclaimed(self, reservation_id: str, now: float) -> None:
         """Complete the prefill of such a booking."""
-        booking = self._desk.bookings.live(reservation_id)
+        booking = self._lifecycle.bookings.live(reservation_id)
         if booking is not None and booking.reservation.claim is None:
             booking.partition.ledger.prefill_complete(booking.reservation, now)
             self.touched[booking.partition] = None

@@ -40,7 +40,7 @@ class SharedLeases:
     """Callers' requests on leases, and replicas' statements on them."""
 
     def __init__(
-        self, limits: CoreLimits, claims: Claims, desk: Lifecycle, resolver: Resolver
+        self, limits: CoreLimits, claims: Claims, lifecycle: Lifecycle, resolver: Resolver
     ) -> None:
         self.chores: list[Iterator[None]] = []  # long work, done by `plane.py` in slices
         self._unsettled: dict[str, bool] = {}
@@ -48,8 +48,8 @@ class SharedLeases:
         self._limits = limits
         self._claims = claims
         self._copies = claims.copies
-        self._desk = desk
-        self._leases = desk.leases
+        self._lifecycle = lifecycle
+        self._leases = lifecycle.leases
         self._resolver = resolver
         self.now = 0.0  # of the turn a chore runs in
 
@@ -262,10 +262,10 @@ class SharedLeases:
                 break  # it has ended meanwhile
             booking = self._booking(claim)
             steps = 1
-            if booking is not None and self._desk.announcer.may_adopt(booking.reservation):
+            if booking is not None and self._lifecycle.announcer.may_adopt(booking.reservation):
                 blocks = len(booking.partition.ledger.chain_of(booking.reservation)) // HASH_BYTES
                 steps = ADOPTION_STEPS + blocks // BLOCKS_TOLD_PER_STEP
-                self._desk.adopt(booking, self.now)
+                self._lifecycle.adopt(booking, self.now)
             for _ in range(steps):
                 yield
         copy.adopting = False
@@ -280,7 +280,7 @@ class SharedLeases:
                 self._claims.age(claim)
                 yield
                 continue
-            for _ in range(self._desk.let_go(booking, self.now)):
+            for _ in range(self._lifecycle.let_go(booking, self.now)):
                 yield
             self._resolver.touched[booking.partition] = None
         copy.ageing = False
@@ -358,7 +358,7 @@ class SharedLeases:
                 yield claim
 
     def _booking(self, claim: Claim) -> LiveReservation | None:
-        return self._desk.bookings.live(claim.reservation_id) if claim.booked else None
+        return self._lifecycle.bookings.live(claim.reservation_id) if claim.booked else None
 
 
 def _in_turn(copy: LeaseCopy, router_id: int) -> Iterator[Claim]:

@@ -48,7 +48,7 @@ class ReplicaSnapshots:
         limits: CoreLimits,
         claims: Claims,
         publishers: Publishers,
-        hearing: MessageApplier,
+        message_applier: MessageApplier,
         resolver: Resolver,
         leases: SharedLeases,
     ) -> None:
@@ -56,7 +56,7 @@ class ReplicaSnapshots:
         self._claims = claims
         self._counters = claims.counters
         self._publishers = publishers
-        self._hearing = hearing
+        self._message_applier = message_applier
         self._resolver = resolver
         self._leases = leases
 
@@ -76,7 +76,7 @@ class ReplicaSnapshots:
             if not claim.dead:
                 given += 1
                 yield self.record(claim)
-        yield from claims.ends.retold()
+        yield from claims.tombstones.retold()
         for view in list(self._publishers.views.values()):
             for claim in list(view.claims.by_id.values()):
                 if claim.dead:
@@ -122,14 +122,14 @@ class ReplicaSnapshots:
         elif isinstance(part, ClaimRecord):
             name, key = part.reservation_id, (router_id, part.born)
             view.incoming.seen[part.born] = name
-            if self._claims.ends.is_word_of_owner(name, key):
+            if self._claims.tombstones.is_word_of_owner(name, key):
                 # its state was reset to a time before that end: remind it
                 self._claims.outbox.say_later(Ended(name, *key))
-            self._hearing.claimed(view, part, now)
+            self._message_applier.claimed(view, part, now)
         elif isinstance(part, Grown):
-            self._hearing.grown(view, part, now)
+            self._message_applier.grown(view, part, now)
         elif isinstance(part, Ended):
-            self._hearing.ended(view, part, now)
+            self._message_applier.ended(view, part, now)
         elif isinstance(part, Renewed):
             self._leases.renewed(part, now)
         elif isinstance(part, Hearsay):
@@ -141,13 +141,13 @@ class ReplicaSnapshots:
         if claim.growth != _NOTHING:
             # it may be news to whom we hear its owner, or of what has taken this claim over
             grown = Grown(claim.reservation_id, owner, claim.born, claim.growth)
-            self._hearing.grown(teller, grown, now)
+            self._message_applier.grown(teller, grown, now)
         view = self._publishers.views.get(owner)
         if owner == self._claims.router_id or (view is not None and not view.gone):
             return
         view = self._publishers.told_of(owner, now)
         if view is not None:
-            self._hearing.claimed(view, part.claim, now, told_of=True)
+            self._message_applier.claimed(view, part.claim, now, told_of=True)
             known = view.claims.find(part.claim.reservation_id, part.claim.born)
             if known is not None and part.claim.growth != _NOTHING:
                 # the owner may not know, and the teller may be gone when it returns
@@ -162,7 +162,7 @@ class ReplicaSnapshots:
         view = self._publishers.told_of(owner, now)
         if view is None:
             return
-        self._hearing.claimed(view, record, now, told_of=True)
+        self._message_applier.claimed(view, record, now, told_of=True)
         claim = view.claims.find(record.reservation_id, record.born)
         if claim is None or claim.dead:
             return
@@ -202,10 +202,10 @@ class ReplicaSnapshots:
                 if not view.claims.holds(claim):
                     pass
                 elif is_false:
-                    self._hearing.unlearn(claim, self._leases.now)
+                    self._message_applier.unlearn(claim, self._leases.now)
                 else:
                     end = Ended(claim.reservation_id, *claim.key)
-                    self._hearing.ended(view, end, self._leases.now)
+                    self._message_applier.ended(view, end, self._leases.now)
                 yield
             elif number % LOOKS_PER_STEP == 0:
                 yield

@@ -221,14 +221,14 @@ class Tombstones:
         return changed + self._put(prefix_in(reservation_id), packed, _pack(end), now)
 
     def _put(self, prefix: str, packed: bytes, end: bytes, now: float) -> list[str]:
-        ends = self._ends
-        for before, row in ends.where(prefix):
+        tombstones = self._ends
+        for before, row in tombstones.where(prefix):
             if row.discard(packed):
-                ends.left(before)
-        holder, row = ends.place(prefix)
+                tombstones.left(before)
+        holder, row = tombstones.place(prefix)
         row.put(packed, now, end)
-        ends.took(holder)
-        crowded = ends.crowded(holder)
+        tombstones.took(holder)
+        crowded = tombstones.crowded(holder)
         if crowded is None:
             return []
         self.lost += 1

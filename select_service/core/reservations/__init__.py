@@ -1,1 +1,1 @@
-"""Where a reservation begins and ends: the desk, pairs of reservations, sessions that stay."""
+"""The life of a reservation, pairs of reservations, sessions that stay."""

@@ -143,7 +143,7 @@ class Idempotency:
         claim = self._elsewhere.holder(reservation_id) if booking is None else None
         if booking is not None:
             first, answer = first_answer(booking)
-            worker, dp_rank = booking.partition.seating.rank_at(booking.reservation.slot)
+            worker, dp_rank = booking.partition.fleet_slots.rank_at(booking.reservation.slot)
             worker_id = worker.worker_id
         elif claim is not None:
             first, answer = claim.record.fingerprint, answer_of(claim.record)

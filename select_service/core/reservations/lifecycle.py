@@ -1,4 +1,4 @@
-"""The booking desk: the only place where a reservation begins and ends.
+"""The life of a reservation: the only place where one begins and ends.
 
 It keeps ledger, ids, counters and replicas in step. The verbs choose a rank and book it here. A
 booking is refused only for its id: everything else was checked before.

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 class Pairs:
     """Books pairs, and passes lifecycle calls under a pair's id on to the right legs."""
 
-    def __init__(self, desk: Lifecycle, counters: Counters) -> None:
-        self._desk = desk
+    def __init__(self, lifecycle: Lifecycle, counters: Counters) -> None:
+        self._lifecycle = lifecycle
         self._counters = counters
 
     # -- begin ---------------------------------------------------------------------------------
@@ -59,8 +59,8 @@ class Pairs:
         assert isinstance(request, SelectPairRequest)
         ids = leg_ids(pair)
         for name in ids:
-            self._desk.repeats.check_unused(name)
-        terms = *self._desk.terms(request), _fairness_of(ticket)
+            self._lifecycle.repeats.check_unused(name)
+        terms = *self._lifecycle.terms(request), _fairness_of(ticket)
         track = ticket.weights.track_prefill_tokens
         tokens = couple.effective_prefill_tokens
         computing = BookingSpec(
@@ -83,8 +83,8 @@ class Pairs:
         )
         # Everything that can fail has been checked: from here on both are booked.
         for slot, order in ((couple.prefill_slot, computing), (couple.decode_slot, decoding)):
-            effects = self._desk.book(partition, slot, order, request, answer, effects, now)
-        computes, _ = partition.seating.rank_at(couple.prefill_slot)
+            effects = self._lifecycle.book(partition, slot, order, request, answer, effects, now)
+        computes, _ = partition.fleet_slots.rank_at(couple.prefill_slot)
         self._count(plan, ticket, computes.worker_id, tokens)
         return answer, effects
 
@@ -101,7 +101,7 @@ class Pairs:
         assert isinstance(request, SelectPairRequest)
         track = ticket.weights.track_prefill_tokens
         tokens = placement.effective_prefill_tokens
-        terms = *self._desk.terms(request), _fairness_of(ticket)
+        terms = *self._lifecycle.terms(request), _fairness_of(ticket)
         order = BookingSpec(
             name, ticket.fingerprint, ticket.prompt, tokens if track else 0, track, *terms
         )
@@ -115,7 +115,9 @@ class Pairs:
             potential_decode_blocks=placement.potential_decode_blocks,
         )
         answer = _answer(ticket, plan, prefill=None, decode=leg)
-        effects = self._desk.book(partition, placement.slot, order, request, answer, effects, now)
+        effects = self._lifecycle.book(
+            partition, placement.slot, order, request, answer, effects, now
+        )
         self._count(plan, ticket, placement.worker.worker_id, tokens)
         return answer, effects
 
@@ -148,7 +150,9 @@ class Pairs:
         partition, ended = self._end([one for one in ids if one == prefill_id], now)
         told += ended
         for leg in done:
-            partition, effects = self._desk.prefill_complete(leg.reservation.reservation_id, now)
+            partition, effects = self._lifecycle.prefill_complete(
+                leg.reservation.reservation_id, now
+            )
             told += effects.published
         return partition, Effects(published=told) if told else NOTHING
 
@@ -159,7 +163,7 @@ class Pairs:
         hang.
         """
         told: list[ReplicaMessage] = []
-        announcer = self._desk.announcer
+        announcer = self._lifecycle.announcer
         for leg in legs:
             partition, reservation = leg.partition, leg.reservation
             pair = reservation.pair
@@ -183,13 +187,13 @@ class Pairs:
         decode_id = leg_ids(known[0])[1]
         if decode_id not in self._ids(*known):
             raise ReservationNotFound(name)
-        self._desk.output_block(decode_id, decay_fraction, now, count)
+        self._lifecycle.output_block(decode_id, decay_fraction, now, count)
         return True
 
     def outputs(self, name: str) -> int | None:
         """Return the output blocks of both legs; None: there is no such pair."""
         known = self._legs(name)
-        return None if known is None else sum(map(self._desk.outputs, self._ids(*known)))
+        return None if known is None else sum(map(self._lifecycle.outputs, self._ids(*known)))
 
     def free(
         self, name: str, now: float, *, is_withdrawn: bool = False
@@ -208,7 +212,7 @@ class Pairs:
         lighter: Partition | None = None
         told: list[ReplicaMessage] = []
         for name in ids:
-            partition, effects = self._desk.free(name, now, is_withdrawn=is_withdrawn)
+            partition, effects = self._lifecycle.free(name, now, is_withdrawn=is_withdrawn)
             lighter = partition or lighter
             told += effects.published
         return lighter, told
@@ -218,7 +222,7 @@ class Pairs:
 
         Both were booked in one step, so their claims have consecutive numbers.
         """
-        announcer = self._desk.announcer
+        announcer = self._lifecycle.announcer
         if not announcer.speaks:
             return
         claims = announcer.claims
@@ -229,7 +233,7 @@ class Pairs:
             for claim in claims.alive(name):
                 owner, born = (*claim.record.adopts, claim.key)[0]
                 key = owner, born + step
-                known = owner == claims.router_id or claims.ends.has(other, key)
+                known = owner == claims.router_id or claims.tombstones.has(other, key)
                 if claim.record.pair != pair or known:
                     continue
                 if not any(key in (one.key, *one.record.adopts) for one in claims.alive(other)):
@@ -238,18 +242,18 @@ class Pairs:
 
     def _legs(self, name: str) -> tuple[str, list[LiveReservation]] | None:
         """Return the pair with this id (its own or a leg's), and its legs booked here."""
-        if not self._desk.bookings.pairs and not self._desk.announcer.speaks:
+        if not self._lifecycle.bookings.pairs and not self._lifecycle.announcer.speaks:
             return None
-        legs = self._desk.bookings.legs(name)
+        legs = self._lifecycle.bookings.legs(name)
         if legs:
             pair = legs[0].reservation.pair
             assert pair is not None
             return pair, legs
-        if self._desk.bookings.find(name) is not None:
+        if self._lifecycle.bookings.find(name) is not None:
             return None
         if self._claimed(name):
             return name, []
-        claim = self._desk.elsewhere.find(name)  # by the selection_id it was made with
+        claim = self._lifecycle.elsewhere.find(name)  # by the selection_id it was made with
         pair = None if claim is None or claim.reservation_id == name else claim.record.pair
         return None if pair is None else (pair, [])
 
@@ -260,7 +264,7 @@ class Pairs:
         return [one for one in leg_ids(pair) if one in booked or one in elsewhere]
 
     def _claimed(self, pair: str) -> list[str]:
-        announcer = self._desk.announcer
+        announcer = self._lifecycle.announcer
         if not announcer.speaks:
             return []
         return [
@@ -287,7 +291,7 @@ def _held_at(
 def _leg(
     partition: Partition, plan: PairPlan, slot: int, name: str, prefill_tokens: int, blocks: int
 ) -> PairLeg:
-    worker, dp_rank = partition.seating.rank_at(slot)
+    worker, dp_rank = partition.fleet_slots.rank_at(slot)
     return PairLeg(
         reservation_id=name,
         worker_id=worker.worker_id,

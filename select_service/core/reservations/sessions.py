@@ -43,13 +43,13 @@ class SessionCounters(Struct):
     evicted: int = 0  # to make room for later sessions
 
 
-class _Seat(NamedTuple):
+class _SessionRank(NamedTuple):
     slot: int
     tenure: int  # of its rank, see `Ledger.tenures`
     until: float
 
 
-_Seats: TypeAlias = "OrderedDict[tuple[Partition, str], _Seat]"
+_SessionRanks: TypeAlias = "OrderedDict[tuple[Partition, str], _SessionRank]"
 
 
 class Sessions:
@@ -59,7 +59,7 @@ class Sessions:
         self._limits = limits
         shares = shares or Shares(limits)
         bound = shares.bound("sessions_max", lambda: limits.sessions_max)
-        self._rows: TenantParts[_Seats] = TenantParts(
+        self._rows: TenantParts[_SessionRanks] = TenantParts(
             shares, bound, OrderedDict
         )  # longest silent first
         self.counters = SessionCounters()
@@ -89,14 +89,14 @@ class Sessions:
             raise NameRefused.of("session_id", session_id, most, "id_length_max")
         counters, key = self.counters, (partition, session_id)
         found = self._rows.where(partition.scope.tenant_id)
-        holder, seats = next((one for one in found if key in one[1]), (None, self._rows.common))
-        seat = seats.get(key)
-        if seat is None or seat.until <= now:  # swept later, if expired
+        holder, ranks = next((one for one in found if key in one[1]), (None, self._rows.common))
+        rank = ranks.get(key)
+        if rank is None or rank.until <= now:  # swept later, if expired
             counters.begun += 1
             return None
-        slot, ledger = seat.slot, partition.ledger
-        if slot >= len(ledger.tenures) or ledger.tenures[slot] != seat.tenure:
-            del seats[key]
+        slot, ledger = rank.slot, partition.ledger
+        if slot >= len(ledger.tenures) or ledger.tenures[slot] != rank.tenure:
+            del ranks[key]
             self._rows.left(holder)
             counters.released += 1
             return None
@@ -115,22 +115,24 @@ class Sessions:
         if not self.is_on:
             return
         key = partition, session_id
-        for holder, seats in self._rows.where(partition.scope.tenant_id):
-            if seats.pop(key, None) is not None:
+        for holder, ranks in self._rows.where(partition.scope.tenant_id):
+            if ranks.pop(key, None) is not None:
                 self._rows.left(holder)
-        holder, seats = self._rows.place(partition.scope.tenant_id)
-        seats[key] = _Seat(slot, partition.ledger.tenures[slot], now + self._limits.session_ttl_s)
+        holder, ranks = self._rows.place(partition.scope.tenant_id)
+        ranks[key] = _SessionRank(
+            slot, partition.ledger.tenures[slot], now + self._limits.session_ttl_s
+        )
         self._rows.took(holder)
         for _ in range(_FORGOTTEN_AT_ONCE):
-            if not self._forget_expired(holder, seats, now) and not self._make_room(holder, now):
+            if not self._forget_expired(holder, ranks, now) and not self._make_room(holder, now):
                 break
 
-    def _forget_expired(self, holder: Party, seats: _Seats, now: float) -> bool:
+    def _forget_expired(self, holder: Party, ranks: _SessionRanks, now: float) -> bool:
         """Forget the oldest session of a row if it is expired; whether it was."""
-        seat = next(iter(seats.values()), None)
-        if seat is None or (seat.until > now and self.is_on):
+        rank = next(iter(ranks.values()), None)
+        if rank is None or (rank.until > now and self.is_on):
             return False
-        seats.popitem(last=False)
+        ranks.popitem(last=False)
         self._rows.left(holder)
         self.counters.expired += 1
         return True
@@ -140,9 +142,9 @@ class Sessions:
         crowded = self._rows.crowded(holder)
         if crowded is None:
             return False
-        whose, seats = crowded
-        if not self._forget_expired(whose, seats, now):
-            seats.popitem(last=False)
+        whose, ranks = crowded
+        if not self._forget_expired(whose, ranks, now):
+            ranks.popitem(last=False)
             self._rows.left(whose)
             self.counters.evicted += 1
         return True
@@ -155,8 +157,8 @@ class Sessions:
             limit: how many may go in this turn.
         """
         left = limit
-        for holder, seats in self._rows.turns(limit):
-            while left and self._forget_expired(holder, seats, now):
+        for holder, ranks in self._rows.turns(limit):
+            while left and self._forget_expired(holder, ranks, now):
                 left -= 1
         while left and self._make_room(None, now):
             left -= 1
@@ -165,6 +167,6 @@ class Sessions:
     def check(self) -> None:
         """Assert all invariants."""
         self._rows.check()
-        for seats in self._rows.rows:
-            untils = [seat.until for seat in seats.values()]
+        for ranks in self._rows.rows:
+            untils = [rank.until for rank in ranks.values()]
             assert untils == sorted(untils), "silent for longest, forgotten first"

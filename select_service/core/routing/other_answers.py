@@ -43,12 +43,12 @@ class OtherAnswers:
     def __init__(
         self,
         *,
-        desk: Lifecycle,
+        lifecycle: Lifecycle,
         decisions: DecisionLog,
         counters: Counters,
         tracing: Tracer | None,
     ) -> None:
-        self._desk = desk
+        self._lifecycle = lifecycle
         self._decisions = decisions
         self._counters = counters
         self._tracing = tracing
@@ -60,12 +60,14 @@ class OtherAnswers:
 
         All drain, or they are at another replica only.
         """
-        name, repeats = request.reservation_id, self._desk.repeats
+        name, repeats = request.reservation_id, self._lifecycle.repeats
         if name is None or not isinstance(refusal, NoSchedulableWorker):
             return None
         if not repeats.is_known(name):
             return None
-        return repeats.selection(name, fingerprint_of(request, unknown), self._desk.show_hashes)
+        return repeats.selection(
+            name, fingerprint_of(request, unknown), self._lifecycle.show_hashes
+        )
 
     def again(
         self,

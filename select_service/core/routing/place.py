@@ -65,7 +65,7 @@ class Placer:
         *,
         reader: RequestReader,
         admitting: AdmissionController,
-        desk: Lifecycle,
+        lifecycle: Lifecycle,
         cache_hits: CacheHits,
         matchmaker: PairSelector,
         decisions: DecisionLog,
@@ -80,12 +80,12 @@ class Placer:
         self.gate = Admitter(admitting)
         """Knows where requests wait."""
         self.other_answers = OtherAnswers(
-            desk=desk,
+            lifecycle=lifecycle,
             decisions=decisions,
             counters=counters,
             tracing=tracing,
         )
-        self._desk = desk
+        self._lifecycle = lifecycle
         self._cache_hits = cache_hits
         self._matchmaker = matchmaker
         self.decisions = decisions
@@ -128,7 +128,7 @@ class Placer:
             ServiceError: of the prompt (`read.py`), for want of a worker, by the gate, or of the id
                 (`core/reservations/lifecycle.py`); `WouldWait` for a sample of a batch.
         """
-        desk, ticket = self._desk, None
+        lifecycle, ticket = self._lifecycle, None
         tracing = self._tracing if sample is None else None  # a batch is traced as a whole
         try:
             # read
@@ -142,7 +142,7 @@ class Placer:
                 name = request.reservation_id
                 if name is not None:
                     fingerprint = fingerprint_of(request, unknown)
-                    bookings, claims = desk.bookings, desk.announcer.claims
+                    bookings, claims = lifecycle.bookings, lifecycle.announcer.claims
                     if (  # else it is certainly unused: nearly always
                         name in bookings.by_id
                         or bookings.waiting
@@ -150,14 +150,16 @@ class Placer:
                         or name in claims.of_id
                         or name in claims.names.by_name
                     ):
-                        known = desk.repeats.selection(name, fingerprint, desk.show_hashes)
+                        known = lifecycle.repeats.selection(
+                            name, fingerprint, lifecycle.show_hashes
+                        )
                         if known is not None:
                             return self.other_answers.again(request, known, sample, now), NOTHING
-                desk.check_room(request)
+                lifecycle.check_room(request)
                 if request.fairness_id is not None:
                     self._admitting.check_fairness_id(request.fairness_id)
                 if request.lease_id is not None or request.ttl_s is not None:
-                    desk.terms(request)
+                    lifecycle.terms(request)
                 if name is None:
                     name = self.new_id()
             ticket = Ticket(partition, request, prompt, weights, name, fingerprint)
@@ -234,7 +236,7 @@ class Placer:
             matches: what the index has of the prompt; None: it is looked up.
         """
         partition, request, prompt = ticket.partition, ticket.request, ticket.prompt
-        tracing, desk, counters = self._tracing, self._desk, self._counters
+        tracing, lifecycle, counters = self._tracing, self._lifecycle, self._counters
         planned = ticket.planned
         if planned is not None:
             rows = _guided(partition, planned.slot, rows)
@@ -266,7 +268,7 @@ class Placer:
             blocks = planned.shared_tokens // partition.index.block_size
             matches = expecting(matches, planned.slot, blocks)
         if request.session_id is not None:
-            rows = self._seated(ticket, request.session_id, rows, now)
+            rows = self._attached(ticket, request.session_id, rows, now)
         sighting = watch = None
         if self.shadow is not None:
             watch = self.shadow.watch(ticket, rows, matches, now, self._rng)
@@ -305,7 +307,7 @@ class Placer:
         )
         if request.selection_id is not None:
             answer.selection_id = request.selection_id
-        if partition.seating.roles.given:
+        if partition.fleet_slots.roles.given:
             answer.advice = self._matchmaker.advise(ticket)
         if hit is not None:
             answer.cache_hit = hit
@@ -315,9 +317,9 @@ class Placer:
         name = ticket.reservation_id
         if name is not None:
             assert isinstance(request, SelectAndReserveRequest)
-            lease, ttl_s = None, desk.ttl_s
+            lease, ttl_s = None, lifecycle.ttl_s
             if request.lease_id is not None or request.ttl_s is not None:
-                lease, ttl_s = desk.terms(request)
+                lease, ttl_s = lifecycle.terms(request)
             fairness_id = request.fairness_id
             track, wave = placement.weights.track_prefill_tokens, None
             if planned is not None:
@@ -339,18 +341,18 @@ class Placer:
             answer.track_prefill_tokens = track
             answer.potential_decode_blocks = placement.potential_decode_blocks
             kept = replace(answer)  # without the hashes, which the ledger has
-            effects = desk.book(partition, placement.slot, spec, request, kept, effects, now)
-            answer.sequence_hashes = desk.show_hashes(prompt.sequence_hashes)
+            effects = lifecycle.book(partition, placement.slot, spec, request, kept, effects, now)
+            answer.sequence_hashes = lifecycle.show_hashes(prompt.sequence_hashes)
         # record
-        seen, decisions, lookout = placement.seen, self.decisions, partition.lookout
+        seen, decisions, fleet_snapshot = placement.seen, self.decisions, partition.fleet_snapshot
         ring = decisions.common
         if ring is None and seen is not None:
             ring = decisions.ring_of(scope.tenant_id)
         if seen is not None and (
-            lookout is None
+            fleet_snapshot is None
             or sighting is not None
             or ring is None
-            or not ring.keep_usual(ticket, placement, rows, now, hit, lookout)
+            or not ring.keep_usual(ticket, placement, rows, now, hit, fleet_snapshot)
         ):
             odds = None
             if sighting is not None:
@@ -369,7 +371,7 @@ class Placer:
             tracing.end()
         return answer, effects
 
-    def _seated(self, ticket: Ticket, session_id: str, rows: Rows, now: float) -> Rows:
+    def _attached(self, ticket: Ticket, session_id: str, rows: Rows, now: float) -> Rows:
         """Return only the rank of the request's session if it stays there; else all rows.
 
         A wave decides for all its requests together, so sessions do not apply to them.
@@ -428,10 +430,10 @@ def choose(  # noqa: PLR0917 - every selection pays for names
 
     The prompt is looked up in the index unless `matches` is given.
     """
-    index, ledger, seating, pricer = (
+    index, ledger, fleet_slots, pricer = (
         partition.index,
         partition.ledger,
-        partition.seating,
+        partition.fleet_slots,
         partition.pricer,
     )
     size, trust, found, shared = index.block_size, partition.trust.column, None, None
@@ -462,7 +464,7 @@ def choose(  # noqa: PLR0917 - every selection pays for names
         now,
         rng,
     )
-    occupant = seating.occupants[slot]
+    occupant = fleet_slots.occupants[slot]
     assert occupant is not None, "slot without a worker"
     worker, dp_rank = occupant
     left, held = max(0, isl_tokens - cached), (0, 0, 0)

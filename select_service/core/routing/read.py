@@ -81,7 +81,7 @@ class RequestReader:
         key = request.model_name, "default" if tenant is UNSET else tenant
         partition: Partition | None
         partition = self._partitions.get(key)  # type: ignore[call-overload] # equal to its scope
-        if partition is None or not partition.seating.workers:
+        if partition is None or not partition.fleet_slots.workers:
             try:
                 partition = self.usable(request)
             except NoSchedulableWorker:
@@ -117,7 +117,7 @@ class RequestReader:
         Raises:
             ServiceError: of the scope or the prompt.
         """
-        return self._prompt_in(self.seated(request), request)
+        return self._prompt_in(self.attached(request), request)
 
     def _prompt_in(
         self, partition: Partition, request: PromptFields
@@ -136,11 +136,13 @@ class RequestReader:
         """Return the requested partition if all its workers drain: its reservations live on."""
         partition = self._partitions.get(request.scope)
         drains = (
-            partition is not None and partition.seating.present and not partition.seating.workers
+            partition is not None
+            and partition.fleet_slots.present
+            and not partition.fleet_slots.workers
         )
         return partition if drains else None
 
-    def seated(self, request: PromptFields) -> Partition:
+    def attached(self, request: PromptFields) -> Partition:
         """Return the requested partition, even if all its workers drain.
 
         Raises:
@@ -149,7 +151,7 @@ class RequestReader:
         partition = self._partitions.get(request.scope)
         return (
             partition
-            if partition is not None and partition.seating.present
+            if partition is not None and partition.fleet_slots.present
             else self.usable(request)
         )
 
@@ -163,9 +165,9 @@ class RequestReader:
             raise NoSchedulableWorker.anywhere()
         scope = request.scope
         partition = self._partitions.get(scope)
-        if partition is None or not partition.seating.workers:
+        if partition is None or not partition.fleet_slots.workers:
             if (
-                partition is None or not partition.seating.present
+                partition is None or not partition.fleet_slots.present
             ):  # else it was the operator's wish
                 self.strayed += 1
                 self.strayed_to = scope

@@ -62,7 +62,7 @@ class News(NamedTuple):
     gone: list[str]  # worker ids
 
 
-class _Seat(NamedTuple):
+class _RankSource(NamedTuple):
     """Where a rank's numbers are found, until its worker or event stream changes."""
 
     rank: WorkerRank
@@ -73,13 +73,13 @@ class _Seat(NamedTuple):
 class _Seen:
     """One worker as last sent."""
 
-    __slots__ = ("judged", "ranks", "rows", "seats", "text", "worker")
+    __slots__ = ("judged", "rank_sources", "ranks", "rows", "text", "worker")
 
     def __init__(self) -> None:
         self.worker: Worker | None = None
         self.judged: tuple[str, tuple[str, ...]] | None = None  # lifecycle, reasons
         self.text = b""
-        self.seats: list[_Seat] = []
+        self.rank_sources: list[_RankSource] = []
         self.ranks: dict[int, _Row] = {}  # numbers by dp_rank
         self.rows: dict[int, bytes] = {}  # the same, encoded
 
@@ -107,7 +107,7 @@ class FleetTable:
             worker = core.catalog.find(worker_id)
             if worker is not None:  # it may be gone since `ids` was read
                 self._look_at(worker, news)
-            await slices.breathe()
+            await slices.yield_if_due()
         if len(self._seen) > len(ids):
             here = set(ids)
             for worker_id in [one for one in self._seen if one not in here]:
@@ -126,19 +126,22 @@ class FleetTable:
             seen.ranks.clear()  # its ranks may have changed
             seen.rows.clear()
             news.workers.append(seen.text)
-            seen.seats = self._seats_of(worker)
-        elif any(seat.stream is not None and seat.stream.closed for seat in seen.seats):
-            seen.seats = self._seats_of(worker)  # the event source has been reopened
-        if not seen.seats:
+            seen.rank_sources = self._rank_sources(worker)
+        elif any(
+            rank_source.stream is not None and rank_source.stream.closed
+            for rank_source in seen.rank_sources
+        ):
+            seen.rank_sources = self._rank_sources(worker)  # the event source has been reopened
+        if not seen.rank_sources:
             return
         core = self._service.core
         partition = core.partitions[worker.scope]
         reports = core.admitting.reports.by_worker.get(worker.worker_id, _NO_REPORTS)
-        for seat in seen.seats:
-            dp_rank, stream = seat.rank.dp_rank, seat.stream
-            lag_s = None if stream is None else core.trusting.lag_of(stream)
+        for rank_source in seen.rank_sources:
+            dp_rank, stream = rank_source.rank.dp_rank, rank_source.stream
+            lag_s = None if stream is None else core.trust_monitor.lag_of(stream)
             kv_state = "none" if stream is None else self._state_of(stream)
-            numbers = _numbers(seat, partition, reports.get(dp_rank), kv_state, lag_s)
+            numbers = _numbers(rank_source, partition, reports.get(dp_rank), kv_state, lag_s)
             if seen.ranks.get(dp_rank) != numbers:
                 seen.ranks[dp_rank] = numbers
                 row = seen.rows[dp_rank] = orjson.dumps((str(worker.worker_id), dp_rank, *numbers))
@@ -151,11 +154,11 @@ class FleetTable:
         out_of_reach_s = self._service.now() - link.since
         return "unreachable" if out_of_reach_s >= UNREACHABLE_AFTER_S else state_of(stream)
 
-    def _seats_of(self, worker: Worker) -> list[_Seat]:
+    def _rank_sources(self, worker: Worker) -> list[_RankSource]:
         streams = self._service.core.membership.streams_of(worker) if worker.slots else []
         by_rank = {one.rank.dp_rank: one for one in streams}
         return [
-            _Seat(WorkerRank(worker.worker_id, dp_rank), slot, by_rank.get(dp_rank))
+            _RankSource(WorkerRank(worker.worker_id, dp_rank), slot, by_rank.get(dp_rank))
             for dp_rank, slot in worker.slots.items()
         ]
 
@@ -164,13 +167,13 @@ _NO_REPORTS: Final[Mapping[int, TimedReport]] = {}
 
 
 def _numbers(
-    seat: _Seat,
+    rank_source: _RankSource,
     partition: Partition,
     report: TimedReport | None,
     kv_state: str,
     lag_s: float | None,
 ) -> _Row:
-    slot, stream = seat.slot, seat.stream
+    slot, stream = rank_source.slot, rank_source.stream
     loads, keeper = partition.ledger.loads, partition.admission
     event_at_ms, gaps, lost = None, 0, 0
     if stream is not None:
@@ -186,7 +189,7 @@ def _numbers(
         None if lag_s is None else round(lag_s, 2),
         gaps,
         lost,
-        sum(partition.index.blocks_of(seat.rank)),
+        sum(partition.index.blocks_of(rank_source.rank)),
         None if told is None else told.kv_used_blocks,
         None if told is None else told.kv_total_blocks,
         None if told is None else told.num_requests_waiting,

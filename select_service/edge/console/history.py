@@ -90,7 +90,7 @@ class History:
             counters.selected_isl_tokens,
             counters.selected_prefill_tokens,
             self._service.waiting,
-            len(core.desk.bookings),
+            len(core.lifecycle.bookings),
             sum(buckets),
         )
         room = core.shadowing

@@ -13,14 +13,14 @@ __all__ = ["reservations"]
 
 def reservations(service: Driver, limit: int) -> dict[str, Any]:
     """Return how many reservations there are, and the newest of them. O(limit)."""
-    bookings, now = service.core.desk.bookings, service.now()
+    bookings, now = service.core.lifecycle.bookings, service.now()
     rows = [_row(one, now) for one in bookings.newest(limit)]
     return {"total": len(bookings), "reservations": rows}
 
 
 def _row(booking: LiveReservation, now: float) -> dict[str, Any]:
     one, partition = booking.reservation, booking.partition
-    worker, dp_rank = partition.seating.rank_at(one.slot)
+    worker, dp_rank = partition.fleet_slots.rank_at(one.slot)
     return {
         "reservation_id": one.reservation_id,
         "selection_id": one.selection_id,

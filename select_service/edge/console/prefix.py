@@ -66,7 +66,7 @@ def look_up(service: Driver, body: bytes) -> dict[str, Any]:
         "blocks": prompt.blocks,
         "isl_tokens": prompt.isl_tokens,
         "holders_total": len(slots),
-        "ranks_total": sum(len(worker.slots) for worker in partition.seating.present.values()),
+        "ranks_total": sum(len(worker.slots) for worker in partition.fleet_slots.present.values()),
         "holders": [_holder(partition, held, slot) for slot in slots[:HOLDERS_MAX] if held],
     }
 
@@ -103,7 +103,7 @@ def _holders(partition: Partition, held: MatchedRows) -> list[int]:
     """Return the slots of workers that hold something, the deepest first."""
     depth = held.device + held.host + held.disk
     slots = [
-        slot for worker in partition.seating.present.values() for slot in worker.slots.values()
+        slot for worker in partition.fleet_slots.present.values() for slot in worker.slots.values()
     ]
     taken = np.array(slots, dtype=np.int64)
     taken = taken[depth[taken] > 0]
@@ -112,7 +112,7 @@ def _holders(partition: Partition, held: MatchedRows) -> list[int]:
 
 
 def _holder(partition: Partition, held: MatchedRows, slot: int) -> dict[str, Any]:
-    worker, dp_rank = partition.seating.rank_at(slot)
+    worker, dp_rank = partition.fleet_slots.rank_at(slot)
     ranges, start = [], 0
     for tier, column in zip(_TIERS, held, strict=True):
         end = start + int(column[slot])

@@ -28,9 +28,9 @@ __all__ = ["actions", "sections"]
 async def sections(service: Driver, slices: TimeSlices) -> dict[str, bytes]:
     """Return all sections by name, yielding to the loop in between."""
     admission = await _admission(service, slices)
-    await slices.breathe()
+    await slices.yield_if_due()
     replicas = _replicas(service)
-    await slices.breathe()
+    await slices.yield_if_due()
     return {
         "admission": admission,
         "replicas": orjson.dumps(replicas),
@@ -46,8 +46,8 @@ def _state(service: Driver) -> dict[str, Any]:
         "ready": core.reader.schedulable > 0 and not waiting_for,
         "waiting_for": waiting_for,
         "schedulable_workers": core.reader.schedulable,
-        "reservations": len(core.desk.bookings),
-        "leases": len(core.desk.leases),
+        "reservations": len(core.lifecycle.bookings),
+        "leases": len(core.lifecycle.leases),
         "waiting": service.waiting,
         "selections": core.counters.selections,
         "failed": dict(sorted(core.counters.selections_failed.items())),
@@ -64,7 +64,7 @@ async def _admission(service: Driver, slices: TimeSlices) -> bytes:
     for partition in list(core.partitions.values()):
         if partition.admission is not None:
             reasons.update(partition.admission.gate.tallies.decisions)
-        await slices.breathe()
+        await slices.yield_if_due()
     told: dict[str, Any] = for_browser(replace(status, thresholds=[], scopes=[]))
     told["decisions"] = [
         [*labels, count] for labels, count in sorted(reasons.items(), key=lambda one: -one[1])
@@ -83,7 +83,7 @@ async def _rows(rows: Sequence[BusyThreshold | ScopeAdmission], slices: TimeSlic
     written = []
     for row in rows:
         written.append(orjson.dumps(for_browser(row)))
-        await slices.breathe()
+        await slices.yield_if_due()
     return b"[" + b",".join(written) + b"]"
 
 
@@ -93,7 +93,7 @@ def _replicas(service: Driver) -> dict[str, Any]:
         return {"enabled": False, "router_id": None, "peers": [], "publishers": []}
     return {
         "enabled": True,
-        "router_id": str(service.core.desk.announcer.claims.router_id),
+        "router_id": str(service.core.lifecycle.announcer.claims.router_id),
         "peers": [
             {"endpoint": endpoint, "link": link.value}
             for endpoint, link in plane.subscriptions.states()

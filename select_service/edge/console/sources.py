@@ -27,10 +27,10 @@ __all__ = ["decision", "decisions", "findings"]
 async def decisions(service: Driver, wanted: Wanted) -> bytes:
     """Return the newest decisions, with the fields that a list shows."""
     try:
-        records = await service.teller.matching(wanted)
+        records = await service.decision_reports.matching(wanted)
     except DecisionsOff as off:
         return orjson.dumps({"available": False, "why": str(off), "decisions": []})
-    rows = [_row(one) async for one in service.teller.each(records, candidates=False)]
+    rows = [_row(one) async for one in service.decision_reports.each(records, candidates=False)]
     return orjson.dumps({"available": True, "why": None, "decisions": rows})
 
 
@@ -57,7 +57,7 @@ async def decision(service: Driver, name: str) -> bytes:
         DecisionsOff: no decisions are kept.
         DecisionNotFound: none has this id.
     """
-    told = await service.teller.tell(service.teller.find(name))
+    told = await service.decision_reports.tell(service.decision_reports.find(name))
     candidates = [] if told.candidates is UNSET else told.candidates
     told.candidates = UNSET
     rows = await _rows(candidates)
@@ -78,5 +78,5 @@ async def _rows(values: Iterable[object]) -> bytes:
     slices, rows = TimeSlices(), []
     for value in values:
         rows.append(orjson.dumps(for_browser(value)))
-        await slices.breathe()
+        await slices.yield_if_due()
     return b"[" + b",".join(rows) + b"]"

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from select_service.edge.replication.plane import ReplicaConnections
     from select_service.types import WorkerSpec
 
-__all__ = ["Discovery", "ReplicaFollower", "Verbs", "WorkerFollower"]
+__all__ = ["Discovery", "ReplicaFollower", "WorkerFollower", "WorkerOperations"]
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ AGAIN_S: Final = 0.5
 """How often workers in their grace, or registered by somebody else, are checked again."""
 
 
-class Verbs(NamedTuple):
+class WorkerOperations(NamedTuple):
     """What a follower does to the catalog, always in the name of its source."""
 
     put: Callable[[WorkerSpec, str], object]
@@ -73,7 +73,7 @@ class WorkerFollower:
         self,
         source: DiscoverySource[dict[int, WorkerSpec]],
         turn: CallContext,
-        verbs: Verbs,
+        operations: WorkerOperations,
         *,
         link_of: Callable[[EventStream], LinkState | None] = lambda _: None,
         grace_s: float,
@@ -86,7 +86,7 @@ class WorkerFollower:
         Args:
             source: names workers.
             turn: has the core and the clock.
-            verbs: change the catalog.
+            operations: change the catalog.
             link_of: how it stands with a stream's connection.
             grace_s: how long a worker's state stays once it is no longer named.
             engine_grace_s: how long, if its engine is still the same.
@@ -107,7 +107,7 @@ class WorkerFollower:
         self.named = self.conflicts = self.refused = self.left_out = 0
         self.is_settled = False
         self._catalog, self._clock = turn.core.catalog, turn.clock
-        self._verbs = verbs
+        self._operations = operations
         self._workers_max = workers_max
         self._complained: set[tuple[int, str]] = set()
         turn.core.workers.sources.add(source.name)
@@ -151,14 +151,14 @@ class WorkerFollower:
         name = self.source.name
         until = self._clock() + SLICE_S
         for worker_id in plan.removed:
-            self._try(worker_id, complaints, partial(self._verbs.remove, worker_id, name))
+            self._try(worker_id, complaints, partial(self._operations.remove, worker_id, name))
             until = await self._give_way(until)
         for worker_id, why in plan.held_back:
-            self._verbs.hold_back(worker_id, name, why)
+            self._operations.hold_back(worker_id, name, why)
             until = await self._give_way(until)
         refused = len(complaints)
         for spec in plan.put:
-            self._try(spec.worker_id, complaints, partial(self._verbs.put, spec, name))
+            self._try(spec.worker_id, complaints, partial(self._operations.put, spec, name))
             until = await self._give_way(until)
         self.refused = len(complaints) - refused
         for worker_id, why in sorted(complaints - self._complained):

@@ -135,10 +135,10 @@ async def insist(
 
     A connection that breaks after it has brought something is made again after a short pause.
     """
-    patience = Backoff(backoff_s, BACKOFF_MAX_S)
+    backoff = Backoff(backoff_s, BACKOFF_MAX_S)
     while True:
         before, at_least_s, is_transient = source.progress, 0.0, False
-        patience.holds(source.clock())
+        backoff.holds(source.clock())
         try:
             await look()
         except SourceFailed as error:
@@ -147,10 +147,10 @@ async def insist(
         except Exception as error:  # noqa: BLE001 - a bug must not end the looking
             _log.exception("discovery from %s failed through an error of ours", source.name)
             source.fail("internal", repr(error))
-        patience.broke(source.clock())
+        backoff.broke(source.clock())
         if is_transient and source.progress != before:
-            patience.begin_anew()
-        await asyncio.sleep(max(_jittered(patience.next_s()), at_least_s))
+            backoff.begin_anew()
+        await asyncio.sleep(max(_jittered(backoff.next_s()), at_least_s))
 
 
 def _jittered(pause_s: float) -> float:

@@ -70,7 +70,7 @@ class AdmissionOperations(CoreCalls):
                 status: AdmissionStatus = done.value
                 return status
             self._carry_out(effects)
-            await slices.breathe()
+            await slices.yield_if_due()
 
     def change_admission(self, change: AdmissionChange) -> AdmissionStatus:
         """PUT /admission, all at once; housekeeping then re-evaluates waiting requests."""

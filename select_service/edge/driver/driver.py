@@ -142,9 +142,9 @@ class Driver(
             life=_life(keeper, None if replica_sync_port is None else rng),
             watch=_watch(self.tracing, recorder),
         )
-        self.core.trusting.wall_ahead = time.time() - clock()  # noqa: TID251 - accurate to a day at best
+        self.core.trust_monitor.wall_ahead = time.time() - clock()  # noqa: TID251 - accurate to a day at best
         self.core.follow_shadow(shadow, clock())
-        self.bookings = self.core.desk.bookings
+        self.bookings = self.core.lifecycle.bookings
         self._limits = bounds
         self.dumps = Dumps(self.core, bounds.dumps, clock)
         self.discovery: Discovery | None = None
@@ -152,22 +152,24 @@ class Driver(
         self._recovering = StartupRecovery(self.core, self.readiness, clock)
         self._recovering.ask_peers(indexer_peers, bounds.recovery, self.credentials, self.addresses)
         self._recovering.look_back(keeper, bounds.snapshot, self._is_fleet_known)
-        self._carrier = EffectsExecutor(keeper, self.tracing)
-        self._carry_out = self._carrier.carry_out
+        self._effects_executor = EffectsExecutor(keeper, self.tracing)
+        self._carry_out = self._effects_executor.carry_out
         self.turn = turn = CallContext(self.core, clock, self._carry_out)
-        self._waiting = self._carrier.waiting = WaitingCallers(turn, self.withdraw)
+        self._waiting = self._effects_executor.waiting = WaitingCallers(turn, self.withdraw)
         self._batches = LifecycleBatches(self._operate, clock)
         self._batch_runner = BatchRunner(self._carry_out, clock)
         self._recorder = recorder
         self._changing = set()
         self.consistency_checks = Counter(consistent=0, different=0)
-        self._replica_sync = ReplicaSync(turn, self._carrier, replica_sync_port, bounds.replicas)
+        self._replica_sync = ReplicaSync(
+            turn, self._effects_executor, replica_sync_port, bounds.replicas
+        )
         self._replica_sync.hold(self.readiness, self._is_fleet_known)
         self._listen_to_workers(turn, admission or AdmissionSettings())
-        self._housekeeping = Housekeeping(turn, self._carrier.hurry)
+        self._housekeeping = Housekeeping(turn, self._effects_executor.hurry)
         self._health = Health(
             turn,
-            self._carrier,
+            self._effects_executor,
             self.readiness,
             self.keeper,
             bounds.doctor,
@@ -181,7 +183,7 @@ class Driver(
             bytes_max=admission.load_report_bytes_max,
             ranks_max=self.core.limits.data_parallel_size_max,
         )
-        self.sources = self._carrier.sources = EventSources(
+        self.sources = self._effects_executor.sources = EventSources(
             turn,
             self._recovering,
             self.addresses,
@@ -348,12 +350,12 @@ class Driver(
     @property
     def awaited(self) -> int:
         """Reservations booked here and still in flight, plus requests that wait for a worker."""
-        return self.core.desk.bookings.expected
+        return self.core.lifecycle.bookings.expected
 
     @property
     def replicas(self) -> ReplicaConnections | None:
         """The replica plane, while there is one."""
-        return self._carrier.replicas
+        return self._effects_executor.replicas
 
     @property
     def recovery(self) -> Recovery | None:

@@ -41,7 +41,7 @@ class Health:
     def __init__(
         self,
         turn: CallContext,
-        carrier: EffectsExecutor,
+        effects_executor: EffectsExecutor,
         readiness: ReadinessGate,
         keeper: Keeper | None,
         limits: DoctorLimits,
@@ -51,14 +51,14 @@ class Health:
 
         Args:
             turn: of the core to report on.
-            carrier: has the connections to examine.
+            effects_executor: has the connections to examine.
             readiness: the conditions of readiness.
             keeper: has the state on disk.
             limits: how often to examine the fleet.
             sources: of discovery.
         """
         self._core, self._clock, _ = turn
-        self._carrier = carrier
+        self._effects_executor = effects_executor
         self._readiness = readiness
         self._keeper = keeper
         self._limits = limits
@@ -112,13 +112,15 @@ class Health:
         if self.diagnosed is None:
             from select_service.edge.doctor import Doctor  # see `lazy_imports.py`
 
-            carrier = self._carrier
+            effects_executor = self._effects_executor
             self.diagnosed = Doctor(
                 self._core,
                 self._limits,
-                link_of=carrier.sources.link,
+                link_of=effects_executor.sources.link,
                 peers=lambda: (
-                    [] if carrier.replicas is None else carrier.replicas.subscriptions.links()
+                    []
+                    if effects_executor.replicas is None
+                    else effects_executor.replicas.subscriptions.links()
                 ),
                 sources=self._sources,
                 clock=self._clock,

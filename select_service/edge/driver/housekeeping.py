@@ -58,7 +58,7 @@ class Housekeeping:
             more = False
             try:
                 # Recomputed every turn: the wall clock may be set, for instance once NTP answers.
-                self._core.trusting.wall_ahead = time.time() - self._clock()  # noqa: TID251
+                self._core.trust_monitor.wall_ahead = time.time() - self._clock()  # noqa: TID251
                 more, effects = self._core.tick(self._clock())
                 self._carry_out(effects)
                 self._complain_of_namesakes()

@@ -15,7 +15,7 @@ from select_service.types import Consistency, LoadDifference
 
 if TYPE_CHECKING:
     from indexer.types import Scope
-    from select_service.core.decisions.trust_monitor import TrustSeat
+    from select_service.core.decisions.trust_monitor import TrustedRank
     from select_service.core.ledger.audit import LedgerDifference
     from select_service.core.partition import Partition
     from select_service.types import (
@@ -76,20 +76,22 @@ class QueryOperations(CoreCalls):
 
     def trust(self, model_name: str | None = None, tenant_id: str | None = None) -> TrustTable:
         """GET /trust, all at once."""
-        return self.core.trusting.table(model_name, tenant_id)
+        return self.core.trust_monitor.table(model_name, tenant_id)
 
-    async def trust_seats(
+    async def trusted_ranks(
         self, model_name: str | None = None, tenant_id: str | None = None
-    ) -> list[TrustSeat]:
+    ) -> list[TrustedRank]:
         """GET /trust: the ranks to report, each by one call of `trust_row`; collected in slices.
 
         Ranks of one scope are from one moment; ranks registered later are left out.
         """
-        return await TimeSlices().through(self.core.trusting.seats_in_steps(model_name, tenant_id))
+        return await TimeSlices().through(
+            self.core.trust_monitor.ranks_in_steps(model_name, tenant_id)
+        )
 
-    def trust_row(self, seat: TrustSeat) -> RankTrustRow:
+    def trust_row(self, trusted_rank: TrustedRank) -> RankTrustRow:
         """GET /trust: one rank."""
-        return self.core.trusting.row(*seat)
+        return self.core.trust_monitor.row(*trusted_rank)
 
     async def shadow(
         self,
@@ -126,14 +128,14 @@ class QueryOperations(CoreCalls):
         partitions = list(self.core.partitions.values())
         ranks = reservations = count = 0
         for partition in partitions:
-            ranks += sum(len(one.slots) for one in partition.seating.present.values())
+            ranks += sum(len(one.slots) for one in partition.fleet_slots.present.values())
             reservations += partition.ledger.live
             for one in audit(partition.ledger):
                 if one is not None:
                     count += 1
                     if len(found) < DIFFERENCES_LISTED:
                         found.append(_told(partition, one))
-                await slices.breathe()
+                await slices.yield_if_due()
         self.consistency_checks["different" if count else "consistent"] += 1
         if count:
             _log.error("the ledger differs from its reservations in %d places: %s", count, found[0])
@@ -150,7 +152,7 @@ class QueryOperations(CoreCalls):
 
 def _told(partition: Partition, one: LedgerDifference) -> LoadDifference:
     scope = partition.scope
-    rank = None if one.slot is None else partition.seating.occupant(one.slot)
+    rank = None if one.slot is None else partition.fleet_slots.occupant(one.slot)
     return LoadDifference(
         model_name=scope.model_name,
         tenant_id=scope.tenant_id,

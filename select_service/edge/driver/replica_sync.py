@@ -37,18 +37,22 @@ class ReplicaSync:
     """What this process exchanges with other replicas."""
 
     def __init__(
-        self, turn: CallContext, carrier: EffectsExecutor, port: int | None, limits: ReplicaLimits
+        self,
+        turn: CallContext,
+        effects_executor: EffectsExecutor,
+        port: int | None,
+        limits: ReplicaLimits,
     ) -> None:
         """Publish nothing yet.
 
         Args:
             turn: of the core to replicate.
-            carrier: publishes through the plane, while there is one.
+            effects_executor: publishes through the plane, while there is one.
             port: where bookings are published; None: nowhere, and there is no plane.
             limits: bounds of the plane.
         """
         self._core, self._clock, self._carry_out = turn
-        self._carrier = carrier
+        self._effects_executor = effects_executor
         self._port = port
         self._limits = limits
         self._asked_since: float | None = None
@@ -76,7 +80,7 @@ class ReplicaSync:
         from select_service.edge.replication.plane import ReplicaConnections  # only with replicas
 
         self._core.replica_operations.announce(http_port, advertise_url)
-        plane = self._carrier.replicas = ReplicaConnections(
+        plane = self._effects_executor.replicas = ReplicaConnections(
             self._port,
             self._core,
             self._carry_out,
@@ -111,7 +115,7 @@ class ReplicaSync:
         Peers silent for three heartbeats are gone, or speak only the reference's protocol, which
         has no ledgers to offer; nothing waits for them any longer.
         """
-        plane = self._carrier.replicas
+        plane = self._effects_executor.replicas
         if plane is None:
             return False  # not started
         if self._asked_since is None:
@@ -125,15 +129,15 @@ class ReplicaSync:
 
     def leave(self) -> None:
         """Tell replicas at once that we leave, so that they inherit our bookings."""
-        if self._carrier.replicas is not None:
-            self._carrier.replicas.leave()
+        if self._effects_executor.replicas is not None:
+            self._effects_executor.replicas.leave()
 
     async def close(self) -> None:
         """Close the plane. Idempotent."""
-        plane = self._carrier.replicas
+        plane = self._effects_executor.replicas
         if plane is not None:
             await plane.close()
-            self._carrier.replicas = None
+            self._effects_executor.replicas = None
 
     def plane(self) -> ReplicaConnections:
         """Return the replica plane.
@@ -141,9 +145,9 @@ class ReplicaSync:
         Raises:
             ReplicaSyncDisabled: there is no `--replica-sync-port`.
         """
-        if self._carrier.replicas is None:
+        if self._effects_executor.replicas is None:
             raise ReplicaSyncDisabled
-        return self._carrier.replicas
+        return self._effects_executor.replicas
 
     def register_peer(self, endpoint: str) -> bool:
         """POST /replica_sync/register_peer; False if already registered."""

@@ -62,7 +62,7 @@ class ReservationOperations(CoreCalls):
 
     def take_back(self, reservation_id: str) -> None:
         """Free a reservation that its client never learned of, if it is still there."""
-        if self.core.desk.bookings.live(reservation_id) is not None:
+        if self.core.lifecycle.bookings.live(reservation_id) is not None:
             self.free(reservation_id)
 
     def batch_now(self, request: BatchRequest) -> BatchAnswer | asyncio.Task[BatchAnswer]:

@@ -139,15 +139,15 @@ class SelectionOperations(CoreCalls):
             answer = verb(request)
             given = await self._waiting.wait(answer) if isinstance(answer, Ticket) else answer
         except ServiceError as error:
-            await self.teller.finish_refusal(error)
+            await self.decision_reports.finish_refusal(error)
             raise
         if not request.explain and given.decision is UNSET:
             return given
         with withdrawn_if_lost(self, given):
-            return await self.teller.finish(given, request)
+            return await self.decision_reports.finish(given, request)
 
     @cached_property
-    def teller(self) -> DecisionReporter:
+    def decision_reports(self) -> DecisionReporter:
         """Renders recorded decisions."""
         transfer_cost = self.core.reader.config.kv_transfer_cost_per_block
         return DecisionReporter(self.core.decisions, self._clock, transfer_cost)
@@ -157,7 +157,7 @@ class SelectionOperations(CoreCalls):
 
         This affects the verbs whose name ends in `_now`, and `wait`.
         """
-        self.core.desk.show_hashes = show_hashes
+        self.core.lifecycle.show_hashes = show_hashes
 
 
 def _legible(answer: Answer) -> Answer:

@@ -89,7 +89,7 @@ class WaitingCallers:
             self._core.room.withdraw(ticket)
             return
         # the answer came in the same turn as the disconnection
-        self._withdraw(ticket.answer, self._core.desk.bookings.added)
+        self._withdraw(ticket.answer, self._core.lifecycle.bookings.added)
 
     def _wake_at(self, at: float) -> None:
         """Set the one timer for all waiting requests to `at`, unless it is due earlier.

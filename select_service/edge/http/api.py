@@ -105,7 +105,7 @@ class Api:
         self._refused = refused
         self.bodies = Bodies(reads, validation, self._guard)
 
-    def speaking(
+    def for_formats(
         self,
         reads: Format,
         writer: Writer,

@@ -81,7 +81,7 @@ class Application:
         max_body_bytes: int,
         access_log: bool = False,
         authority: Authority | None = None,
-        booth: ConsoleApp | None = None,
+        console: ConsoleApp | None = None,
         tracer: RequestTracer | None = None,
     ) -> None:
         """Set up the routes.
@@ -92,21 +92,21 @@ class Application:
             max_body_bytes: longer bodies are refused.
             access_log: whether every request is logged.
             authority: checks tokens; None: everybody may do everything.
-            booth: of the console, if there is one.
+            console: of the console, if there is one.
             tracer: is told of every request; None: nothing is traced.
         """
-        self._booth = booth
+        self._console = console
         self._tracer = tracer
-        speaking = Negotiation(api, authority)
-        self.head_of, self._head_in = speaking.head_of, speaking.head_in
+        negotiation = Negotiation(api, authority)
+        self.head_of, self._head_in = negotiation.head_of, negotiation.head_in
         """Interpret header lines, for connections and for ASGI."""
         self.authority = authority
-        routes = ROUTES if booth is None else (*ROUTES, *booth.routes)
+        routes = ROUTES if console is None else (*ROUTES, *console.routes)
         self._traffic = traffic
         self._stats = {id(route): _stats_of(traffic, route) for route in routes}
         self.max_body_bytes = max_body_bytes
         self._access_log = access_log
-        self.lead_to(routes, signpost=_signpost(booth, authority))
+        self.set_routes(routes, not_found_details=_not_found_details(console, authority))
         self._leaving = asyncio.Event()
         self._sending = Sending(traffic, self._leaving)
         self.reloading: ConfigReload
@@ -114,7 +114,7 @@ class Application:
         """Both set by the creator."""
 
     def narrowed(self, paths: Sequence[str], missing: str) -> Application:
-        """Return a door with only some of the routes; counts, tokens and shutdown are shared.
+        """Return one with only some of the routes; counts, tokens and shutdown are shared.
 
         Args:
             paths: of its routes, which take no bodies.
@@ -122,17 +122,17 @@ class Application:
         """
         routes = [route for route in ROUTES if route.pattern in paths]
         narrow = copy.copy(self)
-        narrow.lead_to(routes, missing)
+        narrow.set_routes(routes, missing)
         return narrow
 
-    def lead_to(
+    def set_routes(
         self,
         routes: Sequence[Route[Handler]],
         missing: str = "route not found",
-        signpost: dict[str, object] | None = None,
+        not_found_details: dict[str, object] | None = None,
     ) -> None:
-        """Serve exactly these routes; others get the error `missing`, `/` also the `signpost`."""
-        self._signpost = signpost
+        """Serve exactly these routes; others get the error `missing`, and `/` the details."""
+        self._not_found_details = not_found_details
         self._router: Router[Handler] = Router(routes, missing)
         self._nowhere = _nowhere(self._router)
         self._stats[id(self._nowhere)] = self._traffic.unmatched
@@ -149,16 +149,16 @@ class Application:
 
     def enter(self, loop: asyncio.AbstractEventLoop) -> None:
         """Note that the process has begun to serve."""
-        if self._booth is not None:
-            self._booth.start(loop)
+        if self._console is not None:
+            self._console.start(loop)
 
     def leave(self) -> None:
         """Dismiss waiting requests and cut streams: the process is about to end."""
         self._leaving.set()
         if self._tracer is not None:
             self._tracer.is_leaving = True
-        if self._booth is not None:
-            self._booth.close()
+        if self._console is not None:
+            self._console.close()
 
     @property
     def is_leaving(self) -> bool:
@@ -386,7 +386,7 @@ class Application:
         """Turn an exception of a handler into an answer."""
         if isinstance(error, ServiceError | IndexerError):
             if isinstance(error, RouteNotFound) and raw_path == b"/":
-                error.details = self._signpost
+                error.details = self._not_found_details
             self._traffic.refused(error)
             response = api.writer.refusal(error)
             if isinstance(error, MethodNotAllowed):
@@ -401,7 +401,9 @@ class Application:
         return api.writer.refusal(ServiceError("internal error"))
 
 
-def _signpost(booth: ConsoleApp | None, authority: Authority | None) -> dict[str, object]:
+def _not_found_details(
+    console: ConsoleApp | None, authority: Authority | None
+) -> dict[str, object]:
     """Return the details of the 404 at `/`, which the contract leaves undefined.
 
     If tokens are required, the version is omitted: strangers could look up its weaknesses.
@@ -409,8 +411,8 @@ def _signpost(booth: ConsoleApp | None, authority: Authority | None) -> dict[str
     found: dict[str, object] = {"service": "select-service"}
     if authority is None:
         found["version"] = __version__
-    if booth is not None:
-        found["console"] = booth.path
+    if console is not None:
+        found["console"] = console.path
     return found | {"openapi": "/openapi.json", "health": "/health"}
 
 

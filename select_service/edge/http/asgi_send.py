@@ -27,7 +27,7 @@ _log = logging.getLogger("select_service.http")
 
 
 class Sending:
-    """Sends the answers of one door."""
+    """Sends the answers of one application."""
 
     def __init__(self, traffic: Traffic, leaving: asyncio.Event) -> None:
         """Set up.

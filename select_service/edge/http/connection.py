@@ -76,7 +76,7 @@ _REQUEST_LINE: Final = re.compile(rb"(GET|POST|PUT|PATCH|DELETE) (/[!-~]*) HTTP/
 class HttpConnection(RequestParser):
     """One connection. `http_protocol` creates the class, with what all connections share."""
 
-    door: Application
+    application: Application
     heads: Heads
     peers: Peers
     steady: HeaderCache
@@ -104,9 +104,13 @@ class HttpConnection(RequestParser):
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         # what every request reads: of the class, it costs a search through all base classes
-        self.door, self.heads, self.read_bytes_max = self.door, self.heads, self.read_bytes_max
+        self.application, self.heads, self.read_bytes_max = (
+            self.application,
+            self.heads,
+            self.read_bytes_max,
+        )
         self.preamble, self.outbox, self._grant = self.preamble, self.outbox, None
-        authority = self.door.authority
+        authority = self.application.authority
         tls = None if authority is None else transport.get_extra_info("ssl_object")
         if authority is not None and tls is not None:
             from select_service.edge.security.authority import certificate_names  # only with TLS
@@ -118,13 +122,15 @@ class HttpConnection(RequestParser):
         super().connection_made(transport)
         if self._is_reserved:
             self._is_between = False
-        if self.door.is_leaving:  # accepted while the port was closing: nobody else would close it
+        if (
+            self.application.is_leaving
+        ):  # accepted while the port was closing: nobody else would close it
             transport.close()
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
         if self._call is not None:
-            self.door.count_gone(self._call)
+            self.application.count_gone(self._call)
             self._call = None
         if self._debt is not None:  # at once: a repeat of the request may already be on its way
             self._debt.response.lost()
@@ -152,9 +158,9 @@ class HttpConnection(RequestParser):
         if end < 0 or self.flow.write_paused or self.transport.is_closing():
             self.read(data)
             return
-        line_end, size, door = data.find(b"\r\n"), len(data) - end - 4, self.door
+        line_end, size, application = data.find(b"\r\n"), len(data) - end - 4, self.application
         line, lines = data[:line_end], data[line_end:end]
-        call = door.call_in_line(line) or door.call_with_id(line)
+        call = application.call_in_line(line) or application.call_with_id(line)
         read = None if call is None else self.heads.read.get(lines)
         if call is None or read is None:
             known = self._known_call(call, line, lines, size)
@@ -166,8 +172,11 @@ class HttpConnection(RequestParser):
             head, length = read
             if (
                 length != size
-                or size > door.max_body_bytes
-                or (id(call.route) not in head.suited and not door.suits(call.route, head, size))
+                or size > application.max_body_bytes
+                or (
+                    id(call.route) not in head.suited
+                    and not application.suits(call.route, head, size)
+                )
             ):
                 self.read(data)
                 return
@@ -178,7 +187,7 @@ class HttpConnection(RequestParser):
         if head.is_last:
             self.is_last = True
         self._idle_since = None
-        answer = door.answer_now(call, head, data[end + 4 :] if size else b"", lines)
+        answer = application.answer_now(call, head, data[end + 4 :] if size else b"", lines)
         if type(answer) is Response and answer.stream is None:
             self.write_answer(answer)
         elif isinstance(answer, DurableResponse):
@@ -209,16 +218,16 @@ class HttpConnection(RequestParser):
             return None
         if length != size or lines.count(b"\r\n") > self.limits.header_lines_max:
             return None  # the parser refuses too many lines
-        door = self.door
+        application = self.application
         if is_old:  # the remembered head says that the connection ends
             line = line[:-1] + b"1"
-            call = door.call_in_line(line) or door.call_with_id(line)
+            call = application.call_in_line(line) or application.call_with_id(line)
         else:
             self.heads.note(lines, head, length)
         if call is not None:
-            return (call, head) if door.suits(call.route, head, length) else None
+            return (call, head) if application.suits(call.route, head, length) else None
         parts = _REQUEST_LINE.fullmatch(line)
-        call = None if parts is None else door.call_for(parts[1], parts[2], head, length)
+        call = None if parts is None else application.call_for(parts[1], parts[2], head, length)
         return None if call is None else (call, head)
 
     def _is_for(self, grant: Grant | None) -> bool:
@@ -261,8 +270,8 @@ class HttpConnection(RequestParser):
     def on_headers_complete(self) -> None:
         """Choose how the request will be answered."""
         self._call = None if self._is_reserved else self._plain_call()
-        if self.door.authority is not None:
-            self._check_tenant(self.door.authority)
+        if self.application.authority is not None:
+            self._check_tenant(self.application.authority)
         if self._call is not None:
             self._owes_answer = True
         else:
@@ -285,7 +294,9 @@ class HttpConnection(RequestParser):
                 self.exchange.feed(body)
         elif self._call.route.takes is None:
             return  # nobody reads it: buffering it would let strangers use our memory
-        elif len(self._body) + len(body) > self.door.max_body_bytes:  # chunked, so not announced
+        elif (
+            len(self._body) + len(body) > self.application.max_body_bytes
+        ):  # chunked, so not announced
             self._call, body, self._body = None, bytes(self._body) + body, b""
             self._owes_answer = False  # the exchange does
             self._begin_exchange(None).feed(body)
@@ -319,7 +330,7 @@ class HttpConnection(RequestParser):
         self._owes_answer = False
         answer, self._handed = self._handed, None
         if answer is None:
-            answer = self.door.answer_now(call, self._head, bytes(body), self.headers)
+            answer = self.application.answer_now(call, self._head, bytes(body), self.headers)
         if isinstance(answer, Response) and answer.stream is None:
             self.write_answer(answer)
         elif isinstance(answer, DurableResponse):
@@ -357,11 +368,11 @@ class HttpConnection(RequestParser):
         said = plain_fields(self.headers, self.steady.names, is_old=is_old)
         if said is None:
             return None
-        head = self.door.head_of(
+        head = self.application.head_of(
             said.content_type, said.accept, said.credentials, self._certificate
         )
         self._head = head
-        call = self.door.call_for(self.parser.get_method(), self.url, head, said.length)
+        call = self.application.call_for(self.parser.get_method(), self.url, head, said.length)
         if is_last and call is not None:
             self.is_last = True
         if said.is_chunked:  # chunks need the parser
@@ -440,9 +451,9 @@ class HttpConnection(RequestParser):
         self._debt = None
         if self.transport.is_closing() or not self.hears:
             answer.response.lost()
-            self.door.count_gone(call)
+            self.application.count_gone(call)
             return
-        self.write_answer(self.door.answer_settled(call, head, answer, since))
+        self.write_answer(self.application.answer_settled(call, head, answer, since))
         if self.pipeline:
             self.exchange_done()  # starts the next request
         self._is_between = self._rests()
@@ -507,7 +518,7 @@ class HttpConnection(RequestParser):
     def _start(self, exchange: Exchange) -> None:
         self._idle_since = None
         tasks = self.server_state.tasks
-        task = self.loop.create_task(exchange.run(self.door))
+        task = self.loop.create_task(exchange.run(self.application))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
@@ -531,15 +542,15 @@ class HttpConnection(RequestParser):
 
 
 def http_protocol(
-    door: Application, limits: ConnectionLimits, counts: Connections
+    application: Application, limits: ConnectionLimits, counts: Connections
 ) -> type[HttpConnection]:
     """Create the protocol class of one server, which creates the instances itself."""
     kind: type[HttpConnection] = type("HttpConnection", (HttpConnection,), {})
-    kind.door, kind.limits, kind.counts = door, limits, counts
+    kind.application, kind.limits, kind.counts = application, limits, counts
     kind.heads, kind.peers, kind.outbox = Heads(), Peers(), []
     kind.read_bytes_max = min(READ_BYTES_MAX, limits.head_bytes_max)
-    kind.steady = HeaderCache(KEPT if door.authority is None else GUARDED)
-    if door.authority is not None:
-        door.authority.on_change(kind.heads.forget)
-        door.authority.on_change(kind.peers.forget)
+    kind.steady = HeaderCache(KEPT if application.authority is None else GUARDED)
+    if application.authority is not None:
+        application.authority.on_change(kind.heads.forget)
+        application.authority.on_change(kind.peers.forget)
     return kind

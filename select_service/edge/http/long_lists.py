@@ -25,5 +25,5 @@ async def written(writer: Writer, items: Sequence[T]) -> list[T]:
     slices, rows = TimeSlices(), list[object]()
     for item in items:
         rows.append(writer.written(item))
-        await slices.breathe()
+        await slices.yield_if_due()
     return cast("list[T]", rows)

@@ -29,7 +29,7 @@ CERTIFICATE: Final = "select_service.certificate"
 
 
 class Negotiation:
-    """Interprets the heads of one door."""
+    """Interprets the heads of one application."""
 
     def __init__(self, api: Api, authority: Authority | None) -> None:
         """Begin with JSON for unrestricted callers.
@@ -87,7 +87,7 @@ class Negotiation:
         """Create the `Api` for one pair of formats and, if restricted, one caller."""
         writer = JSON_WRITER if name is None else msgpack_writer(name)
         if grant is None or self._authority is None:
-            return self._api.speaking(reads, writer)
+            return self._api.for_formats(reads, writer)
         from select_service.edge.tenancy.tenant_view import (  # see `lazy_imports.py`
             Outside,
             TenantView,
@@ -103,4 +103,4 @@ class Negotiation:
                 return TenantView(service, tenants, note)
 
         brief = None if grant.may_read else grant.refusal
-        return self._api.speaking(reads, writer, seen, brief)
+        return self._api.for_formats(reads, writer, seen, brief)

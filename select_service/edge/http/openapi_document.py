@@ -49,7 +49,7 @@ class OpenApiDocument:
         """
         slices = TimeSlices()
         for _ in self.steps():
-            await slices.breathe()
+            await slices.yield_if_due()
         self._steps = None
         return self._made[self._overload_status]
 

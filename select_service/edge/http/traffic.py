@@ -157,7 +157,7 @@ class ConsoleTraffic:
 
 
 class Traffic:
-    """Everything counted at the HTTP door of one app."""
+    """Everything counted at the HTTP side of one application."""
 
     __slots__ = (
         "connections",

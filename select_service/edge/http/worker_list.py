@@ -43,5 +43,5 @@ async def records(
             and (tenant_id is None or record.tenant_id == tenant_id)
         ):
             told.append(msgspec.Raw(api.writer.encode(record)))
-        await slices.breathe()
+        await slices.yield_if_due()
     return told

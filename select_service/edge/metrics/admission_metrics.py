@@ -364,12 +364,12 @@ def _by_rank(core: SelectionCore, series_max: int) -> Sources[_Rank]:
         if one is None:
             yield None
         elif (admission := one.admission) is not None and len(ranks) < series_max:
-            listed = one.seating.seats()[: series_max - len(ranks)]
+            listed = one.fleet_slots.ranks_and_slots()[: series_max - len(ranks)]
             ranks += [(one, admission, rank) for rank, _ in listed]
     for number, (partition, admission, rank) in enumerate(ranks, 1):
         if not number % SERIES_PER_STEP:
             yield None
-        slot = partition.seating.slot_of(rank)
+        slot = partition.fleet_slots.slot_of(rank)
         if slot is None:
             continue  # deregistered since the last yield
         loads = partition.ledger.loads
@@ -377,7 +377,7 @@ def _by_rank(core: SelectionCore, series_max: int) -> Sources[_Rank]:
             worker_id=str(rank.worker_id),
             dp_rank=str(rank.dp_rank),
             scope=partition.scope,
-            role=partition.seating.rank_at(slot)[0].spec.role or _WORKER_TYPE,
+            role=partition.fleet_slots.rank_at(slot)[0].spec.role or _WORKER_TYPE,
             is_busy=slot in admission.busy.slots,
             decode_blocks=float(loads.decode[slot]),
             prefill_tokens=float(loads.prefill[slot]),

@@ -125,8 +125,8 @@ class Metrics:
                 if step is not None:
                     for piece in text_of(step):
                         pieces.append(piece)
-                        await slices.breathe()
-                await slices.breathe()
+                        await slices.yield_if_due()
+                await slices.yield_if_due()
             return b"".join(pieces)
 
     def forget(self, scrape: _Scrape) -> None:

@@ -75,7 +75,7 @@ _PEERS: Final[tuple[MetricRow[_Peers], ...]] = (
 
 
 def _refused(driver: Driver) -> dict[str, int]:
-    counts, claims = driver.core.replicas.counters, driver.core.desk.announcer.claims
+    counts, claims = driver.core.replicas.counters, driver.core.lifecycle.announcer.claims
     plane = driver.replicas
     garbled, foreign = (0, 0) if plane is None else (plane.garbled, plane.foreign_refused)
     return {
@@ -85,7 +85,7 @@ def _refused(driver: Driver) -> dict[str, int]:
         "claims": counts.claims_refused,
         "publishers": counts.publishers_refused,
         "leases": claims.copies.refused,
-        "early": claims.early_lost + driver.core.replicas.hearing.foreigners.early.lost,
+        "early": claims.early_lost + driver.core.replicas.message_applier.dynamo_peers.early.lost,
         "closed": claims.closings.lost,
         "our_name": counts.namesakes,
         "impostor": counts.impostors,
@@ -134,12 +134,12 @@ _REPLICATION: Final[tuple[MetricRow[Driver], ...]] = (
     value(
         "lease_copies",
         "Leases known through replicas.",
-        lambda driver: len(driver.core.desk.announcer.claims.copies),
+        lambda driver: len(driver.core.lifecycle.announcer.claims.copies),
     ),
     value(
         "replica_ended",
         "Ends of reservations remembered.",
-        lambda driver: len(driver.core.desk.announcer.claims.ends),
+        lambda driver: len(driver.core.lifecycle.announcer.claims.tombstones),
     ),
     total(
         "replica_gaps",

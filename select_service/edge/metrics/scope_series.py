@@ -90,7 +90,7 @@ class ScopeGroups(Collector):
         for one in paced(list(self._core.partitions.values())):  # oldest first
             if one is None:
                 yield None
-            elif one.seating.present or one.pending_count:
+            elif one.fleet_slots.present or one.pending_count:
                 (named if self._has_name(one) else rest).append(one)
         self.in_use, self.unlisted = len(named) + len(rest), len(rest)
         tallies = yield from _tallies(self._core)

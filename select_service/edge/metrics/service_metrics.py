@@ -218,15 +218,15 @@ _RESERVATIONS: Final[tuple[MetricRow[SelectionCore], ...]] = (
     value(
         "freed_reservation_ids",
         "Ids of ended reservations still remembered.",
-        lambda core: core.desk.bookings.freed_count,
+        lambda core: core.lifecycle.bookings.freed_count,
     ),
     value(
         "remembered_bytes",
         "Memory of what has ended and is remembered.",
         lambda core: (
-            core.desk.bookings.freed_bytes
-            + core.desk.announcer.claims.ended_bytes
-            + core.replicas.hearing.foreigners.early.nbytes
+            core.lifecycle.bookings.freed_bytes
+            + core.lifecycle.announcer.claims.ended_bytes
+            + core.replicas.message_applier.dynamo_peers.early.nbytes
             + core.membership.pins.nbytes
         ),
     ),
@@ -238,16 +238,16 @@ _RESERVATIONS: Final[tuple[MetricRow[SelectionCore], ...]] = (
         },
         "event",
     ),
-    value("leases", "Open leases.", lambda core: len(core.desk.leases)),
+    value("leases", "Open leases.", lambda core: len(core.lifecycle.leases)),
     value(
         "ended_leases",
         "Ids of ended leases still remembered.",
-        lambda core: core.desk.leases.ended_count,
+        lambda core: core.lifecycle.leases.ended_count,
     ),
     total(
         "lease_events",
         "What happened to leases.",
-        lambda core: {event: getattr(core.desk.leases, event) for event in _LEASE_EVENTS},
+        lambda core: {event: getattr(core.lifecycle.leases, event) for event in _LEASE_EVENTS},
         "event",
     ),
 )
@@ -274,7 +274,7 @@ class _RankLoads:
     def by_rank(self) -> Sources[_RankLoad]:
         ranks = 0
         for scope, partition in list(self._core.partitions.items()):
-            slots = partition.seating.seats()
+            slots = partition.fleet_slots.ranks_and_slots()
             listed, ranks = slots[: max(0, self.series_max - ranks)], ranks + len(slots)
             loads = partition.ledger.loads
             # Copied at once: slots may change occupants between two steps.

@@ -73,7 +73,7 @@ def trust_tables(driver: Driver, settings: Settings) -> tuple[Collector, ...]:
 
     def by_rank() -> Sources[RankTrustRow]:
         shrunk_by.clear()
-        ranks = yield from core.trusting.seats_in_steps()
+        ranks = yield from core.trust_monitor.ranks_in_steps()
         for number, rank in enumerate(ranks, 1):
             if not number % SERIES_PER_STEP:
                 yield None

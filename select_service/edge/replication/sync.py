@@ -134,13 +134,13 @@ class _Peer:
     """One replica we listen to."""
 
     __slots__ = (
+        "backoff",
         "beats",
         "endpoint",
-        "guide",
+        "follower",
         "heard_at",
         "is_queued",
         "key",
-        "patience",
         "quiet_since",
         "reconnect",
         "state",
@@ -154,11 +154,11 @@ class _Peer:
         self.quiet_since = now  # or since we last reconnected
         self.beats = False  # it has sent heartbeats, so long silence is suspicious
         self.subscriber = subscriber
-        self.guide: EndpointFollower | None = None  # if the endpoint contains a host name
+        self.follower: EndpointFollower | None = None  # if the endpoint contains a host name
         self.state = Link.RETRYING
         self.is_queued = False
         self.reconnect: asyncio.TimerHandle | None = None
-        self.patience = Backoff(RECONNECT_AFTER_S, RECONNECT_AFTER_MAX_S)
+        self.backoff = Backoff(RECONNECT_AFTER_S, RECONNECT_AFTER_MAX_S)
 
 
 class Subscriptions:
@@ -275,7 +275,7 @@ class Subscriptions:
         peer = _Peer(endpoint, subscriber, key, self._clock())
         self._peers[endpoint] = peer
         if is_led and self._addresses.is_named(endpoint):
-            peer.guide = EndpointFollower(
+            peer.follower = EndpointFollower(
                 self._addresses,
                 endpoint,
                 peer.subscriber,
@@ -299,9 +299,9 @@ class Subscriptions:
         loop.remove_reader(peer.subscriber.news_fd)
         if peer.reconnect is not None:
             peer.reconnect.cancel()
-        if peer.guide is not None:
-            peer.guide.close()
-            peer.guide = None  # breaks a reference cycle
+        if peer.follower is not None:
+            peer.follower.close()
+            peer.follower = None  # breaks a reference cycle
         peer.subscriber.close()
         return True
 
@@ -397,20 +397,20 @@ class Subscriptions:
         """Track the state of a connection; reconnect where libzmq does not."""
         for link in peer.subscriber.news():
             peer.state = link
-            if peer.guide is not None:
-                (peer.guide.connected if link is Link.CONNECTED else peer.guide.lost)()
+            if peer.follower is not None:
+                (peer.follower.connected if link is Link.CONNECTED else peer.follower.lost)()
             if peer.reconnect is not None:
                 peer.reconnect.cancel()
                 peer.reconnect = None
             if link is Link.CONNECTED:
-                peer.patience.holds(self._clock())
+                peer.backoff.holds(self._clock())
             elif link is Link.BROKEN:
-                peer.patience.broke(self._clock())
+                peer.backoff.broke(self._clock())
                 self._reconnect_later(peer)
 
     def _reconnect_later(self, peer: _Peer) -> None:
         loop = asyncio.get_running_loop()
-        peer.reconnect = loop.call_later(peer.patience.next_s(), self._reconnect, peer)
+        peer.reconnect = loop.call_later(peer.backoff.next_s(), self._reconnect, peer)
 
     def _reconnect(self, peer: _Peer) -> None:
         peer.subscriber.connect_again()

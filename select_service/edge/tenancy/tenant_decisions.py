@@ -30,7 +30,7 @@ class TenantDecisions:
 
     def __init__(
         self,
-        teller: DecisionReporter,
+        decision_reports: DecisionReporter,
         tenants: frozenset[str],
         prefixes: Sequence[str],
         short: Callable[[str], str],
@@ -39,13 +39,13 @@ class TenantDecisions:
         """Render nothing yet.
 
         Args:
-            teller: renders all decisions.
+            decision_reports: renders all decisions.
             tenants: whose decisions are visible.
             prefixes: of the ids under which their bookings are kept.
             short: turns a kept id into the client's.
             note_foreign: called when another tenant's decision is named.
         """
-        self._teller = teller
+        self._decision_reports = decision_reports
         self._tenants = tenants
         self._prefixes = prefixes
         self._short = short
@@ -59,9 +59,9 @@ class TenantDecisions:
         """
         aliases = frozenset(prefix + name for prefix in self._prefixes)
         try:
-            return self._teller.find(name, self._tenants, aliases)
+            return self._decision_reports.find(name, self._tenants, aliases)
         except DecisionNotFound:
-            self._teller.find(name)  # raises if nobody has such a decision
+            self._decision_reports.find(name)  # raises if nobody has such a decision
             self._note_foreign()
             raise
 
@@ -69,7 +69,9 @@ class TenantDecisions:
         """Return the matching records, newest first."""
         if wanted.tenant_id is not None and wanted.tenant_id not in self._tenants:
             self._note_foreign()
-        return await self._teller.matching(msgspec.structs.replace(wanted, tenants=self._tenants))
+        return await self._decision_reports.matching(
+            msgspec.structs.replace(wanted, tenants=self._tenants)
+        )
 
     async def each(
         self,
@@ -79,14 +81,16 @@ class TenantDecisions:
         write: Callable[[Candidate], object] = as_told,
     ) -> AsyncIterator[Decision]:
         """Render one after another."""
-        async for decision in self._teller.each(records, candidates=candidates, write=write):
+        async for decision in self._decision_reports.each(
+            records, candidates=candidates, write=write
+        ):
             yield self._named_by_client(decision)
 
     async def tell(
         self, record: object, write: Callable[[Candidate], object] = as_told
     ) -> Decision:
         """Render a whole decision."""
-        return self._named_by_client(await self._teller.tell(record, write))
+        return self._named_by_client(await self._decision_reports.tell(record, write))
 
     async def finish(
         self,
@@ -95,7 +99,7 @@ class TenantDecisions:
         write: Callable[[Candidate], object] = as_told,
     ) -> Answer:
         """Return an answer as it goes out."""
-        told = await self._teller.finish(answer, request, write)
+        told = await self._decision_reports.finish(answer, request, write)
         if not isinstance(told.decision, Decision):
             return told
         decision = self._named_by_client(told.decision)
@@ -105,7 +109,7 @@ class TenantDecisions:
         self, error: ServiceError, write: Callable[[Candidate], object] = as_told
     ) -> None:
         """Render the decision behind a refusal, if `explain` was set."""
-        await self._teller.finish_refusal(error, write)
+        await self._decision_reports.finish_refusal(error, write)
         if isinstance(error.decision, Decision):
             error.decision = self._named_by_client(error.decision)
 

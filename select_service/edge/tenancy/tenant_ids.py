@@ -71,18 +71,18 @@ class TenantIds:
 
     def reservation(self, name: str) -> str:
         """Return the id under which one of the client's reservations is kept."""
-        desk = self._core.desk
+        lifecycle = self._core.lifecycle
         kept = [prefix + name for prefix in self.prefixes]
         # Last, the plain id: an unbound client may have booked for one of our tenants.
         for one in (*kept, name):
-            tenant = desk.tenant_of(one)
+            tenant = lifecycle.tenant_of(one)
             if tenant is not None:
                 if tenant in self._tenants:
                     return one
                 self._note_foreign()
                 if one is not name:  # unbound clients may choose an id with our prefix
                     return one + _NOBODYS
-        bookings, claims = desk.bookings, desk.announcer.claims
+        bookings, claims = lifecycle.bookings, lifecycle.announcer.claims
         for one in kept[1:]:
             if bookings.was_freed(one) or claims.alive(one):
                 return one
@@ -90,8 +90,8 @@ class TenantIds:
 
     def lease(self, lease_id: str) -> str:
         """Return the id under which one of the client's leases is kept."""
-        leases = self._core.desk.leases
-        copies = self._core.desk.announcer.claims.copies
+        leases = self._core.lifecycle.leases
+        copies = self._core.lifecycle.announcer.claims.copies
         kept = [prefix + lease_id for prefix in self.prefixes]
         for one in kept[1:]:
             if leases.find(one) or leases.ending(one) or copies.find(one):

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from indexer.types import Scope
     from select_service.core.batches.batch_selection import Item
-    from select_service.core.decisions.trust_monitor import TrustSeat
+    from select_service.core.decisions.trust_monitor import TrustedRank
     from select_service.core.ledger.reservation import Lease
     from select_service.edge.driver.driver import Driver
     from select_service.edge.state.keeper import Keeper
@@ -123,10 +123,10 @@ class TenantView:
         raise TokenIsBound
 
     @property
-    def teller(self) -> TenantDecisions:
+    def decision_reports(self) -> TenantDecisions:
         """Renders the tenants' own decisions."""
         return TenantDecisions(
-            self._service.teller,
+            self._service.decision_reports,
             self._tenants,
             self._names.prefixes,
             short=self._names.short,
@@ -407,19 +407,19 @@ class TenantView:
         """GET /loads: one scope."""
         return self._service.load_of(scope)
 
-    async def trust_seats(
+    async def trusted_ranks(
         self, model_name: str | None = None, tenant_id: str | None = None
-    ) -> list[TrustSeat]:
+    ) -> list[TrustedRank]:
         """GET /trust: the ranks to report."""
         return [
-            seat
+            trusted_rank
             for tenant in self._asked(tenant_id)
-            for seat in await self._service.trust_seats(model_name, tenant)
+            for trusted_rank in await self._service.trusted_ranks(model_name, tenant)
         ]
 
-    def trust_row(self, seat: TrustSeat) -> RankTrustRow:
+    def trust_row(self, trusted_rank: TrustedRank) -> RankTrustRow:
         """GET /trust: one rank."""
-        return self._service.trust_row(seat)
+        return self._service.trust_row(trusted_rank)
 
     async def shadow(
         self, model_name: str | None, tenant_id: str | None, limit: int

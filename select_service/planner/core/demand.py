@@ -155,7 +155,9 @@ class Demand:
         """Whether a fast loop counts arrivals, and orders engines for unforeseen ones."""
         self.missed = 0
         """Unknown intervals in a row."""
-        self._surprises: dict[str, ForecastErrors] = {}  # by model, as each has its own errors
+        self._forecast_errors: dict[
+            str, ForecastErrors
+        ] = {}  # by model, as each has its own errors
         self._ahead = 1  # intervals ahead at which forecasts are judged
         # of the fast loop, and the length of a part, in seconds
         self._lead: tuple[float, float] | None = None
@@ -238,9 +240,9 @@ class Demand:
         self._mix = {tokens: share for tokens, share in blended.items() if share > _SHARE_LEAST}
 
     @property
-    def surprises(self) -> ForecastErrors:
+    def forecast_errors(self) -> ForecastErrors:
         """The forecast errors of the model in use."""
-        return self._surprises.setdefault(self._predictors.requests.speaker, ForecastErrors())
+        return self._forecast_errors.setdefault(self._predictors.requests.speaker, ForecastErrors())
 
     @property
     def recurs(self) -> bool:
@@ -249,7 +251,7 @@ class Demand:
 
     def is_foreseen(self, late_most: float) -> bool:
         """Return whether it recurs so well that at most this share of requests is unforeseen."""
-        return self.recurs and self.surprises.unforeseen <= late_most
+        return self.recurs and self.forecast_errors.unforeseen <= late_most
 
     def look_ahead(self, intervals: int, lead_s: float, interval_s: float) -> None:
         """Set how far ahead forecasts are judged: engines take that long to start.
@@ -268,7 +270,7 @@ class Demand:
             return None
         lengths = Lengths.of(self._mix.items(), isl) or Lengths.single(isl)
         requests = max(0.0, self._predictors.requests.predict(steps))
-        spread = self.surprises.spread(requests)
+        spread = self.forecast_errors.spread(requests)
         return Forecast(requests / interval_s, lengths, osl, self.computed, spread)
 
     @property
@@ -336,7 +338,7 @@ class Demand:
         self._period = self._predictors.requests.period
         for expected in self._expected.values():
             expected.pop(RECURRING, None)
-        found = self._surprises[RECURRING] = ForecastErrors()
+        found = self._forecast_errors[RECURRING] = ForecastErrors()
         for forecast, actual in self._predictors.requests.hindcast():
             found.add(forecast, actual)
 
@@ -352,8 +354,8 @@ class Demand:
         predictor = self._predictors.requests
         self._learnt += 1
         for name, forecast in self._expected.pop(self._learnt, {}).items():
-            surprises = self._surprises.setdefault(name, ForecastErrors())
-            surprises.add(self._caught(name, forecast, one), one.requests)
+            forecast_errors = self._forecast_errors.setdefault(name, ForecastErrors())
+            forecast_errors.add(self._caught(name, forecast, one), one.requests)
         if one.parts:
             self._before.extend(one.parts)
         else:

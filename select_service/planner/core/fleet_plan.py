@@ -59,7 +59,7 @@ class FleetPlan:
         self.models = list(models)
         for one in self.models:
             one.demand.is_watched = is_watched
-            one.likeness.is_asked = is_watched and likens
+            one.analog_forecast.is_asked = is_watched and likens
         self.gpus_max = gpus_max
         self.interval_s = interval_s
         self._correct = correct

@@ -100,7 +100,9 @@ class PlannedModel:
         self._interval_s = 0.0  # of forecasts
         self._began: float | None = None  # begin of the first observed interval
         self._taken_in = 0  # intervals since then, including skipped ones
-        self.likeness = AnalogForecast(None if goals.attainment is None else 1.0 - goals.attainment)
+        self.analog_forecast = AnalogForecast(
+            None if goals.attainment is None else 1.0 - goals.attainment
+        )
 
     def observe(
         self, window: Window, interval_s: float, now: float, look_s: float, *, correct: bool
@@ -122,10 +124,10 @@ class PlannedModel:
         remarks = self.demand.observe(window, now, interval_s)
         told.reasons += [f"{self.key}: {text}" for text in remarks]
         if self.demand.missed:
-            self.likeness.lose()
+            self.analog_forecast.lose()
             self._hold(told)
             return told
-        self.likeness.learn(self.demand.history[-1])
+        self.analog_forecast.learn(self.demand.history[-1])
         if correct:
             self._correct(window)
         # one more than this decision needs: the fast loop continues the plan
@@ -174,7 +176,7 @@ class PlannedModel:
             greatest = max(needs, key=lambda one: one.engines)
             told.take(pool, next((one for one in needs if one.engines >= pool.engines), greatest))
             planned = math.ceil(pool.engines - SAME)
-            if not self._go_by_likeness(pool, told, planned) and pool.why:
+            if not self._go_by_analog(pool, told, planned) and pool.why:
                 told.reasons.append(f"{pool.key}: {pool.slow}, not {planned}: {pool.why}")
             if pool.has_more:
                 words = f"{pool.fast}, not {pool.slow}: at the last look {pool.surge_why}"
@@ -200,7 +202,7 @@ class PlannedModel:
         self, pool: PlannedPool, known: Sequence[Stretch], needs: Sequence[Need], window: Window
     ) -> list[float | None]:
         """Return for each stretch the engines that suffice in any case; None: unknown."""
-        usual = self.demand.surprises.usual
+        usual = self.demand.forecast_errors.usual
         if usual is None:
             return [None] * len(known)
         if self.demand.recurs and self.goals.attainment is not None:
@@ -225,12 +227,12 @@ class PlannedModel:
         self._look_ahead(interval_s, 0.0)
         self.demand.warm_up(history)
         for one in history:
-            self.likeness.learn(one)
+            self.analog_forecast.learn(one)
 
     def _skip(self, intervals: int) -> None:
         if intervals > 0:
             self.demand.skip(intervals)
-            self.likeness.skip()
+            self.analog_forecast.skip()
 
     def _look_ahead(self, interval_s: float, look_s: float) -> int:
         """Judge forecasts at the time engines can have started; returns that in intervals."""
@@ -252,7 +254,7 @@ class PlannedModel:
         self._look_ahead(interval_s, 0.0)
         self.demand.recall(history)
         for one in history:
-            self.likeness.learn(one)
+            self.analog_forecast.learn(one)
         self._skip(since)
         self.demand.computed = computed
         self.p_correction = Correction(p_correction)
@@ -267,7 +269,7 @@ class PlannedModel:
             self._behind_s = max(self._behind_s, load.ago_s)
         else:
             self._span_s = 0.0
-            self.likeness.lose()
+            self.analog_forecast.lose()
         self._back_s = load.ago_s + self._span_s
         planned = self._rate_planned(now, look_s)
         if planned < self._planned:
@@ -276,7 +278,7 @@ class PlannedModel:
         counted = self._arrivals.hear(load, planned)
         for pool in self.pools:
             pool.follow(now, self._back_s, look_s)
-            is_told = self._go_by_likeness(pool, told, pool.state.desired)
+            is_told = self._go_by_analog(pool, told, pool.state.desired)
             pool.fast, pool.surge_why = self._reaction(
                 pool, load, now, None if is_told else counted
             )
@@ -297,7 +299,7 @@ class PlannedModel:
         """Add the arrivals of the seconds until `end`, if any were counted."""
         if seconds > 0:
             self.demand.count(requests, seconds, end)
-            self.likeness.hear(requests, seconds, end)
+            self.analog_forecast.hear(requests, seconds, end)
 
     def _liken(self, interval_s: float, look_s: float) -> None:
         """Let similar times in the past predict the coming interval, where they can."""
@@ -306,7 +308,7 @@ class PlannedModel:
             return
         exact = forecast._replace(spread=EXACT)
         late_most = 1.0 - (self.goals.attainment or 1.0)
-        self.likeness.plan(
+        self.analog_forecast.plan(
             interval_s / PARTS,
             lead_s,
             is_known=self.demand.is_foreseen(late_most)
@@ -333,22 +335,22 @@ class PlannedModel:
             late = late_decode(self.surface, exact, self.goals, factor, gpus=gpus)
         return table_of(grid, needed, late, gpus)
 
-    def _go_by_likeness(self, pool: PlannedPool, told: ModelReport, otherwise: int) -> bool:
+    def _go_by_analog(self, pool: PlannedPool, told: ModelReport, otherwise: int) -> bool:
         """Let similar times in the past decide about a pool; returns whether they do.
 
         The reason is told if the count differs from the current one, or from `otherwise`.
         """
         current = pool.state.desired
-        wanted = self.likeness.engines(pool.key, current)
+        wanted = self.analog_forecast.engines(pool.key, current)
         if wanted is None:
             return False
         pool.slow = pool.sure = wanted
         pool.engines = float(wanted)
         if wanted != otherwise:
-            words = f"{self.likeness.why}; {self.likeness.worth(pool.key, wanted)}"
+            words = f"{self.analog_forecast.why}; {self.analog_forecast.worth(pool.key, wanted)}"
             told.reasons.append(f"{pool.key}: {wanted}, not {otherwise}: {words}")
         elif wanted != current:
-            told.reasons.append(f"{pool.key}: {wanted}: {self.likeness.why}")
+            told.reasons.append(f"{pool.key}: {wanted}: {self.analog_forecast.why}")
         return True
 
     @property
@@ -437,7 +439,7 @@ class PlannedModel:
         if self.demand.recurs:
             return counted  # its course is known
         return counted._replace(
-            spread=self.demand.surprises.spread(counted.rate * self._interval_s)
+            spread=self.demand.forecast_errors.spread(counted.rate * self._interval_s)
         )
 
     def _blind(self, pool: PlannedPool, load: Load, forecast: Forecast) -> tuple[int | None, str]:

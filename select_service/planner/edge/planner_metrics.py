@@ -131,7 +131,7 @@ _MODELS: Final[tuple[MetricRow[_Model], ...]] = (
     value(
         "likeness_price",
         "Late requests/s a GPU is spared for, where the past decides.",
-        lambda one: one.model.likeness.price,
+        lambda one: one.model.analog_forecast.price,
     ),
     value(
         "missing_intervals",

@@ -90,7 +90,7 @@ class BookingSettings(SecuritySettings, frozen=True, kw_only=True):
     ] = _CORE.sessions_max
     data_parallel_size_max: Annotated[
         int,
-        whole(1, 1 << 16).live("ranks"),  # all of a worker's are seated in one turn of the loop
+        whole(1, 1 << 16).live("ranks"),  # all of a worker's are attached in one turn of the loop
         "most ranks a worker may have, 400 beyond",
     ] = _CORE.data_parallel_size_max
     workers_max: Annotated[

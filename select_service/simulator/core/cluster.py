@@ -24,7 +24,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from select_service.simulator.core.cluster_settings import ClusterSettings, SimulatedPool
-from select_service.simulator.core.fleet import Seat, SimulatedFleet
+from select_service.simulator.core.fleet import FleetWorker, SimulatedFleet
 from select_service.simulator.core.observation import Observation, Tally, bin_of
 from select_service.simulator.core.requests import (
     LOST,
@@ -92,7 +92,7 @@ class Cluster:
         self._time = Timeline()
         self._at = self._time.at
         self._fleet = SimulatedFleet(settings.pools, settings.block_size)
-        self._seats = self._fleet.seats
+        self._fleet_workers = self._fleet.fleet_workers
         self._flights: dict[str, _Flight] = {}  # by key of the attempt
         self._open = 0  # requests that arrived and have not ended
         self._arrived = 0
@@ -121,7 +121,10 @@ class Cluster:
     @property
     def workers(self) -> dict[int, EngineWorker]:
         """Every worker that is not gone."""
-        return {worker_id: seat.worker for worker_id, seat in self._seats.items()}
+        return {
+            worker_id: fleet_worker.worker
+            for worker_id, fleet_worker in self._fleet_workers.items()
+        }
 
     @property
     def evictions(self) -> int:
@@ -159,21 +162,21 @@ class Cluster:
     def remove_worker(self, worker_id: int, now: float, *, drain: bool = True) -> None:
         """Remove a worker: after it has finished its work, or at once with all of it."""
         self._time.come_to(now)
-        seat = self._seats[worker_id]
+        fleet_worker = self._fleet_workers[worker_id]
         if not drain:
             self._die(worker_id)
-        elif seat.state == "starting":
+        elif fleet_worker.state == "starting":
             self._fleet.leave(worker_id, self.now)
-        elif seat.state == "ready":
-            seat.state = "draining"
+        elif fleet_worker.state == "ready":
+            fleet_worker.state = "draining"
             self.router.drain(worker_id, self.now)
             self._follow_up()
-            self._go_if_empty(seat)
+            self._go_if_empty(fleet_worker)
 
     def fail_worker(self, worker_id: int, now: float, back_after_s: float | None = None) -> None:
         """Kill a worker; if requested, another one of its pool is ready after `back_after_s`."""
         self._time.come_to(now)
-        pool = self._seats[worker_id].pool
+        pool = self._fleet_workers[worker_id].pool
         self._die(worker_id)
         if back_after_s is not None:
             self.add_worker(pool, self.now, back_after_s)
@@ -195,17 +198,19 @@ class Cluster:
 
     def check(self) -> None:
         """Assert all invariants; once all is done, that nothing was lost and nothing is held."""
-        for seat in self._seats.values():
-            seat.worker.check()
+        for fleet_worker in self._fleet_workers.values():
+            fleet_worker.worker.check()
         assert len(self.outcomes) + self._open == self._arrived, "each request ends exactly once"
         numbers = {outcome.request.number for outcome in self.outcomes}
         assert len(numbers) == len(self.outcomes), "no request ends twice"
         assert self._open == len(self._flights), "each open request is in one place"
         if self._open:
             return
-        for seat in self._seats.values():
-            assert not seat.worker.pool.used, f"worker {seat.worker.worker_id} holds blocks"
-            assert seat.state != "draining", "who drains and has nothing to do goes"
+        for fleet_worker in self._fleet_workers.values():
+            assert not fleet_worker.worker.pool.used, (
+                f"worker {fleet_worker.worker.worker_id} holds blocks"
+            )
+            assert fleet_worker.state != "draining", "who drains and has nothing to do goes"
         # delayed messages to routers are still on their way
         self.advance(self.now + self.settings.load_lag_s + self.settings.event_lag_s + TICK_S)
         self.router.check()
@@ -247,16 +252,16 @@ class Cluster:
     # -- workers ---------------------------------------------------------------------------------
 
     def _ready(self, worker_id: int) -> None:
-        seat = self._seats.get(worker_id)
-        if seat is None:  # it was removed before
+        fleet_worker = self._fleet_workers.get(worker_id)
+        if fleet_worker is None:  # it was removed before
             return
-        seat.state = "ready"
-        self.router.add(seat.member, self.now)
+        fleet_worker.state = "ready"
+        self.router.add(fleet_worker.member, self.now)
         self._follow_up()
 
-    def _go_if_empty(self, seat: Seat) -> None:
-        worker = seat.worker
-        if seat.state != "draining" or worker.jobs:
+    def _go_if_empty(self, fleet_worker: FleetWorker) -> None:
+        worker = fleet_worker.worker
+        if fleet_worker.state != "draining" or worker.jobs:
             return
         if self._flights_of(worker.worker_id):
             return  # a prompt is computed elsewhere, or in transit
@@ -267,15 +272,15 @@ class Cluster:
     def _left(self, flight: _Flight) -> None:
         """Remove draining workers that a request has left, if it was their last."""
         for worker_id in flight.workers:
-            seat = None if worker_id is None else self._seats.get(worker_id)
-            if seat is not None:
-                self._go_if_empty(seat)
+            fleet_worker = None if worker_id is None else self._fleet_workers.get(worker_id)
+            if fleet_worker is not None:
+                self._go_if_empty(fleet_worker)
 
     def _die(self, worker_id: int) -> None:
-        seat = self._seats[worker_id]
-        was_known = seat.state != "starting"
+        fleet_worker = self._fleet_workers[worker_id]
+        was_known = fleet_worker.state != "starting"
         self._fleet.leave(worker_id, self.now)
-        seat.worker.kill()
+        fleet_worker.worker.kill()
         if was_known:
             self._at(self.now + self.settings.detect_s, self._bury, worker_id)
         for flight in self._flights_of(worker_id):
@@ -343,11 +348,11 @@ class Cluster:
         self._submit(flight, first, EngineJob(outcome.request))
 
     def _submit(self, flight: _Flight, worker_id: int, job: EngineJob) -> None:
-        seat = self._seats.get(worker_id)
-        if seat is None:  # it is dead, and the router does not know
+        fleet_worker = self._fleet_workers.get(worker_id)
+        if fleet_worker is None:  # it is dead, and the router does not know
             self._again(flight)
             return
-        worker = seat.worker
+        worker = fleet_worker.worker
         flight.worker_id, flight.job = worker_id, job
         job.key = flight.key
         due = worker.due
@@ -371,9 +376,9 @@ class Cluster:
             self._at(worker.due, self._step, worker, worker.due)
         for one in happened:
             self._happened(worker, one)
-        seat = self._seats.get(worker.worker_id)
-        if seat is not None and seat.state == "draining":
-            self._go_if_empty(seat)
+        fleet_worker = self._fleet_workers.get(worker.worker_id)
+        if fleet_worker is not None and fleet_worker.state == "draining":
+            self._go_if_empty(fleet_worker)
 
     def _tell_caches(self, worker: EngineWorker) -> None:
         events = worker.pool.events
@@ -437,7 +442,9 @@ class Cluster:
 
     def _moved(self, flight: _Flight, job: EngineJob, worker_id: int) -> None:
         if self._flights.get(flight.key) is flight:
-            computed_on = None if flight.worker_id is None else self._seats.get(flight.worker_id)
+            computed_on = (
+                None if flight.worker_id is None else self._fleet_workers.get(flight.worker_id)
+            )
             self._submit(flight, worker_id, job)
             if computed_on is not None:
                 self._go_if_empty(computed_on)

@@ -121,7 +121,7 @@ class _Replica:
             admission=settings.admission,
             trust=settings.trust,
         )
-        self.core.desk.show_hashes = _shown_to_nobody
+        self.core.lifecycle.show_hashes = _shown_to_nobody
         self.inbox: deque[tuple[float, str, ReplicaMessage]] = deque()
 
 
@@ -346,7 +346,7 @@ class CoreRouter:
                 stream.check()
             assert all(self._indexes[scope] is one for scope, one in replica.registry.indexes())
             if not self._home and not replica.inbox:
-                booked = len(replica.core.desk.bookings)
+                booked = len(replica.core.lifecycle.bookings)
                 assert not booked, f"{booked} reservations are left in the ledger"
 
 

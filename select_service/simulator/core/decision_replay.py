@@ -92,7 +92,7 @@ class Choice(NamedTuple):
 
 
 class SlotTables(NamedTuple):
-    """A wave's plan compared: recorded and newly planned seats, by position."""
+    """A wave's plan compared: recorded and newly planned ranks, by position."""
 
     recorded: dict[int, Rank]
     planned: dict[int, Rank]
@@ -102,7 +102,7 @@ class DecisionReplay:
     """One recorded scope, valid while its workers do not change."""
 
     def __init__(self, house: House, capacity: int, config: RouterConfig) -> None:
-        """Seat all workers.
+        """Attach all workers.
 
         Raises:
             BadRecording: a slot does not exist, or is taken twice.
@@ -124,15 +124,15 @@ class DecisionReplay:
         partition.ledger = cast("Ledger", self._ledger)
         partition.trust = cast("Trust", self._trust)
         taken: set[int] = set()
-        for seated in house.workers.values():
-            worker = Worker(seated.spec)
-            worker.slots, worker.drain = dict(seated.slots), seated.drain
+        for attached in house.workers.values():
+            worker = Worker(attached.spec)
+            worker.slots, worker.drain = dict(attached.slots), attached.drain
             for slot in worker.slots.values():
                 if not 0 <= slot < capacity or slot in taken:
                     raise BadRecording(f"worker {worker.worker_id} on slot {slot} of {capacity}")
                 taken.add(slot)
             partition.sit(worker)
-        self._seated = taken
+        self._attached = taken
         partition.make_room()
 
     def rank_at(self, slot: int) -> Rank:
@@ -141,14 +141,14 @@ class DecisionReplay:
         Raises:
             BadRecording: it is empty.
         """
-        if slot not in self._seated:
+        if slot not in self._attached:
             raise BadRecording(f"nobody sits on slot {slot}")
-        worker, dp_rank = self.partition.seating.rank_at(slot)
+        worker, dp_rank = self.partition.fleet_slots.rank_at(slot)
         return worker.worker_id, dp_rank
 
     def _planned_at(self, slot: int) -> Rank:
         """Return the planned rank; (-1, slot) if it has gone since the wave's prompts were read."""
-        return self.rank_at(slot) if slot in self._seated else (-1, slot)
+        return self.rank_at(slot) if slot in self._attached else (-1, slot)
 
     def rows(self, told: int | bytes) -> Rows:
         """Return candidates.
@@ -185,7 +185,7 @@ class DecisionReplay:
         """Repeat a decision; a refusal at a gate or by a queue stays one.
 
         Args:
-            item: from a Tape.
+            item: from a `RecordedFile`.
             weights: to use.
             rng: replays the recorded draws.
 
@@ -270,7 +270,9 @@ class DecisionReplay:
         weights = weights.kv_cost()  # pairs are always priced like this
         partition = self.partition
         size = self._index.block_size
-        question = PairQuery(partition.seating, request, prompt, weights, size, self._transfer_cost)
+        question = PairQuery(
+            partition.fleet_slots, request, prompt, weights, size, self._transfer_cost
+        )
         held = partition.found(prompt)
         found = plan(
             question,
@@ -301,7 +303,7 @@ class DecisionReplay:
         """Repeat the plan of a wave, every step with its recorded loads.
 
         Args:
-            wave: from a Tape.
+            wave: from a `RecordedFile`.
             weights: of a member, from the recorded ones and its options.
             rng: replays the recorded draws of a step.
         """
@@ -319,13 +321,16 @@ class DecisionReplay:
         recorded: dict[int, Rank] = {}
         planned: dict[int, Rank] = {}
         for step in wave.steps:
-            recorded |= {number: self._planned_at(slot) for number, slot in step.seats}
+            recorded |= {number: self._planned_at(slot) for number, slot in step.planned_ranks}
         if not recorded.keys() <= {one.number for one in wave.members}:
             raise BadRecording("a seat for nobody")
         if wave.steps:
             made = guide.plan(members, wave, rng)
-            for piece in made.seats():
-                planned |= {seat.member.number: self._planned_at(seat.slot) for seat in piece}
+            for piece in made.planned_ranks():
+                planned |= {
+                    fleet_worker.member.number: self._planned_at(fleet_worker.slot)
+                    for fleet_worker in piece
+                }
                 if piece:
                     guide.next()
         return SlotTables(recorded, planned)
@@ -334,8 +339,8 @@ class DecisionReplay:
 class _Guide:
     """Leads a plan through the recorded steps."""
 
-    def __init__(self, stage: DecisionReplay, wave: Wave) -> None:
-        self._stage = stage
+    def __init__(self, decision_replay: DecisionReplay, wave: Wave) -> None:
+        self._decision_replay = decision_replay
         self._steps = iter(wave.steps)
         self._looked = {
             number: (found, shared, None if trust is None else trust.whole)
@@ -350,9 +355,9 @@ class _Guide:
     ) -> BatchPlan:
         """Return the plan, ready for its first step."""
         self._rng = rng
-        self._stage._ledger.sequence_blocks = wave.sequence_blocks  # noqa: SLF001 - its own
+        self._decision_replay._ledger.sequence_blocks = wave.sequence_blocks  # noqa: SLF001 - its own
         self._plan = _Guided(
-            self._stage.partition,
+            self._decision_replay.partition,
             members,
             load_limit=wave.load_limit,
             keep_together=wave.keep_together,
@@ -368,9 +373,9 @@ class _Guide:
         step = next(self._steps, None)
         if step is None:
             return
-        stage, ledger = self._stage, self._stage._ledger  # noqa: SLF001 - its own
+        decision_replay, ledger = self._decision_replay, self._decision_replay._ledger  # noqa: SLF001 - its own
         ledger.load(step.load.whole)
-        requests = _whole(step.requests.whole, stage.capacity)
+        requests = _whole(step.requests.whole, decision_replay.capacity)
         ledger.loads.requests[:] = np.frombuffer(requests, dtype=np.int64)
         assert self._plan is not None
         assert self._rng is not None
@@ -381,7 +386,7 @@ class _Guide:
         told = self._looked.get(member.number)
         if told is None:
             raise BadRecording(f"nobody looked up the prompt of member {member.number}")
-        self._stage._show(*told)  # noqa: SLF001 - its own
+        self._decision_replay._show(*told)  # noqa: SLF001 - its own
 
 
 class _Guided(BatchPlan):
@@ -397,7 +402,7 @@ class _Guided(BatchPlan):
         return super()._price(member)
 
 
-def recorded_choice(stage: DecisionReplay, item: Decided) -> Choice:
+def recorded_choice(decision_replay: DecisionReplay, item: Decided) -> Choice:
     """Return the recorded decision."""
     if item.refused is not None:
         return Choice("refused", None, code=item.refused)
@@ -407,8 +412,8 @@ def recorded_choice(stage: DecisionReplay, item: Decided) -> Choice:
         raise BadRecording("a decision for nobody, and no refusal")
     if item.pair is not None and item.pair.couple is not None:
         prefill, decode = item.pair.couple
-        return Choice("pair", stage.rank_at(decode), stage.rank_at(prefill))
-    return Choice("placed", stage.rank_at(item.slot))
+        return Choice("pair", decision_replay.rank_at(decode), decision_replay.rank_at(prefill))
+    return Choice("placed", decision_replay.rank_at(item.slot))
 
 
 def changed_weights(config: RouterConfig, changes: dict[str, object]) -> WeightsFor:

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
     from select_service.simulator.core.cluster_settings import SimulatedPool
 
-__all__ = ["Seat", "SimulatedFleet"]
+__all__ = ["FleetWorker", "SimulatedFleet"]
 
 
-class Seat:
+class FleetWorker:
     """A worker and its state in the cluster."""
 
     __slots__ = ("busy_before", "jobs_before", "pool", "state", "worker")
@@ -53,7 +53,7 @@ class SimulatedFleet:
         for pool in pools.values():
             pool.engine.check()
         self.pools = pools
-        self.seats: dict[int, Seat] = {}
+        self.fleet_workers: dict[int, FleetWorker] = {}
         self._block_size = block_size
         self._ids = count()
         self._accounted_at = 0.0
@@ -68,41 +68,43 @@ class SimulatedFleet:
         self.account(now)
         worker_id = next(self._ids)
         worker = EngineWorker(worker_id, kind.engine, self._block_size, kind.role)
-        self.seats[worker_id] = Seat(worker, pool)
+        self.fleet_workers[worker_id] = FleetWorker(worker, pool)
         return worker_id
 
-    def leave(self, worker_id: int, now: float) -> Seat:
+    def leave(self, worker_id: int, now: float) -> FleetWorker:
         """Remove a worker; its costs stay in the books."""
         self.account(now)
-        seat = self.seats.pop(worker_id)
-        seat.state = "gone"
-        self._evictions += seat.worker.pool.evictions
-        return seat
+        fleet_worker = self.fleet_workers.pop(worker_id)
+        fleet_worker.state = "gone"
+        self._evictions += fleet_worker.worker.pool.evictions
+        return fleet_worker
 
     @property
     def evictions(self) -> int:
         """Blocks evicted for lack of room by all workers, past and present."""
-        return self._evictions + sum(seat.worker.pool.evictions for seat in self.seats.values())
+        return self._evictions + sum(
+            fleet_worker.worker.pool.evictions for fleet_worker in self.fleet_workers.values()
+        )
 
     def ids(self, pool: str, *, draining: bool = False) -> list[int]:
         """Return the workers of a pool, oldest first: starting and ready ones, or all."""
         return [
             worker_id
-            for worker_id, seat in self.seats.items()
-            if seat.pool == pool and (draining or seat.state != "draining")
+            for worker_id, fleet_worker in self.fleet_workers.items()
+            if fleet_worker.pool == pool and (draining or fleet_worker.state != "draining")
         ]
 
     def account(self, now: float) -> None:
         """Charge the pools for the time since the last call."""
         seconds = now - self._accounted_at
         self._accounted_at = now
-        for seat in self.seats.values():
-            worker, pool = seat.worker, seat.pool
+        for fleet_worker in self.fleet_workers.values():
+            worker, pool = fleet_worker.worker, fleet_worker.pool
             jobs, busy = worker.job_seconds(now), worker.busy_s
-            self._jobs[pool] += jobs - seat.jobs_before
-            self._busy[pool] += busy - seat.busy_before
+            self._jobs[pool] += jobs - fleet_worker.jobs_before
+            self._busy[pool] += busy - fleet_worker.busy_before
             self._paid[pool] += seconds
-            seat.jobs_before, seat.busy_before = jobs, busy
+            fleet_worker.jobs_before, fleet_worker.busy_before = jobs, busy
 
     def close_books(self, now: float, seconds: float) -> dict[str, ObservedPool]:
         """Return the state of pools and their costs in the last `seconds`, and start anew."""
@@ -113,11 +115,15 @@ class SimulatedFleet:
         return states
 
     def _state(self, name: str, seconds: float) -> ObservedPool:
-        seats = [seat for seat in self.seats.values() if seat.pool == name]
-        workers = [seat.worker for seat in seats]
+        fleet_workers = [
+            fleet_worker
+            for fleet_worker in self.fleet_workers.values()
+            if fleet_worker.pool == name
+        ]
+        workers = [fleet_worker.worker for fleet_worker in fleet_workers]
         paid = self._paid[name]
         capacity = sum(worker.pool.capacity for worker in workers)
-        states = Counter(seat.state for seat in seats)
+        states = Counter(fleet_worker.state for fleet_worker in fleet_workers)
         return ObservedPool(
             ready=states["ready"],
             starting=states["starting"],
@@ -135,7 +141,11 @@ class SimulatedFleet:
 
         None: there is no load to spread.
         """
-        ready = [seat.worker for seat in self.seats.values() if seat.state == "ready"]
+        ready = [
+            fleet_worker.worker
+            for fleet_worker in self.fleet_workers.values()
+            if fleet_worker.state == "ready"
+        ]
         jobs = [worker.jobs for worker in ready]
         if len(ready) < 2 or not any(jobs):  # noqa: PLR2004 - one has no spread
             return None

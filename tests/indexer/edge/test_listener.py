@@ -186,7 +186,7 @@ async def test_streams_that_rest_are_not_looked_at(
         true_look(stream, now, may_poll=may_poll)
 
     monkeypatch.setattr(EventStream, "on_timer", look)
-    await house.until(lambda: not house.listeners._rounds._always)
+    await house.until(lambda: not house.listeners._schedule._always)
     looks.clear()
     serve, engines[0].serve = engines[0].serve, lambda: None  # type: ignore[method-assign]
     engines[0].publish(batch(0), is_lost=True)
@@ -195,12 +195,12 @@ async def test_streams_that_rest_are_not_looked_at(
     assert set(looks) == {streams[0]}
     engines[0].serve = serve  # type: ignore[method-assign]
     await house.until(lambda: house.holds(streams[0], 1))
-    await house.until(lambda: not house.listeners._rounds._always)
+    await house.until(lambda: not house.listeners._schedule._always)
     looks.clear()
     limits.poll_after_s = 0.01  # as a reload does
     house.listeners.look_at_all()
     await house.until(lambda: all(looks.count(stream) > 2 for stream in streams))
-    house.listeners._rounds.check()
+    house.listeners._schedule.check()
 
 
 @housed()
@@ -209,13 +209,13 @@ async def test_what_somebody_else_has_a_stream_ask_is_asked(house: House) -> Non
     stream = await house.follow(engine)
     engine.publish(batch(0))
     await house.until(lambda: house.holds(stream, 0))
-    await house.until(lambda: not house.listeners._rounds._always)
+    await house.until(lambda: not house.listeners._schedule._always)
     assert stream.reread(house.listeners._clock()) == "asked"
     house.listeners.look_at(stream)
     await house.until(lambda: stream.tallies.replays == {"complete": 1})
     house.listeners.stop(stream)
     house.listeners.look_at(stream)  # too late, and no harm
-    house.listeners._rounds.check()
+    house.listeners._schedule.check()
 
 
 SMALL = StreamLimits(message_bytes_max=10_000, tick_s=0.02, poll_after_s=0)

@@ -38,7 +38,7 @@ def test_a_busy_worker_goes_at_once_and_its_books_are_cleared_in_slices() -> Non
         fleet.book(f"r{number}", 1, 1, 1000 + number, selection_id=f"s{number}")
     fleet.delete(1)
     assert fleet.core.counters.reservations_dropped == 100
-    assert len(fleet.core.desk.bookings) == 0
+    assert len(fleet.core.lifecycle.bookings) == 0
     fleet.worker(1)
     assert fleet.load(1) == (0, 0, 0)
     for name in ("r50", "s50"):  # whether cleared away or not: recently freed

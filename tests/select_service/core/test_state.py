@@ -82,7 +82,7 @@ def restored(disk: Disk, now: float) -> Fleet:
 
 
 def facts(fleet: Fleet) -> dict[str, Any]:
-    bookings = fleet.core.desk.bookings
+    bookings = fleet.core.lifecycle.bookings
     names = [f"r{number}" for number in range(6)]
     return {
         "workers": fleet.core.workers.workers(),
@@ -160,9 +160,9 @@ def test_what_is_booked_again_for_its_claim_was_acknowledged_long_ago() -> None:
     fleet.worker(1)
     changes = fleet.core.keep_changes()
     partition = next(iter(fleet.core.partitions.values()))
-    slot = partition.seating.workers[1].slots[0]
+    slot = partition.fleet_slots.workers[1].slots[0]
     record = ClaimRecord("a", 1, *partition.scope, 16, 1, 0)
-    fleet.core.desk.learn(partition, slot, record, b"", "local", fleet.now)
+    fleet.core.lifecycle.learn(partition, slot, record, b"", "local", fleet.now)
     assert (RESERVATION, "a") in changes.marked
     assert not changes.fresh, "a disk that refuses must not take it back"
 

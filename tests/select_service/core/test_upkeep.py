@@ -92,7 +92,7 @@ def test_who_looks_at_tables_keeps_no_scope_alive() -> None:
     """A round of a thousand lasts for minutes when nothing happens."""
     fleet = many(CoreLimits())
     core = fleet.core
-    tables = all_tables(core.registry, core.desk, core.partitions)
+    tables = all_tables(core.registry, core.lifecycle, core.partitions)
     first = next(iter(core.partitions.values())).ledger
     for table in tables:
         if table is first.blocks.root.children:

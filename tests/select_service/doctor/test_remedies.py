@@ -859,7 +859,7 @@ async def _(ward: Ward, found: Found) -> None:
         ward.service.register_peer(peer.endpoint)
         await ward.until(lambda: peer.socket.poll(0))
         namesake = Heartbeat(
-            router_id=core.desk.announcer.claims.router_id, epoch=1, seq=9, live=0, digest=0
+            router_id=core.lifecycle.announcer.claims.router_id, epoch=1, seq=9, live=0, digest=0
         )
         peer.socket.send_multipart(encode_message(namesake))
         await ward.until(lambda: core.replicas.counters.namesakes)

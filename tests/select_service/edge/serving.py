@@ -13,7 +13,7 @@ import httpx
 import msgspec
 from msgspec.structs import replace
 
-from select_service.edge.app import create_app, create_door, create_driver
+from select_service.edge.app import create_app, create_application, create_driver
 from select_service.edge.driver.driver import Driver
 from select_service.edge.http.listening_sockets import ListeningSockets
 from select_service.edge.security.exposure import side_address
@@ -82,7 +82,7 @@ async def listening(**settings: Any) -> AsyncIterator[tuple[int, Driver, Server]
     mode, address = int(chosen.uds_mode, 8), (chosen.host, chosen.port)
     side = side_address(chosen)
     with ListeningSockets.bound(address, chosen.uds, mode, side) as entrances:
-        server = Server(chosen, *create_door(service, chosen), entrances, service.security)
+        server = Server(chosen, *create_application(service, chosen), entrances, service.security)
         serving = asyncio.ensure_future(server.serve(sockets=entrances.sockets))
         try:
             await until(lambda: server.started)

@@ -178,7 +178,7 @@ def test_who_waits_too_long_is_answered() -> None:
         )
         assert (status, body["reason"], body["gate"]) == (503, "expired-waiting", "waiting")
         assert int(headers["retry-after"]) >= 1
-        assert len(service.core.desk.bookings) == 1
+        assert len(service.core.lifecycle.bookings) == 1
 
     on_a_port(use, queue_deadline_s=0.05)
 

@@ -180,9 +180,9 @@ def test_reservations_that_are_waited_for_count() -> None:
             await service.free("a")
             answer = await waits
             assert isinstance(answer, Selection)
-            assert core.desk.bookings.expected == 1
+            assert core.lifecycle.bookings.expected == 1
             await service.free(str(answer.reservation_id))
-            assert core.desk.bookings.expected == 0
+            assert core.lifecycle.bookings.expected == 0
 
     wait.run(run())
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from select_service import cli
-from select_service.edge.app import create_door, create_driver
+from select_service.edge.app import create_application, create_driver
 from select_service.edge.config_reload import (
     BOUND_ID_LENGTH_MIN,
     ConfigChange,
@@ -41,7 +41,7 @@ def started(*argv: str) -> tuple[Driver, ConfigReload]:
     """A service from a command line, which is not started."""
     settings, layers = cli.read(argv, {})
     service = create_driver(settings)
-    return service, create_door(service, settings, layers)[0].reloading
+    return service, create_application(service, settings, layers)[0].reloading
 
 
 @functools.cache
@@ -222,7 +222,7 @@ def test_no_limit_locks_out_who_would_take_it_back() -> None:
 def test_connections_that_are_open_follow() -> None:
     async def run() -> None:
         async with listening() as (_, _, server):
-            put(server._door.reloading, header_timeout_s=0.25, connections_max=3)
+            put(server._application.reloading, header_timeout_s=0.25, connections_max=3)
             limits = server.config.http.limits  # type: ignore[union-attr]
             assert (limits.header_timeout_s, limits.connections_max) == (0.25, 3)
 
@@ -392,7 +392,7 @@ def test_what_was_put_outlives_the_process(tmp_path: Path) -> None:
     async def life(argv: tuple[str, ...], change: dict[str, Any]) -> dict[str, float]:
         settings, layers = cli.read(("--state-dir", str(tmp_path), *argv), {})
         service = create_driver(settings)
-        reloading = create_door(service, settings, layers)[0].reloading
+        reloading = create_application(service, settings, layers)[0].reloading
         await service.start()
         try:
             reloading.restore()
@@ -415,7 +415,7 @@ def test_what_was_put_outlives_the_process(tmp_path: Path) -> None:
 def test_an_app_in_somebody_elses_process_has_it_too() -> None:
     settings = replace(SETTINGS, workers_max=1)
     service = create_driver(settings)
-    reloading = create_door(service, settings)[0].reloading
+    reloading = create_application(service, settings)[0].reloading
     assert reloading.describe().settings["workers_max"].source == "flag"
     put(reloading, workers_max=2)
     seat(service, 1)

@@ -265,8 +265,8 @@ def test_a_large_fleet_is_written_in_slices() -> None:
         more = {"kv_events_endpoint": None, "kv_events_endpoints": ends}
         seat(service, 1, data_parallel_size=ranks, **more)
         await client.post("/select", json=PROMPT | {"selection_id": "s"})
-        record = service.teller.find("s")
-        telling = asyncio.ensure_future(service.teller.tell(record, write))
+        record = service.decision_reports.find("s")
+        telling = asyncio.ensure_future(service.decision_reports.tell(record, write))
         turns = [0]
         while not telling.done():
             await asyncio.sleep(0)

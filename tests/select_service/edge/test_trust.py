@@ -260,7 +260,7 @@ def test_flags_reach_the_core() -> None:
     async def use(client: httpx.AsyncClient, service: Driver) -> None:
         seat(service)
         hold(service, 1)
-        assert not service.core.trusting._settings.weigh_freshness
+        assert not service.core.trust_monitor._settings.weigh_freshness
         for found in (64, 0, 0):
             await book(client)
             await client.post(DONE, json={"cached_tokens": found})

@@ -20,7 +20,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """A recording of many frames."""
     fleet = RecordedFleet(3)
     fleet.play(40)
-    return fleet.tape.into(tmp_path_factory.mktemp("whole") / "recording").read_bytes()
+    return fleet.recorded_file.into(tmp_path_factory.mktemp("whole") / "recording").read_bytes()
 
 
 def frames_of(data: bytes) -> list[int]:

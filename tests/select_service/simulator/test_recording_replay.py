@@ -35,15 +35,15 @@ GOLDEN = Path(__file__).parents[2] / "golden"
 def recorded(folder: Path, seed: int, steps: int = 200, **more: Any) -> tuple[RecordedFleet, Path]:
     fleet = RecordedFleet(seed, **more)
     fleet.play(steps)
-    return fleet, fleet.tape.into(folder / f"recording{seed}")
+    return fleet, fleet.recorded_file.into(folder / f"recording{seed}")
 
 
 def single(path: Path) -> list[tuple[House, Decided]]:
     """Decisions of requests that came alone, with who sat where then."""
-    played = ((one.tape, one.item) for one in play([path]))
+    played = ((one.recorded_file, one.item) for one in play([path]))
     return [
-        (tape.house(one.scope), one)
-        for tape, one in played
+        (recorded_file.house(one.scope), one)
+        for recorded_file, one in played
         if isinstance(one, Decided) and not one.in_wave
     ]
 
@@ -110,12 +110,12 @@ def test_a_wave_is_planned_again_with_the_sequences_it_counted(tmp_path: Path) -
     fleet, path = recorded(tmp_path, 6)
     assert fleet.config.policy == "first-token"
     weights, elsewhere = changed_weights(fleet.config, {}), 0
-    for tape, wave in ((one.tape, one.item) for one in play([path])):
+    for recorded_file, wave in ((one.recorded_file, one.item) for one in play([path])):
         if not isinstance(wave, Wave) or not wave.steps:
             continue
         assert wave.sequence_blocks > 0
         ranks = ranks_in(wave.steps[0].load.whole or b"")
-        stage = DecisionReplay(tape.house(wave.scope), ranks, fleet.config)
+        stage = DecisionReplay(recorded_file.house(wave.scope), ranks, fleet.config)
         for counted in (wave, replace(wave, sequence_blocks=0)):
             made = stage.plan(counted, weights, lambda step: RecordedRandom(step.draws, 6))
             assert made.planned == made.recorded or counted is not wave
@@ -305,8 +305,8 @@ def test_a_decision_that_is_another_one_is_told_with_both(
             (whole,) = prompt.hashes
             assert isinstance(whole, bytes)
             prompt.hashes = [whole[at : at + 512] for at in range(0, len(whole), 512)]
-        fleet.tape.add(item)
-    other = fleet.tape.into(tmp_path / "other")
+        fleet.recorded_file.add(item)
+    other = fleet.recorded_file.into(tmp_path / "other")
     told = replay([other])
     assert (told.differing, told.reproduced) == (1, told.decisions - 1)
     first = told.first_difference
@@ -326,9 +326,9 @@ def test_weights_of_another_version_are_refused(tmp_path: Path) -> None:
         if isinstance(one.item, Decided):
             one.item.weights.append(0.5)
             one.item.prompt.hashes = []
-        other.tape.add(one.item)
+        other.recorded_file.add(one.item)
     with pytest.raises(BadRecording, match="decision 1: 14 weights, where this version has 13"):
-        replay([other.tape.into(tmp_path / "other")])
+        replay([other.recorded_file.into(tmp_path / "other")])
 
 
 def test_draws_beyond_those_recorded_come_from_a_seed() -> None:

@@ -38,7 +38,7 @@ WEIGHTS = ["--weights", "overlap_score_credit=0,temperature=0"]
 def recorded(path: Path, seed: int, steps: int = 200) -> Path:
     fleet = RecordedFleet(seed)
     fleet.play(steps)
-    return fleet.tape.into(path)
+    return fleet.recorded_file.into(path)
 
 
 def in_another_life(path: Path, **changes: Any) -> None:

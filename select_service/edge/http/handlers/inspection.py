@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from indexer.types import Scope
     from select_service.core.decisions.record import DecisionRecord
-    from select_service.core.decisions.trust_monitor import TrustSeat
+    from select_service.core.decisions.trust_monitor import TrustedRank
     from select_service.edge.http.api import Answer, Api, Request
     from select_service.types import RankTrustRow
 
@@ -61,7 +61,7 @@ async def _loads(api: Api, scopes: list[Scope]) -> Response:
     for scope in scopes:
         if (told := api.service.load_of(scope)) is not None:
             written.append(msgspec.Raw(api.writer.encode(told)))
-        await slices.breathe()
+        await slices.yield_if_due()
     return api.writer.reply(written)
 
 
@@ -82,11 +82,11 @@ def overlap_scores(api: Api, request: Request) -> Answer:
 @get("/decisions/{id}", Decision, 404, scope="read")
 def decision(api: Api, request: Request) -> Answer:
     """Return one decision with every rank and every term of its cost, by whichever id."""
-    return _decision(api, api.service.teller.find(request.params[0]))
+    return _decision(api, api.service.decision_reports.find(request.params[0]))
 
 
 async def _decision(api: Api, record: DecisionRecord) -> Response:
-    return api.writer.reply(await api.service.teller.tell(record, api.writer.written))
+    return api.writer.reply(await api.service.decision_reports.tell(record, api.writer.written))
 
 
 @get("/decisions", DecisionList, 404, scope="read", query=DECISION_QUERY)
@@ -105,22 +105,22 @@ def decisions(api: Api, request: Request) -> Answer:
 
 
 async def _decisions(api: Api, wanted: Wanted) -> Response:
-    teller = api.service.teller
-    records = await teller.matching(wanted)
-    each = teller.each(records, candidates=wanted.candidates, write=api.writer.written)
+    decision_reports = api.service.decision_reports
+    records = await decision_reports.matching(wanted)
+    each = decision_reports.each(records, candidates=wanted.candidates, write=api.writer.written)
     return api.writer.reply_listing("decisions", each, len(records))
 
 
 @get("/trust", TrustTable, scope="read", query=SCOPE_QUERY)
 async def trust(api: Api, request: Request) -> Response:
     """Return how far every rank's index is believed, and why."""
-    seats = await api.service.trust_seats(*read_scope(request.query))
-    return api.writer.reply_listing("ranks", _trust(api, seats), len(seats))
+    trusted_ranks = await api.service.trusted_ranks(*read_scope(request.query))
+    return api.writer.reply_listing("ranks", _trust(api, trusted_ranks), len(trusted_ranks))
 
 
-async def _trust(api: Api, seats: list[TrustSeat]) -> AsyncIterator[RankTrustRow]:
-    for number, seat in enumerate(seats, 1):
-        yield api.service.trust_row(seat)
+async def _trust(api: Api, trusted_ranks: list[TrustedRank]) -> AsyncIterator[RankTrustRow]:
+    for number, trusted_rank in enumerate(trusted_ranks, 1):
+        yield api.service.trust_row(trusted_rank)
         if not number % _TRUST_SLICE:
             await asyncio.sleep(0)
 

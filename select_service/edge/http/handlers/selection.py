@@ -126,14 +126,14 @@ async def _explain(
     service = api.service
     withdraw = partial(service.withdraw, answer, service.bookings.added)
     with withdrawn_if_lost(service, answer):
-        told = await service.teller.finish(answer, request, api.writer.written)
+        told = await service.decision_reports.finish(answer, request, api.writer.written)
         response = api.writer.reply(told, 200, warning)
     response.withdraw = withdraw
     return response
 
 
 async def _refuse(api: Api, error: ServiceError, warning: str | None) -> Response:
-    await api.service.teller.finish_refusal(error, api.writer.written)
+    await api.service.decision_reports.finish_refusal(error, api.writer.written)
     return api.refusal(error, warning)
 
 
@@ -164,7 +164,7 @@ async def _select_batch(api: Api, decoded: Decoded[BatchBody]) -> Response:
         return api.refusal(refusal, warning)
     withdraw = partial(service.withdraw, answer, service.bookings.added)
     with withdrawn_if_lost(service, answer):
-        told = await explained(answer, service.teller, api.writer.written)
+        told = await explained(answer, service.decision_reports, api.writer.written)
         response = api.writer.reply(told, 200, warning)
     response.withdraw = withdraw
     return response

@@ -9,7 +9,7 @@ import pytest
 
 from select_service.client.asynchronous import AsyncClient
 from select_service.client.core.options import Options
-from select_service.client.ray.client_pool import ClientPool, outlet_for
+from select_service.client.ray.client_pool import ClientPool, client_pool_for
 
 ONE, TWO = "http://127.0.0.1:1", "http://127.0.0.1:2"
 
@@ -28,40 +28,40 @@ def test_selectors_come_and_go() -> None:
         return found
 
     async def run() -> None:
-        outlet = ClientPool((), Options(), find)
-        await outlet.look()
-        assert len(outlet._live) == 0
+        client_pool = ClientPool((), Options(), find)
+        await client_pool.look()
+        assert len(client_pool._live) == 0
         found.append(ONE)
-        await outlet.look()
-        first = outlet.client
+        await client_pool.look()
+        first = client_pool.client
         assert first is not None
         assert first.selector == ONE
-        outlet.hold(first)
+        client_pool.hold(first)
         found[:] = [TWO]
-        await outlet.look()
-        second = outlet.client
+        await client_pool.look()
+        second = client_pool.client
         assert second is not None
         assert second.selector == TWO
         assert not is_closed(first), "something is booked through it"
-        outlet.free(first, None)
+        client_pool.free(first, None)
         trouble.append("no Ray any more")
-        await outlet.look()
-        assert outlet.client is second, "who cannot look keeps whom it has"
+        await client_pool.look()
+        assert client_pool.client is second, "who cannot look keeps whom it has"
         assert is_closed(first)
-        assert outlet.failures == 2
-        await outlet.aclose()
+        assert client_pool.failures == 2
+        await client_pool.aclose()
         assert is_closed(second)
-        outlet.free(second, None)  # whatever ends now
+        client_pool.free(second, None)  # whatever ends now
 
     asyncio.run(run())
 
 
 def test_one_for_everybody_who_asks_the_same() -> None:
     async def run() -> None:
-        outlet = outlet_for([ONE], "n")
-        assert outlet_for([ONE], "n") is outlet
-        assert outlet_for([TWO], "n") is not outlet
-        assert outlet_for([ONE], "n", Options(timeout_ms=1.0)) is not outlet
+        client_pool = client_pool_for([ONE], "n")
+        assert client_pool_for([ONE], "n") is client_pool
+        assert client_pool_for([TWO], "n") is not client_pool
+        assert client_pool_for([ONE], "n", Options(timeout_ms=1.0)) is not client_pool
 
     asyncio.run(run())
 

@@ -89,9 +89,9 @@ def play(act: Play, tokenizer: Any = None, **options: Any) -> Routing:
     made: list[Routing] = []
 
     async def run() -> None:
-        outlet, client = ClientPool((), Options()), Pretender()
-        outlet.client = cast(AsyncClient, client)
-        routing = Routing(outlet, RoutingOptions(**options), tokenizer)
+        client_pool, client = ClientPool((), Options()), Pretender()
+        client_pool.client = cast(AsyncClient, client)
+        routing = Routing(client_pool, RoutingOptions(**options), tokenizer)
         made.append(routing)
         await act(routing, client)
         await asyncio.gather(*routing._moves)

@@ -29,7 +29,7 @@ def test_a_fallback_goes_to_the_best_and_says_what_it_needs() -> None:
     wishes: dict[str, Any] = {"cache_hit_threshold": 0.9, "on_cache_threshold": "fallback"}
     answer = selection_of(some.take("a", 1, 2, 3, 4, **wishes))
     assert (answer.worker_id, answer.needs_prefill) == (2, True)
-    assert len(some.core.desk.bookings) == 1
+    assert len(some.core.lifecycle.bookings) == 1
     again = selection_of(some.take("a", 1, 2, 3, 4, **wishes))
     assert again.needs_prefill is True
 

@@ -212,7 +212,7 @@ def test_another_policy_judges_who_waits_again() -> None:
     assert {type(one.answer) for one in tickets} == {AdmissionRefused}
     counts = tally(some, "batch")
     assert (counts.offered, counts.refused, counts.withdrawn, counts.waiting) == (40, 39, 1, 0)
-    assert len(some.core.desk.bookings) == 1
+    assert len(some.core.lifecycle.bookings) == 1
 
 
 def test_a_gate_that_opens_takes_in_who_waits_already() -> None:

@@ -41,8 +41,8 @@ def test_a_worker_without_ranks_is_not_busy() -> None:
 def test_only_declared_ranks_count() -> None:
     board = BusyRanks()
     board.set_thresholds(read({FIELD_DECODE: 0.5}))
-    board.seat(0, None, 10)
-    board.seat(1, None, 10)
+    board.attach(0, None, 10)
+    board.attach(1, None, 10)
     assert board.report(0, 9)
     assert not board.report(2, 9), "an undeclared rank's report is dropped"
     assert not board.all_busy(slice(0, 2)), "a declared rank without a report is free"
@@ -50,14 +50,14 @@ def test_only_declared_ranks_count() -> None:
     assert free.tolist() == [1]
     board.report(1, 9)
     assert board.all_busy(slice(0, 2))
-    board.unseat(1)
+    board.detach(1)
     assert board.count == 1
     board.check()
 
 
 def test_thresholds_are_in_force_at_once() -> None:
     board = BusyRanks()
-    board.seat(0, None, None)
+    board.attach(0, None, None)
     board.note(0, 500, 0)
     assert not board.count
     board.set_thresholds(read({FIELD_TOKENS: 499}))
@@ -73,8 +73,8 @@ numbers = st.integers(0, 40)
 changes = st.one_of(
     st.tuples(st.just("note"), st.integers(0, 3), numbers, numbers),
     st.tuples(st.just("report"), st.integers(0, 3), st.none() | numbers),
-    st.tuples(st.just("seat"), st.integers(0, 3), st.none() | numbers, st.none() | numbers),
-    st.tuples(st.just("unseat"), st.integers(0, 3)),
+    st.tuples(st.just("attach"), st.integers(0, 3), st.none() | numbers, st.none() | numbers),
+    st.tuples(st.just("detach"), st.integers(0, 3)),
     st.tuples(
         st.just("thresholds"),
         st.none() | st.floats(0, 1),
@@ -88,19 +88,19 @@ changes = st.one_of(
 def test_bits_follow_every_change(steps: list[tuple[Any, ...]]) -> None:
     board = BusyRanks()
     board.ensure(4)
-    seated = set()
+    attached = set()
     for kind, *facts in steps:
         if kind == "thresholds":
             board.set_thresholds(Thresholds(*facts))
-        elif kind == "seat":
-            board.seat(*facts)
-            seated.add(facts[0])
-        elif kind == "unseat":
-            board.unseat(*facts)
-            seated.discard(facts[0])
+        elif kind == "attach":
+            board.attach(*facts)
+            attached.add(facts[0])
+        elif kind == "detach":
+            board.detach(*facts)
+            attached.discard(facts[0])
         elif kind == "report":
-            assert board.report(*facts) == (facts[0] in seated)
-        elif facts[0] in seated:
+            assert board.report(*facts) == (facts[0] in attached)
+        elif facts[0] in attached:
             board.note(*facts)
         board.check()
         rows = np.arange(4)
@@ -170,7 +170,7 @@ def test_a_whole_threshold_beyond_2_to_53_is_not_rounded() -> None:
     most = 2**53 + 1
     busy = BusyRanks()
     busy.set_thresholds(Thresholds(active_prefill_tokens_threshold=most))
-    busy.seat(0, None, None)
+    busy.attach(0, None, None)
     busy.note(0, most, 0.0)
     assert not busy.slots
     busy.note(0, most + 1, 0.0)

@@ -14,8 +14,8 @@ def test_bad_caps_are_refused(most: int, queue: int) -> None:
 
 def test_full_slots_are_no_candidates_and_room_is_shared_out() -> None:
     caps = WorkerCaps()
-    caps.seat(7, [0, 1], 2, 1)
-    caps.seat(8, [2], 1, 2)
+    caps.attach(7, [0, 1], 2, 1)
+    caps.attach(8, [2], 1, 2)
     everyone = slice(0, 3)
     caps.note(7, 2)
     assert not caps.all_full(everyone)
@@ -32,14 +32,14 @@ def test_full_slots_are_no_candidates_and_room_is_shared_out() -> None:
     caps.check()
     caps.note(8, 0)
     assert not caps.all_full(everyone)
-    assert caps.unseat(7) == 1
+    assert caps.detach(7) == 1
     assert caps.waiting == 2
     caps.check()
 
 
 def test_no_cap_is_never_full() -> None:
     caps = WorkerCaps()
-    caps.seat(1, [0], None)
+    caps.attach(1, [0], None)
     caps.note(1, 10**9)
     assert not caps.all_full(slice(0, 1))
     assert caps.open_rows(slice(0, 1)) == slice(0, 1)
@@ -47,10 +47,10 @@ def test_no_cap_is_never_full() -> None:
 
 def test_a_changed_record_keeps_what_is_there() -> None:
     caps = WorkerCaps()
-    caps.seat(1, [0], 4, 4)
+    caps.attach(1, [0], 4, 4)
     caps.note(1, 3)
-    caps.seat(1, [0, 1], 3, 4)
+    caps.attach(1, [0, 1], 3, 4)
     assert caps.all_full(slice(0, 2))
-    caps.seat(1, [0, 1], 5, 4)
+    caps.attach(1, [0, 1], 5, 4)
     assert not caps.full_slots
     caps.check()

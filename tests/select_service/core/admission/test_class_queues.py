@@ -30,16 +30,16 @@ def ticket(isl: int = 100, priority_jump: float = 0.0) -> Ticket:
 
 def queues(*classes: PolicyClass, batched: tuple[int | None, ...] = (None,)) -> ClassQueues:
     """The queues of a scope with one rank for each capacity."""
-    seating, ledger = FleetSlots(), Ledger()
+    fleet_slots, ledger = FleetSlots(), Ledger()
     for slot, most in enumerate(batched):
         worker = Worker(WorkerSpec(worker_id=slot, max_num_batched_tokens=most))
         worker.slots[0] = slot
-        seating.take(worker)
+        fleet_slots.take(worker)
     ledger.ensure(len(batched))
     drainage = DrainRate(ledger.loads.work, prior_tokens_per_s=100.0)
-    made = ClassQueues(RoutingPolicy(classes), seating, ledger.loads, drainage)
-    for worker in seating.workers.values():
-        made.seat(worker)
+    made = ClassQueues(RoutingPolicy(classes), fleet_slots, ledger.loads, drainage)
+    for worker in fleet_slots.workers.values():
+        made.attach(worker)
     return made
 
 

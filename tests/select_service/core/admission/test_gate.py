@@ -28,9 +28,9 @@ def gate_of(policy: str = "always-admit", ranks: int = 2, **config: Any) -> Gate
     busy, caps = BusyRanks(), WorkerCaps()
     busy.set_thresholds(Thresholds(active_prefill_tokens_threshold=5000))
     for slot in range(ranks):
-        pool.seat(slot, 100)
-        busy.seat(slot, None, 100)
-        caps.seat(slot, [slot], 2, 1)
+        pool.attach(slot, 100)
+        busy.attach(slot, None, 100)
+        caps.attach(slot, [slot], 2, 1)
     return Gate(built.classes, built.policy, pool, queue=built.queue, busy=busy, caps=caps)
 
 
@@ -59,7 +59,7 @@ def test_the_order_is_fixed_and_the_first_refusal_is_named() -> None:
         gates.append(gate.judge(ask_of(), RANKS, 0.0).gate)
     assert gates == ["busy", "capacity", "policy"]
     for slot in (0, 1):
-        gate.pool.unseat(slot)
+        gate.pool.detach(slot)
     decision = gate.judge(ask_of(), RANKS, 0.0)
     assert (decision.gate, decision.code) == ("unavailable", "unavailable")
 

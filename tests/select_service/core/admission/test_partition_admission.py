@@ -28,13 +28,13 @@ WORKERS: tuple[dict[str, Any], ...] = (
 )
 
 
-def seat(some: Fleet, worker_id: int, ranks: int = 1, **record: Any) -> None:
+def attach(some: Fleet, worker_id: int, ranks: int = 1, **record: Any) -> None:
     endpoints = {str(rank): f"tcp://127.0.0.1:{5000 + rank}" for rank in range(ranks)}
     sources = {"kv_events_endpoint": None, "kv_events_endpoints": endpoints}
     some.worker(worker_id, data_parallel_size=ranks, **sources, **record)
 
 
-def fleet(*seated: int) -> Fleet:
+def fleet(*attached: int) -> Fleet:
     some = Fleet(
         admission=AdmissionSettings(
             mode="token-capacity",
@@ -42,8 +42,8 @@ def fleet(*seated: int) -> Fleet:
             active_prefill_tokens_threshold_frac=1.0,
         )
     )
-    for number in seated or (1, 2, 3):
-        seat(some, number, **WORKERS[number - 1])
+    for number in attached or (1, 2, 3):
+        attach(some, number, **WORKERS[number - 1])
     return some
 
 
@@ -120,7 +120,7 @@ class _Run:
         self.some.delete(worker_id)
 
     def come(self, worker_id: int) -> None:
-        seat(self.some, worker_id, **WORKERS[worker_id - 1])
+        attach(self.some, worker_id, **WORKERS[worker_id - 1])
 
     def threshold(self, decode: float | None, prefill: int | None) -> None:
         change = BusyThresholdChange(
@@ -131,15 +131,15 @@ class _Run:
         self.some.core.admission.change_threshold(change, self.some.now)
 
 
-@pytest.mark.parametrize("seated", [(1, 3), (1, 2, 3)], ids=["ranks alone", "ranks together"])
+@pytest.mark.parametrize("attached", [(1, 3), (1, 2, 3)], ids=["ranks alone", "ranks together"])
 @settings(max_examples=examples(100), deadline=None)
 @given(taken=st.lists(steps, max_size=40))
 def test_bits_are_right_whatever_was_not_looked_at(
-    seated: tuple[int, ...], taken: list[tuple[Any, ...]]
+    attached: tuple[int, ...], taken: list[tuple[Any, ...]]
 ) -> None:
-    run = _Run(fleet(*seated))
+    run = _Run(fleet(*attached))
     for kind, *facts in taken:
-        if kind == "come" and facts[0] not in seated:
+        if kind == "come" and facts[0] not in attached:
             continue  # where ranks share a cap every booking is looked at
         with contextlib.suppress(ServiceError):  # full, gone, or unknown: nothing has changed
             getattr(run, kind)(*facts)

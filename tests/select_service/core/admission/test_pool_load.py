@@ -24,7 +24,7 @@ loads = st.builds(
 def pool_of(ranks: int, rate: float = 1000.0) -> RecordedPool:
     pool = RecordedPool(prior_tokens_per_s=rate)
     for slot in range(ranks):
-        pool.seat(slot, 100)
+        pool.attach(slot, 100)
     return pool
 
 
@@ -37,7 +37,7 @@ def test_saturation_is_the_mean_of_the_worst_of_each_rank() -> None:
     assert pool.prefill_backlog == 500
     assert type(pool.saturation) is float, "answers are made of it"
     pool.check()
-    pool.unseat(2)
+    pool.detach(2)
     assert pool.saturation == pytest.approx(0.5)
     pool.check()
 
@@ -49,10 +49,10 @@ def test_nobody_and_the_silent_are_full() -> None:
     pool.mark_stale(0, stale=False)
     assert pool.saturation == 0.0
     assert RecordedPool().saturation == 1.0
-    pool.unseat(0)
-    pool.unseat(1)
-    pool.unseat(1)
-    pool.unseat(99)
+    pool.detach(0)
+    pool.detach(1)
+    pool.detach(1)
+    pool.detach(99)
     assert pool.saturation == 1.0
     assert pool.instances == 0
 
@@ -84,7 +84,7 @@ def test_a_faster_pool_is_less_saturated() -> None:
 def test_promises_hold_for_a_rate_that_is_measured_while_somebody_drains() -> None:
     pool = pool_of(2)
     pool.note(0, RankLoad(4000, requests=2), 0.0)
-    pool.unseat(1)
+    pool.detach(1)
     pool.disregard([1])
     pool.check()
     pool.prefilled(0, 8000, 0.0, 0.04)  # sooner than the rate is taken anew where nobody drains
@@ -92,30 +92,30 @@ def test_promises_hold_for_a_rate_that_is_measured_while_somebody_drains() -> No
     pool.check()
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["note", "seat", "leave"]), loads)))
+@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["note", "attach", "leave"]), loads)))
 def test_sums_follow_every_change(steps: list[tuple[int, str, RankLoad]]) -> None:
     pool = RecordedPool()
-    seated: set[int] = set()
+    attached: set[int] = set()
     for number, (slot, what, load) in enumerate(steps):
-        if what == "seat":
-            pool.seat(slot, 1000)
-            seated.add(slot)
+        if what == "attach":
+            pool.attach(slot, 1000)
+            attached.add(slot)
         elif what == "leave":
-            pool.unseat(slot)
-            seated.discard(slot)
-        elif slot in seated:
+            pool.detach(slot)
+            attached.discard(slot)
+        elif slot in attached:
             pool.note(slot, load, float(number))
         pool.check()
-    for slot in seated:
+    for slot in attached:
         pool.note(slot, RankLoad(), float(len(steps)))
-    assert pool.saturation == (0.0 if seated else 1.0), "an idle pool is empty, exactly"
+    assert pool.saturation == (0.0 if attached else 1.0), "an idle pool is empty, exactly"
 
 
 def test_a_longer_ledger_needs_no_new_seat() -> None:
     ledger = Ledger()
     ledger.ensure(1)
     pool = PoolLoad(ledger.loads)
-    pool.seat(0, 100)
+    pool.attach(0, 100)
     ledger.book("r", 0, bytes(8 * 40), 0, 1.0)
     assert pool.saturation == pytest.approx(0.5 * ledger.loads.decode[0] / 40)
     before = pool.saturation, pool.kv_utilization.tolist()
@@ -128,10 +128,10 @@ def test_a_longer_ledger_needs_no_new_seat() -> None:
 def test_a_share_of_blocks_at_the_limit_is_at_the_limit(total: int) -> None:
     """28 times 1/35 is a little less than 28/35, and 0.8 refuses."""
     pool = RecordedPool(prior_tokens_per_s=1000.0)
-    pool.seat(0, total)
+    pool.attach(0, total)
     pool.note(0, RankLoad(decode_blocks=total * 4 / 5), 0.0)
     assert utilization(pool, 5, 0.8) == 1.0
     policy = GaieLegacy(SloClasses())
     assert not policy.judge(AdmissionRequest(1, "batch"), pool, 0.0).admitted
-    pool.seat(0, None)
+    pool.attach(0, None)
     assert pool.kv_utilization[0] == 0.0

@@ -69,7 +69,7 @@ def test_the_recorded_queue_that_all_share() -> None:
     """Ours has room of its own for each band; what all share are the places Q of the workers."""
     (case,) = (case for case in QUEUES.values() if case["max_depth"])
     caps = WorkerCaps()
-    caps.seat(1, [0], 1, case["max_depth"])
+    caps.attach(1, [0], 1, case["max_depth"])
     caps.note(1, 1)
     for step in case["log"]:
         taken = caps.take_place(slice(0, 1))

@@ -194,7 +194,7 @@ def test_an_old_message_changes_nothing() -> None:
 def test_only_a_replica_that_is_alive_is_believed(peer: str, router_id: int) -> None:
     here, there = pair(**BUSY)
     message = RankLoads(router_id, 1, 99, [RankLoad(1, 0, 0.0, 999.0)])
-    there.hears(message, peer)
+    there.hears(message, peer=peer)
     assert isinstance(there.take(None, 1), Selection)
     assert there.core.replicas.counters.ignored == 1
     for load in (RankLoad(2, 0, 0.0, 999.0), RankLoad(1, 7, 0.0, 999.0)):

@@ -211,7 +211,7 @@ def test_what_was_booked_before_survives_a_wave_that_is_undone() -> None:
             reserve=True,
             atomic=True,
         )
-    assert fleet.core.desk.bookings.find("kept") is not None
+    assert fleet.core.lifecycle.bookings.find("kept") is not None
 
 
 def test_nobody_waits_in_a_wave() -> None:

@@ -47,7 +47,7 @@ def test_at_another_replica_too(has_workers: bool) -> None:
         here.core.reservations.output_block(
             name, None, here.now
         )  # which adopts it, where its worker is
-    assert here.core.desk.announcer.claims.adopted == 3 * has_workers
+    assert here.core.lifecycle.announcer.claims.adopted == 3 * has_workers
     assert place(here, *ITEMS, reserve=True) == first
 
 

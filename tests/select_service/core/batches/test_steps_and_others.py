@@ -110,7 +110,7 @@ def house() -> tuple[Fleet, Disk]:
 
 
 def live(fleet: Fleet) -> set[str]:
-    return {one.reservation.reservation_id for one in fleet.core.desk.bookings.newest(1_000)}
+    return {one.reservation.reservation_id for one in fleet.core.lifecycle.bookings.newest(1_000)}
 
 
 def on_disk(disk: Disk) -> set[str]:

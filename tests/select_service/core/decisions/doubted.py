@@ -23,7 +23,7 @@ def fleet_of(workers: int = 2, **settings: Any) -> Fleet:
 
 
 def trust(fleet: Fleet, worker_id: int) -> RankTrustRow:
-    return next(row for row in fleet.core.trusting.table().ranks if row.worker_id == worker_id)
+    return next(row for row in fleet.core.trust_monitor.table().ranks if row.worker_id == worker_id)
 
 
 def serve(fleet: Fleet, worker_id: int, found: int | None, times: int = 1) -> None:
@@ -40,7 +40,7 @@ class Late(Fleet):
     def __init__(self, **settings: Any) -> None:
         super().__init__(trust=TrustSettings(**settings))
         self.worker(1, replay_endpoint="tcp://127.0.0.1:6001")
-        self.core.trusting.wall_ahead = 0.0
+        self.core.trust_monitor.wall_ahead = 0.0
         self.seq = 0
         self.late_s = math.inf  # of the last batch
         stream = self.core.membership.stream_at(WorkerRank(1, 0))

@@ -187,7 +187,7 @@ def test_ids_that_are_used_again_name_the_newest() -> None:
     assert told(fleet.core.decisions.find("again"))["prompt"]["blocks"] == 2
     fleet.take("r", 1)
     fleet.core.reservations.free("r", fleet.now)
-    fleet.core.desk.bookings.purge_freed(fleet.now + 10_000, 100)
+    fleet.core.lifecycle.bookings.purge_freed(fleet.now + 10_000, 100)
     fleet.take("r", 1, 2, 3)
     assert told(fleet.core.decisions.find("r"))["prompt"]["blocks"] == 3
 
@@ -334,7 +334,7 @@ def test_explaining_needs_no_ring_and_a_repeat_says_the_same() -> None:
     assert isinstance(again, Selection)
     assert first == again
     assert silent == off == msgspec.structs.replace(first, decision=msgspec.UNSET)
-    kept = fleet.core.desk.bookings.live("r")
+    kept = fleet.core.lifecycle.bookings.live("r")
     assert kept is not None
     assert isinstance(kept.answer, Selection)
     assert kept.answer.decision is msgspec.UNSET

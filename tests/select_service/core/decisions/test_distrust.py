@@ -181,9 +181,9 @@ def test_a_whole_fleet_that_is_doubted_is_looked_at_in_turns(
 
     monkeypatch.setattr(TrustMonitor, "_reread", counted)
     fleet.delete(4)  # whoever goes meanwhile is passed over
-    fleet.core.trusting.look_at(partition)
+    fleet.core.trust_monitor.look_at(partition)
     for turn in (1, 2, 3):
-        fleet.core.trusting.keep(fleet.now)
+        fleet.core.trust_monitor.keep(fleet.now)
         assert len(read) == min(turn * DOUBTFUL_PER_TURN, count - 1)
     assert len(set(read)) == count - 1
     assert not partition.trust.most_tell_the_truth

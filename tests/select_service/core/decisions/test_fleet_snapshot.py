@@ -64,7 +64,7 @@ class Churn(RuleBasedStateMachine):
         self.fleet.now += seconds
         partition = core.partitions.get(Scope("default", tenant))
         if partition is None or not any(
-            one.spec.role is None for one in partition.seating.workers.values()
+            one.spec.role is None for one in partition.fleet_slots.workers.values()
         ):
             return
         request = SelectRequest(
@@ -73,20 +73,24 @@ class Churn(RuleBasedStateMachine):
         core.selection.select(request, self.fleet.now)
         record = next(core.decisions.newest_first())
         fresh = FleetSnapshot(
-            *(partition.scope, partition.seating, partition.index.block_size),
+            *(partition.scope, partition.fleet_slots, partition.index.block_size),
             *(core.catalog, core.membership.stream_at),
         )
         fresh.look(self.fleet.now)
-        assert partition.lookout is not None
-        assert (record.seating.seats, record.seating.absent) == (
-            fresh.told[0].seats,
+        assert partition.fleet_snapshot is not None
+        assert (record.fleet_slots.rank_states, record.fleet_slots.absent) == (
+            fresh.told[0].rank_states,
             fresh.told[0].absent,
         )
-        assert partition.lookout._open == fresh._open
-        assert record.lookout[1:] == fresh.told[1:]
-        assert record.seating.at == {seat.slot: n for n, seat in enumerate(record.seating.seats)}
-        assert set(record.seating.at) == {
-            slot for worker in partition.seating.workers.values() for slot in worker.slots.values()
+        assert partition.fleet_snapshot._open == fresh._open
+        assert record.fleet_snapshot[1:] == fresh.told[1:]
+        assert record.fleet_slots.at == {
+            state.slot: n for n, state in enumerate(record.fleet_slots.rank_states)
+        }
+        assert set(record.fleet_slots.at) == {
+            slot
+            for worker in partition.fleet_slots.workers.values()
+            for slot in worker.slots.values()
         }
 
 
@@ -116,13 +120,13 @@ TestChurnNobodyWaitsFor.settings = TestChurn.settings
 def workers_looked_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A list that grows with every look at a seated worker from now on."""
     looked_at: list[int] = []
-    seated = FleetSnapshot._seated
+    attached = FleetSnapshot._attached
 
     def counted(self: FleetSnapshot, worker: Any) -> Any:
         looked_at.append(worker.worker_id)
-        return seated(self, worker)
+        return attached(self, worker)
 
-    monkeypatch.setattr(fleet_snapshot.FleetSnapshot, "_seated", counted)
+    monkeypatch.setattr(fleet_snapshot.FleetSnapshot, "_attached", counted)
     return looked_at
 
 
@@ -140,7 +144,7 @@ def test_many_that_come_while_nobody_asks_are_looked_at_one_by_one(
     fleet.select(1)
     assert len(looked_at) <= before + fleet_snapshot.NOTED_MAX
     record = next(fleet.core.decisions.newest_first())
-    assert [seat.worker_id for seat in record.seating.seats] == list(range(500))
+    assert [state.worker_id for state in record.fleet_slots.rank_states] == list(range(500))
 
 
 def test_one_changed_worker_is_looked_at_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +167,7 @@ def test_ids_that_came_and_went_while_nobody_asked_are_forgotten() -> None:
     for worker_id in range(1, 500):
         fleet.worker(worker_id)
         fleet.delete(worker_id)
-    kept = fleet.core.partitions[DEFAULT].lookout
+    kept = fleet.core.partitions[DEFAULT].fleet_snapshot
     assert kept is not None
     assert len(kept._noted) < 100
     fleet.select(1)

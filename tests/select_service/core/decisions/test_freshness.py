@@ -112,7 +112,7 @@ def test_an_engine_without_a_clock_has_no_lag() -> None:
         fleet.now += 100.0
         fleet.event(fleet.now + 1e9)
         assert (fleet.row.trust, fleet.row.index.lag_s) == (1.0, None)
-    fleet.core.trusting.wall_ahead = None
+    fleet.core.trust_monitor.wall_ahead = None
     fleet.event(50.0)
     assert fleet.row.index.lag_s is None
 
@@ -193,13 +193,13 @@ def test_streams_are_looked_at_some_a_turn() -> None:
     for worker_id in range(CoreLimits().streams_watched_per_turn_max + 1):
         spec: dict[str, Any] = {"kv_events_endpoint": f"tcp://127.0.0.1:{5000 + worker_id}"}
         fleet.worker(worker_id, **spec)
-    trusting = fleet.core.trusting
-    assert trusting.keep(1000.0)
-    assert not trusting.keep(1000.0)
-    assert not trusting.keep(1000.5), "not before a second is over"
-    assert trusting.keep(1001.0)
+    trust_monitor = fleet.core.trust_monitor
+    assert trust_monitor.keep(1000.0)
+    assert not trust_monitor.keep(1000.0)
+    assert not trust_monitor.keep(1000.5), "not before a second is over"
+    assert trust_monitor.keep(1001.0)
     fleet.delete(5)
-    assert not trusting.keep(1001.0)
+    assert not trust_monitor.keep(1001.0)
 
 
 def test_a_fleet_that_is_late_as_one_is_told_so_in_turns() -> None:
@@ -212,25 +212,25 @@ def test_a_fleet_that_is_late_as_one_is_told_so_in_turns() -> None:
     told = []
     more = True
     while more:
-        before = sum(row.trust < 1.0 for row in fleet.core.trusting.table().ranks)
-        more = fleet.core.trusting.keep(fleet.now)
-        told.append(sum(row.trust < 1.0 for row in fleet.core.trusting.table().ranks) - before)
+        before = sum(row.trust < 1.0 for row in fleet.core.trust_monitor.table().ranks)
+        more = fleet.core.trust_monitor.keep(fleet.now)
+        told.append(sum(row.trust < 1.0 for row in fleet.core.trust_monitor.table().ranks) - before)
     assert sum(told) == 5
     assert max(told) == 2
     for stream in fleet.core.membership.streams():
         stream.lost_batches = 0
     fleet.now += LOOK_S
-    while fleet.core.trusting.keep(fleet.now):
+    while fleet.core.trust_monitor.keep(fleet.now):
         pass
-    assert all(row.trust == 1.0 for row in fleet.core.trusting.table().ranks)
+    assert all(row.trust == 1.0 for row in fleet.core.trust_monitor.table().ranks)
 
 
 def test_a_scope_is_shown_alone() -> None:
     fleet = fleet_of()
     fleet.worker(9, tenant_id="other")
-    assert [row.worker_id for row in fleet.core.trusting.table().ranks] == [1, 2, 9]
-    assert [row.worker_id for row in fleet.core.trusting.table(tenant_id="other").ranks] == [9]
-    assert fleet.core.trusting.table(model_name="none").ranks == []
+    assert [row.worker_id for row in fleet.core.trust_monitor.table().ranks] == [1, 2, 9]
+    assert [row.worker_id for row in fleet.core.trust_monitor.table(tenant_id="other").ranks] == [9]
+    assert fleet.core.trust_monitor.table(model_name="none").ranks == []
 
 
 class Step(NamedTuple):

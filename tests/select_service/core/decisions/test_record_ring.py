@@ -153,9 +153,11 @@ def test_what_is_usual_is_kept_as_anything_else(
     if one["more"] % 3:
         zero = Overlap(0, 0, {}, 0, 0)
         placement = Placement(None, 0, 2, 1.0, zero, (0, 0, 0), 0, 0, 0, "weights", seen)  # type: ignore[arg-type]
-    lookout = SimpleNamespace(until=until, everyone=rows if is_everyone else slice(0, 3), told=told)
+    fleet_snapshot = SimpleNamespace(
+        until=until, everyone=rows if is_everyone else slice(0, 3), told=told
+    )
     ring, other = twin.RecordRing(3, 1 << 20, 7), twin.RecordRing(3, 1 << 20, 7)
-    kept = ring.keep_usual(ticket, placement, rows, 5.0, one["cache_hit"], lookout)
+    kept = ring.keep_usual(ticket, placement, rows, 5.0, one["cache_hit"], fleet_snapshot)
     is_usual = until > 5.0 and is_everyone and is_free and is_seen and not one["is_told"]
     assert kept is is_usual
     assert len(ring) == kept

@@ -36,15 +36,15 @@ def outcomes(fleet: Fleet) -> dict[str, int]:
 def test_who_sits_elsewhere_by_its_turn_is_told_of_as_it_is() -> None:
     fleet = fleet_of()
     fleet.hold(2, list(PROMPT))
-    first, second = fleet.core.trusting.seats()
+    first, second = fleet.core.trust_monitor.trusted_ranks()
     for number in (1, 2):
         fleet.delete(number)
     fleet.worker(2)  # where the other was
     fleet.hold(2, list(PROMPT))
     serve(fleet, 2, 96)
-    assert fleet.core.trusting.row(*second).samples == 1
+    assert fleet.core.trust_monitor.row(*second).samples == 1
     fleet.worker(1, tenant_id="another")
-    gone = fleet.core.trusting.row(*first)
+    gone = fleet.core.trust_monitor.row(*first)
     assert (gone.samples, gone.trust, gone.index.state) == (0, 1.0, "none")
 
 
@@ -207,4 +207,4 @@ def test_whatever_happens_every_promise_holds(seed: int) -> None:
                         fleet.delete(worker_id)
                         fleet.worker(worker_id)
         fleet.core.check()
-        assert all(0.0 <= one.trust <= 1.0 for one in fleet.core.trusting.table().ranks)
+        assert all(0.0 <= one.trust <= 1.0 for one in fleet.core.trust_monitor.table().ranks)

@@ -52,7 +52,9 @@ def test_a_liar_is_found_out_and_believed_again() -> None:
     fleet = lying(seed=5)
     assert fall(fleet) <= K
     fleet.run(20)
-    assert [row.worker_id for row in fleet.core.trusting.table().ranks if row.reasons] == [LIAR]
+    assert [row.worker_id for row in fleet.core.trust_monitor.table().ranks if row.reasons] == [
+        LIAR
+    ]
     assert fleet.news == [(LIAR, ("prediction",))], "told once"
     recover(fleet)
     fleet.run(20)
@@ -92,7 +94,7 @@ def test_an_engine_that_never_says_what_it_drops() -> None:
         fleet.run(20)
     assert fleet.trust(LIAR).reasons == ["prediction"]
     assert all(
-        row.trust == 1.0 for row in fleet.core.trusting.table().ranks if row.worker_id != LIAR
+        row.trust == 1.0 for row in fleet.core.trust_monitor.table().ranks if row.worker_id != LIAR
     )
     recover(fleet)
     assert fleet.trust(LIAR).trust == 1.0
@@ -100,13 +102,13 @@ def test_an_engine_that_never_says_what_it_drops() -> None:
 
 def decisions_agree(shape: Shape, seed: int, requests: int) -> None:
     told, untold = TruthFleet(shape, seed=seed), TruthFleet(shape, seed=seed, feedback=False)
-    untold.core.trusting.wall_ahead = None
+    untold.core.trust_monitor.wall_ahead = None
     for fleet in (told, untold):
         fleet.run(requests)
         fleet.drain()
     assert told.decisions == untold.decisions
     assert sum(rank.engine.evictions for rank in told.ranks.values()) > requests
-    rows = told.core.trusting.table().ranks
+    rows = told.core.trust_monitor.table().ranks
     assert sum(row.samples for row in rows) > requests / 4
     assert all(row.trust == 1.0 and not row.reasons for row in rows)
     assert all(partition.trust.column is None for partition in told.core.partitions.values())

@@ -8,7 +8,7 @@ from typing import Any
 from select_service.core.instrumentation.marks import MarkRecorder, Marks
 from select_service.core.instrumentation.recorder import Recorder
 from select_service.core.recording.items import ReservationStep
-from select_service.core.recording.notes import BirthNote, DecisionNote, Note, SeatsNote, WaveNote
+from select_service.core.recording.notes import BirthNote, DecisionNote, FleetNote, Note, WaveNote
 from select_service.errors import ServiceError
 from select_service.types import CoreLimits, LeaseRequest, RouterConfig, Selection
 from tests.select_service.core.batches.test_batch_selection import place, prompt
@@ -61,7 +61,7 @@ def test_what_is_answered_is_the_same_with_and_without() -> None:
     config = RouterConfig(queue_threshold=4.0)
     plain = Fleet(config)
     notes, recorder = Notes(), MarkRecorder()
-    both = Fleet(config, witness=Recorder(notes), recorder=recorder)
+    both = Fleet(config, decision_recorder=Recorder(notes), recorder=recorder)
     recorder.current = Marks(lambda: 0, {})
     answers = live(both)
     assert live(plain) == answers
@@ -73,7 +73,7 @@ def test_what_is_answered_is_the_same_with_and_without() -> None:
 
 def test_every_end_of_a_reservation_is_noted() -> None:
     notes = Notes()
-    fleet = Fleet(witness=Recorder(notes), limits=CoreLimits(reservation_ttl_s=5.0))
+    fleet = Fleet(decision_recorder=Recorder(notes), limits=CoreLimits(reservation_ttl_s=5.0))
     for worker_id in (1, 2):
         fleet.worker(worker_id)
     fleet.core.reservations.open_lease(LeaseRequest(lease_id="l", owner="o", ttl_s=2.0), fleet.now)
@@ -90,35 +90,35 @@ def test_every_end_of_a_reservation_is_noted() -> None:
 
 def test_seats_are_noted_once_until_somebody_comes_or_goes() -> None:
     notes = Notes()
-    fleet = Fleet(witness=Recorder(notes))
+    fleet = Fleet(decision_recorder=Recorder(notes))
     fleet.worker(1)
     for _ in range(3):
         fleet.select(1, 2)
-    assert [len(one.workers) for one in notes.of(SeatsNote)] == [1]
+    assert [len(one.workers) for one in notes.of(FleetNote)] == [1]
     fleet.worker(2)
     fleet.select(1)
     fleet.drain(2)
     fleet.select(1)
     fleet.delete(2)
     fleet.select(1)
-    assert [len(one.workers) for one in notes.of(SeatsNote)] == [1, 2, 2, 1]
-    assert [one.workers[-1][2] for one in notes.of(SeatsNote)] == [None, None, "", None]
+    assert [len(one.workers) for one in notes.of(FleetNote)] == [1, 2, 2, 1]
+    assert [one.workers[-1][2] for one in notes.of(FleetNote)] == [None, None, "", None]
 
 
 def test_seats_that_found_no_room_are_noted_later() -> None:
     notes = Notes(is_full=True)
-    fleet = Fleet(witness=Recorder(notes))
+    fleet = Fleet(decision_recorder=Recorder(notes))
     fleet.worker(1)
     fleet.take("r", 1)
     assert notes.left_out == 2, "nor is who may sit there, whoever that is"
     notes.is_full = False
     fleet.select(1)
-    assert [type(one) for one in notes.taken] == [SeatsNote, DecisionNote]
+    assert [type(one) for one in notes.taken] == [FleetNote, DecisionNote]
 
 
 def test_decisions_are_noted_without_a_ring_of_them() -> None:
     notes = Notes()
-    fleet = Fleet(witness=Recorder(notes), limits=CoreLimits(decision_ring=0))
+    fleet = Fleet(decision_recorder=Recorder(notes), limits=CoreLimits(decision_ring=0))
     fleet.worker(1)
     fleet.select(1, selection_id="s")
     (note,) = notes.of(DecisionNote)
@@ -128,11 +128,11 @@ def test_decisions_are_noted_without_a_ring_of_them() -> None:
 
 def test_the_plan_of_a_wave_is_one_note() -> None:
     notes = Notes()
-    fleet = Fleet(witness=Recorder(notes))
+    fleet = Fleet(decision_recorder=Recorder(notes))
     for worker_id in (1, 2):
         fleet.worker(worker_id)
     place(fleet, prompt(1, 2, n=4), prompt(3, n=2), reserve=True)
     (wave,) = notes.of(WaveNote)
-    seated = [number for step in wave.steps for number, _ in step.seats]
-    assert sorted(seated) == list(range(6))
+    attached = [number for step in wave.steps for number, _ in step.planned_ranks]
+    assert sorted(attached) == list(range(6))
     assert sum(note.in_wave for note in notes.of(DecisionNote)) == 6

@@ -43,43 +43,47 @@ class Naive:
         self.outputs: list[Counter[float]] = [Counter() for _ in range(LANES)]
 
     def release(self, at: int) -> None:
-        lane, chain = self.live.pop(at)
+        generation, chain = self.live.pop(at)
         for value in chain:
-            if not any(lane == other and value in of for other, of in self.live):
-                self.weights.pop((lane, value), None)
+            if not any(generation == other and value in of for other, of in self.live):
+                self.weights.pop((generation, value), None)
 
     def fade(self, at: int, weight: float) -> None:
-        lane, chain = self.live[at]
+        generation, chain = self.live[at]
         for value in chain:
-            if sum(lane == other and value in of for other, of in self.live) == 1:
-                self.weights[lane, value] = weight
+            if sum(generation == other and value in of for other, of in self.live) == 1:
+                self.weights[generation, value] = weight
 
-    def count(self, lane: int) -> int:
-        held = {value for other, chain in self.live if lane == other for value in chain}
-        total = [self.weights.get((lane, value), 1.0) for value in held]
-        return rounded(fsum([*total, *self.outputs[lane].elements()]))
+    def count(self, generation: int) -> int:
+        held = {value for other, chain in self.live if generation == other for value in chain}
+        total = [self.weights.get((generation, value), 1.0) for value in held]
+        return rounded(fsum([*total, *self.outputs[generation].elements()]))
 
     def shared(self, chain: tuple[int, ...]) -> dict[int, int]:
         longest: dict[int, int] = {}
-        for lane, other in self.live:
+        for generation, other in self.live:
             common = next(
                 (at for at, pair in enumerate(zip(chain, other, strict=False)) if len({*pair}) > 1),
                 min(len(chain), len(other)),
             )
             if common:
-                longest[lane] = max(common, longest.get(lane, 0))
+                longest[generation] = max(common, longest.get(generation, 0))
         return longest
 
     def positions(self) -> int:
         return len(
-            {(lane, chain[:end]) for lane, chain in self.live for end in range(1, len(chain) + 1)}
+            {
+                (generation, chain[:end])
+                for generation, chain in self.live
+                for end in range(1, len(chain) + 1)
+            }
         )
 
 
-def with_lanes(form: ModuleType, lanes: int) -> ActiveBlocks:
+def with_lanes(form: ModuleType, generations: int) -> ActiveBlocks:
     """Return active blocks in one form."""
     blocks: ActiveBlocks = form.ActiveBlocks()
-    blocks.counts.ensure(lanes)
+    blocks.counts.ensure(generations)
     return blocks
 
 
@@ -91,9 +95,9 @@ class Both:
         self.naive = Naive()
         self.handles: list[ChainNode] = []
 
-    def acquire(self, *chain: int, lane: int = 0) -> int:
-        self.handles.append(self.real.acquire(pack(*chain), lane))
-        self.naive.live.append((lane, chain))
+    def acquire(self, *chain: int, generation: int = 0) -> int:
+        self.handles.append(self.real.acquire(pack(*chain), generation))
+        self.naive.live.append((generation, chain))
         self.compare()
         return len(self.handles) - 1
 
@@ -107,28 +111,28 @@ class Both:
         self.naive.fade(at, weight)
         self.compare()
 
-    def add(self, lane: int, weight: float) -> None:
-        self.real.counts.add(lane, 2, weight)
-        self.naive.outputs[lane][weight] += 2
+    def add(self, generation: int, weight: float) -> None:
+        self.real.counts.add(generation, 2, weight)
+        self.naive.outputs[generation][weight] += 2
         self.compare()
 
     def shared(self, *chain: int) -> dict[int, int]:
         groups = self.real.shared_prefix(pack(*chain))
         assert [blocks for blocks, _ in groups] == sorted({blocks for blocks, _ in groups})
         found: dict[int, int] = {}
-        for blocks, lanes in groups:
-            held = [lane for lane in range(LANES) if lanes >> lane & 1]
+        for blocks, generations in groups:
+            held = [generation for generation in range(LANES) if generations >> generation & 1]
             assert not found.keys() & set(held)
             found.update(dict.fromkeys(held, blocks))
         return found
 
     def compare(self) -> None:
-        for lane in range(LANES):
-            assert self.real.counts.count(lane) == self.naive.count(lane)
-        for handle, (lane, chain) in zip(self.handles, self.naive.live, strict=True):
+        for generation in range(LANES):
+            assert self.real.counts.count(generation) == self.naive.count(generation)
+        for handle, (generation, chain) in zip(self.handles, self.naive.live, strict=True):
             assert self.real.chain(handle) == pack(*chain)
-            expected = {one: self.naive.weights.get((lane, one), 1.0) for one in chain}
-            found = self.real.counts.weights(lane, self.real.chain(handle))
+            expected = {one: self.naive.weights.get((generation, one), 1.0) for one in chain}
+            found = self.real.counts.weights(generation, self.real.chain(handle))
             found = {struct.unpack("=Q", struct.pack("=Q", one))[0]: found[one] for one in found}
             assert found == {one: expected[one] for one in expected if expected[one] != 1.0}
             assert (pack(*chain[:1]) in self.real.root.children) is bool(chain)
@@ -149,7 +153,7 @@ def test_any_history(
     both = Both(form)
     for verb, number, what in history:
         if verb == "acquire":
-            both.acquire(*what, lane=number)
+            both.acquire(*what, generation=number)
         elif verb == "add":
             both.add(number, what)
         elif both.handles:
@@ -193,18 +197,18 @@ def test_what_is_not_there_is_refused(form: ModuleType) -> None:
     counts.enter(0, pack(1, 2))
     with pytest.raises(KeyError):
         counts.leave(0, pack(3))
-    for lane in (1, 2):
+    for generation in (1, 2):
         with pytest.raises(IndexError):
-            counts.enter(lane, pack(1))
+            counts.enter(generation, pack(1))
         with pytest.raises(IndexError):
-            counts.count(lane)
+            counts.count(generation)
 
 
 def test_a_long_prompt_forks_and_heals(both: Both) -> None:
     prompt = range(10_000, 10_512)
     both.acquire(*prompt)
     for cut in (1, 2, 255, 256, 511):
-        fork = both.acquire(*prompt[:cut], 7, 8, lane=1)
+        fork = both.acquire(*prompt[:cut], 7, 8, generation=1)
         assert both.shared(*prompt) == {1: cut, 0: 512}
         both.release(fork)
         assert (both.real.nodes, both.real.blocks) == (1, 512)
@@ -212,12 +216,12 @@ def test_a_long_prompt_forks_and_heals(both: Both) -> None:
 
 def test_a_node_that_many_lanes_use(both: Both) -> None:
     """More than its room for users grows by, in no order, and through a split."""
-    lanes = [2, 0, 1]
-    for lane in lanes:
-        both.acquire(1, 2, 3, 4, lane=lane)
-    both.acquire(1, 2, 9, lane=1)
+    generations = [2, 0, 1]
+    for generation in generations:
+        both.acquire(1, 2, 3, 4, generation=generation)
+    both.acquire(1, 2, 9, generation=1)
     assert both.shared(1, 2, 3) == {0: 3, 1: 3, 2: 3}
-    for _ in lanes:
+    for _ in generations:
         both.release(0)
     assert both.shared(1, 2, 3) == {1: 2}
 

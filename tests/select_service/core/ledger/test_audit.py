@@ -22,7 +22,7 @@ def lived(seed: int, bookings: int = 60) -> tuple[Ledger, list[LedgerReservation
     """A ledger with shared, repeated and faded blocks, seats that are taken, and some who went."""
     rng, ledger = random.Random(seed), Ledger(sequence_blocks=3)
     ledger.ensure(SLOTS)
-    ledger.loads.limit_seats(1, 4, 17)
+    ledger.loads.limit_running_requests(1, 4, 17)
     live: list[LedgerReservation] = []
     for number in range(bookings):
         blocks = [rng.randrange(3)] + [rng.randrange(40) for _ in range(rng.randrange(6))]
@@ -62,7 +62,7 @@ def spoil(column: str) -> Callable[[Ledger], None]:
 def forget(ledger: Ledger) -> None:
     """A reservation of which nobody took the load away."""
     name = next(iter(ledger.reservations_on(1))).reservation_id
-    del ledger._lanes[1].reservations[name]
+    del ledger._generations[1].reservations[name]
 
 
 @pytest.mark.parametrize(

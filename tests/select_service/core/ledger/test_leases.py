@@ -167,7 +167,7 @@ def test_a_closed_lease_is_not_opened_by_a_request_that_comes_late(fleet: Fleet)
         opened(fleet)
     assert (caught.value.status, caught.value.field) == (409, "lease_id")
     assert listed(fleet) == []
-    leases = fleet.core.desk.leases
+    leases = fleet.core.lifecycle.leases
     assert (leases.opened, leases.reopening) == (1, 1)
     fleet.now += 0.1
     opened(fleet)
@@ -190,8 +190,8 @@ def test_limits() -> None:
     opened(fleet, "a")
     with pytest.raises(TooManyLeases) as caught:
         opened(fleet, "c")
-    assert (caught.value.status, fleet.core.desk.leases.refused) == (503, 1)
-    ends_s = fleet.core.desk.leases.next_expiry() - fleet.now
+    assert (caught.value.status, fleet.core.lifecycle.leases.refused) == (503, 1)
+    ends_s = fleet.core.lifecycle.leases.next_expiry() - fleet.now
     assert caught.value.retry_after_s == ends_s > 1.0, "then the first ends, if nobody renews it"
     for name, owner in (("", "o"), ("abcd", "o"), ("a", ""), ("a", "abcd")):
         with pytest.raises(InvalidField) as wrong:
@@ -286,7 +286,7 @@ def test_long_prompts_make_short_turns() -> None:
     more = True
     while more:
         more, _ = fleet.core.tick(fleet.now)
-        left = len(fleet.core.desk.bookings)
+        left = len(fleet.core.lifecycle.bookings)
         assert before - left <= 2, "4096 blocks of its own are worth a turn"
         before = left
     assert before == 0

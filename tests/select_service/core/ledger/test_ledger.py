@@ -46,7 +46,7 @@ def shared(ledger: Ledger, *hashes: int) -> list[float] | None:
     if groups is None:
         return None
     by_slot = {int(slot): float(blocks) for blocks, slots in groups for slot in slots}
-    return [by_slot.get(slot, 0.0) for slot in range(len(ledger._lanes))]
+    return [by_slot.get(slot, 0.0) for slot in range(len(ledger._generations))]
 
 
 def test_prefill_of_the_full_range_of_u64_leaves_nothing_behind(ledger: Ledger) -> None:
@@ -187,8 +187,8 @@ class AgainstTheTwin(RuleBasedStateMachine):
         seats=st.sampled_from([None, 1, 2, 3, 2**64 - 1]),
         wait=st.sampled_from([0, 5, 100]),
     )
-    def limit_seats(self, slot: int, seats: int | None, wait: int) -> None:
-        self.ledger.loads.limit_seats(slot, seats, wait)
+    def limit_running_requests(self, slot: int, seats: int | None, wait: int) -> None:
+        self.ledger.loads.limit_running_requests(slot, seats, wait)
         self.twin.seats.pop(slot, None)
         if seats is not None:
             self.twin.seats[slot] = seats, wait

@@ -170,11 +170,11 @@ def test_a_worker_that_registers_again_as_it_was_changes_nothing() -> None:
     ledger = Ledger()
     ledger.ensure(1)
     ledger.loads.limit_step(0, 2000)
-    ledger.loads.limit_seats(0, 4, 7)
+    ledger.loads.limit_running_requests(0, 4, 7)
     ledger.book("one", 0, b"", 100_000, 1.0)
     told = ledger.loads.pack()
     ledger.loads.limit_step(0, 2000)
-    ledger.loads.limit_seats(0, 4, 7)
+    ledger.loads.limit_running_requests(0, 4, 7)
     assert ledger.loads.ahead.tolist() == [100_000.0]
     assert ledger.loads.pack() is told
 

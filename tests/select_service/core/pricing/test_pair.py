@@ -121,7 +121,7 @@ def test_a_scope_knows_its_roles_when_workers_change() -> None:
     fleet = Fleet()
 
     def given_roles() -> bool:
-        return fleet.core.partitions[DEFAULT].seating.roles.given
+        return fleet.core.partitions[DEFAULT].fleet_slots.roles.given
 
     fleet.worker(1)
     assert not given_roles()

@@ -76,4 +76,4 @@ def open_here(node: Node) -> list[tuple[str, str, float, int]]:
 
 
 def owned(node: Node) -> int:
-    return len(node.core.desk.announcer.claims.own)
+    return len(node.core.lifecycle.announcer.claims.own)

@@ -71,7 +71,7 @@ def test_a_known_id_is_never_booked_anew(ask: Any, bare: bool) -> None:
     assert not here.effects.published
     with pytest.raises(ReservationConflict):
         ask(here, isl=49)
-    assert len(here.core.desk.bookings) == 0
+    assert len(here.core.lifecycle.bookings) == 0
     if not bare:  # by whatever route it would be booked on another worker
         with pytest.raises(ReservationConflict):
             here.book("z", 1, *PROMPT)
@@ -178,7 +178,7 @@ def test_what_a_dead_owner_left_on_an_absent_worker_ages_as_elsewhere() -> None:
     assert taken(here) == first
     here.turn(half_s)
     here.turn(1.0)
-    assert here.core.desk.announcer.claims.counters.orphans_expired == 1
+    assert here.core.lifecycle.announcer.claims.counters.orphans_expired == 1
     with pytest.raises(ReservationNotFound):
         here.done("z")
     here.book("z", 1, *PROMPT)

@@ -49,8 +49,8 @@ def test_who_hears_the_end_of_a_claim_before_its_adoption_knows_the_reservation(
     told.hears(Said(OURS, 1, adoption.seq, [record]))
     here.hears(*told.turn(1.0))
     assert told.load(1) == here.load(1) == (0, 2, 1)
-    theirs = told.core.desk.announcer.claims.sets[OURS]
-    assert theirs.digest == here.core.desk.announcer.claims.own.digest
+    theirs = told.core.lifecycle.announcer.claims.sets[OURS]
+    assert theirs.digest == here.core.lifecycle.announcer.claims.own.digest
     told.free("a")
     here.hears(told.effects.published[0])
     assert here.load(1) == told.load(1) == (0, 0, 0)
@@ -107,7 +107,7 @@ def test_of_adoptions_in_a_row_the_last_is_the_heir() -> None:
     _, second_end = again.items
     last.hears(Said(2000, 1, 50, [second_end]))  # of a claim nobody has told it of
     last.hears(Said(2000, 1, 51, [first_end]))
-    assert last.core.desk.bookings.get("a").reservation.origin == 3000
+    assert last.core.lifecycle.bookings.get("a").reservation.origin == 3000
     assert last.load(1) == (16, 1, 1)
 
 
@@ -116,10 +116,10 @@ def test_an_heir_is_known_on_the_terms_of_the_old_claim_until_its_owner_tells_ot
     adoption = adopted(here, there, third, ttl_s=60.0)
     record, end = adoption.items
     third.hears(Said(2000, 1, 9, [end]))
-    assert third.core.desk.bookings.get("a").reservation.ttl_s == 60.0
+    assert third.core.lifecycle.bookings.get("a").reservation.ttl_s == 60.0
     other = msgspec.structs.replace(record, ttl_s=90.0)
     third.hears(Said(OURS, 1, adoption.seq, [other]))
-    assert third.core.desk.bookings.get("a").reservation.ttl_s == 90.0
+    assert third.core.lifecycle.bookings.get("a").reservation.ttl_s == 90.0
     assert third.load(1) == (16, 1, 1)
 
 
@@ -141,14 +141,14 @@ def test_two_adoptions_of_one_orphan_are_one_reservation() -> None:
     for one in (here, third):
         one.hears(there.effects.published[0])  # it has heard of no adoption
         assert one.load(1) == (0, 0, 0)
-        assert not one.core.desk.announcer.claims.alive("a")
+        assert not one.core.lifecycle.announcer.claims.alive("a")
 
 
 def taken_back(there: Replica, third: Replica) -> ClaimRecord:
     """What `third` knows as a reservation of `there`, under its number after another had it."""
     there.book("a", 1, 1)
     third.hears(there.effects.published[0])
-    (claim,) = third.core.desk.announcer.claims.alive("a")
+    (claim,) = third.core.lifecycle.announcer.claims.alive("a")
     return claim.succeeded(claim.born + 8)
 
 
@@ -164,10 +164,12 @@ def test_what_we_were_told_is_not_lost_when_its_owner_has_taken_a_claim_back(
         end = Ended("a", *record.adopts[-1], (2000, record.born))
         third.hears(Said(2000, 1, record.born + 1, [end]))
         assert third.load(1) == (16, 2, 1), "the heir is known by the end of the other one"
-    hashes = third.core.desk.elsewhere.chain_of(third.core.desk.announcer.claims.alive("a")[0])
+    hashes = third.core.lifecycle.elsewhere.chain_of(
+        third.core.lifecycle.announcer.claims.alive("a")[0]
+    )
     third.hears(Said(2000, 1, record.born, [msgspec.structs.replace(record, hashes=hashes)]))
     assert third.load(1) == (16, 2, 1)
-    (claim,) = third.core.desk.announcer.claims.alive("a")
+    (claim,) = third.core.lifecycle.announcer.claims.alive("a")
     assert claim.born == record.born
     grown = Grown("a", 2000, record.born, ClaimGrowth(outputs={3000: 1}))
     assert [grown] == [one for said in third.turn() if isinstance(said, Said) for one in said.items]
@@ -176,7 +178,7 @@ def test_what_we_were_told_is_not_lost_when_its_owner_has_taken_a_claim_back(
 def test_what_is_told_of_a_claim_by_hearsay_happened_to_what_took_it_over() -> None:
     there, third = Replica(2000), Replica(3000)
     record = taken_back(there, third)
-    (claim,) = third.core.desk.announcer.claims.alive("a")
+    (claim,) = third.core.lifecycle.announcer.claims.alive("a")
     old = msgspec.structs.replace(claim.record, growth=ClaimGrowth(outputs={OURS: 1}))
     third.hears(Said(2000, 1, record.born, [record]))
     assert third.load(1) == (16, 0, 1)
@@ -275,9 +277,9 @@ def test_who_was_put_back_to_before_an_end_is_reminded_of_it() -> None:
     there.free("a")
     here.hears(there.effects.published[0])
     again = Replica(2000)
-    again.core.desk.announcer.claims.outbox.epoch = 2
+    again.core.lifecycle.announcer.claims.outbox.epoch = 2
     again.book("a", 1, 1)  # under the number it had
-    again.core.desk.announcer.claims.outbox.seq = 1 << 40
+    again.core.lifecycle.announcer.claims.outbox.seq = 1 << 40
     here.hears(*again.turn())
     here.turn(1.0)
     (pull,) = here.pulls
@@ -304,6 +306,6 @@ def test_what_a_snapshot_ends_is_booked_anew_at_the_time_of_that_turn() -> None:
     third.core.replica_operations.snapshot_part(2000, SnapshotEnd(0), third.now)
     third.core.replica_operations.snapshot_end(2000, third.now, complete=True)
     third.turn(1.0)
-    reservation = third.core.desk.bookings.get("a").reservation
+    reservation = third.core.lifecycle.bookings.get("a").reservation
     assert reservation.origin == 4000
     assert reservation.touched == third.now

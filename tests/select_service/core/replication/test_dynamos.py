@@ -138,7 +138,7 @@ def test_an_admission_that_comes_while_the_id_is_live_uses_its_early_end_up() ->
 
 def test_early_ends_are_forgotten_after_a_while_and_beyond_a_limit() -> None:
     here = Replica(replica_ended_max=2, replica_ended_s=10.0)
-    early = here.core.replicas.hearing.foreigners.early
+    early = here.core.replicas.message_applier.dynamo_peers.early
     for name in ("a" * 10_000, "y", "z"):
         here.dynamo("Free", request_id=name)
     assert early.lost == 1
@@ -168,7 +168,7 @@ def test_what_a_dynamo_freed_is_over_with_every_replica_that_took_it_over() -> N
     there, third = Replica(2000), Replica(3000)
     there.book("x", 1, 1)
     third.hears(there.effects.published[0])
-    (claim,) = third.core.desk.announcer.claims.alive("x")
+    (claim,) = third.core.lifecycle.announcer.claims.alive("x")
     heirs = [claim.succeeded(7), claim.succeeded(8)]
     third.hears(Said(OURS, 1, 7, [heirs[0], Ended("x", *claim.key, (OURS, 7))]))
     third.dynamo("Free")

@@ -56,8 +56,8 @@ def healed(here: Replica, there: Replica) -> None:
         if one.router_id == there.router_id
     )
     assert status.state == "synced"
-    ours = here.core.desk.announcer.claims.sets[there.router_id]
-    theirs = there.core.desk.announcer.claims.own
+    ours = here.core.lifecycle.announcer.claims.sets[there.router_id]
+    theirs = there.core.lifecycle.announcer.claims.own
     assert {name: one.born for name, one in ours.by_id.items()} == {
         name: one.born for name, one in theirs.by_id.items()
     }
@@ -78,9 +78,9 @@ def test_a_claim_under_a_garbled_id_goes_when_its_owner_names_the_right_one() ->
     here, there = acquainted()
     there.book(NAME, 1, 5)
     here.hears(with_event(told(there), request_id=GHOST))
-    assert here.core.desk.bookings.live(GHOST) is not None
+    assert here.core.lifecycle.bookings.live(GHOST) is not None
     healed(here, there)
-    assert here.core.desk.bookings.live(GHOST) is None
+    assert here.core.lifecycle.bookings.live(GHOST) is None
     assert claims_corrected(here) == 1
     there.free(NAME)
     here.hears(there.effects.published[0])
@@ -143,8 +143,8 @@ def test_what_the_digest_leaves_out_is_put_right_with_the_next_snapshot() -> Non
     here.hears(ALIKE(admission, select_service=stamp))
     there.book("b", 1, 6)  # lost
     healed(here, there)
-    (claim,) = (one for one in here.core.desk.announcer.claims.alive(NAME))
-    (theirs,) = (one for one in there.core.desk.announcer.claims.alive(NAME))
+    (claim,) = (one for one in here.core.lifecycle.announcer.claims.alive(NAME))
+    (theirs,) = (one for one in there.core.lifecycle.announcer.claims.alive(NAME))
     assert claim.record == ALIKE(theirs.record, hashes=b"")
     assert claims_corrected(here) == 1
 
@@ -171,7 +171,7 @@ def test_an_end_of_another_id_under_the_name_of_a_claim_is_not_its_end(freed: bo
     assert stamp is not msgspec.UNSET
     wrong = Ended(GHOST, there.router_id, stamp.seq, freed=freed)
     here.hears(Said(there.router_id, 1, stamp.seq + 1, [wrong]))  # for another statement
-    there.core.desk.announcer.claims.outbox.seq += 1
+    there.core.lifecycle.announcer.claims.outbox.seq += 1
     here.hears(admission)  # overtaken
     assert here.load(1) == (16, 1, 1)
     for _ in range(2):

@@ -42,8 +42,8 @@ def test_words_under_our_own_name_that_we_never_said_are_counted() -> None:
 
 def hostile_words(here: Replica, there: Replica) -> list[Any]:
     """What would end or change the one reservation of `there`, were its owner to say it."""
-    (claim,) = there.core.desk.announcer.claims.own.by_id.values()
-    seq = there.core.desk.announcer.claims.outbox.seq
+    (claim,) = there.core.lifecycle.announcer.claims.own.by_id.values()
+    seq = there.core.lifecycle.announcer.claims.outbox.seq
     return [
         Said(there.router_id, 1, seq + 1, [Ended("a", *claim.key, freed=True)]),
         Said(there.router_id, 2, (1 << 40) + 1, [Ended("a", *claim.key)]),
@@ -102,7 +102,7 @@ def test_ends_of_what_nobody_owns_change_nothing() -> None:
     there.book("theirs", 1, 7)
     here.hears(*there.effects.published)
     load = here.load(1)
-    (claim,) = here.core.desk.announcer.claims.own.by_id.values()
+    (claim,) = here.core.lifecycle.announcer.claims.own.by_id.values()
     strange: list[Any] = [
         Ended("mine", OURS, claim.born + 1, freed=True),  # another life of the id
         Ended("mine", 4711, claim.born, freed=True),  # an owner nobody knows
@@ -161,7 +161,7 @@ def test_output_is_told_by_so_many_routers_and_no_more() -> None:
     """Each of them is remembered as long as the claim: they would fill the memory, a few a word."""
     here = Replica()
     here.book("mine", 1, 5)
-    (claim,) = here.core.desk.announcer.claims.own.by_id.values()
+    (claim,) = here.core.lifecycle.announcer.claims.own.by_id.values()
     for seq in range(1, 4):
         first = seq * OUTPUT_TELLERS_MAX
         told = ClaimGrowth(outputs=dict.fromkeys(range(first, first + OUTPUT_TELLERS_MAX), 1))
@@ -171,7 +171,7 @@ def test_output_is_told_by_so_many_routers_and_no_more() -> None:
     assert len(claim.outputs) == OUTPUT_TELLERS_MAX
     late = ClaimRecord("unheard", 77, "default", "default", 16, 1, 0)
     here.hears(Said(3000, 1, 20, [late]), peer="tcp://evil:1")
-    (unheard,) = here.core.desk.announcer.claims.alive("unheard")
+    (unheard,) = here.core.lifecycle.announcer.claims.alive("unheard")
     assert len(unheard.outputs) == OUTPUT_TELLERS_MAX
 
 
@@ -179,7 +179,7 @@ def test_our_own_count_told_to_us_does_not_overflow() -> None:
     """What we say of it afterwards must fit the words there are."""
     here = Replica()
     here.book("mine", 1, 5)
-    (claim,) = here.core.desk.announcer.claims.own.by_id.values()
+    (claim,) = here.core.lifecycle.announcer.claims.own.by_id.values()
     told = ClaimGrowth(outputs={OURS: OUTPUT_BLOCKS_MAX, 2: OUTPUT_BLOCKS_MAX})
     here.hears(Said(3000, 1, 1, [Grown("mine", *claim.key, told)]), peer="tcp://evil:1")
     here.core.reservations.output_block("mine", 0.5, here.now)

@@ -196,7 +196,7 @@ def test_ends_of_earlier_builds_are_read() -> None:
     one, two = net.nodes
     book(one, "r")
     net.run(1.0)
-    key = next(iter(two.core.desk.announcer.claims.alive("r"))).key
+    key = next(iter(two.core.lifecycle.announcer.claims.alive("r"))).key
     two.is_down = True
     two.rows = {("reservation", "r"): b"\xc1" + msgspec.msgpack.encode([key])}
     two.reboot()
@@ -406,7 +406,7 @@ def test_a_claim_whose_booking_is_another_ones_outlives_a_restart() -> None:
     net.run(2.0)
     aside = max((two, three), key=lambda node: node.router_id)
     booked = min((two, three), key=lambda node: node.router_id)
-    assert aside.core.desk.announcer.claims.own.by_id["r"].reservation is None
+    assert aside.core.lifecycle.announcer.claims.own.by_id["r"].reservation is None
     aside.flush()
     aside.is_down = booked.is_down = True
     aside.reboot()

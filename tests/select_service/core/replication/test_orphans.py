@@ -22,8 +22,8 @@ def test_a_call_for_an_orphan_adopts_it() -> None:
         there.hears(said)
     for one in (here, there, third):
         assert one.load(1) == (0, 1, 1)
-        assert one.core.desk.bookings.get("a").reservation.origin in ("local", OURS)
-    assert here.core.desk.announcer.claims.adopted == 1
+        assert one.core.lifecycle.bookings.get("a").reservation.origin in ("local", OURS)
+    assert here.core.lifecycle.announcer.claims.adopted == 1
     here.tick(301.0)  # it is ours now, and nobody called
     assert endings(here.effects.published) == ["Free"]
 
@@ -38,13 +38,13 @@ def test_a_replica_that_leaves_says_so_and_what_it_owned_moves_with_the_next_cal
     (status,) = here.core.replica_operations.status(here.now)
     assert status.state == "leaving"
     here.done("a")
-    assert here.core.desk.announcer.claims.adopted == 0, "it is still there to end its own"
+    assert here.core.lifecycle.announcer.claims.adopted == 0, "it is still there to end its own"
 
     here.hears(there.core.replica_operations.last_word())
     (status,) = here.core.replica_operations.status(here.now)
     assert status.state == "gone", "and nobody waits until the silence is long enough"
     here.done("b")
-    assert here.core.desk.announcer.claims.adopted == 1
+    assert here.core.lifecycle.announcer.claims.adopted == 1
     here.hears(there.turn(there.core.limits.replica_heartbeat_s)[-1])
     (status,) = here.core.replica_operations.status(here.now)
     assert status.state != "gone", "it has come back after all"
@@ -95,7 +95,7 @@ def test_the_last_word_of_an_earlier_life_is_none() -> None:
     here, there = acquainted()
     last = there.core.replica_operations.last_word()
     again = Replica(2000)
-    claims = again.core.desk.announcer.claims
+    claims = again.core.lifecycle.announcer.claims
     claims.outbox.epoch, claims.outbox.seq = 2, 1 << SEQ_BITS
     here.hears(*again.turn())
     again.book("a", 1, 1)
@@ -104,7 +104,7 @@ def test_the_last_word_of_an_earlier_life_is_none() -> None:
     (status,) = here.core.replica_operations.status(here.now)
     assert status.state != "gone"
     here.done("a")
-    assert here.core.desk.announcer.claims.adopted == 0, "it lives"
+    assert here.core.lifecycle.announcer.claims.adopted == 0, "it lives"
 
 
 def test_an_orphan_freed_after_its_time_is_freed_at_its_owner_too() -> None:
@@ -138,4 +138,4 @@ def test_who_is_gone_for_long_is_forgotten() -> None:
     here.tick(here.core.limits.replica_orphan_ttl_s)
     here.turn(here.core.limits.replica_ended_s)
     assert here.core.replica_operations.status(here.now) == []
-    assert here.core.desk.announcer.claims.sets.keys() == {OURS}
+    assert here.core.lifecycle.announcer.claims.sets.keys() == {OURS}

@@ -20,7 +20,7 @@ def booked_twice() -> tuple[Net, Node, Node]:
     net.run(2.0)
     assert sizes(net) == [1, 1]
     assert other.ledger().keys() == {"r"}
-    assert other.core.desk.bookings.get("r").reservation.origin == one.router_id
+    assert other.core.lifecycle.bookings.get("r").reservation.origin == one.router_id
     return net, one, other
 
 
@@ -30,7 +30,7 @@ def test_a_claim_that_is_booked_again_has_its_lease_again() -> None:
         net.run(15.0)
         other.core.reservations.renew_lease("second", LeaseRenewal(), net.now)
     assert sizes(net) == [1, 1], "that the first was missed ends the first alone"
-    reservation = other.core.desk.bookings.get("r").reservation
+    reservation = other.core.lifecycle.bookings.get("r").reservation
     assert reservation.origin == "local"
     assert reservation.lease is not None
     assert reservation.lease.lease_id == "second"
@@ -56,7 +56,7 @@ def test_a_claim_that_is_booked_again_has_its_time_to_live_again() -> None:
     net.cut.clear()
     net.run(7.0)
     assert sizes(net) == [1, 1]
-    assert other.core.desk.bookings.get("r").reservation.ttl_s == 12.0
+    assert other.core.lifecycle.bookings.get("r").reservation.ttl_s == 12.0
     net.run(13.0)
     assert sizes(net) == [0, 0]
 

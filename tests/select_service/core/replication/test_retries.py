@@ -57,8 +57,8 @@ def taken(fleet: Replica, name: str = "a", *, isl: int = 48, **more: Any) -> Any
 
 def leased(fleet: Replica, name: str = "a", *, isl: int = 48) -> Any:
     """Under a lease that only one replica has open."""
-    if fleet.router_id == THERE and fleet.core.desk.leases.find("lease") is None:
-        fleet.core.desk.leases.open("lease", "o", 60.0, fleet.now)
+    if fleet.router_id == THERE and fleet.core.lifecycle.leases.find("lease") is None:
+        fleet.core.lifecycle.leases.open("lease", "o", 60.0, fleet.now)
     return fleet.take(name, *PROMPT, isl=isl, lease_id="lease", selection_id="selected")
 
 
@@ -131,10 +131,10 @@ def told(fleet: Replica) -> list[Any]:
 
 
 def conflicts(ask: Ask, fleet: Replica, **body: Any) -> None:
-    before = fleet.core.desk.bookings.own
+    before = fleet.core.lifecycle.bookings.own
     with pytest.raises(ReservationConflict):
         ask(fleet, **body)
-    assert fleet.core.desk.bookings.own == before
+    assert fleet.core.lifecycle.bookings.own == before
 
 
 def agrees(ask: Ask, first: Any, fleet: Replica) -> None:
@@ -179,7 +179,7 @@ def test_a_repeat_at_the_heir_of_a_dead_owner_and_at_who_hears_of_it(ask: Ask) -
     silent(here)
     agrees(ask, first, here)
     here.core.reservations.output_block("a", None, here.now)  # which adopts it
-    assert here.core.desk.announcer.claims.adopted == 1
+    assert here.core.lifecycle.announcer.claims.adopted == 1
     agrees(ask, first, here)
     third = furnished(Replica(3000), ask)
     tell(here, third, here.turn())
@@ -196,10 +196,12 @@ def test_a_repeat_after_a_restart_from_state(ask: Ask, who: str) -> None:
     disk = Disk((there if who == "owner" else here).core.keep_changes())
     if who == "owner":
         for key in ("a", "a:prefill", "a:decode"):
-            if there.core.desk.bookings.live(key) is not None:
-                there.core.desk.bookings.touched(there.core.desk.bookings.get(key))
+            if there.core.lifecycle.bookings.live(key) is not None:
+                there.core.lifecycle.bookings.touched(there.core.lifecycle.bookings.get(key))
         if ask is leased:
-            there.core.desk.leases.touch(there.core.desk.leases.get("lease"), there.now, 61.0)
+            there.core.lifecycle.leases.touch(
+                there.core.lifecycle.leases.get("lease"), there.now, 61.0
+            )
         disk.write(there)
         known = there
     else:
@@ -252,9 +254,9 @@ def test_of_an_older_version_s_reservation_no_request_is_a_repeat_until_it_is_to
         for one in there.core.replica_operations.snapshot(there.now)
         if isinstance(one, ClaimRecord)
     )
-    here.hears(Said(THERE, 1, there.core.desk.announcer.claims.outbox.seq + 1, [record]))
+    here.hears(Said(THERE, 1, there.core.lifecycle.announcer.claims.outbox.seq + 1, [record]))
     agrees(taken, first, here)
-    assert here.core.desk.announcer.claims.counters.claims_corrected == 0
+    assert here.core.lifecycle.announcer.claims.counters.claims_corrected == 0
 
 
 @pytest.mark.parametrize(
@@ -276,7 +278,7 @@ def test_a_reservation_of_dynamo_is_nobody_s_repeat() -> None:
     here.dynamo(add(*PROMPT, tokens=48), "a")
     for ask in (reserved, taken, in_wave):
         conflicts(ask, here)
-    assert here.core.desk.bookings.get("a").reservation.origin == DYNAMO
+    assert here.core.lifecycle.bookings.get("a").reservation.origin == DYNAMO
 
 
 def test_an_id_made_here_has_no_repeat_to_tell_of() -> None:

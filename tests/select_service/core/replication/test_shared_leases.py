@@ -330,7 +330,7 @@ def test_without_room_for_another_lease_a_renewal_keeps_the_orphans_alive() -> N
     assert owned(node) == 1, "adopted, with the time to live of its lease"
     net.run(30.0)
     assert sizes(net) == [0, 0]
-    assert net.nodes[1].core.desk.leases.refused >= 4
+    assert net.nodes[1].core.lifecycle.leases.refused >= 4
 
 
 def test_without_room_for_a_copy_orphans_age_singly() -> None:
@@ -342,7 +342,7 @@ def test_without_room_for_a_copy_orphans_age_singly() -> None:
     assert sizes(net) == [COUNT]
     net.run(LIMITS.replica_timeout_s + 20.0)
     assert sizes(net) == [0]
-    assert net.nodes[1].core.desk.announcer.claims.copies.refused >= COUNT
+    assert net.nodes[1].core.lifecycle.announcer.claims.copies.refused >= COUNT
 
 
 def test_an_owner_that_comes_back_finds_its_lease_as_it_is(three: Net) -> None:

@@ -57,7 +57,7 @@ def test_there_are_both_legs_or_none_and_all_load_ends(
     fleet = Fleet()
     for worker in ROLES:
         step(fleet, "worker", 0, worker)
-    live = fleet.core.desk.bookings
+    live = fleet.core.lifecycle.bookings
     for one in steps:
         before = {name for n in range(4) for name in leg_ids(f"r{n}") if live.live(name)}
         pairs = {leg.reservation.pair for n in range(4) for leg in live.legs(f"r{n}")}

@@ -126,6 +126,6 @@ def test_how_far_a_rank_is_believed() -> None:
     view = FleetTable(service)
     assert row(look(view))["trust"] == 1.0
     (partition,) = service.core.partitions.values()
-    ((_, slot),) = partition.seating.seats()
+    ((_, slot),) = partition.fleet_slots.ranks_and_slots()
     partition.trust.note_freshness(slot, 0.4, ("lag",))
     assert row(look(view))["trust"] == 0.4

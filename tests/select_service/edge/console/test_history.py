@@ -46,7 +46,7 @@ def test_a_point_knows_what_was_cached_and_refused() -> None:
         assert read(book.now())["failed"] == 1
         seat(service)
         (partition,) = service.core.partitions.values()
-        (rank, _), *_ = partition.seating.seats()
+        (rank, _), *_ = partition.fleet_slots.ranks_and_slots()
         tokens = list(range(64))
         partition.index.store(rank, Tier.DEVICE, None, [1, 2], block_hashes(tokens[:32], 16))
         for body in ({"token_ids": tokens}, {"token_ids": tokens, "reservation_id": "a"}):

@@ -87,16 +87,16 @@ def _endpoints(ranks: int) -> dict[str, str]:
 
 def test_nothing_is_computed_while_nobody_looks() -> None:
     async def use(port: int, service: Driver, server: Server) -> None:
-        counts = server._door._traffic.console
+        counts = server._application._traffic.console
         async with watching(port) as page:
             await page.next()
             assert counts.clients == 1
             assert counts.rounds > 0
         await until(lambda: counts.clients == 0)
-        booth = server._door._booth
-        assert booth is not None
-        assert booth._console is not None
-        live = booth._console._live
+        console = server._application._console
+        assert console is not None
+        assert console._console is not None
+        live = console._console._live
         await until(lambda: live._rounds is None)
         assert live._view is None, "nor remembered"
         rounds = counts.rounds
@@ -115,7 +115,7 @@ def _book_if_possible(service: Driver, name: str) -> None:
 
 def test_pages_are_bounded_and_counted() -> None:
     async def use(port: int, _: Driver, server: Server) -> None:
-        traffic = server._door._traffic
+        traffic = server._application._traffic
         async with watching(port) as one, watching(port) as two:
             await one.next()
             await two.next()
@@ -145,7 +145,7 @@ def test_head_opens_no_stream() -> None:
         wire.say(b"HEAD /console/events HTTP/1.1\r\nhost: s\r\n\r\n")
         head = await wire.reader.readuntil(b"\r\n\r\n")
         assert b" 200 " in head
-        assert server._door._traffic.console.clients == 0
+        assert server._application._traffic.console.clients == 0
 
     on_a_port(use, console_clients_max=1)
 
@@ -157,22 +157,22 @@ def test_a_client_without_pieces_is_told_so() -> None:
         text = await wire.rest()
         assert b" 505 " in text.split(b"\r\n")[0]
         assert b"http_version_too_old" in text
-        assert server._door._traffic.console.clients == 0
+        assert server._application._traffic.console.clients == 0
 
     on_a_port(use)
 
 
 def test_who_does_not_read_is_dropped() -> None:
     async def use(port: int, service: Driver, server: Server) -> None:
-        traffic = server._door._traffic
+        traffic = server._application._traffic
         service.core.limits.worker_bytes_max = 1 << 30
         seat(service, 1, endpoint="http://" + "x" * 16_000_000)  # more than sockets take
         async with watching(port):
             await until(lambda: traffic.console.dropped == 1)
-            booth = server._door._booth
-            assert booth is not None
-            assert booth._console is not None
-            (client,) = booth._console._live._clients
+            console = server._application._console
+            assert console is not None
+            assert console._console is not None
+            (client,) = console._console._live._clients
             assert not client.messages, "and nothing is kept for it"
             async with watching(port) as other:
                 assert (await other.next())[0] == "snapshot", "the others go on"
@@ -217,7 +217,7 @@ def test_what_a_failed_look_had_found_is_told(monkeypatch: pytest.MonkeyPatch) -
             told = await page.until("ranks")
             assert told["ranks"][0][4] == 1, "the request that was booked"
             assert told["state"]["reservations"] == 1
-            assert server._door._traffic.console.faults == 1
+            assert server._application._traffic.console.faults == 1
 
     on_a_port(use)
 
@@ -229,9 +229,9 @@ class Breaths(TimeSlices):
         super().__init__()
         self.taken = 0
 
-    async def breathe(self) -> None:
+    async def yield_if_due(self) -> None:
         self.taken += 1
-        await super().breathe()
+        await super().yield_if_due()
 
 
 def test_pools_and_thresholds_are_written_one_by_one() -> None:
@@ -250,9 +250,11 @@ def test_pools_and_thresholds_are_written_one_by_one() -> None:
 
 def test_a_closed_view_has_nothing_to_say() -> None:
     async def use(_: int, service: Driver, server: Server) -> None:
-        booth = server._door._booth
-        assert booth is not None
-        view = LiveView(service, booth.history, server._door._traffic.console, {}, clients_max=1)
+        console = server._application._console
+        assert console is not None
+        view = LiveView(
+            service, console.history, server._application._traffic.console, {}, clients_max=1
+        )
         view.close()
         assert [message async for message in view.open()] == []
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from typing_extensions import override
 from uvicorn.server import ServerState
 
-from select_service.edge.app import create_door, create_driver
+from select_service.edge.app import create_application, create_driver
 from select_service.edge.driver.driver import Driver
 from select_service.edge.http.connection import HttpConnection, http_protocol
 from select_service.edge.http.connection_limits import ConnectionLimits
@@ -143,7 +143,7 @@ class Rig:
 
     @property
     def booked(self) -> list[str]:
-        return sorted(self.service.core.desk.bookings.by_id)
+        return sorted(self.service.core.lifecycle.bookings.by_id)
 
     @property
     def withdrawn(self) -> int:
@@ -170,13 +170,13 @@ async def rig(**settings: Any) -> AsyncIterator[Rig]:
     chosen = replace(SETTINGS, **settings)
     service = create_driver(chosen)
     await service.start()
-    door = create_door(service, chosen)[0]
-    kind = http_protocol(door, LIMITS, Connections())
+    application = create_application(service, chosen)[0]
+    kind = http_protocol(application, LIMITS, Connections())
     state = ServerState()
 
     def connect() -> FakeClient:
         client = FakeClient()
-        client.connection = kind(uvicorn.Config(door), state, {})
+        client.connection = kind(uvicorn.Config(application), state, {})
         client.connection.connection_made(client)
         return client
 

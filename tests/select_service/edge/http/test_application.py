@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from select_service.edge import server
-from select_service.edge.app import create_door
+from select_service.edge.app import create_application
 from select_service.edge.driver.driver import Driver
 from select_service.edge.http.traffic import CLIENT_GONE
 from select_service.edge.server import Server
@@ -85,7 +85,7 @@ def test_leaving_is_not_put_off_until_the_next_tick(monkeypatch: pytest.MonkeyPa
 
 def test_who_is_let_in_as_the_port_closes_is_sent_away() -> None:
     async def use(port: int, _: Driver, server: Server) -> None:
-        server._door.leave()
+        server._application.leave()
         late = await Wire.to(port)
         assert await late.rest() == b""
 
@@ -257,9 +257,9 @@ def test_only_http_is_served() -> None:
         async def nothing(*_: Any) -> Any:
             raise AssertionError
 
-        door, _ = create_door(Driver(), SETTINGS)
+        application, _ = create_application(Driver(), SETTINGS)
         with pytest.raises(RuntimeError, match="websocket"):
-            await door({"type": "websocket"}, nothing, nothing)
+            await application({"type": "websocket"}, nothing, nothing)
 
     asyncio.run(run())
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from select_service.edge.app import create_door, create_driver
+from select_service.edge.app import create_application, create_driver
 from select_service.edge.codec.responses import Response
 from select_service.edge.driver.driver import Driver
 from select_service.edge.http.application import Application
@@ -167,16 +167,16 @@ def _told(answer: Any) -> Any:
     ],
 )
 def test_a_call_with_an_id_is_the_one_that_the_router_finds(name: str, is_usual: bool) -> None:
-    door = create_door(create_driver(SETTINGS), SETTINGS)[0]
-    head = door.head_of(b"application/json", None)
+    application = create_application(create_driver(SETTINGS), SETTINGS)[0]
+    head = application.head_of(b"application/json", None)
     found = set()
     for route in ROUTES:
         path = re.sub(r"{\w+}", name, route.pattern)
         for method in {route.method, "DELETE", "GET"}:
             line = f"{method} {path} HTTP/1.1".encode()
-            call = door.call_in_line(line) or door.call_with_id(line)
+            call = application.call_in_line(line) or application.call_with_id(line)
             if call is not None:
-                assert call == door.call_for(method.encode(), path.encode(), head, 2)
+                assert call == application.call_for(method.encode(), path.encode(), head, 2)
                 found.add((method, route.pattern))
     with_id = {(route.method, route.pattern) for route in ROUTES if "{" in route.pattern}
     assert with_id <= found if is_usual else not with_id & found
@@ -481,7 +481,7 @@ def test_a_crash_costs_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (status, json.loads(body)["code"]) == (500, "internal_error")
         wire.ask("GET", "/health")
         assert (await wire.answer())[0] == 200
-        assert server._door._traffic.crashes == 1
+        assert server._application._traffic.crashes == 1
 
     on_a_port(use)
 

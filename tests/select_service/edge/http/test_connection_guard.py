@@ -13,7 +13,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from select_service.edge.app import create_door, create_driver
+from select_service.edge.app import create_application, create_driver
 from select_service.edge.driver.driver import Driver
 from select_service.edge.http import connection_guard
 from select_service.edge.http.connection import HttpConnection, http_protocol
@@ -369,9 +369,9 @@ def _alone(transport: _Transport) -> HttpConnection:
         descriptors_kept=0,
     )
 
-    door = create_door(create_driver(SETTINGS), SETTINGS)[0]
-    made = http_protocol(door, limits, Connections())
-    return made(config=uvicorn.Config(door), server_state=ServerState(), app_state={})
+    application = create_application(create_driver(SETTINGS), SETTINGS)[0]
+    made = http_protocol(application, limits, Connections())
+    return made(config=uvicorn.Config(application), server_state=ServerState(), app_state={})
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from select_service.edge.app import create_door, create_driver
+from select_service.edge.app import create_application, create_driver
 from select_service.edge.http.connection import HttpConnection
 from select_service.edge.http.head_memory import PEERS_MAX, Peers
 from select_service.edge.http.listening_sockets import ListeningSockets
@@ -279,10 +279,10 @@ async def answers(streams: list[Stream], **chosen: Any) -> Outcome:
         seat(service)
         service.dumps._clock = lambda: 0.0  # how a dump is cut in pieces is a matter of time
         with ListeningSockets.bound((options.host, 0), None, 0) as entrances:
-            server = Server(options, *create_door(service, options), entrances)
+            server = Server(options, *create_application(service, options), entrances)
             server.config.load()
             said = [await told(server, stream) for stream in streams]
-            traffic = server._door._traffic
+            traffic = server._application._traffic
             assert traffic.crashes == 0
             assert not server.server_state.tasks
             counted = {name: dict(one.statuses) for name, one in traffic.routes.items()}

@@ -40,7 +40,7 @@ def test_a_real_client_that_leaves_in_the_instant_of_its_turn(end: str, loop: st
                 client.close()
             service.free("first")
             await until(lambda: service.waiting == 0)
-            await until(lambda: not service.core.desk.bookings.by_id)
+            await until(lambda: not service.core.lifecycle.bookings.by_id)
             client.close()
 
     if loop == "uvloop":
@@ -68,11 +68,11 @@ def test_an_answer_that_a_real_kernel_has_no_room_for(loop: str) -> None:
             accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
             body = request("/select_and_reserve", {**BOOK, **long})
             await asyncio.get_running_loop().run_in_executor(None, client.sendall, body)
-            await until(lambda: service.core.desk.bookings.by_id)
+            await until(lambda: service.core.lifecycle.bookings.by_id)
             await until(lambda: connection._unsent)
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             client.close()
-            await until(lambda: not service.core.desk.bookings.by_id)
+            await until(lambda: not service.core.lifecycle.bookings.by_id)
 
     if loop == "uvloop":
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -101,7 +101,7 @@ def test_a_task_cancelled_around_its_turn_has_an_answer_or_no_booking(turns: int
                 await asyncio.sleep(0)
             task.cancel()
             await asyncio.wait({task})
-            booked = list(service.driver.core.desk.bookings.by_id)
+            booked = list(service.driver.core.lifecycle.bookings.by_id)
             assert booked == ([] if task.cancelled() else ["mine"])
             assert turns or task.cancelled()
 
@@ -118,10 +118,10 @@ def test_a_task_cancelled_while_the_disk_writes_has_booked_nothing(
             path, body = FORMS[form]
             name = {"/reservations": "reserve"}.get(path, path[1:])
             task = asyncio.ensure_future(getattr(service, name)(body))
-            await until(lambda: service.driver.core.desk.bookings.by_id, pause_s=0)
+            await until(lambda: service.driver.core.lifecycle.bookings.by_id, pause_s=0)
             task.cancel()
             await asyncio.wait({task})
             assert task.cancelled()
-            await until(lambda: not service.driver.core.desk.bookings.by_id)
+            await until(lambda: not service.driver.core.lifecycle.bookings.by_id)
 
     run(use())

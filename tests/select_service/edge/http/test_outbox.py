@@ -10,7 +10,7 @@ import uvicorn
 from typing_extensions import override
 from uvicorn.server import ServerState
 
-from select_service.edge.app import create_door, create_driver
+from select_service.edge.app import create_application, create_driver
 from select_service.edge.codec.responses import Response
 from select_service.edge.http.connection import ANSWERS_MAX, HttpConnection, http_protocol
 from select_service.edge.http.connection_limits import ConnectionLimits
@@ -37,12 +37,12 @@ class _Sent(asyncio.Transport):
 
 
 def _connected() -> Callable[[_Sent], HttpConnection]:
-    door = create_door(create_driver(SETTINGS), SETTINGS)[0]
-    made = http_protocol(door, LIMITS, Connections())
+    application = create_application(create_driver(SETTINGS), SETTINGS)[0]
+    made = http_protocol(application, LIMITS, Connections())
     state = ServerState()
 
     def connect(transport: _Sent) -> HttpConnection:
-        connection = made(uvicorn.Config(door), state, {})
+        connection = made(uvicorn.Config(application), state, {})
         connection.connection_made(transport)
         return connection
 

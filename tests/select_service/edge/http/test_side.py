@@ -232,7 +232,7 @@ def test_replicas_heal_there_where_the_api_is_on_a_unix_socket(tmp_path: Path) -
             with LossyLink(published, heard, seed=1) as link:
                 two.register_peer(f"tcp://{HOST}:{heard}")
                 reserve(one, "before")
-                await until(lambda: two.core.desk.bookings.live("before") is not None)
+                await until(lambda: two.core.lifecycle.bookings.live("before") is not None)
                 assert two.replicas is not None
                 outcomes = two.replicas.pulls.outcomes
                 await until(lambda: outcomes["complete"] >= 1)
@@ -242,7 +242,7 @@ def test_replicas_heal_there_where_the_api_is_on_a_unix_socket(tmp_path: Path) -
                 await until(lambda: link.counts["lost"] > lost + 1)  # one may be a heartbeat
                 link.weather = CALM
                 reserve(one, "after")
-                await until(lambda: two.core.desk.bookings.live("missed") is not None)
+                await until(lambda: two.core.lifecycle.bookings.live("missed") is not None)
                 await until(lambda: outcomes["complete"] > pulled)
 
     with served(path, *args), httpx.Client(transport=httpx.HTTPTransport(uds=path)) as one:

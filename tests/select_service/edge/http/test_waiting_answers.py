@@ -32,7 +32,7 @@ def test_an_answer_that_has_to_wait_is_handed_over(monkeypatch: pytest.MonkeyPat
         )
         waiting, other = await Wire.to(port), await Wire.to(port)
         waiting.ask("GET", "/health")
-        await until(lambda: server._door._traffic.in_flight == 1)
+        await until(lambda: server._application._traffic.in_flight == 1)
         asked.set()
         assert (await waiting.answer())[2] == b'"late"'
         other.ask("GET", "/health")
@@ -72,7 +72,7 @@ def test_what_comes_behind_a_request_of_many_lines_that_waits_is_read_behind_it(
         kind = "content-type: application/json\r\n\r\n"
         behind = b"GET /health HTTP/1.1\r\nhost: s\r\n\r\n"
         wire.say(f"{head}{kind}".encode() + body + behind)
-        await until(lambda: server._door._traffic.in_flight == 1)
+        await until(lambda: server._application._traffic.in_flight == 1)
         asked.set()
         assert (await wire.answer())[2] == b'"late"'
         assert (await wire.answer())[0] == 200
@@ -94,7 +94,7 @@ def test_nonsense_behind_an_answer_that_waits_for_the_disk(
         wire = await Wire.to(port)
         wire.ask("GET", "/health")
         assert (await wire.answer())[2] == b'"owed"'
-        assert server._door._traffic.crashes == 0
+        assert server._application._traffic.crashes == 0
 
     on_a_port(use)
     assert not [record for record in caplog.records if record.exc_info]
@@ -168,7 +168,7 @@ def test_a_connection_is_not_idle_while_a_pipelined_request_waits(
             b"".join(b"GET /%b HTTP/1.1\r\nhost: s\r\n\r\n" % n for n in (b"health", b"ready"))
         )
         assert (await wire.answer())[0] == 200
-        await until(lambda: server._door._traffic.in_flight == 1)
+        await until(lambda: server._application._traffic.in_flight == 1)
         (connection,) = _connections(server)
         for now in (1e12, 2e12):  # the first notes that it is idle, if it is
             connection.sweep(now)

@@ -42,7 +42,7 @@ def test_limits_reach_their_index() -> None:
     driver = create_driver(replace(SETTINGS, kv_orphan_blocks_max=0))
     driver.upsert_worker(msgspec.convert(worker(1), WorkerSpec))
     (_, index), *_ = driver.core.registry.indexes()
-    rank = next(iter(driver.core.partitions.values())).seating.seats()[0][0]
+    rank = next(iter(driver.core.partitions.values())).fleet_slots.ranks_and_slots()[0][0]
     index.store(rank, Tier.DEVICE, 77, [1], bytes(8))
     assert index.stats.orphan_blocks == 0
     assert limit_hits(driver, Traffic(), index.stats.orphan_blocks_dropped)["kv_orphan_blocks_max"]

@@ -86,12 +86,12 @@ def test_captured_traffic_shows_no_ids(tmp_path: Path) -> None:
             seat(two)
             two.register_peer(endpoint)
             # what was booked before comes by a snapshot: over TLS, with the token
-            await until(lambda: two.core.desk.bookings.live("before") is not None)
+            await until(lambda: two.core.lifecycle.bookings.live("before") is not None)
             assert two.replicas is not None
             outcomes = two.replicas.pulls.outcomes  # counted once all of it has come
             await until(lambda: outcomes["complete"] == 1)
             book(one)
-            await until(lambda: two.core.desk.bookings.live(SECRET_ID) is not None)
+            await until(lambda: two.core.lifecycle.bookings.live(SECRET_ID) is not None)
             assert b"CURVE" in relay.seen
             assert SECRET_ID.encode() not in relay.seen
             assert b"default" not in relay.seen
@@ -110,10 +110,10 @@ def test_captured_traffic_shows_no_ids(tmp_path: Path) -> None:
                 spy.connect(f"tcp://127.0.0.1:{port}")
                 await until(lambda: check.refused > 0)
                 book(one, "later")
-                await until(lambda: two.core.desk.bookings.live("later") is not None)
+                await until(lambda: two.core.lifecycle.bookings.live("later") is not None)
                 assert not spy.poll(0)
             one.free(SECRET_ID)
-            await until(lambda: two.core.desk.bookings.live(SECRET_ID) is None)
+            await until(lambda: two.core.lifecycle.bookings.live(SECRET_ID) is None)
 
             # a key that is taken out hears no more, on the connection it has
             (tmp_path / "replicas").write_text(stranger.public + "\n")
@@ -125,7 +125,7 @@ def test_captured_traffic_shows_no_ids(tmp_path: Path) -> None:
             # and one that is put in again hears what it has missed
             (tmp_path / "replicas").write_text(other.public + "\n")
             one.security.prepare()()
-            await until(lambda: two.core.desk.bookings.live("unheard") is not None)
+            await until(lambda: two.core.lifecycle.bookings.live("unheard") is not None)
             assert publisher.key_check.accepted == 2
             await relay.stop()
 
@@ -166,7 +166,7 @@ def test_a_key_is_exchanged_under_traffic(tmp_path: Path) -> None:
                 service.core.replica_operations.announce(port)
                 seat(service)
                 service.register_peer(peer)
-            books = [one.core.desk.bookings, two.core.desk.bookings]
+            books = [one.core.lifecycle.bookings, two.core.lifecycle.bookings]
             number = 0
 
             async def agree(because: str) -> None:
@@ -255,7 +255,7 @@ def test_a_replica_whose_key_is_taken_out_is_listened_to_no_longer(tmp_path: Pat
             # a connection is no subscription yet, and what is missed here cannot be fetched
             await until(lambda: one.core.replicas.counters.heard > 0)
             book(two, "heard")
-            await until(lambda: one.core.desk.bookings.live("heard") is not None)
+            await until(lambda: one.core.lifecycle.bookings.live("heard") is not None)
             # what is in the list as it was, stays connected
             one.security.prepare()()
             assert dict(heard.states())[endpoint] is Link.CONNECTED
@@ -267,7 +267,7 @@ def test_a_replica_whose_key_is_taken_out_is_listened_to_no_longer(tmp_path: Pat
             book(two, "forged")
             sent = publisher.sent
             await until(lambda: publisher.sent > sent)
-            assert one.core.desk.bookings.live("forged") is None
+            assert one.core.lifecycle.bookings.live("forged") is None
 
     run(use)
 
@@ -285,7 +285,7 @@ def test_without_keys_captured_traffic_shows_ids() -> None:
             two.register_peer(await relay.start())
             await until(lambda: b"heartbeat" in relay.seen or len(relay.seen) > 500)
             book(one)
-            await until(lambda: two.core.desk.bookings.live(SECRET_ID) is not None)
+            await until(lambda: two.core.lifecycle.bookings.live(SECRET_ID) is not None)
             assert SECRET_ID.encode() in relay.seen
             await relay.stop()
 
@@ -314,7 +314,7 @@ def test_the_references_words_count_for_nothing_where_keys_are_asked_for(tmp_pat
             assert service.replicas is not None
             forged = msgspec.msgpack.encode(envelope | {"event": event})
             service.replicas._hear("tcp://evil:1", [TOPIC, forged])
-            assert service.core.desk.bookings.live(SECRET_ID) is not None
+            assert service.core.lifecycle.bookings.live(SECRET_ID) is not None
             assert service.replicas.foreign_refused == 1
             assert service.replicas.malformed == 0
 

@@ -15,7 +15,7 @@ def known(name: str, tenant_id: str) -> Replica:
     there.worker(9, tenant_id=tenant_id)
     there.take(name, 1, 2, tenant_id=tenant_id)
     tell(there, here)
-    assert here.core.desk.tenant_of(name) == tenant_id
+    assert here.core.lifecycle.tenant_of(name) == tenant_id
     return here
 
 

@@ -222,7 +222,7 @@ def test_requests_that_wait(tmp_path: Path) -> None:
                         for number in range(8)
                     )
                 ]
-                await until(lambda: service.core.desk.bookings.expected == 8)
+                await until(lambda: service.core.lifecycle.bookings.expected == 8)
                 more = {**PROMPT, "tenant_id": ACME, "reservation_id": "more"}
                 answer = await tenants.ask("acme", "POST", "/select_and_reserve", more)
                 assert answer.json()["code"] == "too_many_reservations"
@@ -287,7 +287,7 @@ def test_freed_ids_and_ended_leases(tmp_path: Path) -> None:
         assert (await tenants.ask("acme", "DELETE", "/reservations/r39")).status_code == 200
         assert (await tenants.ask("acme", "DELETE", "/reservations/r0")).status_code == 404
         service.core.check()
-        assert service.core.desk.bookings.freed_count == 12
+        assert service.core.lifecycle.bookings.freed_count == 12
         # an id that is used again is no freed one any more
         await end("rival", RIVAL, 2, 7)
         await tenants.ask("all", "DELETE", f"/reservations/{prefix_of(RIVAL)}r7")
@@ -418,6 +418,6 @@ def test_without_tokens_whoever_comes_first_is_served() -> None:
             "error": "12 leases are open, no more may be", "code": "too_many_leases"
         }  # fmt: skip
         assert "tenant_bound_held{" not in (await client.get("/metrics")).text
-        assert service.core.desk.bookings.tenants is None
+        assert service.core.lifecycle.bookings.tenants is None
 
     in_process(use, leases_max=12)

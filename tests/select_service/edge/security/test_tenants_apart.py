@@ -113,7 +113,7 @@ def test_another_tenants_things_do_not_exist(tmp_path: Path) -> None:
                 assert real[2].decode().replace(THEIRS, NOBODYS) == unreal[2].decode()
                 asked += 1
         # nothing of it was done
-        assert len(service.core.desk.bookings) == 2
+        assert len(service.core.lifecycle.bookings) == 2
         assert service.core.catalog.find(2) is not None
         assert service.security is not None
         assert service.security.authority is not None
@@ -157,7 +157,7 @@ def test_ids_of_two_tenants_do_not_meet(tmp_path: Path) -> None:
             status, one = await do(name, "GET", "/leases?owner=me")
             assert (one["total"], one["leases"][0]["lease_id"]) == (1, "L")
             assert one["leases"][0]["reservations"] == 1
-        assert len(service.core.desk.bookings) == 2
+        assert len(service.core.lifecycle.bookings) == 2
         assert await do("ours", "POST", "/reservations/r/output_block", {}) == (
             200,
             {"status": "ok"},
@@ -168,7 +168,7 @@ def test_ids_of_two_tenants_do_not_meet(tmp_path: Path) -> None:
         )
         assert (await do("ours", "DELETE", "/reservations/r"))[0] == 200
         assert (await do("ours", "DELETE", "/reservations/r"))[0] == 200, "repeatable"
-        assert len(service.core.desk.bookings) == 1
+        assert len(service.core.lifecycle.bookings) == 1
         results = (
             await do(
                 "theirs",
@@ -193,7 +193,7 @@ def test_ids_of_two_tenants_do_not_meet(tmp_path: Path) -> None:
         assert ":" not in name
         assert (await do("theirs", "DELETE", f"/reservations/{name}"))[0] == 404
         assert (await do("ours", "DELETE", f"/reservations/{name}"))[0] == 200
-        assert not len(service.core.desk.bookings)
+        assert not len(service.core.lifecycle.bookings)
         service.core.check()
 
     on_a_port(use, token_file=str(file.path))
@@ -215,7 +215,7 @@ def test_a_bound_token_reaches_what_an_unbound_one_booked_for_its_tenant(tmp_pat
         assert (await wire.answer())[0] == 201
         wire.ask("DELETE", "/reservations/plain", None, file.line("ours"))
         assert (await wire.answer())[0] == 200
-        assert not len(service.core.desk.bookings)
+        assert not len(service.core.lifecycle.bookings)
         # of two tenants' tokens, each finds what the other booked for the tenant they share
         file.add("narrow", *SCOPES, tenants=[OURS])
         assert service.security is not None
@@ -250,7 +250,7 @@ def test_a_name_like_ours_in_another_tenant_is_not_ours(tmp_path: Path) -> None:
             wire.ask(method, f"/reservations/{path}", None, file.line("ours"))
             status, _, content = await wire.answer()
             assert (status, json.loads(content)["error"]) == (404, "reservation r not found")
-        assert len(service.core.desk.bookings) == 1
+        assert len(service.core.lifecycle.bookings) == 1
 
     on_a_port(use, token_file=str(file.path))
 
@@ -402,7 +402,7 @@ def test_pairs_under_their_clients_names(tmp_path: Path) -> None:
             assert (await wire.answer())[0] == 200
         wire.ask("DELETE", "/reservations/pair", None, file.line("ours"))
         assert (await wire.answer())[0] == 200
-        assert not len(service.core.desk.bookings)
+        assert not len(service.core.lifecycle.bookings)
 
     on_a_port(use, token_file=str(file.path))
 
@@ -421,7 +421,7 @@ def test_answers_that_are_kept_are_not_changed(tmp_path: Path) -> None:
             file.line("ours"),
         )
         assert (await wire.answer())[0] == 200
-        booking = service.core.desk.bookings.live("acme%20corp:r")
+        booking = service.core.lifecycle.bookings.live("acme%20corp:r")
         assert booking is not None
         assert msgspec.to_builtins(booking.answer)["reservation_id"] == "acme%20corp:r"
 

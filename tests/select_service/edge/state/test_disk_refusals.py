@@ -120,7 +120,7 @@ def test_all_or_none_is_one_commit(
         assert early.status_code == 200
 
     async def second(client: httpx.AsyncClient, service: Driver) -> None:
-        assert len(service.core.desk.bookings) == 2 * WAVE - 1 + 40
+        assert len(service.core.lifecycle.bookings) == 2 * WAVE - 1 + 40
 
     life(tmp_path, first, durability=durability)
     for name in "ab":
@@ -139,16 +139,18 @@ def test_a_wave_that_is_undone_leaves_no_booking(tmp_path: Path) -> None:
         refused = await post(client, "/select_batch", wants)
         assert refused.status_code >= 400
         cut = asyncio.create_task(post(client, "/select_batch", wave("b")))
-        while not len(service.core.desk.bookings):
+        while not len(service.core.lifecycle.bookings):
             await asyncio.sleep(0)
         cut.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await cut
-        await until(lambda: not len(service.core.desk.bookings))
+        await until(lambda: not len(service.core.lifecycle.bookings))
         assert (await post(client, "/select_batch", wave("c"))).status_code == 200
 
     async def second(client: httpx.AsyncClient, service: Driver) -> None:
-        live = {one.reservation.reservation_id for one in service.core.desk.bookings.newest(10_000)}
+        live = {
+            one.reservation.reservation_id for one in service.core.lifecycle.bookings.newest(10_000)
+        }
         assert live == {f"c.{number}" for number in range(WAVE)}
         assert (await client.delete("/reservations/b.0")).status_code == 200, "it is remembered"
 
@@ -164,10 +166,10 @@ def test_a_disk_that_refuses_a_wave_has_none_of_it(
         disk = Disk(service, monkeypatch)
         disk.code = sqlite3.SQLITE_FULL
         assert (await post(client, "/select_batch", wave("a"))).status_code == 503
-        assert not len(service.core.desk.bookings)
+        assert not len(service.core.lifecycle.bookings)
         await disk.heals()
         assert (await post(client, "/select_batch", wave("a"))).status_code == 200
-        assert len(service.core.desk.bookings) == WAVE
+        assert len(service.core.lifecycle.bookings) == WAVE
 
     life(tmp_path, use)
 
@@ -180,7 +182,7 @@ def test_relaxed_answers_at_once_and_writes_within_its_window(tmp_path: Path) ->
         assert service.keeper.journal.pending
 
     async def second(_: httpx.AsyncClient, service: Driver) -> None:
-        assert len(service.core.desk.bookings) == 1
+        assert len(service.core.lifecycle.bookings) == 1
 
     relaxed: dict[str, Any] = {"durability": Durability.RELAXED, "durability_window_s": 3600.0}
     life(tmp_path, first, **relaxed)  # a proper end writes the rest
@@ -238,11 +240,11 @@ def test_relaxed_takes_back_what_waited_for_a_disk_that_refuses(
         disk = Disk(service, monkeypatch)
         disk.moves.clear()
         waits = await acknowledged_until_one_waits(client, disk)
-        booked = len(service.core.desk.bookings)
+        booked = len(service.core.lifecycle.bookings)
         disk.code = sqlite3.SQLITE_FULL
         disk.moves.set()
         assert (await waits).json()["code"] == "state_disk_full"
-        assert len(service.core.desk.bookings) == booked - 1
+        assert len(service.core.lifecycle.bookings) == booked - 1
         await disk.heals()
         assert (await post(client, "/reservations", body("new", worker_id=1))).status_code == 201
 
@@ -377,7 +379,9 @@ def test_a_disk_that_stands_still_is_one_that_refuses(
             assert answer.status_code == 201 or answer.json()["code"] == "state_stalled"
         disk.journal._flush()
         await until(lambda: disk.journal.refusal is not None)
-        told = {one.reservation.reservation_id for one in service.core.desk.bookings.newest(10)}
+        told = {
+            one.reservation.reservation_id for one in service.core.lifecycle.bookings.newest(10)
+        }
         refused = await client.delete("/reservations/old")
         assert (refused.status_code, refused.json()["code"]) == (503, "state_stalled")
         assert int(refused.headers["retry-after"]) >= 1
@@ -390,7 +394,9 @@ def test_a_disk_that_stands_still_is_one_that_refuses(
         kept.extend((*told, "new"))
 
     async def second(_: httpx.AsyncClient, service: Driver) -> None:
-        live = {one.reservation.reservation_id for one in service.core.desk.bookings.newest(10)}
+        live = {
+            one.reservation.reservation_id for one in service.core.lifecycle.bookings.newest(10)
+        }
         assert live == set(kept)
 
     kept: list[str] = []
@@ -465,7 +471,7 @@ def test_so_many_answers_wait_and_no_more(tmp_path: Path, monkeypatch: pytest.Mo
             call.cancel()
         answer = await post(client, "/reservations", body("other", worker_id=1))
         assert (answer.status_code, answer.json()["code"]) == (503, "state_stalled")
-        assert service.core.desk.bookings.live("other") is None, "refused before it began"
+        assert service.core.lifecycle.bookings.live("other") is None, "refused before it began"
         metrics = (await client.get("/metrics")).text
         assert "select_service_state_waiting 3.0" in metrics
         assert "select_service_state_turned_away_total 1.0" in metrics
@@ -566,8 +572,8 @@ def test_a_disk_that_refuses(
         assert (await client.delete("/reservations/old")).status_code == 200
 
     async def second(_: httpx.AsyncClient, service: Driver) -> None:
-        assert service.core.desk.bookings.live("new") is not None
-        assert len(service.core.desk.bookings) == 1
+        assert service.core.lifecycle.bookings.live("new") is not None
+        assert len(service.core.lifecycle.bookings) == 1
 
     life(tmp_path, first, kill=True)
     life(tmp_path, second)
@@ -591,15 +597,15 @@ def test_what_was_under_way_when_the_disk_refused(
             client.delete("/reservations/ends"),
         )
         assert {answer.status_code for answer in answers} == {503}
-        assert service.core.desk.bookings.live("old") is not None
-        assert len(service.core.desk.bookings) == 1, "ended, although it could not be said"
+        assert service.core.lifecycle.bookings.live("old") is not None
+        assert len(service.core.lifecycle.bookings) == 1, "ended, although it could not be said"
         await disk.heals()
         assert (await client.delete("/reservations/ends")).status_code == 200
         booked = await post(client, "/reservations", body("new1", worker_id=1))
         assert booked.status_code == 201
 
     async def second(_: httpx.AsyncClient, service: Driver) -> None:
-        bookings = service.core.desk.bookings
+        bookings = service.core.lifecycle.bookings
         old = bookings.live("old")
         assert old is not None
         assert old.reservation.prefill_done
@@ -623,7 +629,7 @@ def test_a_request_that_waited_is_not_let_in_by_a_broken_disk(
         disk.code = sqlite3.SQLITE_FULL
         assert (await client.delete("/reservations/busy")).status_code == 503
         assert (await waiting).status_code == 503
-        assert not len(service.core.desk.bookings)
+        assert not len(service.core.lifecycle.bookings)
         await disk.heals()
 
     life(tmp_path, use)
@@ -664,7 +670,7 @@ def test_a_disk_that_is_really_full(small_disk: Path, monkeypatch: pytest.Monkey
             name = f"r{len(acknowledged)}"
             answer = await post(client, "/reservations", body(name, worker_id=1))
         assert (answer.status_code, answer.json()["code"]) == (503, "state_disk_full")
-        assert len(service.core.desk.bookings) == len(acknowledged)
+        assert len(service.core.lifecycle.bookings) == len(acknowledged)
         assert (await post(client, "/select", PROMPT)).status_code == 200
         filler.unlink()
         journal = service.keeper.journal
@@ -674,7 +680,7 @@ def test_a_disk_that_is_really_full(small_disk: Path, monkeypatch: pytest.Monkey
 
     async def second(client: httpx.AsyncClient, service: Driver) -> None:
         assert (await client.get("/ready")).json()["state"]["damage"] == []
-        bookings = service.core.desk.bookings
+        bookings = service.core.lifecycle.bookings
         assert all(bookings.live(name) is not None for name in acknowledged)
         assert len(bookings) == len(acknowledged)
 
@@ -701,7 +707,7 @@ def test_a_life_begins_on_a_disk_that_is_full(
     async def second(client: httpx.AsyncClient, service: Driver) -> None:
         assert service.keeper is not None
         assert (await client.get("/ready")).json()["state"]["damage"] == []
-        assert len(service.core.desk.bookings) == len(names)
+        assert len(service.core.lifecycle.bookings) == len(names)
         assert (await post(client, "/select", PROMPT)).status_code == 200
         journal = service.keeper.journal
         await until(lambda: journal.refusal is not None)
@@ -714,7 +720,7 @@ def test_a_life_begins_on_a_disk_that_is_full(
     async def third(client: httpx.AsyncClient, service: Driver) -> None:
         assert (await client.get("/ready")).json()["state"]["damage"] == []
         assert {
-            one for one in (*names, "after", "none") if service.core.desk.bookings.live(one)
+            one for one in (*names, "after", "none") if service.core.lifecycle.bookings.live(one)
         } == {
             *names,
             "after",

@@ -57,7 +57,7 @@ def test_everything_comes_back(tmp_path: Path) -> None:
         assert all(not row["potential_decode_blocks"] for row in loads)
 
     async def third(client: httpx.AsyncClient, service: Driver) -> None:
-        assert not len(service.core.desk.bookings)
+        assert not len(service.core.lifecycle.bookings)
         for name in ("a", "b", "s", "gone"):
             assert (await client.delete(f"/reservations/{name}")).status_code == 200
 
@@ -133,9 +133,9 @@ def test_load_of_a_worker_that_is_gone_is_dropped_and_counted(tmp_path: Path) ->
         for number in (1, 2):
             await post(client, "/workers", worker(number))
             await post(client, "/reservations", body(f"r{number}", worker_id=number))
-        changes = service.core.desk.bookings.changes
+        changes = service.core.lifecycle.bookings.changes
         assert changes is not None
-        service.core.desk.bookings.changes = None  # what it does is not written any more ...
+        service.core.lifecycle.bookings.changes = None  # what it does is not written any more ...
         await client.delete("/workers/1")  # ... but that the worker goes is
 
     async def second(client: httpx.AsyncClient, service: Driver) -> None:
@@ -145,7 +145,7 @@ def test_load_of_a_worker_that_is_gone_is_dropped_and_counted(tmp_path: Path) ->
             state["dropped"] | {"reservation": 1},
         )
         assert (await client.delete("/reservations/r1")).status_code == 200, "ended with its rank"
-        assert len(service.core.desk.bookings) == 1
+        assert len(service.core.lifecycle.bookings) == 1
 
     life(tmp_path, first)
     life(tmp_path, second)
@@ -197,12 +197,12 @@ def test_leases_and_what_is_under_them(tmp_path: Path) -> None:
         assert [(one["lease_id"], one["owner"], one["reservations"]) for one in leases] == [
             ("l", "me", 1)
         ]
-        own = service.core.desk.bookings.live("own")
+        own = service.core.lifecycle.bookings.live("own")
         assert own is not None
         assert own.reservation.ttl_s == 7.0
-        assert len(service.core.desk.bookings) == 2
+        assert len(service.core.lifecycle.bookings) == 2
         assert (await client.delete("/leases/l")).status_code == 200
-        assert service.core.desk.bookings.live("a") is None
+        assert service.core.lifecycle.bookings.live("a") is None
 
     life(tmp_path, first, kill=True)
     life(tmp_path, second)
@@ -214,7 +214,7 @@ def test_what_replicas_know_of_us_stays_true(tmp_path: Path) -> None:
     names: list[set[tuple[str, int]]] = []
 
     def claims(service: Driver) -> set[tuple[str, int]]:
-        own = service.core.desk.announcer.claims.own.by_id
+        own = service.core.lifecycle.announcer.claims.own.by_id
         return {(name, claim.born) for name, claim in own.items()}
 
     async def first(client: httpx.AsyncClient, service: Driver) -> None:
@@ -229,7 +229,7 @@ def test_what_replicas_know_of_us_stays_true(tmp_path: Path) -> None:
     async def second(client: httpx.AsyncClient, service: Driver) -> None:
         assert claims(service) == names[0]
         assert len(names[0]) == 2
-        announcer = service.core.desk.announcer.claims
+        announcer = service.core.lifecycle.announcer.claims
         assert service.keeper is not None
         assert announcer.outbox.epoch == service.keeper.epoch
         assert announcer.router_id == service.keeper.router_id
@@ -316,7 +316,7 @@ def test_what_another_build_has_written_is_not_given_up(
 
     async def last(client: httpx.AsyncClient, service: Driver) -> None:
         assert (await client.get("/ready")).json()["state"]["dropped"]["reservation"] == 0
-        assert len(service.core.desk.bookings) == 1
+        assert len(service.core.lifecycle.bookings) == 1
         assert service.core.admitting.policy == "always-admit"
 
     life(tmp_path, first)

@@ -19,9 +19,9 @@ import pytest
 from msgspec.structs import replace
 
 from indexer.types import Scope
-from select_service.core.recording.decoder import Tape
+from select_service.core.recording.decoder import RecordedFile
 from select_service.core.recording.items import OPENING, End, Gap, Header, ReservationStep
-from select_service.core.recording.notes import BirthNote, SeatsNote
+from select_service.core.recording.notes import BirthNote, FleetNote
 from select_service.edge.state import recording_file as module
 from select_service.edge.state.recording_file import RecordedRng, Recording, RecordSettings
 from select_service.errors import RecordingUnusable
@@ -56,7 +56,7 @@ def test_files_rotate_and_each_can_be_read_alone(
     monkeypatch.setattr(module, "FRAME_BYTES", 2000)
     path = tmp_path / "recording"
     with recorded(path, bytes_max=8000, files_max=3, queue_bytes_max=1 << 30) as recording:
-        recording.put(SeatsNote(HERE, 16, ((WorkerSpec(worker_id=1), ((0, 0),), None),)), 1)
+        recording.put(FleetNote(HERE, 16, ((WorkerSpec(worker_id=1), ((0, 0),), None),)), 1)
         for number in range(2000):
             recording.put(life(number), 10)
         recording.start(time.monotonic)
@@ -71,7 +71,7 @@ def test_files_rotate_and_each_can_be_read_alone(
     assert recording.notes["written"] == 2001
     last: list[int] = []
     for number, one in enumerate(files, recording.files - 2):
-        tapes: list[Tape] = []
+        tapes: list[RecordedFile] = []
         played = list(play([one], tapes))
         header = tapes[0].header
         assert isinstance(header, Header)
@@ -278,7 +278,7 @@ def test_a_file_that_could_not_be_begun_has_no_number(
         for number in range(1000):
             recording.put(life(number), 10)
         recording.start(time.monotonic)
-    tapes: list[Tape] = []
+    tapes: list[RecordedFile] = []
     list(play(files_of(path), tapes))
     assert len(refused) == 3
     headers = [one.header.file for one in tapes if one.header is not None]

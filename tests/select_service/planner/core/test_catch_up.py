@@ -48,7 +48,7 @@ def test_a_jump_within_the_time_engines_take_to_start_is_not_caught() -> None:
     assert caught(600.0, [], jumped, 10.0, PART_S) < caught(600.0, list(QUIET), jumped, 0.0, PART_S)
 
 
-def surprises(*, is_watched: bool) -> list[float]:
+def forecast_errors(*, is_watched: bool) -> list[float]:
     demand = Demand(Predictors(*(Predictor(Constant()) for _ in range(3))))
     demand.is_watched = is_watched
     demand.look_ahead(2, 65.0, 60.0)
@@ -57,11 +57,11 @@ def surprises(*, is_watched: bool) -> list[float]:
         Interval(sum(counts[at : at + 6]), 1000.0, 100.0, tuple(counts[at : at + 6]))
         for at in range(0, 120, 6)
     )
-    return [difference for difference, _ in demand.surprises._seen]
+    return [difference for difference, _ in demand.forecast_errors._seen]
 
 
 def test_a_rise_that_is_seen_in_time_is_less_of_a_surprise() -> None:
-    alone, together = surprises(is_watched=False), surprises(is_watched=True)
+    alone, together = forecast_errors(is_watched=False), forecast_errors(is_watched=True)
     assert together[:8] == alone[:8] == [0.0] * 8
     assert max(together) < 0.85 * max(alone)
     assert all(0.0 <= two <= one for one, two in zip(alone, together, strict=True))

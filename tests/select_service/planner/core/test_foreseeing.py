@@ -137,38 +137,40 @@ def test_a_period_is_found_although_some_of_it_was_not_counted() -> None:
 
 
 def test_what_is_foreseen_costs_no_headroom() -> None:
-    surprises, rng = ForecastErrors(), random.Random(2)
+    forecast_errors, rng = ForecastErrors(), random.Random(2)
     for _ in range(POINTS_MIN - 1):
-        surprises.add(1000.0, 3000.0)
-    assert surprises.spread(1000.0) == EXACT, "too few to know"
-    surprises = ForecastErrors()
+        forecast_errors.add(1000.0, 3000.0)
+    assert forecast_errors.spread(1000.0) == EXACT, "too few to know"
+    forecast_errors = ForecastErrors()
     for _ in range(100):
-        surprises.add(1000.0, 1000.0 + rng.gauss(0, 30))
-    assert max(factor for factor, _ in surprises.spread(1000.0)) < 1.1
-    assert surprises.usual == pytest.approx(2 * 30 / (2 * 1000**0.5), rel=0.3)
+        forecast_errors.add(1000.0, 1000.0 + rng.gauss(0, 30))
+    assert max(factor for factor, _ in forecast_errors.spread(1000.0)) < 1.1
+    assert forecast_errors.usual == pytest.approx(2 * 30 / (2 * 1000**0.5), rel=0.3)
 
 
 def test_one_event_is_chance_and_two_are_a_pattern() -> None:
-    surprises = ForecastErrors()
+    forecast_errors = ForecastErrors()
     for step in range(60):
-        surprises.add(600.0, 2100.0 if step in (30, 31) else 600.0)
-    assert max(factor for factor, _ in surprises.spread(600.0)) < 1.1
+        forecast_errors.add(600.0, 2100.0 if step in (30, 31) else 600.0)
+    assert max(factor for factor, _ in forecast_errors.spread(600.0)) < 1.1
     for step in range(60):
-        surprises.add(600.0, 2100.0 if step in (30, 31) else 600.0)
-    burst = [(factor, share) for factor, share in surprises.spread(600.0) if factor > 1.1]
+        forecast_errors.add(600.0, 2100.0 if step in (30, 31) else 600.0)
+    burst = [(factor, share) for factor, share in forecast_errors.spread(600.0) if factor > 1.1]
     assert [factor for factor, _ in burst] == pytest.approx([3.5] * len(burst), rel=1e-3)
     assert sum(share for _, share in burst) == pytest.approx(
         2 * 2100 / (2 * 2100 + 116 * 600), rel=0.05
     )
-    assert max(factor for factor, _ in surprises.spread(2100.0)) < 1.1, "never on top of itself"
+    assert max(factor for factor, _ in forecast_errors.spread(2100.0)) < 1.1, (
+        "never on top of itself"
+    )
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e7), st.floats(0, 1e7)), max_size=80), st.floats(0, 1e7))
 @example([*[(0.0, 0.0)] * 10, (1.0, 5e-324), (2.0, 2.0)], 1.0)
 def test_shares_add_up_whatever_came(pairs: list[tuple[float, float]], forecast: float) -> None:
-    surprises = ForecastErrors()
+    forecast_errors = ForecastErrors()
     for expected, actual in pairs:
-        surprises.add(expected, actual)
-    spread = surprises.spread(forecast)
+        forecast_errors.add(expected, actual)
+    spread = forecast_errors.spread(forecast)
     assert sum(share for _, share in spread) == pytest.approx(1.0)
     assert all(math.isfinite(factor) and factor >= 0 and share > 0 for factor, share in spread)

@@ -156,9 +156,9 @@ def test_another_period_is_judged_by_the_whole_past() -> None:
     demand = recurring()
     demand.warm_up(bursts(3 * PERIOD))
     assert demand.recurs
-    surprises = demand.surprises
-    assert len(surprises) >= 2 * PERIOD - 5
-    assert max(factor for factor, _ in surprises.spread(600.0)) < 1.3
+    forecast_errors = demand.forecast_errors
+    assert len(forecast_errors) >= 2 * PERIOD - 5
+    assert max(factor for factor, _ in forecast_errors.spread(600.0)) < 1.3
 
 
 def test_forecasts_are_judged_by_the_interval_they_were_made_for() -> None:
@@ -169,18 +169,19 @@ def test_forecasts_are_judged_by_the_interval_they_were_made_for() -> None:
         demand.look_ahead(3 if step % 7 > 3 else 2, 60.0, 60.0)
         demand._learn(one)
     wrong = [
-        abs(difference) for difference, _ in list(demand._surprises[RECURRING]._seen)[4 * PERIOD :]
+        abs(difference)
+        for difference, _ in list(demand._forecast_errors[RECURRING]._seen)[4 * PERIOD :]
     ]
     assert wrong
     assert max(wrong) < 4.0, "in roots of counts; a burst taken for its neighbour is 20"
 
 
 def test_chance_is_no_surprise_and_a_burst_remains_one() -> None:
-    surprises, rng = ForecastErrors(), random.Random(8)
+    forecast_errors, rng = ForecastErrors(), random.Random(8)
     for _ in range(200):
-        surprises.add(600.0, rng.gauss(600.0, math.sqrt(600.0)))
-    assert max(factor for factor, _ in surprises.spread(600.0)) < 1.10
-    assert sum(factor * share for factor, share in surprises.spread(600.0)) < 1.01
+        forecast_errors.add(600.0, rng.gauss(600.0, math.sqrt(600.0)))
+    assert max(factor for factor, _ in forecast_errors.spread(600.0)) < 1.10
+    assert sum(factor * share for factor, share in forecast_errors.spread(600.0)) < 1.01
 
 
 POOL = PoolKey(ModelKey("m"), "prefill")

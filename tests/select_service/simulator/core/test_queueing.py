@@ -51,32 +51,34 @@ def test_one_server_with_equal_prompts_is_m_d_1(load: float) -> None:
 
 
 def test_seats_that_do_not_slow_each_other_are_m_m_c() -> None:
-    seats, mean_s, load, step_s = 4, 1.0, 0.8, 1e-3
+    planned_ranks, mean_s, load, step_s = 4, 1.0, 0.8, 1e-3
     rng = random.Random(11)
     latency = AnalyticLatency(step_s, 0.0, 0.0, 0.0, 0.0)
-    engine = EngineSettings(latency, kv_tokens=10**6, step_tokens_max=10_000, sequences_max=seats)
+    engine = EngineSettings(
+        latency, kv_tokens=10**6, step_tokens_max=10_000, sequences_max=planned_ranks
+    )
     now, requests, service_s = 0.0, [], []
     for number in range(12_000):
-        now += rng.expovariate(load * seats / mean_s)
+        now += rng.expovariate(load * planned_ranks / mean_s)
         steps = max(1, round(rng.expovariate(1.0 / mean_s) / step_s))
         requests.append(
             ClientRequest(number=number, arrival=now, isl=1, osl=steps, blocks=chain_of())
         )
         service_s.append(steps * step_s)
-    offered = load * seats
-    below = sum(offered**k / math.factorial(k) for k in range(seats))
-    full = offered**seats / math.factorial(seats) / (1 - load)
+    offered = load * planned_ranks
+    below = sum(offered**k / math.factorial(k) for k in range(planned_ranks))
+    full = offered**planned_ranks / math.factorial(planned_ranks) / (1 - load)
     erlang_c = full / (below + full)
-    expected_s = erlang_c * mean_s / (seats * (1 - load))
+    expected_s = erlang_c * mean_s / (planned_ranks * (1 - load))
     found_s = waits(engine, requests, service_s)
     assert found_s == pytest.approx(expected_s, rel=0.1), "as far as so many can be the mean"
     # who comes waits for the end of the step in progress: half a step, and no two ends are apart
-    assert found_s == pytest.approx(recursion(requests, service_s, seats), abs=2 * step_s)
+    assert found_s == pytest.approx(recursion(requests, service_s, planned_ranks), abs=2 * step_s)
 
 
-def recursion(requests: list[ClientRequest], service_s: list[float], seats: int) -> float:
+def recursion(requests: list[ClientRequest], service_s: list[float], planned_ranks: int) -> float:
     """Return the mean wait of these very requests: each takes the seat that is free first."""
-    free = [0.0] * seats
+    free = [0.0] * planned_ranks
     total = 0.0
     for one, takes_s in zip(requests, service_s, strict=True):
         begins = max(one.arrival, heappop(free))

@@ -21,21 +21,21 @@ from select_service.core.pricing.cost import TierMatches
 from select_service.core.pricing.prompt import prompt_of
 from select_service.core.pricing.weights import weights_in_force
 from select_service.core.recording import decoder, encoder
-from select_service.core.recording.decoder import BadRecording, Tape, hashes_of, slots_of
+from select_service.core.recording.decoder import BadRecording, RecordedFile, hashes_of, slots_of
 from select_service.core.recording.encoder import Packer, message
 from select_service.core.recording.items import (
     FRAME,
     LENGTH,
     OPENING,
     Decided,
+    FleetChange,
     Gap,
     Header,
     Item,
     ReservationStep,
-    Seats,
     SettingsChange,
 )
-from select_service.core.recording.notes import BirthNote, ChangeNote, DecisionNote, Note, SeatsNote
+from select_service.core.recording.notes import BirthNote, ChangeNote, DecisionNote, FleetNote, Note
 from select_service.simulator.recording_replay import replay
 from select_service.types import RouterConfig, SelectRequest, WorkerSpec
 from tests.effort import examples
@@ -57,7 +57,7 @@ def framed(raw: bytes) -> bytes:
 
 
 def read(data: bytes) -> list[Item]:
-    return list(Tape(io.BytesIO(data).read, "it"))
+    return list(RecordedFile(io.BytesIO(data).read, "it"))
 
 
 @st.composite
@@ -130,23 +130,23 @@ def test_what_differs_is_enough_to_know_all_of_it(notes: list[DecisionNote | Non
         assert one.selection_id == note.request.selection_id
 
 
-def seats(*workers: tuple[int, int], drains: str | None = None) -> SeatsNote:
+def planned_ranks(*workers: tuple[int, int], drains: str | None = None) -> FleetNote:
     specs = [(WorkerSpec(worker_id=id_), ((0, slot),), drains) for id_, slot in workers]
-    return SeatsNote(SCOPES[0], 16, tuple(specs))
+    return FleetNote(SCOPES[0], 16, tuple(specs))
 
 
 def test_who_sits_where_is_told_once_and_then_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoder, "SEATS_PER_ITEM", 2)
-    first = seats((1, 0), (2, 1), (3, 2))
-    second = replace(first, workers=(*first.workers[1:], *seats((4, 0)).workers))
+    first = planned_ranks((1, 0), (2, 1), (3, 2))
+    second = replace(first, workers=(*first.workers[1:], *planned_ranks((4, 0)).workers))
     packer = Packer()
     booked = BirthNote(1.0, "booked", "r", SCOPES[0], 2, 0, 7, 9)
     notes: list[Note] = [first, booked, second, ChangeNote(2.0, "settings", {"a": 1})]
     items = [item for note in notes for item in packer.pack(note) if item is not None]
-    assert [len(one.workers) for one in items if isinstance(one, Seats)] == [2, 1, 1]
-    tape = Tape(io.BytesIO(file_of(items)).read, "it")
-    told = list(tape)
-    house = tape.house(0)
+    assert [len(one.workers) for one in items if isinstance(one, FleetChange)] == [2, 1, 1]
+    recorded_file = RecordedFile(io.BytesIO(file_of(items)).read, "it")
+    told = list(recorded_file)
+    house = recorded_file.house(0)
     assert {id_: one.slots for id_, one in house.workers.items()} == {
         2: [(0, 1)],
         3: [(0, 2)],
@@ -157,14 +157,14 @@ def test_who_sits_where_is_told_once_and_then_what_is_new(monkeypatch: pytest.Mo
     assert told[-1] == SettingsChange(2.0, "settings", {"a": 1})
     packer.begin()  # another file: whoever speaks of the scope says who is there
     again = [item for item in packer.pack(booked) if item is not None]
-    assert [type(one) for one in again] == [Seats, Seats, ReservationStep]
+    assert [type(one) for one in again] == [FleetChange, FleetChange, ReservationStep]
 
 
 @pytest.fixture(scope="module")
 def recording(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     fleet = RecordedFleet(3)
     fleet.play(40)
-    return fleet.tape.into(tmp_path_factory.mktemp("tape") / "recording").read_bytes()
+    return fleet.recorded_file.into(tmp_path_factory.mktemp("tape") / "recording").read_bytes()
 
 
 def test_a_file_that_was_cut_off_ends_with_its_last_whole_frame(recording: bytes) -> None:
@@ -177,10 +177,10 @@ def test_a_file_that_was_cut_off_ends_with_its_last_whole_frame(recording: bytes
     around = {end + by for end in ends for by in (-9, -1, 0, 1, 8, 9)}
     cuts = {min(cut, len(recording)) for cut in around.union(range(0, len(recording), 397))}
     for cut in sorted(cuts):
-        tape = Tape(io.BytesIO(recording[:cut]).read, "it")
-        counts.append(len(list(tape)))
-        assert tape.frames == max(0, sum(end <= cut for end in ends) - 1)
-        assert tape.is_torn == (cut not in ends)
+        recorded_file = RecordedFile(io.BytesIO(recording[:cut]).read, "it")
+        counts.append(len(list(recorded_file)))
+        assert recorded_file.frames == max(0, sum(end <= cut for end in ends) - 1)
+        assert recorded_file.is_torn == (cut not in ends)
     assert counts == sorted(counts)
 
 
@@ -197,7 +197,7 @@ def test_a_file_that_was_cut_off_ends_with_its_last_whole_frame(recording: bytes
         (OPENING + framed(message(Gap(1, "queue"))), "begin with a header"),
         (file_of([Header("v", "r", 1, 0.0, 0.0, RouterConfig())]), "second header"),
         (file_of([ReservationStep(0.0, "booked", "r", 3)]), "scope 3 was never named"),
-        (file_of([Seats(0, "m", "t", 1, [], [], is_whole=False)]), "nothing is known"),
+        (file_of([FleetChange(0, "m", "t", 1, [], [], is_whole=False)]), "nothing is known"),
     ],
 )
 def test_what_is_no_recording_is_refused_with_its_place(data: bytes, why: str) -> None:
