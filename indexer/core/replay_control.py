@@ -60,6 +60,7 @@ class ReplayControl(StreamProgress):
         self._changed_at: float | None = None
         # a live message whose number had come with another content, until that is explained
         self._conflict: tuple[int, bytes] | None = None
+        self._conflict_after = -1  # the last batch that waited when it came, if any did
         self._is_voice_asked = False  # the connection is new, since a rebuild is being applied
         self._is_disowned = False  # the replay endpoint contradicted what was heard live
         # live batches since the one that the next reply must repeat; None: too many

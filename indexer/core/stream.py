@@ -408,7 +408,7 @@ class EventStream(Repair):
             self._note_lost(self.cursor.expected - seq)
             self.cursor.rewind(seq)
             return SequenceVerdict.CONTIGUOUS
-        self._conflict = seq, payload
+        self._conflict, self._conflict_after = (seq, payload), -1
         if self._may_ask(now):
             self._ask(Mode.VERIFY, now)
         return None
@@ -432,6 +432,8 @@ class EventStream(Repair):
         the others, or from both: it was a stray message.
         """
         assert self._conflict is not None
+        if seq <= self._conflict_after:
+            return False
         number, disputed = self._conflict
         self._conflict = None
         batch = self._decoder.decode(payload)
@@ -498,7 +500,7 @@ class EventStream(Repair):
             is_restart = seq == 0 < self.backlog.last or self._may_be_another_at(now)
             if self._replay is not None and not is_restart:
                 self.tallies.conflicting_batches += 1
-                self._conflict = seq, payload
+                self._conflict, self._conflict_after = (seq, payload), self.backlog.last
                 return
             if self._replay is not None:
                 # the engine restarted: waiting batches and the running replay are obsolete

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Final, Literal
 
 import pytest
 from hypothesis import settings
@@ -350,3 +350,48 @@ DisputeMachine.TestCase.settings = settings(
     max_examples=examples(150), stateful_step_count=25, deadline=None
 )
 TestDispute = DisputeMachine.TestCase
+
+
+FOUND_ONCE: Final[dict[str, list[tuple[str, dict[str, Any]]]]] = {
+    "the first live batch contradicts a past that only the endpoint has told": [
+        ("wait", {"seconds": 0.1}),
+        ("wait", {"seconds": 10.1}),
+        ("answer", {"how": "lies"}),
+        ("answer", {"how": "lies"}),
+        ("wait", {"seconds": 0.1}),
+        ("publish", {"count": 1, "lost": 0}),
+        ("wait", {"seconds": 0.1}),
+        ("wait", {"seconds": 0.1}),
+        ("wait", {"seconds": 10.1}),
+        ("answer", {"how": "lies"}),
+    ],
+    "a stray batch between what was heard and what the endpoint made up": [
+        ("wait", {"seconds": 0.1}),
+        ("wait", {"seconds": 0.1}),
+        ("publish", {"count": 2, "lost": 0}),
+        ("wait", {"seconds": 10.1}),
+        ("answer", {"how": "lies later"}),
+        ("stray", {"pick": 0}),
+    ],
+    "two strays wait, and the later one has the lower number": [
+        ("publish", {"count": 1, "lost": 1}),
+        ("wait", {"seconds": 1.1}),
+        ("wait", {"seconds": 1.1}),
+        ("publish", {"count": 1, "lost": 0}),
+        ("publish", {"count": 1, "lost": 0}),
+        ("publish", {"count": 3, "lost": 0}),
+        ("wait", {"seconds": 10.1}),
+        ("stray", {"pick": 82}),
+        ("publish", {"count": 1, "lost": 0}),
+        ("stray", {"pick": 3}),
+    ],
+}
+
+
+@pytest.mark.parametrize("steps", FOUND_ONCE.values(), ids=FOUND_ONCE)
+def test_disputes_that_were_lost_once(steps: list[tuple[str, dict[str, Any]]]) -> None:
+    machine = DisputeMachine()
+    machine.begin(has_replay=True)
+    for name, values in steps:
+        getattr(machine, name)(**values)
+    machine.teardown()
