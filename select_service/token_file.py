@@ -11,13 +11,13 @@ from typing import Final
 
 from indexer.edge.plain_file import open_plain
 
-__all__ = ["TOKEN_BYTES_MAX", "TokenFileUnusable", "basic_header", "bearer_header", "read_token"]
+__all__ = ["TOKEN_BYTES_MAX", "TokenUnreadable", "basic_header", "bearer_header", "read_token"]
 
 TOKEN_BYTES_MAX: Final = 16384
 """Limit of a file: identity providers' tokens have some thousand bytes."""
 
 
-class TokenFileUnusable(Exception):
+class TokenUnreadable(Exception):
     """The file cannot be read, or has no credentials; the text names it and nothing in it."""
 
 
@@ -25,11 +25,11 @@ def read_token(path: str | Path) -> str:
     """Return the token of a file.
 
     Raises:
-        TokenFileUnusable: there is none.
+        TokenUnreadable: there is none.
     """
     text = _content(path)
     if " " in text or not (text.isascii() and text.isprintable()):
-        raise TokenFileUnusable(f"{path}: not a token alone")
+        raise TokenUnreadable(f"{path}: not a token alone")
     return text
 
 
@@ -37,7 +37,7 @@ def bearer_header(path: str | Path | None) -> dict[str, str]:
     """Return the header that shows the token of a file; no file: no header.
 
     Raises:
-        TokenFileUnusable: there is no token.
+        TokenUnreadable: there is no token.
     """
     return {} if path is None else {"authorization": f"Bearer {read_token(path)}"}
 
@@ -46,11 +46,11 @@ def basic_header(path: str | Path) -> dict[str, str]:
     """Return the header of basic authentication with the `name:password` of a file.
 
     Raises:
-        TokenFileUnusable: there is none.
+        TokenUnreadable: there is none.
     """
     text = _content(path)
     if ":" not in text or not text.isprintable():
-        raise TokenFileUnusable(f"{path}: not name:password alone")
+        raise TokenUnreadable(f"{path}: not name:password alone")
     return {"authorization": f"Basic {base64.b64encode(text.encode()).decode()}"}
 
 
@@ -60,11 +60,11 @@ def _content(path: str | Path) -> str:
             content = file.read(TOKEN_BYTES_MAX + 1)
         text = content.decode().strip()
     except OSError as error:
-        raise TokenFileUnusable(f"{path}: {error.strerror}") from None
+        raise TokenUnreadable(f"{path}: {error.strerror}") from None
     except ValueError:  # not UTF-8; the error would quote it
-        raise TokenFileUnusable(f"{path}: not text") from None
+        raise TokenUnreadable(f"{path}: not text") from None
     if len(content) > TOKEN_BYTES_MAX:
-        raise TokenFileUnusable(f"{path}: longer than {TOKEN_BYTES_MAX} bytes")
+        raise TokenUnreadable(f"{path}: longer than {TOKEN_BYTES_MAX} bytes")
     if not text:
-        raise TokenFileUnusable(f"{path}: empty")
+        raise TokenUnreadable(f"{path}: empty")
     return text

@@ -18,7 +18,7 @@ from select_service.core.admission.policies import Built, build
 from select_service.core.admission.policy_api import AdmissionRequest
 from select_service.core.admission.pool_load import SaturationLimits
 from select_service.errors import retry_after_header
-from select_service.simulator.recorded_loads import RankLoad, RecordedPool
+from select_service.simulator.recorded_loads import RecordedPool, RecordedRankLoad
 
 if TYPE_CHECKING:
     from bench.admission.contender import Contender
@@ -134,7 +134,9 @@ class Simulated:
     def _tell(self, slot: int, now: float) -> None:
         rank = self._ranks[slot]
         waiting = len(self.play.workers[slot + 1].waiting)
-        load = RankLoad(rank.prefill_tokens, rank.blocks, rank.requests, rank.prefilling, waiting)
+        load = RecordedRankLoad(
+            rank.prefill_tokens, rank.blocks, rank.requests, rank.prefilling, waiting
+        )
         self.pool.note(slot, load, now)
 
 

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
     from select_service.core.columns import Floats
 
-__all__ = ["RankLoad", "RecordedLoads", "RecordedPool"]
+__all__ = ["RecordedLoads", "RecordedPool", "RecordedRankLoad"]
 
 
-class RankLoad(NamedTuple):
+class RecordedRankLoad(NamedTuple):
     """The load of one rank, and its engine's report."""
 
     prefill_tokens: float = 0.0
@@ -50,7 +50,7 @@ class RecordedLoads:
                 setattr(self, name, np.concatenate([column, more]))
             self.work.ensure(capacity)
 
-    def note(self, slot: int, load: RankLoad, now: float) -> None:
+    def note(self, slot: int, load: RecordedRankLoad, now: float) -> None:
         """Set the load of a slot."""
         self.work.at = max(self.work.at, now)
         before, tokens = int(self.prefill[slot]), int(load.prefill_tokens)
@@ -85,10 +85,10 @@ class RecordedPool(PoolLoad):
     def detach(self, slot: int) -> None:
         """Remove a rank with its load."""
         if slot < len(self.told.prefill):
-            self.told.note(slot, RankLoad(), self.told.work.at)
+            self.told.note(slot, RecordedRankLoad(), self.told.work.at)
         super().detach(slot)
 
-    def note(self, slot: int, load: RankLoad, now: float) -> None:
+    def note(self, slot: int, load: RecordedRankLoad, now: float) -> None:
         """Set the load of a attached slot."""
         self.told.note(slot, load, now)
         self.tell_waiting(slot, load.waiting)

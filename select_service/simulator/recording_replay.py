@@ -19,10 +19,10 @@ from select_service.core.recording.items import (
     Asked,
     Decided,
     Events,
-    FleetChange,
     Gap,
     ReservationStep,
     SettingsChange,
+    SlotsChange,
     Wave,
 )
 from select_service.simulator.core.decision_replay import (
@@ -194,7 +194,7 @@ class _Player:
         elif isinstance(item, Events):
             for what, *_ in item.events:
                 told.events[what] = told.events.get(what, 0) + 1
-        elif isinstance(item, FleetChange):
+        elif isinstance(item, SlotsChange):
             scope = item.model_name, item.tenant_id
             for one in item.workers:
                 self._ranks.update((*scope, one.spec.worker_id, rank) for rank, _ in one.slots)

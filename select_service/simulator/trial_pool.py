@@ -14,7 +14,7 @@ import numpy as np
 from typing_extensions import override
 
 from select_service.core.admission.pool_load import SaturationLimits
-from select_service.simulator.recorded_loads import RankLoad, RecordedPool
+from select_service.simulator.recorded_loads import RecordedPool, RecordedRankLoad
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -185,5 +185,5 @@ class ComputingPool(RecordedPool):
 
     def _tell(self, number: int, now: float) -> None:
         rank = self._ranks[number]
-        load = RankLoad(rank.prefill, rank.blocks, rank.requests, rank.prefilling)
+        load = RecordedRankLoad(rank.prefill, rank.blocks, rank.requests, rank.prefilling)
         self.note(number, load, now)

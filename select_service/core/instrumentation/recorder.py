@@ -13,7 +13,7 @@ from select_service.core.recording.notes import (
     BirthNote,
     ChangeNote,
     DecisionNote,
-    FleetNote,
+    SlotsNote,
     StepNote,
     WaveNote,
 )
@@ -85,7 +85,7 @@ class Recorder:
                 for one in partition.fleet_slots.present.values()
             ]
         )
-        note = FleetNote(partition.scope, partition.index.block_size, workers)
+        note = SlotsNote(partition.scope, partition.index.block_size, workers)
         if not self.sink.put(note, 256 + 64 * len(workers)):
             return False
         self._roles[partition.scope] = partition, roles

@@ -26,11 +26,11 @@ from select_service.core.recording.items import (
     Decided,
     End,
     Events,
-    FleetChange,
     Gap,
     Header,
     Item,
     ReservationStep,
+    SlotsChange,
     Wave,
 )
 
@@ -137,7 +137,7 @@ class RecordedFile:
         self._chunks: list[bytes] = []
 
     def __iter__(self) -> Iterator[Item]:
-        """Yield the items after the header; `houses` already includes the last `FleetChange`.
+        """Yield the items after the header; `houses` already includes the last `SlotsChange`.
 
         Columns are whole, and prompts have all their hashes.
 
@@ -153,7 +153,7 @@ class RecordedFile:
                     raise BadRecording("a second header")  # noqa: TRY301 - its place is added here
                 if isinstance(item, Gap) and item.resets:
                     self._forget()
-                elif isinstance(item, FleetChange):
+                elif isinstance(item, SlotsChange):
                     self._attach(item)
                 elif (
                     isinstance(item, Decided | Wave | Events | ReservationStep)
@@ -178,7 +178,7 @@ class RecordedFile:
         self._columns.clear()
         self._chunks.clear()
 
-    def _attach(self, item: FleetChange) -> None:
+    def _attach(self, item: SlotsChange) -> None:
         before = self.houses.get(item.scope)
         if before is None and not item.is_whole:
             raise BadRecording(f"what is new in scope {item.scope}, of which nothing is known")

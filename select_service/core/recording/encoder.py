@@ -23,7 +23,6 @@ from select_service.core.recording.items import (
     Column,
     Decided,
     Events,
-    FleetChange,
     Gap,
     Pair,
     Prompted,
@@ -31,6 +30,7 @@ from select_service.core.recording.items import (
     RecordedMember,
     ReservationStep,
     SettingsChange,
+    SlotsChange,
     Step,
     Wave,
 )
@@ -39,7 +39,7 @@ from select_service.core.recording.notes import (
     ChangeNote,
     DecisionNote,
     EventNote,
-    FleetNote,
+    SlotsNote,
     WaveNote,
 )
 from select_service.types import SelectPairRequest
@@ -90,7 +90,7 @@ class Packer:
 
     def __init__(self) -> None:
         # the latest of each scope, in whatever file it was
-        self._seats: dict[Scope, FleetNote] = {}
+        self._seats: dict[Scope, SlotsNote] = {}
         self.begin()
 
     def begin(self) -> None:
@@ -113,7 +113,7 @@ class Packer:
         elif isinstance(note, EventNote):
             yield from self._name(note.scope)
             yield from self._events(note)
-        elif isinstance(note, FleetNote):
+        elif isinstance(note, SlotsNote):
             self._seats[note.scope] = note
             yield from self._attached(note)
         elif isinstance(note, WaveNote):
@@ -128,9 +128,9 @@ class Packer:
     def _name(self, scope: Scope) -> Iterator[Item]:
         """Write the fleet of a scope, if this file does not have it yet."""
         if scope not in self._scopes:
-            yield from self._attached(self._seats.get(scope) or FleetNote(scope, 0, ()))
+            yield from self._attached(self._seats.get(scope) or SlotsNote(scope, 0, ()))
 
-    def _attached(self, note: FleetNote) -> Iterator[Item]:
+    def _attached(self, note: SlotsNote) -> Iterator[Item]:
         is_new = note.scope not in self._scopes
         number = self._scopes.setdefault(note.scope, len(self._scopes))
         told = self._told.setdefault(note.scope, {})
@@ -139,7 +139,7 @@ class Packer:
         fresh = [one for worker_id, one in now.items() if not _is_same(told.get(worker_id), one)]
         self._told[note.scope] = now
         for start in range(0, max(1, len(fresh)), SEATS_PER_ITEM):
-            yield FleetChange(
+            yield SlotsChange(
                 number,
                 *note.scope,
                 note.block_size,

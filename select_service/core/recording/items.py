@@ -35,7 +35,6 @@ __all__ = [
     "Decided",
     "End",
     "Events",
-    "FleetChange",
     "Gap",
     "Header",
     "Item",
@@ -45,6 +44,7 @@ __all__ = [
     "RecordedMember",
     "ReservationStep",
     "SettingsChange",
+    "SlotsChange",
     "Step",
     "Wave",
     "number_of",
@@ -103,7 +103,7 @@ class AttachedWorker(Struct, array_like=True):
     drain: str | None = None
 
 
-class FleetChange(Struct, array_like=True, tag="S"):
+class SlotsChange(Struct, array_like=True, tag="S"):
     """The fleet of a scope, or its changes."""
 
     scope: int  # the number of this scope in later items
@@ -296,5 +296,5 @@ class End(Struct, array_like=True, tag="Z"):
 
 
 Item: TypeAlias = (
-    Header | FleetChange | Decided | Wave | ReservationStep | Events | SettingsChange | Gap | End
+    Header | SlotsChange | Decided | Wave | ReservationStep | Events | SettingsChange | Gap | End
 )

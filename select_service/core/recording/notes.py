@@ -30,8 +30,8 @@ __all__ = [
     "DecisionNote",
     "Draws",
     "EventNote",
-    "FleetNote",
     "Note",
+    "SlotsNote",
     "StepNote",
     "ThresholdsInForce",
     "WaveNote",
@@ -47,7 +47,7 @@ Attached: TypeAlias = "tuple[WorkerSpec, tuple[tuple[int, int], ...], str | None
 """A worker's record, its slots by rank, and the reason of its drain."""
 
 
-class FleetNote(Struct, frozen=True, gc=False):
+class SlotsNote(Struct, frozen=True, gc=False):
     """The fleet of a partition from now on."""
 
     scope: Scope
@@ -132,5 +132,5 @@ class ChangeNote(Struct, frozen=True, gc=False):
 
 
 Note: TypeAlias = (
-    FleetNote | DecisionNote | WaveNote | BirthNote | ReservationStep | EventNote | ChangeNote | Gap
+    SlotsNote | DecisionNote | WaveNote | BirthNote | ReservationStep | EventNote | ChangeNote | Gap
 )

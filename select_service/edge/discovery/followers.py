@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from select_service.edge.replication.plane import ReplicaConnections
     from select_service.types import WorkerSpec
 
-__all__ = ["Discovery", "ReplicaFollower", "WorkerFollower", "WorkerOperations"]
+__all__ = ["Discovery", "ReplicaFollower", "WorkerCallbacks", "WorkerFollower"]
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ AGAIN_S: Final = 0.5
 """How often workers in their grace, or registered by somebody else, are checked again."""
 
 
-class WorkerOperations(NamedTuple):
+class WorkerCallbacks(NamedTuple):
     """What a follower does to the catalog, always in the name of its source."""
 
     put: Callable[[WorkerSpec, str], object]
@@ -73,7 +73,7 @@ class WorkerFollower:
         self,
         source: DiscoverySource[dict[int, WorkerSpec]],
         turn: CallContext,
-        operations: WorkerOperations,
+        operations: WorkerCallbacks,
         *,
         link_of: Callable[[EventStream], LinkState | None] = lambda _: None,
         grace_s: float,

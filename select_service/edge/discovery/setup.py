@@ -11,8 +11,8 @@ from select_service.edge.discovery.followers import (
     Discovery,
     Follower,
     ReplicaFollower,
+    WorkerCallbacks,
     WorkerFollower,
-    WorkerOperations,
 )
 from select_service.edge.discovery.kubernetes import Watched
 from select_service.edge.discovery.objects import (
@@ -122,7 +122,7 @@ def worker_follower(
     return WorkerFollower(
         source,
         service.turn if turn is None else turn,
-        WorkerOperations(service.upsert_worker, service.delete_worker, service.hold_worker_back),
+        WorkerCallbacks(service.upsert_worker, service.delete_worker, service.hold_worker_back),
         link_of=service.sources.link,
         grace_s=grace_s,
         engine_grace_s=settings.discovery_engine_grace_s,

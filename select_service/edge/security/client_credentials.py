@@ -11,7 +11,7 @@ import ssl
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from select_service.token_file import TokenFileUnusable, bearer_header
+from select_service.token_file import TokenUnreadable, bearer_header
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -82,6 +82,6 @@ class ClientCredentials:
             return {}
         try:
             return bearer_header(self._token_file)
-        except TokenFileUnusable:
+        except TokenUnreadable:
             self.failures += 1
             return {}

@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 import httpx
 
 from indexer.redaction import redact
-from select_service.token_file import TokenFileUnusable
+from select_service.token_file import TokenUnreadable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -81,7 +81,7 @@ async def whole_answer(
         raise failure(f"no whole answer within {within_s:g} s") from error
     except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
         raise failure(redact(str(error)) or type(error).__name__) from error
-    except TokenFileUnusable as error:
+    except TokenUnreadable as error:
         raise failure(str(error)) from error
     return Page(answer.status_code, bytes(body), answer.headers)
 

@@ -52,7 +52,7 @@ from select_service.planner.edge.state_file import Memory, StateFile
 from select_service.planner.errors import LeaseHeld, SettingsError
 from select_service.planner.types import PoolState
 from select_service.tcp_listener import bind_tcp, close_all
-from select_service.token_file import TokenFileUnusable, basic_header, bearer_header, read_token
+from select_service.token_file import TokenUnreadable, basic_header, bearer_header, read_token
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -334,7 +334,7 @@ def _bearer(path: Path | None) -> Callable[[], dict[str, str]] | None:
 def _checked(read: Callable[[], dict[str, str]]) -> Callable[[], dict[str, str]]:
     try:
         read()
-    except TokenFileUnusable as error:
+    except TokenUnreadable as error:
         raise SettingsError(str(error)) from error
     return read
 

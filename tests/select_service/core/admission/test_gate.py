@@ -17,7 +17,7 @@ from select_service.core.admission.policy_api import AdmissionRequest
 from select_service.core.admission.tallies import OTHER, TenantTally
 from select_service.core.admission.thresholds import Thresholds
 from select_service.core.admission.token_bucket import TokenBucketPolicy
-from select_service.simulator.recorded_loads import RankLoad, RecordedPool
+from select_service.simulator.recorded_loads import RecordedPool, RecordedRankLoad
 
 RANKS = slice(0, 2)
 
@@ -38,7 +38,7 @@ def carry(gate: Gate[str], slot: int, tokens: int = 0, inflight: int = 0, now: f
     assert gate.busy is not None
     assert gate.caps is not None
     assert isinstance(gate.pool, RecordedPool)
-    gate.pool.note(slot, RankLoad(tokens, 0, inflight, inflight), now)
+    gate.pool.note(slot, RecordedRankLoad(tokens, 0, inflight, inflight), now)
     gate.busy.note(slot, tokens, 0)
     gate.caps.note(slot, inflight)
 

@@ -9,10 +9,10 @@ from select_service.core.admission.gaie_legacy import GaieLegacy, utilization
 from select_service.core.admission.policy_api import AdmissionRequest
 from select_service.core.admission.pool_load import PoolLoad
 from select_service.core.ledger.ledger import Ledger
-from select_service.simulator.recorded_loads import RankLoad, RecordedPool
+from select_service.simulator.recorded_loads import RecordedPool, RecordedRankLoad
 
 loads = st.builds(
-    RankLoad,
+    RecordedRankLoad,
     st.integers(0, 10**7).map(float),
     st.integers(0, 1000).map(float),
     st.integers(0, 50),
@@ -30,9 +30,9 @@ def pool_of(ranks: int, rate: float = 1000.0) -> RecordedPool:
 
 def test_saturation_is_the_mean_of_the_worst_of_each_rank() -> None:
     pool = pool_of(4)
-    pool.note(0, RankLoad(prefill_tokens=500, requests=1, prefilling=1), 0.0)
-    pool.note(1, RankLoad(decode_blocks=80, requests=5), 0.0)
-    pool.note(2, RankLoad(waiting=10, requests=12), 0.0)
+    pool.note(0, RecordedRankLoad(prefill_tokens=500, requests=1, prefilling=1), 0.0)
+    pool.note(1, RecordedRankLoad(decode_blocks=80, requests=5), 0.0)
+    pool.note(2, RecordedRankLoad(waiting=10, requests=12), 0.0)
     assert pool.saturation == pytest.approx((0.5 + 1.0 + 2.0 + 0.0) / 4)
     assert pool.prefill_backlog == 500
     assert type(pool.saturation) is float, "answers are made of it"
@@ -59,7 +59,7 @@ def test_nobody_and_the_silent_are_full() -> None:
 
 @given(st.lists(loads, min_size=1, max_size=5), st.floats(0.5, 20.0), st.floats(0.1, 2.0))
 def test_the_quick_bounds_are_bounds(
-    ranks: list[RankLoad], queue_depth: float, kv_utilization: float
+    ranks: list[RecordedRankLoad], queue_depth: float, kv_utilization: float
 ) -> None:
     pool = pool_of(len(ranks))
     for slot, load in enumerate(ranks):
@@ -72,7 +72,7 @@ def test_the_quick_bounds_are_bounds(
 
 def test_a_faster_pool_is_less_saturated() -> None:
     pool = pool_of(1, rate=1000.0)
-    pool.note(0, RankLoad(4000, requests=2), 0.0)
+    pool.note(0, RecordedRankLoad(4000, requests=2), 0.0)
     assert pool.saturation == pytest.approx(4.0)
     for second in range(1, 200):
         pool.prefilled(0, 4000, 0.0, float(second))
@@ -83,7 +83,7 @@ def test_a_faster_pool_is_less_saturated() -> None:
 
 def test_promises_hold_for_a_rate_that_is_measured_while_somebody_drains() -> None:
     pool = pool_of(2)
-    pool.note(0, RankLoad(4000, requests=2), 0.0)
+    pool.note(0, RecordedRankLoad(4000, requests=2), 0.0)
     pool.detach(1)
     pool.disregard([1])
     pool.check()
@@ -93,7 +93,7 @@ def test_promises_hold_for_a_rate_that_is_measured_while_somebody_drains() -> No
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["note", "attach", "leave"]), loads)))
-def test_sums_follow_every_change(steps: list[tuple[int, str, RankLoad]]) -> None:
+def test_sums_follow_every_change(steps: list[tuple[int, str, RecordedRankLoad]]) -> None:
     pool = RecordedPool()
     attached: set[int] = set()
     for number, (slot, what, load) in enumerate(steps):
@@ -107,7 +107,7 @@ def test_sums_follow_every_change(steps: list[tuple[int, str, RankLoad]]) -> Non
             pool.note(slot, load, float(number))
         pool.check()
     for slot in attached:
-        pool.note(slot, RankLoad(), float(len(steps)))
+        pool.note(slot, RecordedRankLoad(), float(len(steps)))
     assert pool.saturation == (0.0 if attached else 1.0), "an idle pool is empty, exactly"
 
 
@@ -129,7 +129,7 @@ def test_a_share_of_blocks_at_the_limit_is_at_the_limit(total: int) -> None:
     """28 times 1/35 is a little less than 28/35, and 0.8 refuses."""
     pool = RecordedPool(prior_tokens_per_s=1000.0)
     pool.attach(0, total)
-    pool.note(0, RankLoad(decode_blocks=total * 4 / 5), 0.0)
+    pool.note(0, RecordedRankLoad(decode_blocks=total * 4 / 5), 0.0)
     assert utilization(pool, 5, 0.8) == 1.0
     policy = GaieLegacy(SloClasses())
     assert not policy.judge(AdmissionRequest(1, "batch"), pool, 0.0).admitted

@@ -8,7 +8,7 @@ from typing import Any
 from select_service.core.instrumentation.marks import MarkRecorder, Marks
 from select_service.core.instrumentation.recorder import Recorder
 from select_service.core.recording.items import ReservationStep
-from select_service.core.recording.notes import BirthNote, DecisionNote, FleetNote, Note, WaveNote
+from select_service.core.recording.notes import BirthNote, DecisionNote, Note, SlotsNote, WaveNote
 from select_service.errors import ServiceError
 from select_service.types import CoreLimits, LeaseRequest, RouterConfig, Selection
 from tests.select_service.core.batches.test_batch_selection import place, prompt
@@ -94,15 +94,15 @@ def test_seats_are_noted_once_until_somebody_comes_or_goes() -> None:
     fleet.worker(1)
     for _ in range(3):
         fleet.select(1, 2)
-    assert [len(one.workers) for one in notes.of(FleetNote)] == [1]
+    assert [len(one.workers) for one in notes.of(SlotsNote)] == [1]
     fleet.worker(2)
     fleet.select(1)
     fleet.drain(2)
     fleet.select(1)
     fleet.delete(2)
     fleet.select(1)
-    assert [len(one.workers) for one in notes.of(FleetNote)] == [1, 2, 2, 1]
-    assert [one.workers[-1][2] for one in notes.of(FleetNote)] == [None, None, "", None]
+    assert [len(one.workers) for one in notes.of(SlotsNote)] == [1, 2, 2, 1]
+    assert [one.workers[-1][2] for one in notes.of(SlotsNote)] == [None, None, "", None]
 
 
 def test_seats_that_found_no_room_are_noted_later() -> None:
@@ -113,7 +113,7 @@ def test_seats_that_found_no_room_are_noted_later() -> None:
     assert notes.left_out == 2, "nor is who may sit there, whoever that is"
     notes.is_full = False
     fleet.select(1)
-    assert [type(one) for one in notes.taken] == [FleetNote, DecisionNote]
+    assert [type(one) for one in notes.taken] == [SlotsNote, DecisionNote]
 
 
 def test_decisions_are_noted_without_a_ring_of_them() -> None:

@@ -28,14 +28,14 @@ from select_service.core.recording.items import (
     LENGTH,
     OPENING,
     Decided,
-    FleetChange,
     Gap,
     Header,
     Item,
     ReservationStep,
     SettingsChange,
+    SlotsChange,
 )
-from select_service.core.recording.notes import BirthNote, ChangeNote, DecisionNote, FleetNote, Note
+from select_service.core.recording.notes import BirthNote, ChangeNote, DecisionNote, Note, SlotsNote
 from select_service.simulator.recording_replay import replay
 from select_service.types import RouterConfig, SelectRequest, WorkerSpec
 from tests.effort import examples
@@ -130,9 +130,9 @@ def test_what_differs_is_enough_to_know_all_of_it(notes: list[DecisionNote | Non
         assert one.selection_id == note.request.selection_id
 
 
-def planned_ranks(*workers: tuple[int, int], drains: str | None = None) -> FleetNote:
+def planned_ranks(*workers: tuple[int, int], drains: str | None = None) -> SlotsNote:
     specs = [(WorkerSpec(worker_id=id_), ((0, slot),), drains) for id_, slot in workers]
-    return FleetNote(SCOPES[0], 16, tuple(specs))
+    return SlotsNote(SCOPES[0], 16, tuple(specs))
 
 
 def test_who_sits_where_is_told_once_and_then_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +143,7 @@ def test_who_sits_where_is_told_once_and_then_what_is_new(monkeypatch: pytest.Mo
     booked = BirthNote(1.0, "booked", "r", SCOPES[0], 2, 0, 7, 9)
     notes: list[Note] = [first, booked, second, ChangeNote(2.0, "settings", {"a": 1})]
     items = [item for note in notes for item in packer.pack(note) if item is not None]
-    assert [len(one.workers) for one in items if isinstance(one, FleetChange)] == [2, 1, 1]
+    assert [len(one.workers) for one in items if isinstance(one, SlotsChange)] == [2, 1, 1]
     recorded_file = RecordedFile(io.BytesIO(file_of(items)).read, "it")
     told = list(recorded_file)
     house = recorded_file.house(0)
@@ -157,7 +157,7 @@ def test_who_sits_where_is_told_once_and_then_what_is_new(monkeypatch: pytest.Mo
     assert told[-1] == SettingsChange(2.0, "settings", {"a": 1})
     packer.begin()  # another file: whoever speaks of the scope says who is there
     again = [item for item in packer.pack(booked) if item is not None]
-    assert [type(one) for one in again] == [FleetChange, FleetChange, ReservationStep]
+    assert [type(one) for one in again] == [SlotsChange, SlotsChange, ReservationStep]
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +197,7 @@ def test_a_file_that_was_cut_off_ends_with_its_last_whole_frame(recording: bytes
         (OPENING + framed(message(Gap(1, "queue"))), "begin with a header"),
         (file_of([Header("v", "r", 1, 0.0, 0.0, RouterConfig())]), "second header"),
         (file_of([ReservationStep(0.0, "booked", "r", 3)]), "scope 3 was never named"),
-        (file_of([FleetChange(0, "m", "t", 1, [], [], is_whole=False)]), "nothing is known"),
+        (file_of([SlotsChange(0, "m", "t", 1, [], [], is_whole=False)]), "nothing is known"),
     ],
 )
 def test_what_is_no_recording_is_refused_with_its_place(data: bytes, why: str) -> None:

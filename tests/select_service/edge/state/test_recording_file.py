@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from indexer.types import Scope
 from select_service.core.recording.decoder import RecordedFile
 from select_service.core.recording.items import OPENING, End, Gap, Header, ReservationStep
-from select_service.core.recording.notes import BirthNote, FleetNote
+from select_service.core.recording.notes import BirthNote, SlotsNote
 from select_service.edge.state import recording_file as module
 from select_service.edge.state.recording_file import RecordedRng, Recording, RecordSettings
 from select_service.errors import RecordingUnusable
@@ -56,7 +56,7 @@ def test_files_rotate_and_each_can_be_read_alone(
     monkeypatch.setattr(module, "FRAME_BYTES", 2000)
     path = tmp_path / "recording"
     with recorded(path, bytes_max=8000, files_max=3, queue_bytes_max=1 << 30) as recording:
-        recording.put(FleetNote(HERE, 16, ((WorkerSpec(worker_id=1), ((0, 0),), None),)), 1)
+        recording.put(SlotsNote(HERE, 16, ((WorkerSpec(worker_id=1), ((0, 0),), None),)), 1)
         for number in range(2000):
             recording.put(life(number), 10)
         recording.start(time.monotonic)
