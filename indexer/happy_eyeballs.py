@@ -83,7 +83,7 @@ async def connect_first(
 
 async def _connect(target: Target) -> socket.socket:
     family, address = target
-    made = socket.socket(family, socket.SOCK_STREAM)
+    made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         made.setblocking(False)  # noqa: FBT003 - the name of the parameter is `flag`
         await asyncio.get_running_loop().sock_connect(made, address)
@@ -124,7 +124,9 @@ def connect_first_blocking(
         while waiting or running:
             if waiting:
                 family, address = waiting.popleft()
-                made = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
+                made = stack.enter_context(
+                    socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+                )
                 made.setblocking(False)  # noqa: FBT003 - the name of the parameter is `flag`
                 code = made.connect_ex(address)
                 if code not in {0, errno.EINPROGRESS}:

@@ -86,7 +86,8 @@ def _bind_all_addresses(port: int) -> socket.socket:
 
 
 def _bind(family: int, address: tuple[object, ...]) -> socket.socket:
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # with its protocol: otherwise asyncio leaves Nagle's algorithm on
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:

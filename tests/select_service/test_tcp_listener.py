@@ -167,3 +167,27 @@ def test_spellings() -> None:
         *(True, True),
         *(False, False),
     ]
+
+
+async def _delays_of_accepted() -> list[int]:
+    """TCP_NODELAY of connections that asyncio accepts from every listener."""
+    loop, seen = asyncio.get_running_loop(), list[int]()
+    for host in ("127.0.0.1", "0.0.0.0"):
+        (listener,) = bind_tcp(host, 0)
+        accepted = loop.create_future()
+
+        class Accepted(asyncio.Protocol):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                made = transport.get_extra_info("socket")
+                accepted.set_result(made.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+
+        server = await loop.create_server(Accepted, sock=listener)
+        with socket.create_connection(("127.0.0.1", listener.getsockname()[1])):
+            seen.append(await asyncio.wait_for(accepted, 60))
+        server.close()
+    return seen
+
+
+def test_answers_do_not_wait_for_more_of_them() -> None:
+    """Nagle's algorithm is off, which asyncio sees to only for sockets that name their protocol."""
+    assert all(asyncio.run(_delays_of_accepted()))
