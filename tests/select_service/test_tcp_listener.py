@@ -19,7 +19,7 @@ from select_service.tcp_listener import (
 )
 from tests.live.ports import free_port
 from tests.select_service.edge.serving import listening
-from tests.wait import run, until
+from tests.wait import PATIENCE_S, run, until
 
 
 @pytest.fixture(params=["0.0.0.0", "::", "[::]"])
@@ -183,7 +183,7 @@ async def _delays_of_accepted() -> list[int]:
 
         server = await loop.create_server(Accepted, sock=listener)
         with socket.create_connection(("127.0.0.1", listener.getsockname()[1])):
-            seen.append(await asyncio.wait_for(accepted, 60))
+            seen.append(await asyncio.wait_for(accepted, PATIENCE_S))
         server.close()
     return seen
 
