@@ -35,7 +35,7 @@ class Counters:
     reservations_lease_ended: int = 0  # with the lease they lived under
     reservations_dropped: int = 0  # their rank or worker left
     cached_tokens_told: dict[str, int] = field(default_factory=dict)
-    """By outcome; see `trust/trusting.py`."""
+    """By outcome; see `decisions/trust_monitor.py`."""
     drains_begun: int = 0
     drains_undone: int = 0
     rereads: dict[str, int] = field(default_factory=dict)  # of a doubtful index, by outcome

@@ -118,7 +118,7 @@ def play(server: Server, act: Callable[[Scene], Awaitable[None]], **options: Any
             if scene.router._routing is not None:
                 assert not scene.router._routing._tickets
                 assert not scene.router._routing._under_way
-                await scene.router._routing._outlet.aclose()
+                await scene.router._routing._client_pool.aclose()
         finally:
             scene.client.close()
 
