@@ -371,9 +371,8 @@ class Ledger:
         generations, found = self._all_generations, []
         for blocks, mask in self.blocks.shared_prefix(sequence_hashes):
             slots: Slots = np.frombuffer(positions_of(mask), np.int64)
-            if (
-                generations.displaced or generations.closed
-            ):  # a closed generation may have a number no slot has
+            # a closed generation may have a number no slot has
+            if generations.displaced or generations.closed:
                 slots = generations.slots[slots]
                 slots = slots[slots >= 0]
             found.append((blocks, slots))

@@ -166,9 +166,8 @@ class RequestReader:
         scope = request.scope
         partition = self._partitions.get(scope)
         if partition is None or not partition.fleet_slots.workers:
-            if (
-                partition is None or not partition.fleet_slots.present
-            ):  # else it was the operator's wish
+            # else it was the operator's wish
+            if partition is None or not partition.fleet_slots.present:
                 self.strayed += 1
                 self.strayed_to = scope
             raise NoSchedulableWorker.in_scope(scope)

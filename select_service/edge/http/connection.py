@@ -122,9 +122,8 @@ class HttpConnection(RequestParser):
         super().connection_made(transport)
         if self._is_reserved:
             self._is_between = False
-        if (
-            self.application.is_leaving
-        ):  # accepted while the port was closing: nobody else would close it
+        # accepted while the port was closing: nobody else would close it
+        if self.application.is_leaving:
             transport.close()
 
     @override
@@ -294,9 +293,8 @@ class HttpConnection(RequestParser):
                 self.exchange.feed(body)
         elif self._call.route.takes is None:
             return  # nobody reads it: buffering it would let strangers use our memory
-        elif (
-            len(self._body) + len(body) > self.application.max_body_bytes
-        ):  # chunked, so not announced
+        # chunked, so not announced
+        elif len(self._body) + len(body) > self.application.max_body_bytes:
             self._call, body, self._body = None, bytes(self._body) + body, b""
             self._owes_answer = False  # the exchange does
             self._begin_exchange(None).feed(body)

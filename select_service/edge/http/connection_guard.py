@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 __all__ = ["GuardedConnection", "Phase", "TurnedAway"]
 
+WRITE_BUFFER_MAX: Final = 65536
+"""Unsent bytes of a connection from which on its writers wait: the default of asyncio."""
 LINGER_BYTES_MAX: Final = 64 * 1024 * 1024
 LINGER_S: Final = 5.0
 LINGER_MAX_S: Final = 60.0
@@ -284,12 +286,15 @@ class GuardedConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self.flow.resume_writing()
         self._stalled_since = None
-        self._unsent = ()
+        if self._unsent:
+            self._unsent = ()
+            self.transport.set_write_buffer_limits(WRITE_BUFFER_MAX, WRITE_BUFFER_MAX // 4)
 
     def until_sent(self, answer: Response) -> None:
         """Watch over a written answer: it is lost if the connection breaks before it is sent.
 
-        Sent means that the kernel has all of it, which `resume_writing` tells.
+        Sent means that the kernel has all of it, which `resume_writing` tells; until then writers
+        wait for every byte.
         """
         if self.transport.get_write_buffer_size():
             self.transport.set_write_buffer_limits(1, 0)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from select_service.edge.http.connection_guard import WRITE_BUFFER_MAX
 from select_service.edge.state.keeper import Keeper
 from tests.select_service.edge.http.fake_clients import (
     BOOK,
@@ -93,8 +94,10 @@ def test_what_the_kernel_takes_later_is_written(form: str) -> None:
         client.room = 10
         client.ask(*FORMS[form])
         await until(lambda: client.sent, pause_s=0)
+        assert (client.high, client.low) == (1, 0), "every byte is waited for"
         client.make_room(ROOM)
         await until(lambda: client.sent.endswith(b"}"), pause_s=0)
+        assert (client.high, client.low) == (WRITE_BUFFER_MAX, WRITE_BUFFER_MAX // 4)
         client.leave()
         await one.settled()
         assert one.booked != []
