@@ -21,7 +21,6 @@ _REPORT = (
     "import sys; sys.meta_path[:] = [one for one in sys.meta_path"
     " if not getattr(one, '__module__', '').startswith('__editable__')];"
     "import json, select_service.edge.app, select_service.edge.codec.json_codec as codec;"
-    "import select_service.simulator.core.kv_pool;"
     "from indexer.compiled import *;"
     "print(json.dumps([codec.__file__, kernels_in_use(), complaints()]))"
 )
@@ -33,11 +32,9 @@ KERNELS = (
     "indexer._speed",
     "indexer._wire",
     "select_service._speed",
-    "select_service.core._expiring_map",
     "select_service.core._ledger",
     "select_service.core._pricer",
     "select_service.core._record_ring",
-    "select_service.simulator.core._kv_pool",
 )
 
 

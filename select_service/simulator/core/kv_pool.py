@@ -1,19 +1,220 @@
-"""The KV cache of one simulated engine, compiled if possible.
+"""The KV cache of one simulated engine: used blocks, kept blocks, and events to announce.
 
-A run spends most of its time on blocks, about a thousand per request: the compiled pool takes a few
-nanoseconds per block, the plain one a hundred. Callers need not know which one it is.
+A block is *named* once its content is complete and may be found again, otherwise it is only
+counted. Unused named blocks stay until their room is needed; the least recently used goes first,
+and of one request the last of its chain. `events` collects what an engine would publish, in order.
 """
 
 from __future__ import annotations
 
-from indexer.compiled import usable
+from array import array
+from collections import deque
+from typing import TYPE_CHECKING, Final
 
-if usable("select_service.simulator.core._kv_pool", 1):
-    from select_service.simulator.core._kv_pool import BlockSet, KvPool
-else:
-    from select_service.simulator.core.plain_kv_pool import (  # type: ignore[assignment]
-        BlockSet,
-        KvPool,
-    )
+from select_service.simulator.core.kv_events import Removed, Stored
+
+if TYPE_CHECKING:
+    from select_service.simulator.core.kv_events import KvEvent
 
 __all__ = ["BlockSet", "KvPool"]
+
+_NOTED_PER_BLOCK: Final = 3
+"""Limit of release notes, as a multiple of the capacity in blocks; beyond it, stale ones go."""
+
+
+class KvPool:
+    """Blocks of one engine; every method is amortised O(blocks concerned)."""
+
+    __slots__ = (
+        "_busy",
+        "_held",
+        "_kept",
+        "_nameless",
+        "_noted",
+        "capacity",
+        "events",
+        "evictions",
+    )
+
+    def __init__(self, capacity: int) -> None:
+        if capacity < 1:
+            raise ValueError("a pool needs at least one block")
+        self.capacity = capacity
+        self.evictions = 0
+        self.events: list[KvEvent] = []
+        # named block → number of requests using it, or if unused, the mark of its release
+        self._held: dict[int, int] = {}
+        self._busy = 0  # used named blocks
+        # releases, oldest first: mark (below 0) and blocks, the next to go at the end. A block used
+        # again since has another mark, and is skipped.
+        self._kept: deque[tuple[int, list[int]]] = deque()
+        self._noted = 0  # blocks in `_kept`, including skipped ones
+        self._nameless = 0  # in use
+
+    @property
+    def used(self) -> int:
+        """Blocks held by running requests."""
+        return self._busy + self._nameless
+
+    @property
+    def available(self) -> int:
+        """Blocks that could be taken, if necessary by evicting kept ones."""
+        return self.capacity - self._busy - self._nameless
+
+    @property
+    def named(self) -> int:
+        """Blocks that can be found."""
+        return len(self._held)
+
+    def match(self, chain: array[int], most: int) -> tuple[int, int]:
+        """Look up the first `most` blocks of a chain, up to the first that is missing.
+
+        Returns the number found, and how many of them are unused.
+        """
+        held = self._held.get
+        found = unused = 0
+        for block in chain[:most]:
+            users = held(block)
+            if users is None:
+                break
+            found += 1
+            unused += users < 0
+        return found, unused
+
+    def use(self, chain: array[int], count: int) -> None:
+        """Hold the first blocks of a chain, which must be present."""
+        held = self._held
+        for block in chain[:count]:
+            users = held[block]
+            if users > 0:
+                held[block] = users + 1
+            else:
+                held[block] = 1
+                self._busy += 1
+
+    def take(self, count: int) -> None:
+        """Hold this many more unnamed blocks; they must be `available`."""
+        assert count <= self.available, "asked before it is taken"
+        short = count - (self.capacity - len(self._held) - self._nameless)
+        if short > 0:
+            gone = self._evict(short)
+            self.events.append(Removed(array("Q", gone)))
+            self.evictions += short
+        self._nameless += count
+
+    def _evict(self, count: int) -> list[int]:
+        """Evict this many unused blocks; there must be enough."""
+        held, kept = self._held, self._kept
+        gone: list[int] = []
+        while len(gone) < count:
+            mark, blocks = kept[0]
+            while blocks and len(gone) < count:
+                block = blocks.pop()
+                self._noted -= 1
+                if held.get(block) == mark:
+                    del held[block]
+                    gone.append(block)
+            if not blocks:
+                kept.popleft()
+        return gone
+
+    def name(self, chain: array[int], start: int, stop: int) -> None:
+        """Name held blocks as these blocks of the chain, so that they can be found.
+
+        Blocks that another request has named meanwhile are shared, and the own copies released.
+        """
+        held = self._held
+        run = chain[start:stop]
+        self._nameless -= stop - start
+        if held.keys().isdisjoint(run):
+            new = dict.fromkeys(run, 1)
+            if len(new) == len(run):  # otherwise a chain names one block twice
+                held.update(new)
+                self._busy += len(new)
+                self._announce(chain, start, stop)
+                return
+        begin = start  # of the run of new ones
+        for at in range(start, stop):
+            block = chain[at]
+            users = held.get(block)
+            if users is None or users < 0:
+                held[block] = 1
+                self._busy += 1
+            else:
+                held[block] = users + 1
+            if users is not None:
+                self._announce(chain, begin, at)
+                begin = at + 1
+        self._announce(chain, begin, stop)
+
+    def _announce(self, chain: array[int], start: int, stop: int) -> None:
+        if start < stop:
+            parent = chain[start - 1] if start else None
+            self.events.append(Stored(parent, chain[start:stop]))
+
+    def release(self, chain: array[int], named: int, nameless: int) -> None:
+        """Release a request's blocks: the first `named` of its chain, and some unnamed ones."""
+        held = self._held
+        mark = self._kept[-1][0] - 1 if self._kept else -1
+        kept: list[int] = []
+        for block in chain[named - 1 :: -1] if named else ():  # the end is the least useful
+            users = held[block]
+            if users > 1:
+                held[block] = users - 1
+            else:
+                held[block] = mark
+                kept.append(block)
+        self._busy -= len(kept)
+        self._nameless -= nameless
+        if kept:
+            kept.reverse()
+            self._kept.append((mark, kept))
+            self._noted += len(kept)
+            if self._noted > _NOTED_PER_BLOCK * self.capacity:
+                self._forget_old_notes()
+
+    def _forget_old_notes(self) -> None:
+        """Drop notes that would be skipped."""
+        held, kept = self._held, self._kept
+        self._kept, self._noted = deque(), 0
+        for mark, blocks in kept:
+            rest = [block for block in blocks if held.get(block) == mark]
+            if rest:
+                self._kept.append((mark, rest))
+                self._noted += len(rest)
+
+    def check(self) -> None:
+        """Assert all invariants of the pool."""
+        assert self._nameless >= 0
+        assert self._busy == sum(users > 0 for users in self._held.values()), "users are counted"
+        assert self._nameless + len(self._held) <= self.capacity
+        assert self._noted == sum(len(blocks) for _, blocks in self._kept), "notes are counted"
+        kept = [
+            block
+            for mark, blocks in self._kept
+            for block in blocks
+            if self._held.get(block) == mark
+        ]
+        unused = [block for block, users in self._held.items() if users <= 0]
+        assert sorted(kept) == sorted(unused), "who is not used can go, once"
+
+
+class BlockSet:
+    """A set of blocks."""
+
+    def __init__(self) -> None:
+        self._seen: set[int] = set()
+
+    def add(self, chain: array[int], most: int) -> int:
+        """Add the blocks of a chain.
+
+        Returns how many of its first `most` were present, up to the first that was missing.
+        """
+        seen = self._seen
+        known = 0
+        for block in chain[:most]:
+            if block not in seen:
+                break
+            known += 1
+        seen.update(chain[known:])
+        return known

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from select_service.simulator.core import plain_kv_pool
 from select_service.simulator.core.kv_events import KvEvent, Removed, Stored
+from select_service.simulator.core.kv_pool import BlockSet, KvPool
 from select_service.simulator.core.requests import chain_of
 from tests.effort import examples
-from tests.indexer.kernels import twins
 
 CAPACITY = 12
-
-
-@pytest.fixture(
-    scope="module", params=twins("select_service.simulator.core._kv_pool", plain_kv_pool)
-)
-def twin(request: pytest.FixtureRequest) -> ModuleType:
-    module = request.param
-    assert isinstance(module, ModuleType)
-    return module
 
 
 class Naive:
@@ -102,10 +90,8 @@ _BLOCKS = st.one_of(
         max_size=60,
     )
 )
-def test_a_pool_is_as_its_naive_twin(
-    twin: ModuleType, requests: list[tuple[tuple[int, ...], int, int, int]]
-) -> None:
-    pool, naive = twin.KvPool(CAPACITY), Naive(CAPACITY)
+def test_a_pool_is_as_its_naive_twin(requests: list[tuple[tuple[int, ...], int, int, int]]) -> None:
+    pool, naive = KvPool(CAPACITY), Naive(CAPACITY)
     running: list[tuple[tuple[int, ...], int, int]] = []
     for chain, more, known, leaving in requests:
         packed = chain_of(chain)
@@ -139,9 +125,9 @@ def test_a_pool_is_as_its_naive_twin(
 
 
 @pytest.mark.parametrize("step", [1, 3, 1 << 40])
-def test_many_blocks_come_and_go(twin: ModuleType, step: int) -> None:
+def test_many_blocks_come_and_go(step: int) -> None:
     """Chains share their first half with the one before, as turns do, and caches are short."""
-    pool, naive = twin.KvPool(300), Naive(300)
+    pool, naive = KvPool(300), Naive(300)
     held: list[tuple[int, ...]] = []
     for turn in range(200):
         chain = tuple(1 + step * (40 * (turn // 3) + at) for at in range(60 + turn % 3 * 20))
@@ -166,8 +152,8 @@ def test_many_blocks_come_and_go(twin: ModuleType, step: int) -> None:
     assert pool.evictions > 1_000
 
 
-def test_what_is_not_here_is_not_used_or_released(twin: ModuleType) -> None:
-    pool = twin.KvPool(4)
+def test_what_is_not_here_is_not_used_or_released() -> None:
+    pool = KvPool(4)
     with pytest.raises(KeyError):
         pool.use(chain_of([1]), 1)
     with pytest.raises(KeyError):
@@ -175,12 +161,12 @@ def test_what_is_not_here_is_not_used_or_released(twin: ModuleType) -> None:
     with pytest.raises(AssertionError):
         pool.take(5)
     with pytest.raises(ValueError, match="at least one block"):
-        twin.KvPool(0)
+        KvPool(0)
 
 
 @given(chains=st.lists(st.tuples(st.lists(_BLOCKS, max_size=40), st.integers(0, 40)), max_size=20))
-def test_blocks_that_were_seen(twin: ModuleType, chains: list[tuple[list[int], int]]) -> None:
-    seen, naive = twin.BlockSet(), set[int]()
+def test_blocks_that_were_seen(chains: list[tuple[list[int], int]]) -> None:
+    seen, naive = BlockSet(), set[int]()
     for chain, most in chains:
         known = 0
         while known < min(most, len(chain)) and chain[known] in naive:
