@@ -69,6 +69,7 @@ _ARRAY_FIELDS: Final = {
     "BlockRemoved": ("type", *ArrayRemoved.__struct_fields__),
 }
 _MAP_FIELDS: Final = ("type", *MapStored.__struct_fields__, *MapRemoved.__struct_fields__)
+_FIELD_BYTES_MAX: Final = max(map(len, _MAP_FIELDS))
 
 _TEXT: Final = Decoder(str)
 _HASHES: Final = Decoder(list[EngineHash])
@@ -101,7 +102,7 @@ def known_field(
     if not (0xA0 <= code < 0xC0 or 0xD9 <= code <= 0xDB):
         return None
     head = 1 if code < 0xC0 else 1 + (1 << (code - 0xD9))
-    if end - at - head > 20:
+    if end - at - head > _FIELD_BYTES_MAX:  # unknown, and perhaps long
         return ""
     name = payload[at + head : end].decode("latin-1")
     return name if name in names else ""

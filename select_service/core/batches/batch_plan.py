@@ -159,7 +159,7 @@ class BatchPlan:
         self.groups: list[Group] = []
         self.prices: Callable[[BatchMember], None] | None = None
         """Called with each member before its candidates are priced; for a recorder."""
-        size = partition.index.capacity
+        size = len(partition.ledger.loads.requests)  # the index may have ranks of no worker
         self._placed = np.zeros(size, dtype=np.int64)  # requests of the wave, by slot
         self._prefill = np.zeros(size)  # tokens to compute for them
         self._decode = np.zeros(size)  # their distinct blocks

@@ -184,6 +184,13 @@ def test_read_in_pieces_is_read_in_one_go(
     says_the_same(payload, form, values, bigram=bigram)
 
 
+@pytest.mark.parametrize("values", [1, 3, 50])
+def test_every_recorded_batch_is_read_in_pieces(values: int) -> None:
+    for payload in REAL:
+        for form in ("map", "array"):
+            says_the_same(payload, form, values, bigram=False)
+
+
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(600)

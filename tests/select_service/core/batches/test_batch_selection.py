@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from indexer.types import WorkerRank
 from select_service.core.batches.batch_plan import even_share
 from select_service.core.decisions.explain import ExplainedRecord
 from select_service.core.effects import Effects
@@ -232,6 +233,13 @@ def test_a_full_worker_gets_none_and_others_take_over() -> None:
     assert Counter(where(answer)) == {1: 4, 2: 2}
     shared = dict(zip(where(answer), (one.shared_tokens for one in answer.results), strict=True))
     assert shared == {1: 128, 2: 0}  # the last on each: of those on 2, none was planned there
+
+
+def test_a_rank_that_only_the_index_knows_takes_nothing() -> None:
+    fleet = fleet_of(2)
+    (partition,) = fleet.core.membership.partitions.values()
+    partition.index.attach(WorkerRank(9, 0))  # as for a listener whose worker is incomplete
+    assert sorted(where(place(fleet, prompt(*group(1)), prompt(*group(2))))) == [1, 2]
 
 
 def test_wishes_are_met() -> None:
