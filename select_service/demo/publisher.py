@@ -7,14 +7,20 @@ restarted engine: the sequence starts at 0 again.
 
 from __future__ import annotations
 
+import contextlib
+import socket
 from collections import deque
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import zmq
 
+from indexer.core.endpoint import tcp_address
 from indexer.edge.sockets import bind
 
-__all__ = ["EventPublisher"]
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["EventPublisher", "held"]
 
 _REQUEST: Final = ("identity", "empty", "start")
 _U64: Final = 8
@@ -104,14 +110,31 @@ class EventPublisher:
         router.send_multipart([identity, b"", *marker_middle, _END_OF_REPLAY, b""])
 
     def _bind(self, kind: int, endpoint: str) -> zmq.Socket[bytes]:
-        socket = self._context.socket(kind)
+        bound = self._context.socket(kind)
         # a ROUTER drops beyond its mark, so it must hold the whole buffer (vLLM 0.33 does this)
-        socket.set_hwm(_HIGH_WATER_MARK)
-        bind(socket, endpoint)
-        return socket
+        bound.set_hwm(_HIGH_WATER_MARK)
+        bind(bound, endpoint)
+        return bound
 
 
-def _address(socket: zmq.Socket[bytes]) -> str:
-    bound = socket.getsockopt(zmq.LAST_ENDPOINT)
+@contextlib.contextmanager
+def held(endpoint: str) -> Iterator[None]:
+    """Keep a TCP endpoint from everybody else while no publisher has it; connects are refused.
+
+    A publisher may bind it within the block: both sockets reuse the address, and this one does not
+    listen.
+    """
+    address = tcp_address(endpoint)
+    assert address is not None, "as bound by a publisher"
+    host, port = address[0].strip("[]"), address[1]
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as place:
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        place.bind((host, port))
+        yield
+
+
+def _address(of: zmq.Socket[bytes]) -> str:
+    bound = of.getsockopt(zmq.LAST_ENDPOINT)
     assert isinstance(bound, bytes)
     return bound.rstrip(b"\0").decode()

@@ -14,7 +14,7 @@ from enum import Enum, auto
 
 from select_service.demo.encoding import RemovedBlocks, StoredBlocks, encode_batch
 from select_service.demo.engine import DemoEngine, DemoJob, EngineSpeed, StepReport
-from select_service.demo.publisher import EventPublisher
+from select_service.demo.publisher import EventPublisher, held
 from select_service.tcp_listener import host_in_url, loopback
 
 __all__ = ["EngineDown", "EngineShape", "Milestone", "Progress", "SimulatedWorker"]
@@ -124,8 +124,9 @@ class SimulatedWorker:
             progress.milestones.put_nowait(Milestone.LOST)
         self._jobs.clear()
         self.restarts += 1
-        await asyncio.sleep(down_s)
-        self._start(endpoint, replay_endpoint)
+        with held(endpoint), held(replay_endpoint):
+            await asyncio.sleep(down_s)
+            self._start(endpoint, replay_endpoint)
         # Real engines load their weights for minutes at this point; long enough for every
         # subscriber to be back before the first event.
         await asyncio.sleep(down_s)

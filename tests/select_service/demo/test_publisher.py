@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 from typing import TYPE_CHECKING
 
 import pytest
 import zmq
 
-from select_service.demo.publisher import EventPublisher
+from select_service.demo.publisher import EventPublisher, held
 from tests.wait import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -82,9 +83,22 @@ def test_a_restart_begins_at_zero_on_the_same_ports() -> None:
     with EventPublisher() as first:
         first.publish(b"x")
         endpoints = first.endpoint, first.replay_endpoint
-    with EventPublisher(*endpoints) as second:
+    with held(first.endpoint), EventPublisher(*endpoints) as second:
         assert (second.endpoint, second.replay_endpoint) == endpoints
         assert second.sequence == 0
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+def test_an_endpoint_that_is_held_is_nobody_elses_and_refuses(host: str) -> None:
+    with EventPublisher(f"tcp://{host}:*", None) as first:
+        endpoint = first.endpoint
+    name, port = host.strip("[]"), int(endpoint.rpartition(":")[2])
+    with held(endpoint):
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((name, port), PATIENCE_S)
+        family = socket.AF_INET6 if ":" in name else socket.AF_INET
+        with socket.socket(family) as stranger, pytest.raises(OSError, match="in use"):
+            stranger.bind((name, port))
 
 
 def test_without_replay() -> None:
