@@ -1,5 +1,6 @@
-"""Settings for every test: Hypothesis without a clock, on machines that may be busy."""
+"""Settings for every test: coroutines are tests, Hypothesis has no clock, machines may be busy."""
 
+import inspect
 import os
 import tempfile
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ import pytest
 from _pytest.terminal import TerminalReporter  # pytest names it since 8.4
 from hypothesis import HealthCheck, settings
 
+from tests import wait
 from tests.effort import examples
 from tests.faults.table import HEADINGS, lines_of
 
@@ -22,6 +24,16 @@ settings.register_profile(
 settings.load_profile("default")
 
 MEMORY = Path("/dev/shm")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine on a loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    wait.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
 
 
 @pytest.fixture

@@ -161,17 +161,14 @@ def from_loop_to_loop(address: str) -> None:
     assert issubclass(OtherLoop, ClientError)
 
 
-def test_a_close_that_is_cancelled_is_cancelled(calm: Server) -> None:
-    async def use() -> None:
-        client = AsyncClient(url(calm))
-        await client.reserve(token_ids=TOKENS)
-        closing = asyncio.ensure_future(client.aclose())
-        await asyncio.sleep(0)  # it waits for what runs beside
-        closing.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await closing
-
-    wait.run(use())
+async def test_a_close_that_is_cancelled_is_cancelled(calm: Server) -> None:
+    client = AsyncClient(url(calm))
+    await client.reserve(token_ids=TOKENS)
+    closing = asyncio.ensure_future(client.aclose())
+    await asyncio.sleep(0)  # it waits for what runs beside
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
 
 
 class Broken(SessionUpkeep):

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 import pytest
 
 from select_service.client import AsyncClient, Client, Options, Unreachable
-from tests import wait
 from tests.e2e.test_client import spec, total, url
 from tests.live.server import Server
 from tests.wait import PATIENCE_S, until
@@ -78,23 +77,20 @@ def test_no_descriptor(server: Server) -> None:
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-def test_a_token_that_cannot_be_read_for_a_while(server: Server) -> None:
-    async def use() -> None:
-        token = Token()
-        async with AsyncClient(url(server), token=token, options=QUICK) as client:
-            async with client.reserve(token_ids=[1] * 64) as reservation:
-                token.is_there = False
-                reservation.prefill_complete()
-                await until(token.asked_in_vain.is_set)
-                with pytest.raises(Unreachable, match=r"no token: .*Too many open files"):
-                    await client.loads()
-                token.is_there = True
-                await client.flush()
+async def test_a_token_that_cannot_be_read_for_a_while(server: Server) -> None:
+    token = Token()
+    async with AsyncClient(url(server), token=token, options=QUICK) as client:
+        async with client.reserve(token_ids=[1] * 64) as reservation:
+            token.is_there = False
+            reservation.prefill_complete()
+            await until(token.asked_in_vain.is_set)
+            with pytest.raises(Unreachable, match=r"no token: .*Too many open files"):
+                await client.loads()
+            token.is_there = True
             await client.flush()
-            (scope,) = await client.loads()
-            assert not sum(row.active_requests for row in scope.loads)
-
-    wait.run(use())
+        await client.flush()
+        (scope,) = await client.loads()
+        assert not sum(row.active_requests for row in scope.loads)
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")

@@ -16,6 +16,7 @@ import pytest
 from select_service.client import Client
 from select_service.client.ray.worker_ids import reservation_id_of, worker_id_of
 from select_service.types import LoadRow, WorkerSpec
+from tests.coroutines import run_by
 from tests.live.ports import free_port
 from tests.live.server import OURS_EXTRA, Server
 
@@ -125,111 +126,95 @@ def play(server: Server, act: Callable[[Scene], Awaitable[None]], **options: Any
     asyncio.run(run())
 
 
-def test_ranked_booked_and_freed(server: Server) -> None:
-    async def act(scene: Scene) -> None:
-        request = scene.request()
-        groups = await scene.choose(request)
-        assert sorted(one for group in groups for one in group) == sorted(NAMES)
-        assert [len(group) for group in groups] == [1, 1, 1], "each has a cost, and its rank"
-        best = groups[0][0]
-        await scene.until({best: 1})
+@run_by(play, "server")
+async def test_ranked_booked_and_freed(scene: Scene) -> None:
+    request = scene.request()
+    groups = await scene.choose(request)
+    assert sorted(one for group in groups for one in group) == sorted(NAMES)
+    assert [len(group) for group in groups] == [1, 1, 1], "each has a cost, and its rank"
+    best = groups[0][0]
+    await scene.until({best: 1})
+    scene.send(request, best)
+    await asyncio.sleep(0)
+    del request
+    gc.collect()  # Serve keeps a request no longer than until it is sent
+    await asyncio.sleep(0.05)
+    assert scene.booked() == {best: 1}
+    name = reservation_id_of("app", "engine", "r")
+    assert scene.client.call("POST", f"/reservations/{name}/prefill_complete") is not None
+    scene.complete(best)
+    assert scene.router.choices == {"ranked": 1}
+
+
+@run_by(play, "server")
+async def test_one_that_goes_elsewhere_takes_its_booking_along(scene: Scene) -> None:
+    request = scene.request()
+    groups = await scene.choose(request)
+    last = groups[-1][0]
+    scene.send(request, last)
+    await scene.until({last: 1})
+    scene.complete(last)
+
+
+@run_by(play, "server")
+async def test_one_that_is_refused_is_asked_for_again(scene: Scene) -> None:
+    request = scene.request()
+    first = (await scene.choose(request))[0][0]
+    scene.send(request, first)
+    await asyncio.sleep(0)
+    request.reset_future()  # its queue was full after all
+    second = (await scene.choose(request))[0][0]
+    await scene.until({second: 1})
+    scene.complete(first)  # of the attempt that was refused, and late
+    scene.send(request, second)
+    await asyncio.sleep(0.05)
+    assert scene.booked() == {second: 1}
+    scene.complete(second)
+
+
+@run_by(play, "server")
+async def test_nobody_has_room_for_a_while(scene: Scene) -> None:
+    request = scene.request()
+    for _ in range(3):
+        await scene.choose(request)
+    best = (await scene.choose(request))[0][0]
+    await scene.until({best: 1})
+    request.future.cancel()  # whoever asked has given up
+
+
+@run_by(play, "server")
+async def test_a_choice_without_a_request_is_not_kept(scene: Scene) -> None:
+    await scene.choose(scene.request())  # `handle.choose_replica` of one who sends it himself
+    gc.collect()
+
+
+@run_by(play, "server")
+async def test_calls_that_share_a_request(scene: Scene) -> None:
+    requests = [scene.request("same") for _ in range(6)]
+    for request in requests:
+        best = (await scene.choose(request))[0][0]
         scene.send(request, best)
-        await asyncio.sleep(0)
-        del request
-        gc.collect()  # Serve keeps a request no longer than until it is sent
-        await asyncio.sleep(0.05)
-        assert scene.booked() == {best: 1}
-        name = reservation_id_of("app", "engine", "r")
-        assert scene.client.call("POST", f"/reservations/{name}/prefill_complete") is not None
-        scene.complete(best)
-        assert scene.router.choices == {"ranked": 1}
-
-    play(server, act)
+    await asyncio.sleep(0)
+    assert sum(scene.booked().values()) == 6
+    for request in requests:
+        scene.complete(request.future.result().replica_id.unique_id, "same")
 
 
-def test_one_that_goes_elsewhere_takes_its_booking_along(server: Server) -> None:
-    async def act(scene: Scene) -> None:
-        request = scene.request()
-        groups = await scene.choose(request)
-        last = groups[-1][0]
-        scene.send(request, last)
-        await scene.until({last: 1})
-        scene.complete(last)
-
-    play(server, act)
+@run_by(play, "server")
+async def test_what_has_no_prompt_is_left_to_serve(scene: Scene) -> None:
+    for kwargs in ({"x": 1}, {"prompt": "text"}, {"token_ids": ["a"]}, {"token_ids": [-1]}):
+        groups = await scene.choose(scene.request(**kwargs))
+        assert [len(group) for group in groups] == [2]
+    assert scene.router.choices == {"no_prompt": 3, "error": 1}
+    assert await scene.choose(None) != []
 
 
-def test_one_that_is_refused_is_asked_for_again(server: Server) -> None:
-    async def act(scene: Scene) -> None:
-        request = scene.request()
-        first = (await scene.choose(request))[0][0]
-        scene.send(request, first)
-        await asyncio.sleep(0)
-        request.reset_future()  # its queue was full after all
-        second = (await scene.choose(request))[0][0]
-        await scene.until({second: 1})
-        scene.complete(first)  # of the attempt that was refused, and late
-        scene.send(request, second)
-        await asyncio.sleep(0.05)
-        assert scene.booked() == {second: 1}
-        scene.complete(second)
-
-    play(server, act)
-
-
-def test_nobody_has_room_for_a_while(server: Server) -> None:
-    async def act(scene: Scene) -> None:
-        request = scene.request()
-        for _ in range(3):
-            await scene.choose(request)
-        best = (await scene.choose(request))[0][0]
-        await scene.until({best: 1})
-        request.future.cancel()  # whoever asked has given up
-
-    play(server, act)
-
-
-def test_a_choice_without_a_request_is_not_kept(server: Server) -> None:
-    async def act(scene: Scene) -> None:
-        await scene.choose(scene.request())  # `handle.choose_replica` of one who sends it himself
-        gc.collect()
-
-    play(server, act)
-
-
-def test_calls_that_share_a_request(server: Server) -> None:
-    async def act(scene: Scene) -> None:
-        requests = [scene.request("same") for _ in range(6)]
-        for request in requests:
-            best = (await scene.choose(request))[0][0]
-            scene.send(request, best)
-        await asyncio.sleep(0)
-        assert sum(scene.booked().values()) == 6
-        for request in requests:
-            scene.complete(request.future.result().replica_id.unique_id, "same")
-
-    play(server, act)
-
-
-def test_what_has_no_prompt_is_left_to_serve(server: Server) -> None:
-    async def act(scene: Scene) -> None:
-        for kwargs in ({"x": 1}, {"prompt": "text"}, {"token_ids": ["a"]}, {"token_ids": [-1]}):
-            groups = await scene.choose(scene.request(**kwargs))
-            assert [len(group) for group in groups] == [2]
-        assert scene.router.choices == {"no_prompt": 3, "error": 1}
-        assert await scene.choose(None) != []
-
-    play(server, act)
-
-
-def test_text_becomes_tokens(server: Server) -> None:
-    async def act(scene: Scene) -> None:
-        request = scene.request(body={"messages": [{"role": "user", "content": "hi " * 50}]})
-        best = (await scene.choose(request))[0][0]
-        await scene.until({best: 1})
-        request.future.cancel()
-
-    play(server, act, tokenizer="tests.on_ray.test_router_alone:tokenize")
+@run_by(play, "server", tokenizer="tests.on_ray.test_router_alone:tokenize")
+async def test_text_becomes_tokens(scene: Scene) -> None:
+    request = scene.request(body={"messages": [{"role": "user", "content": "hi " * 50}]})
+    best = (await scene.choose(request))[0][0]
+    await scene.until({best: 1})
+    request.future.cancel()
 
 
 def tokenize(payload: Any) -> list[int]:
@@ -281,20 +266,18 @@ def test_an_agent_that_takes_two_hours_is_not_forgotten(
     play(server, act)
 
 
-def test_replicas_nobody_has_registered(server: Server) -> None:
-    async def act(scene: Scene) -> None:
-        from ray.serve._private.common import ReplicaID
+@run_by(play, "server")
+async def test_replicas_nobody_has_registered(scene: Scene) -> None:
+    from ray.serve._private.common import ReplicaID
 
-        strangers = [
-            SimpleNamespace(**{**vars(one), "replica_id": ReplicaID(f"s{n}", "d")})
-            for n, one in enumerate(scene.replicas)
-        ]
-        scene.router.update_replicas(strangers)
-        groups = await scene.router.choose_replicas(strangers, scene.request())
-        assert [len(group) for group in groups] == [2]
-        assert scene.router.choices == {"unknown_replicas": 1}
-
-    play(server, act)
+    strangers = [
+        SimpleNamespace(**{**vars(one), "replica_id": ReplicaID(f"s{n}", "d")})
+        for n, one in enumerate(scene.replicas)
+    ]
+    scene.router.update_replicas(strangers)
+    groups = await scene.router.choose_replicas(strangers, scene.request())
+    assert [len(group) for group in groups] == [2]
+    assert scene.router.choices == {"unknown_replicas": 1}
 
 
 @pytest.mark.parametrize(

@@ -52,90 +52,81 @@ def broken(subscriber: Subscriber) -> bool:
     return Link.BROKEN in set(subscriber.news())
 
 
-def test_events(context: zmq.Context[zmq.Socket[bytes]]) -> None:
-    async def use() -> None:
-        engine, endpoint = encrypted(context, zmq.PUB)
-        relay = Relay(endpoint)
-        sockets = Sockets(StreamLimits())  # with nobody's keys: new ones
-        subscriber = sockets.subscribe(await relay.start(), server_key=SERVER.public)
-        said = [b"topic", struct.pack(">Q", 1), b"a secret prompt"]
-        assert await first_message(subscriber, lambda: engine.send_multipart(said)) == said
-        assert b"CURVE" in relay.seen
-        assert b"a secret prompt" not in relay.seen
-        plain = sockets.subscribe(endpoint)
-        other = sockets.subscribe(endpoint, server_key=STRANGER.public)
-        await until(lambda: broken(plain))
-        engine.send_multipart(said)
-        assert plain.receive() is None
-        assert other.receive() is None
-        for one in (subscriber, plain, other):
-            one.close()
-        sockets.close()
-        engine.close()
-        await relay.stop()
-
-    run(use)
+async def test_events(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    engine, endpoint = encrypted(context, zmq.PUB)
+    relay = Relay(endpoint)
+    sockets = Sockets(StreamLimits())  # with nobody's keys: new ones
+    subscriber = sockets.subscribe(await relay.start(), server_key=SERVER.public)
+    said = [b"topic", struct.pack(">Q", 1), b"a secret prompt"]
+    assert await first_message(subscriber, lambda: engine.send_multipart(said)) == said
+    assert b"CURVE" in relay.seen
+    assert b"a secret prompt" not in relay.seen
+    plain = sockets.subscribe(endpoint)
+    other = sockets.subscribe(endpoint, server_key=STRANGER.public)
+    await until(lambda: broken(plain))
+    engine.send_multipart(said)
+    assert plain.receive() is None
+    assert other.receive() is None
+    for one in (subscriber, plain, other):
+        one.close()
+    sockets.close()
+    engine.close()
+    await relay.stop()
 
 
-def test_who_hangs_up_is_told_from_who_is_not_there(
+async def test_who_hangs_up_is_told_from_who_is_not_there(
     context: zmq.Context[zmq.Socket[bytes]],
 ) -> None:
-    async def use() -> None:
-        engine, endpoint = encrypted(context, zmq.PUB)
-        port = engine.getsockopt(zmq.LAST_ENDPOINT)
-        with socket.socket() as nobody:
-            nobody.bind(("127.0.0.1", 0))
-            there = f"tcp://127.0.0.1:{nobody.getsockname()[1]}"  # bound, and nobody listens
-            sockets = Sockets(StreamLimits())
-            plain = sockets.subscribe(endpoint)
-            wrong = sockets.subscribe(endpoint, server_key=STRANGER.public)
-            gone = sockets.subscribe(there, server_key=SERVER.public)
+    engine, endpoint = encrypted(context, zmq.PUB)
+    port = engine.getsockopt(zmq.LAST_ENDPOINT)
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        there = f"tcp://127.0.0.1:{nobody.getsockname()[1]}"  # bound, and nobody listens
+        sockets = Sockets(StreamLimits())
+        plain = sockets.subscribe(endpoint)
+        wrong = sockets.subscribe(endpoint, server_key=STRANGER.public)
+        gone = sockets.subscribe(there, server_key=SERVER.public)
 
-            def news() -> list[Link]:
-                return [link for one in (plain, wrong, gone) for link in one.news()]
+        def news() -> list[Link]:
+            return [link for one in (plain, wrong, gone) for link in one.news()]
 
-            await until(lambda: bool(news() or (plain.is_refused and wrong.is_refused)))
-            await until(lambda: not news() and plain.is_refused and wrong.is_refused)
-            assert not gone.is_refused
-            # who does not encrypt reads either what is spoken there, or that it is hung up
-            failed = sockets.handshakes_failed
-            assert failed["silent"] >= 1
-            assert failed["silent"] + failed["protocol"] >= 2
-            assert sockets.handshakes_failed["key"] == 0
-            engine.close()
-            await until(lambda: bool(news() or not wrong.is_refused))
-            await until(lambda: bool(news() or True) and not wrong.is_refused)
-            other, _ = encrypted(context, zmq.PUB)
-            other.bind(port)  # type: ignore[arg-type]
-            wrong.move_to(None)
-            for one in (plain, wrong, gone):
-                one.close()
-            sockets.close()
-            other.close()
-
-    run(use)
-
-
-def test_replays(context: zmq.Context[zmq.Socket[bytes]]) -> None:
-    async def use() -> None:
-        engine, endpoint = encrypted(context, zmq.ROUTER)
-        relay = Relay(endpoint)
-        sockets = Sockets(StreamLimits(), CLIENT)
-        receiver = sockets.ask_replay(await relay.start(), 7, SERVER.public)
-        await until(lambda: bool(engine.poll(0)))
-        identity, empty, start = engine.recv_multipart()
-        assert struct.unpack(">Q", start) == (7,)
-        engine.send_multipart([identity, empty, struct.pack(">Q", 7), b"a secret batch"])
-        while (reply := receiver.receive()) is None:
-            await asyncio.sleep(0.005)
-        assert reply[-1] == b"a secret batch"
-        assert b"a secret batch" not in relay.seen
-        receiver.close()
-        sockets.close()
+        await until(lambda: bool(news() or (plain.is_refused and wrong.is_refused)))
+        await until(lambda: not news() and plain.is_refused and wrong.is_refused)
+        assert not gone.is_refused
+        # who does not encrypt reads either what is spoken there, or that it is hung up
+        failed = sockets.handshakes_failed
+        assert failed["silent"] >= 1
+        assert failed["silent"] + failed["protocol"] >= 2
+        assert sockets.handshakes_failed["key"] == 0
         engine.close()
-        await relay.stop()
+        await until(lambda: bool(news() or not wrong.is_refused))
+        await until(lambda: bool(news() or True) and not wrong.is_refused)
+        other, _ = encrypted(context, zmq.PUB)
+        other.bind(port)  # type: ignore[arg-type]
+        wrong.move_to(None)
+        for one in (plain, wrong, gone):
+            one.close()
+        sockets.close()
+        other.close()
 
-    run(use)
+
+async def test_replays(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    engine, endpoint = encrypted(context, zmq.ROUTER)
+    relay = Relay(endpoint)
+    sockets = Sockets(StreamLimits(), CLIENT)
+    receiver = sockets.ask_replay(await relay.start(), 7, SERVER.public)
+    await until(lambda: bool(engine.poll(0)))
+    identity, empty, start = engine.recv_multipart()
+    assert struct.unpack(">Q", start) == (7,)
+    engine.send_multipart([identity, empty, struct.pack(">Q", 7), b"a secret batch"])
+    while (reply := receiver.receive()) is None:
+        await asyncio.sleep(0.005)
+    assert reply[-1] == b"a secret batch"
+    assert b"a secret batch" not in relay.seen
+    receiver.close()
+    sockets.close()
+    engine.close()
+    await relay.stop()
 
 
 def free_endpoint() -> str:
@@ -154,69 +145,62 @@ def judging(publisher: Publisher) -> Callable[[], object]:
     return lambda: loop.remove_reader(check.fd)
 
 
-def test_replicas_are_let_in_by_their_keys(tmp_path: Path) -> None:
-    async def use() -> None:
-        listed = tmp_path / "replicas"
-        listed.write_text(f"# who may listen\n{CLIENT.public}\n")
-        keys = ReplicaKeys(SERVER, str(listed))
-        endpoint = free_endpoint()
-        publisher = open_publisher(endpoint, keys=keys)
-        stop = judging(publisher)
-        relay = Relay(endpoint)
-        through = await relay.start()
-        known, same, unknown = (Sockets(StreamLimits(), who) for who in (CLIENT, SERVER, STRANGER))
-        said = [b"topic", b"reservation-4711"]
-        subscriber = known.subscribe(through, server_key=SERVER.public)
-        ours = same.subscribe(endpoint, server_key=SERVER.public)
-        assert await first_message(subscriber, lambda: publisher.send(said)) == said
-        assert await first_message(ours, lambda: publisher.send(said)) == said
-        assert b"reservation-4711" not in relay.seen
-        evil, plain = (
-            unknown.subscribe(endpoint, server_key=SERVER.public),
-            known.subscribe(endpoint),
-        )
-        await until(lambda: broken(evil))
-        await until(lambda: broken(plain))
-        check = publisher.key_check
-        assert check is not None
-        assert check.accepted == 2
-        assert check.refused >= 1
-        publisher.send(said)
-        assert evil.receive() is None
-        assert plain.receive() is None
-        # a list that is read again counts for the next handshake
-        listed.write_text(f"{STRANGER.public}\n")
-        keys.adopt(keys.prepare())
-        late = unknown.subscribe(endpoint, server_key=SERVER.public)
-        assert await first_message(late, lambda: publisher.send(said)) == said
-        for one in (subscriber, ours, evil, plain, late):
-            one.close()
-        stop()
-        publisher.close()
-        for some in (known, same, unknown):
-            some.close()
-        await relay.stop()
-
-    run(use)
+async def test_replicas_are_let_in_by_their_keys(tmp_path: Path) -> None:
+    listed = tmp_path / "replicas"
+    listed.write_text(f"# who may listen\n{CLIENT.public}\n")
+    keys = ReplicaKeys(SERVER, str(listed))
+    endpoint = free_endpoint()
+    publisher = open_publisher(endpoint, keys=keys)
+    stop = judging(publisher)
+    relay = Relay(endpoint)
+    through = await relay.start()
+    known, same, unknown = (Sockets(StreamLimits(), who) for who in (CLIENT, SERVER, STRANGER))
+    said = [b"topic", b"reservation-4711"]
+    subscriber = known.subscribe(through, server_key=SERVER.public)
+    ours = same.subscribe(endpoint, server_key=SERVER.public)
+    assert await first_message(subscriber, lambda: publisher.send(said)) == said
+    assert await first_message(ours, lambda: publisher.send(said)) == said
+    assert b"reservation-4711" not in relay.seen
+    evil, plain = (
+        unknown.subscribe(endpoint, server_key=SERVER.public),
+        known.subscribe(endpoint),
+    )
+    await until(lambda: broken(evil))
+    await until(lambda: broken(plain))
+    check = publisher.key_check
+    assert check is not None
+    assert check.accepted == 2
+    assert check.refused >= 1
+    publisher.send(said)
+    assert evil.receive() is None
+    assert plain.receive() is None
+    # a list that is read again counts for the next handshake
+    listed.write_text(f"{STRANGER.public}\n")
+    keys.adopt(keys.prepare())
+    late = unknown.subscribe(endpoint, server_key=SERVER.public)
+    assert await first_message(late, lambda: publisher.send(said)) == said
+    for one in (subscriber, ours, evil, plain, late):
+        one.close()
+    stop()
+    publisher.close()
+    for some in (known, same, unknown):
+        some.close()
+    await relay.stop()
 
 
-def test_without_keys_everything_is_to_be_read() -> None:
+async def test_without_keys_everything_is_to_be_read() -> None:
     """That the relay sees what there is to see."""
-
-    async def use() -> None:
-        endpoint = free_endpoint()
-        publisher = open_publisher(endpoint)
-        relay = Relay(endpoint)
-        sockets = Sockets(StreamLimits())
-        subscriber = sockets.subscribe(await relay.start())
-        await first_message(subscriber, lambda: publisher.send([b"topic", b"reservation-4711"]))
-        assert b"reservation-4711" in relay.seen
-        subscriber.close()
-        sockets.close()
-        publisher.close()
-        await relay.stop()
-
-    run(use)
+    endpoint = free_endpoint()
+    publisher = open_publisher(endpoint)
+    relay = Relay(endpoint)
+    sockets = Sockets(StreamLimits())
+    subscriber = sockets.subscribe(await relay.start())
+    await first_message(subscriber, lambda: publisher.send([b"topic", b"reservation-4711"]))
+    assert b"reservation-4711" in relay.seen
+    subscriber.close()
+    sockets.close()
+    publisher.close()
+    await relay.stop()
 
 
 def test_a_port_that_is_taken_leaves_nothing_behind() -> None:

@@ -19,6 +19,7 @@ from indexer.edge.snapshot_file import NAME, RankEnd, RankSnapshot, SnapshotRead
 from indexer.edge.snapshots import IndexSnapshots, SnapshotSource
 from indexer.types import EventLossPolicy, Scope, SnapshotLimits, WorkerRank
 from tests import wait
+from tests.coroutines import run_by
 from tests.indexer.encoding import encode_batch, end_marker, message, reply, stored
 
 SCOPE = Scope("m", "t")
@@ -88,25 +89,23 @@ def run(use: Callable[[], Awaitable[None]]) -> None:
     wait.run(whole())
 
 
-def test_there_and_back(tmp_path: Path) -> None:
-    async def use() -> None:
-        house = House(tmp_path)
-        assert await house.write(house.source(1, 0, 1, 2), house.source(2, 0), house.source(3))
-        assert house.snapshots.left_out == {"silent": 1}
-        assert (house.snapshots.ranks, house.snapshots.blocks) == (2, 4)
-        assert house.snapshots.written_at == (tmp_path / NAME).stat().st_mtime
-        assert house.snapshots.bytes == (tmp_path / NAME).stat().st_size
-        other = House(tmp_path)
-        source = other.source()
-        assert await other.load(source)
-        source.stream.on_replay(reply(2, batch(2)), 0.0)
-        source.stream.on_replay(end_marker(), 0.0)
-        assert other.index.stats.holdings[0] == 3
-        assert source.stream.kv_state == "current"
-        assert not await other.snapshots.load(source), "once only"
-        assert other.snapshots.unclaimed == 1
-
-    run(use)
+@run_by(run)
+async def test_there_and_back(*, tmp_path: Path) -> None:
+    house = House(tmp_path)
+    assert await house.write(house.source(1, 0, 1, 2), house.source(2, 0), house.source(3))
+    assert house.snapshots.left_out == {"silent": 1}
+    assert (house.snapshots.ranks, house.snapshots.blocks) == (2, 4)
+    assert house.snapshots.written_at == (tmp_path / NAME).stat().st_mtime
+    assert house.snapshots.bytes == (tmp_path / NAME).stat().st_size
+    other = House(tmp_path)
+    source = other.source()
+    assert await other.load(source)
+    source.stream.on_replay(reply(2, batch(2)), 0.0)
+    source.stream.on_replay(end_marker(), 0.0)
+    assert other.index.stats.holdings[0] == 3
+    assert source.stream.kv_state == "current"
+    assert not await other.snapshots.load(source), "once only"
+    assert other.snapshots.unclaimed == 1
 
 
 @pytest.mark.parametrize(
@@ -143,46 +142,42 @@ def test_a_rank_that_was_asked_at_the_configured_port_is_taken_back(
         ({"policy": EventLossPolicy.DROP}, "uncertain"),
     ],
 )
-def test_what_is_not_taken_back(change: dict[str, Any], reason: str, tmp_path: Path) -> None:
-    async def use() -> None:
-        house = House(tmp_path)
-        source = house.source(1, 0, 1, 5, replay=None)  # something was lost
-        assert await house.write(source._replace(replay_endpoint=REPLAY))
-        replay = change.pop("replay", REPLAY)
-        first, is_closed = change.pop("first", []), change.pop("closed", False)
-        other = House(tmp_path, **change)
-        source = other.source(1, *first, replay=replay)
-        if is_closed:
-            other.registry.close_stream(source.stream)
-        assert not await other.load(source)
-        assert other.snapshots.rejected == {reason: 1}
-
-    run(use)
-
-
-def test_what_a_strict_life_has_kept_a_strict_life_takes_back(tmp_path: Path) -> None:
-    async def use() -> None:
-        house = House(tmp_path, policy=EventLossPolicy.DROP)
-        assert await house.write(house.source(1, 0, 5, 6, replay=None))
-        other = House(tmp_path, policy=EventLossPolicy.DROP)
-        assert await other.load(other.source(1, replay=None))
-        assert other.index.stats.holdings[0] == 2, "what came after the loss"
-
-    run(use)
+@run_by(run)
+async def test_what_is_not_taken_back(
+    *, change: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    house = House(tmp_path)
+    source = house.source(1, 0, 1, 5, replay=None)  # something was lost
+    assert await house.write(source._replace(replay_endpoint=REPLAY))
+    replay = change.pop("replay", REPLAY)
+    first, is_closed = change.pop("first", []), change.pop("closed", False)
+    other = House(tmp_path, **change)
+    source = other.source(1, *first, replay=replay)
+    if is_closed:
+        other.registry.close_stream(source.stream)
+    assert not await other.load(source)
+    assert other.snapshots.rejected == {reason: 1}
 
 
-def test_ranks_that_are_written_by_several_are_left_out(tmp_path: Path) -> None:
-    async def use() -> None:
-        house = House(tmp_path)
-        one, two = house.source(1, 0), house.source(1, 0)
-        assert await house.write(one, two)
-        assert house.snapshots.left_out == {"shared": 2}
-        house.registry.close_stream(two.stream)
-        house.live(one.stream, 1, rank=1)
-        assert await house.write(two, one)
-        assert house.snapshots.left_out == {"shared": 1, "closed": 1}
+@run_by(run)
+async def test_what_a_strict_life_has_kept_a_strict_life_takes_back(*, tmp_path: Path) -> None:
+    house = House(tmp_path, policy=EventLossPolicy.DROP)
+    assert await house.write(house.source(1, 0, 5, 6, replay=None))
+    other = House(tmp_path, policy=EventLossPolicy.DROP)
+    assert await other.load(other.source(1, replay=None))
+    assert other.index.stats.holdings[0] == 2, "what came after the loss"
 
-    run(use)
+
+@run_by(run)
+async def test_ranks_that_are_written_by_several_are_left_out(*, tmp_path: Path) -> None:
+    house = House(tmp_path)
+    one, two = house.source(1, 0), house.source(1, 0)
+    assert await house.write(one, two)
+    assert house.snapshots.left_out == {"shared": 2}
+    house.registry.close_stream(two.stream)
+    house.live(one.stream, 1, rank=1)
+    assert await house.write(two, one)
+    assert house.snapshots.left_out == {"shared": 1, "closed": 1}
 
 
 @pytest.mark.parametrize("happens", ["slow", "changed", "closed"])
@@ -257,59 +252,53 @@ def test_a_load_that_is_interrupted_keeps_what_there_is_for_the_next_life(
 
 
 @pytest.mark.parametrize("lie", ["runs", "blocks", "order", "frost"])
-def test_a_file_that_contradicts_itself(lie: str, tmp_path: Path) -> None:
-    async def use() -> None:
-        house = House(tmp_path)
-        assert await house.write(house.source(1, 0, 1))
-        with closing(SnapshotReader(tmp_path / NAME)) as reader:
-            (entry,) = reader.entries.values()
-            pieces, end = reader.read(entry), entry.end
-        if lie == "runs":
-            end = RankEnd(end.runs + 1, end.blocks)
-        elif lie == "blocks":
-            end = RankEnd(end.runs, [1, 1, 0, 0])
-        elif lie == "order":
-            pieces = [*pieces, *pieces]
-        else:
-            pieces = [msgspec.msgpack.encode("no runs")]
-        writer = SnapshotWriter(tmp_path)
-        writer.add(RankSnapshot(msgspec.msgpack.encode(entry.head), pieces, end))
-        writer.finish()
-        other = House(tmp_path)
-        source = other.source()
-        assert not await other.load(source)
-        assert other.snapshots.rejected == {"damaged": 1}
-        assert not other.index.holds_anything(source.stream.rank)
-        other.live(source.stream, 0)
-        assert other.index.stats.holdings[0] == 1
-
-    run(use)
+@run_by(run)
+async def test_a_file_that_contradicts_itself(*, lie: str, tmp_path: Path) -> None:
+    house = House(tmp_path)
+    assert await house.write(house.source(1, 0, 1))
+    with closing(SnapshotReader(tmp_path / NAME)) as reader:
+        (entry,) = reader.entries.values()
+        pieces, end = reader.read(entry), entry.end
+    if lie == "runs":
+        end = RankEnd(end.runs + 1, end.blocks)
+    elif lie == "blocks":
+        end = RankEnd(end.runs, [1, 1, 0, 0])
+    elif lie == "order":
+        pieces = [*pieces, *pieces]
+    else:
+        pieces = [msgspec.msgpack.encode("no runs")]
+    writer = SnapshotWriter(tmp_path)
+    writer.add(RankSnapshot(msgspec.msgpack.encode(entry.head), pieces, end))
+    writer.finish()
+    other = House(tmp_path)
+    source = other.source()
+    assert not await other.load(source)
+    assert other.snapshots.rejected == {"damaged": 1}
+    assert not other.index.holds_anything(source.stream.rank)
+    other.live(source.stream, 0)
+    assert other.index.stats.holdings[0] == 1
 
 
-def test_nobody_waits_for_ever_for_a_worker(tmp_path: Path) -> None:
-    async def use() -> None:
-        house = House(tmp_path)
-        assert await house.write(house.source(1, 0))
-        other = House(tmp_path, unclaimed_s=60.0)
-        await other.snapshots.open()
-        other.now = 59.0
-        assert await other.write()
-        assert other.snapshots.ranks == 1, "it goes over as it is"
-        other.now = 60.0
-        other.snapshots.forget_unclaimed()
-        assert other.snapshots.unclaimed == 0
-        assert other.snapshots.rejected == {"unclaimed": 1}
-
-    run(use)
+@run_by(run)
+async def test_nobody_waits_for_ever_for_a_worker(*, tmp_path: Path) -> None:
+    house = House(tmp_path)
+    assert await house.write(house.source(1, 0))
+    other = House(tmp_path, unclaimed_s=60.0)
+    await other.snapshots.open()
+    other.now = 59.0
+    assert await other.write()
+    assert other.snapshots.ranks == 1, "it goes over as it is"
+    other.now = 60.0
+    other.snapshots.forget_unclaimed()
+    assert other.snapshots.unclaimed == 0
+    assert other.snapshots.rejected == {"unclaimed": 1}
 
 
-def test_a_directory_in_place_of_the_file(tmp_path: Path) -> None:
-    async def use() -> None:
-        (tmp_path / NAME).mkdir()
-        house = House(tmp_path)
-        await house.snapshots.open()
-        assert house.snapshots.damage == {"unreadable": 1}
-        assert not await house.write(house.source(1, 0))
-        assert house.snapshots.failures == {"unwritable": 1}
-
-    run(use)
+@run_by(run)
+async def test_a_directory_in_place_of_the_file(*, tmp_path: Path) -> None:
+    (tmp_path / NAME).mkdir()
+    house = House(tmp_path)
+    await house.snapshots.open()
+    assert house.snapshots.damage == {"unreadable": 1}
+    assert not await house.write(house.source(1, 0))
+    assert house.snapshots.failures == {"unwritable": 1}

@@ -9,6 +9,7 @@ import pytest
 import zmq
 
 from select_service.types import SelectAndReserveRequest
+from tests.coroutines import run_by
 from tests.select_service.doctor.ward import Engine, Ward, play, prompt
 
 Context = zmq.Context[zmq.Socket[bytes]]
@@ -102,11 +103,9 @@ class Fleet:
 
 @pytest.mark.parametrize("replay", [True, False], ids=["replay", "no-replay"])
 @pytest.mark.parametrize("seed", range(2))
-def test_a_busy_fleet(context: Context, seed: int, replay: bool) -> None:
-    async def scenario(ward: Ward) -> None:
-        await Fleet(ward, random.Random(seed), replay=replay).live(40)
-
-    play(context, scenario, core={"reservation_ttl_s": 0.0})
+@run_by(play, "context", core={"reservation_ttl_s": 0.0})
+async def test_a_busy_fleet(ward: Ward, *, seed: int, replay: bool) -> None:
+    await Fleet(ward, random.Random(seed), replay=replay).live(40)
 
 
 @pytest.mark.slow
@@ -117,75 +116,62 @@ def test_a_busy_fleet(context: Context, seed: int, replay: bool) -> None:
         *(pytest.param(seed, marks=pytest.mark.long) for seed in range(108, 130)),
     ],
 )
-def test_many_busy_fleets(context: Context, seed: int) -> None:
-    async def scenario(ward: Ward) -> None:
-        await Fleet(ward, random.Random(seed), replay=bool(seed % 2)).live(120)
-
-    play(context, scenario, core={"reservation_ttl_s": 0.0})
+@run_by(play, "context", core={"reservation_ttl_s": 0.0})
+async def test_many_busy_fleets(ward: Ward, *, seed: int) -> None:
+    await Fleet(ward, random.Random(seed), replay=bool(seed % 2)).live(120)
 
 
-def test_a_fleet_that_nobody_asks(context: Context) -> None:
-    async def scenario(ward: Ward) -> None:
-        for worker in (1, 2, 3):
-            await ward.hire(ward.engine(), worker)
-        assert await ward.pass_time(600, 60) == []
-
-    play(context, scenario)
+@run_by(play, "context")
+async def test_a_fleet_that_nobody_asks(ward: Ward) -> None:
+    for worker in (1, 2, 3):
+        await ward.hire(ward.engine(), worker)
+    assert await ward.pass_time(600, 60) == []
 
 
-def test_a_drained_worker(context: Context) -> None:
+@run_by(play, "context")
+async def test_a_drained_worker(ward: Ward) -> None:
     """It may not be chosen any more, and what it had goes away with it."""
-
-    async def scenario(ward: Ward) -> None:
-        engines = {1: ward.engine(), 2: ward.engine()}
-        for worker, engine in engines.items():
-            await ward.hire(engine, worker)
-        for number in range(8):
-            engines[await ward.ask(prompt(number))].compute(prompt(number))
-        await ward.pass_time(20)
-        ward.register(
-            1,
-            taints=["draining"],
-            kv_events_endpoint=engines[1].sockets.endpoint,
-            replay_endpoint=engines[1].sockets.replay_endpoint,
-        )
-        for number in range(8):
-            worker = await ward.ask(prompt(number), allowed_worker_ids=[2])
-            engines[worker].compute(prompt(number))
-        assert await ward.pass_time(60) == []
-        ward.service.delete_worker(1)
-        assert await ward.pass_time(60) == []
-
-    play(context, scenario)
+    engines = {1: ward.engine(), 2: ward.engine()}
+    for worker, engine in engines.items():
+        await ward.hire(engine, worker)
+    for number in range(8):
+        engines[await ward.ask(prompt(number))].compute(prompt(number))
+    await ward.pass_time(20)
+    ward.register(
+        1,
+        taints=["draining"],
+        kv_events_endpoint=engines[1].sockets.endpoint,
+        replay_endpoint=engines[1].sockets.replay_endpoint,
+    )
+    for number in range(8):
+        worker = await ward.ask(prompt(number), allowed_worker_ids=[2])
+        engines[worker].compute(prompt(number))
+    assert await ward.pass_time(60) == []
+    ward.service.delete_worker(1)
+    assert await ward.pass_time(60) == []
 
 
-def test_a_probe_that_never_sends_what_it_asked_for(context: Context) -> None:
+@run_by(play, "context")
+async def test_a_probe_that_never_sends_what_it_asked_for(ward: Ward) -> None:
     """Somebody's check of the service selects the same prompt all night."""
-
-    async def scenario(ward: Ward) -> None:
-        engine = ward.engine()
-        await ward.hire(engine)
-        engine.compute(prompt(1))
-        await ward.heard(engine)
-        for _ in range(30):
-            await ward.ask(prompt(7))
-            assert await ward.pass_time(10) == []
-
-    play(context, scenario)
+    engine = ward.engine()
+    await ward.hire(engine)
+    engine.compute(prompt(1))
+    await ward.heard(engine)
+    for _ in range(30):
+        await ward.ask(prompt(7))
+        assert await ward.pass_time(10) == []
 
 
-def test_caches_too_small_for_what_comes_again(context: Context) -> None:
+@run_by(play, "context")
+async def test_caches_too_small_for_what_comes_again(ward: Ward) -> None:
     """Each prompt comes again every minute, and by then it is long forgotten."""
-
-    async def scenario(ward: Ward) -> None:
-        engine = ward.engine()
-        await ward.hire(engine)
-        for round_ in range(30):
-            engine.evict(len(engine.held))
-            number = round_ % 6
-            await ward.ask(prompt(number))
-            engine.compute(prompt(number))
-            await ward.heard(engine)
-            assert await ward.pass_time(10) == [], round_
-
-    play(context, scenario)
+    engine = ward.engine()
+    await ward.hire(engine)
+    for round_ in range(30):
+        engine.evict(len(engine.held))
+        number = round_ % 6
+        await ward.ask(prompt(number))
+        engine.compute(prompt(number))
+        await ward.heard(engine)
+        assert await ward.pass_time(10) == [], round_

@@ -16,6 +16,7 @@ import pytest
 
 from indexer.core.hashing import pack_u64
 from indexer.types import Scope, Tier, WorkerRank
+from tests.coroutines import run_by
 from tests.select_service.core.admission.golden import BUSY, CASES
 from tests.select_service.edge.serving import in_process, worker
 from tests.wait import until
@@ -63,105 +64,103 @@ async def is_refused(client: httpx.AsyncClient, rank: int | None = None) -> bool
 
 
 @pytest.mark.parametrize("case", BUSY["cases"], ids=lambda case: case["name"])
-def test_busy_thresholds_as_recorded(case: dict[str, Any]) -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        ranks = case["ranks"]
-        await register(
-            client,
-            data_parallel_size=len(ranks),
-            kv_events_endpoint=None,
-            kv_events_endpoints={str(rank): "tcp://127.0.0.1:9" for rank in range(len(ranks))},
-            total_kv_blocks=ranks[0].get("kv_total_blocks") or None,
-            max_num_batched_tokens=ranks[0].get("max_num_batched_tokens"),
-        )
-        for number, rank in enumerate(ranks):
-            blocks, tokens = rank.get("active_decode_blocks", 0), rank.get("active_prefill_tokens")
-            await book(client, f"r{number}", number, blocks, tokens or 0)
-            if rank.get("kv_total_blocks") == 0:
-                told = {"ranks": [{"dp_rank": number, "kv_total_blocks": 0}]}
-                assert (await client.post("/workers/1/metrics", json=told)).status_code == 200
-        thresholds = {"model": "default", **known(case["thresholds"])}
-        assert (await client.post("/busy_threshold", json=thresholds)).status_code == 200
-        assert [await is_refused(client, rank) for rank in range(len(ranks))] == case["rank_busy"]
-        assert await is_refused(client) == case["worker_busy"]
-        for number in range(len(ranks)):
-            assert (await client.delete(f"/reservations/r{number}")).status_code < 300
-        assert not await is_refused(client), "what has ended makes nobody busy"
-        service.core.check()
+@run_by(in_process, admission_control="token-capacity")
+async def test_busy_thresholds_as_recorded(
+    client: httpx.AsyncClient, service: Driver, *, case: dict[str, Any]
+) -> None:
+    ranks = case["ranks"]
+    await register(
+        client,
+        data_parallel_size=len(ranks),
+        kv_events_endpoint=None,
+        kv_events_endpoints={str(rank): "tcp://127.0.0.1:9" for rank in range(len(ranks))},
+        total_kv_blocks=ranks[0].get("kv_total_blocks") or None,
+        max_num_batched_tokens=ranks[0].get("max_num_batched_tokens"),
+    )
+    for number, rank in enumerate(ranks):
+        blocks, tokens = rank.get("active_decode_blocks", 0), rank.get("active_prefill_tokens")
+        await book(client, f"r{number}", number, blocks, tokens or 0)
+        if rank.get("kv_total_blocks") == 0:
+            told = {"ranks": [{"dp_rank": number, "kv_total_blocks": 0}]}
+            assert (await client.post("/workers/1/metrics", json=told)).status_code == 200
+    thresholds = {"model": "default", **known(case["thresholds"])}
+    assert (await client.post("/busy_threshold", json=thresholds)).status_code == 200
+    assert [await is_refused(client, rank) for rank in range(len(ranks))] == case["rank_busy"]
+    assert await is_refused(client) == case["worker_busy"]
+    for number in range(len(ranks)):
+        assert (await client.delete(f"/reservations/r{number}")).status_code < 300
+    assert not await is_refused(client), "what has ended makes nobody busy"
+    service.core.check()
 
-    in_process(use, admission_control="token-capacity")
 
-
-def test_the_latch_as_recorded() -> None:
-    async def use(client: httpx.AsyncClient, _: Driver) -> None:
-        await register(client, total_kv_blocks=100)
-        name = ""
-        for number, step in enumerate(BUSY["latch"]["steps"]):
-            if step["active_decode_blocks"] is not None:
-                if name:
-                    assert (await client.delete(f"/reservations/{name}")).status_code < 300
-                name = f"r{number}"
-                await book(client, name, 0, step["active_decode_blocks"], 0)
-            if step["kv_used_blocks"] is not None:
-                told = {"ranks": [{"kv_used_blocks": step["kv_used_blocks"]}]}
-                assert (await client.post("/workers/1/metrics", json=told)).status_code == 200
-            assert await is_refused(client) == step["busy_after"], step
-
-    in_process(use, admission_control="token-capacity", active_decode_blocks_threshold=0.85)
+@run_by(in_process, admission_control="token-capacity", active_decode_blocks_threshold=0.85)
+async def test_the_latch_as_recorded(client: httpx.AsyncClient) -> None:
+    await register(client, total_kv_blocks=100)
+    name = ""
+    for number, step in enumerate(BUSY["latch"]["steps"]):
+        if step["active_decode_blocks"] is not None:
+            if name:
+                assert (await client.delete(f"/reservations/{name}")).status_code < 300
+            name = f"r{number}"
+            await book(client, name, 0, step["active_decode_blocks"], 0)
+        if step["kv_used_blocks"] is not None:
+            told = {"ranks": [{"kv_used_blocks": step["kv_used_blocks"]}]}
+            assert (await client.post("/workers/1/metrics", json=told)).status_code == 200
+        assert await is_refused(client) == step["busy_after"], step
 
 
 @pytest.mark.parametrize(
     "case", CASES["worker_admission"], ids=lambda case: f"N{case['N']}-Q{case['Q']}"
 )
-def test_n_and_q_as_recorded(case: dict[str, Any]) -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        await register(client, max_inflight=case["N"], max_queued=case["Q"])
-        engine: list[str] = []
-        queue: list[tuple[str, asyncio.Task[httpx.Response]]] = []
-        rejected = 0
+@run_by(in_process)
+async def test_n_and_q_as_recorded(
+    client: httpx.AsyncClient, service: Driver, *, case: dict[str, Any]
+) -> None:
+    await register(client, max_inflight=case["N"], max_queued=case["Q"])
+    engine: list[str] = []
+    queue: list[tuple[str, asyncio.Task[httpx.Response]]] = []
+    rejected = 0
 
-        def waiting() -> int:
-            return service.admission().counters["standard"].waiting
+    def waiting() -> int:
+        return service.admission().counters["standard"].waiting
 
-        async def arrive(name: str) -> str:
-            nonlocal rejected
-            body = {**_ONE, "reservation_id": name}
-            asked = asyncio.ensure_future(client.post("/select_and_reserve", json=body))
-            await until(lambda: asked.done() or waiting() > len(queue))
-            if not asked.done():
-                queue.append((name, asked))
-                return "queued"
+    async def arrive(name: str) -> str:
+        nonlocal rejected
+        body = {**_ONE, "reservation_id": name}
+        asked = asyncio.ensure_future(client.post("/select_and_reserve", json=body))
+        await until(lambda: asked.done() or waiting() > len(queue))
+        if not asked.done():
+            queue.append((name, asked))
+            return "queued"
+        answer = await asked
+        if answer.status_code == 200:
+            engine.append(name)
+            return "engine"
+        assert (answer.status_code, answer.json()["gate"]) == (503, "capacity")
+        assert answer.json()["error"] == "Server overloaded: worker at capacity"
+        assert int(answer.headers["retry-after"]) >= 1
+        rejected += 1
+        return "rejected"
+
+    async def finish() -> str:
+        assert (await client.delete(f"/reservations/{engine.pop(0)}")).status_code < 300
+        if queue:
+            name, asked = queue.pop(0)
             answer = await asked
-            if answer.status_code == 200:
-                engine.append(name)
-                return "engine"
-            assert (answer.status_code, answer.json()["gate"]) == (503, "capacity")
-            assert answer.json()["error"] == "Server overloaded: worker at capacity"
-            assert int(answer.headers["retry-after"]) >= 1
-            rejected += 1
-            return "rejected"
+            assert (answer.status_code, answer.json()["reservation_id"]) == (200, name)
+            engine.append(name)
+        return "finish"
 
-        async def finish() -> str:
-            assert (await client.delete(f"/reservations/{engine.pop(0)}")).status_code < 300
-            if queue:
-                name, asked = queue.pop(0)
-                answer = await asked
-                assert (answer.status_code, answer.json()["reservation_id"]) == (200, name)
-                engine.append(name)
-            return "finish"
-
-        log = []
-        for number, (event, *_) in enumerate(case["log_event_outcome_engine_queue_rejected"]):
-            outcome = await (arrive(f"r{number}") if event == "+" else finish())
-            log.append([event, outcome, len(engine), waiting(), rejected])
-        assert log == case["log_event_outcome_engine_queue_rejected"]
-        held = (await client.get("/loads")).json()[0]["loads"][0]["active_requests"]
-        assert held == len(engine)
-        while engine:
-            await finish()
-        service.core.check()
-
-    in_process(use)
+    log = []
+    for number, (event, *_) in enumerate(case["log_event_outcome_engine_queue_rejected"]):
+        outcome = await (arrive(f"r{number}") if event == "+" else finish())
+        log.append([event, outcome, len(engine), waiting(), rejected])
+    assert log == case["log_event_outcome_engine_queue_rejected"]
+    held = (await client.get("/loads")).json()[0]["loads"][0]["active_requests"]
+    assert held == len(engine)
+    while engine:
+        await finish()
+    service.core.check()
 
 
 @pytest.mark.parametrize("case", CASES["cache_hit"], ids=lambda case: str(case["name"]))

@@ -33,6 +33,7 @@ from select_service.types.admission import AdmissionSettings
 from select_service.types.batches import SelectBatchRequest, WaveItem
 from select_service.types.decisions import Decision
 from select_service.types.shadow import ShadowSettings
+from tests.coroutines import run_by
 from tests.select_service.edge.serving import Wire, on_a_port
 
 WORKER = {
@@ -82,23 +83,28 @@ def embedded(use: Any) -> Any:
 
 
 @pytest.mark.parametrize(("name", "argument", "args", "method", "path", "body"), CALLS, ids=IDS)
-def test_a_mapping_is_taken_and_what_is_none_is_named(
-    name: str, argument: str, args: tuple[Any, ...], method: str, path: str, body: dict[str, Any]
+@run_by(embedded)
+async def test_a_mapping_is_taken_and_what_is_none_is_named(
+    service: SelectionService,
+    *,
+    name: str,
+    argument: str,
+    args: tuple[Any, ...],
+    method: str,
+    path: str,
+    body: dict[str, Any],
 ) -> None:
-    async def use(service: SelectionService) -> None:
-        for value in (body, OrderedDict(body), MappingProxyType(body)):
-            await call(service, name, args, value)
-        for wrong in ([1], "text", None, 7):
-            with pytest.raises(TypeError, match=f"`{argument}` must be a .* or a mapping"):
-                await call(service, name, args, wrong)
-        with pytest.raises(UnknownField, match="nonsense"):
-            await call(service, name, args, body | {"nonsense": 1})
-        with pytest.raises(TypeError, match=f"`{argument}`: a object is no value"):
-            await call(service, name, args, body | {"model_name": object()})
-        with pytest.raises(TypeError, match=f"`{argument}.model_name` must be a finite"):
-            await call(service, name, args, body | {"model_name": float("nan")})
-
-    embedded(use)
+    for value in (body, OrderedDict(body), MappingProxyType(body)):
+        await call(service, name, args, value)
+    for wrong in ([1], "text", None, 7):
+        with pytest.raises(TypeError, match=f"`{argument}` must be a .* or a mapping"):
+            await call(service, name, args, wrong)
+    with pytest.raises(UnknownField, match="nonsense"):
+        await call(service, name, args, body | {"nonsense": 1})
+    with pytest.raises(TypeError, match=f"`{argument}`: a object is no value"):
+        await call(service, name, args, body | {"model_name": object()})
+    with pytest.raises(TypeError, match=f"`{argument}.model_name` must be a finite"):
+        await call(service, name, args, body | {"model_name": float("nan")})
 
 
 MISFITS: list[Any] = [True, {}]
@@ -142,15 +148,13 @@ def test_mappings_are_refused_as_bodies_are() -> None:
     assert len(refused) > 20
 
 
-def test_arrays_are_lists() -> None:
-    async def use(service: SelectionService) -> None:
-        expected = await service.overlap_scores(PROMPT)
-        for tokens in (
-            *(tuple(range(64)), np.arange(64, dtype=np.uint32), array.array("I", range(64))),
-        ):
-            assert await service.overlap_scores({"token_ids": tokens}) == expected
-
-    embedded(use)
+@run_by(embedded)
+async def test_arrays_are_lists(service: SelectionService) -> None:
+    expected = await service.overlap_scores(PROMPT)
+    for tokens in (
+        *(tuple(range(64)), np.arange(64, dtype=np.uint32), array.array("I", range(64))),
+    ):
+        assert await service.overlap_scores({"token_ids": tokens}) == expected
 
 
 TOKENS = np.arange(64, dtype="<u4").tobytes()
@@ -196,14 +200,13 @@ def test_packed_lists_are_taken_as_a_struct_takes_them(prompt: dict[str, Any], f
         ({"token_ids": TOKENS, "lora_name": bytearray(b"m")}, "request.lora_name"),
     ],
 )
-def test_bytes_are_no_text(body: dict[str, Any], where: str) -> None:
+@run_by(embedded)
+async def test_bytes_are_no_text(
+    service: SelectionService, *, body: dict[str, Any], where: str
+) -> None:
     """They were taken as their Base64."""
-
-    async def use(service: SelectionService) -> None:
-        with pytest.raises(TypeError, match=f"{where}.*: bytes are no value of a request"):
-            await service.select(body)
-
-    embedded(use)
+    with pytest.raises(TypeError, match=f"{where}.*: bytes are no value of a request"):
+        await service.select(body)
 
 
 SETTINGS: list[tuple[str, Any, dict[str, Any]]] = [
@@ -247,97 +250,83 @@ def test_settings_may_be_mappings(
     assert not directory.exists(), "nothing was opened or locked"
 
 
-def test_settings_given_as_mappings_are_in_force() -> None:
-    async def use() -> None:
-        async with SelectionService({"temperature": 0.5}, limits={"workers_max": 1}) as service:
-            await service.upsert_worker(WORKER)
-            with pytest.raises(ServiceError, match="worker"):
-                await service.upsert_worker(WORKER | {"worker_id": 8})
-
-    asyncio.run(use())
+async def test_settings_given_as_mappings_are_in_force() -> None:
+    async with SelectionService({"temperature": 0.5}, limits={"workers_max": 1}) as service:
+        await service.upsert_worker(WORKER)
+        with pytest.raises(ServiceError, match="worker"):
+            await service.upsert_worker(WORKER | {"worker_id": 8})
 
 
-def test_a_prompt_of_a_wave_is_named() -> None:
-    async def use(service: SelectionService) -> None:
-        with pytest.raises(InvalidField) as refused:
-            await service.select_batch({"requests": [PROMPT, {"token_ids": [-1]}]})
-        assert refused.value.field is not None
-        assert refused.value.field.startswith("requests[1].token_ids")
-        answer = await service.select_batch({"requests": [PROMPT] * 3, "reserve": False})
-        assert answer.placed == 3
-
-    embedded(use)
+@run_by(embedded)
+async def test_a_prompt_of_a_wave_is_named(service: SelectionService) -> None:
+    with pytest.raises(InvalidField) as refused:
+        await service.select_batch({"requests": [PROMPT, {"token_ids": [-1]}]})
+    assert refused.value.field is not None
+    assert refused.value.field.startswith("requests[1].token_ids")
+    answer = await service.select_batch({"requests": [PROMPT] * 3, "reserve": False})
+    assert answer.placed == 3
 
 
-def test_decisions_are_asked_for_with_a_mapping() -> None:
-    async def use(service: SelectionService) -> None:
-        answer = await service.select(PROMPT | {"selection_id": "s", "explain": True})
-        assert isinstance(answer, Selection)
-        assert isinstance(answer.decision, Decision)
-        assert (await service.decision("s")).candidates == answer.decision.candidates
-        (listed,) = await service.decisions({"worker_id": 7, "limit": 5})
-        assert listed.decision_id == "s"
-        with pytest.raises(UnknownField, match="worker"):
-            await service.decisions({"worker": 7})
-        with pytest.raises(NoEligibleWorker) as refused:
-            await service.select(PROMPT | {"allowed_worker_ids": [], "explain": True})
-        assert isinstance(refused.value.decision, Decision)
-
-    embedded(use)
+@run_by(embedded)
+async def test_decisions_are_asked_for_with_a_mapping(service: SelectionService) -> None:
+    answer = await service.select(PROMPT | {"selection_id": "s", "explain": True})
+    assert isinstance(answer, Selection)
+    assert isinstance(answer.decision, Decision)
+    assert (await service.decision("s")).candidates == answer.decision.candidates
+    (listed,) = await service.decisions({"worker_id": 7, "limit": 5})
+    assert listed.decision_id == "s"
+    with pytest.raises(UnknownField, match="worker"):
+        await service.decisions({"worker": 7})
+    with pytest.raises(NoEligibleWorker) as refused:
+        await service.select(PROMPT | {"allowed_worker_ids": [], "explain": True})
+    assert isinstance(refused.value.decision, Decision)
 
 
-def test_leases_are_renewed_listed_and_closed() -> None:
-    async def use(service: SelectionService) -> None:
-        lease = (await service.open_lease({"owner": "me", "ttl_s": 30.0})).lease_id
-        for number in range(200):
-            booking = {"reservation_id": str(number), "worker_id": 7, "lease_id": lease}
-            await service.reserve(PROMPT | booking)
-        assert (await service.renew_lease(lease, 60.0)).reservations == 200
-        with pytest.raises(LeaseConflict):
-            await service.open_lease({"owner": "you", "ttl_s": 30.0, "lease_id": lease})
-        operations: list[dict[str, Any]] = [
-            {"op": "output_block", "reservation_id": "1", "count": 2},
-            *({"op": "free", "reservation_id": str(number)} for number in range(100)),
-        ]
-        answer = await service.batch({"operations": operations})
-        assert [one.status for one in answer.results] == [200] * 101
-        assert (await service.leases("me")).leases[0].reservations == 100
-        await service.close_lease(lease)
-        assert (await service.loads())[0].loads[0].active_requests == 0
-        with pytest.raises(LeaseNotFound):
-            await service.renew_lease(lease)
-
-    embedded(use)
+@run_by(embedded)
+async def test_leases_are_renewed_listed_and_closed(service: SelectionService) -> None:
+    lease = (await service.open_lease({"owner": "me", "ttl_s": 30.0})).lease_id
+    for number in range(200):
+        booking = {"reservation_id": str(number), "worker_id": 7, "lease_id": lease}
+        await service.reserve(PROMPT | booking)
+    assert (await service.renew_lease(lease, 60.0)).reservations == 200
+    with pytest.raises(LeaseConflict):
+        await service.open_lease({"owner": "you", "ttl_s": 30.0, "lease_id": lease})
+    operations: list[dict[str, Any]] = [
+        {"op": "output_block", "reservation_id": "1", "count": 2},
+        *({"op": "free", "reservation_id": str(number)} for number in range(100)),
+    ]
+    answer = await service.batch({"operations": operations})
+    assert [one.status for one in answer.results] == [200] * 101
+    assert (await service.leases("me")).leases[0].reservations == 100
+    await service.close_lease(lease)
+    assert (await service.loads())[0].loads[0].active_requests == 0
+    with pytest.raises(LeaseNotFound):
+        await service.renew_lease(lease)
 
 
-def test_pairs_and_waves_are_booked() -> None:
-    async def use(service: SelectionService) -> None:
-        wave = {"requests": [PROMPT | {"n": 3}], "reserve": True}
-        answer = await service.select_batch(wave)
-        assert (answer.placed, [rank.requests for rank in answer.ranks]) == (3, [3])
-        for worker_id, role in ((7, "prefill"), (8, "decode")):
-            await service.upsert_worker(WORKER | {"worker_id": worker_id, "role": role})
-        pair = await service.select_pair(PROMPT | {"reservation_id": "p"})
-        assert pair.prefill is not None
-        await service.free("p")
-        await service.delete_worker(8)
-        with pytest.raises(NoEligibleWorker, match="no eligible decode worker"):
-            await service.select_pair(PROMPT)
-
-    embedded(use)
+@run_by(embedded)
+async def test_pairs_and_waves_are_booked(service: SelectionService) -> None:
+    wave = {"requests": [PROMPT | {"n": 3}], "reserve": True}
+    answer = await service.select_batch(wave)
+    assert (answer.placed, [rank.requests for rank in answer.ranks]) == (3, [3])
+    for worker_id, role in ((7, "prefill"), (8, "decode")):
+        await service.upsert_worker(WORKER | {"worker_id": worker_id, "role": role})
+    pair = await service.select_pair(PROMPT | {"reservation_id": "p"})
+    assert pair.prefill is not None
+    await service.free("p")
+    await service.delete_worker(8)
+    with pytest.raises(NoEligibleWorker, match="no eligible decode worker"):
+        await service.select_pair(PROMPT)
 
 
-def test_shadow_and_trust_are_told() -> None:
-    async def use() -> None:
-        shadow = ShadowSettings(weights={"overlap_score_credit": 0.0}, sample=1.0)
-        async with SelectionService(shadow=shadow, trust=TrustSettings(samples=4)) as service:
-            for worker_id in (7, 8):
-                await service.upsert_worker(WORKER | {"worker_id": worker_id})
-            await service.select_and_reserve(PROMPT | {"reservation_id": "r"})
-            await service.prefill_complete("r", cached_tokens=32)
-            told = await service.shadow()
-            assert told.total is not None
-            assert (told.enabled, told.total.scored) == (True, 1)
-            assert [one.worker_id for one in (await service.trust()).ranks] == [7, 8]
-
-    asyncio.run(use())
+async def test_shadow_and_trust_are_told() -> None:
+    shadow = ShadowSettings(weights={"overlap_score_credit": 0.0}, sample=1.0)
+    async with SelectionService(shadow=shadow, trust=TrustSettings(samples=4)) as service:
+        for worker_id in (7, 8):
+            await service.upsert_worker(WORKER | {"worker_id": worker_id})
+        await service.select_and_reserve(PROMPT | {"reservation_id": "r"})
+        await service.prefill_complete("r", cached_tokens=32)
+        told = await service.shadow()
+        assert told.total is not None
+        assert (told.enabled, told.total.scored) == (True, 1)
+        assert [one.worker_id for one in (await service.trust()).ranks] == [7, 8]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import msgspec
 
+from tests.coroutines import run_by
 from tests.select_service.edge.security.credentials_made import TokenFile
 from tests.select_service.edge.serving import PROMPT, Wire, in_process, on_a_port, seat
 from tests.wait import until
@@ -34,121 +35,119 @@ def requests(service: Driver) -> int:
     return sum(row.active_requests for one in service.loads() for row in one.loads)
 
 
-def test_a_wave_in_json_and_in_msgpack() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service, 1)
-        seat(service, 2)
-        body = {"requests": wave(2, n=2), "reserve": True}
-        answer = await client.post("/select_batch", json=body)
-        assert answer.status_code == 200
-        said = answer.json()
-        assert [one["request"] for one in said["results"]] == [0, 0, 1, 1]
-        assert [one["status"] for one in said["results"]] == [200] * 4
-        assert (said["placed"], said["groups"], said["prefixes_computed"]) == (4, 2, 2)
-        first = said["results"][0]["selection"]
-        assert first["effective_prefill_tokens"] == 64
-        assert "sequence_hashes" not in first
-        assert [one.get("shared_tokens", 0) for one in said["results"]] == [0, 64, 0, 64]
-        assert {rank["requests"] for rank in said["ranks"]} == {2}
-        assert requests(service) == 4
+@run_by(in_process)
+async def test_a_wave_in_json_and_in_msgpack(client: httpx.AsyncClient, service: Driver) -> None:
+    seat(service, 1)
+    seat(service, 2)
+    body = {"requests": wave(2, n=2), "reserve": True}
+    answer = await client.post("/select_batch", json=body)
+    assert answer.status_code == 200
+    said = answer.json()
+    assert [one["request"] for one in said["results"]] == [0, 0, 1, 1]
+    assert [one["status"] for one in said["results"]] == [200] * 4
+    assert (said["placed"], said["groups"], said["prefixes_computed"]) == (4, 2, 2)
+    first = said["results"][0]["selection"]
+    assert first["effective_prefill_tokens"] == 64
+    assert "sequence_hashes" not in first
+    assert [one.get("shared_tokens", 0) for one in said["results"]] == [0, 64, 0, 64]
+    assert {rank["requests"] for rank in said["ranks"]} == {2}
+    assert requests(service) == 4
 
-        packed = [
-            one | {name: _packed(one[name]) for name in ("block_hashes", "sequence_hashes")}
-            for one in wave(3)
-        ]
-        answer = await client.post(
-            "/select_batch",
-            content=msgspec.msgpack.encode({"requests": packed}),
-            headers={"content-type": MSGPACK, "accept": MSGPACK},
-        )
-        assert answer.status_code == 200
-        said = msgspec.msgpack.decode(answer.content)
-        assert [one["status"] for one in said["results"]] == [200] * 3
-        assert "reservation_id" not in said["results"][0]["selection"]
-        assert requests(service) == 4
-
-    in_process(use)
+    packed = [
+        one | {name: _packed(one[name]) for name in ("block_hashes", "sequence_hashes")}
+        for one in wave(3)
+    ]
+    answer = await client.post(
+        "/select_batch",
+        content=msgspec.msgpack.encode({"requests": packed}),
+        headers={"content-type": MSGPACK, "accept": MSGPACK},
+    )
+    assert answer.status_code == 200
+    said = msgspec.msgpack.decode(answer.content)
+    assert [one["status"] for one in said["results"]] == [200] * 3
+    assert "reservation_id" not in said["results"][0]["selection"]
+    assert requests(service) == 4
 
 
 def _packed(hashes: list[int]) -> bytes:
     return b"".join(one.to_bytes(8, "little") for one in hashes)
 
 
-def test_what_is_wrong_with_one_is_told_of_that_one() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service)
-        items: list[Any] = [wave(1)[0] | {"oddity": 1}, wave(1, allowed_worker_ids=[9])[0]]
-        answer = await client.post("/select_batch", json={"requests": items})
-        assert answer.status_code == 200
-        assert answer.headers["warning"] == '299 - "unknown field: oddity"'
-        results = answer.json()["results"]
-        assert [one["status"] for one in results] == [200, 503]
-        assert results[1]["code"] == "no_eligible_worker"
-        for wrong, field in (
-            (wave(1)[0] | {"priority_jump": "high"}, "requests[1].priority_jump"),
-            (17, "requests[1]"),
-            (wave(1)[0] | {"n": 0}, "requests[1].n"),
-        ):
-            both = {"requests": [wave(1)[0], wrong], "reserve": True}
-            answer = await client.post("/select_batch", json=both)
-            assert (answer.status_code, answer.json()["field"]) == (422, field)
-            assert requests(service) == 0, "nothing of it was done"
-        twice = b'{"requests": [{"n": 1, "n": 2}]}'
-        answer = await client.post(
-            "/select_batch", content=twice, headers={"content-type": "application/json"}
-        )
-        assert (answer.status_code, answer.json()["code"]) == (422, "invalid_field")
-        for body, field in (
-            ({}, "requests"),
-            ({"requests": {}}, "requests"),
-            ({"requests": [], "load_limit": 0.5}, "load_limit"),
-            ({"requests": [], "atomic": True}, "atomic"),
-            ({"requests": wave(1, n=5)}, "requests"),
-        ):
-            answer = await client.post("/select_batch", json=body)
-            assert (answer.status_code, answer.json()["field"]) == (422, field)
-        answer = await client.post(
-            "/select_batch",
-            json={"requests": wave(1, allowed_worker_ids=[9]), "reserve": True, "atomic": True},
-        )
-        assert answer.status_code == 503
-        assert answer.headers["retry-after"] == "1"
-        assert answer.json()["code"] == "batch_not_placed"
-        assert answer.json()["details"]["code"] == "no_eligible_worker"
-
-    in_process(use, wave_samples_max=4)
-
-
-def test_decisions_are_told_with_the_samples_that_ask() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service, 1)
-        seat(service, 2)
-        items = [wave(1, explain=True)[0], wave(1)[0]]
-        answer = await client.post("/select_batch", json={"requests": items})
-        told, plain = (one["selection"] for one in answer.json()["results"])
-        assert [one["excluded"] for one in told["decision"]["candidates"]].count("wave") == 1
-        assert "decision" not in plain
-
-    in_process(use)
+@run_by(in_process, wave_samples_max=4)
+async def test_what_is_wrong_with_one_is_told_of_that_one(
+    client: httpx.AsyncClient, service: Driver
+) -> None:
+    seat(service)
+    items: list[Any] = [wave(1)[0] | {"oddity": 1}, wave(1, allowed_worker_ids=[9])[0]]
+    answer = await client.post("/select_batch", json={"requests": items})
+    assert answer.status_code == 200
+    assert answer.headers["warning"] == '299 - "unknown field: oddity"'
+    results = answer.json()["results"]
+    assert [one["status"] for one in results] == [200, 503]
+    assert results[1]["code"] == "no_eligible_worker"
+    for wrong, field in (
+        (wave(1)[0] | {"priority_jump": "high"}, "requests[1].priority_jump"),
+        (17, "requests[1]"),
+        (wave(1)[0] | {"n": 0}, "requests[1].n"),
+    ):
+        both = {"requests": [wave(1)[0], wrong], "reserve": True}
+        answer = await client.post("/select_batch", json=both)
+        assert (answer.status_code, answer.json()["field"]) == (422, field)
+        assert requests(service) == 0, "nothing of it was done"
+    twice = b'{"requests": [{"n": 1, "n": 2}]}'
+    answer = await client.post(
+        "/select_batch", content=twice, headers={"content-type": "application/json"}
+    )
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_field")
+    for body, field in (
+        ({}, "requests"),
+        ({"requests": {}}, "requests"),
+        ({"requests": [], "load_limit": 0.5}, "load_limit"),
+        ({"requests": [], "atomic": True}, "atomic"),
+        ({"requests": wave(1, n=5)}, "requests"),
+    ):
+        answer = await client.post("/select_batch", json=body)
+        assert (answer.status_code, answer.json()["field"]) == (422, field)
+    answer = await client.post(
+        "/select_batch",
+        json={"requests": wave(1, allowed_worker_ids=[9]), "reserve": True, "atomic": True},
+    )
+    assert answer.status_code == 503
+    assert answer.headers["retry-after"] == "1"
+    assert answer.json()["code"] == "batch_not_placed"
+    assert answer.json()["details"]["code"] == "no_eligible_worker"
 
 
-def test_others_are_answered_while_a_big_wave_is_placed_and_its_client_may_go() -> None:
-    async def use(port: int, service: Driver, _: object) -> None:
-        for worker_id in range(1, 33):
-            seat(service, worker_id)
-        big, other = await Wire.to(port), await Wire.to(port)
-        items = wave(400, blocks=32, reservation_id="r", n=2)
-        for number, item in enumerate(items):
-            item["reservation_id"] = f"r{number}"
-        big.ask("POST", "/select_batch", {"requests": items, "reserve": True})
-        await until(lambda: 0 < requests(service) < 800)
-        other.ask("GET", "/health")
-        assert (await other.answer())[0] == 200
-        assert requests(service) < 800, "it is still under way"
-        big.close()
-        await until(lambda: requests(service) == 0)
+@run_by(in_process)
+async def test_decisions_are_told_with_the_samples_that_ask(
+    client: httpx.AsyncClient, service: Driver
+) -> None:
+    seat(service, 1)
+    seat(service, 2)
+    items = [wave(1, explain=True)[0], wave(1)[0]]
+    answer = await client.post("/select_batch", json={"requests": items})
+    told, plain = (one["selection"] for one in answer.json()["results"])
+    assert [one["excluded"] for one in told["decision"]["candidates"]].count("wave") == 1
+    assert "decision" not in plain
 
-    on_a_port(use, wave_samples_max=1000)
+
+@run_by(on_a_port, wave_samples_max=1000)
+async def test_others_are_answered_while_a_big_wave_is_placed_and_its_client_may_go(
+    port: int, service: Driver
+) -> None:
+    for worker_id in range(1, 33):
+        seat(service, worker_id)
+    big, other = await Wire.to(port), await Wire.to(port)
+    items = wave(400, blocks=32, reservation_id="r", n=2)
+    for number, item in enumerate(items):
+        item["reservation_id"] = f"r{number}"
+    big.ask("POST", "/select_batch", {"requests": items, "reserve": True})
+    await until(lambda: 0 < requests(service) < 800)
+    other.ask("GET", "/health")
+    assert (await other.answer())[0] == 200
+    assert requests(service) < 800, "it is still under way"
+    big.close()
+    await until(lambda: requests(service) == 0)
 
 
 def test_a_tenant_sees_its_own_names_and_no_others_workers(tmp_path: Path) -> None:

@@ -8,33 +8,30 @@ import pytest
 from indexer.types import Scope
 from select_service.edge.driver.driver import Driver
 from select_service.edge.driver.query_operations import DIFFERENCES_LISTED
+from tests.coroutines import run_by
 from tests.select_service.edge.metrics.test_exposition import scrape, value
 from tests.select_service.edge.serving import PROMPT, in_process, seat
 
 
-def test_a_ledger_that_adds_up_says_so() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service)
-        seat(service, worker_id=2)
-        for name in "abc":
-            answer = await client.post(
-                "/select_and_reserve", json=PROMPT | {"reservation_id": name}
-            )
-            assert answer.status_code == 200
-        await client.post("/reservations/a/prefill_complete")
-        await client.delete("/reservations/b")
-        told = (await client.get("/debug/consistency")).json()
-        assert told.pop("seconds") >= 0.0
-        assert told == {
-            "consistent": True,
-            "scopes": 1,
-            "ranks": 2,
-            "reservations": 2,
-            "differences_total": 0,
-            "differences": [],
-        }
-
-    in_process(use)
+@run_by(in_process)
+async def test_a_ledger_that_adds_up_says_so(client: httpx.AsyncClient, service: Driver) -> None:
+    seat(service)
+    seat(service, worker_id=2)
+    for name in "abc":
+        answer = await client.post("/select_and_reserve", json=PROMPT | {"reservation_id": name})
+        assert answer.status_code == 200
+    await client.post("/reservations/a/prefill_complete")
+    await client.delete("/reservations/b")
+    told = (await client.get("/debug/consistency")).json()
+    assert told.pop("seconds") >= 0.0
+    assert told == {
+        "consistent": True,
+        "scopes": 1,
+        "ranks": 2,
+        "reservations": 2,
+        "differences_total": 0,
+        "differences": [],
+    }
 
 
 def test_what_does_not_add_up_is_told_counted_and_logged(
@@ -62,14 +59,14 @@ def test_what_does_not_add_up_is_told_counted_and_logged(
     assert "differs from its reservations in 1 places" in caplog.text
 
 
-def test_of_many_the_first_are_told_and_all_are_counted() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        count = DIFFERENCES_LISTED + 20
-        for worker_id in range(count):
-            seat(service, worker_id=worker_id)
-        service.core.partitions[Scope("default", "default")].ledger.loads.context += 1.0
-        told = (await client.get("/debug/consistency")).json()
-        assert len(told["differences"]) == DIFFERENCES_LISTED
-        assert told["differences_total"] >= count
-
-    in_process(use)
+@run_by(in_process)
+async def test_of_many_the_first_are_told_and_all_are_counted(
+    client: httpx.AsyncClient, service: Driver
+) -> None:
+    count = DIFFERENCES_LISTED + 20
+    for worker_id in range(count):
+        seat(service, worker_id=worker_id)
+    service.core.partitions[Scope("default", "default")].ledger.loads.context += 1.0
+    told = (await client.get("/debug/consistency")).json()
+    assert len(told["differences"]) == DIFFERENCES_LISTED
+    assert told["differences_total"] >= count

@@ -16,6 +16,7 @@ from select_service import WorkerSpec
 from select_service.edge.decision_report import SLICE
 from select_service.edge.driver.driver import Driver
 from select_service.types.decisions import Candidate
+from tests.coroutines import run_by
 from tests.select_service.edge.http.test_api import problem
 from tests.select_service.edge.serving import PROMPT, in_process, seat
 from tests.wait import until
@@ -34,97 +35,94 @@ def same_time(decision: dict[str, Any]) -> dict[str, Any]:
     return decision | {"at_ms": 0}
 
 
-def test_one_by_either_of_its_ids() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service, 1)
-        seat(service, 2**64 - 1, taints=["gpu"])
-        body = PROMPT | {"selection_id": "s/1", "reservation_id": "r"}
-        body |= {"routing_constraints": {"required_taints": ["gpu"]}}
-        answer = await client.post("/select_and_reserve", json=body)
-        assert answer.json()["worker_id"] == 2**64 - 1
-        one = await client.get("/decisions/r")
-        assert one.status_code == 200
-        told = one.json()
-        other = (await client.get("/decisions/s%2F1")).json()
-        assert same_time(other) == same_time(told)
-        assert [told[name] for name in NAMES] == ["s/1", "r"]
-        assert told["decision_id"] == "s/1"
-        assert told["route"] == "select_and_reserve"
-        assert told["chosen"]["worker_id"] == 2**64 - 1
-        assert [one["excluded"] for one in told["candidates"]] == ["taint", None]
-        packed = await client.get("/decisions/r", headers=PACKED)
-        assert packed.headers["content-type"] == "application/msgpack"
-        assert same_time(msgspec.msgpack.decode(packed.content)) == same_time(told)
-        schemas = (await client.get("/openapi.json")).json()["components"]
-        schema = {"$ref": "#/components/schemas/Decision", "components": schemas}
-        jsonschema.validate(told, schema)
-        problem(await client.get("/decisions/other"), 404, "decision_not_found")
-
-    in_process(use)
+@run_by(in_process)
+async def test_one_by_either_of_its_ids(client: httpx.AsyncClient, service: Driver) -> None:
+    seat(service, 1)
+    seat(service, 2**64 - 1, taints=["gpu"])
+    body = PROMPT | {"selection_id": "s/1", "reservation_id": "r"}
+    body |= {"routing_constraints": {"required_taints": ["gpu"]}}
+    answer = await client.post("/select_and_reserve", json=body)
+    assert answer.json()["worker_id"] == 2**64 - 1
+    one = await client.get("/decisions/r")
+    assert one.status_code == 200
+    told = one.json()
+    other = (await client.get("/decisions/s%2F1")).json()
+    assert same_time(other) == same_time(told)
+    assert [told[name] for name in NAMES] == ["s/1", "r"]
+    assert told["decision_id"] == "s/1"
+    assert told["route"] == "select_and_reserve"
+    assert told["chosen"]["worker_id"] == 2**64 - 1
+    assert [one["excluded"] for one in told["candidates"]] == ["taint", None]
+    packed = await client.get("/decisions/r", headers=PACKED)
+    assert packed.headers["content-type"] == "application/msgpack"
+    assert same_time(msgspec.msgpack.decode(packed.content)) == same_time(told)
+    schemas = (await client.get("/openapi.json")).json()["components"]
+    schema = {"$ref": "#/components/schemas/Decision", "components": schemas}
+    jsonschema.validate(told, schema)
+    problem(await client.get("/decisions/other"), 404, "decision_not_found")
 
 
-def test_a_decision_told_twice_was_at_one_time(monkeypatch: pytest.MonkeyPatch) -> None:
+@run_by(in_process)
+async def test_a_decision_told_twice_was_at_one_time(
+    client: httpx.AsyncClient, service: Driver, *, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two readings of two clocks are never equally far apart; a wall clock that was set is."""
     apart = [1.75e9]
+    monkeypatch.setattr(
+        "select_service.edge.decision_report.time",
+        SimpleNamespace(time=lambda: service._clock() + apart[0]),
+    )
+    seat(service, 1)
+    await client.post("/select", json=PROMPT | {"selection_id": "s"})
 
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        monkeypatch.setattr(
-            "select_service.edge.decision_report.time",
-            SimpleNamespace(time=lambda: service._clock() + apart[0]),
-        )
-        seat(service, 1)
-        await client.post("/select", json=PROMPT | {"selection_id": "s"})
+    async def told() -> dict[str, Any]:
+        decision: dict[str, Any] = (await client.get("/decisions/s")).json()
+        return decision
 
-        async def told() -> dict[str, Any]:
-            decision: dict[str, Any] = (await client.get("/decisions/s")).json()
-            return decision
-
-        first = await told()
-        apart[0] += 0.001
-        assert await told() == first
-        apart[0] += 3600.0
-        assert (await told())["at_ms"] - first["at_ms"] == pytest.approx(3600e3, abs=2.0)
-
-    in_process(use)
+    first = await told()
+    apart[0] += 0.001
+    assert await told() == first
+    apart[0] += 3600.0
+    assert (await told())["at_ms"] - first["at_ms"] == pytest.approx(3600e3, abs=2.0)
 
 
-def test_the_list_is_newest_first_and_filtered() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service, 1)
-        seat(service, 2, model_name="m", tenant_id="t")
-        for number in range(5):
-            scope = {"model_name": "m", "routing_group": "t"} if number % 2 else {}
-            await client.post("/select", json=PROMPT | scope)
-        await client.post("/select", json=PROMPT | {"allowed_worker_ids": []})
+@run_by(in_process)
+async def test_the_list_is_newest_first_and_filtered(
+    client: httpx.AsyncClient, service: Driver
+) -> None:
+    seat(service, 1)
+    seat(service, 2, model_name="m", tenant_id="t")
+    for number in range(5):
+        scope = {"model_name": "m", "routing_group": "t"} if number % 2 else {}
+        await client.post("/select", json=PROMPT | scope)
+    await client.post("/select", json=PROMPT | {"allowed_worker_ids": []})
 
-        async def listed(query: str = "") -> list[dict[str, Any]]:
-            answer = await client.get("/decisions" + query)
-            assert answer.status_code == 200
-            packed = await client.get("/decisions" + query, headers=PACKED)
-            found: dict[str, Any] = answer.json()
-            assert list(found) == ["decisions"]
-            other = msgspec.msgpack.decode(packed.content)["decisions"]
-            assert list(map(same_time, other)) == list(map(same_time, found["decisions"]))
-            return [same_time(one) for one in found["decisions"]]
+    async def listed(query: str = "") -> list[dict[str, Any]]:
+        answer = await client.get("/decisions" + query)
+        assert answer.status_code == 200
+        packed = await client.get("/decisions" + query, headers=PACKED)
+        found: dict[str, Any] = answer.json()
+        assert list(found) == ["decisions"]
+        other = msgspec.msgpack.decode(packed.content)["decisions"]
+        assert list(map(same_time, other)) == list(map(same_time, found["decisions"]))
+        return [same_time(one) for one in found["decisions"]]
 
-        everything = await listed()
-        assert [one["outcome"] for one in everything] == ["refused"] + ["placed"] * 5
-        models = [one["model_name"] for one in everything]
-        assert models == ["default", "default", "m", "default", "m", "default"]
-        assert not any("candidates" in one for one in everything)
-        assert await listed("?worker_id=2") == await listed("?model_name=m&tenant_id=t")
-        assert len(await listed("?routing_group=t")) == 2
-        assert await listed("?limit=2") == everything[:2]
-        assert await listed("?worker_id=2&limit=1") == [everything[2]]
-        assert await listed("?worker_id=9") == []
-        whole = await listed("?candidates=true")
-        assert list(map(without_ranks, whole)) == everything
-        assert [len(one["candidates"]) for one in whole] == [1] * 6
-        for one in everything:  # minted ids name them, too
-            again = (await client.get(f"/decisions/{one['decision_id']}")).json()
-            assert without_ranks(same_time(again)) == one
-
-    in_process(use)
+    everything = await listed()
+    assert [one["outcome"] for one in everything] == ["refused"] + ["placed"] * 5
+    models = [one["model_name"] for one in everything]
+    assert models == ["default", "default", "m", "default", "m", "default"]
+    assert not any("candidates" in one for one in everything)
+    assert await listed("?worker_id=2") == await listed("?model_name=m&tenant_id=t")
+    assert len(await listed("?routing_group=t")) == 2
+    assert await listed("?limit=2") == everything[:2]
+    assert await listed("?worker_id=2&limit=1") == [everything[2]]
+    assert await listed("?worker_id=9") == []
+    whole = await listed("?candidates=true")
+    assert list(map(without_ranks, whole)) == everything
+    assert [len(one["candidates"]) for one in whole] == [1] * 6
+    for one in everything:  # minted ids name them, too
+        again = (await client.get(f"/decisions/{one['decision_id']}")).json()
+        assert without_ranks(same_time(again)) == one
 
 
 @pytest.mark.parametrize(
@@ -139,11 +137,9 @@ def test_the_list_is_newest_first_and_filtered() -> None:
         ("limit=1&limit=2", "limit"),
     ],
 )
-def test_bad_queries(query: str, field: str) -> None:
-    async def use(client: httpx.AsyncClient, _: Driver) -> None:
-        problem(await client.get("/decisions?" + query), 400, "invalid_query", field)
-
-    in_process(use)
+@run_by(in_process)
+async def test_bad_queries(client: httpx.AsyncClient, *, query: str, field: str) -> None:
+    problem(await client.get("/decisions?" + query), 400, "invalid_query", field)
 
 
 @pytest.mark.parametrize("ring", [0, 4])
@@ -196,59 +192,59 @@ def test_explained_inline(ring: int) -> None:
 
 @pytest.mark.parametrize("path", ["/select", "/select_and_reserve", "/select_pair"])
 @pytest.mark.parametrize("value", [1, "true", [], {}])
-def test_explain_is_a_switch(path: str, value: object) -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service, 1)
-        answer = await client.post(path, json=PROMPT | {"explain": value})
-        problem(answer, 422, "invalid_field", "explain")
-
-    in_process(use)
+@run_by(in_process)
+async def test_explain_is_a_switch(
+    client: httpx.AsyncClient, service: Driver, *, path: str, value: object
+) -> None:
+    seat(service, 1)
+    answer = await client.post(path, json=PROMPT | {"explain": value})
+    problem(answer, 422, "invalid_field", "explain")
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_one_that_waited_is_explained_to_who_asked(first: bool) -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service, 1, max_num_batched_tokens=1)
-        await client.post("/select_and_reserve", json=PROMPT | {"reservation_id": "first"})
-        body = PROMPT | {"reservation_id": "second"}
-        three = [
-            asyncio.ensure_future(client.post("/select_and_reserve", json=body | asked))
-            for asked in ({"explain": first}, {"explain": not first}, {"explain": True})
-        ]
-        await until(lambda: service.core.counters.selections_waited > 0)
-        for _ in range(100):  # the others have come, too: nothing on their way awaits but the app
-            await asyncio.sleep(0)
-        await client.post("/reservations/first/prefill_complete")
-        one, other, last = [(await answer).json() for answer in three]
-        silent, told = (other, one) if first else (one, other)
-        assert "decision" not in silent
-        assert told["decision"]["waited_s"] > 0.0
-        assert same_time(told["decision"]) == same_time(last["decision"])
-        assert silent == {name: told[name] for name in silent}
+@run_by(in_process)
+async def test_one_that_waited_is_explained_to_who_asked(
+    client: httpx.AsyncClient, service: Driver, *, first: bool
+) -> None:
+    seat(service, 1, max_num_batched_tokens=1)
+    await client.post("/select_and_reserve", json=PROMPT | {"reservation_id": "first"})
+    body = PROMPT | {"reservation_id": "second"}
+    three = [
+        asyncio.ensure_future(client.post("/select_and_reserve", json=body | asked))
+        for asked in ({"explain": first}, {"explain": not first}, {"explain": True})
+    ]
+    await until(lambda: service.core.counters.selections_waited > 0)
+    for _ in range(100):  # the others have come, too: nothing on their way awaits but the app
+        await asyncio.sleep(0)
+    await client.post("/reservations/first/prefill_complete")
+    one, other, last = [(await answer).json() for answer in three]
+    silent, told = (other, one) if first else (one, other)
+    assert "decision" not in silent
+    assert told["decision"]["waited_s"] > 0.0
+    assert same_time(told["decision"]) == same_time(last["decision"])
+    assert silent == {name: told[name] for name in silent}
 
-    in_process(use)
 
-
-def test_a_large_fleet_is_told_in_slices_and_whole() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        for worker_id in range(3):
-            seat(
-                service,
-                worker_id,
-                data_parallel_size=SLICE,
-                kv_events_endpoint=None,
-                kv_events_endpoints={str(at): "tcp://127.0.0.1:9" for at in range(SLICE)},
-            )
-        service.upsert_worker(WorkerSpec(worker_id=9, data_parallel_size=2))
-        answer = await client.post("/select", json=PROMPT | {"explain": True})
-        ranks = answer.json()["decision"]["candidates"]
-        expected = [(worker_id, rank) for worker_id in range(3) for rank in range(SLICE)]
-        expected += [(9, 0), (9, 1)]
-        assert [(one["worker_id"], one["dp_rank"]) for one in ranks] == expected
-        (one,) = (await client.get("/decisions?candidates=true")).json()["decisions"]
-        assert one["candidates"] == ranks
-
-    in_process(use)
+@run_by(in_process)
+async def test_a_large_fleet_is_told_in_slices_and_whole(
+    client: httpx.AsyncClient, service: Driver
+) -> None:
+    for worker_id in range(3):
+        seat(
+            service,
+            worker_id,
+            data_parallel_size=SLICE,
+            kv_events_endpoint=None,
+            kv_events_endpoints={str(at): "tcp://127.0.0.1:9" for at in range(SLICE)},
+        )
+    service.upsert_worker(WorkerSpec(worker_id=9, data_parallel_size=2))
+    answer = await client.post("/select", json=PROMPT | {"explain": True})
+    ranks = answer.json()["decision"]["candidates"]
+    expected = [(worker_id, rank) for worker_id in range(3) for rank in range(SLICE)]
+    expected += [(9, 0), (9, 1)]
+    assert [(one["worker_id"], one["dp_rank"]) for one in ranks] == expected
+    (one,) = (await client.get("/decisions?candidates=true")).json()["decisions"]
+    assert one["candidates"] == ranks
 
 
 def test_a_large_fleet_is_written_in_slices() -> None:
@@ -278,31 +274,29 @@ def test_a_large_fleet_is_written_in_slices() -> None:
     in_process(use)
 
 
-def test_a_sum_that_messagepack_cannot_say_is_told_as_the_nearest() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service, 1)
-        huge = PROMPT | {"isl_tokens": 2**64 - 1}
-        for _ in range(2):
-            told = await client.post("/select_and_reserve", json=huge)
-            assert told.status_code == 200
-        for path in ("/select", "/select_pair"):
-            asked = {"explain": True, "selection_id": path}
-            answer = await client.post(path, json=PROMPT | asked, headers=PACKED)
-            rank = msgspec.msgpack.decode(answer.content)["decision"]["candidates"][0]
-            assert rank["worker_id"] == 1
-            assert rank["prefill_tokens"] == 2**64 - 1
+@run_by(in_process)
+async def test_a_sum_that_messagepack_cannot_say_is_told_as_the_nearest(
+    client: httpx.AsyncClient, service: Driver
+) -> None:
+    seat(service, 1)
+    huge = PROMPT | {"isl_tokens": 2**64 - 1}
+    for _ in range(2):
+        told = await client.post("/select_and_reserve", json=huge)
+        assert told.status_code == 200
+    for path in ("/select", "/select_pair"):
+        asked = {"explain": True, "selection_id": path}
+        answer = await client.post(path, json=PROMPT | asked, headers=PACKED)
+        rank = msgspec.msgpack.decode(answer.content)["decision"]["candidates"][0]
+        assert rank["worker_id"] == 1
+        assert rank["prefill_tokens"] == 2**64 - 1
 
-    in_process(use)
 
-
-def test_metrics_show_the_ring() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service, 1)
-        for _ in range(3):
-            await client.post("/select", json=PROMPT)
-        lines = (await client.get("/metrics")).text.splitlines()
-        assert "select_service_decision_records 2.0" in lines
-        assert "select_service_decision_records_evicted_total 1.0" in lines
-        assert f"select_service_decision_bytes {service.core.decisions.bytes:.1f}" in lines
-
-    in_process(use, decision_ring=2)
+@run_by(in_process, decision_ring=2)
+async def test_metrics_show_the_ring(client: httpx.AsyncClient, service: Driver) -> None:
+    seat(service, 1)
+    for _ in range(3):
+        await client.post("/select", json=PROMPT)
+    lines = (await client.get("/metrics")).text.splitlines()
+    assert "select_service_decision_records 2.0" in lines
+    assert "select_service_decision_records_evicted_total 1.0" in lines
+    assert f"select_service_decision_bytes {service.core.decisions.bytes:.1f}" in lines

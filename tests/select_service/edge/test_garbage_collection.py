@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 from collections.abc import Iterator
 
@@ -76,19 +75,16 @@ def test_without_a_quiet_moment_it_comes_all_the_same() -> None:
     assert world.look(FULL_S)
 
 
-def test_python_does_not_look_through_everything_by_itself(
+async def test_python_does_not_look_through_everything_by_itself(
     thresholds: tuple[int, int, int],
 ) -> None:
-    async def run() -> None:
-        garbage = GarbageCollection(Traffic(), lambda: 0.0)
-        garbage.start()
-        try:
-            full = gc.get_stats()[2]["collections"]
-            kept = [Cycle() for _ in range(400 * thresholds[0])]
-            assert gc.get_stats()[2]["collections"] == full
-            assert len(kept) == 400 * thresholds[0]
-        finally:
-            garbage.close()
-            garbage.close()
-
-    asyncio.run(run())
+    garbage = GarbageCollection(Traffic(), lambda: 0.0)
+    garbage.start()
+    try:
+        full = gc.get_stats()[2]["collections"]
+        kept = [Cycle() for _ in range(400 * thresholds[0])]
+        assert gc.get_stats()[2]["collections"] == full
+        assert len(kept) == 400 * thresholds[0]
+    finally:
+        garbage.close()
+        garbage.close()

@@ -12,7 +12,6 @@ import zmq
 
 from indexer.edge.curve import KeyPair
 from select_service.edge.driver.driver import Driver
-from tests import wait
 from tests.live.relay import Relay
 from tests.select_service.edge.serving import listening, seat
 
@@ -60,68 +59,59 @@ def blocks(service: Driver) -> int:
 
 
 @pytest.mark.parametrize("of", ["record", "flag"])
-def test_events_and_replays_of_an_engine_that_encrypts(of: str) -> None:
-    async def use() -> None:
-        engine = EncryptedEngine()
-        events, replay = Relay(engine.endpoint), Relay(engine.replay_endpoint)
-        record: dict[str, Any] = {
-            "kv_events_endpoint": await events.start(),
-            "replay_endpoint": await replay.start(),
-        }
-        settings: dict[str, Any] = {}
+async def test_events_and_replays_of_an_engine_that_encrypts(of: str) -> None:
+    engine = EncryptedEngine()
+    events, replay = Relay(engine.endpoint), Relay(engine.replay_endpoint)
+    record: dict[str, Any] = {
+        "kv_events_endpoint": await events.start(),
+        "replay_endpoint": await replay.start(),
+    }
+    settings: dict[str, Any] = {}
+    if of == "record":
+        record["curve_public_key"] = ENGINE.public
+    else:
+        settings["curve_worker_key"] = ENGINE.public
+    async with listening(**settings) as (_, service, _):
+        seat(service, **record)
+        asked = 0
+        while not blocks(service) or not asked:  # batch 0 is lost to who subscribes later
+            engine.events.send_multipart(batch(3))
+            asked += engine.answer_replays(3)
+            await asyncio.sleep(0.01)
+        assert b"BlockStored" not in events.seen + replay.seen
+        assert b"CURVE" in events.seen
+        assert b"CURVE" in replay.seen
         if of == "record":
-            record["curve_public_key"] = ENGINE.public
-        else:
-            settings["curve_worker_key"] = ENGINE.public
-        async with listening(**settings) as (_, service, _):
-            seat(service, **record)
-            asked = 0
-            while not blocks(service) or not asked:  # batch 0 is lost to who subscribes later
-                engine.events.send_multipart(batch(3))
-                asked += engine.answer_replays(3)
-                await asyncio.sleep(0.01)
-            assert b"BlockStored" not in events.seen + replay.seen
-            assert b"CURVE" in events.seen
-            assert b"CURVE" in replay.seen
-            if of == "record":
-                (shown,) = service.workers()
-                assert shown.curve_public_key == ENGINE.public
-        await events.stop()
-        await replay.stop()
-        engine.close()
-
-    wait.run(use())
+            (shown,) = service.workers()
+            assert shown.curve_public_key == ENGINE.public
+    await events.stop()
+    await replay.stop()
+    engine.close()
 
 
 @pytest.mark.parametrize("key", [None, OTHER.public], ids=["none", "another"])
-def test_who_has_not_the_key_is_not_believed(key: str | None) -> None:
-    async def use() -> None:
-        engine = EncryptedEngine()
-        async with listening() as (_, service, _):
-            fields: dict[str, Any] = {} if key is None else {"curve_public_key": key}
-            seat(service, kv_events_endpoint=engine.endpoint, **fields)
-            assert service.sources.listeners is not None
-            for _ in range(20):
-                engine.events.send_multipart(batch(0))
-                await asyncio.sleep(0.01)
-            (stream,) = service.core.registry.streams()
-            assert not service.sources.listeners.is_connected(stream)
-            assert blocks(service) == 0
-            # the record is mended: another key is another source
-            seat(service, kv_events_endpoint=engine.endpoint, curve_public_key=ENGINE.public)
-            while not blocks(service):
-                engine.events.send_multipart(batch(0))
-                await asyncio.sleep(0.01)
-        engine.close()
-
-    wait.run(use())
+async def test_who_has_not_the_key_is_not_believed(key: str | None) -> None:
+    engine = EncryptedEngine()
+    async with listening() as (_, service, _):
+        fields: dict[str, Any] = {} if key is None else {"curve_public_key": key}
+        seat(service, kv_events_endpoint=engine.endpoint, **fields)
+        assert service.sources.listeners is not None
+        for _ in range(20):
+            engine.events.send_multipart(batch(0))
+            await asyncio.sleep(0.01)
+        (stream,) = service.core.registry.streams()
+        assert not service.sources.listeners.is_connected(stream)
+        assert blocks(service) == 0
+        # the record is mended: another key is another source
+        seat(service, kv_events_endpoint=engine.endpoint, curve_public_key=ENGINE.public)
+        while not blocks(service):
+            engine.events.send_multipart(batch(0))
+            await asyncio.sleep(0.01)
+    engine.close()
 
 
 @pytest.mark.parametrize("key", ["", "short", "#" * 40])
-def test_a_key_that_is_none_is_refused(key: str) -> None:
-    async def use() -> None:
-        async with listening() as (_, service, _):
-            with pytest.raises(msgspec.ValidationError, match="curve_public_key"):
-                seat(service, curve_public_key=key)
-
-    wait.run(use())
+async def test_a_key_that_is_none_is_refused(key: str) -> None:
+    async with listening() as (_, service, _):
+        with pytest.raises(msgspec.ValidationError, match="curve_public_key"):
+            seat(service, curve_public_key=key)

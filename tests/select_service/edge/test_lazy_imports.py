@@ -85,33 +85,25 @@ def test_every_name_is_one() -> None:
         assert sys.modules[name] is import_module(name)
 
 
-def test_a_server_loads_it_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_loads_it_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: list[str] = []
     monkeypatch.setattr(lazy_imports, "import_module", loaded.append)
     monkeypatch.setattr(lazy_imports, "PAUSE_S", 0.0)
-
-    async def run() -> None:
-        async with listening() as (port, _, _):
-            await until(lambda: tuple(loaded) == lazy_imports.LATE)
-            answer = await asyncio.to_thread(exchange, port, "GET", "/metrics")
-            assert answer.status == 200
-
-    asyncio.run(run())
+    async with listening() as (port, _, _):
+        await until(lambda: tuple(loaded) == lazy_imports.LATE)
+        answer = await asyncio.to_thread(exchange, port, "GET", "/metrics")
+        assert answer.status == 200
 
 
-def test_the_document_is_made_before_anybody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_document_is_made_before_anybody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who asked first held the loop for 30 ms."""
     monkeypatch.setattr(OpenApiDocument, "_made", {})
     monkeypatch.setattr(lazy_imports, "PAUSE_S", 0.0)
     monkeypatch.setattr(lazy_imports, "STEP_PAUSE_S", 0.0)
-
-    async def run() -> None:
-        async with listening() as (port, _, _):
-            await until(lambda: bool(OpenApiDocument._made))
-            answer = await asyncio.to_thread(exchange, port, "GET", "/openapi.json")
-            assert answer.raw == OpenApiDocument._made[503] == describe(503)
-
-    asyncio.run(run())
+    async with listening() as (port, _, _):
+        await until(lambda: bool(OpenApiDocument._made))
+        answer = await asyncio.to_thread(exchange, port, "GET", "/openapi.json")
+        assert answer.raw == OpenApiDocument._made[503] == describe(503)
 
 
 def test_who_asks_before_does_not_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,21 +117,17 @@ def test_who_asks_before_does_not_wait_for_it(monkeypatch: pytest.MonkeyPatch) -
     assert list(steps) == []
 
 
-def test_who_asks_before_lets_others_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_asks_before_lets_others_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first to ask, in the first seconds, held the loop for 30 ms."""
     monkeypatch.setattr(OpenApiDocument, "_made", {})
     monkeypatch.setattr(cooperative, "SLICE_S", 0.0)
-
-    async def run() -> None:
-        document, turns = OpenApiDocument(503), 0
-        both = [asyncio.ensure_future(document.text()) for _ in range(2)]
-        while not all(one.done() for one in both):
-            await asyncio.sleep(0)
-            turns += 1
-        assert [one.result() for one in both] == [describe(503)] * 2
-        assert turns > len(ROUTES), "not all at once"
-
-    asyncio.run(run())
+    document, turns = OpenApiDocument(503), 0
+    both = [asyncio.ensure_future(document.text()) for _ in range(2)]
+    while not all(one.done() for one in both):
+        await asyncio.sleep(0)
+        turns += 1
+    assert [one.result() for one in both] == [describe(503)] * 2
+    assert turns > len(ROUTES), "not all at once"
 
 
 @pytest.mark.parametrize("error", [OSError(24, "Too many open files"), MemoryError("no room")])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import struct
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +14,7 @@ from indexer.types import WorkerRank
 from select_service.edge import load_topic
 from select_service.edge.load_topic import LoadTopic
 from select_service.types.admission import WorkerMetrics
+from tests.coroutines import run_by
 from tests.select_service.edge.serving import in_process, seat
 from tests.wait import until
 
@@ -54,28 +54,22 @@ class Heard:
         ),
     ],
 )
-def test_both_forms_and_whatever_else_is_said(
+async def test_both_forms_and_whatever_else_is_said(
     payload: bytes, expected: dict[int, float | None]
 ) -> None:
-    async def scene() -> None:
-        heard = Heard()
-        heard.hear(b"kv_metrics", payload, rank=1)
-        assert await heard.settled() == [(7, expected)]
-        assert (heard.topic.heard, heard.topic.bad) == (1, 0)
-
-    asyncio.run(scene())
+    heard = Heard()
+    heard.hear(b"kv_metrics", payload, rank=1)
+    assert await heard.settled() == [(7, expected)]
+    assert (heard.topic.heard, heard.topic.bad) == (1, 0)
 
 
-def test_only_the_latest_of_each_rank_is_taken_in() -> None:
-    async def scene() -> None:
-        heard = Heard()
-        for number in range(1000):
-            told = {"kv_used_blocks": number}
-            heard.hear(b"kv_metrics", struct.pack(">q", 1), PACK(told), rank=number % 2)
-        assert heard.taken == []
-        assert await heard.settled() == [(7, {0: 998.0, 1: 999.0})]
-
-    asyncio.run(scene())
+async def test_only_the_latest_of_each_rank_is_taken_in() -> None:
+    heard = Heard()
+    for number in range(1000):
+        told = {"kv_used_blocks": number}
+        heard.hear(b"kv_metrics", struct.pack(">q", 1), PACK(told), rank=number % 2)
+    assert heard.taken == []
+    assert await heard.settled() == [(7, {0: 998.0, 1: 999.0})]
 
 
 @pytest.mark.parametrize(
@@ -91,64 +85,55 @@ def test_only_the_latest_of_each_rank_is_taken_in() -> None:
         (b"kv_metrics", b'{"ranks":' * 5000),
     ],
 )
-def test_what_nobody_understands_is_counted(frames: tuple[bytes, ...]) -> None:
-    async def scene() -> None:
-        heard = Heard()
-        heard.hear(*frames)
-        assert (heard.topic.heard, heard.topic.bad) == (1, 1)
-        heard.topic.close()
-        assert heard.taken == []
-
-    asyncio.run(scene())
+async def test_what_nobody_understands_is_counted(frames: tuple[bytes, ...]) -> None:
+    heard = Heard()
+    heard.hear(*frames)
+    assert (heard.topic.heard, heard.topic.bad) == (1, 1)
+    heard.topic.close()
+    assert heard.taken == []
 
 
-def test_over_a_real_socket_and_events_go_on() -> None:
-    async def use(_: Any, service: Any) -> None:
-        with zmq.Context() as context, context.socket(zmq.PUB) as publisher:
-            port = publisher.bind_to_random_port("tcp://127.0.0.1")
-            seat(service, kv_events_endpoint=f"tcp://127.0.0.1:{port}", total_kv_blocks=100)
-            stream = service.core.registry.streams()[0]
-            events = PACK([0.0, [["AllBlocksCleared"]]])
+@run_by(in_process)
+async def test_over_a_real_socket_and_events_go_on(client: Any, service: Any) -> None:
+    with zmq.Context() as context, context.socket(zmq.PUB) as publisher:
+        port = publisher.bind_to_random_port("tcp://127.0.0.1")
+        seat(service, kv_events_endpoint=f"tcp://127.0.0.1:{port}", total_kv_blocks=100)
+        stream = service.core.registry.streams()[0]
+        events = PACK([0.0, [["AllBlocksCleared"]]])
 
-            def say() -> bool:
-                publisher.send_multipart([b"kv_metrics", PACK({"kv_used_blocks": 77})])
-                publisher.send_multipart([b"", struct.pack(">q", say_number[0]), events])
-                say_number[0] += 1
-                reports = service.core.admitting.reports.by_worker.get(1, {})
-                return 0 in reports and stream.tallies.batches > 0
+        def say() -> bool:
+            publisher.send_multipart([b"kv_metrics", PACK({"kv_used_blocks": 77})])
+            publisher.send_multipart([b"", struct.pack(">q", say_number[0]), events])
+            say_number[0] += 1
+            reports = service.core.admitting.reports.by_worker.get(1, {})
+            return 0 in reports and stream.tallies.batches > 0
 
-            say_number = [0]
-            await until(say)
-            told = service.core.admitting.reports.by_worker[1][0].told
-            assert told.kv_used_blocks == 77
-            assert not stream.tallies.bad_messages
-            assert stream.lost_batches == 0, "reports have no part in the sequence"
-
-    in_process(use)
+        say_number = [0]
+        await until(say)
+        told = service.core.admitting.reports.by_worker[1][0].told
+        assert told.kv_used_blocks == 77
+        assert not stream.tallies.bad_messages
+        assert stream.lost_batches == 0, "reports have no part in the sequence"
 
 
 @pytest.mark.parametrize("form", ["msgpack", "json"])
-def test_a_message_of_endless_ranks_is_not_read(form: str) -> None:
+async def test_a_message_of_endless_ranks_is_not_read(form: str) -> None:
     """Eight megabytes of empty ranks were as many objects, and seconds in which nobody else ran."""
+    heard = Heard(bytes_max=600, ranks_max=64)
+    one, encode = {"dp_rank": 1}, (PACK if form == "msgpack" else msgspec.json.encode)
 
-    async def scene() -> None:
-        heard = Heard(bytes_max=600, ranks_max=64)
-        one, encode = {"dp_rank": 1}, (PACK if form == "msgpack" else msgspec.json.encode)
+    def of(count: int, **more: str) -> bytes:
+        return encode({"ranks": [{}] * (count - 1) + [one], **more})
 
-        def of(count: int, **more: str) -> bytes:
-            return encode({"ranks": [{}] * (count - 1) + [one], **more})
-
-        heard.hear(b"kv_metrics", of(64))
-        heard.hear(b"kv_metrics", of(65))  # more than a worker may have
-        assert (heard.topic.heard, heard.topic.bad) == (2, 1)
-        size = len(of(1, surprise=""))
-        heard.hear(b"kv_metrics", of(1, surprise="x" * (500 - size)))
-        assert heard.topic.bad == 1
-        heard.hear(b"kv_metrics", of(1, surprise="x" * 601))
-        assert heard.topic.bad == 2
-        assert await heard.settled() == [(7, {0: None, 1: None})]
-
-    asyncio.run(scene())
+    heard.hear(b"kv_metrics", of(64))
+    heard.hear(b"kv_metrics", of(65))  # more than a worker may have
+    assert (heard.topic.heard, heard.topic.bad) == (2, 1)
+    size = len(of(1, surprise=""))
+    heard.hear(b"kv_metrics", of(1, surprise="x" * (500 - size)))
+    assert heard.topic.bad == 1
+    heard.hear(b"kv_metrics", of(1, surprise="x" * 601))
+    assert heard.topic.bad == 2
+    assert await heard.settled() == [(7, {0: None, 1: None})]
 
 
 @pytest.mark.parametrize(
@@ -170,24 +155,17 @@ def test_what_announces_too_much_is_refused_before_it_is_read(
     assert heard.topic.bad == 1
 
 
-def test_ranks_inside_ranks_are_not_read() -> None:
-    async def scene() -> None:
-        heard = Heard()
-        inner = {"ranks": [{"dp_rank": number} for number in range(3)], "kv_used_blocks": 2}
-        heard.hear(b"kv_metrics", PACK({"ranks": [inner]}))
-        assert await heard.settled() == [(7, {0: 2.0})]
-
-    asyncio.run(scene())
+async def test_ranks_inside_ranks_are_not_read() -> None:
+    heard = Heard()
+    inner = {"ranks": [{"dp_rank": number} for number in range(3)], "kv_used_blocks": 2}
+    heard.hear(b"kv_metrics", PACK({"ranks": [inner]}))
+    assert await heard.settled() == [(7, {0: 2.0})]
 
 
-def test_ranks_that_find_no_room_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ranks_that_find_no_room_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load_topic, "RANKS_MAX", 2)
-
-    async def scene() -> None:
-        heard = Heard()
-        for rank in (0, 1, 1, 2):
-            heard.hear(b"kv_metrics", PACK({"dp_rank": rank}))
-        assert heard.topic.left_out == 1
-        assert await heard.settled() == [(7, {1: None, 2: None})]
-
-    asyncio.run(scene())
+    heard = Heard()
+    for rank in (0, 1, 1, 2):
+        heard.hear(b"kv_metrics", PACK({"dp_rank": rank}))
+    assert heard.topic.left_out == 1
+    assert await heard.settled() == [(7, {1: None, 2: None})]

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from select_service.edge.driver.driver import Driver
+from tests.coroutines import run_by
 from tests.live.server import Server
 from tests.select_service.edge.http.test_api import JSON, problem
 from tests.select_service.edge.serving import PROMPT, in_process, seat, worker
@@ -30,102 +31,99 @@ def loads(service: Driver) -> dict[int, tuple[int, int, int]]:
     }
 
 
-def test_the_life_of_a_pair() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service, 1, role="prefill")
-        seat(service, 2, role="decode")
-        answer = await client.post("/select_pair", json=PAIR | {"selection_id": "s"})
-        assert answer.status_code == 200, answer.text
-        body = answer.json()
-        assert list(body)[:6] == [
-            *("selection_id", "reservation_id", "model_name", "tenant_id", "block_size", "mode")
-        ]
-        assert (body["prefill"]["worker_id"], body["decode"]["worker_id"]) == (1, 2)
-        assert set(body["decode"]["overlap"]) == {"longest_matched", "gpu", "dp", "cpu", "disk"}
-        again = await client.post("/select_pair", json=PAIR | {"selection_id": "s"})
-        assert again.content == answer.content
-        taken = await client.post("/select_pair", json=PAIR)
-        problem(taken, 409, "reservation_conflict", "reservation_id")
-        assert loads(service) == {1: (32, 0, 1), 2: (0, 2, 1)}
-        block = await client.post("/reservations/p/output_block", content=b"{}", headers=JSON)
-        assert block.status_code == 200
-        operations = [{"op": "prefill_complete", "reservation_id": "p"}]
-        done = await client.post("/reservations/batch", json={"operations": operations})
-        assert done.json() == {"results": [{"status": 200}]}
-        assert loads(service) == {1: (0, 0, 0), 2: (0, 3, 1)}
-        assert (await client.delete("/reservations/p")).status_code == 200
-        assert (await client.delete("/reservations/p")).status_code == 200
-        assert loads(service) == {1: (0, 0, 0), 2: (0, 0, 0)}
-
-    in_process(use)
+@run_by(in_process)
+async def test_the_life_of_a_pair(client: httpx.AsyncClient, service: Driver) -> None:
+    seat(service, 1, role="prefill")
+    seat(service, 2, role="decode")
+    answer = await client.post("/select_pair", json=PAIR | {"selection_id": "s"})
+    assert answer.status_code == 200, answer.text
+    body = answer.json()
+    assert list(body)[:6] == [
+        *("selection_id", "reservation_id", "model_name", "tenant_id", "block_size", "mode")
+    ]
+    assert (body["prefill"]["worker_id"], body["decode"]["worker_id"]) == (1, 2)
+    assert set(body["decode"]["overlap"]) == {"longest_matched", "gpu", "dp", "cpu", "disk"}
+    again = await client.post("/select_pair", json=PAIR | {"selection_id": "s"})
+    assert again.content == answer.content
+    taken = await client.post("/select_pair", json=PAIR)
+    problem(taken, 409, "reservation_conflict", "reservation_id")
+    assert loads(service) == {1: (32, 0, 1), 2: (0, 2, 1)}
+    block = await client.post("/reservations/p/output_block", content=b"{}", headers=JSON)
+    assert block.status_code == 200
+    operations = [{"op": "prefill_complete", "reservation_id": "p"}]
+    done = await client.post("/reservations/batch", json={"operations": operations})
+    assert done.json() == {"results": [{"status": 200}]}
+    assert loads(service) == {1: (0, 0, 0), 2: (0, 3, 1)}
+    assert (await client.delete("/reservations/p")).status_code == 200
+    assert (await client.delete("/reservations/p")).status_code == 200
+    assert loads(service) == {1: (0, 0, 0), 2: (0, 0, 0)}
 
 
-def test_refusals_have_a_code_and_name_the_role() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service, 1, role="prefill")
-        answer = await client.post("/select_pair", json=PAIR)
-        assert (answer.status_code, answer.json()["code"]) == (503, "no_worker_for_role")
-        assert answer.json()["details"] == {"role": "decode"}
-        bad = await client.post("/workers", json=worker(3, role="encode"))
-        assert (bad.status_code, bad.json()["field"]) == (422, "role")
-        wrong = await client.post("/select_pair", json={"token_ids": []})
-        assert (wrong.status_code, wrong.json()["field"]) == (400, "isl_tokens")
-        metrics = (await client.get("/metrics")).text
-        assert 'select_service_selections_failed_total{code="no_worker_for_role"} 1.0' in metrics
-
-    in_process(use)
-
-
-def test_records_show_a_role_that_was_given_and_none_that_was_not() -> None:
-    async def use(client: httpx.AsyncClient, _: Driver) -> None:
-        assert "role" not in (await client.post("/workers", json=worker(1))).json()
-        assert "advice" not in (await client.post("/select", json=PROMPT)).json()
-        patched = await client.patch("/workers/1", json={"role": "aggregated"})
-        assert patched.json()["role"] == "aggregated"
-        advice = (await client.post("/select", json=PROMPT)).json()["advice"]
-        assert advice == {
-            "mode": "aggregated",
-            "reason": "no_prefill_worker",
-            "prefill": None,
-            "aggregated_cost": 4.0,
-            "disaggregated_cost": None,
-        }
-        metrics = (await client.get("/metrics")).text
-        assert (
-            'select_service_advised_total{mode="aggregated",reason="no_prefill_worker"} 1.0'
-            in metrics
-        )
-
-    in_process(use)
+@run_by(in_process)
+async def test_refusals_have_a_code_and_name_the_role(
+    client: httpx.AsyncClient, service: Driver
+) -> None:
+    seat(service, 1, role="prefill")
+    answer = await client.post("/select_pair", json=PAIR)
+    assert (answer.status_code, answer.json()["code"]) == (503, "no_worker_for_role")
+    assert answer.json()["details"] == {"role": "decode"}
+    bad = await client.post("/workers", json=worker(3, role="encode"))
+    assert (bad.status_code, bad.json()["field"]) == (422, "role")
+    wrong = await client.post("/select_pair", json={"token_ids": []})
+    assert (wrong.status_code, wrong.json()["field"]) == (400, "isl_tokens")
+    metrics = (await client.get("/metrics")).text
+    assert 'select_service_selections_failed_total{code="no_worker_for_role"} 1.0' in metrics
 
 
-def test_the_price_of_moving_blocks_is_a_flag() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service, 1, role="prefill")
-        seat(service, 2, role="decode")
-        body = (await client.post("/select_pair", json=PAIR)).json()
-        assert body["disaggregated_cost"] == 2 + 2 + 2 * 5
+@run_by(in_process)
+async def test_records_show_a_role_that_was_given_and_none_that_was_not(
+    client: httpx.AsyncClient,
+) -> None:
+    assert "role" not in (await client.post("/workers", json=worker(1))).json()
+    assert "advice" not in (await client.post("/select", json=PROMPT)).json()
+    patched = await client.patch("/workers/1", json={"role": "aggregated"})
+    assert patched.json()["role"] == "aggregated"
+    advice = (await client.post("/select", json=PROMPT)).json()["advice"]
+    assert advice == {
+        "mode": "aggregated",
+        "reason": "no_prefill_worker",
+        "prefill": None,
+        "aggregated_cost": 4.0,
+        "disaggregated_cost": None,
+    }
+    metrics = (await client.get("/metrics")).text
+    assert (
+        'select_service_advised_total{mode="aggregated",reason="no_prefill_worker"} 1.0' in metrics
+    )
 
-    in_process(use, kv_transfer_cost_per_block=5.0)
+
+@run_by(in_process, kv_transfer_cost_per_block=5.0)
+async def test_the_price_of_moving_blocks_is_a_flag(
+    client: httpx.AsyncClient, service: Driver
+) -> None:
+    seat(service, 1, role="prefill")
+    seat(service, 2, role="decode")
+    body = (await client.post("/select_pair", json=PAIR)).json()
+    assert body["disaggregated_cost"] == 2 + 2 + 2 * 5
 
 
-def test_a_waiting_pair_is_answered_when_a_prefill_ends() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service, 1, role="prefill", max_num_batched_tokens=1)
-        seat(service, 2, role="decode")
-        await client.post("/select_pair", json=PAIR)
-        waiting = asyncio.ensure_future(
-            client.post("/select_pair", json=PAIR | {"reservation_id": "q"})
-        )
-        await until(lambda: service.loads()[0].pending_count > 0)
-        await client.post("/reservations/p/prefill_complete")
-        answer = await waiting
-        assert answer.json()["prefill"]["reservation_id"] == "q:prefill"
-        await client.delete("/reservations/q")
-        await client.delete("/reservations/p")
-        assert loads(service) == {1: (0, 0, 0), 2: (0, 0, 0)}
-
-    in_process(use)
+@run_by(in_process)
+async def test_a_waiting_pair_is_answered_when_a_prefill_ends(
+    client: httpx.AsyncClient, service: Driver
+) -> None:
+    seat(service, 1, role="prefill", max_num_batched_tokens=1)
+    seat(service, 2, role="decode")
+    await client.post("/select_pair", json=PAIR)
+    waiting = asyncio.ensure_future(
+        client.post("/select_pair", json=PAIR | {"reservation_id": "q"})
+    )
+    await until(lambda: service.loads()[0].pending_count > 0)
+    await client.post("/reservations/p/prefill_complete")
+    answer = await waiting
+    assert answer.json()["prefill"]["reservation_id"] == "q:prefill"
+    await client.delete("/reservations/q")
+    await client.delete("/reservations/p")
+    assert loads(service) == {1: (0, 0, 0), 2: (0, 0, 0)}
 
 
 def ask(server: Server, method: str, path: str, body: object = None) -> Any:

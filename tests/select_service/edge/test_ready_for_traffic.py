@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from select_service.edge.driver.driver import Driver
+from tests.coroutines import run_by
 from tests.live.ports import HOST, free_port
 from tests.live.server import Server
 from tests.select_service.edge.security.credentials_made import TokenFile
@@ -20,45 +21,43 @@ ASKED = "/ready?for=traffic"
 READY = {"ready": True, "waiting_for": []}
 
 
-def test_a_fleet_at_zero_may_be_asked() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        assert (await client.get("/ready")).status_code == 503
-        answer = await client.get(ASKED)
-        assert (answer.status_code, answer.json()) == (200, READY)
-        seat(service)
-        assert (await client.get(ASKED)).json() == READY, "no records: it is asked every second"
-        assert (await client.get("/ready")).json()["schedulable_workers"] == 1
-
-    in_process(use)
+@run_by(in_process)
+async def test_a_fleet_at_zero_may_be_asked(client: httpx.AsyncClient, service: Driver) -> None:
+    assert (await client.get("/ready")).status_code == 503
+    answer = await client.get(ASKED)
+    assert (answer.status_code, answer.json()) == (200, READY)
+    seat(service)
+    assert (await client.get(ASKED)).json() == READY, "no records: it is asked every second"
+    assert (await client.get("/ready")).json()["schedulable_workers"] == 1
 
 
-def test_it_waits_for_recoveries_and_for_nothing_once_it_leaves() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service)
-        is_there = False
-        service.readiness.wait_for("index_recovery", lambda: is_there)
-        answer = await client.get(ASKED)
-        assert answer.status_code == 503
-        assert answer.json() == {"ready": False, "waiting_for": ["index_recovery"]}
-        assert int(answer.headers["retry-after"]) >= 1
-        is_there = True
-        assert (await client.get(ASKED)).json() == READY
-        service.announce_leaving()
-        answer = await client.get(ASKED)
-        assert answer.status_code == 503
-        assert answer.json() == {"ready": False, "waiting_for": ["leaving"]}
-
-    in_process(use)
+@run_by(in_process)
+async def test_it_waits_for_recoveries_and_for_nothing_once_it_leaves(
+    client: httpx.AsyncClient, service: Driver
+) -> None:
+    seat(service)
+    is_there = False
+    service.readiness.wait_for("index_recovery", lambda: is_there)
+    answer = await client.get(ASKED)
+    assert answer.status_code == 503
+    assert answer.json() == {"ready": False, "waiting_for": ["index_recovery"]}
+    assert int(answer.headers["retry-after"]) >= 1
+    is_there = True
+    assert (await client.get(ASKED)).json() == READY
+    service.announce_leaving()
+    answer = await client.get(ASKED)
+    assert answer.status_code == 503
+    assert answer.json() == {"ready": False, "waiting_for": ["leaving"]}
 
 
 @pytest.mark.parametrize("query", ["for=selection", "for=", "for=traffic&verbose=true"])
-def test_what_it_does_not_know_is_refused_by_name(query: str) -> None:
-    async def use(client: httpx.AsyncClient, _: Driver) -> None:
-        refused = await client.get(f"/ready?{query}")
-        assert refused.status_code == 400
-        assert refused.json()["field"] == ("verbose" if "verbose" in query else "for")
-
-    in_process(use)
+@run_by(in_process)
+async def test_what_it_does_not_know_is_refused_by_name(
+    client: httpx.AsyncClient, *, query: str
+) -> None:
+    refused = await client.get(f"/ready?{query}")
+    assert refused.status_code == 400
+    assert refused.json()["field"] == ("verbose" if "verbose" in query else "for")
 
 
 def test_it_asks_for_no_token_and_tells_those_without_little(tmp_path: Path) -> None:

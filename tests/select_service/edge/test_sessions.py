@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tests.coroutines import run_by
 from tests.select_service.edge.serving import PROMPT, in_process, seat
 
 if TYPE_CHECKING:
@@ -12,21 +13,21 @@ if TYPE_CHECKING:
     from select_service.edge.driver.driver import Driver
 
 
-def test_a_session_follows_its_last_request() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        for worker_id in range(1, 9):
-            seat(service, worker_id)
-        chosen = set()
-        for _ in range(12):
-            answer = await client.post("/select", json=PROMPT | {"session_id": "s"})
-            assert answer.status_code == 200
-            assert "warning" not in answer.headers
-            chosen.add(answer.json()["worker_id"])
-        assert len(chosen) == 1
-        refused = await client.post("/select", json=PROMPT | {"session_id": "x" * 257})
-        assert (refused.status_code, refused.json()["field"]) == (422, "session_id")
-        told = (await client.get("/metrics")).text
-        assert 'session_requests_total{outcome="kept"} 11.0' in told
-        assert "sessions 1.0" in told
-
-    in_process(use, session_ttl_s=60.0)
+@run_by(in_process, session_ttl_s=60.0)
+async def test_a_session_follows_its_last_request(
+    client: httpx.AsyncClient, service: Driver
+) -> None:
+    for worker_id in range(1, 9):
+        seat(service, worker_id)
+    chosen = set()
+    for _ in range(12):
+        answer = await client.post("/select", json=PROMPT | {"session_id": "s"})
+        assert answer.status_code == 200
+        assert "warning" not in answer.headers
+        chosen.add(answer.json()["worker_id"])
+    assert len(chosen) == 1
+    refused = await client.post("/select", json=PROMPT | {"session_id": "x" * 257})
+    assert (refused.status_code, refused.json()["field"]) == (422, "session_id")
+    told = (await client.get("/metrics")).text
+    assert 'session_requests_total{outcome="kept"} 11.0' in told
+    assert "sessions 1.0" in told

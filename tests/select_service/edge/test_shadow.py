@@ -11,6 +11,7 @@ import httpx
 from indexer.core.hashing import pack_u64
 from indexer.types import Scope, Tier, WorkerRank
 from select_service.edge.driver.driver import Driver
+from tests.coroutines import run_by
 from tests.select_service.edge.http.test_api import problem
 from tests.select_service.edge.metrics.test_exposition import SCOPE, scrape, value
 from tests.select_service.edge.security.credentials_made import TokenFile
@@ -36,58 +37,54 @@ async def prepare(client: httpx.AsyncClient, service: Driver) -> None:
     assert (await client.post("/reservations", json=LOAD)).status_code == 201
 
 
-def test_what_is_told_of_it() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        await prepare(client, service)
-        answer = await client.post("/select", json=BODY | {"explain": True, "selection_id": "s"})
-        assert answer.json()["worker_id"] == 1
-        choice = {"dp_rank": 0, "queued_prefill_tokens": 0, "cached_tokens": 0}
-        expected = {
-            "weights": {
-                "overlap_score_credit": 0.0,
-                "overlap_score_credit_decay": 0.0,
-                "prefill_load_scale": 1.0,
-                "host_cache_hit_weight": 0.75,
-                "disk_cache_hit_weight": 0.25,
-                "temperature": 0.0,
-                "track_prefill_tokens": True,
-                "decode_load_scale": 1.0,
-                "delay_weight": 0.0,
-                "eviction_weight": 0.0,
-                "expects_booked": False,
-                "context_load_scale": 0.0,
-                "pace": 0.0,
-            },
-            "agrees": False,
-            "regret_by_live_weights": 1.0,
-            "regret_by_shadow_weights": 3.0,
-            "live": choice
-            | {"worker_id": 1, "cost_by_live_weights": 7.0, "cost_by_shadow_weights": 11.0}
-            | {"prefill_tokens": 0, "cached_tokens": 64}
-            | {"queued_prefill_tokens": 16, "decode_blocks": 6},
-            "shadow": choice
-            | {"worker_id": 2, "cost_by_live_weights": 8.0, "cost_by_shadow_weights": 8.0}
-            | {"prefill_tokens": 64, "decode_blocks": 4},
-        }
-        assert answer.json()["decision"]["shadow"] == expected
-        assert (await client.get("/decisions/s")).json()["shadow"] == expected
-        told = (await client.get("/shadow")).json()
-        assert told["enabled"]
-        assert (told["sample"], told["cost_max"]) == (1.0, 1.0)
-        assert told["cost_s"] > 0.0
-        assert told["shadow_weights"] == expected["weights"]
-        assert told["live_weights"]["overlap_score_credit"] == 1.0
-        assert told["total"] == told["scopes"][0]["numbers"]
-        assert told["total"]["agreement"] == 0.0
-        assert told["total"]["choices"]["gain"]["prefill_tokens"] == -64.0
-        assert len(told["regret_bounds"]) + 1 == len(
-            told["total"]["regret_by_live_weights"]["counts"]
-        )
-        other = (await client.get("/shadow?tenant_id=other")).json()
-        assert (other["scopes_total"], other["total"]["scored"]) == (0, 0)
-        problem(await client.get("/shadow?limit=201"), 400, "invalid_query", "limit")
-
-    in_process(use, **ON)
+@run_by(in_process, **ON)
+async def test_what_is_told_of_it(client: httpx.AsyncClient, service: Driver) -> None:
+    await prepare(client, service)
+    answer = await client.post("/select", json=BODY | {"explain": True, "selection_id": "s"})
+    assert answer.json()["worker_id"] == 1
+    choice = {"dp_rank": 0, "queued_prefill_tokens": 0, "cached_tokens": 0}
+    expected = {
+        "weights": {
+            "overlap_score_credit": 0.0,
+            "overlap_score_credit_decay": 0.0,
+            "prefill_load_scale": 1.0,
+            "host_cache_hit_weight": 0.75,
+            "disk_cache_hit_weight": 0.25,
+            "temperature": 0.0,
+            "track_prefill_tokens": True,
+            "decode_load_scale": 1.0,
+            "delay_weight": 0.0,
+            "eviction_weight": 0.0,
+            "expects_booked": False,
+            "context_load_scale": 0.0,
+            "pace": 0.0,
+        },
+        "agrees": False,
+        "regret_by_live_weights": 1.0,
+        "regret_by_shadow_weights": 3.0,
+        "live": choice
+        | {"worker_id": 1, "cost_by_live_weights": 7.0, "cost_by_shadow_weights": 11.0}
+        | {"prefill_tokens": 0, "cached_tokens": 64}
+        | {"queued_prefill_tokens": 16, "decode_blocks": 6},
+        "shadow": choice
+        | {"worker_id": 2, "cost_by_live_weights": 8.0, "cost_by_shadow_weights": 8.0}
+        | {"prefill_tokens": 64, "decode_blocks": 4},
+    }
+    assert answer.json()["decision"]["shadow"] == expected
+    assert (await client.get("/decisions/s")).json()["shadow"] == expected
+    told = (await client.get("/shadow")).json()
+    assert told["enabled"]
+    assert (told["sample"], told["cost_max"]) == (1.0, 1.0)
+    assert told["cost_s"] > 0.0
+    assert told["shadow_weights"] == expected["weights"]
+    assert told["live_weights"]["overlap_score_credit"] == 1.0
+    assert told["total"] == told["scopes"][0]["numbers"]
+    assert told["total"]["agreement"] == 0.0
+    assert told["total"]["choices"]["gain"]["prefill_tokens"] == -64.0
+    assert len(told["regret_bounds"]) + 1 == len(told["total"]["regret_by_live_weights"]["counts"])
+    other = (await client.get("/shadow?tenant_id=other")).json()
+    assert (other["scopes_total"], other["total"]["scored"]) == (0, 0)
+    problem(await client.get("/shadow?limit=201"), 400, "invalid_query", "limit")
 
 
 def test_the_other_policy_looks_on() -> None:
@@ -124,88 +121,84 @@ def test_the_other_policy_looks_on() -> None:
     in_process(use, shadow_weights=other, shadow_sample=1.0)
 
 
-def test_a_decision_that_was_not_scored_says_nothing_of_it() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        await prepare(client, service)
-        only = BODY | {"explain": True, "allowed_worker_ids": [1]}
-        assert "shadow" not in (await client.post("/select", json=only)).json()["decision"]
-
-    in_process(use, **ON)
-
-
-def test_it_is_told_also_where_no_records_are_kept() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        await prepare(client, service)
-        await client.post("/select", json=BODY)
-        assert (await client.get("/shadow")).json()["total"]["scored"] == 1
-        answer = await client.post("/select", json=BODY | {"explain": True})
-        assert not answer.json()["decision"]["shadow"]["agrees"]
-
-    in_process(use, decision_ring=0, **ON)
+@run_by(in_process, **ON)
+async def test_a_decision_that_was_not_scored_says_nothing_of_it(
+    client: httpx.AsyncClient, service: Driver
+) -> None:
+    await prepare(client, service)
+    only = BODY | {"explain": True, "allowed_worker_ids": [1]}
+    assert "shadow" not in (await client.post("/select", json=only)).json()["decision"]
 
 
-def test_prometheus_is_told() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        await prepare(client, service)
-        for body in (BODY, BODY, BODY | {"allowed_worker_ids": [2]}):
-            await client.post("/select", json=body)
-        await client.post(
-            "/select", json={"isl_tokens": 16, "block_hashes": [], "sequence_hashes": []}
-        )
-        samples = await scrape(client)
-        assert value(samples, "shadow_decisions_total", outcome="agreed", **SCOPE) == 1
-        assert value(samples, "shadow_decisions_total", outcome="differed", **SCOPE) == 2
-        assert value(samples, "shadow_skipped_total", reason="only", **SCOPE) == 1
-        for side, regret, tokens, cached in (("live", 2.0, 16, 128), ("shadow", 6.0, 144, 0)):
-            name = {"weights": side, **SCOPE}
-            assert value(samples, "shadow_regret_blocks_sum", **name) == regret
-            assert value(samples, "shadow_regret_blocks_count", **name) == 3
-            assert value(samples, "shadow_regret_blocks_bucket", le="0.0", **name) == 1
-            assert value(samples, "shadow_regret_blocks_bucket", le="+Inf", **name) == 3
-            name = {"choice": side, **SCOPE}
-            assert value(samples, "shadow_chosen_prefill_tokens_total", **name) == tokens
-            assert value(samples, "shadow_chosen_cached_tokens_total", **name) == cached
-        live = {"choice": "live", **SCOPE}
-        assert value(samples, "shadow_chosen_queued_prefill_tokens_total", **live) == 32
-        assert value(samples, "shadow_chosen_decode_blocks_total", **live) == 12
-        text = (await client.get("/metrics")).text
-        assert 'select_service_shadow_weight{name="overlap_score_credit"} 0.0\n' in text
-        assert 'select_service_limit{name="shadow_cost_max"} 1.0\n' in text
-        assert value(samples, "shadow_cost_seconds_total") > 0.0
-
-    in_process(use, **ON)
+@run_by(in_process, decision_ring=0, **ON)
+async def test_it_is_told_also_where_no_records_are_kept(
+    client: httpx.AsyncClient, service: Driver
+) -> None:
+    await prepare(client, service)
+    await client.post("/select", json=BODY)
+    assert (await client.get("/shadow")).json()["total"]["scored"] == 1
+    answer = await client.post("/select", json=BODY | {"explain": True})
+    assert not answer.json()["decision"]["shadow"]["agrees"]
 
 
-def test_it_comes_and_goes_while_the_service_runs() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        await prepare(client, service)
+@run_by(in_process, **ON)
+async def test_prometheus_is_told(client: httpx.AsyncClient, service: Driver) -> None:
+    await prepare(client, service)
+    for body in (BODY, BODY, BODY | {"allowed_worker_ids": [2]}):
+        await client.post("/select", json=body)
+    await client.post("/select", json={"isl_tokens": 16, "block_hashes": [], "sequence_hashes": []})
+    samples = await scrape(client)
+    assert value(samples, "shadow_decisions_total", outcome="agreed", **SCOPE) == 1
+    assert value(samples, "shadow_decisions_total", outcome="differed", **SCOPE) == 2
+    assert value(samples, "shadow_skipped_total", reason="only", **SCOPE) == 1
+    for side, regret, tokens, cached in (("live", 2.0, 16, 128), ("shadow", 6.0, 144, 0)):
+        name = {"weights": side, **SCOPE}
+        assert value(samples, "shadow_regret_blocks_sum", **name) == regret
+        assert value(samples, "shadow_regret_blocks_count", **name) == 3
+        assert value(samples, "shadow_regret_blocks_bucket", le="0.0", **name) == 1
+        assert value(samples, "shadow_regret_blocks_bucket", le="+Inf", **name) == 3
+        name = {"choice": side, **SCOPE}
+        assert value(samples, "shadow_chosen_prefill_tokens_total", **name) == tokens
+        assert value(samples, "shadow_chosen_cached_tokens_total", **name) == cached
+    live = {"choice": "live", **SCOPE}
+    assert value(samples, "shadow_chosen_queued_prefill_tokens_total", **live) == 32
+    assert value(samples, "shadow_chosen_decode_blocks_total", **live) == 12
+    text = (await client.get("/metrics")).text
+    assert 'select_service_shadow_weight{name="overlap_score_credit"} 0.0\n' in text
+    assert 'select_service_limit{name="shadow_cost_max"} 1.0\n' in text
+    assert value(samples, "shadow_cost_seconds_total") > 0.0
 
-        async def put(**settings: Any) -> httpx.Response:
-            return await client.put("/config", json={"settings": settings})
 
-        off = (await client.get("/shadow")).json()
-        assert (off["enabled"], off["shadow_weights"], off["total"]) == (False, None, None)
-        assert "shadow_decisions_total{" not in (await client.get("/metrics")).text
-        weights = {"overlap_score_credit": 0, "track_prefill_tokens": True}
-        assert (await put(shadow_weights=weights, shadow_sample=1)).status_code == 200
-        await client.post("/select", json=BODY)
-        assert (await client.get("/shadow")).json()["total"]["scored"] == 1
-        wrong = await put(shadow_weights={"overlap_score_credit": -1}, shadow_sample=0.5)
-        problem(wrong, 422, "invalid_field", "settings.shadow_weights")
-        assert "overlap_score_credit must be a number" in wrong.json()["error"]
-        told = (await client.get("/shadow")).json()
-        assert (told["sample"], told["total"]["scored"]) == (1.0, 1)
-        assert (await put(shadow_cost_max=0.5)).status_code == 200
-        told = (await client.get("/shadow")).json()
-        assert (told["cost_max"], told["total"]["scored"]) == (0.5, 1), "the same go on"
-        shown = (await client.get("/config")).json()["settings"]["shadow_weights"]
-        assert (shown["value"], shown["source"]) == (weights, "put")
-        assert (await put(shadow_weights={"temperature": 1})).status_code == 200
-        assert (await client.get("/shadow")).json()["total"]["scored"] == 0, "others begin anew"
-        assert (await put(shadow_weights=None)).status_code == 200
-        assert not (await client.get("/shadow")).json()["enabled"]
+@run_by(in_process)
+async def test_it_comes_and_goes_while_the_service_runs(
+    client: httpx.AsyncClient, service: Driver
+) -> None:
+    await prepare(client, service)
 
-    in_process(use)
+    async def put(**settings: Any) -> httpx.Response:
+        return await client.put("/config", json={"settings": settings})
+
+    off = (await client.get("/shadow")).json()
+    assert (off["enabled"], off["shadow_weights"], off["total"]) == (False, None, None)
+    assert "shadow_decisions_total{" not in (await client.get("/metrics")).text
+    weights = {"overlap_score_credit": 0, "track_prefill_tokens": True}
+    assert (await put(shadow_weights=weights, shadow_sample=1)).status_code == 200
+    await client.post("/select", json=BODY)
+    assert (await client.get("/shadow")).json()["total"]["scored"] == 1
+    wrong = await put(shadow_weights={"overlap_score_credit": -1}, shadow_sample=0.5)
+    problem(wrong, 422, "invalid_field", "settings.shadow_weights")
+    assert "overlap_score_credit must be a number" in wrong.json()["error"]
+    told = (await client.get("/shadow")).json()
+    assert (told["sample"], told["total"]["scored"]) == (1.0, 1)
+    assert (await put(shadow_cost_max=0.5)).status_code == 200
+    told = (await client.get("/shadow")).json()
+    assert (told["cost_max"], told["total"]["scored"]) == (0.5, 1), "the same go on"
+    shown = (await client.get("/config")).json()["settings"]["shadow_weights"]
+    assert (shown["value"], shown["source"]) == (weights, "put")
+    assert (await put(shadow_weights={"temperature": 1})).status_code == 200
+    assert (await client.get("/shadow")).json()["total"]["scored"] == 0, "others begin anew"
+    assert (await put(shadow_weights=None)).status_code == 200
+    assert not (await client.get("/shadow")).json()["enabled"]
 
 
 def test_a_tenant_is_told_of_its_own(tmp_path: Path) -> None:

@@ -52,19 +52,16 @@ def test_recovery_beside_requests() -> None:
     in_process(use, indexer_peers=("http://127.0.0.1:1",), recovery_backoff_s=0.3)
 
 
-def test_ready_waits_no_longer_than_it_is_told() -> None:
-    async def run() -> None:
-        async with peer(hangs_after(b"{")) as url:
+async def test_ready_waits_no_longer_than_it_is_told() -> None:
+    async with peer(hangs_after(b"{")) as url:
 
-            async def use(client: httpx.AsyncClient, service: Driver) -> None:
-                await client.post("/workers", json=worker(1))
-                await until(lambda: service.ready().ready)
-                assert service.readiness.given_up == ["index_recovery"]
-                assert service.recovery is not None
-                assert service.recovery.outcome == "running"
+        async def use(client: httpx.AsyncClient, service: Driver) -> None:
+            await client.post("/workers", json=worker(1))
+            await until(lambda: service.ready().ready)
+            assert service.readiness.given_up == ["index_recovery"]
+            assert service.recovery is not None
+            assert service.recovery.outcome == "running"
 
-            await asyncio.to_thread(
-                in_process, use, indexer_peers=(url,), ready_timeout_s=0.2, recovery_silence_s=60.0
-            )
-
-    asyncio.run(run())
+        await asyncio.to_thread(
+            in_process, use, indexer_peers=(url,), ready_timeout_s=0.2, recovery_silence_s=60.0
+        )

@@ -51,26 +51,23 @@ def company_at(place: Place, answer: Any = None) -> RayDiscovery:
     return company
 
 
-def test_others_are_followed_and_oneself_is_not() -> None:
-    async def run() -> None:
-        place = Place()
-        place.workers = {2**63: WORKER, 7: {"worker_id": 7, "block_size": "many"}}
-        company = company_at(place)
+async def test_others_are_followed_and_oneself_is_not() -> None:
+    place = Place()
+    place.workers = {2**63: WORKER, 7: {"worker_id": 7, "block_size": "many"}}
+    company = company_at(place)
+    await company.look()
+    assert company._peers.latest == {OTHER[1]}
+    assert company._workers.latest == {2**63: msgspec.convert(WORKER, WorkerSpec)}
+    assert company._workers.rejected.keys() == {"7"}
+    updates = company._workers.updates
+    await company.look()
+    assert company._workers.updates == updates, "nothing is new"
+    place.is_down = True
+    with pytest.raises(SourceFailed):
         await company.look()
-        assert company._peers.latest == {OTHER[1]}
-        assert company._workers.latest == {2**63: msgspec.convert(WORKER, WorkerSpec)}
-        assert company._workers.rejected.keys() == {"7"}
-        updates = company._workers.updates
-        await company.look()
-        assert company._workers.updates == updates, "nothing is new"
-        place.is_down = True
-        with pytest.raises(SourceFailed):
-            await company.look()
-        assert company._peers.latest == {OTHER[1]}, "the last good state stays"
-        await company.leave()
-        assert len(place.left) == 1
-
-    asyncio.run(run())
+    assert company._peers.latest == {OTHER[1]}, "the last good state stays"
+    await company.leave()
+    assert len(place.left) == 1
 
 
 def test_changes_of_the_catalog_are_passed_on() -> None:
@@ -102,31 +99,28 @@ def test_changes_of_the_catalog_are_passed_on() -> None:
     asyncio.run(run())
 
 
-def test_a_new_one_begins_with_the_catalog_of_another() -> None:
-    async def run() -> None:
-        service, source = Driver(), Driver()
-        source.upsert_worker(msgspec.convert(WORKER, WorkerSpec))
-        records = msgspec.to_builtins(source.workers(None, None))
-        records.append({**records[0], "worker_id": 5, "source": "ray"})
+async def test_a_new_one_begins_with_the_catalog_of_another() -> None:
+    service, source = Driver(), Driver()
+    source.upsert_worker(msgspec.convert(WORKER, WorkerSpec))
+    records = msgspec.to_builtins(source.workers(None, None))
+    records.append({**records[0], "worker_id": 5, "source": "ray"})
 
-        def answer(request: httpx.Request) -> httpx.Response:
-            if request.url.host == "old":
-                return httpx.Response(401, json={})
-            if request.url.host == "garbled":
-                return httpx.Response(200, content=b'[{"\xff":1}]')
-            return httpx.Response(200, content=msgspec.json.encode(records))
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.host == "old":
+            return httpx.Response(401, json={})
+        if request.url.host == "garbled":
+            return httpx.Response(200, content=b'[{"\xff":1}]')
+        return httpx.Response(200, content=msgspec.json.encode(records))
 
-        place = Place()
-        place.others = {
-            "garbled": ("http://garbled", "tcp://garbled:1"),
-            "old": ("http://old", "tcp://old:1"),
-            "other": OTHER,
-        }
-        await company_at(place, answer).copy_catalog(service)
-        (record,) = service.workers(None, None)
-        assert record.worker_id == 2**63, "what is followed comes by itself"
-        assert record.source == "api"
-        await service.close()
-        await source.close()
-
-    asyncio.run(run())
+    place = Place()
+    place.others = {
+        "garbled": ("http://garbled", "tcp://garbled:1"),
+        "old": ("http://old", "tcp://old:1"),
+        "other": OTHER,
+    }
+    await company_at(place, answer).copy_catalog(service)
+    (record,) = service.workers(None, None)
+    assert record.worker_id == 2**63, "what is followed comes by itself"
+    assert record.source == "api"
+    await service.close()
+    await source.close()

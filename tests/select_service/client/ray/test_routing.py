@@ -16,6 +16,7 @@ from select_service.client.ray.client_pool import ClientPool
 from select_service.client.ray.routing import RoutedRequest, Routing, RoutingOptions
 from select_service.errors import NoSchedulableWorker, ReservationConflict
 from select_service.types import Overlap, Selection
+from tests.coroutines import run_by
 
 TOKENS = [1, 2, 3]
 
@@ -112,59 +113,55 @@ async def ranked(
     return found
 
 
-def test_what_is_asked() -> None:
-    async def act(routing: Routing, client: Pretender) -> None:
-        ticket, groups = await ranked(routing, token_ids=TOKENS, cache_salt="s")
-        assert groups == [[5], [6, 7]], "whose cost is not known stands behind"
-        (asked,) = client.asked
-        assert asked == {
-            "model_name": "m",
-            "tenant_id": "t",
-            "token_ids": TOKENS,
-            "cache_salt": "s",
-            "allowed_worker_ids": [5, 6, 7],
-            "timeout_ms": 50.0,
-            "explain": True,
-            "reservation_id": "n",
-        }
-        routing.routed(ticket, "r", 5)
-        assert client.live == [("n", 5)]
-        routing.completed("r", 6)
-        routing.completed("q", 5)
-        assert client.live
-        routing.completed("r", 5)
-        routing.completed("r", 5)
-
-    play(act, model_name="m", tenant_id="t", timeout_ms=50.0)
+@run_by(play, model_name="m", tenant_id="t", timeout_ms=50.0)
+async def test_what_is_asked(routing: Routing, client: Pretender) -> None:
+    ticket, groups = await ranked(routing, token_ids=TOKENS, cache_salt="s")
+    assert groups == [[5], [6, 7]], "whose cost is not known stands behind"
+    (asked,) = client.asked
+    assert asked == {
+        "model_name": "m",
+        "tenant_id": "t",
+        "token_ids": TOKENS,
+        "cache_salt": "s",
+        "allowed_worker_ids": [5, 6, 7],
+        "timeout_ms": 50.0,
+        "explain": True,
+        "reservation_id": "n",
+    }
+    routing.routed(ticket, "r", 5)
+    assert client.live == [("n", 5)]
+    routing.completed("r", 6)
+    routing.completed("q", 5)
+    assert client.live
+    routing.completed("r", 5)
+    routing.completed("r", 5)
 
 
-def test_many_replicas_are_not_ranked_one_by_one() -> None:
-    async def act(routing: Routing, client: Pretender) -> None:
-        ticket, groups = await ranked(routing)
-        assert groups == [[5], [6, 7]]
-        assert "explain" not in client.asked[0]
-        routing.drop(ticket)
-        routing.drop(ticket)
-
-    play(act, ranked_max=2)
+@run_by(play, ranked_max=2)
+async def test_many_replicas_are_not_ranked_one_by_one(routing: Routing, client: Pretender) -> None:
+    ticket, groups = await ranked(routing)
+    assert groups == [[5], [6, 7]]
+    assert "explain" not in client.asked[0]
+    routing.drop(ticket)
+    routing.drop(ticket)
 
 
-def test_the_keyword_is_filled_where_there_is_room() -> None:
-    async def act(routing: Routing, client: Pretender) -> None:
-        call = Call(token_ids=TOKENS, selection=None)
-        found = await routing.rank(call, "n", [5])
-        assert found is not None
-        told = {"reservation_id": "n", "worker_id": 5, "dp_rank": 0, "cached_tokens": 0}
-        assert call.kwargs["selection"] == told
-        routing.drop(found[0])
-        client.failures.append(Unreachable())
-        assert await routing.rank(call, "n", [5]) is None
-        assert call.kwargs["selection"] is None, "nothing is left of the last time"
-        other = Call(token_ids=TOKENS)
-        assert await routing.rank(other, "n", [5]) is None
-        assert "selection" not in other.kwargs
-
-    play(act, selection_keyword="selection")
+@run_by(play, selection_keyword="selection")
+async def test_the_keyword_is_filled_where_there_is_room(
+    routing: Routing, client: Pretender
+) -> None:
+    call = Call(token_ids=TOKENS, selection=None)
+    found = await routing.rank(call, "n", [5])
+    assert found is not None
+    told = {"reservation_id": "n", "worker_id": 5, "dp_rank": 0, "cached_tokens": 0}
+    assert call.kwargs["selection"] == told
+    routing.drop(found[0])
+    client.failures.append(Unreachable())
+    assert await routing.rank(call, "n", [5]) is None
+    assert call.kwargs["selection"] is None, "nothing is left of the last time"
+    other = Call(token_ids=TOKENS)
+    assert await routing.rank(other, "n", [5]) is None
+    assert "selection" not in other.kwargs
 
 
 def test_a_move_that_is_overtaken_by_the_end() -> None:
@@ -192,29 +189,25 @@ def test_a_move_nobody_takes_down() -> None:
     assert play(act).counts["not_moved"] == 1
 
 
-def test_after_a_move_it_has_its_name() -> None:
-    async def act(routing: Routing, client: Pretender) -> None:
-        ticket, _ = await ranked(routing)
-        routing.routed(ticket, "r", 6)
-        await asyncio.gather(*routing._moves)
-        assert client.live == [("n", 6)]
-        routing.completed("r", 6)
-
-    play(act)
+@run_by(play)
+async def test_after_a_move_it_has_its_name(routing: Routing, client: Pretender) -> None:
+    ticket, _ = await ranked(routing)
+    routing.routed(ticket, "r", 6)
+    await asyncio.gather(*routing._moves)
+    assert client.live == [("n", 6)]
+    routing.completed("r", 6)
 
 
-def test_calls_that_share_a_name() -> None:
-    async def act(routing: Routing, client: Pretender) -> None:
-        tickets = [(await ranked(routing))[0] for _ in range(3)]
-        assert [name for name, _ in client.live] == ["n", "minted-2", "minted-3"]
-        client.failures.append(ReservationConflict("another process has it"))
-        other, _ = await ranked(routing, "m")
-        assert client.live[-1][0] == "minted-5"
-        for ticket in (*tickets, other):
-            routing.routed(ticket, "r", 5)
-            routing.completed("r", 5)
-
-    play(act)
+@run_by(play)
+async def test_calls_that_share_a_name(routing: Routing, client: Pretender) -> None:
+    tickets = [(await ranked(routing))[0] for _ in range(3)]
+    assert [name for name, _ in client.live] == ["n", "minted-2", "minted-3"]
+    client.failures.append(ReservationConflict("another process has it"))
+    other, _ = await ranked(routing, "m")
+    assert client.live[-1][0] == "minted-5"
+    for ticket in (*tickets, other):
+        routing.routed(ticket, "r", 5)
+        routing.completed("r", 5)
 
 
 @pytest.mark.parametrize(
@@ -227,19 +220,17 @@ def test_calls_that_share_a_name() -> None:
         (RuntimeError("a bug"), "error", False),
     ],
 )
-def test_whatever_fails_leaves_it_to_serve(
-    failure: BaseException, count: str, *, pauses: bool
+@run_by(play, pause_s=60.0)
+async def test_whatever_fails_leaves_it_to_serve(
+    routing: Routing, client: Pretender, *, failure: BaseException, count: str, pauses: bool
 ) -> None:
-    async def act(routing: Routing, client: Pretender) -> None:
-        client.failures.append(failure)
-        assert await routing.rank(Call(), "n", [5]) is None
-        assert routing.counts[count] == 1
-        again = await routing.rank(Call(), "n", [5])
-        assert (again is None) == pauses, "who did not answer is left alone for a moment"
-        if again is not None:
-            routing.drop(again[0])
-
-    play(act, pause_s=60.0)
+    client.failures.append(failure)
+    assert await routing.rank(Call(), "n", [5]) is None
+    assert routing.counts[count] == 1
+    again = await routing.rank(Call(), "n", [5])
+    assert (again is None) == pauses, "who did not answer is left alone for a moment"
+    if again is not None:
+        routing.drop(again[0])
 
 
 def test_a_degraded_choice_is_none() -> None:
@@ -258,16 +249,14 @@ def test_a_degraded_choice_is_none() -> None:
     assert play(act).counts == {"unreachable": 2}
 
 
-def test_a_cancelled_question_leaves_nothing() -> None:
-    async def act(routing: Routing, client: Pretender) -> None:
-        client.gate.clear()
-        asking = asyncio.ensure_future(routing.rank(Call(), "n", [5]))
-        await asyncio.sleep(0)
-        asking.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asking
-
-    play(act)
+@run_by(play)
+async def test_a_cancelled_question_leaves_nothing(routing: Routing, client: Pretender) -> None:
+    client.gate.clear()
+    asking = asyncio.ensure_future(routing.rank(Call(), "n", [5]))
+    await asyncio.sleep(0)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
 
 
 def test_text_is_tokenized() -> None:

@@ -14,7 +14,6 @@ import pytest
 from select_service.client import AsyncClient, Options
 from select_service.client.ray.serve_worker import Replica, ServeWorker
 from select_service.client.ray.worker_ids import reservation_id_of, worker_id_of
-from tests import wait
 from tests.live.ports import free_port
 from tests.live.server import OURS_EXTRA, Server
 from tests.wait import POLL_S, until
@@ -30,28 +29,23 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.mark.e2e
-def test_a_life(url: str) -> None:
-    async def run() -> None:
-        worker = ServeWorker(
-            selectors=[url], replica=REPLICA, request_id=lambda: "request", **FIELDS
-        )
-        async with worker, AsyncClient(url) as client:
-            (record,) = await client.workers()
-            assert record.worker_id == worker.worker_id == worker_id_of("x7f3")
-            assert record.endpoint == "ray://x7f3"
-            assert record.lifecycle == "schedulable"
-            name = reservation_id_of("app", "engine", "request")
-            await client.reserve(token_ids=range(64), reservation_id=name)
-            other = await client.reserve(token_ids=range(64))
-            worker.prefill_complete(cached_tokens=16)
-            worker.prefill_complete(reservation_id=other.reservation_id)
-            await _until_computed(client)
-            worker.prefill_complete(reservation_id="nobody's")
-        async with AsyncClient(url) as client:
-            assert await client.workers() == []
-        await worker.aclose()
-
-    wait.run(run())
+async def test_a_life(url: str) -> None:
+    worker = ServeWorker(selectors=[url], replica=REPLICA, request_id=lambda: "request", **FIELDS)
+    async with worker, AsyncClient(url) as client:
+        (record,) = await client.workers()
+        assert record.worker_id == worker.worker_id == worker_id_of("x7f3")
+        assert record.endpoint == "ray://x7f3"
+        assert record.lifecycle == "schedulable"
+        name = reservation_id_of("app", "engine", "request")
+        await client.reserve(token_ids=range(64), reservation_id=name)
+        other = await client.reserve(token_ids=range(64))
+        worker.prefill_complete(cached_tokens=16)
+        worker.prefill_complete(reservation_id=other.reservation_id)
+        await _until_computed(client)
+        worker.prefill_complete(reservation_id="nobody's")
+    async with AsyncClient(url) as client:
+        assert await client.workers() == []
+    await worker.aclose()
 
 
 async def _until_computed(client: AsyncClient) -> None:
@@ -64,19 +58,14 @@ async def _until_computed(client: AsyncClient) -> None:
         await asyncio.sleep(POLL_S)
 
 
-def test_selectors_that_are_down_are_no_reason_not_to_serve() -> None:
-    async def run() -> None:
-        nowhere = f"http://127.0.0.1:{free_port()}"
-        worker = ServeWorker(
-            selectors=[nowhere], replica=REPLICA, request_id=lambda: None, **FIELDS
-        )
-        await worker.start()
-        assert worker.failures == 1
-        worker.prefill_complete()  # of a call that is no request
-        assert not worker._prefilled
-        await worker.aclose()
-
-    wait.run(run())
+async def test_selectors_that_are_down_are_no_reason_not_to_serve() -> None:
+    nowhere = f"http://127.0.0.1:{free_port()}"
+    worker = ServeWorker(selectors=[nowhere], replica=REPLICA, request_id=lambda: None, **FIELDS)
+    await worker.start()
+    assert worker.failures == 1
+    worker.prefill_complete()  # of a call that is no request
+    assert not worker._prefilled
+    await worker.aclose()
 
 
 class Shown:
@@ -97,24 +86,20 @@ class Shown:
 SHOWN: dict[str, list[tuple[str, float]]] = {}
 
 
-def test_what_came_to_nothing_is_among_rays_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_came_to_nothing_is_among_rays_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", types.ModuleType("ray"))
     metrics = types.SimpleNamespace(Counter=Shown)
     monkeypatch.setitem(sys.modules, "ray.util.metrics", metrics)
-
-    async def run() -> None:
-        nowhere = f"http://127.0.0.1:{free_port()}"
-        worker = ServeWorker(
-            selectors=[nowhere], replica=REPLICA, client=Options(timeout_ms=50), **FIELDS
-        )
-        async with worker:
-            worker.prefill_complete(reservation_id="somebody's")
-            await until(lambda: worker.not_told)
-        seen = SHOWN["select_service_worker_troubles"]
-        assert sum(count for what, count in seen if what == "not_told") == worker.not_told == 1
-        assert sum(count for what, count in seen if what == "failed") == worker.failures > 1
-
-    wait.run(run())
+    nowhere = f"http://127.0.0.1:{free_port()}"
+    worker = ServeWorker(
+        selectors=[nowhere], replica=REPLICA, client=Options(timeout_ms=50), **FIELDS
+    )
+    async with worker:
+        worker.prefill_complete(reservation_id="somebody's")
+        await until(lambda: worker.not_told)
+    seen = SHOWN["select_service_worker_troubles"]
+    assert sum(count for what, count in seen if what == "not_told") == worker.not_told == 1
+    assert sum(count for what, count in seen if what == "failed") == worker.failures > 1
 
 
 def test_what_makes_no_worker() -> None:

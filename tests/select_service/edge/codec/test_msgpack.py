@@ -15,6 +15,7 @@ import pytest
 from select_service.edge.driver.driver import Driver
 from select_service.edge.http.routes import ROUTES
 from select_service.settings import FieldValidation
+from tests.coroutines import run_by
 from tests.select_service.edge.serving import PROMPT, in_process, seat, worker
 from tests.wait import until
 
@@ -54,80 +55,73 @@ async def ask(
     return msgspec.msgpack.decode(answer.content) if wanted else answer.json()
 
 
-def test_hashes_come_back_packed() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service)
-        asked = BINARIES | {"reservation_id": "r"}
-        told = await ask(client, "/select_and_reserve", asked)
-        assert told["sequence_hashes"] == BINARIES["sequence_hashes"]
-        same = await ask(client, "/select_and_reserve", asked, wanted=False)
-        assert same == told | {"sequence_hashes": SIGNED}
-
-    in_process(use)
+@run_by(in_process)
+async def test_hashes_come_back_packed(client: httpx.AsyncClient, service: Driver) -> None:
+    seat(service)
+    asked = BINARIES | {"reservation_id": "r"}
+    told = await ask(client, "/select_and_reserve", asked)
+    assert told["sequence_hashes"] == BINARIES["sequence_hashes"]
+    same = await ask(client, "/select_and_reserve", asked, wanted=False)
+    assert same == told | {"sequence_hashes": SIGNED}
 
 
 @pytest.mark.parametrize("first", ["JSON", "lists", "binaries"])
-def test_a_repeat_in_another_form_is_the_same_request(first: str) -> None:
+@run_by(in_process)
+async def test_a_repeat_in_another_form_is_the_same_request(
+    client: httpx.AsyncClient, service: Driver, *, first: str
+) -> None:
     forms: dict[str, tuple[dict[str, Any], bool]] = {
         "JSON": (LISTS, False),
         "lists": (LISTS, True),
         "binaries": (BINARIES, True),
     }
-
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service)
-        for path, more, status in (
-            ("/select_and_reserve", {"reservation_id": "a"}, 200),
-            ("/reservations", {"reservation_id": "b", "worker_id": 1}, 201),
-        ):
-            body, packed = forms[first]
-            told = await ask(client, path, body | more, packed=packed, status=status)
-            for body, packed in forms.values():
-                assert told == await ask(client, path, body | more, packed=packed, status=status)
-            for body, packed in forms.values():
-                other = body | more | {"isl_tokens": 47}
-                refused = await ask(client, path, other, packed=packed, status=409)
-                assert refused["code"] == "reservation_conflict"
-        assert service.loads()[0].loads[0].active_requests == 2
-
-    in_process(use)
+    seat(service)
+    for path, more, status in (
+        ("/select_and_reserve", {"reservation_id": "a"}, 200),
+        ("/reservations", {"reservation_id": "b", "worker_id": 1}, 201),
+    ):
+        body, packed = forms[first]
+        told = await ask(client, path, body | more, packed=packed, status=status)
+        for body, packed in forms.values():
+            assert told == await ask(client, path, body | more, packed=packed, status=status)
+        for body, packed in forms.values():
+            other = body | more | {"isl_tokens": 47}
+            refused = await ask(client, path, other, packed=packed, status=409)
+            assert refused["code"] == "reservation_conflict"
+    assert service.loads()[0].loads[0].active_requests == 2
 
 
-def test_unknown_members_of_a_repeat_count_in_either_form() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service)
-        asked = {**PROMPT, "reservation_id": "r", "surprise": {"b": [1, 2.5], "a": None}}
-        for packed in (True, False, True):
-            await ask(client, "/select_and_reserve", asked, packed=packed)
-        other = asked | {"surprise": {"b": [1, 2.5], "a": 0}}
-        await ask(client, "/select_and_reserve", other, status=409)
+@run_by(in_process)
+async def test_unknown_members_of_a_repeat_count_in_either_form(
+    client: httpx.AsyncClient, service: Driver
+) -> None:
+    seat(service)
+    asked = {**PROMPT, "reservation_id": "r", "surprise": {"b": [1, 2.5], "a": None}}
+    for packed in (True, False, True):
+        await ask(client, "/select_and_reserve", asked, packed=packed)
+    other = asked | {"surprise": {"b": [1, 2.5], "a": 0}}
+    await ask(client, "/select_and_reserve", other, status=409)
 
-    in_process(use)
 
-
-def test_refusals_are_packed_as_well() -> None:
-    async def use(client: httpx.AsyncClient, _: Driver) -> None:
-        for method, path, content, headers, status, code in (
-            ("GET", "/nowhere", b"", {}, 404, "route_not_found"),
-            ("PUT", "/workers", b"", {}, 405, "method_not_allowed"),
-            ("POST", "/select", b"x", {}, 415, "unsupported_media_type"),
-            ("POST", "/select", b"\xc1", PACKED, 400, "invalid_msgpack"),
-            ("POST", "/select", b"{", {"content-type": "application/json"}, 400, "invalid_json"),
-            ("POST", "/select", b"\x90", PACKED, 422, "invalid_field"),
-            ("POST", "/select", bytes(2000), PACKED, 413, "body_too_large"),
-            ("GET", "/workers?model_name=a&model_name=b", b"", {}, 400, "invalid_query"),
-            ("DELETE", "/workers/1", b"", {}, 404, "worker_not_found"),
-        ):
-            answer = await client.request(
-                method, path, content=content, headers={**headers, **WANTED}
-            )
-            assert answer.headers["content-type"] == TYPE
-            told = msgspec.msgpack.decode(answer.content)
-            assert (answer.status_code, told["code"]) == (status, code), told
-            assert told["error"]
-        assert (await client.put("/workers", headers=WANTED)).headers["allow"]
-
-    in_process(use, max_body_bytes=1000)
+@run_by(in_process, max_body_bytes=1000)
+async def test_refusals_are_packed_as_well(client: httpx.AsyncClient) -> None:
+    for method, path, content, headers, status, code in (
+        ("GET", "/nowhere", b"", {}, 404, "route_not_found"),
+        ("PUT", "/workers", b"", {}, 405, "method_not_allowed"),
+        ("POST", "/select", b"x", {}, 415, "unsupported_media_type"),
+        ("POST", "/select", b"\xc1", PACKED, 400, "invalid_msgpack"),
+        ("POST", "/select", b"{", {"content-type": "application/json"}, 400, "invalid_json"),
+        ("POST", "/select", b"\x90", PACKED, 422, "invalid_field"),
+        ("POST", "/select", bytes(2000), PACKED, 413, "body_too_large"),
+        ("GET", "/workers?model_name=a&model_name=b", b"", {}, 400, "invalid_query"),
+        ("DELETE", "/workers/1", b"", {}, 404, "worker_not_found"),
+    ):
+        answer = await client.request(method, path, content=content, headers={**headers, **WANTED})
+        assert answer.headers["content-type"] == TYPE
+        told = msgspec.msgpack.decode(answer.content)
+        assert (answer.status_code, told["code"]) == (status, code), told
+        assert told["error"]
+    assert (await client.put("/workers", headers=WANTED)).headers["allow"]
 
 
 def test_unknown_members_are_told_of_and_refused() -> None:
@@ -146,17 +140,15 @@ def test_unknown_members_are_told_of_and_refused() -> None:
     in_process(refuse, field_validation=FieldValidation.STRICT)
 
 
-def test_a_body_that_may_be_absent_may_be_empty() -> None:
-    async def use(client: httpx.AsyncClient, _: Driver) -> None:
-        await ask(client, "/leases", {"owner": "o", "ttl_s": 9, "lease_id": "l"}, status=201)
-        for content, headers in ((b"", {}), (b"", PACKED), (b"\x80", PACKED)):
-            answer = await client.post(
-                "/leases/l/renew", content=content, headers={**headers, **WANTED}
-            )
-            assert answer.status_code == 200
-            assert msgspec.msgpack.decode(answer.content)["lease_id"] == "l"
-
-    in_process(use)
+@run_by(in_process)
+async def test_a_body_that_may_be_absent_may_be_empty(client: httpx.AsyncClient) -> None:
+    await ask(client, "/leases", {"owner": "o", "ttl_s": 9, "lease_id": "l"}, status=201)
+    for content, headers in ((b"", {}), (b"", PACKED), (b"\x80", PACKED)):
+        answer = await client.post(
+            "/leases/l/renew", content=content, headers={**headers, **WANTED}
+        )
+        assert answer.status_code == 200
+        assert msgspec.msgpack.decode(answer.content)["lease_id"] == "l"
 
 
 def test_who_waited_is_answered_as_asked(tmp_path: Path) -> None:
@@ -181,40 +173,37 @@ def test_who_waited_is_answered_as_asked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["/openapi.json", "/metrics", "/dump"])
-def test_what_has_one_form_keeps_it(path: str) -> None:
-    async def use(client: httpx.AsyncClient, _: Driver) -> None:
-        plain, asked = await client.get(path), await client.get(path, headers=WANTED)
-        assert asked.headers["content-type"] == plain.headers["content-type"]
-        assert "vary" not in asked.headers
-        if path != "/metrics":
-            assert asked.json() == plain.json()
-
-    in_process(use)
+@run_by(in_process)
+async def test_what_has_one_form_keeps_it(client: httpx.AsyncClient, *, path: str) -> None:
+    plain, asked = await client.get(path), await client.get(path, headers=WANTED)
+    assert asked.headers["content-type"] == plain.headers["content-type"]
+    assert "vary" not in asked.headers
+    if path != "/metrics":
+        assert asked.json() == plain.json()
 
 
-def test_sums_that_no_64_bits_hold_are_told_as_the_most_they_do() -> None:
+@run_by(in_process)
+async def test_sums_that_no_64_bits_hold_are_told_as_the_most_they_do(
+    client: httpx.AsyncClient, service: Driver
+) -> None:
     """Two clients that say their prompts have 2^64-1 tokens must not blind who reads the loads."""
     most = 2**64 - 1
     huge = {"block_hashes": [], "sequence_hashes": [], "isl_tokens": most}
-
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service)
-        for _ in range(2):
-            await ask(client, "/select_and_reserve", huge)
-        packed = await client.get("/loads", headers=WANTED)
-        (row,) = msgspec.msgpack.decode(packed.content)[0]["loads"]
-        assert row["potential_prefill_tokens"] == most
-        (row,) = (await client.get("/loads")).json()[0]["loads"]
-        assert row["potential_prefill_tokens"] == 2 * most
-        (row,) = await ask(client, "/potential_loads", huge)
-        assert (row["potential_prefill_tokens"], row["active_requests"]) == (most, 2)
-        asked = huge | {"explain": True}
-        told = await ask(client, "/select_and_reserve", asked)
-        (rank,) = told["decision"]["candidates"]
-        assert rank["prefill_tokens"] == most
-        assert "sequence_hashes" in told
-
-    in_process(use)
+    seat(service)
+    for _ in range(2):
+        await ask(client, "/select_and_reserve", huge)
+    packed = await client.get("/loads", headers=WANTED)
+    (row,) = msgspec.msgpack.decode(packed.content)[0]["loads"]
+    assert row["potential_prefill_tokens"] == most
+    (row,) = (await client.get("/loads")).json()[0]["loads"]
+    assert row["potential_prefill_tokens"] == 2 * most
+    (row,) = await ask(client, "/potential_loads", huge)
+    assert (row["potential_prefill_tokens"], row["active_requests"]) == (most, 2)
+    asked = huge | {"explain": True}
+    told = await ask(client, "/select_and_reserve", asked)
+    (rank,) = told["decision"]["candidates"]
+    assert rank["prefill_tokens"] == most
+    assert "sequence_hashes" in told
 
 
 def test_whatever_comes_there_is_an_answer() -> None:

@@ -14,6 +14,7 @@ from select_service.edge.console.assets import Assets
 from select_service.edge.driver.driver import Driver
 from select_service.edge.http.routes import ROUTES
 from select_service.types import LeaseRequest, SelectAndReserveRequest
+from tests.coroutines import run_by
 from tests.select_service.edge.serving import in_process, seat
 
 BIG = 2**64 - 1
@@ -29,31 +30,28 @@ VENDORED = {
 """The SHA-256 of each file that others wrote."""
 
 
-def test_the_page_is_served_under_a_strict_policy() -> None:
-    async def use(client: httpx.AsyncClient, _: Driver) -> None:
-        page = await client.get("/console")
-        assert page.status_code == 200
-        assert page.headers["content-type"] == "text/html; charset=utf-8"
-        policy = dict(
-            part.strip().split(" ", 1)
-            for part in page.headers["content-security-policy"].split(";")
-        )
-        assert policy["default-src"] == "'none'"
-        assert policy["script-src"] == policy["connect-src"] == "'self'"
-        assert policy["frame-ancestors"] == "'none'"
-        assert "unsafe" not in str(policy)
-        assert page.headers["x-content-type-options"] == "nosniff"
-        assert page.headers["referrer-policy"] == "no-referrer"
-        named = re.findall(r'(?:src|href)="console/static/([^"]+)"', page.text)
-        assert named
-        for name in named:
-            assert (await client.get(STATIC + name)).status_code == 200
-        for path in ("/console/api/leases", STATIC + "app.js", "/console/"):
-            answer = await client.get(path)
-            assert answer.headers["x-content-type-options"] == "nosniff"
-        assert (await client.get("/console/")).headers["location"] == "../console"
-
-    in_process(use)
+@run_by(in_process)
+async def test_the_page_is_served_under_a_strict_policy(client: httpx.AsyncClient) -> None:
+    page = await client.get("/console")
+    assert page.status_code == 200
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    policy = dict(
+        part.strip().split(" ", 1) for part in page.headers["content-security-policy"].split(";")
+    )
+    assert policy["default-src"] == "'none'"
+    assert policy["script-src"] == policy["connect-src"] == "'self'"
+    assert policy["frame-ancestors"] == "'none'"
+    assert "unsafe" not in str(policy)
+    assert page.headers["x-content-type-options"] == "nosniff"
+    assert page.headers["referrer-policy"] == "no-referrer"
+    named = re.findall(r'(?:src|href)="console/static/([^"]+)"', page.text)
+    assert named
+    for name in named:
+        assert (await client.get(STATIC + name)).status_code == 200
+    for path in ("/console/api/leases", STATIC + "app.js", "/console/"):
+        answer = await client.get(path)
+        assert answer.headers["x-content-type-options"] == "nosniff"
+    assert (await client.get("/console/")).headers["location"] == "../console"
 
 
 def test_what_is_served_needs_nothing_from_elsewhere() -> None:
@@ -92,86 +90,74 @@ def test_uplot_is_what_its_authors_published() -> None:
     "path",
     ["nope.js", "..%2fanswering.py", "%2e%2e", "__init__.py", "", "app.js%00", "..%5canswering.py"],
 )
-def test_no_other_file_can_be_had(path: str) -> None:
-    async def use(client: httpx.AsyncClient, _: Driver) -> None:
-        answer = await client.get(STATIC + path)
+@run_by(in_process)
+async def test_no_other_file_can_be_had(client: httpx.AsyncClient, *, path: str) -> None:
+    answer = await client.get(STATIC + path)
+    assert answer.status_code == 404
+    assert answer.json()["code"] == "route_not_found"
+
+
+@run_by(in_process)
+async def test_ids_are_strings(client: httpx.AsyncClient, service: Driver) -> None:
+    seat(service, BIG)
+    service.open_lease(LeaseRequest(lease_id="l", owner="o", ttl_s=30.0))
+    await service.select_and_reserve(
+        SelectAndReserveRequest(reservation_id="a", lease_id="l", token_ids=[1] * 40)
+    )
+    told = (await client.get("/console/api/reservations")).json()
+    assert told["total"] == 1
+    (row,) = told["reservations"]
+    assert row["worker_id"] == str(BIG)
+    assert (row["phase"], row["isl_tokens"], row["lease_id"]) == ("prefill", 40, "l")
+    service.prefill_complete("a")
+    (row,) = (await client.get("/console/api/reservations")).json()["reservations"]
+    assert row["phase"] == "decode"
+    (lease,) = (await client.get("/console/api/leases")).json()["leases"]
+    assert (lease["lease_id"], lease["reservations"]) == ("l", 1)
+
+
+@run_by(in_process)
+async def test_lists_are_bounded_and_newest_first(
+    client: httpx.AsyncClient, service: Driver
+) -> None:
+    seat(service)
+    for number in range(300):
+        await service.select_and_reserve(
+            SelectAndReserveRequest(reservation_id=str(number), token_ids=[1])
+        )
+    told = (await client.get("/console/api/reservations?limit=1000000")).json()
+    assert told["total"] == 300
+    names = [row["reservation_id"] for row in told["reservations"]]
+    assert names == [str(number) for number in range(299, 99, -1)]
+    assert len((await client.get("/console/api/reservations?limit=2")).json()["reservations"]) == 2
+    assert (await client.get("/console/api/reservations?limit=x")).status_code == 400
+
+
+@run_by(in_process)
+async def test_an_empty_service_says_so(client: httpx.AsyncClient) -> None:
+    assert (await client.get("/console/api/leases")).json() == {"leases": [], "total": 0}
+    reservations = (await client.get("/console/api/reservations")).json()
+    assert reservations == {"total": 0, "reservations": []}
+    assert (await client.get("/console/api/decisions")).json()["decisions"] == []
+    assert (await client.get("/console/api/decisions/nobody")).status_code == 404
+    assert "findings" in (await client.get("/console/api/findings")).json()
+
+
+@run_by(in_process, no_console=True)
+async def test_it_can_be_left_out(client: httpx.AsyncClient) -> None:
+    for path in ("/console", STATIC + "app.js", "/console/events", "/console/api/leases"):
+        answer = await client.get(path)
         assert answer.status_code == 404
         assert answer.json()["code"] == "route_not_found"
-
-    in_process(use)
-
-
-def test_ids_are_strings() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service, BIG)
-        service.open_lease(LeaseRequest(lease_id="l", owner="o", ttl_s=30.0))
-        await service.select_and_reserve(
-            SelectAndReserveRequest(reservation_id="a", lease_id="l", token_ids=[1] * 40)
-        )
-        told = (await client.get("/console/api/reservations")).json()
-        assert told["total"] == 1
-        (row,) = told["reservations"]
-        assert row["worker_id"] == str(BIG)
-        assert (row["phase"], row["isl_tokens"], row["lease_id"]) == ("prefill", 40, "l")
-        service.prefill_complete("a")
-        (row,) = (await client.get("/console/api/reservations")).json()["reservations"]
-        assert row["phase"] == "decode"
-        (lease,) = (await client.get("/console/api/leases")).json()["leases"]
-        assert (lease["lease_id"], lease["reservations"]) == ("l", 1)
-
-    in_process(use)
-
-
-def test_lists_are_bounded_and_newest_first() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service)
-        for number in range(300):
-            await service.select_and_reserve(
-                SelectAndReserveRequest(reservation_id=str(number), token_ids=[1])
-            )
-        told = (await client.get("/console/api/reservations?limit=1000000")).json()
-        assert told["total"] == 300
-        names = [row["reservation_id"] for row in told["reservations"]]
-        assert names == [str(number) for number in range(299, 99, -1)]
-        assert (
-            len((await client.get("/console/api/reservations?limit=2")).json()["reservations"]) == 2
-        )
-        assert (await client.get("/console/api/reservations?limit=x")).status_code == 400
-
-    in_process(use)
-
-
-def test_an_empty_service_says_so() -> None:
-    async def use(client: httpx.AsyncClient, _: Driver) -> None:
-        assert (await client.get("/console/api/leases")).json() == {"leases": [], "total": 0}
-        reservations = (await client.get("/console/api/reservations")).json()
-        assert reservations == {"total": 0, "reservations": []}
-        assert (await client.get("/console/api/decisions")).json()["decisions"] == []
-        assert (await client.get("/console/api/decisions/nobody")).status_code == 404
-        assert "findings" in (await client.get("/console/api/findings")).json()
-
-    in_process(use)
-
-
-def test_it_can_be_left_out() -> None:
-    async def use(client: httpx.AsyncClient, _: Driver) -> None:
-        for path in ("/console", STATIC + "app.js", "/console/events", "/console/api/leases"):
-            answer = await client.get(path)
-            assert answer.status_code == 404
-            assert answer.json()["code"] == "route_not_found"
-        assert (await client.get("/health")).status_code == 200
-
-    in_process(use, no_console=True)
+    assert (await client.get("/health")).status_code == 200
 
 
 def test_it_is_no_part_of_the_api() -> None:
     assert not [route for route in ROUTES if route.pattern.startswith("/console")]
 
 
-def test_it_does_not_take_what_it_has_no_route_for() -> None:
-    async def use(client: httpx.AsyncClient, _: Driver) -> None:
-        assert (await client.post("/console")).status_code == 405
-        assert (await client.delete("/console/events")).status_code == 405
-        assert (await client.get("/console/api/prefix")).status_code == 405
-
-    in_process(use)
+@run_by(in_process)
+async def test_it_does_not_take_what_it_has_no_route_for(client: httpx.AsyncClient) -> None:
+    assert (await client.post("/console")).status_code == 405
+    assert (await client.delete("/console/events")).status_code == 405
+    assert (await client.get("/console/api/prefix")).status_code == 405

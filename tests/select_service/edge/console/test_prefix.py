@@ -11,6 +11,7 @@ from indexer.core.hashing import block_hashes, sequence_hashes, unpack_u64
 from indexer.types import Tier, WorkerRank
 from select_service.edge.console import prefix
 from select_service.edge.driver.driver import Driver
+from tests.coroutines import run_by
 from tests.select_service.edge.serving import in_process, seat
 
 TOKENS = list(range(64))
@@ -37,44 +38,40 @@ async def ask(client: httpx.AsyncClient, **body: Any) -> dict[str, Any]:
     return told
 
 
-def test_ranges_by_tier_and_depth() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        for worker_id in (1, 2, BIG):
-            seat(service, worker_id)
-        hold(service, 1, 1)
-        hold(service, BIG, 2)
-        hold(service, BIG, 1, Tier.HOST_PINNED, at=2)
-        told = await ask(client, token_ids=TOKENS)
-        assert (told["blocks"], told["isl_tokens"], told["block_size"]) == (4, 64, 16)
-        assert (told["holders_total"], told["ranks_total"]) == (2, 3)
-        assert [(one["worker_id"], one["ranges"]) for one in told["holders"]] == [
-            (str(BIG), [["device", 0, 2], ["host", 2, 3]]),
-            ("1", [["device", 0, 1]]),
-        ]
-        by_hashes = await ask(client, block_hashes=[str(one) for one in unpack_u64(HASHES)])
-        assert by_hashes["holders"] == told["holders"]
-        body = {
-            "block_hashes": list(unpack_u64(HASHES)),
-            "sequence_hashes": list(unpack_u64(sequence_hashes(HASHES))),
-            "isl_tokens": 64,
-        }
-        scores = (await client.post("/overlap_scores", json=body)).json()["workers"]
-        assert {one["worker_id"]: one["disk_blocks"] for one in scores if one["disk_blocks"]} == {
-            int(one["worker_id"]): one["ranges"][-1][2] for one in told["holders"]
-        }
-
-    in_process(use)
+@run_by(in_process)
+async def test_ranges_by_tier_and_depth(client: httpx.AsyncClient, service: Driver) -> None:
+    for worker_id in (1, 2, BIG):
+        seat(service, worker_id)
+    hold(service, 1, 1)
+    hold(service, BIG, 2)
+    hold(service, BIG, 1, Tier.HOST_PINNED, at=2)
+    told = await ask(client, token_ids=TOKENS)
+    assert (told["blocks"], told["isl_tokens"], told["block_size"]) == (4, 64, 16)
+    assert (told["holders_total"], told["ranks_total"]) == (2, 3)
+    assert [(one["worker_id"], one["ranges"]) for one in told["holders"]] == [
+        (str(BIG), [["device", 0, 2], ["host", 2, 3]]),
+        ("1", [["device", 0, 1]]),
+    ]
+    by_hashes = await ask(client, block_hashes=[str(one) for one in unpack_u64(HASHES)])
+    assert by_hashes["holders"] == told["holders"]
+    body = {
+        "block_hashes": list(unpack_u64(HASHES)),
+        "sequence_hashes": list(unpack_u64(sequence_hashes(HASHES))),
+        "isl_tokens": 64,
+    }
+    scores = (await client.post("/overlap_scores", json=body)).json()["workers"]
+    assert {one["worker_id"]: one["disk_blocks"] for one in scores if one["disk_blocks"]} == {
+        int(one["worker_id"]): one["ranges"][-1][2] for one in told["holders"]
+    }
 
 
-def test_nobody_holds_it() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service, 1)
-        told = await ask(client, token_ids=TOKENS)
-        assert (told["holders_total"], told["holders"]) == (0, [])
-        hold(service, 1, 4)
-        assert (await ask(client, token_ids=TOKENS, lora_name="x"))["holders"] == []
-
-    in_process(use)
+@run_by(in_process)
+async def test_nobody_holds_it(client: httpx.AsyncClient, service: Driver) -> None:
+    seat(service, 1)
+    told = await ask(client, token_ids=TOKENS)
+    assert (told["holders_total"], told["holders"]) == (0, [])
+    hold(service, 1, 4)
+    assert (await ask(client, token_ids=TOKENS, lora_name="x"))["holders"] == []
 
 
 def test_the_deepest_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,12 +107,12 @@ def test_the_deepest_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
         (b'{"model_name": "nobody", "block_hashes": ["1"]}', 503),
     ],
 )
-def test_what_is_no_question_is_refused(body: bytes, status: int) -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service, 1)
-        headers = {"content-type": "application/json"}
-        answer = await client.post("/console/api/prefix", content=body, headers=headers)
-        assert answer.status_code == status, answer.text
-        assert answer.json()["code"]
-
-    in_process(use)
+@run_by(in_process)
+async def test_what_is_no_question_is_refused(
+    client: httpx.AsyncClient, service: Driver, *, body: bytes, status: int
+) -> None:
+    seat(service, 1)
+    headers = {"content-type": "application/json"}
+    answer = await client.post("/console/api/prefix", content=body, headers=headers)
+    assert answer.status_code == status, answer.text
+    assert answer.json()["code"]

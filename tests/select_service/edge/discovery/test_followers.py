@@ -16,7 +16,6 @@ from select_service.edge.discovery.followers import Discovery, ReplicaFollower
 from select_service.edge.discovery.setup import create_discovery
 from select_service.edge.driver.driver import Driver
 from select_service.types import PinnedWorker, SelectAndReserveRequest
-from tests import wait
 from tests.live.ports import free_port
 from tests.select_service.edge.discovery.fake_kubernetes import FakeKubernetes, pod
 from tests.select_service.edge.serving import PROMPT, SETTINGS, in_process, worker
@@ -145,42 +144,38 @@ def test_replicas_behind_a_name() -> None:
     in_process(use, replica_sync_port=free_port())
 
 
-def test_kubernetes_to_catalog_with_a_flap() -> None:
+async def test_kubernetes_to_catalog_with_a_flap() -> None:
     """A pod that is not ready for a moment keeps its load; one that stays away is removed."""
-
-    async def run() -> None:
-        now = 0.0
-        async with FakeKubernetes().serving() as api:
+    now = 0.0
+    async with FakeKubernetes().serving() as api:
+        await api.put("pods", "w-0", **pod("10.0.0.1", worker_id="1", block_size="16"))
+        await api.put("pods", "w-1", **pod("10.0.0.2", worker_id="2", block_size="16"))
+        chosen = replace(
+            SETTINGS,
+            kubernetes_workers="app=vllm",
+            kubernetes_api=api.url,
+            kubernetes_namespace="ns",
+            kubernetes_credentials="/nonexistent",
+        )
+        service = create_driver(chosen)
+        service.discovery = create_discovery(chosen, service, lambda: now)
+        await service.start()
+        try:
+            await until(lambda: service.ready().ready)
+            assert sources(service) == {1: "kubernetes", 2: "kubernetes"}
+            request = msgspec.convert(PROMPT | {"worker_id": 1}, SelectAndReserveRequest)
+            request.pinned_worker = PinnedWorker(1, 0)
+            service.select_and_reserve_now(request)
+            (follower,) = service.discovery.followers
+            await api.put("pods", "w-0", **pod("10.0.0.1", ready=False, worker_id="1"))
+            await until(lambda: follower.missed == 1)
             await api.put("pods", "w-0", **pod("10.0.0.1", worker_id="1", block_size="16"))
-            await api.put("pods", "w-1", **pod("10.0.0.2", worker_id="2", block_size="16"))
-            chosen = replace(
-                SETTINGS,
-                kubernetes_workers="app=vllm",
-                kubernetes_api=api.url,
-                kubernetes_namespace="ns",
-                kubernetes_credentials="/nonexistent",
-            )
-            service = create_driver(chosen)
-            service.discovery = create_discovery(chosen, service, lambda: now)
-            await service.start()
-            try:
-                await until(lambda: service.ready().ready)
-                assert sources(service) == {1: "kubernetes", 2: "kubernetes"}
-                request = msgspec.convert(PROMPT | {"worker_id": 1}, SelectAndReserveRequest)
-                request.pinned_worker = PinnedWorker(1, 0)
-                service.select_and_reserve_now(request)
-                (follower,) = service.discovery.followers
-                await api.put("pods", "w-0", **pod("10.0.0.1", ready=False, worker_id="1"))
-                await until(lambda: follower.missed == 1)
-                await api.put("pods", "w-0", **pod("10.0.0.1", worker_id="1", block_size="16"))
-                await until(lambda: follower.missed == 0)
-                assert sum(row.active_requests for row in service.loads()[0].loads) == 1
-                await api.delete("pods", "w-0")
-                await until(lambda: follower.missed == 1)
-                assert sources(service).keys() == {1, 2}
-                now = 60.0
-                await until(lambda: sources(service).keys() == {2})
-            finally:
-                await service.close()
-
-    wait.run(run())
+            await until(lambda: follower.missed == 0)
+            assert sum(row.active_requests for row in service.loads()[0].loads) == 1
+            await api.delete("pods", "w-0")
+            await until(lambda: follower.missed == 1)
+            assert sources(service).keys() == {1, 2}
+            now = 60.0
+            await until(lambda: sources(service).keys() == {2})
+        finally:
+            await service.close()

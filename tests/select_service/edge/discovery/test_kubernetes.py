@@ -16,6 +16,7 @@ from select_service.edge.discovery.source import DiscoverySource
 from select_service.kubernetes_api import KubernetesApi
 from select_service.types import WorkerSpec
 from tests import wait
+from tests.coroutines import run_by
 from tests.select_service.edge.discovery.fake_kubernetes import FakeKubernetes, pod
 from tests.select_service.edge.security.credentials_made import Authority
 from tests.wait import until
@@ -29,16 +30,16 @@ def endpoints(source: Workers) -> set[str | None]:
 
 
 def watching(
-    use: Use, folder: Path, *, slices: bool = False, tls: ssl.SSLContext | None = None
+    use: Use, tmp_path: Path, *, slices: bool = False, tls: ssl.SSLContext | None = None
 ) -> None:
     async def run() -> None:
         async with FakeKubernetes().serving(tls) as api:
             await api.put("pods", "w-0", **pod("10.0.0.1"))
             await api.put("pods", "w-1", **pod("10.0.0.2"))
             await api.put("pods", "w-2", **pod("10.0.0.3"))
-            (folder / "namespace").write_text("ns\n")
+            (tmp_path / "namespace").write_text("ns\n")
             source = watched_workers(
-                KubernetesApi(api.url, str(folder)), "app=vllm", slices=slices, backoff_s=0.01
+                KubernetesApi(api.url, str(tmp_path)), "app=vllm", slices=slices, backoff_s=0.01
             )
             looking = asyncio.ensure_future(source.run())
             try:
@@ -53,101 +54,93 @@ def watching(
 THREE = {f"http://10.0.0.{n}:8000" for n in (1, 2, 3)}
 
 
-def test_list_in_pages_then_watch(tmp_path: Path) -> None:
-    async def use(api: FakeKubernetes, source: Workers) -> None:
-        await until(lambda: endpoints(source) == THREE)
-        assert [query.get("continue") for query in api.lists] == [None, "2"]
-        path, query, _ = api.requests[0]
-        assert path == "/api/v1/namespaces/ns/pods"
-        assert query["labelSelector"] == "app=vllm"
-        await until(lambda: bool(api.watches))
-        await api.put("pods", "w-3", **pod("10.0.0.4"))
-        await until(lambda: "http://10.0.0.4:8000" in endpoints(source))
-        await api.put("pods", "w-0", **pod("10.0.0.1", ready=False))
-        await until(lambda: "http://10.0.0.1:8000" not in endpoints(source))
-        await api.delete("pods", "w-1")
-        await until(lambda: endpoints(source) == {"http://10.0.0.3:8000", "http://10.0.0.4:8000"})
-        assert len(api.lists) == 2
-        assert api.watches[0]["resourceVersion"] == "103"
-
-    watching(use, tmp_path)
+@run_by(watching, "tmp_path")
+async def test_list_in_pages_then_watch(api: FakeKubernetes, source: Workers) -> None:
+    await until(lambda: endpoints(source) == THREE)
+    assert [query.get("continue") for query in api.lists] == [None, "2"]
+    path, query, _ = api.requests[0]
+    assert path == "/api/v1/namespaces/ns/pods"
+    assert query["labelSelector"] == "app=vllm"
+    await until(lambda: bool(api.watches))
+    await api.put("pods", "w-3", **pod("10.0.0.4"))
+    await until(lambda: "http://10.0.0.4:8000" in endpoints(source))
+    await api.put("pods", "w-0", **pod("10.0.0.1", ready=False))
+    await until(lambda: "http://10.0.0.1:8000" not in endpoints(source))
+    await api.delete("pods", "w-1")
+    await until(lambda: endpoints(source) == {"http://10.0.0.3:8000", "http://10.0.0.4:8000"})
+    assert len(api.lists) == 2
+    assert api.watches[0]["resourceVersion"] == "103"
 
 
-def test_a_broken_watch_goes_on_where_it_was(tmp_path: Path) -> None:
-    async def use(api: FakeKubernetes, source: Workers) -> None:
-        await until(lambda: len(api.watches) == 1)
-        await api.bookmark()
-        await api.break_watches()
-        await api.put("pods", "w-3", **pod("10.0.0.4"))
-        await until(lambda: len(endpoints(source)) == 4)
-        assert len(api.lists) == 2, "nothing was listed anew"
-        assert int(api.watches[-1]["resourceVersion"]) >= 103
-
-    watching(use, tmp_path)
+@run_by(watching, "tmp_path")
+async def test_a_broken_watch_goes_on_where_it_was(api: FakeKubernetes, source: Workers) -> None:
+    await until(lambda: len(api.watches) == 1)
+    await api.bookmark()
+    await api.break_watches()
+    await api.put("pods", "w-3", **pod("10.0.0.4"))
+    await until(lambda: len(endpoints(source)) == 4)
+    assert len(api.lists) == 2, "nothing was listed anew"
+    assert int(api.watches[-1]["resourceVersion"]) >= 103
 
 
-def test_a_bookmark_moves_the_version_and_nothing_else(tmp_path: Path) -> None:
-    async def use(api: FakeKubernetes, source: Workers) -> None:
-        await until(lambda: len(api.watches) == 1)
-        before = source.updates
-        await api.bookmark()
-        version = str(api.version)
-        await until(lambda: getattr(source, "_version", "") == version)
-        api.compact()
-        api.oldest = int(version)  # only who has heard the bookmark may go on
-        await api.break_watches()
-        await until(lambda: api.watches[-1]["resourceVersion"] == version)
-        assert (source.updates, len(api.lists)) == (before, 2)
-
-    watching(use, tmp_path)
-
-
-def test_gone_means_to_list_anew(tmp_path: Path) -> None:
-    async def use(api: FakeKubernetes, source: Workers) -> None:
-        await until(lambda: len(api.watches) == 1)
-        del api.objects["pods", "w-1"]  # happened while nobody watched, and is history
-        api.compact()
-        await api.break_watches()
-        await until(lambda: len(endpoints(source)) == 2)
-        assert len(api.lists) == 3
-        assert source.failures["gone"] == 1
-
-    watching(use, tmp_path)
+@run_by(watching, "tmp_path")
+async def test_a_bookmark_moves_the_version_and_nothing_else(
+    api: FakeKubernetes, source: Workers
+) -> None:
+    await until(lambda: len(api.watches) == 1)
+    before = source.updates
+    await api.bookmark()
+    version = str(api.version)
+    await until(lambda: getattr(source, "_version", "") == version)
+    api.compact()
+    api.oldest = int(version)  # only who has heard the bookmark may go on
+    await api.break_watches()
+    await until(lambda: api.watches[-1]["resourceVersion"] == version)
+    assert (source.updates, len(api.lists)) == (before, 2)
 
 
-def test_an_api_server_in_trouble_changes_nothing(tmp_path: Path) -> None:
-    async def use(api: FakeKubernetes, source: Workers) -> None:
-        await until(lambda: len(api.watches) == 1)
-        api.fail_with = 503
-        await api.break_watches()
-        await until(lambda: source.failures.get("status", 0) >= 2)
+@run_by(watching, "tmp_path")
+async def test_gone_means_to_list_anew(api: FakeKubernetes, source: Workers) -> None:
+    await until(lambda: len(api.watches) == 1)
+    del api.objects["pods", "w-1"]  # happened while nobody watched, and is history
+    api.compact()
+    await api.break_watches()
+    await until(lambda: len(endpoints(source)) == 2)
+    assert len(api.lists) == 3
+    assert source.failures["gone"] == 1
+
+
+@run_by(watching, "tmp_path")
+async def test_an_api_server_in_trouble_changes_nothing(
+    api: FakeKubernetes, source: Workers
+) -> None:
+    await until(lambda: len(api.watches) == 1)
+    api.fail_with = 503
+    await api.break_watches()
+    await until(lambda: source.failures.get("status", 0) >= 2)
+    assert endpoints(source) == THREE
+    api.fail_with = None
+    await api.put("pods", "w-3", **pod("10.0.0.4"))
+    await until(lambda: len(endpoints(source)) == 4)
+
+
+@run_by(watching, "tmp_path")
+async def test_garbage_in_a_watch(api: FakeKubernetes, source: Workers) -> None:
+    await until(lambda: len(api.watches) == 1)
+    garbage = (
+        b"<html>",
+        b'{"type":"ADDED","object":5}',
+        b"\xff",
+        b'{"type":"\xff"}',
+        b'{"\xff":1}',
+    )
+    for number, text in enumerate(one + b"\n" for one in garbage):
+        watches = len(api.watches)
+        await api.say_raw(text)
+        await until(lambda: source.failures.get("malformed", 0) > number)
+        await until(lambda: len(api.watches) > watches)
         assert endpoints(source) == THREE
-        api.fail_with = None
-        await api.put("pods", "w-3", **pod("10.0.0.4"))
-        await until(lambda: len(endpoints(source)) == 4)
-
-    watching(use, tmp_path)
-
-
-def test_garbage_in_a_watch(tmp_path: Path) -> None:
-    async def use(api: FakeKubernetes, source: Workers) -> None:
-        await until(lambda: len(api.watches) == 1)
-        garbage = (
-            b"<html>",
-            b'{"type":"ADDED","object":5}',
-            b"\xff",
-            b'{"type":"\xff"}',
-            b'{"\xff":1}',
-        )
-        for number, text in enumerate(one + b"\n" for one in garbage):
-            watches = len(api.watches)
-            await api.say_raw(text)
-            await until(lambda: source.failures.get("malformed", 0) > number)
-            await until(lambda: len(api.watches) > watches)
-            assert endpoints(source) == THREE
-        assert source.failures["malformed"] == len(garbage)
-
-    watching(use, tmp_path)
+    assert source.failures["malformed"] == len(garbage)
 
 
 def test_an_event_without_end(tmp_path: Path, monkeypatch: Any) -> None:
@@ -164,35 +157,32 @@ def test_an_event_without_end(tmp_path: Path, monkeypatch: Any) -> None:
     watching(use, tmp_path)
 
 
-def test_no_more_objects_than_may_be(tmp_path: Path) -> None:
+@run_by(watching, "tmp_path")
+async def test_no_more_objects_than_may_be(api: FakeKubernetes, source: Workers) -> None:
     """Neither in a list nor by and by; the last good state stays."""
-
-    async def use(api: FakeKubernetes, source: Workers) -> None:
-        await until(lambda: len(api.watches) == 1)
-        assert isinstance(source, Watched)
-        source._api.objects_max = len(THREE)
-        await api.put("pods", "w-3", **pod("10.0.0.4"))
-        await until(lambda: source.failures.get("too_large", 0) > 1)
-        assert endpoints(source) == THREE
-        source._api.objects_max += 1
-        await until(lambda: endpoints(source) != THREE)
-
-    watching(use, tmp_path)
+    await until(lambda: len(api.watches) == 1)
+    assert isinstance(source, Watched)
+    source._api.objects_max = len(THREE)
+    await api.put("pods", "w-3", **pod("10.0.0.4"))
+    await until(lambda: source.failures.get("too_large", 0) > 1)
+    assert endpoints(source) == THREE
+    source._api.objects_max += 1
+    await until(lambda: endpoints(source) != THREE)
 
 
-def test_the_token_is_read_again_when_it_rotates(tmp_path: Path) -> None:
-    async def use(api: FakeKubernetes, source: Workers) -> None:
-        (tmp_path / "token").write_text("first\n")
-        api.token = "first"
-        await until(lambda: len(api.watches) == 1)
-        api.token = "second"
-        await api.break_watches()
-        await until(lambda: source.failures.get("unauthorized", 0) >= 1)
-        (tmp_path / "token").write_text("second\n")
-        await api.put("pods", "w-3", **pod("10.0.0.4"))
-        await until(lambda: len(endpoints(source)) == 4)
-
-    watching(use, tmp_path)
+@run_by(watching, "tmp_path")
+async def test_the_token_is_read_again_when_it_rotates(
+    api: FakeKubernetes, source: Workers, *, tmp_path: Path
+) -> None:
+    (tmp_path / "token").write_text("first\n")
+    api.token = "first"
+    await until(lambda: len(api.watches) == 1)
+    api.token = "second"
+    await api.break_watches()
+    await until(lambda: source.failures.get("unauthorized", 0) >= 1)
+    (tmp_path / "token").write_text("second\n")
+    await api.put("pods", "w-3", **pod("10.0.0.4"))
+    await until(lambda: len(endpoints(source)) == 4)
 
 
 def test_over_tls_with_a_mounted_ca_and_token_that_both_rotate(tmp_path: Path) -> None:
@@ -237,19 +227,17 @@ def mount(folder: Path, volume: str) -> None:
             (folder / name).symlink_to(f"..data/{name}")
 
 
-def test_what_makes_no_sense_is_set_aside(tmp_path: Path) -> None:
-    async def use(api: FakeKubernetes, source: Workers) -> None:
-        await until(lambda: len(api.watches) == 1)
-        await api.put("pods", "bad", **pod("10.0.0.9", block_size="many"))
-        await api.put("pods", "big", **pod("10.0.0.8", worker_id=str(1 << 64)))
-        await api.put("pods", "good", **pod("10.0.0.4"))
-        await until(lambda: len(endpoints(source)) == 4)
-        assert source.rejected.keys() == {"ns/bad", "ns/big"}
-        await api.put("pods", "bad", **pod("10.0.0.9", block_size="16"))
-        await until(lambda: len(endpoints(source)) == 5)
-        assert source.rejected.keys() == {"ns/big"}
-
-    watching(use, tmp_path)
+@run_by(watching, "tmp_path")
+async def test_what_makes_no_sense_is_set_aside(api: FakeKubernetes, source: Workers) -> None:
+    await until(lambda: len(api.watches) == 1)
+    await api.put("pods", "bad", **pod("10.0.0.9", block_size="many"))
+    await api.put("pods", "big", **pod("10.0.0.8", worker_id=str(1 << 64)))
+    await api.put("pods", "good", **pod("10.0.0.4"))
+    await until(lambda: len(endpoints(source)) == 4)
+    assert source.rejected.keys() == {"ns/bad", "ns/big"}
+    await api.put("pods", "bad", **pod("10.0.0.9", block_size="16"))
+    await until(lambda: len(endpoints(source)) == 5)
+    assert source.rejected.keys() == {"ns/big"}
 
 
 def slice_of(*addresses: str, port: int = 9092, **conditions: bool) -> dict[str, Any]:
@@ -263,37 +251,32 @@ def slice_of(*addresses: str, port: int = 9092, **conditions: bool) -> dict[str,
     }
 
 
-def test_workers_out_of_endpoint_slices(tmp_path: Path) -> None:
-    async def use(api: FakeKubernetes, source: Workers) -> None:
-        await until(lambda: len(api.watches) == 1)
-        assert endpoints(source) == set()
-        await api.put("endpointslices", "s-1", **slice_of("10.1.0.1", "10.1.0.2"))
-        await api.put("endpointslices", "s-2", **slice_of("10.1.0.3", ready=False))
-        await until(lambda: len(endpoints(source)) == 2)
-        assert api.requests[0][0] == "/apis/discovery.k8s.io/v1/namespaces/ns/endpointslices"
-
-    watching(use, tmp_path, slices=True)
+@run_by(watching, "tmp_path", slices=True)
+async def test_workers_out_of_endpoint_slices(api: FakeKubernetes, source: Workers) -> None:
+    await until(lambda: len(api.watches) == 1)
+    assert endpoints(source) == set()
+    await api.put("endpointslices", "s-1", **slice_of("10.1.0.1", "10.1.0.2"))
+    await api.put("endpointslices", "s-2", **slice_of("10.1.0.3", ready=False))
+    await until(lambda: len(endpoints(source)) == 2)
+    assert api.requests[0][0] == "/apis/discovery.k8s.io/v1/namespaces/ns/endpointslices"
 
 
-def test_replicas_ready_or_not_and_never_oneself(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with FakeKubernetes().serving() as api:
-            await api.put("endpointslices", "r-1", **slice_of("10.2.0.1", "10.2.0.2", ready=False))
-            await api.put("endpointslices", "r-2", **slice_of("10.2.0.4", terminating=True))
-            source = watched_replicas(
-                KubernetesApi(api.url, str(tmp_path), "ns"), "app=s", ["10.2.0.1"], 0.01
-            )
-            looking = asyncio.ensure_future(source.run())
-            there = frozenset(("tcp://10.2.0.2:9092", "tcp://10.2.0.4:9092"))
-            await until(lambda: source.latest == there)
-            await until(lambda: bool(api.watches))
-            await api.put("endpointslices", "r-3", **slice_of("fd00::1"))
-            await until(lambda: source.latest is not None and len(source.latest) == 3)
-            assert source.latest == there | {"tcp://[fd00::1]:9092"}
-            looking.cancel()
-            await asyncio.gather(looking, return_exceptions=True)
-
-    wait.run(run())
+async def test_replicas_ready_or_not_and_never_oneself(tmp_path: Path) -> None:
+    async with FakeKubernetes().serving() as api:
+        await api.put("endpointslices", "r-1", **slice_of("10.2.0.1", "10.2.0.2", ready=False))
+        await api.put("endpointslices", "r-2", **slice_of("10.2.0.4", terminating=True))
+        source = watched_replicas(
+            KubernetesApi(api.url, str(tmp_path), "ns"), "app=s", ["10.2.0.1"], 0.01
+        )
+        looking = asyncio.ensure_future(source.run())
+        there = frozenset(("tcp://10.2.0.2:9092", "tcp://10.2.0.4:9092"))
+        await until(lambda: source.latest == there)
+        await until(lambda: bool(api.watches))
+        await api.put("endpointslices", "r-3", **slice_of("fd00::1"))
+        await until(lambda: source.latest is not None and len(source.latest) == 3)
+        assert source.latest == there | {"tcp://[fd00::1]:9092"}
+        looking.cancel()
+        await asyncio.gather(looking, return_exceptions=True)
 
 
 def test_nobody_says_where_the_api_server_is(tmp_path: Path, monkeypatch: Any) -> None:
@@ -314,15 +297,15 @@ def test_nobody_says_where_the_api_server_is(tmp_path: Path, monkeypatch: Any) -
     assert KubernetesApi(None, str(tmp_path)).url == "https://[fd00::1]:6443"
 
 
-def test_credentials_that_cannot_be_used(tmp_path: Path) -> None:
-    async def use(api: FakeKubernetes, source: Workers) -> None:
-        (tmp_path / "ca.crt").write_text("no certificate")
-        await until(lambda: len(api.watches) == 1 or "credentials" in source.failures)
-        await api.break_watches()
-        await until(lambda: source.failures.get("credentials", 0) > 0)
-        (tmp_path / "ca.crt").unlink()
-        await until(lambda: endpoints(source) == THREE)
-        await api.put("pods", "w-3", **pod("10.0.0.4"))
-        await until(lambda: len(endpoints(source)) == 4)
-
-    watching(use, tmp_path)
+@run_by(watching, "tmp_path")
+async def test_credentials_that_cannot_be_used(
+    api: FakeKubernetes, source: Workers, *, tmp_path: Path
+) -> None:
+    (tmp_path / "ca.crt").write_text("no certificate")
+    await until(lambda: len(api.watches) == 1 or "credentials" in source.failures)
+    await api.break_watches()
+    await until(lambda: source.failures.get("credentials", 0) > 0)
+    (tmp_path / "ca.crt").unlink()
+    await until(lambda: endpoints(source) == THREE)
+    await api.put("pods", "w-3", **pod("10.0.0.4"))
+    await until(lambda: len(endpoints(source)) == 4)

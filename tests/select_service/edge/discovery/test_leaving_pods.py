@@ -19,6 +19,7 @@ from select_service.edge.discovery.followers import WorkerFollower
 from select_service.edge.discovery.setup import create_discovery
 from select_service.edge.driver.driver import Driver
 from select_service.types import WorkerSpec
+from tests.coroutines import run_by
 from tests.select_service.edge.discovery.fake_kubernetes import FakeKubernetes, pod
 from tests.select_service.edge.serving import PROMPT, SETTINGS, in_process, worker
 from tests.wait import run, until
@@ -262,78 +263,71 @@ def test_a_blip_costs_nothing_without_a_grace(*, slices: bool) -> None:
     in_cluster(use, slices=slices, discovery_grace_s=0.0)
 
 
-def test_an_operators_drain_and_readiness_do_not_undo_each_other() -> None:
-    async def use(cluster: Cluster) -> None:
-        first = cluster.first
-        drain = f"/workers/{first}/drain"
-        follower = cluster.follower
-        told = (await cluster.client.post(drain, json={"reason": "new image"})).json()
-        assert told["drains"]
-        await of_pod(ready=False)(cluster.api)
-        await until(lambda: follower.missed == 1)
-        assert await cluster.reasons(first) == ["draining: new image", "kubernetes: not ready"]
-        await named(cluster.api)
-        await until(lambda: follower.missed == 0)
-        assert cluster.schedulable == 1, "the operator has not said so"
-        told = (await cluster.client.delete(drain)).json()
-        assert (told["lifecycle"], cluster.schedulable) == ("schedulable", 2)
-        await of_pod(ready=False)(cluster.api)
-        await until(lambda: follower.missed == 1)
-        told = (await cluster.client.delete(drain)).json()
-        assert (told["lifecycle"], told["drains"]) == ("draining", False)
-        assert not told["safe_to_terminate"], "it may be ready again"
-        assert cluster.schedulable == 1
-        await cluster.client.post(drain, json={})
-        told = (await cluster.client.delete(drain)).json()
-        assert told["lifecycle"] == "draining"
-
-    in_cluster(use)
+@run_by(in_cluster)
+async def test_an_operators_drain_and_readiness_do_not_undo_each_other(cluster: Cluster) -> None:
+    first = cluster.first
+    drain = f"/workers/{first}/drain"
+    follower = cluster.follower
+    told = (await cluster.client.post(drain, json={"reason": "new image"})).json()
+    assert told["drains"]
+    await of_pod(ready=False)(cluster.api)
+    await until(lambda: follower.missed == 1)
+    assert await cluster.reasons(first) == ["draining: new image", "kubernetes: not ready"]
+    await named(cluster.api)
+    await until(lambda: follower.missed == 0)
+    assert cluster.schedulable == 1, "the operator has not said so"
+    told = (await cluster.client.delete(drain)).json()
+    assert (told["lifecycle"], cluster.schedulable) == ("schedulable", 2)
+    await of_pod(ready=False)(cluster.api)
+    await until(lambda: follower.missed == 1)
+    told = (await cluster.client.delete(drain)).json()
+    assert (told["lifecycle"], told["drains"]) == ("draining", False)
+    assert not told["safe_to_terminate"], "it may be ready again"
+    assert cluster.schedulable == 1
+    await cluster.client.post(drain, json={})
+    told = (await cluster.client.delete(drain)).json()
+    assert told["lifecycle"] == "draining"
 
 
-def test_a_pod_that_was_never_ready_is_no_worker() -> None:
-    async def use(cluster: Cluster) -> None:
-        source = cluster.follower.source
-        before = source.updates
-        await cluster.api.put(PODS, "w-9", **pod("10.0.0.9", ready=False, block_size="16"))
-        await until(lambda: source.updates > before)
-        await until(lambda: not source.changed.is_set())
-        assert len(cluster.service.workers()) == 2
-        await cluster.api.put(PODS, "w-9", **pod("10.0.0.9", block_size="16"))
-        await until(lambda: cluster.schedulable == 3)
-
-    in_cluster(use)
+@run_by(in_cluster)
+async def test_a_pod_that_was_never_ready_is_no_worker(cluster: Cluster) -> None:
+    source = cluster.follower.source
+    before = source.updates
+    await cluster.api.put(PODS, "w-9", **pod("10.0.0.9", ready=False, block_size="16"))
+    await until(lambda: source.updates > before)
+    await until(lambda: not source.changed.is_set())
+    assert len(cluster.service.workers()) == 2
+    await cluster.api.put(PODS, "w-9", **pod("10.0.0.9", block_size="16"))
+    await until(lambda: cluster.schedulable == 3)
 
 
-def test_the_engine_that_stays_connected_is_the_same_after_any_flap() -> None:
+@run_by(in_cluster)
+async def test_the_engine_that_stays_connected_is_the_same_after_any_flap(cluster: Cluster) -> None:
     """Its pod is not listed for longer than the grace; only its connection proves what it is."""
-
-    async def use(cluster: Cluster) -> None:
-        with zmq.Context() as context, context.socket(zmq.PUB) as publisher:
-            publisher.setsockopt(zmq.LINGER, 0)
-            port = publisher.bind_to_random_port("tcp://127.0.0.1")
-            engine = pod("127.0.0.1", block_size="16", kv_events_port=str(port))
-            await cluster.api.put(PODS, "engine", **engine)
-            await until(lambda: cluster.schedulable == 3)
-            worker_id = cluster.id_of("127.0.0.1")
-            streams = cluster.service.core.membership.streams()
-            (stream,) = [one for one in streams if one.rank.worker_id == worker_id]
-            link = cluster.service.sources.link
-            await until(lambda: (told := link(stream)) is not None and told.is_connected)
-            await cluster.api.delete(PODS, "engine")
-            await until(lambda: cluster.schedulable == 2)
-            cluster.now = 100.0
-            await cluster.api.put(PODS, "w-2", **pod("10.0.0.2", block_size="32"))
-            await until(lambda: not cluster.follower.source.changed.is_set())
-            await cluster.api.put(PODS, "engine", **engine)
-            await until(lambda: cluster.lifecycle(worker_id) == "schedulable")
-            assert not stream.closed, "it was heard all the time"
-            await cluster.api.delete(PODS, "engine")
-            await until(lambda: cluster.lifecycle(worker_id) == "draining")
-            cluster.now = 200.0
-        # the engine has ended, and the connection with it
-        await until(lambda: cluster.service.worker_record(worker_id) is None)
-
-    in_cluster(use)
+    with zmq.Context() as context, context.socket(zmq.PUB) as publisher:
+        publisher.setsockopt(zmq.LINGER, 0)
+        port = publisher.bind_to_random_port("tcp://127.0.0.1")
+        engine = pod("127.0.0.1", block_size="16", kv_events_port=str(port))
+        await cluster.api.put(PODS, "engine", **engine)
+        await until(lambda: cluster.schedulable == 3)
+        worker_id = cluster.id_of("127.0.0.1")
+        streams = cluster.service.core.membership.streams()
+        (stream,) = [one for one in streams if one.rank.worker_id == worker_id]
+        link = cluster.service.sources.link
+        await until(lambda: (told := link(stream)) is not None and told.is_connected)
+        await cluster.api.delete(PODS, "engine")
+        await until(lambda: cluster.schedulable == 2)
+        cluster.now = 100.0
+        await cluster.api.put(PODS, "w-2", **pod("10.0.0.2", block_size="32"))
+        await until(lambda: not cluster.follower.source.changed.is_set())
+        await cluster.api.put(PODS, "engine", **engine)
+        await until(lambda: cluster.lifecycle(worker_id) == "schedulable")
+        assert not stream.closed, "it was heard all the time"
+        await cluster.api.delete(PODS, "engine")
+        await until(lambda: cluster.lifecycle(worker_id) == "draining")
+        cluster.now = 200.0
+    # the engine has ended, and the connection with it
+    await until(lambda: cluster.service.worker_record(worker_id) is None)
 
 
 def test_a_worker_that_the_file_names_no_longer_ends_what_it_has(tmp_path: Path) -> None:
@@ -386,22 +380,18 @@ def test_who_is_no_longer_named_may_be_registered_by_anybody(tmp_path: Path) -> 
     in_process(use, workers_file=str(path), workers_file_poll_s=0.01)
 
 
-def test_it_is_kept_over_a_restart(tmp_path: Path) -> None:
+async def test_it_is_kept_over_a_restart(tmp_path: Path) -> None:
     """The API server may be away then, and a pod that leaves is no better for it."""
-
-    async def play() -> None:
-        settings = replace(SETTINGS, state_dir=str(tmp_path))
-        service = create_driver(settings)
-        await service.start()
-        service.core.workers.sources.add("kubernetes")
-        service.upsert_worker(msgspec.convert(worker(1), WorkerSpec), "kubernetes")
-        service.hold_worker_back(1, "kubernetes", "terminating")
-        await service.close()
-        again = create_driver(settings)
-        await again.start()
-        (record,) = again.workers()
-        assert record.lifecycle == "draining"
-        assert record.not_schedulable_reasons == ["kubernetes: terminating"]
-        await again.close()
-
-    run(play())
+    settings = replace(SETTINGS, state_dir=str(tmp_path))
+    service = create_driver(settings)
+    await service.start()
+    service.core.workers.sources.add("kubernetes")
+    service.upsert_worker(msgspec.convert(worker(1), WorkerSpec), "kubernetes")
+    service.hold_worker_back(1, "kubernetes", "terminating")
+    await service.close()
+    again = create_driver(settings)
+    await again.start()
+    (record,) = again.workers()
+    assert record.lifecycle == "draining"
+    assert record.not_schedulable_reasons == ["kubernetes: terminating"]
+    await again.close()

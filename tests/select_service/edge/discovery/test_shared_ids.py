@@ -21,6 +21,7 @@ from select_service.edge.discovery.shared_ids import WorkerIdClaims
 from select_service.edge.driver.driver import Driver
 from select_service.settings.environment import RouterSettings
 from select_service.types import RouterConfig, WorkerSpec
+from tests.coroutines import run_by
 from tests.select_service.edge.discovery.fake_kubernetes import FakeKubernetes, pod
 from tests.select_service.edge.discovery.test_kubernetes import (
     Workers,
@@ -29,7 +30,7 @@ from tests.select_service.edge.discovery.test_kubernetes import (
     watching,
 )
 from tests.select_service.edge.serving import SETTINGS, in_process, worker
-from tests.wait import run, until
+from tests.wait import until
 
 NO_EVENTS = RouterSettings(RouterConfig(use_kv_events=False), None, ())
 ENDED = Unready("phase Failed", has_ended=True)
@@ -132,12 +133,12 @@ def test_the_others_are_refused_by_name(tmp_path: Path, *, slices: bool) -> None
     watching(use, tmp_path, slices=slices)
 
 
-def test_ids_are_derived_from_the_pod_by_default(tmp_path: Path) -> None:
-    async def use(_: FakeKubernetes, source: Workers) -> None:
-        await until(lambda: len(source.latest or {}) == 3)
-        assert (source.shared, source.rejected) == ({}, {})
-
-    watching(use, tmp_path)
+@run_by(watching, "tmp_path")
+async def test_ids_are_derived_from_the_pod_by_default(
+    api: FakeKubernetes, source: Workers
+) -> None:
+    await until(lambda: len(source.latest or {}) == 3)
+    assert (source.shared, source.rejected) == ({}, {})
 
 
 async def codes(client: httpx.AsyncClient) -> dict[str, dict[str, Any]]:
@@ -145,46 +146,42 @@ async def codes(client: httpx.AsyncClient) -> dict[str, dict[str, Any]]:
     return {one["code"]: one for one in findings}
 
 
-def test_a_finding_and_a_metric_tell() -> None:
+async def test_a_finding_and_a_metric_tell() -> None:
     """And both are over when the annotation is gone, as the remedy says."""
-
-    async def play() -> None:
-        now = 0.0
-        async with FakeKubernetes().serving() as api:
+    now = 0.0
+    async with FakeKubernetes().serving() as api:
+        for number in (1, 2, 3):
+            await api.put("pods", f"w-{number}", **templated(number))
+        settings = replace(
+            SETTINGS,
+            kubernetes_workers="app=vllm",
+            kubernetes_api=api.url,
+            kubernetes_namespace="ns",
+            kubernetes_credentials="/nonexistent",
+            router=NO_EVENTS,
+            doctor_interval_s=0.0,
+        )
+        service = create_driver(settings)
+        service.discovery = create_discovery(settings, service, lambda: now)
+        transport = httpx.ASGITransport(create_app(service, settings))
+        await service.start()
+        async with httpx.AsyncClient(transport=transport, base_url="http://s") as client:
+            await until(lambda: service.core.reader.schedulable == 1)
+            finding = (await codes(client))["worker-id-shared"]
+            assert finding["subject"] == {"source": "kubernetes", "worker_id": 5}
+            assert finding["what"] == "ns/w-1 has the id, left out are ns/w-2, ns/w-3"
+            metrics = (await client.get("/metrics")).text
+            name = 'discovery_rejected{reason="worker_id_shared",source="kubernetes"}'
+            assert f"select_service_{name} 2.0" in metrics
+            assert 'discovery_rejected{reason="malformed",source="kubernetes"} 0.0' in metrics
             for number in (1, 2, 3):
-                await api.put("pods", f"w-{number}", **templated(number))
-            settings = replace(
-                SETTINGS,
-                kubernetes_workers="app=vllm",
-                kubernetes_api=api.url,
-                kubernetes_namespace="ns",
-                kubernetes_credentials="/nonexistent",
-                router=NO_EVENTS,
-                doctor_interval_s=0.0,
-            )
-            service = create_driver(settings)
-            service.discovery = create_discovery(settings, service, lambda: now)
-            transport = httpx.ASGITransport(create_app(service, settings))
-            await service.start()
-            async with httpx.AsyncClient(transport=transport, base_url="http://s") as client:
-                await until(lambda: service.core.reader.schedulable == 1)
-                finding = (await codes(client))["worker-id-shared"]
-                assert finding["subject"] == {"source": "kubernetes", "worker_id": 5}
-                assert finding["what"] == "ns/w-1 has the id, left out are ns/w-2, ns/w-3"
-                metrics = (await client.get("/metrics")).text
-                name = 'discovery_rejected{reason="worker_id_shared",source="kubernetes"}'
-                assert f"select_service_{name} 2.0" in metrics
-                assert 'discovery_rejected{reason="malformed",source="kubernetes"} 0.0' in metrics
-                for number in (1, 2, 3):
-                    fields = pod(f"10.0.0.{number}", block_size="16")
-                    await api.put("pods", f"w-{number}", **fields)
-                await until(lambda: service.core.reader.schedulable == 3)
-                assert service.diagnosed is not None
-                await service.diagnosed.examine()
-                assert "worker-id-shared" not in await codes(client)
-            await service.close()
-
-    run(play())
+                fields = pod(f"10.0.0.{number}", block_size="16")
+                await api.put("pods", f"w-{number}", **fields)
+            await until(lambda: service.core.reader.schedulable == 3)
+            assert service.diagnosed is not None
+            await service.diagnosed.examine()
+            assert "worker-id-shared" not in await codes(client)
+        await service.close()
 
 
 def test_a_source_that_cannot_be_read_is_a_finding(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from select_service.edge.discovery import kubernetes
 from select_service.edge.discovery import source as sources
 from select_service.edge.discovery.kubernetes import RESUMES_MAX
 from select_service.edge.discovery.source import DiscoverySource, SourceFailed, insist
+from tests.coroutines import run_by
 from tests.select_service.edge.discovery.fake_kubernetes import FakeKubernetes, pod
 from tests.select_service.edge.discovery.test_kubernetes import (
     THREE,
@@ -85,27 +86,26 @@ def test_an_error_event_means_to_list_anew(how: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", [one for one in STATUSES if one != "nulls"])
-def test_a_watch_that_is_refused_means_to_list_anew(how: str, tmp_path: Path) -> None:
+@run_by(watching, "tmp_path")
+async def test_a_watch_that_is_refused_means_to_list_anew(
+    api: FakeKubernetes, source: Workers, *, how: str
+) -> None:
     """A server that is busy is asked for the same a few times before."""
     body = STATUSES[how]
     code = body["code"] or 410
-
-    async def use(api: FakeKubernetes, source: Workers) -> None:
-        await until(lambda: len(api.watches) == 1)
-        await missed_by_the_watch(api)
-        before = len(api.watches)
-        api.watches_fail_with = code, body
-        await api.break_watches()
-        await until(lambda: len(endpoints(source)) == 4)
-        api.watches_fail_with = None
-        versions = [query["resourceVersion"] for query in api.watches[before:]]
-        broken = 1  # the connection, by which it began
-        assert len(versions) >= (RESUMES_MAX - broken if code == 429 else 1)
-        await until(lambda: bool(api._watchers))
-        await api.put("pods", "w-4", **pod("10.0.0.5"))
-        await until(lambda: len(endpoints(source)) == 5)
-
-    watching(use, tmp_path)
+    await until(lambda: len(api.watches) == 1)
+    await missed_by_the_watch(api)
+    before = len(api.watches)
+    api.watches_fail_with = code, body
+    await api.break_watches()
+    await until(lambda: len(endpoints(source)) == 4)
+    api.watches_fail_with = None
+    versions = [query["resourceVersion"] for query in api.watches[before:]]
+    broken = 1  # the connection, by which it began
+    assert len(versions) >= (RESUMES_MAX - broken if code == 429 else 1)
+    await until(lambda: bool(api._watchers))
+    await api.put("pods", "w-4", **pod("10.0.0.5"))
+    await until(lambda: len(endpoints(source)) == 5)
 
 
 @pytest.mark.parametrize(
@@ -120,34 +120,31 @@ def test_a_watch_that_is_refused_means_to_list_anew(how: str, tmp_path: Path) ->
         b"\xff\xfe\n",
     ],
 )
-def test_a_watch_that_ends_at_once_or_makes_no_sense(says: bytes, tmp_path: Path) -> None:
-    async def use(api: FakeKubernetes, source: Workers) -> None:
-        await until(lambda: len(api.watches) == 1)
-        await missed_by_the_watch(api)
-        api.watch_says = says
-        await api.break_watches()
-        await until(lambda: len(endpoints(source)) == 4)
-        api.watch_says = None
-        await until(lambda: bool(api._watchers))
-        await api.put("pods", "w-4", **pod("10.0.0.5"))
-        await until(lambda: len(endpoints(source)) == 5)
+@run_by(watching, "tmp_path")
+async def test_a_watch_that_ends_at_once_or_makes_no_sense(
+    api: FakeKubernetes, source: Workers, *, says: bytes
+) -> None:
+    await until(lambda: len(api.watches) == 1)
+    await missed_by_the_watch(api)
+    api.watch_says = says
+    await api.break_watches()
+    await until(lambda: len(endpoints(source)) == 4)
+    api.watch_says = None
+    await until(lambda: bool(api._watchers))
+    await api.put("pods", "w-4", **pod("10.0.0.5"))
+    await until(lambda: len(endpoints(source)) == 5)
 
-    watching(use, tmp_path)
 
-
-def test_connections_that_break_again_and_again(tmp_path: Path) -> None:
+@run_by(watching, "tmp_path")
+async def test_connections_that_break_again_and_again(api: FakeKubernetes, source: Workers) -> None:
     """A broken connection says nothing against what is known, a few of them in a row do."""
-
-    async def use(api: FakeKubernetes, source: Workers) -> None:
-        await until(lambda: len(api.watches) == 1)
-        await missed_by_the_watch(api)
-        for number in range(RESUMES_MAX):
-            await until(lambda: bool(api._watchers))
-            assert len(api.lists) == 2, number
-            await api.break_watches()
-        await until(lambda: len(endpoints(source)) == 4)
-
-    watching(use, tmp_path)
+    await until(lambda: len(api.watches) == 1)
+    await missed_by_the_watch(api)
+    for number in range(RESUMES_MAX):
+        await until(lambda: bool(api._watchers))
+        assert len(api.lists) == 2, number
+        await api.break_watches()
+    await until(lambda: len(endpoints(source)) == 4)
 
 
 @pytest.mark.parametrize("trickle", [False, True])
@@ -196,25 +193,22 @@ def test_a_bookmark_as_api_servers_write_it(tmp_path: Path) -> None:
     watching(use, tmp_path)
 
 
-def test_nothing_is_listed_as_null(tmp_path: Path) -> None:
-    async def use(api: FakeKubernetes, source: Workers) -> None:
-        await until(lambda: source.latest == {})
-        assert source.failures == {}
-
-    watching(use, tmp_path, slices=True)
+@run_by(watching, "tmp_path", slices=True)
+async def test_nothing_is_listed_as_null(api: FakeKubernetes, source: Workers) -> None:
+    await until(lambda: source.latest == {})
+    assert source.failures == {}
 
 
-def test_a_list_whose_rest_expires_is_asked_for_whole(tmp_path: Path) -> None:
+@run_by(watching, "tmp_path")
+async def test_a_list_whose_rest_expires_is_asked_for_whole(
+    api: FakeKubernetes, source: Workers
+) -> None:
     """It takes longer to read than the server keeps its pages, and would do so for ever."""
-
-    async def use(api: FakeKubernetes, source: Workers) -> None:
-        api.pages_expired = 1
-        await until(lambda: endpoints(source) == THREE)
-        assert ["limit" in query for query in api.lists] == [True, True, False, False]
-        assert [query.get("continue") for query in api.lists] == [None, "2", None, "2"]
-        assert source.failures["gone"] == 1
-
-    watching(use, tmp_path)
+    api.pages_expired = 1
+    await until(lambda: endpoints(source) == THREE)
+    assert ["limit" in query for query in api.lists] == [True, True, False, False]
+    assert [query.get("continue") for query in api.lists] == [None, "2", None, "2"]
+    assert source.failures["gone"] == 1
 
 
 class Pauses:
@@ -290,28 +284,27 @@ def test_who_asks_to_be_left_alone_is(
     assert least <= pause <= most
 
 
-def test_retry_after_is_read_from_the_header_and_from_the_body(tmp_path: Path) -> None:
+@run_by(watching, "tmp_path")
+async def test_retry_after_is_read_from_the_header_and_from_the_body(
+    api: FakeKubernetes, source: Workers
+) -> None:
     waits: list[float] = []
+    await until(lambda: len(api.watches) == 1)
+    looked = getattr(source, "look")  # noqa: B009 - of Watched
 
-    async def use(api: FakeKubernetes, source: Workers) -> None:
-        await until(lambda: len(api.watches) == 1)
-        looked = getattr(source, "look")  # noqa: B009 - of Watched
+    async def look() -> None:
+        try:
+            await looked()
+        except SourceFailed as error:
+            waits.append(error.retry_after_s)
+            error.retry_after_s = 0.0
+            raise
 
-        async def look() -> None:
-            try:
-                await looked()
-            except SourceFailed as error:
-                waits.append(error.retry_after_s)
-                error.retry_after_s = 0.0
-                raise
-
-        await api.break_watches()
-        told: dict[str, Any] = {"details": {"retryAfterSeconds": 4}}
-        for header, body in (("3", {}), (None, told), ("soon", {})):
-            api.retry_after = header
-            api.watches_fail_with = 503, status(503, "ServiceUnavailable", **body)
-            with pytest.raises(SourceFailed):
-                await look()
-        assert waits == [3.0, 4.0, 0.0]
-
-    watching(use, tmp_path)
+    await api.break_watches()
+    told: dict[str, Any] = {"details": {"retryAfterSeconds": 4}}
+    for header, body in (("3", {}), (None, told), ("soon", {})):
+        api.retry_after = header
+        api.watches_fail_with = 503, status(503, "ServiceUnavailable", **body)
+        with pytest.raises(SourceFailed):
+            await look()
+    assert waits == [3.0, 4.0, 0.0]

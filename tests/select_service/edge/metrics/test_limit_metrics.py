@@ -12,7 +12,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from indexer.types import StreamLimits, Tier
 from select_service.edge.app import create_driver
-from select_service.edge.driver.driver import Driver
 from select_service.edge.http.traffic import Traffic
 from select_service.edge.metrics.exposition import Metrics
 from select_service.edge.metrics.limit_metrics import TURN_BUDGETS, limit_hits, limit_values
@@ -20,6 +19,7 @@ from select_service.errors import InvalidRequest
 from select_service.metric_rows import PREFIX
 from select_service.settings import FLAGS
 from select_service.types import CoreLimits, ReservationRequest, WorkerSpec
+from tests.coroutines import run_by
 from tests.select_service.edge.serving import SETTINGS, in_process, worker
 
 
@@ -69,16 +69,14 @@ def test_hits_are_counted() -> None:
     assert hits.keys() <= limit_values(SETTINGS).keys()
 
 
-def test_metrics_show_limits() -> None:
-    async def use(client: httpx.AsyncClient, _: Driver) -> None:
-        text = (await client.get("/metrics")).text
-        families: dict[str, Any] = {f.name: f for f in text_string_to_metric_families(text)}
-        shown = {s.labels["name"]: s.value for s in families["select_service_limit"].samples}
-        assert shown == limit_values(SETTINGS)
-        hits = {s.labels["name"]: s.value for s in families["select_service_limit_hits"].samples}
-        assert set(hits.values()) == {0.0}
-
-    in_process(use)
+@run_by(in_process)
+async def test_metrics_show_limits(client: httpx.AsyncClient) -> None:
+    text = (await client.get("/metrics")).text
+    families: dict[str, Any] = {f.name: f for f in text_string_to_metric_families(text)}
+    shown = {s.labels["name"]: s.value for s in families["select_service_limit"].samples}
+    assert shown == limit_values(SETTINGS)
+    hits = {s.labels["name"]: s.value for s in families["select_service_limit_hits"].samples}
+    assert set(hits.values()) == {0.0}
 
 
 def test_every_limit_says_what_to_watch() -> None:

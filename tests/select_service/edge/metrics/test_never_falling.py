@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from select_service.core.admission.slo_shed import SloShed
 from select_service.edge.driver.driver import Driver
+from tests.coroutines import run_by
 from tests.select_service.edge.serving import PROMPT, in_process, seat
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -109,38 +110,35 @@ def test_counters_outlive_the_scopes_they_are_summed_over(
     in_process(use, **settings)
 
 
-def test_counters_outlive_a_policy() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        await use_all(client, service)
-        for policy in ("token-bucket", "slo-shed", "token-bucket", "always-admit", "slo-shed"):
-            before = await counted(client)
-            answer = await client.put("/admission", json={"policy": policy})
-            assert answer.status_code == 200
-            assert fallen(before, await counted(client)) == {}, policy
-            for partition in service.core.partitions.values():
-                keeper = partition.admission
-                assert keeper is not None
-                keeper.gate.returns.counts.kept += 1
-        service.core.check()
-
-    in_process(use, admission_policy="slo-shed", max_inflight_default=1)
+@run_by(in_process, admission_policy="slo-shed", max_inflight_default=1)
+async def test_counters_outlive_a_policy(client: httpx.AsyncClient, service: Driver) -> None:
+    await use_all(client, service)
+    for policy in ("token-bucket", "slo-shed", "token-bucket", "always-admit", "slo-shed"):
+        before = await counted(client)
+        answer = await client.put("/admission", json={"policy": policy})
+        assert answer.status_code == 200
+        assert fallen(before, await counted(client)) == {}, policy
+        for partition in service.core.partitions.values():
+            keeper = partition.admission
+            assert keeper is not None
+            keeper.gate.returns.counts.kept += 1
+    service.core.check()
 
 
-def test_who_is_refused_most_takes_a_label_and_nothing_from_the_others() -> None:
+@run_by(in_process, admission_policy="slo-shed", tenant_labels_max=1)
+async def test_who_is_refused_most_takes_a_label_and_nothing_from_the_others(
+    client: httpx.AsyncClient, service: Driver
+) -> None:
     """Of one outcome under `other` nothing goes because of another outcome."""
-
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service, 1, model_name="a")
-        seat(service, 2, model_name="b", max_inflight=1, max_queued=0)
-        body = {**PROMPT, "model_name": "b", "fairness_id": "p"}
-        await client.post("/select_and_reserve", json=body)
-        for _ in range(9):
-            await client.post("/select", json={**body, "model_name": "a"})
-        before: Samples = {}
-        for _ in range(20):
-            await client.post("/select", json={**body, "fairness_id": "q"})
-            after = await counted(client)
-            assert fallen(before, after) == {}
-            before = after
-
-    in_process(use, admission_policy="slo-shed", tenant_labels_max=1)
+    seat(service, 1, model_name="a")
+    seat(service, 2, model_name="b", max_inflight=1, max_queued=0)
+    body = {**PROMPT, "model_name": "b", "fairness_id": "p"}
+    await client.post("/select_and_reserve", json=body)
+    for _ in range(9):
+        await client.post("/select", json={**body, "model_name": "a"})
+    before: Samples = {}
+    for _ in range(20):
+        await client.post("/select", json={**body, "fairness_id": "q"})
+        after = await counted(client)
+        assert fallen(before, after) == {}
+        before = after

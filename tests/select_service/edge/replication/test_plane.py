@@ -21,6 +21,7 @@ from select_service.edge.replication.pull import Frames
 from select_service.edge.stream_limit import StreamCut
 from select_service.errors import TooManySnapshots
 from select_service.types import ReservationRequest
+from tests.coroutines import run_by
 from tests.effort import examples
 from tests.live.ports import free_port
 from tests.select_service.edge.serving import PROMPT, in_process, seat
@@ -59,12 +60,10 @@ def test_a_peer_is_no_longer_than_anything_that_can_be_connected_to() -> None:
     in_process(use, replica_sync_port=free_port())
 
 
-def test_a_snapshot_without_replica_sync() -> None:
-    async def use(client: httpx.AsyncClient, _: Driver) -> None:
-        answer = await client.get(SNAPSHOT)
-        assert (answer.status_code, answer.json()["code"]) == (409, "replica_sync_disabled")
-
-    in_process(use)
+@run_by(in_process)
+async def test_a_snapshot_without_replica_sync(client: httpx.AsyncClient) -> None:
+    answer = await client.get(SNAPSHOT)
+    assert (answer.status_code, answer.json()["code"]) == (409, "replica_sync_disabled")
 
 
 def test_a_snapshot_holds_what_is_booked() -> None:

@@ -20,6 +20,7 @@ from select_service.edge.replication import sync as replica_sync
 from select_service.edge.replication.sync import ReplicaPublisher, Subscriptions
 from select_service.types import ReplicaLimits
 from tests import wait
+from tests.coroutines import run_by
 from tests.live.ports import free_port
 from tests.wait import until
 
@@ -98,63 +99,59 @@ def test_a_flood_leaves_time_for_others(monkeypatch: pytest.MonkeyPatch) -> None
     run(scene)
 
 
-def test_a_removed_peer_is_not_heard() -> None:
-    async def scene(subscriptions: Subscriptions, heard: Heard) -> None:
-        async with publisher() as (sock, endpoint), publisher() as (other, second):
-            subscriptions.add(endpoint)
-            subscriptions.add(second)
-            await subscribed(sock)
-            await subscribed(other)
+@run_by(run)
+async def test_a_removed_peer_is_not_heard(subscriptions: Subscriptions, heard: Heard) -> None:
+    async with publisher() as (sock, endpoint), publisher() as (other, second):
+        subscriptions.add(endpoint)
+        subscriptions.add(second)
+        await subscribed(sock)
+        await subscribed(other)
+        sock.send_multipart([b"one", b"x"])
+        assert subscriptions.remove(endpoint)
+        assert not subscriptions.remove(endpoint)
+        other.send_multipart([b"one", b"y"])
+        await until(lambda: bool(heard))
+        assert heard == [(second, [b"one", b"y"])]
+        assert list(subscriptions) == [second]
+
+
+@run_by(run)
+async def test_a_peer_may_remove_itself_while_it_speaks(
+    subscriptions: Subscriptions, heard: Heard
+) -> None:
+    async with publisher() as (sock, endpoint):
+
+        def hear(peer: str, frames: list[bytes]) -> None:
+            heard.append((peer, frames))
+            subscriptions.remove(peer)
+
+        subscriptions._heard = hear
+        subscriptions.add(endpoint)
+        await subscribed(sock)
+        for _ in range(3):
             sock.send_multipart([b"one", b"x"])
-            assert subscriptions.remove(endpoint)
-            assert not subscriptions.remove(endpoint)
-            other.send_multipart([b"one", b"y"])
-            await until(lambda: bool(heard))
-            assert heard == [(second, [b"one", b"y"])]
-            assert list(subscriptions) == [second]
-
-    run(scene)
+        await until(lambda: not len(subscriptions))
+        await asyncio.sleep(0)
+        assert len(heard) == 1
 
 
-def test_a_peer_may_remove_itself_while_it_speaks() -> None:
-    async def scene(subscriptions: Subscriptions, heard: Heard) -> None:
-        async with publisher() as (sock, endpoint):
+@run_by(run)
+async def test_a_fault_costs_one_message(subscriptions: Subscriptions, heard: Heard) -> None:
+    async with publisher() as (sock, endpoint):
 
-            def hear(peer: str, frames: list[bytes]) -> None:
-                heard.append((peer, frames))
-                subscriptions.remove(peer)
+        def hear(peer: str, frames: list[bytes]) -> None:
+            heard.append((peer, frames))
+            if len(heard) == 1:
+                raise ZeroDivisionError
 
-            subscriptions._heard = hear
-            subscriptions.add(endpoint)
-            await subscribed(sock)
-            for _ in range(3):
-                sock.send_multipart([b"one", b"x"])
-            await until(lambda: not len(subscriptions))
-            await asyncio.sleep(0)
-            assert len(heard) == 1
-
-    run(scene)
-
-
-def test_a_fault_costs_one_message() -> None:
-    async def scene(subscriptions: Subscriptions, heard: Heard) -> None:
-        async with publisher() as (sock, endpoint):
-
-            def hear(peer: str, frames: list[bytes]) -> None:
-                heard.append((peer, frames))
-                if len(heard) == 1:
-                    raise ZeroDivisionError
-
-            subscriptions._heard = hear
-            asyncio.get_running_loop().set_exception_handler(lambda *_: None)
-            subscriptions.add(endpoint)
-            await subscribed(sock)
-            for _ in range(3):
-                sock.send_multipart([b"one", b"x"])
-            await until(lambda: len(heard) == 3)
-            assert subscriptions.faults == 1
-
-    run(scene)
+        subscriptions._heard = hear
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        subscriptions.add(endpoint)
+        await subscribed(sock)
+        for _ in range(3):
+            sock.send_multipart([b"one", b"x"])
+        await until(lambda: len(heard) == 3)
+        assert subscriptions.faults == 1
 
 
 def test_a_message_beyond_the_limit_costs_its_sender_the_connection(
@@ -175,37 +172,35 @@ def test_a_message_beyond_the_limit_costs_its_sender_the_connection(
     run(scene, message_bytes_max=1000)
 
 
-def test_a_port_that_speaks_something_else_is_left_alone() -> None:
-    async def scene(subscriptions: Subscriptions, heard: Heard) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            subscriptions.add(f"tcp://127.0.0.1:{server.getsockname()[1]}")
-            caller, _ = await asyncio.to_thread(server.accept)
-            with caller:
-                caller.sendall(b"HTTP/1.1 200 OK\r\n\r\n" * 10)
-            async with publisher() as (sock, endpoint):
-                subscriptions.add("tcp://no-such-host.invalid:1")
-                subscriptions.add("inproc://nobody")
-                subscriptions.add(endpoint)
-                await subscribed(sock)
-                sock.send_multipart([b"one", b"x"])
-                await until(lambda: bool(heard))
-
-    run(scene)
-
-
-def test_a_peer_that_is_told_by_name() -> None:
-    async def scene(subscriptions: Subscriptions, heard: Heard) -> None:
+@run_by(run)
+async def test_a_port_that_speaks_something_else_is_left_alone(
+    subscriptions: Subscriptions, heard: Heard
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        subscriptions.add(f"tcp://127.0.0.1:{server.getsockname()[1]}")
+        caller, _ = await asyncio.to_thread(server.accept)
+        with caller:
+            caller.sendall(b"HTTP/1.1 200 OK\r\n\r\n" * 10)
         async with publisher() as (sock, endpoint):
-            named = endpoint.replace("127.0.0.1", "other")
-            subscriptions.add(named)
-            subscriptions.add("tcp://metadata:80")
+            subscriptions.add("tcp://no-such-host.invalid:1")
+            subscriptions.add("inproc://nobody")
+            subscriptions.add(endpoint)
             await subscribed(sock)
             sock.send_multipart([b"one", b"x"])
             await until(lambda: bool(heard))
-            assert heard == [(named, [b"one", b"x"])], "known by the name it was given"
-            assert list(subscriptions) == ["tcp://metadata:80", named]
 
-    run(scene)
+
+@run_by(run)
+async def test_a_peer_that_is_told_by_name(subscriptions: Subscriptions, heard: Heard) -> None:
+    async with publisher() as (sock, endpoint):
+        named = endpoint.replace("127.0.0.1", "other")
+        subscriptions.add(named)
+        subscriptions.add("tcp://metadata:80")
+        await subscribed(sock)
+        sock.send_multipart([b"one", b"x"])
+        await until(lambda: bool(heard))
+        assert heard == [(named, [b"one", b"x"])], "known by the name it was given"
+        assert list(subscriptions) == ["tcp://metadata:80", named]
 
 
 def test_a_peer_with_several_addresses_is_heard_where_it_lives(
@@ -238,55 +233,51 @@ def test_a_subscriber_that_does_not_read_costs_messages_not_time() -> None:
     ours.close()
 
 
-def test_who_sends_heartbeats_and_falls_silent_is_connected_to_anew() -> None:
+async def test_who_sends_heartbeats_and_falls_silent_is_connected_to_anew() -> None:
     """As after a garbled subscription: the connection stands, and nothing is sent to us."""
     now = [1000.0]
+    heard: Heard = []
+    subscriptions = Subscriptions(
+        TOPICS,
+        lambda peer, frames: heard.append((peer, frames)),
+        ReplicaLimits(),
+        lambda: now[0],
+        Addresses(EgressSettings(schemes=("tcp",)), look_up=NAMES.__getitem__),
+        beats_on=b"two",
+        silence_s=lambda: 10.0,
+    )
 
-    async def play() -> None:
-        heard: Heard = []
-        subscriptions = Subscriptions(
-            TOPICS,
-            lambda peer, frames: heard.append((peer, frames)),
-            ReplicaLimits(),
-            lambda: now[0],
-            Addresses(EgressSettings(schemes=("tcp",)), look_up=NAMES.__getitem__),
-            beats_on=b"two",
-            silence_s=lambda: 10.0,
-        )
+    def passes(seconds: float) -> None:
+        for _ in range(round(2 * seconds)):
+            now[0] += 0.5
+            subscriptions.renew_silent()
 
-        def passes(seconds: float) -> None:
-            for _ in range(round(2 * seconds)):
-                now[0] += 0.5
-                subscriptions.renew_silent()
+    async with publisher() as (beating, one), publisher() as (other, two):
+        for sock, endpoint, topic in ((beating, one, b"two"), (other, two, b"one")):
+            subscriptions.add(endpoint)
+            await subscribed(sock)
+            sock.send_multipart([topic, b"x"])
+        await until(lambda: len(heard) == 2)
+        passes(9.5)
+        beating.send_multipart([b"two", b"y"])
+        await until(lambda: len(heard) == 3)
+        passes(9.5)
+        assert subscriptions.renewed == 0
+        now[0] += 60.0  # we have slept, not they
+        passes(9.5)
+        assert subscriptions.renewed == 0
+        passes(2.0)
+        assert subscriptions.renewed == 1
 
-        async with publisher() as (beating, one), publisher() as (other, two):
-            for sock, endpoint, topic in ((beating, one, b"two"), (other, two, b"one")):
-                subscriptions.add(endpoint)
-                await subscribed(sock)
-                sock.send_multipart([topic, b"x"])
-            await until(lambda: len(heard) == 2)
-            passes(9.5)
-            beating.send_multipart([b"two", b"y"])
-            await until(lambda: len(heard) == 3)
-            passes(9.5)
-            assert subscriptions.renewed == 0
-            now[0] += 60.0  # we have slept, not they
-            passes(9.5)
-            assert subscriptions.renewed == 0
-            passes(2.0)
-            assert subscriptions.renewed == 1
+        def heard_anew() -> bool:
+            beating.send_multipart([b"two", b"z"])
+            return (one, [b"two", b"z"]) in heard
 
-            def heard_anew() -> bool:
-                beating.send_multipart([b"two", b"z"])
-                return (one, [b"two", b"z"]) in heard
-
-            await until(heard_anew)
-            other.send_multipart([b"one", b"z"])
-            await until(lambda: (two, [b"one", b"z"]) in heard)
-            assert not other.poll(0), "who sends no heartbeats may be silent"
-        subscriptions.close()
-
-    wait.run(play())
+        await until(heard_anew)
+        other.send_multipart([b"one", b"z"])
+        await until(lambda: (two, [b"one", b"z"]) in heard)
+        assert not other.poll(0), "who sends no heartbeats may be silent"
+    subscriptions.close()
 
 
 def test_replicas_have_the_descriptors_that_others_leave(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from select_service.edge.http.routes import ROUTES
 from select_service.edge.http.traffic import Traffic
 from select_service.edge.routing import OPEN, Route
 from select_service.edge.security.tokens import SCOPES
+from tests.coroutines import run_by
 from tests.select_service.edge.security.askers import OURS, THEIRS, ask, body_of
 from tests.select_service.edge.security.credentials_made import Authority, TokenFile
 from tests.select_service.edge.serving import PROMPT, Wire, on_a_port, seat
@@ -166,12 +167,10 @@ def test_a_dump_is_cut_to_the_tenant(tmp_path: Path) -> None:
     on_a_port(use, token_file=str(file.path))
 
 
-def test_without_a_token_file_nobody_is_asked() -> None:
-    async def use(port: int, service: Driver, _: object) -> None:
-        seat(service, 1)
-        wire = await Wire.to(port)
-        for lines in ((), ("authorization: Bearer whatever",)):
-            wire.ask("POST", "/select", PROMPT, *lines)
-            assert (await wire.answer())[0] == 200
-
-    on_a_port(use)
+@run_by(on_a_port)
+async def test_without_a_token_file_nobody_is_asked(port: int, service: Driver) -> None:
+    seat(service, 1)
+    wire = await Wire.to(port)
+    for lines in ((), ("authorization: Bearer whatever",)):
+        wire.ask("POST", "/select", PROMPT, *lines)
+        assert (await wire.answer())[0] == 200

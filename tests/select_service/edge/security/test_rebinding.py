@@ -23,6 +23,7 @@ from select_service.edge.driver.driver import Driver
 from select_service.edge.replication.pull import Pulls
 from select_service.types import ReplicaLimits, WorkerSpec
 from tests import wait
+from tests.coroutines import run_by
 from tests.live.ports import free_port
 from tests.live.tcp_server import tcp_server
 from tests.select_service.edge.replication.test_pull import ROUTER, Reader
@@ -114,40 +115,34 @@ def test_endpoints_of_a_worker(name: Name, field: str) -> None:
     play(name, scene)
 
 
-def test_a_replica(name: Name) -> None:
-    async def scene(port: int) -> None:
-        async with listening(**SETTINGS, replica_sync_port=free_port()) as (_, service, _server):
-            service.register_peer(f"tcp://{NAME}:{port}")
-            await turned(name, service)
-
-    play(name, scene)
+@run_by(play, "name")
+async def test_a_replica(port: int, *, name: Name) -> None:
+    async with listening(**SETTINGS, replica_sync_port=free_port()) as (_, service, _server):
+        service.register_peer(f"tcp://{NAME}:{port}")
+        await turned(name, service)
 
 
-def test_a_replica_whose_snapshot_is_fetched(name: Name) -> None:
-    async def scene(port: int) -> None:
-        reader, addresses = Reader(), Addresses(REACH)
-        limits = ReplicaLimits(pull_backoff_s=0.01, pull_backoff_max_s=0.01)
-        client = Pulls(reader, lambda _: None, limits, time.monotonic, lambda _: None, addresses)
-        counts = client.outcomes
-        for outcome in ("unreachable", "denied"):
-            while not counts[outcome]:  # what was found is good for a moment
-                before = sum(counts.values())
-                client.ask(Pull(f"tcp://{NAME}:1", ROUTER, port, None))
-                await until(lambda: sum(counts.values()) > before and not client.running)
-        await client.close()
-        addresses.close()
-
-    play(name, scene)
+@run_by(play, "name")
+async def test_a_replica_whose_snapshot_is_fetched(port: int) -> None:
+    reader, addresses = Reader(), Addresses(REACH)
+    limits = ReplicaLimits(pull_backoff_s=0.01, pull_backoff_max_s=0.01)
+    client = Pulls(reader, lambda _: None, limits, time.monotonic, lambda _: None, addresses)
+    counts = client.outcomes
+    for outcome in ("unreachable", "denied"):
+        while not counts[outcome]:  # what was found is good for a moment
+            before = sum(counts.values())
+            client.ask(Pull(f"tcp://{NAME}:1", ROUTER, port, None))
+            await until(lambda: sum(counts.values()) > before and not client.running)
+    await client.close()
+    addresses.close()
 
 
-def test_peers_whose_index_is_fetched(name: Name) -> None:
-    async def scene(port: int) -> None:
-        peers = (f"http://{NAME}:{port}",)
-        chosen = {"recovery_attempts_max": 3, "recovery_backoff_s": 0.01}
-        async with listening(**SETTINGS, **chosen, indexer_peers=peers) as (_, service, _server):
-            recovery = service.recovery
-            assert recovery is not None
-            await until(lambda: recovery.outcome == "failed")
-            assert recovery.failures == {"connection": 1, "denied": 2}
-
-    play(name, scene)
+@run_by(play, "name")
+async def test_peers_whose_index_is_fetched(port: int) -> None:
+    peers = (f"http://{NAME}:{port}",)
+    chosen = {"recovery_attempts_max": 3, "recovery_backoff_s": 0.01}
+    async with listening(**SETTINGS, **chosen, indexer_peers=peers) as (_, service, _server):
+        recovery = service.recovery
+        assert recovery is not None
+        await until(lambda: recovery.outcome == "failed")
+        assert recovery.failures == {"connection": 1, "denied": 2}

@@ -15,11 +15,11 @@ from tests.select_service.edge.serving import PROMPT, SETTINGS
 Use = Callable[[httpx.AsyncClient, Driver], Awaitable[None]]
 
 
-def life(directory: Path, use: Use, *, kill: bool = False, **settings: Any) -> None:
+def life(tmp_path: Path, use: Use, *, kill: bool = False, **settings: Any) -> None:
     """One life of a service over the directory; killed, it writes and says no more."""
 
     async def run() -> None:
-        chosen = replace(SETTINGS, state_dir=str(directory), **settings)
+        chosen = replace(SETTINGS, state_dir=str(tmp_path), **settings)
         service = create_driver(chosen)
         try:
             await service.start()

@@ -14,6 +14,7 @@ from select_service.edge.driver.driver import Driver
 from select_service.edge.state.keeper import EPOCHS_SINCE, next_epoch
 from select_service.edge.state.store import Store
 from select_service.errors import StateDirUnusable
+from tests.coroutines import run_by
 from tests.live.ports import free_port
 from tests.select_service.core.replication.replica import Replica
 from tests.select_service.edge.serving import SETTINGS, worker
@@ -151,12 +152,10 @@ def test_load_of_a_worker_that_is_gone_is_dropped_and_counted(tmp_path: Path) ->
     life(tmp_path, second)
 
 
-def test_two_processes_and_one_directory(tmp_path: Path) -> None:
-    async def use(_: httpx.AsyncClient, __: Driver) -> None:
-        with pytest.raises(StateDirUnusable, match="in use"):
-            create_driver(replace(SETTINGS, state_dir=str(tmp_path)))
-
-    life(tmp_path, use)
+@run_by(life, "tmp_path")
+async def test_two_processes_and_one_directory(*, tmp_path: Path) -> None:
+    with pytest.raises(StateDirUnusable, match="in use"):
+        create_driver(replace(SETTINGS, state_dir=str(tmp_path)))
 
 
 def test_damage_is_told(tmp_path: Path) -> None:

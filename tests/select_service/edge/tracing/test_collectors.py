@@ -33,7 +33,7 @@ def _say_nothing(_: Any) -> bool:
 
 
 @pytest.mark.parametrize("behave", [_refuse, _talk_nonsense, "away", "mute"])
-def test_a_bad_collector_costs_spans_only(
+async def test_a_bad_collector_costs_spans_only(
     collector: Collector, behave: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
@@ -43,23 +43,19 @@ def test_a_bad_collector_costs_spans_only(
         collector.behave = _say_nothing
     else:
         collector.behave = behave
-
-    async def asks() -> None:
-        few = {"trace_queue_spans_max": 8, "trace_batch_spans_max": 4, "trace_shutdown_s": 0.2}
-        async with traced(**few) as (wire, service):
-            for _ in range(50):
-                assert await ask(wire, "POST", "/select", PROMPT) == 200
-            assert service.tracing is not None
-            export = service.tracing.export
-            await until(lambda: export.failed > 0)
-            assert export.dropped > 0
-            wire.ask("GET", "/metrics")
-            text = (await wire.answer())[2].decode()
-            assert 'trace_spans_total{outcome="exported"} 0.0' in text
-            assert f'trace_spans_total{{outcome="dropped"}} {export.dropped}.0' in text
-            assert "select_service_traced_requests_total 50.0" in text
-
-    run(asks())
+    few = {"trace_queue_spans_max": 8, "trace_batch_spans_max": 4, "trace_shutdown_s": 0.2}
+    async with traced(**few) as (wire, service):
+        for _ in range(50):
+            assert await ask(wire, "POST", "/select", PROMPT) == 200
+        assert service.tracing is not None
+        export = service.tracing.export
+        await until(lambda: export.failed > 0)
+        assert export.dropped > 0
+        wire.ask("GET", "/metrics")
+        text = (await wire.answer())[2].decode()
+        assert 'trace_spans_total{outcome="exported"} 0.0' in text
+        assert f'trace_spans_total{{outcome="dropped"}} {export.dropped}.0' in text
+        assert "select_service_traced_requests_total 50.0" in text
 
 
 def test_an_answer_without_end_is_not_read(collector: Collector) -> None:

@@ -24,28 +24,24 @@ def looked(loop: Loop) -> list[str]:
     )
 
 
-def test_a_look_is_in_the_metrics_with_the_age_of_its_counts() -> None:
+async def test_a_look_is_in_the_metrics_with_the_age_of_its_counts() -> None:
     source = Told()
     loop = loop_of(source=source)
-
-    async def use() -> None:
-        assert looked(loop) == []
-        await loop.slow()
-        source.load = Load(concurrency=Value(7.0), arrived=Value(450.0), seconds=15.0, ago_s=4.0)
-        await loop.fast()
-        assert looked(loop) == [
-            'arrivals_age_s"} 4.0',
-            'arrivals_per_s"} 30.0',
-            'concurrency"} 7.0',
-        ]
-        source.load = Load(arrived=IDLE, ago_s=9.0)
-        await loop.fast()
-        assert looked(loop) == ['arrivals_age_s"} 9.0', 'arrivals_per_s"} 30.0']
-        source.load = Load(arrived=Missing("no series"))
-        await loop.fast()
-        assert looked(loop) == []
-
-    run(use)
+    assert looked(loop) == []
+    await loop.slow()
+    source.load = Load(concurrency=Value(7.0), arrived=Value(450.0), seconds=15.0, ago_s=4.0)
+    await loop.fast()
+    assert looked(loop) == [
+        'arrivals_age_s"} 4.0',
+        'arrivals_per_s"} 30.0',
+        'concurrency"} 7.0',
+    ]
+    source.load = Load(arrived=IDLE, ago_s=9.0)
+    await loop.fast()
+    assert looked(loop) == ['arrivals_age_s"} 9.0', 'arrivals_per_s"} 30.0']
+    source.load = Load(arrived=Missing("no series"))
+    await loop.fast()
+    assert looked(loop) == []
 
 
 def test_looks_that_see_no_arrivals_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -149,77 +149,65 @@ class Selector(Frontend):
             await asyncio.sleep(0.05)
 
 
-def test_the_first_request_for_a_model_is_an_increase(tmp_path: Path) -> None:
+async def test_the_first_request_for_a_model_is_an_increase(tmp_path: Path) -> None:
     """Its series begins with it, at 1, and stays there: Prometheus tells no increase of that."""
+    async with Selector(started_ago_s=3600.0) as one:
+        with prometheus(tmp_path, [one.target]) as prom:
+            source = PrometheusSource(f"http://127.0.0.1:{prom.port}", SELECTOR)
 
-    async def use() -> None:
-        async with Selector(started_ago_s=3600.0) as one:
-            with prometheus(tmp_path, [one.target]) as prom:
-                source = PrometheusSource(f"http://127.0.0.1:{prom.port}", SELECTOR)
+            async def asked_since(at: float) -> Reading:
+                window = await source.windows([LLAMA], time.time() - at)
+                return window[LLAMA].requests
 
-                async def asked_since(at: float) -> Reading:
-                    window = await source.windows([LLAMA], time.time() - at)
-                    return window[LLAMA].requests
-
-                async with asyncio.timeout(DEADLINE_S):
-                    await one.scraped(2)
-                    before = time.time()
-                    assert isinstance(await asked_since(before - 1.0), Missing)
-                    one.unserved = 1
-                    await one.scraped(3)
-                    assert await asked_since(before) == Value(1.0)
-                    told = time.time()
-                    await one.scraped(3)
-                    assert await asked_since(told) == IDLE, "it is not counted again"
-                await source.close()
-
-    asyncio.run(use())
+            async with asyncio.timeout(DEADLINE_S):
+                await one.scraped(2)
+                before = time.time()
+                assert isinstance(await asked_since(before - 1.0), Missing)
+                one.unserved = 1
+                await one.scraped(3)
+                assert await asked_since(before) == Value(1.0)
+                told = time.time()
+                await one.scraped(3)
+                assert await asked_since(told) == IDLE, "it is not counted again"
+            await source.close()
 
 
-def test_the_first_request_to_a_new_process_is_an_increase(tmp_path: Path) -> None:
+async def test_the_first_request_to_a_new_process_is_an_increase(tmp_path: Path) -> None:
     """Which nobody has scraped before it."""
-
-    async def use() -> None:
-        async with Selector(started_ago_s=1.0) as one:
-            one.unserved = 1
-            with prometheus(tmp_path, [one.target]) as prom:
-                source = PrometheusSource(f"http://127.0.0.1:{prom.port}", SELECTOR)
-                async with asyncio.timeout(DEADLINE_S):
-                    await one.scraped(3)
-                    for began, requests in (
-                        (one.started_at - 5.0, Value(1.0)),
-                        (one.started_at + 0.5, IDLE),  # it may have counted before
-                    ):
-                        window = await source.windows([LLAMA], time.time() - began)
-                        assert window[LLAMA].requests == requests
-                await source.close()
-
-    asyncio.run(use())
+    async with Selector(started_ago_s=1.0) as one:
+        one.unserved = 1
+        with prometheus(tmp_path, [one.target]) as prom:
+            source = PrometheusSource(f"http://127.0.0.1:{prom.port}", SELECTOR)
+            async with asyncio.timeout(DEADLINE_S):
+                await one.scraped(3)
+                for began, requests in (
+                    (one.started_at - 5.0, Value(1.0)),
+                    (one.started_at + 0.5, IDLE),  # it may have counted before
+                ):
+                    window = await source.windows([LLAMA], time.time() - began)
+                    assert window[LLAMA].requests == requests
+            await source.close()
 
 
-def test_the_fast_loop_counts_what_was_scraped_when_it_was(tmp_path: Path) -> None:
+async def test_the_fast_loop_counts_what_was_scraped_when_it_was(tmp_path: Path) -> None:
     """Looks are four times as frequent as scrapes: most of them have nothing new to tell."""
-
-    async def use() -> None:
-        async with Frontend(90, 1.0, is_new=True) as busy, Frontend(10, 3.0) as quiet:
-            with prometheus(tmp_path, [busy.target, quiet.target], every_s=2) as prom:
-                source = PrometheusSource(f"http://127.0.0.1:{prom.port}")
-                told: list[Load] = []
-                async with asyncio.timeout(DEADLINE_S):
-                    while sum(one.seconds for one in told) < 6.0:
-                        told.append((await source.loads([LLAMA]))[LLAMA])
-                        await asyncio.sleep(0.5)
-                await source.close()
-        counted = [one for one in told if one.seconds]
-        # until the slower one is scraped, the faster one is all there is
-        both = [one for one in counted[1:] if one.requests / one.seconds > 103.0]
-        assert both, told
-        for one in both:
-            assert one.requests / one.seconds == pytest.approx(110.0, rel=0.05)
-        between = [one for one in told[told.index(counted[0]) :] if not one.seconds]
-        assert between, told
-        assert all(one.arrived == IDLE for one in between)
-        assert all(one.ago_s < 10.0 for one in told)
-        assert isinstance(told[-1].concurrency, Value)
-
-    asyncio.run(use())
+    async with Frontend(90, 1.0, is_new=True) as busy, Frontend(10, 3.0) as quiet:
+        with prometheus(tmp_path, [busy.target, quiet.target], every_s=2) as prom:
+            source = PrometheusSource(f"http://127.0.0.1:{prom.port}")
+            told: list[Load] = []
+            async with asyncio.timeout(DEADLINE_S):
+                while sum(one.seconds for one in told) < 6.0:
+                    told.append((await source.loads([LLAMA]))[LLAMA])
+                    await asyncio.sleep(0.5)
+            await source.close()
+    counted = [one for one in told if one.seconds]
+    # until the slower one is scraped, the faster one is all there is
+    both = [one for one in counted[1:] if one.requests / one.seconds > 103.0]
+    assert both, told
+    for one in both:
+        assert one.requests / one.seconds == pytest.approx(110.0, rel=0.05)
+    between = [one for one in told[told.index(counted[0]) :] if not one.seconds]
+    assert between, told
+    assert all(one.arrived == IDLE for one in between)
+    assert all(one.ago_s < 10.0 for one in told)
+    assert isinstance(told[-1].concurrency, Value)

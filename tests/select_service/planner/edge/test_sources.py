@@ -172,14 +172,11 @@ def test_prometheus_quotes_names() -> None:
         lambda request: (_ for _ in ()).throw(httpx.ConnectError("refused", request=request)),
     ],
 )
-def test_prometheus_that_fails_is_missing(answer: Answer) -> None:
-    async def use() -> None:
-        source = PrometheusSource("http://p", SELECTOR, client(answer))
-        window = (await source.windows([KEY], 180.0))[KEY]
-        assert isinstance(window.requests, Missing)
-        assert isinstance((await source.loads([KEY]))[KEY].concurrency, Missing)
-
-    run(use)
+async def test_prometheus_that_fails_is_missing(answer: Answer) -> None:
+    source = PrometheusSource("http://p", SELECTOR, client(answer))
+    window = (await source.windows([KEY], 180.0))[KEY]
+    assert isinstance(window.requests, Missing)
+    assert isinstance((await source.loads([KEY]))[KEY].concurrency, Missing)
 
 
 class Scraped:
@@ -251,25 +248,21 @@ def test_prometheus_counts_arrivals_in_the_time_of_its_samples() -> None:
     )
 
 
-def test_prometheus_without_series_for_a_look_does_not_begin_anew() -> None:
+async def test_prometheus_without_series_for_a_look_does_not_begin_anew() -> None:
     """A scrape of the only frontend failed: it has no series until the next one."""
     fake = Scraped()
-
-    async def use() -> None:
-        source = PrometheusSource("http://p", client=client(fake.answer))
-        fake.frontends = {"new:8000": (995.0, {"": 40.0})}
-        await source.loads([KEY])
-        fake.now, fake.frontends = 1015.0, {}
-        load = (await source.loads([KEY]))[KEY]
-        assert (load.arrived, load.seconds, load.ago_s) == (IDLE, 0.0, 20.0)
-        fake.now, fake.frontends = 1030.0, {"new:8000": (1025.0, {"": 340.0})}
-        load = (await source.loads([KEY]))[KEY]
-        assert (load.arrived, load.seconds, load.ago_s) == (Value(300.0), 30.0, 5.0)
-        fake.frontends = {}
-        other = (await source.loads([ModelKey("other")]))[ModelKey("other")]
-        assert other.arrived == Missing("no series"), "it has none at all"
-
-    run(use)
+    source = PrometheusSource("http://p", client=client(fake.answer))
+    fake.frontends = {"new:8000": (995.0, {"": 40.0})}
+    await source.loads([KEY])
+    fake.now, fake.frontends = 1015.0, {}
+    load = (await source.loads([KEY]))[KEY]
+    assert (load.arrived, load.seconds, load.ago_s) == (IDLE, 0.0, 20.0)
+    fake.now, fake.frontends = 1030.0, {"new:8000": (1025.0, {"": 340.0})}
+    load = (await source.loads([KEY]))[KEY]
+    assert (load.arrived, load.seconds, load.ago_s) == (Value(300.0), 30.0, 5.0)
+    fake.frontends = {}
+    other = (await source.loads([ModelKey("other")]))[ModelKey("other")]
+    assert other.arrived == Missing("no series"), "it has none at all"
 
 
 def test_prometheus_counts_what_names_no_target_by_itself() -> None:
@@ -335,49 +328,41 @@ class Selectors:
         return httpx.Response(200, text="\n".join(lines) + "\n")
 
 
-def test_selectors_are_added_up_and_their_loads_are_not() -> None:
+async def test_selectors_are_added_up_and_their_loads_are_not() -> None:
     fake = Selectors()
-
-    async def use() -> None:
-        source = SelectorSource(["http://a", "http://b"], client=client(fake.answer))
-        first = (await source.windows([KEY], 180.0))[KEY]
-        assert isinstance(first.requests, Missing)  # there is nothing to compare with yet
-        fake.requests = {"a": 400.0, "b": 40.0}
-        load = (await source.loads([KEY]))[KEY]
-        assert load.prefill_backlog_tokens == Value(600.0)  # of the fuller book, both its ranks
-        assert load.concurrency == Value(8.0)
-        window = (await source.windows([KEY], 180.0))[KEY]
-        assert number(window.requests) == pytest.approx(330.0)
-        assert number(window.isl) == pytest.approx(1500.0)
-        assert window.concurrency == Value(8.0)
-        assert [round(share) for _, share in window.isl_mix] == [165, 165]
-        assert isinstance(window.ttft_ms, Missing)
-        quiet = (await source.windows([KEY], 180.0))[KEY]
-        assert (quiet.requests, quiet.isl) == (IDLE, IDLE)
-        await source.close()
-
-    run(use)
+    source = SelectorSource(["http://a", "http://b"], client=client(fake.answer))
+    first = (await source.windows([KEY], 180.0))[KEY]
+    assert isinstance(first.requests, Missing)  # there is nothing to compare with yet
+    fake.requests = {"a": 400.0, "b": 40.0}
+    load = (await source.loads([KEY]))[KEY]
+    assert load.prefill_backlog_tokens == Value(600.0)  # of the fuller book, both its ranks
+    assert load.concurrency == Value(8.0)
+    window = (await source.windows([KEY], 180.0))[KEY]
+    assert number(window.requests) == pytest.approx(330.0)
+    assert number(window.isl) == pytest.approx(1500.0)
+    assert window.concurrency == Value(8.0)
+    assert [round(share) for _, share in window.isl_mix] == [165, 165]
+    assert isinstance(window.ttft_ms, Missing)
+    quiet = (await source.windows([KEY], 180.0))[KEY]
+    assert (quiet.requests, quiet.isl) == (IDLE, IDLE)
+    await source.close()
 
 
-def test_a_selector_that_restarts_loses_nothing_and_one_that_is_gone_is_missing() -> None:
+async def test_a_selector_that_restarts_loses_nothing_and_one_that_is_gone_is_missing() -> None:
     fake = Selectors()
-
-    async def use() -> None:
-        source = SelectorSource(["http://a", "http://b"], client=client(fake.answer))
-        await source.windows([KEY], 180.0)
-        fake.requests = {"a": 160.0, "b": 10.0}
-        await source.loads([KEY])
-        fake.requests["a"] = 30.0  # it started again after 60 more, and has counted 30 since
-        window = (await source.windows([KEY], 180.0))[KEY]
-        assert number(window.requests) == pytest.approx(90.0)
-        fake.down = {"b"}
-        window = (await source.windows([KEY], 180.0))[KEY]
-        assert isinstance(window.requests, Missing)
-        assert "http://b: refused" in window.requests.why
-        fake.down = {"a", "b"}
-        assert isinstance((await source.loads([KEY]))[KEY].concurrency, Missing)
-
-    run(use)
+    source = SelectorSource(["http://a", "http://b"], client=client(fake.answer))
+    await source.windows([KEY], 180.0)
+    fake.requests = {"a": 160.0, "b": 10.0}
+    await source.loads([KEY])
+    fake.requests["a"] = 30.0  # it started again after 60 more, and has counted 30 since
+    window = (await source.windows([KEY], 180.0))[KEY]
+    assert number(window.requests) == pytest.approx(90.0)
+    fake.down = {"b"}
+    window = (await source.windows([KEY], 180.0))[KEY]
+    assert isinstance(window.requests, Missing)
+    assert "http://b: refused" in window.requests.why
+    fake.down = {"a", "b"}
+    assert isinstance((await source.loads([KEY]))[KEY].concurrency, Missing)
 
 
 @pytest.mark.parametrize(
@@ -389,140 +374,112 @@ def test_a_selector_that_restarts_loses_nothing_and_one_that_is_gone_is_missing(
         (httpx.Response(302, headers={"location": "/login"}), "http://a: answered 302"),
     ],
 )
-def test_a_page_that_is_no_selector_s_is_missing_and_no_new_beginning(
+async def test_a_page_that_is_no_selector_s_is_missing_and_no_new_beginning(
     page: httpx.Response, why: str
 ) -> None:
     fake = Selectors()
-
-    async def use() -> None:
-        source = SelectorSource(["http://a"], client=client(fake.answer))
-        await source.windows([KEY], 180.0)
-        fake.pages = {"a": page}
-        window = (await source.windows([KEY], 180.0))[KEY]
-        assert window.requests == Missing(why)
-        fake.pages, fake.requests = {}, {"a": 130.0}
-        window = (await source.windows([KEY], 180.0))[KEY]
-        assert number(window.requests) == pytest.approx(30.0), "not all 130 in one interval"
-
-    run(use)
+    source = SelectorSource(["http://a"], client=client(fake.answer))
+    await source.windows([KEY], 180.0)
+    fake.pages = {"a": page}
+    window = (await source.windows([KEY], 180.0))[KEY]
+    assert window.requests == Missing(why)
+    fake.pages, fake.requests = {}, {"a": 130.0}
+    window = (await source.windows([KEY], 180.0))[KEY]
+    assert number(window.requests) == pytest.approx(30.0), "not all 130 in one interval"
 
 
-def test_a_series_that_is_away_for_a_page_has_not_counted_all_anew() -> None:
+async def test_a_series_that_is_away_for_a_page_has_not_counted_all_anew() -> None:
     """Of one that was no number, or not there, all it had ever counted came within a look."""
     fake = Selectors()
-
-    async def use() -> None:
-        source = SelectorSource(["http://a"], client=client(fake.answer))
-        await source.begin([KEY])
-        for away in (dict.fromkeys("ab", float("nan")), None):
-            there = dict(fake.requests)
-            fake.has_demand, fake.requests = away is not None, away or there
-            await source.windows([KEY], 180.0)
-            fake.has_demand, fake.requests = True, {"a": there["a"] + 7.0, "b": 10.0}
-            window = (await source.windows([KEY], 180.0))[KEY]
-            assert number(window.requests) == pytest.approx(7.0)
-            assert number(window.isl) == pytest.approx(1500.0)
-
-    run(use)
+    source = SelectorSource(["http://a"], client=client(fake.answer))
+    await source.begin([KEY])
+    for away in (dict.fromkeys("ab", float("nan")), None):
+        there = dict(fake.requests)
+        fake.has_demand, fake.requests = away is not None, away or there
+        await source.windows([KEY], 180.0)
+        fake.has_demand, fake.requests = True, {"a": there["a"] + 7.0, "b": 10.0}
+        window = (await source.windows([KEY], 180.0))[KEY]
+        assert number(window.requests) == pytest.approx(7.0)
+        assert number(window.isl) == pytest.approx(1500.0)
 
 
-def test_a_selector_that_has_counted_more_since_its_start_than_before_it() -> None:
+async def test_a_selector_that_has_counted_more_since_its_start_than_before_it() -> None:
     """By the counter alone it would have gained the difference of the two."""
     fake = Selectors()
     fake.started["a"] = 1000.0
-
-    async def use() -> None:
-        source = SelectorSource(["http://a"], client=client(fake.answer))
-        await source.windows([KEY], 180.0)
-        fake.requests["a"], fake.started["a"] = 250.0, 2000.0
-        window = (await source.windows([KEY], 180.0))[KEY]
-        assert number(window.requests) == pytest.approx(250.0)
-        assert number(window.isl) == pytest.approx(1500.0)
-
-    run(use)
+    source = SelectorSource(["http://a"], client=client(fake.answer))
+    await source.windows([KEY], 180.0)
+    fake.requests["a"], fake.started["a"] = 250.0, 2000.0
+    window = (await source.windows([KEY], 180.0))[KEY]
+    assert number(window.requests) == pytest.approx(250.0)
+    assert number(window.isl) == pytest.approx(1500.0)
 
 
-def test_several_selectors_behind_one_address_are_told() -> None:
+async def test_several_selectors_behind_one_address_are_told() -> None:
     """A Service in front of replicas: each turn would count all that the other one ever has."""
     fake = Selectors()
-
-    async def use() -> None:
-        source = SelectorSource(["http://a"], client=client(fake.answer))
-        told = []
-        for started in (1000.0, 1001.0, 1000.0):
-            fake.started["a"] = started
-            told.append((await source.windows([KEY], 180.0))[KEY].requests)
-        assert isinstance(told[-1], Missing)
-        assert "name every selector by itself" in told[-1].why
-
-    run(use)
+    source = SelectorSource(["http://a"], client=client(fake.answer))
+    told = []
+    for started in (1000.0, 1001.0, 1000.0):
+        fake.started["a"] = started
+        told.append((await source.windows([KEY], 180.0))[KEY].requests)
+    assert isinstance(told[-1], Missing)
+    assert "name every selector by itself" in told[-1].why
 
 
-def test_what_came_while_a_selector_was_silent_did_not_come_in_one_look() -> None:
+async def test_what_came_while_a_selector_was_silent_did_not_come_in_one_look() -> None:
     fake, clock = Selectors(), Clock()
-
-    async def use() -> None:
-        source = SelectorSource(["http://a", "http://b"], client=client(fake.answer), clock=clock)
-        await source.windows([KEY], 180.0)
-        for fake.down in (set(), {"b"}, {"b"}, set[str](), set[str]()):
-            clock.now += 5.0
-            fake.requests = {name: count + 25.0 for name, count in fake.requests.items()}
-            load = (await source.loads([KEY]))[KEY]
-            if fake.down:
-                assert isinstance(load.arrived, Missing)
-            else:
-                assert number(load.arrived) / load.seconds == pytest.approx(10.0)
-
-    run(use)
+    source = SelectorSource(["http://a", "http://b"], client=client(fake.answer), clock=clock)
+    await source.windows([KEY], 180.0)
+    for fake.down in (set(), {"b"}, {"b"}, set[str](), set[str]()):
+        clock.now += 5.0
+        fake.requests = {name: count + 25.0 for name, count in fake.requests.items()}
+        load = (await source.loads([KEY]))[KEY]
+        if fake.down:
+            assert isinstance(load.arrived, Missing)
+        else:
+            assert number(load.arrived) / load.seconds == pytest.approx(10.0)
 
 
-def test_an_interval_tells_what_came_since_the_last_look() -> None:
+async def test_an_interval_tells_what_came_since_the_last_look() -> None:
     """The next look counts from there: nothing is counted twice, and nothing left out."""
     fake, clock = Selectors(), Clock()
-
-    async def use() -> None:
-        source = SelectorSource(["http://a", "http://b"], client=client(fake.answer), clock=clock)
-        await source.begin([KEY])
-        spans: list[tuple[float, float]] = []
-        for step in range(1, 9):
-            clock.now += 5.0
-            fake.requests = {name: count + step for name, count in fake.requests.items()}
-            if step % 4:
-                load = (await source.loads([KEY]))[KEY]
-                spans.append((number(load.arrived), load.seconds))
-            else:
-                window = (await source.windows([KEY], 20.0))[KEY]
-                spans.append((number(window.arrived), window.arrived_s))
-        assert [seconds for _, seconds in spans] == [5.0] * 8
-        assert [came for came, _ in spans] == pytest.approx([2.0 * step for step in range(1, 9)])
-
-    run(use)
+    source = SelectorSource(["http://a", "http://b"], client=client(fake.answer), clock=clock)
+    await source.begin([KEY])
+    spans: list[tuple[float, float]] = []
+    for step in range(1, 9):
+        clock.now += 5.0
+        fake.requests = {name: count + step for name, count in fake.requests.items()}
+        if step % 4:
+            load = (await source.loads([KEY]))[KEY]
+            spans.append((number(load.arrived), load.seconds))
+        else:
+            window = (await source.windows([KEY], 20.0))[KEY]
+            spans.append((number(window.arrived), window.arrived_s))
+    assert [seconds for _, seconds in spans] == [5.0] * 8
+    assert [came for came, _ in spans] == pytest.approx([2.0 * step for step in range(1, 9)])
 
 
-def test_counting_begins_with_the_last_selector_that_is_found() -> None:
+async def test_counting_begins_with_the_last_selector_that_is_found() -> None:
     """Planner and selectors are started together: who comes later was not followed before."""
     fake, clock = Selectors(), Clock()
-
-    async def use() -> None:
-        source = SelectorSource(["http://a", "http://b"], client=client(fake.answer), clock=clock)
-        fake.down = {"b"}
-        assert isinstance((await source.windows([KEY], 180.0))[KEY].requests, Missing)
-        loads, windows = [], []
-        for seconds in (100.0, 80.0, 100.0, 80.0):
-            clock.now += seconds
-            fake.requests = {name: count + 10 * seconds for name, count in fake.requests.items()}
-            fake.down = set()
-            if seconds == 100.0:
-                loads.append((await source.loads([KEY]))[KEY])
-                arrived = loads[-1].arrived
-                assert isinstance(arrived, Missing) or number(arrived) == 2000.0
-                continue
-            windows.append((await source.windows([KEY], 180.0))[KEY])
-            assert isinstance(windows[-1].requests, Missing) or clock.now > 300.0
-        assert isinstance(loads[-1].arrived, Value), "it is followed by now"
-        assert number(windows[-1].requests) / windows[-1].seconds == pytest.approx(20.0)
-
-    run(use)
+    source = SelectorSource(["http://a", "http://b"], client=client(fake.answer), clock=clock)
+    fake.down = {"b"}
+    assert isinstance((await source.windows([KEY], 180.0))[KEY].requests, Missing)
+    loads, windows = [], []
+    for seconds in (100.0, 80.0, 100.0, 80.0):
+        clock.now += seconds
+        fake.requests = {name: count + 10 * seconds for name, count in fake.requests.items()}
+        fake.down = set()
+        if seconds == 100.0:
+            loads.append((await source.loads([KEY]))[KEY])
+            arrived = loads[-1].arrived
+            assert isinstance(arrived, Missing) or number(arrived) == 2000.0
+            continue
+        windows.append((await source.windows([KEY], 180.0))[KEY])
+        assert isinstance(windows[-1].requests, Missing) or clock.now > 300.0
+    assert isinstance(loads[-1].arrived, Value), "it is followed by now"
+    assert number(windows[-1].requests) / windows[-1].seconds == pytest.approx(20.0)
 
 
 def test_of_a_large_page_few_lines_are_read() -> None:
@@ -556,23 +513,19 @@ class Dribble(httpx.AsyncByteStream):
         (lambda _: (_ for _ in ()).throw(httpx.InvalidURL("no address")), "no address"),
     ],
 )
-def test_who_never_ends_an_answer_holds_nobody_up(
+async def test_who_never_ends_an_answer_holds_nobody_up(
     answer: Answer, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_answers, "PAGE_BYTES_MAX", 100)
     monkeypatch.setattr(prometheus_module, "TIMEOUT_S", 0.1)
     monkeypatch.setattr(selector_module, "TIMEOUT_S", 0.1)
-
-    async def use() -> None:
-        for source in (
-            PrometheusSource("http://p", SELECTOR, client(answer)),
-            SelectorSource(["http://a"], client=client(answer)),
-        ):
-            window = (await source.windows([KEY], 180.0))[KEY]
-            assert isinstance(window.requests, Missing)
-            assert why in window.requests.why
-
-    run(use)
+    for source in (
+        PrometheusSource("http://p", SELECTOR, client(answer)),
+        SelectorSource(["http://a"], client=client(answer)),
+    ):
+        window = (await source.windows([KEY], 180.0))[KEY]
+        assert isinstance(window.requests, Missing)
+        assert why in window.requests.why
 
 
 @pytest.mark.parametrize(
@@ -584,14 +537,11 @@ def test_who_never_ends_an_answer_holds_nobody_up(
         (httpx.Response(200, json=["status"]), "Expected `object`"),
     ],
 )
-def test_what_prometheus_answers_instead_is_told(answer: httpx.Response, why: str) -> None:
-    async def use() -> None:
-        source = PrometheusSource("http://p", SELECTOR, client(lambda _: answer))
-        window = (await source.windows([KEY], 180.0))[KEY]
-        assert isinstance(window.requests, Missing)
-        assert why in window.requests.why
-
-    run(use)
+async def test_what_prometheus_answers_instead_is_told(answer: httpx.Response, why: str) -> None:
+    source = PrometheusSource("http://p", SELECTOR, client(lambda _: answer))
+    window = (await source.windows([KEY], 180.0))[KEY]
+    assert isinstance(window.requests, Missing)
+    assert why in window.requests.why
 
 
 @pytest.mark.parametrize("number", ["NaN", "+Inf", "-Inf", "seven", ""])
@@ -601,35 +551,27 @@ def test_a_number_that_is_none_is_missing(number: str) -> None:
     assert isinstance(window.isl, Missing)
 
 
-def test_a_selector_that_counts_no_demand_is_missing() -> None:
+async def test_a_selector_that_counts_no_demand_is_missing() -> None:
     fake = Selectors()
     fake.has_demand = False
-
-    async def use() -> None:
-        source = SelectorSource(["http://a"], client=client(fake.answer))
-        await source.windows([KEY], 180.0)
-        window = (await source.windows([KEY], 180.0))[KEY]
-        assert window.requests == Missing("no selector counts demand")
-
-    run(use)
+    source = SelectorSource(["http://a"], client=client(fake.answer))
+    await source.windows([KEY], 180.0)
+    window = (await source.windows([KEY], 180.0))[KEY]
+    assert window.requests == Missing("no selector counts demand")
 
 
-def test_a_load_nobody_tells_is_missing_and_who_waits_without_a_rank_is_counted() -> None:
+async def test_a_load_nobody_tells_is_missing_and_who_waits_without_a_rank_is_counted() -> None:
     """Both were idle: a model that no selector knows, and one whose last rank had just gone."""
     fake = Selectors()
     waiting = 'select_service_pending_isl_tokens{model_name="m",tenant_id="default"} 3000\n'
     fake.pages["a"] = httpx.Response(200, text=waiting)
-
-    async def use() -> None:
-        source = SelectorSource(["http://a"], client=client(fake.answer))
-        other = ModelKey("other")
-        loads = await source.loads([KEY, other])
-        assert loads[KEY].prefill_backlog_tokens == Value(3000.0)
-        for load in (loads[KEY].concurrency, loads[other].prefill_backlog_tokens):
-            assert isinstance(load, Missing)
-        await source.close()
-
-    run(use)
+    source = SelectorSource(["http://a"], client=client(fake.answer))
+    other = ModelKey("other")
+    loads = await source.loads([KEY, other])
+    assert loads[KEY].prefill_backlog_tokens == Value(3000.0)
+    for load in (loads[KEY].concurrency, loads[other].prefill_backlog_tokens):
+        assert isinstance(load, Missing)
+    await source.close()
 
 
 def test_a_trace_is_told_interval_by_interval(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from select_service.planner.edge.state_file import StateFile, signed
 from select_service.planner.errors import PlannerError
 from select_service.planner.types import PoolState
 from tests.harms import HARMS, Harm, flipped
-from tests.select_service.planner.edge.fakes import run
 from tests.select_service.planner.edge.test_loop import loop_of, unsigned
 
 
@@ -116,16 +115,12 @@ def test_a_file_of_a_newer_build_may_have_more_members(tmp_path: Path) -> None:
     assert past_of(path) == (False, whole)
 
 
-def test_damage_is_said_in_the_metrics(tmp_path: Path) -> None:
+async def test_damage_is_said_in_the_metrics(tmp_path: Path) -> None:
     path = tmp_path / "planner.json"
     path.write_bytes(flipped(written(path), 100))
-
-    async def use() -> None:
-        state = StateFile(path)
-        loop = loop_of(state=state)
-        state.read(loop.fleet)
-        transport = httpx.ASGITransport(create_app(loop))
-        async with httpx.AsyncClient(transport=transport, base_url="http://p") as client:
-            assert "select_planner_state_damaged 1.0" in (await client.get("/metrics")).text
-
-    run(use)
+    state = StateFile(path)
+    loop = loop_of(state=state)
+    state.read(loop.fleet)
+    transport = httpx.ASGITransport(create_app(loop))
+    async with httpx.AsyncClient(transport=transport, base_url="http://p") as client:
+        assert "select_planner_state_damaged 1.0" in (await client.get("/metrics")).text
