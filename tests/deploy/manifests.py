@@ -123,6 +123,20 @@ VARIED: dict[str, Object] = {
         "serviceMonitor": {"enabled": True, "interval": "30s"},
         "tls": {"secretName": "certificate", "ca": "root.pem"},
     },
+    "a sidecar over TLS": {
+        "mode": "sidecar",
+        "tls": {"secretName": "certificate"},
+        "sidecar": {"router": {"enabled": True}},
+        "serviceMonitor": {"enabled": True},
+    },
+    "a sidecar over TLS by a flag": {
+        "mode": "sidecar",
+        "extraArgs": ["--tls-cert=/etc/s/server.pem", "--peer-ca=/etc/s/ca.pem"],
+        "extraVolumes": [{"name": "s", "secret": {"secretName": "s"}}],
+        "extraVolumeMounts": [{"name": "s", "mountPath": "/etc/s"}],
+        "sidecar": {"listen": "loopback", "router": {"enabled": True}},
+        "serviceMonitor": {"enabled": True},
+    },
     "with fixed replicas": {"autoscaling": {"enabled": False}, "replicas": 5},
     "with another's account": {"serviceAccount": {"create": False, "name": "theirs"}},
     "a sidecar with more": {
@@ -148,6 +162,13 @@ VARIED: dict[str, Object] = {
             },
         },
     },
+}
+
+VARIED["everything beside a router"] = {
+    **VARIED["everything"],
+    "mode": "sidecar",
+    "sidecar": {"router": {"enabled": True}},
+    "networkPolicy": {"extraIngress": [{"ports": [{"port": "side"}]}]},
 }
 
 

@@ -12,35 +12,29 @@ import json
 import re
 import subprocess
 from collections.abc import Callable
-from functools import cache
 from itertools import chain
-from pathlib import Path
-from typing import Any
 
-import jsonschema  # type: ignore[import-untyped]
 import pytest
 import yaml
-from referencing import Registry, Resource
-from referencing.jsonschema import DRAFT7
 
 from select_service.cli import parse
-from select_service.client.cli import _read as read_call
 from select_service.edge.security.exposure import side_address
+from select_service.planner.cli import _parser as planner_parser
+from select_service.planner.settings import RunSettings
+from select_service.settings.command_line import read_section
 from tests.deploy import tools
 from tests.deploy.manifests import (
-    CHART,
     DEPLOY,
     OVERLAYS,
     SAME,
     VARIED,
     Object,
-    as_dependency,
-    helm,
     kustomized,
     ours,
     pods,
     templated,
 )
+from tests.deploy.validation import PROBES, complaints, matches, running
 from tests.wait import PATIENCE_S
 
 pytestmark = [
@@ -58,7 +52,6 @@ RENDERED: dict[str, Callable[[], tuple[Object, ...]]] = {
         for name, values in (*SAME.items(), *VARIED.items())
     },
 }
-PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
 every = pytest.mark.parametrize("name", RENDERED)
 OF_HELM = ("helm.sh/chart", "app.kubernetes.io/managed-by", "app.kubernetes.io/version")
 
@@ -68,12 +61,6 @@ def test_every_overlay_is_rendered() -> None:
 
 
 # -- the same twice --------------------------------------------------------------------------------
-
-
-def running(objects: tuple[Object, ...]) -> tuple[Object, ...]:
-    """All but what `helm test` starts."""
-    return tuple(one for one in objects if "annotations" not in one["metadata"]
-                 or "helm.sh/hook" not in one["metadata"]["annotations"])  # fmt: skip
 
 
 def normal(objects: tuple[Object, ...]) -> dict[tuple[str, str], Object]:
@@ -100,32 +87,6 @@ def test_the_chart_says_what_the_overlay_says(overlay: str) -> None:
 
 
 # -- what Kubernetes takes -------------------------------------------------------------------------
-
-
-@cache
-def schema(version: str, kind: str, group: str) -> Any:
-    """A validator that knows every field, and no other."""
-    group = re.sub(r"\..*/", "-", group).replace("/", "-")  # its first word, and the version
-    text = json.loads(file(version, f"{kind.lower()}-{group}.json"))
-    registry: Registry[Any] = Registry(retrieve=lambda uri: definitions(version, uri))  # type: ignore[call-arg]
-    return jsonschema.Draft7Validator(text, registry=registry)
-
-
-@cache
-def definitions(version: str, uri: str) -> Any:
-    """What is named by an address of Kubernetes', out of the file: nothing is fetched."""
-    text = json.loads(file(version, uri.rpartition("/")[2]))
-    return Resource.from_contents(text, default_specification=DRAFT7)
-
-
-def file(version: str, name: str) -> str:
-    return (tools.SCHEMAS / version / name).read_text("utf-8")
-
-
-def complaints(one: Object, version: str) -> list[str]:
-    validator = schema(version, one["kind"], one["apiVersion"])
-    return [f"{one['kind']} {error.json_path}: {error.message[:200]}"
-            for error in validator.iter_errors(one)]  # fmt: skip
 
 
 @every
@@ -189,10 +150,6 @@ def test_the_operator_takes_the_service_monitor() -> None:
 
 
 # -- what fits together ----------------------------------------------------------------------------
-
-
-def matches(selector: Object, labels: Object) -> bool:
-    return selector.items() <= labels.items()
 
 
 @every
@@ -311,228 +268,37 @@ def test_nothing_comes_in_that_is_not_said(overlay: str) -> None:
             assert "from" in rule or named == {"router"}, "ours is for those who are named"
 
 
-# -- what the chart refuses ------------------------------------------------------------------------
+# -- the planner's ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"mod": "shared"},
-        {"mode": "both"},
-        {"image": {"tag": "latest"}},
-        {"image": {"digest": "sha256:short"}},
-        {"extraArgs": ["port"]},
-        {"autoscaling": {"cpuPercent": 0}},
-        {"sidecar": {"listen": "everywhere"}},
-        {"engines": {"podLabels": {}, "eventPorts": [1]}},
-        {"imagePullSecrets": ["registry"]},
-        {"service": {"type": "ExternalName"}},
-        {"strategy": {"type": "Sometimes"}},
-        {"networkPolicy": {"dns": {"peers": []}}},
-        {"podLabels": {"a": 1}},
-        {"probes": {"health": {}}},
-    ],
-)
-def test_values_that_make_no_sense(values: Object) -> None:
-    with pytest.raises(subprocess.CalledProcessError) as refused:
-        templated(values)
-    assert "values don't meet the specifications of the schema" in refused.value.stderr
-
-
-def test_every_value_is_in_the_schema_and_has_a_word_of_explanation() -> None:
-    assert "0 chart(s) failed" in helm("lint", "--strict", str(CHART))
-    schema = json.loads((CHART / "values.schema.json").read_text("utf-8"))
-    values = yaml.safe_load((CHART / "values.yaml").read_text("utf-8"))
-    of_parents = {"global", "enabled"}  # `condition: select-service.enabled`
-    assert schema["properties"].keys() - of_parents == values.keys()
-    jsonschema.Draft7Validator.check_schema(schema)
-
-
-@pytest.mark.parametrize(
-    ("values", "wanted"),
-    [
-        ("mode=shared", "Callers in this namespace ask http://fleet-select-service:8092"),
-        ("mode=shared", "--selector http://fleet-select-service-peers:8092"),
-        ("mode=shared", "helm test fleet"),
-        ("tls.secretName=c", "ask https://fleet-select-service:8092"),
-        ("mode=sidecar", "Nothing runs yet"),
-        ("mode=sidecar,sidecar.router.enabled=true", "asks unix:/run/select-service/select.sock"),
-        ("mode=sidecar,sidecar.listen=loopback", "asks http://localhost:8092"),
-    ],
-)
-def test_notes(values: str, wanted: str) -> None:
-    text = helm("install", "fleet", str(CHART), "--dry-run=client", "--set", values)
-    notes = text.partition("NOTES:")[2]
-    assert wanted in notes
-    assert "set image.digest" in notes
-
-
-def test_every_value_is_rendered() -> None:
-    """Each has a case of its own, whose objects are validated above."""
-
-    def named(schema: Object) -> set[tuple[str, ...]]:
-        if "properties" not in schema or schema.get("additionalProperties") is not False:
-            return {()}
-        below = schema["properties"].items()
-        return {(name, *rest) for name, one in below for rest in named(one)}
-
-    def is_given(path: tuple[str, ...]) -> bool:
-        for values in (*SAME.values(), *VARIED.values()):
-            found: Any = values
-            for name in path:
-                found = found.get(name) if isinstance(found, dict) else None
-            if found is not None:
-                return True
-        return False
-
-    schema = json.loads((CHART / "values.schema.json").read_text("utf-8"))
-    (resources,) = ({"requests", "limits", "claims"},)
-    wanted = {path for path in named(schema) if path[-1] not in resources}
-    assert [path for path in sorted(wanted) if not is_given(path)] == [("enabled",), ("global",)]
-
-
-def test_what_is_set_is_where_it_belongs() -> None:
-    objects = templated(VARIED["everything"], "fleet")
-    values = VARIED["everything"]
-    (pod,) = pods(objects)
-    spec, container = pod["spec"], ours(pod)
-    for name in (
-        "imagePullSecrets", "affinity", "tolerations", "topologySpreadConstraints", "dnsPolicy",
-        "dnsConfig", "initContainers", "nodeSelector", "priorityClassName",
-    ):  # fmt: skip
-        assert spec[name] == values[name], name
-    assert spec["securityContext"]["fsGroup"] == 65532
-    assert pod["metadata"]["annotations"] == {"a": "b"}
-    assert pod["metadata"]["labels"] == {
-        "team": "inference",
-        "app.kubernetes.io/name": "select-service",
-        "app.kubernetes.io/instance": "fleet",
-    }, "what finds the pods is not for others to say"
-    assert container["envFrom"] == values["envFrom"]
-    assert values["extraEnv"][0] in container["env"]
-    assert values["extraVolumeMounts"][0] in container["volumeMounts"]
-    assert values["extraVolumes"][0] in spec["volumes"]
-    assert container["startupProbe"]["failureThreshold"] == 90
-    by_name = {(one["kind"], one["metadata"]["name"]): one for one in objects}
-    assert by_name["Deployment", "chooser"]["spec"]["strategy"] == {"type": "Recreate"}
-    service = by_name["Service", "chooser"]
-    assert service["spec"]["type"] == "LoadBalancer"
-    assert service["metadata"]["annotations"] == {"lb": "internal"}
-    assert by_name["ServiceAccount", "watcher"]["metadata"]["annotations"] == {"iam": "role"}
-    policy, said = by_name["NetworkPolicy", "chooser"]["spec"], values["networkPolicy"]
-    assert said["clients"][0] in policy["ingress"][0]["from"]
-    assert said["extraIngress"][0] in policy["ingress"]
-    assert said["extraEgress"][0] in policy["egress"]
-    (names,) = (rule for rule in policy["egress"] if rule.get("to") == said["dns"]["peers"])
-    assert {(one["port"], one["protocol"]) for one in names["ports"]} == {
-        (53, "UDP"), (53, "TCP"), (5353, "UDP"), (5353, "TCP"),
-    }  # fmt: skip
-    assert {"ports": [{"port": 6443, "protocol": "TCP"}]} in policy["egress"]
-
-
-def test_probes_of_one_s_own() -> None:
-    own = {"startup": None, "liveness": {"exec": {"command": ["true"]}}}
-    (pod,) = pods(templated({"probes": own}))
-    container = ours(pod)
-    assert "startupProbe" not in container
-    liveness = container["livenessProbe"]
-    assert liveness == {"exec": {"command": ["true"]}, "periodSeconds": 10, "timeoutSeconds": 3}
-    assert "httpGet" in container["readinessProbe"]
-
-
-def test_prometheus_follows_tls_and_shows_a_token() -> None:
-    found = {}
-    for name in ("over TLS", "over TLS by a flag"):
-        (monitor,) = (one for one in templated(VARIED[name], "fleet")
-                      if one["kind"] == "ServiceMonitor")  # fmt: skip
-        (found[name],) = monitor["spec"]["endpoints"]
-    authority = {"secret": {"name": "certificate", "key": "ca.crt"}}
-    assert found["over TLS"]["tlsConfig"] == {"ca": authority, "serverName": "fleet-select-service"}
-    assert found["over TLS"]["authorization"] == {
-        "type": "Bearer",
-        "credentials": {"name": "reader", "key": "text"},
-    }
-    assert found["over TLS by a flag"]["tlsConfig"] == {
-        "insecureSkipVerify": True,
-        "serverName": "fleet-select-service",
-    }
-
-
-@pytest.mark.parametrize("values", [{}, {"tls": {"secretName": "certificate"}}])
-def test_helm_test_asks_as_a_caller_would(values: Object) -> None:
-    objects = templated(values, "fleet")
-    (pod,) = (one for one in objects if one["kind"] == "Pod")
-    assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
-    assert pod["metadata"]["labels"]["select-service.io/client"] == "true"
-    services = [one["spec"]["selector"] for one in objects if one["kind"] == "Service"]
-    assert not any(matches(one, pod["metadata"]["labels"]) for one in services)
-    (container,) = pod["spec"]["containers"]
-    chosen = read_call(container["args"])
-    scheme = "https" if values else "http"
-    assert chosen.url == f"{scheme}://fleet-select-service:8092"
-    assert (chosen.ca is None) is not bool(values)
-    assert chosen.route == "/ready?for=traffic"
-
-
-def test_a_sidecar_without_a_router_of_ours() -> None:
-    objects = templated({"mode": "sidecar", "sidecar": {"router": {"port": 9000}}}, "fleet")
-    kinds = [one["kind"] for one in objects]
-    assert not {"Deployment", "Pod", "HorizontalPodAutoscaler"} & {*kinds}
-    assert {"Service", "ServiceAccount", "NetworkPolicy"} <= {*kinds}
-    (policy,) = (one["spec"] for one in objects if one["kind"] == "NetworkPolicy")
-    assert policy["ingress"][-1]["ports"] == [{"port": 9000, "protocol": "TCP"}]
-
-
-ROUTER = """
-apiVersion: apps/v1
-kind: Deployment
-metadata:
-  name: mine
-spec:
-  selector:
-    matchLabels: {app: mine}
-  template:
-    metadata:
-      labels:
-        app: mine
-        {{- include "select-service.selector" . | nindent 8 }}
-    spec:
-      {{- include "select-service.podSpec" . | nindent 6 }}
-      containers:
-        {{- include "select-service.container" . | nindent 8 }}
-        - name: mine
-          image: example.com/mine:1
-          env:
-            - name: SELECT_SERVICE
-              value: {{ include "select-service.address" . }}
-          volumeMounts:
-            {{- include "select-service.socketMount" . | nindent 12 }}
-      VOLUMES
-"""
-
-
-@pytest.mark.parametrize(
-    "volumes",
-    [
-        '{{- include "select-service.volumes" . | nindent 6 }}',
-        'volumes:\n        {{- include "select-service.volumeList" . | nindent 8 }}',
-    ],
-)
-def test_a_chart_that_depends_on_it_includes_the_container(volumes: str, tmp_path: Path) -> None:
-    objects = as_dependency(
-        ROUTER.replace("VOLUMES", volumes),
-        {"enabled": True, "mode": "sidecar", "extraVolumes": [{"name": "more", "emptyDir": {}}]},
-        tmp_path,
-    )
-    (pod,) = pods(objects)
-    assert ours(pod)["image"] == "registry.example.com/select-service:0.1.0", "not 9.9.9"
-    assert [one["name"] for one in pod["spec"]["volumes"]] == ["select-service-socket", "more"]
-    assert [one["name"] for one in pod["spec"]["containers"]] == ["select-service", "mine"]
-    assert pod["spec"]["containers"][1]["env"][0]["value"].startswith("unix:/run/select-service/")
-    accounts = [one["metadata"]["name"] for one in objects if one["kind"] == "ServiceAccount"]
-    assert accounts == [pod["spec"]["serviceAccountName"]]
+def test_the_planner_s_manifests() -> None:
+    objects = [
+        one
+        for path in sorted((DEPLOY / "planner").glob("*.yaml"))
+        for one in yaml.safe_load_all(path.read_text("utf-8"))
+    ]
     for version in tools.VERSIONS:
         assert [*chain.from_iterable(complaints(one, version) for one in objects)] == []
+    (pod,) = pods(tuple(objects))
+    spec = pod["spec"]
+    assert spec["securityContext"] == {
+        "runAsNonRoot": True,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }, "any user"
+    (container,) = spec["containers"]
+    assert container["image"] == "registry.example.com/select-service:0.1.0", "as the chart has it"
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    assert container["command"] == ["select-planner"]
+    settings = read_section(RunSettings, planner_parser().parse_args(container["args"]))
+    assert {port["containerPort"] for port in container["ports"]} == {settings.port}
+    writable = [one["mountPath"] for one in container["volumeMounts"] if not one.get("readOnly")]
+    assert writable == [str(settings.state_dir)]
+    accounts = {one["metadata"]["name"] for one in objects if one["kind"] == "ServiceAccount"}
+    bindings = [one for one in objects if one["kind"] == "RoleBinding"]
+    roles = {one["metadata"]["name"] for one in objects if one["kind"] == "Role"}
+    assert {spec["serviceAccountName"]} == accounts
+    assert {one["roleRef"]["name"] for one in bindings} == roles
+    assert {subject["name"] for one in bindings for subject in one["subjects"]} == accounts
 
 
 # -- linters ---------------------------------------------------------------------------------------

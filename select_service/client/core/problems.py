@@ -127,7 +127,9 @@ def refusal(outcome: ExchangeOutcome) -> ServiceError:
     code = str(body.get("reason" if is_gate else "code") or f"status_{outcome.status}")
     kind = AdmissionRefused if is_gate else _kinds().get(code, _by_status(outcome.status))
     error = kind.__new__(kind)
-    field, details = body.get("field"), body.get("details")
+    field = body.get("field")
+    # one that is no refusal in our form, such as that of /ready, says itself why
+    details = body.get("details") if body.get("error") else body or None
     ServiceError.__init__(
         error,
         str(body.get("error") or f"status {outcome.status}"),

@@ -30,14 +30,25 @@ index .Subcharts "alias".
 {{- end -}}
 {{- end -}}
 
-{{/* By these pods are found. */}}
+{{/*
+By these pods are found. Beside a router they are the pod of another chart, which has the usual labels
+for itself: its Deployment finds it by them.
+*/}}
 {{- define "select-service.parts.selector" -}}
+{{- if eq .Values.mode "sidecar" -}}
+select-service.io/replica-of: {{ include "select-service.fullname" . }}
+{{- else -}}
+{{ include "select-service.names" . }}
+{{- end -}}
+{{- end -}}
+
+{{- define "select-service.names" -}}
 app.kubernetes.io/name: select-service
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
 {{- define "select-service.labels" -}}
-{{ include "select-service.selector" . }}
+{{ include "select-service.names" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
@@ -50,10 +61,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 
 {{/* One that recreates has no rolling update to speak of. */}}
 {{- define "select-service.strategy" -}}
-{{- if eq (.Values.strategy.type | default "") "Recreate" -}}
+{{- $strategy := .Values.strategy | default dict -}}
+{{- if eq ($strategy.type | default "") "Recreate" -}}
 type: Recreate
 {{- else -}}
-{{- toYaml .Values.strategy -}}
+{{- toYaml $strategy -}}
 {{- end -}}
 {{- end -}}
 
@@ -87,16 +99,17 @@ type: Recreate
 {{- ternary 8093 8092 (eq .Values.mode "sidecar") -}}
 {{- end -}}
 
-{{/* "https" where that port speaks TLS, by tls.secretName or by a flag; the side port does not. */}}
+{{/* "https" where TCP ports speak TLS, by tls.secretName or by a flag: the side port as any. */}}
 {{- define "select-service.scheme" -}}
 {{- $tls := .Values.tls.secretName -}}
 {{- range .Values.extraArgs }}{{ if hasPrefix "--tls-cert" . }}{{ $tls = "by a flag" }}{{ end }}{{ end -}}
-{{- if and $tls (eq .Values.mode "shared") }}https{{ else }}http{{ end -}}
+{{- ternary "https" "http" (not (not $tls)) -}}
 {{- end -}}
 
 {{/* Where the router asks. */}}
 {{- define "select-service.parts.address" -}}
-{{- ternary "unix:/run/select-service/select.sock" "http://localhost:8092" (eq .Values.sidecar.listen "unix") -}}
+{{- $loopback := printf "%s://localhost:8092" (include "select-service.scheme" .) -}}
+{{- ternary "unix:/run/select-service/select.sock" $loopback (eq .Values.sidecar.listen "unix") -}}
 {{- end -}}
 
 {{/* As an item of the router's volumeMounts, where it asks over a Unix socket. */}}
@@ -156,7 +169,7 @@ capabilities:
 {{/* A probe: name, path, scope. One with a handler of its own (exec, httpGet, …) keeps it. */}}
 {{- define "select-service.probe" -}}
 {{- $scope := index . 2 -}}
-{{- with index $scope.Values.probes (index . 0) -}}
+{{- with index ($scope.Values.probes | default dict) (index . 0) -}}
 {{- $handled := or .exec .httpGet .tcpSocket .grpc -}}
 {{ index $ 0 }}Probe:
   {{- if not $handled }}
@@ -177,7 +190,7 @@ capabilities:
 {{- $sidecar := eq .Values.mode "sidecar" -}}
 {{- $unix := and $sidecar (eq .Values.sidecar.listen "unix") -}}
 {{- $port := include "select-service.port" . -}}
-{{- $tls := and (not $sidecar) .Values.tls.secretName -}}
+{{- $tls := .Values.tls.secretName -}}
 {{- $scheme := include "select-service.scheme" . -}}
 - name: select-service
   image: {{ include "select-service.image" . }}
@@ -223,7 +236,7 @@ capabilities:
     - name: POD_IP
       valueFrom:
         fieldRef:
-          fieldPath: status.podIP
+          fieldPath: status.podIPs
     {{- with .Values.extraEnv }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
@@ -287,7 +300,7 @@ volumes:
     medium: Memory
     sizeLimit: 1Mi
 {{- end }}
-{{- if and (not $sidecar) .Values.tls.secretName }}
+{{- if .Values.tls.secretName }}
 - name: select-service-tls
   secret:
     secretName: {{ .Values.tls.secretName }}
