@@ -240,7 +240,7 @@ client: | $(VENV)/bin/python
 twin: $(VENV)/.installed-test
 	$(BIN)/python -m tests.select_service.client.twin
 
-# The tables of README.md and all of deploy/reference come out of the program; a test compares them.
+# The tables of the documents and all of deploy/reference come out of the program; a test compares them.
 readme: $(VENV)/.installed-test
 	$(BIN)/python -m tests.readme.tables
 	$(BIN)/python -m tests.readme.api

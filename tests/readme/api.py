@@ -19,9 +19,9 @@ FILE = REFERENCE / "api.md"
 HEAD = """# API reference
 
 Every route and every type, generated from `GET /openapi.json` by `make readme`.
-[README.md](../../README.md#the-api) says what they are for. A type followed by `?` may be `null`,
-which in a request is the same as leaving the field out. `u32` and `u64` are unsigned; a hash is any
-signed or unsigned 64-bit number. Bodies and answers may be MessagePack instead of JSON.
+[Routes at a glance](../docs/routes.md) says what they are for. A type followed by `?` may be
+`null`, which in a request is the same as leaving the field out. `u32` and `u64` are unsigned; a
+hash is any signed or unsigned 64-bit number. Bodies and answers may be MessagePack instead of JSON.
 """
 _CONTRACT = re.compile(r" \(contract [^)]*\)")
 _REF = re.compile(r".*/")

@@ -1,7 +1,7 @@
 """README.md and its chapters (deploy/docs) as examples: commands and Python with what they print.
 
 A `console` block is a sequence of `$ curl …` lines (a quoted body may run over several) and what
-follows each; those of a document build on each other, and those of a chapter on the README's. A
+follows each; those of a document build on each other, and those of a chapter on the tour's. A
 `python` block directly before a `text` block prints it.
 """
 
@@ -18,14 +18,17 @@ README = Path(__file__).parents[2] / "README.md"
 MIGRATION = README.parent / "deploy" / "MIGRATION.md"
 DOCS = README.parent / "deploy" / "docs"
 CHAPTERS = sorted(DOCS.glob("*.md"))
+INDEX = DOCS / "README.md"
+TOUR = DOCS / "tour.md"
 REFERENCE = README.parent / "deploy" / "reference"
+LINK = re.compile(r"\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PORT_IN_TEXT = "localhost:8092"
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """One curl command of the README and what it shows."""
+    """One curl command of a document and what it shows."""
 
     text: str
     method: str
@@ -67,7 +70,7 @@ def exchanges(file: Path = README) -> list[Exchange]:
 
 
 def with_exchanges() -> list[Path]:
-    """README.md, and the chapters that show curl commands."""
+    """README.md, and the chapters that show curl commands; the tour among them."""
     return [README, *(file for file in CHAPTERS if exchanges(file))]
 
 
@@ -93,7 +96,7 @@ def _console(text: str) -> list[Exchange]:
 
 
 def _exchange(command: str, output: list[str]) -> Exchange:
-    """Read the few options of curl that the README uses; an unknown one is an error."""
+    """Read the few options of curl that the documents use; an unknown one is an error."""
     words = shlex.split(command)
     if words.pop(0) != "curl":
         raise ValueError(f"not a curl command: {command}")

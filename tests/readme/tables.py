@@ -1,4 +1,4 @@
-"""What the program knows better than a writer: the tables of README.md, and deploy/reference.
+"""What the program knows better than a writer: tables of documents, and deploy/reference.
 
 `python -m tests.readme.tables` (or `make readme`) writes both; `test_tables.py` fails when they
 differ. deploy/reference/api.md is made by `api.py`.
@@ -10,6 +10,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Final
 
 import select_service.errors
@@ -24,7 +25,7 @@ from select_service.metric_rows import PREFIX
 from select_service.planner import settings as planner
 from select_service.settings import ENVIRONMENT, FLAGS, SECTIONS, Flag, Settings
 from select_service.simulator import command_options as simulator
-from tests.readme.document import README, REFERENCE, anchor, headings
+from tests.readme.document import DOCS, README, REFERENCE, anchor, headings
 
 COMMAND = "make readme"
 CHAPTER = 2  # the level of its headings
@@ -346,11 +347,11 @@ FIXED = (
 )
 
 
-# -- in README.md --------------------------------------------------------------------------------
+# -- in documents --------------------------------------------------------------------------------
 
 
 def contents() -> Iterable[str]:
-    """The chapters, each with its parts."""
+    """The chapters of README.md, each with its parts."""
     chapter: list[str] = []
     for level, title in headings(README.read_text("utf-8")):
         link = f"[{title}](#{anchor(title)})"
@@ -388,11 +389,12 @@ def first_metrics() -> Iterable[str]:
         yield f"| `{name}` | {labels} | {text} |"
 
 
-TABLES: dict[str, Callable[[], Iterable[str]]] = {
-    "contents": contents,
-    "first-flags": first_flags,
-    "first-metrics": first_metrics,
+TABLES: dict[str, tuple[Path, Callable[[], Iterable[str]]]] = {
+    "contents": (README, contents),
+    "first-flags": (DOCS / "operating.md", first_flags),
+    "first-metrics": (DOCS / "operating.md", first_metrics),
 }
+"""Each with the document that shows it, between markers with its name."""
 
 
 # -- in deploy/reference -------------------------------------------------------------------------
@@ -594,17 +596,21 @@ PAGES: dict[str, Callable[[], Iterable[str]]] = {
 # -- between the two -----------------------------------------------------------------------------
 
 
-def shown(name: str, document: str) -> str:
-    """What stands between the markers of a table of README.md."""
-    found = re.findall(rf"<!-- {name} -->\n(.*?)<!-- /{name} -->", document, re.DOTALL)
+def shown(name: str) -> str:
+    """What stands between the markers of a table."""
+    file, _ = TABLES[name]
+    found = re.findall(
+        rf"<!-- {name} -->\n(.*?)<!-- /{name} -->", file.read_text("utf-8"), re.DOTALL
+    )
     if len(found) != 1:
-        raise ValueError(f"README.md has {len(found)} places for the table {name}")
+        raise ValueError(f"{file.name} has {len(found)} places for the table {name}")
     return str(found[0])
 
 
 def written(name: str) -> str:
     """What should stand there."""
-    return _text(TABLES[name]())
+    _, rows = TABLES[name]
+    return _text(rows())
 
 
 def page(name: str) -> str:
@@ -613,12 +619,11 @@ def page(name: str) -> str:
 
 
 def main() -> None:
-    """Write every table into README.md, and every page of deploy/reference."""
-    document = README.read_text("utf-8")
-    for name in TABLES:
+    """Write every table into its document, and every page of deploy/reference."""
+    for name, (file, _) in TABLES.items():
         pair = (f"<!-- {name} -->\n", f"<!-- /{name} -->")
-        document = document.replace(shown(name, document).join(pair), written(name).join(pair))
-    README.write_text(document, "utf-8")
+        text = file.read_text("utf-8").replace(shown(name).join(pair), written(name).join(pair))
+        file.write_text(text, "utf-8")
     for name in PAGES:
         (REFERENCE / f"{name}.md").write_text(page(name), "utf-8")
 

@@ -21,11 +21,11 @@ from tests.wait import PATIENCE_S
 @pytest.mark.e2e
 @pytest.mark.parametrize("file", document.with_exchanges(), ids=lambda one: one.stem)
 def test_console_examples(file: Path, tmp_path: Path) -> None:
-    examples = document.exchanges()
-    assert len(examples) > 10
-    if file != document.README:
-        examples += document.exchanges(file)  # a chapter goes on where README.md ended
-    args = (*OURS_EXTRA, "--replica-sync-port", str(free_port()))  # the README's are the defaults
+    examples = document.exchanges(file)
+    if file not in {document.README, document.TOUR}:  # a chapter goes on where the tour ended
+        examples = [*document.exchanges(document.TOUR), *examples]
+        assert len(examples) > 10
+    args = (*OURS_EXTRA, "--replica-sync-port", str(free_port()))  # the documents' are the defaults
     with Server(tmp_path / "service.log", args=args) as server:
         for example in examples:
             answer = exchange_raw(

@@ -1,17 +1,19 @@
-"""The tree of README.md under "Code layout" is the one that is there."""
+"""The trees under "Code layout" are what is there: a short one in README.md, and the whole."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import pytest
 
 from bench.provenance import git
-from tests.readme.document import README, blocks
+from tests.readme.document import DOCS, README, blocks
 
 ROOT = README.parent
+WHOLE_TREE: Final = DOCS / "architecture.md"
 INDENT = 2  # columns for each floor
 WHOLE = ("indexer", "select_service", "select_service/core", "select_service/edge")
 """Folders whose rooms are all told, each by a line of its own."""
@@ -22,9 +24,9 @@ TOP = {
 }
 
 
-def told() -> Iterator[Path]:
-    """Every folder of the tree."""
-    (tree,) = (text for _, text in blocks() if text.startswith("indexer/"))
+def told(file: Path = WHOLE_TREE) -> Iterator[Path]:
+    """Every folder of a document's tree."""
+    (tree,) = (text for _, text in blocks(file) if text.startswith("indexer/"))
     above: list[str] = []
     for line in tree.splitlines():
         found = re.match(r"( *)(\w+)/ ", line)
@@ -33,8 +35,9 @@ def told() -> Iterator[Path]:
         yield Path(*above)
 
 
-def test_what_is_told_is_there() -> None:
-    for folder in told():
+@pytest.mark.parametrize("file", [README, WHOLE_TREE], ids=lambda one: one.stem)
+def test_what_is_told_is_there(file: Path) -> None:
+    for folder in told(file):
         assert (ROOT / folder).is_dir(), folder
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.readme.document import README, anchor, headings
+from tests.readme.document import LINK, README, anchor, headings
 
 ROOT = README.parent
 DOCUMENTS = sorted(
@@ -15,7 +15,6 @@ DOCUMENTS = sorted(
     for folder in (".", "bench", "bench/*", "deploy", "deploy/docs", "deploy/reference")
     for file in (ROOT / folder).glob("*.md")
 )
-LINK = re.compile(r"\]\(([^)\s]+)\)")
 NAMED = re.compile(r"`((?:bench|deploy|indexer|select_service|tests)/[\w./-]+)`")
 
 

@@ -1,4 +1,4 @@
-"""The quick start for bare metal, as far as it goes without a GPU."""
+"""The quick start for bare metal, as far as it goes without a GPU; the five lines of README.md."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ import pytest
 from select_service.cli import parse
 from select_service.client import AsyncClient
 from tests.live.server import Server
-from tests.readme.document import README
+from tests.readme.document import DOCS, README, blocks
 
 CHAPTER = re.findall(
-    r"^### On bare metal\n(.*?)^### ", README.read_text("utf-8"), re.DOTALL | re.MULTILINE
+    r"^## On bare metal\n(.*?)^## ",
+    (DOCS / "quick-starts.md").read_text("utf-8"),
+    re.DOTALL | re.MULTILINE,
 )[0]
 
 
@@ -44,7 +46,7 @@ def test_a_request(tmp_path: Path) -> None:
     assert parse(serve, {}).state_dir == "/var/lib/select-service"
     assert doctor == ["doctor", "--probe"]
     ((*_, body),) = commands("curl")
-    (source,) = re.findall(r"```py\n(.*?)```", CHAPTER, re.DOTALL)
+    (source,) = (text for language, text in blocks(README) if language == "py")
     with Server(tmp_path / "log", args=("--state-dir", str(tmp_path / "state"))) as server:
         record: Any = server.request("POST", "/workers", json.loads(body)).json
         assert record["lifecycle"] == "schedulable"

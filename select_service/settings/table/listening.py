@@ -26,7 +26,7 @@ _BODIES: Final = BodyLimits()
 class ListeningSettings(Struct, frozen=True, kw_only=True):
     """Where clients come in, and how much they may send, hold open and leave unfinished."""
 
-    # The contract's default; an open process warns of it, and the README says how to restrict it.
+    # The contract's default. An open process warns of it; deploy/docs/security.md closes it.
     host: Annotated[
         str,
         text("ADDRESS"),

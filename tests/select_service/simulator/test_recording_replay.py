@@ -190,7 +190,7 @@ def test_with_the_weights_that_were_in_force_nothing_would_have_been_otherwise(
 
 
 def naive_costs(item: Decided, house: House, config: RouterConfig) -> dict[int, float]:
-    """The cost of every candidate slot by contract 3.2, or the README, one after the other."""
+    """The cost of every candidate slot by contract 3.2, or first-token, one after the other."""
     weights = weights_in_force(config, None if item.asked is None else item.asked.override)
     loads = unpacked(item.load.whole or b"")
     ranks, size, isl = len(loads.prefill), house.block_size, item.prompt.isl_tokens

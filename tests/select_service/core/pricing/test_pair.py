@@ -63,7 +63,7 @@ def prefill_cost(one: dict[str, Any]) -> float:
 
 
 def pair_cost(prefill: dict[str, Any], decode: dict[str, Any]) -> float:
-    """The formula as the README says it; infinite where blocks may not move."""
+    """The formula as deploy/docs/policies.md says it; infinite where blocks may not move."""
     for one, other in ((prefill, decode), (decode, prefill)):
         if one["enforcement"] == "required" and not together(one, other):
             return math.inf

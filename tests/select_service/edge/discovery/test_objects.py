@@ -1,4 +1,4 @@
-"""Ports and annotations, read as the README says."""
+"""Ports and annotations, read as deploy/docs/discovery.md says."""
 
 from __future__ import annotations
 

@@ -1,0 +1,58 @@
+"""The five minutes of README.md: what is typed there works, beside simulated engines."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.live.server import Server
+from tests.readme.document import PORT_IN_TEXT, README
+from tests.wait import PATIENCE_S
+
+SECTION: Final = re.findall(
+    r"^## Five minutes\n(.*?)^## ", README.read_text("utf-8"), re.DOTALL | re.MULTILINE
+)[0]
+COMMAND: Final = ".venv/bin/select-service "
+BRIEF: Final = ("--plain", "--requests", "60", "--rate", "60")
+
+
+def typed() -> list[str]:
+    """Every line of the section's shell blocks, without its comment."""
+    shells = "".join(re.findall(r"```sh\n(.*?)```", SECTION, re.DOTALL))
+    return [re.sub(r" +#.*", "", line) for line in shells.splitlines()]
+
+
+def run(server: Server, *arguments: str) -> str:
+    command = [sys.executable, "-m", "select_service", *arguments]
+    done = subprocess.run(
+        [*command, *(() if "--url" in arguments else ("--url", f"http://127.0.0.1:{server.port}"))],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.e2e
+def test_what_is_typed(tmp_path: Path) -> None:
+    demo, *commands = typed()
+    (arguments,) = re.findall(r'^make demo ARGS="(.*)"$', demo)
+    with Server(tmp_path / "log") as server:
+        arguments = arguments.replace(PORT_IN_TEXT, f"127.0.0.1:{server.port}")
+        shown = run(server, "demo", *shlex.split(arguments), *BRIEF)
+        assert re.search(r"hit=[1-9]", shown), "some prompts were warm"
+        decisions: Any = server.request("GET", "/decisions").json
+        last = decisions["decisions"][0]["decision_id"]
+        assert len(commands) > 3
+        for command in commands:
+            assert command.startswith(COMMAND)
+            words = shlex.split(command.removeprefix(COMMAND))
+            assert run(server, *(last if word == "ID" else word for word in words))
