@@ -6,9 +6,11 @@ continue, and finding out where takes many slices and comparisons.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from indexer.compiled import usable
 
-if usable("indexer._speed", 2):
+if not TYPE_CHECKING and usable("indexer._speed", 2):
     from indexer._speed import common_blocks
 else:
     from indexer.core.plain_runs import common_blocks

@@ -19,17 +19,6 @@ Rows: TypeAlias = "Slots | slice[int, int, None]"
 Groups: TypeAlias = "list[tuple[int, Slots]]"
 """Disjoint slots by how many blocks they have."""
 
-_NOTHING: Floats = np.zeros(0)
-
-
-def no_floats(rows: int) -> Floats:
-    """Return a shared, read-only column of zeros."""
-    global _NOTHING  # noqa: PLW0603 - a cache of zeros
-    if len(_NOTHING) < rows:
-        _NOTHING = np.zeros(2 * rows)
-        _NOTHING.flags.writeable = False
-    return _NOTHING[:rows]
-
 
 def grown(column: Floats, rows: int, fill: float) -> Floats:
     """Return the column with at least `rows` rows; new rows hold `fill`. Amortised by doubling."""

@@ -94,10 +94,6 @@ class ClassQueues:
             return False  # nearly always, at a tenth of the cost of comparing all
         return bool((self._loads.prefill[rows] > self._busy_above[number][rows]).all())
 
-    def busy_above(self, number: int, slot: int) -> int:
-        """Return the prefill tokens above which a slot is busy for a class."""
-        return self.busy_above_of[number][slot]
-
     def enter(self, number: int, ticket: Ticket, now: float, *, is_known: bool) -> None:
         """Add a ticket to its class; one that waited before is not held to the limits.
 

@@ -111,10 +111,6 @@ class Shares:
         for bound in self.bounds.values():
             bound.measure()
 
-    def party_of_id(self, name: str) -> Party:
-        """Return whose id this is: ids of tokens bound to a tenant are kept with a prefix. O(1)."""
-        return self.by_prefix.get(prefix_in(name)) if self.by_prefix else None
-
     def part(self, most: int) -> int:
         """Return what is promised to each, of a bound."""
         count, share = len(self.parties), self.share

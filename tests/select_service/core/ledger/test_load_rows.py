@@ -10,16 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexer.compiled import usable
 from select_service.core.ledger import plain_load_rows
 from select_service.core.ledger.loads import unpacked
+from tests.indexer.kernels import twins
 
 ROWS = 3
-KINDS: list[Any] = [plain_load_rows.LoadRows]
-if usable("select_service.core._ledger", 2):
-    from select_service.core._ledger import LoadRows
-
-    KINDS.append(LoadRows)
+TWINS = twins("select_service.core._ledger", plain_load_rows)
 
 TOKENS = st.integers(0, 2**66)  # sums of two prompts of 2^64-1 tokens are written here, too
 COUNT = st.integers(0, 2**40) | st.integers(0, 3)
@@ -50,11 +46,11 @@ def ahead_of(left: int, head: int, step: float) -> float:
     return min(float(left), steps * step)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__module__)
+@pytest.mark.parametrize("twin", TWINS)
 @given(steps=STEPS)
-def test_every_step_writes_its_row_and_no_other(kind: Any, steps: list[Any]) -> None:
+def test_every_step_writes_its_row_and_no_other(twin: Any, steps: list[Any]) -> None:
     made = columns()
-    rows = kind(*made)
+    rows = twin.LoadRows(*made)
     expected = [column.tolist() for column in made]
     prefill, decode, churn, context, requests, computing, heard, ahead, *_ = expected
     for name, slot, *numbers in steps:
@@ -87,10 +83,10 @@ def test_every_step_writes_its_row_and_no_other(kind: Any, steps: list[Any]) -> 
     assert [column.tolist() for column in made] == expected
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__module__)
-def test_packed_rows_are_the_loads_of_a_decision(kind: Any) -> None:
+@pytest.mark.parametrize("twin", TWINS)
+def test_packed_rows_are_the_loads_of_a_decision(twin: Any) -> None:
     made = columns()
-    rows = kind(*made)
+    rows = twin.LoadRows(*made)
     rows.book(1, 700, 700, 1, 44, 45, 3.0)
     rows.book(2, 9000, 9000, 1, 563, 564, 4.0)
     prefill, decode, churn, context, _, _, heard, ahead, *_ = [one.tolist() for one in made]
@@ -102,12 +98,13 @@ def test_packed_rows_are_the_loads_of_a_decision(kind: Any) -> None:
     assert found.heard is not None
     assert found.ahead is not None
     assert (found.heard.tolist(), found.ahead.tolist(), found.pace) == (heard, ahead, 50.5)
-    assert unpacked(kind(*[column[:0] for column in columns()]).pack(0, 0.0, None)).prefilling == 0
+    none = twin.LoadRows(*[column[:0] for column in columns()])
+    assert unpacked(none.pack(0, 0.0, None)).prefilling == 0
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__module__)
-def test_there_is_nothing_beyond_the_last_row(kind: Any) -> None:
-    rows = kind(*columns())
+@pytest.mark.parametrize("twin", TWINS)
+def test_there_is_nothing_beyond_the_last_row(twin: Any) -> None:
+    rows = twin.LoadRows(*columns())
     with pytest.raises(IndexError):
         rows.book(ROWS, 1, 1, 1, 1, 1, 1.0)
     with pytest.raises(IndexError):
@@ -121,9 +118,9 @@ def test_there_is_nothing_beyond_the_last_row(kind: Any) -> None:
 
 
 def test_columns_of_several_lengths_are_no_columns() -> None:
+    compiled = pytest.importorskip("select_service.core._ledger")
     for longer in (3, 6, 7, 8, 9, 10):
         short = columns()
         short[longer] = np.zeros(ROWS + 1, dtype=short[longer].dtype)
-        for kind in KINDS[1:]:
-            with pytest.raises(ValueError, match="one length"):
-                kind(*short)
+        with pytest.raises(ValueError, match="one length"):
+            compiled.LoadRows(*short)

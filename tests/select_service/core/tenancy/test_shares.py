@@ -247,9 +247,9 @@ def test_a_prefix_is_the_name_as_in_an_address(tenant: str) -> None:
 
 def test_an_id_says_whose_it_is() -> None:
     shares = Shares(CoreLimits())
-    assert shares.party_of_id("acme:x") is None
+    assert not shares.by_prefix
     shares.name(("acme", "a b:c", "x" * 99), others=True)
     for tenant in ("acme", "a b:c", "x" * 99):
-        assert shares.party_of_id(prefix_of(tenant) + "id:with:colons") == tenant
-    assert shares.party_of_id("other:x") is None
-    assert shares.party_of_id("acme") is None
+        assert shares.by_prefix.get(prefix_in(prefix_of(tenant) + "id:with:colons")) == tenant
+    assert shares.by_prefix.get(prefix_in("other:x")) is None
+    assert shares.by_prefix.get(prefix_in("acme")) is None
