@@ -29,7 +29,7 @@ NOT_AGAIN := CC=false
 # What drives the console in tests: Debian's browser, and a font so that its text has a width.
 BROWSER_PACKAGES := chromium fonts-dejavu-core
 
-.PHONY: run demo bench bench-middle bench-quick bench-plot wheel fuzz test lint test-light coverage test-pure test-full test-floors test-beside-soak test-heavy downloads test-faults test-ray test-forecast soak iproute test-long test-browser chromium peer promtool manifests pins sbom client twin readme dashboard pictures clean
+.PHONY: run demo bench bench-middle bench-quick bench-plot wheel docs fuzz test lint test-light coverage test-pure test-full test-floors test-beside-soak test-heavy downloads test-faults test-ray test-forecast soak iproute test-long test-browser chromium peer promtool manifests pins sbom client twin readme dashboard pictures clean
 
 run: $(VENV)/.installed
 	exec $(BIN)/select-service --port $(PORT) $(ARGS)
@@ -120,7 +120,7 @@ test-heavy: downloads
 
 # All that the heavy tests and those on Ray are run with, one after the other. What cannot be had is
 # noted, and the tests that need it skip.
-downloads: $(VENV)/.installed-browser $(VENV)/.installed-fuzz
+downloads: $(VENV)/.installed-browser $(VENV)/.installed-fuzz $(VENV)/.installed-docs
 	$(MAKE) --no-print-directory chromium
 	-$(MAKE) --no-print-directory peer
 	-$(MAKE) --no-print-directory promtool
@@ -240,6 +240,11 @@ client: | $(VENV)/bin/python
 twin: $(VENV)/.installed-test
 	$(BIN)/python -m tests.select_service.client.twin
 
+# The documents as a site in build/site, built out of mkdocs.yml; warnings of the builder are errors.
+docs: $(VENV)/.installed-docs
+	$(BIN)/python -m tests.readme.site
+	@echo "build/site is built; to read and search it: python3 -m http.server --directory build/site"
+
 # The tables of the documents and all of deploy/reference come out of the program; a test compares them.
 readme: $(VENV)/.installed-test
 	$(BIN)/python -m tests.readme.tables
@@ -281,6 +286,13 @@ $(VENV)/.installed-browser: $(VENV)/.installed-test
 	@$(BIN)/python .ci/listed.py pyproject.toml project.optional-dependencies.browser > $(VENV)/browser.in
 	@$(BIN)/python $(PIP_INSTALL) --requirement $(VENV)/browser.in || \
 		echo "no playwright here: the tests of the console in a browser will be skipped" >&2
+	@touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed-test
+	@echo "installing what builds the documentation into $(VENV)"
+	@$(BIN)/python .ci/listed.py pyproject.toml project.optional-dependencies.docs > $(VENV)/docs.in
+	@$(BIN)/python $(PIP_INSTALL) --requirement $(VENV)/docs.in || \
+		echo "no mkdocs here: the test of the site will be skipped" >&2
 	@touch $@
 
 # Where they cannot be installed, the fuzzers that need them say so and skip.

@@ -20,7 +20,7 @@ WHOLE = ("indexer", "select_service", "select_service/core", "select_service/edg
 TOP = {
     *("indexer", "select_service", "tests", "bench", "deploy", ".ci"),
     *("pyproject.toml", "setup.py", "README.md", "CHANGELOG.md", "LICENSE", "Makefile"),
-    *("CONTRIBUTING.md", "SECURITY.md"),
+    *("CONTRIBUTING.md", "SECURITY.md", "mkdocs.yml"),
 }
 
 
