@@ -159,6 +159,16 @@ class WorkerCaps:
         limits = (cap.max_inflight if len(cap.slots) == 1 else 0 for cap in caps if cap.is_capped)
         return min(limits, default=math.inf)
 
+    def inflight_most(self, rows: Rows) -> int:
+        """Return how many requests the workers of these slots take together, N of each.
+
+        A worker without a cap alone takes more than anybody asks for.
+        """
+        slots = range(rows.start or 0, rows.stop) if isinstance(rows, slice) else rows.tolist()
+        owners = {self._owner[slot] for slot in slots}
+        caps = [self._caps[owner] for owner in owners if owner in self._caps]
+        return sum(cap.max_inflight for cap in caps) if caps else UNLIMITED
+
     def all_full(self, rows: Rows) -> bool:
         """Tell whether every candidate is full.
 

@@ -349,14 +349,20 @@ class PartitionAdmission:
             AdmissionRequest(0), "capacity", AT_CAPACITY.reason, AT_CAPACITY.code, now
         )
 
-    def never_fit_together(self, asks: Sequence[AdmissionRequest]) -> str | None:
+    def never_fit_together(
+        self, asks: Sequence[AdmissionRequest], alike: int, rows: Rows
+    ) -> str | None:
         """Return the code of the limit these requests exceed if all are held at once, or None.
 
         O(requests + workers); for a batch of all or none that was refused.
+
+        Args:
+            asks: all requests of the batch.
+            alike: how many of them may only be placed on `rows`.
+            rows: the candidates of the refused one.
         """
-        caps = [self.caps[worker_id] for worker_id in self._slots]
-        # a worker without a cap alone takes more than any batch has
-        if caps and len(asks) > sum(cap.max_inflight for cap in caps):
+        everyone = self.caps.inflight_most(slice(0, len(self.caps.full)))
+        if len(asks) > everyone or alike > self.caps.inflight_most(rows):
             return AT_CAPACITY.code
         totals: dict[str, AdmissionRequest] = {}
         for ask in asks:

@@ -73,10 +73,17 @@ class TenantBudgets:
         return in_flight > share * (instances * self._seats_per_instance)
 
     def judge(self, ask: AdmissionRequest, pool: AdmissionPool, now: float) -> AdmissionVerdict:
-        """Refuse sheddable work of a tenant over budget; else ask the inner policy."""
+        """Refuse sheddable work of a tenant over budget; else ask the inner policy.
+
+        What the inner policy never lets in is told so at once.
+        """
         if ask.tenant_id in self._budgets and self._classes.priority(ask.slo_class) < 0:
             in_flight = pool.tenant_in_flight(ask.tenant_id)
             if self.is_over(ask.tenant_id, in_flight, pool.instances):
+                # else it would come again until the inner policy's turn
+                inner = self.inner.judge(ask, pool, now)
+                if not inner.can_fit:
+                    return _OVER._replace(code=inner.code, facts=inner.facts, can_fit=False)
                 return _OVER
         return self.inner.judge(ask, pool, now)
 

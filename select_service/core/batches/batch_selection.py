@@ -19,6 +19,7 @@ from select_service.core.effects import NOTHING
 from select_service.errors import (
     BatchNotPlaced,
     InvalidField,
+    NoEligibleWorker,
     ServiceError,
     TooManyReservations,
     retry_after,
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from select_service.core.reservations.lifecycle import Lifecycle
     from select_service.core.routing.place import Placer
     from select_service.core.routing.read import RequestReader
-    from select_service.types import CoreLimits
+    from select_service.types import CoreLimits, SelectRequest
     from select_service.types.batches import SelectBatchRequest
 
     Item: TypeAlias = tuple[WaveItem, bytes] | ServiceError
@@ -384,18 +385,26 @@ class RunningBatch:
         """Return the code of the limit that the wave as a whole exceeds however long one waits."""
         if len(self._samples) > self._waves.limits.reservations_max:
             return TooManyReservations.code
-        keeper = None if refused.read is None else refused.read[0].admission
+        if refused.read is None:
+            return None
+        partition = refused.read[0]
+        keeper = partition.admission
         if keeper is None:
             return None
-        asks = []
+        asks, alike = [], 0
         for sample in self._samples:
             if sample.read is None or sample.read[0].admission is not keeper:
                 continue
+            alike += _same_candidates(sample.request, refused.request)
             tenant = sample.request.fairness_id or sample.read[0].scope.tenant_id
             asks.append(
                 AdmissionRequest(sample.read[1].isl_tokens, sample.request.slo_class or "", tenant)
             )
-        return keeper.never_fit_together(asks)
+        try:
+            rows = partition.candidates(refused.request)
+        except NoEligibleWorker:
+            return None
+        return keeper.never_fit_together(asks, alike, rows)
 
     def _answer(self) -> WaveAnswer:
         results = []
@@ -411,6 +420,15 @@ class RunningBatch:
 def _is_placed(sample: _Sample) -> bool:
     result = sample.result
     return result is not None and result.selection is not UNSET
+
+
+def _same_candidates(one: SelectRequest, other: SelectRequest) -> bool:
+    """Tell whether two requests of one scope may be placed on the same workers."""
+    return (
+        one.allowed_worker_ids == other.allowed_worker_ids
+        and one.pinned_worker == other.pinned_worker
+        and one.routing_constraints == other.routing_constraints
+    )
 
 
 def _alone(item: WaveItem, k: int) -> SelectAndReserveRequest:

@@ -56,6 +56,16 @@ def test_it_is_said_first_where_time_would_help_with_another_limit() -> None:
     assert refused(some, 2, isl=5000).code == "exceeds-capacity"
 
 
+def test_it_is_said_where_the_tenant_is_over_its_budget() -> None:
+    config = SMALL["policy_config"] | {"tenant_budgets": {"a": 0.0}}
+    some = fleet(policy="token-bucket", policy_config=config)
+    some.take("a", 1, isl=16, fairness_id="a", slo_class="batch")
+    over = refused(some, 2, isl=16, fairness_id="a", slo_class="batch")
+    assert over.code == "tenant-budget-shed"
+    never = refused(some, 3, isl=5000, fairness_id="a", slo_class="batch")
+    assert (never.code, never.promised, retry_after(never)) == ("exceeds-capacity", False, None)
+
+
 def test_a_threshold_that_any_load_exceeds() -> None:
     config = {"threshold": -1, "min_priority": 3}
     some = fleet(policy="tier-shed", policy_config=config)
@@ -92,29 +102,46 @@ def test_a_batch_of_all_or_none_that_exceeds_a_limit_as_a_whole(
 ) -> None:
     some = Fleet(limits=CoreLimits(**limits), admission=AdmissionSettings(**settings))
     some.worker(1, **record)
-
-    def placed(n: int) -> BatchNotPlaced | None:
-        item = WaveItem(block_hashes=[1], sequence_hashes=[1], isl_tokens=400, n=n)
-        wants = SelectBatchRequest(requests=[], reserve=True, atomic=True)
-        steps = some.core.batch_selection.begin(wants, [(item, b"")]).steps(some.now)
-        try:
-            next(steps)
-            while True:
-                steps.send(some.now)
-        except StopIteration:
-            return None
-        except BatchNotPlaced as error:
-            return error
-
-    error = placed(samples)
-    assert error is not None
-    assert error.details is not None
-    assert error.details["never_fits"] == code
-    assert retry_after(error) is None
+    never = batch_refused(some, samples)
+    assert never is not None
+    assert never.details is not None
+    assert never.details["never_fits"] == code
+    assert retry_after(never) is None
     some.now += 3600.0
-    assert placed(samples - 1) is None
-    later = placed(samples - 1)
+    assert batch_refused(some, samples - 1) is None
+    later = batch_refused(some, samples - 1)
     assert later is not None
     assert later.details is not None
     assert "never_fits" not in later.details
     assert retry_after(later) is not None
+
+
+def test_a_batch_that_exceeds_n_of_the_workers_it_allows() -> None:
+    some = Fleet(admission=AdmissionSettings())
+    some.worker(1, max_inflight=2, max_queued=0)
+    some.worker(2)
+    never = batch_refused(some, 3, allowed_worker_ids=[1])
+    assert never is not None
+    assert never.details is not None
+    assert never.details["never_fits"] == "workers-at-capacity"
+    assert retry_after(never) is None
+    assert batch_refused(some, 3, allowed_worker_ids=[1, 2]) is None
+    some.take("r", 9, allowed_worker_ids=[1])
+    later = batch_refused(some, 2, allowed_worker_ids=[1])
+    assert later is not None
+    assert retry_after(later) is not None, "in time they fit"
+
+
+def batch_refused(some: Fleet, n: int, **wishes: Any) -> BatchNotPlaced | None:
+    """Reserve a batch of all or none, of n samples; return its refusal, if it has one."""
+    item = WaveItem(block_hashes=[1], sequence_hashes=[1], isl_tokens=400, n=n, **wishes)
+    wants = SelectBatchRequest(requests=[], reserve=True, atomic=True)
+    steps = some.core.batch_selection.begin(wants, [(item, b"")]).steps(some.now)
+    try:
+        next(steps)
+        while True:
+            steps.send(some.now)
+    except StopIteration:
+        return None
+    except BatchNotPlaced as error:
+        return error
