@@ -423,7 +423,7 @@ class HttpConnection(RequestParser):
             if answer.withdraw is not None:
                 if transport.is_closing():
                     answer.lost()
-                elif transport.get_write_buffer_size():
+                elif connection.tls_socket is not None or transport.get_write_buffer_size():
                     connection.until_sent(answer)
 
     @property

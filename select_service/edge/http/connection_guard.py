@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+import socket
+import sys
 from abc import abstractmethod
 from enum import Enum
 from typing import TYPE_CHECKING, Final, NoReturn, cast
@@ -67,6 +69,7 @@ _NEWCOMERS: Final = 8
 where all of it is promised to tenants: theirs among them."""
 
 _TOO_MANY: Final = "too many open connections"
+_TCP_CLOSE: Final = b"\x07"  # the first byte of Linux's tcp_info is the state
 
 
 class TurnedAway(Exception):
@@ -108,6 +111,7 @@ class GuardedConnection(asyncio.Protocol):
     holder: Party = None  # the tenant that it counts for: whose token a request has shown
     _owes_answer = False  # to a plain request whose body is arriving
     _debt: DurableResponse | None = None  # an answer that waits for the disk
+    tls_socket: socket.socket | None = None  # under TLS only
     _unsent: tuple[Response, ...] = ()  # written, and not all of them are in the kernel
     _at_work: Exchange | None = None  # the request to be answered next
     exchange: Exchange | None = None  # the newest; it may be queued
@@ -131,6 +135,8 @@ class GuardedConnection(asyncio.Protocol):
         cast("set[object]", self.server_state.connections).add(self)
         self.transport = transport
         self.flow = Flow(transport)
+        if transport.get_extra_info("ssl_object") is not None:
+            self.tls_socket = transport.get_extra_info("socket")
         self.counts.accepted += 1
         self._stamp()
         self._find_place(transport)
@@ -294,9 +300,12 @@ class GuardedConnection(asyncio.Protocol):
         """Watch over a written answer: it is lost if the connection breaks before it is sent.
 
         Sent means that the kernel has all of it, which `resume_writing` tells; until then writers
-        wait for every byte.
+        wait for every byte. A TLS transport does not tell of a write that the kernel has refused,
+        so the kernel is asked.
         """
-        if self.transport.get_write_buffer_size():
+        if self.tls_socket is not None and _is_reset(self.tls_socket):
+            answer.lost()
+        elif self.transport.get_write_buffer_size():
             self.transport.set_write_buffer_limits(1, 0)
             if self.flow.write_paused:
                 self._unsent += (answer,)
@@ -469,7 +478,17 @@ class GuardedConnection(asyncio.Protocol):
                 self.transport.abort()
 
 
+def _is_reset(connected: socket.socket) -> bool:
+    """Tell whether the other end has reset a TCP connection; only Linux tells, else False."""
+    if sys.platform != "linux":
+        return False
+    try:
+        return connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) == _TCP_CLOSE
+    except OSError:
+        return True  # closed here
+
+
 def _number(transport: asyncio.BaseTransport) -> int:
     """Return the descriptor of a connection; -1: it has none."""
-    socket = transport.get_extra_info("socket")
-    return -1 if socket is None else int(socket.fileno())
+    connected = transport.get_extra_info("socket")
+    return -1 if connected is None else int(connected.fileno())

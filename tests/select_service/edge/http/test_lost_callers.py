@@ -15,6 +15,7 @@ from msgspec import convert
 from select_service.edge.embedded import SelectionService
 from select_service.types import SelectAndReserveRequest
 from tests.select_service.edge.http.fake_clients import BOOK, FORMS, request
+from tests.select_service.edge.security.credentials_made import Authority
 from tests.select_service.edge.serving import HOST, PROMPT, listening, seat, worker
 from tests.wait import run, until
 
@@ -42,6 +43,45 @@ def test_a_real_client_that_leaves_in_the_instant_of_its_turn(end: str, loop: st
             await until(lambda: service.waiting == 0)
             await until(lambda: not service.core.lifecycle.bookings.by_id)
             client.close()
+
+    if loop == "uvloop":
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(use())
+    else:
+        run(use())
+
+
+@pytest.fixture(scope="module")
+def ca(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("ca"))
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("is_tls", [False, True])
+@pytest.mark.parametrize("form", ["select_and_reserve", "explained", "batch"])
+def test_a_real_client_that_breaks_off_behind_its_request(
+    form: str, is_tls: bool, loop: str, ca: Authority
+) -> None:
+    """The server reads the request, and finds only then that nobody waits for the answer."""
+    cert, key = ca.issue("server")
+    settings = {"tls_cert": str(cert), "tls_key": str(key)} if is_tls else {}
+
+    def connect(port: int) -> socket.socket:
+        client = socket.create_connection((HOST, port))
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # a reset drops what waits
+        return ca.client().wrap_socket(client, server_hostname=HOST) if is_tls else client
+
+    async def use() -> None:
+        async with listening(**settings) as (port, service, server):
+            seat(service)
+            client = await asyncio.get_running_loop().run_in_executor(None, connect, port)
+            await until(lambda: server.server_state.connections)
+            client.sendall(request(*FORMS[form]))
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.close()
+            counters = service.core.counters
+            await until(lambda: counters.reservations_withdrawn)
+            assert not service.core.lifecycle.bookings.by_id
 
     if loop == "uvloop":
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
