@@ -98,6 +98,18 @@ def test_it_leaves_a_rank_with_more_ahead_than_its_prompt_is_long() -> None:
     assert fleet.ask("s", isl=160) == last, "from now on it is there"
 
 
+def test_a_session_stays_with_the_rank_of_a_booking_that_is_withdrawn() -> None:
+    """Its request comes again soon, and its rank has nothing of it: it moves if others are free."""
+    fleet = Fleet()
+    place = fleet.ask("s")
+    reservation_id = f"r{fleet.made}"
+    fleet.core.reservations.withdraw(reservation_id, fleet.core.lifecycle.bookings.added, fleet.now)
+    assert not fleet.core.lifecycle.bookings.by_id
+    assert fleet.ask("s") == place
+    assert fleet.count("kept") == 1
+    fleet.core.check()
+
+
 def test_without_a_session_or_time_to_live_nothing_is_kept() -> None:
     fleet = Fleet()
     fleet.ask(None)

@@ -13,9 +13,10 @@ import uvloop
 from msgspec import convert
 
 from select_service.edge.embedded import SelectionService
+from select_service.edge.security.tokens import SCOPES
 from select_service.types import SelectAndReserveRequest
 from tests.select_service.edge.http.fake_clients import BOOK, FORMS, request
-from tests.select_service.edge.security.credentials_made import Authority
+from tests.select_service.edge.security.credentials_made import Authority, TokenFile
 from tests.select_service.edge.serving import HOST, PROMPT, listening, seat, worker
 from tests.wait import run, until
 
@@ -88,6 +89,47 @@ def test_a_real_client_that_breaks_off_behind_its_request(
             runner.run(use())
     else:
         run(use())
+
+
+@pytest.mark.parametrize(
+    ("form", "waits"),
+    [(form, False) for form in FORMS if form != "large batch"]  # that is found gone on its way
+    + [(form, True) for form in ("select_and_reserve", "explained", "pair")],
+)
+def test_what_a_tenants_own_token_has_booked_is_withdrawn(
+    form: str, waits: bool, tmp_path: Path
+) -> None:
+    """Its ids are kept under other names than the client's."""
+    path, body = FORMS[form]
+    file = TokenFile(tmp_path / "tokens")
+    file.add("ours", *SCOPES, tenants=["acme"])
+
+    async def use() -> None:
+        tokens = {"token_file": str(file.path), "session_ttl_s": 60.0}
+        async with listening(**tokens) as (port, service, server):
+            seat(service, tenant_id="acme", max_inflight=1 if waits else 100)
+            if waits:
+                first = {**PROMPT, "reservation_id": "first", "tenant_id": "acme"}
+                service.select_and_reserve_now(convert(first, SelectAndReserveRequest))
+            client = socket.create_connection((HOST, port))
+            await until(lambda: server.server_state.connections)
+            told: Any = {**body, "tenant_id": "acme"}
+            if "requests" in told:
+                told["requests"] = [{**one, "tenant_id": "acme"} for one in told["requests"]]
+                del told["tenant_id"]
+            client.sendall(request(path, told, "POST", file.line("ours")))
+            if waits:
+                await until(lambda: service.waiting == 1)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.close()
+            if waits:
+                service.free("first")
+                await until(lambda: service.waiting == 0)
+            else:
+                await until(lambda: service.core.counters.reservations_withdrawn)
+            await until(lambda: not service.core.lifecycle.bookings.by_id)
+
+    run(use())
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
