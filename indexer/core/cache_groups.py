@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from indexer.core.name_map import NameMap
 from indexer.core.packing import numbers_in, pack_names
+from indexer.core.sparse_prefixes import SparsePrefixes
 from indexer.types import Tier
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ class FrozenGroups(Struct, frozen=True, array_like=True):
     more: dict[int, dict[int, int]] = {}  # group → name → references besides the first
     hearsay: dict[int, bytes] = {}  # group → names that only a dump has told of, packed
     is_in_force: bool = True  # see `LimitingGroups`
+    is_all: bool = False  # whether the engine has no group of full attention
 
 
 class _Mask:
@@ -236,10 +238,12 @@ class _Blocks:
 class LimitingGroups:
     """The groups of one rank that limit matches, and their blocks on each tier."""
 
-    __slots__ = ("_tiers", "is_in_force", "rules")
+    __slots__ = ("_tiers", "is_in_force", "prefixes", "rules")
 
     def __init__(self) -> None:
         self.is_in_force = False  # whether it is known that they belong to the blocks of matches
+        # not None: the engine has no other groups, and what the tree has are these prefixes
+        self.prefixes: SparsePrefixes | None = None
         self.rules: dict[int, GroupRule] = {}
         # A group that holds nothing on a tier does not limit matches there: not every connector
         # moves, or tells of, all groups.
@@ -295,18 +299,23 @@ class LimitingGroups:
         """Say whether any group holds a block on a tier."""
         return any(blocks.bits(name) for blocks in self._tiers[tier].values())
 
+    def holds(self, name: int) -> bool:
+        """Say whether any group holds a block on any tier."""
+        return any(self.knows(tier, name) for tier in Tier)
+
     def reusable(self, tier: int, names: Sequence[int], low: int) -> int:
         """Return the longest reusable prefix of blocks whose names these are, on one tier.
 
         Blocks before `low` were found on the tiers before: they count as held, and `low` is the
         least that is returned.
         """
+        limits = [(rule, held) for rule, held in self._tiers[tier].items() if held.counts]
+        if self.prefixes is not None and not limits:
+            return low
         n = len(names)
         while n > low:
             before = n
-            for rule, blocks in self._tiers[tier].items():
-                if not blocks.counts:
-                    continue
+            for rule, blocks in limits:
                 n = _longest(rule, blocks, names, n, low)
             if n == before:
                 break
@@ -328,12 +337,15 @@ class LimitingGroups:
                             blocks.more_of(groups, held),
                             blocks.hearsay_of(groups, held),
                             self.is_in_force,
+                            self.prefixes is not None,
                         )
 
     def thaw(self, frozen: FrozenGroups) -> None:
         """Take in a piece."""
         names, tier = numbers_in(frozen.names), frozen.tier
         self.is_in_force = frozen.is_in_force
+        if frozen.is_all and self.prefixes is None:
+            self.prefixes = SparsePrefixes()
         for group in frozen.groups:
             if not self.store(tier, group, names, frozen.rule):
                 continue

@@ -43,6 +43,7 @@ class DumpGroups(Struct, frozen=True):
     blocks: int
     stride: int
     block_hashes: list[int]
+    without_full_attention: bool | UnsetType = UNSET  # whether the rank has no other groups
 
 
 class DumpStored(Struct, frozen=True):
@@ -190,7 +191,7 @@ def dump_groups(tree: RadixTree) -> Iterator[DumpEvent | None]:
             if not tree.live & holder.bit:
                 break
             names = unpack_u64(frozen.names)
-            groups = DumpGroups(frozen.groups, *frozen.rule, [*names])
+            groups = DumpGroups(frozen.groups, *frozen.rule, [*names], frozen.is_all or UNSET)
             stored = DumpStored(blocks=[], cache_groups=groups)
             worker_id, dp_rank = holder.rank
             event = DumpKvEvent(DumpChange(stored), event_id=next(event_ids), dp_rank=dp_rank)

@@ -44,14 +44,16 @@ def match_by_group(
     lower: list[list[Group]] = [[], [], []]
     for holder_id in bits(grouped):
         blocks, holder = reached.get(holder_id, 0), tree.holder(holder_id)
-        if not blocks and not below & holder.bit:
+        is_sparse = holder.limiting is not None and holder.limiting.prefixes is not None
+        if not blocks and (is_sparse or not below & holder.bit):
             continue
         names = _names(holder, path, matched if below & holder.bit else blocks)
         n = _limited(holder, Tier.DEVICE, names, (0, blocks))
         if n:
             device[n] = device.get(n, 0) | holder.bit
-        for tier in LOWER_TIERS if below & holder.bit else ():
-            reach = n + _run_below(holder_id, path, matched, tier, n)
+        for tier in LOWER_TIERS if is_sparse or below & holder.bit else ():
+            # the tree has all of a sparse prefix on the device; its groups know the tiers
+            reach = blocks if is_sparse else n + _run_below(holder_id, path, matched, tier, n)
             further = _limited(holder, tier, names, (n, reach))
             if further > n:
                 lower[tier - 1].append((further - n, holder.bit))

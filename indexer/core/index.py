@@ -14,7 +14,14 @@ from itertools import islice
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
-from indexer.core import holdings, index_size, irregular_stores, orphans, removal
+from indexer.core import (
+    holdings,
+    index_size,
+    irregular_stores,
+    orphans,
+    removal,
+    sparse_prefixes,
+)
 from indexer.core.audit import audit
 from indexer.core.budget import BlockBudget, TenantBudget
 from indexer.core.cache_groups import GroupRule, LimitingGroups
@@ -25,6 +32,7 @@ from indexer.core.holder import UNDECIDED_GROUP, Holder
 from indexer.core.index_size import IndexStats
 from indexer.core.loss import HeldTogether, held_together
 from indexer.core.radix_tree import RadixTree
+from indexer.core.sparse_prefixes import SparsePrefixes
 from indexer.core.tiers import Matches, SlotTable, continue_below
 from indexer.types import (
     BASE_NAMESPACE,
@@ -39,7 +47,14 @@ from indexer.types import (
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Sequence, Sized
 
+    from indexer.core.sparse_prefixes import SparseStore
     from indexer.types import PackedHashes
+
+WHOLE_PROMPTS_MAX: Final = 4096
+"""Ends of whole prompts remembered, until their engines have told of them."""
+
+_PROMPT_END: Final = 2 * HASH_BYTES
+"""Bytes of local hashes by which the end of a prompt is known again."""
 
 _NAMES_PER_VISIT: Final = 64
 """Names a sweep forgets for the price of one node: about as long as one node visit takes."""
@@ -79,6 +94,10 @@ class KvIndex:
         self._below = 0  # mask of holders that ever held a block below the device
         self._grouped = 0  # mask of holders whose cache groups limit their matches
         self._unproven = 0  # mask of holders that no answer and no dump may name yet
+        self.has_sparse = False
+        """Whether any rank ever had no group of full attention."""
+        # ends of prompts, oldest first, and where they were told of
+        self._whole_prompts: dict[bytes, tuple[WorkerRank, int | None] | None] = {}
         self._retired: deque[Holder] = deque()
         self._dumps = 0  # dumps in progress; ids and nodes must keep their identity meanwhile
         self._orphan_blocks_dropped = 0
@@ -308,10 +327,13 @@ class KvIndex:
         `limit_by_groups` was called. Returns the number of blocks: all, or none if the rank has too
         many such groups.
         """
+        return self._limiting(rank).store(tier, group, engine_hashes, rule)
+
+    def _limiting(self, rank: WorkerRank) -> LimitingGroups:
         holder = self._ranks[rank]
         if holder.limiting is None:
             holder.limiting = LimitingGroups()
-        return holder.limiting.store(tier, group, engine_hashes, rule)
+        return holder.limiting
 
     def limit_by_groups(self, rank: WorkerRank) -> None:
         """Let the cache groups stored so far, and until the next clear, limit a rank's matches."""
@@ -320,6 +342,75 @@ class KvIndex:
             holder.limiting.is_in_force = True
             if not self._unproven & holder.bit:
                 self._grouped |= holder.bit
+
+    # ---- models without full attention, see `sparse_prefixes.py`
+
+    def is_sparse(self, rank: WorkerRank) -> bool:
+        """Say whether a rank's groups are all that its engine has."""
+        holder = self._ranks.get(rank)
+        limiting = None if holder is None else holder.limiting
+        return limiting is not None and limiting.prefixes is not None
+
+    def expect_sparse(self, rank: WorkerRank) -> bool:
+        """Take a rank without blocks of full attention for one whose engine has no such group.
+
+        Returns whether it is one.
+        """
+        if not self.is_sparse(rank) and not self._ranks[rank].where:
+            self._begin_sparse(rank)
+            self.limit_by_groups(rank)
+        return self.is_sparse(rank)
+
+    def _begin_sparse(self, rank: WorkerRank) -> None:
+        limiting = self._limiting(rank)
+        if limiting.prefixes is None:
+            limiting.prefixes = SparsePrefixes()
+        self.has_sparse = True
+
+    def expect_full_attention(self, rank: WorkerRank) -> None:
+        """Forget the prefixes of a rank whose engine turns out to have a group of full attention.
+
+        Its groups keep their blocks.
+        """
+        if self.is_sparse(rank):
+            before = self._ranks[rank]
+            self._retire(before)
+            holder = self._enter(rank, before.slot)
+            holder.limiting, before.limiting = before.limiting, None
+            if holder.limiting is not None:
+                holder.limiting.prefixes, holder.limiting.is_in_force = None, False
+
+    def note_whole_prompt(self, hashes: PackedHashes) -> None:
+        """Note a prompt without a partial last block, which an engine is about to get. O(1).
+
+        Events do not tell such a prompt from one with a few tokens more, of which an engine without
+        full attention keeps other blocks.
+        """
+        if hashes:
+            self._whole_prompts.pop(hashes[-_PROMPT_END:], None)
+            self._whole_prompts[hashes[-_PROMPT_END:]] = None
+            if len(self._whole_prompts) > WHOLE_PROMPTS_MAX:
+                del self._whole_prompts[next(iter(self._whole_prompts))]
+
+    def is_whole_prompt(self, hashes: PackedHashes, rank: WorkerRank, batch: int | None) -> bool:
+        """Say whether a prompt that was noted ends like these blocks; one batch may tell of it."""
+        end, by = hashes[-_PROMPT_END:], (rank, batch)
+        if end not in self._whole_prompts:
+            return False
+        if self._whole_prompts[end] is None:
+            self._whole_prompts[end] = by
+        return self._whole_prompts[end] == by
+
+    def store_prefix(self, rank: WorkerRank, told: SparseStore) -> Iterator[int]:
+        """Hold the blocks that a store event spans, step by step; yields the blocks of each."""
+        prefixes = self._limiting(rank).prefixes
+        assert prefixes is not None
+        return sparse_prefixes.store(self, self._ranks[rank], prefixes, told)
+
+    def drop_unneeded(self, rank: WorkerRank, engine_hashes: Sequence[int]) -> Iterator[int]:
+        """Let go, step by step, of prefixes that only these blocks needed, if no group has them."""
+        holder = self._ranks[rank]
+        return sparse_prefixes.drop_unneeded(self.tree, holder, engine_hashes)
 
     def group_rules(self, rank: WorkerRank) -> dict[int, GroupRule]:
         """Return the rules of a rank's groups that may limit its matches, by group."""
@@ -473,6 +564,8 @@ class KvIndex:
             limiting = self._ranks[rank].limiting
             if accepted and limiting is not None:
                 limiting.note_hearsay(tier, group, names)
+        if told.without_full_attention is True:
+            self._begin_sparse(rank)
         self.limit_by_groups(rank)
         return accepted
 
@@ -552,6 +645,7 @@ class KvIndex:
                 self._below |= holder.bit
             if holder.limiting is not None and holder.limiting.is_in_force:
                 self._grouped |= holder.bit
+                self.has_sparse |= holder.limiting.prefixes is not None
 
     @property
     def stats(self) -> IndexStats:

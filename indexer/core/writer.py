@@ -15,7 +15,8 @@ from indexer.core.hashing import block_hashes, unmatchable
 from indexer.core.name_map import NameMap
 from indexer.core.node import Node
 from indexer.core.packing import is_packed
-from indexer.types import BASE_NAMESPACE, Namespace, WorkerRank
+from indexer.core.sparse_prefixes import SparseStore
+from indexer.types import BASE_NAMESPACE, Namespace, Tier, WorkerRank
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from indexer.core.events import Event, EventBatch, Names
     from indexer.core.index import KvIndex
     from indexer.core.stream_counters import StreamCounters
-    from indexer.types import PackedHashes, Tier
+    from indexer.types import PackedHashes
 
 MAIN_ATTENTION: Final = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
 """Attention kinds of cache groups whose blocks a prompt can reuse."""
@@ -287,6 +288,8 @@ class IndexWriter:
         for _, names in _slices_of(event.block_hashes):
             self._remove_some(event.tier, names, event.group)
             yield len(names)
+            if self._is_sparse(event.group):
+                yield from self._index.drop_unneeded(self._rank, names)
 
     def _remove_some(self, tier: Tier, names: Names, group: int) -> None:
         if group in self._limiting:
@@ -305,6 +308,52 @@ class IndexWriter:
             )
             self._limit()
             yield len(names)
+        if self._is_sparse(event.group):
+            yield from self._store_prefix(event, rule)
+
+    def _is_sparse(self, group: int) -> bool:
+        """Whether a group is one of an engine that has no group of full attention.
+
+        Group 0, which every engine has, tells so together with the first events of the others.
+        """
+        is_alone = {0, group} <= self._limiting.keys() and not any(self._groups.values())
+        return is_alone and self._index.expect_sparse(self._rank)
+
+    def _store_prefix(self, event: BlockStored, rule: GroupRule) -> Iterator[int]:
+        """Store what comes before the blocks that an event of such an engine names."""
+        size, tokens = self._index.block_size, event.token_ids
+        is_whole = len(event.block_hashes) * event.block_size == len(tokens)
+        is_coloured = _is_coloured(event)
+        if (
+            not tokens
+            or event.tier is not Tier.DEVICE
+            or event.has_nameless_adapter
+            or self._index.is_eagle
+            or event.block_size % size
+            or len(tokens) % event.block_size
+            # what else unnamed blocks depend on is not told
+            or (is_coloured and not (is_whole and event.block_size == size))
+            or len(tokens) // size > self._index.room(self._rank)
+        ):
+            return
+        blocks, cut = len(tokens) // size, COLOURED_SLICE_BLOCKS if is_coloured else SLICE_BLOCKS
+        namespace, local = self._namespace(event), []
+        for at in range(0, blocks, cut):
+            try:
+                local.append(self._local_hashes(event, namespace, at, min(at + cut, blocks)))
+            except ValueError:  # a token beyond 32 bits
+                return
+            yield CHECK_COST_BLOCKS
+        told = SparseStore(
+            batch=self._number,
+            group=event.group,
+            rule=rule,
+            parent=event.parent,
+            local=b"".join(local),
+            names=event.block_hashes,
+            namespace=namespace,
+        )
+        yield from self._index.store_prefix(self._rank, told)
 
     def note_main(self, number: int) -> None:
         """Note that batch `number` names a group of full attention."""
@@ -366,7 +415,7 @@ class IndexWriter:
         refusal = self._why_elsewhere(event)
         if refusal is not None or event.tier is None:
             return refusal or "unknown_medium"
-        if len(event.block_hashes) > SLICE_BLOCKS:
+        if len(event.block_hashes) > SLICE_BLOCKS or self._is_sparse(event.group):
             self._slices = self._remove_in_slices(event)
             return APPLIED
         self._remove_some(event.tier, event.block_hashes, event.group)
@@ -389,7 +438,7 @@ class IndexWriter:
             return "unknown_medium"
         if not is_main and group not in self._limiting:
             return "other_group"
-        return None if event.block_hashes else "empty"
+        return None if event.block_hashes or self._is_sparse(group) else "empty"
 
     def _adopt(self, group: int) -> None:
         """Take over what a dump has told of a group that the engine has not named yet."""
@@ -402,6 +451,8 @@ class IndexWriter:
         if group not in self._groups and len(self._groups) >= GROUPS_REMEMBERED:
             return is_main
         self._groups[group] = is_main
+        if is_main:
+            self._index.expect_full_attention(self._rank)
         if is_main and self._number is not None:
             self.note_main(self._number)
             self._limit()
@@ -465,9 +516,9 @@ class IndexWriter:
         self, event: BlockStored, namespace: Namespace, start: int, end: int
     ) -> PackedHashes:
         """Hash some blocks of an event."""
-        tokens, size = event.token_ids, event.block_size
+        tokens, size = event.token_ids, self._index.block_size
         mm_hashes, opaque = event.mm_hashes, event.opaque
-        if end - start < len(event.block_hashes):
+        if (end - start) * size < len(tokens):
             tokens = tokens[start * size : end * size]
             mm_hashes = mm_hashes and mm_hashes[start:end]
             opaque = opaque and {at - start: opaque[at] for at in range(start, end) if at in opaque}

@@ -119,6 +119,15 @@ class NaiveIndex:
         if self.rules[rank]:
             self.limited.add(rank)
 
+    def is_sparse(self, rank: WorkerRank) -> bool:
+        """It knows engines with full attention only."""
+        return False
+
+    expect_sparse = is_sparse
+
+    def expect_full_attention(self, rank: WorkerRank) -> None:
+        pass
+
     def group_rules(self, rank: WorkerRank) -> dict[int, GroupRule]:
         return self.rules.get(rank, {})
 
