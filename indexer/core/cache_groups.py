@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from indexer.core.name_map import NameMap
 from indexer.core.packing import numbers_in, pack_names
-from indexer.core.sparse_prefixes import SparsePrefixes
+from indexer.core.sparse_stores import SparsePrefixes
 from indexer.types import Tier
 
 if TYPE_CHECKING:

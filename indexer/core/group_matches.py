@@ -27,19 +27,25 @@ if TYPE_CHECKING:
 
 
 def match_by_group(
-    tree: RadixTree, found: Found, below: int, grouped: int
+    tree: RadixTree, found: Found, masks: tuple[int, int], most: int
 ) -> tuple[list[Group], list[Group], list[Group]]:
     """Return the groups of a match on the device, the host, and disk and external.
 
     Args:
         tree: the tree that was walked.
         found: what the walk found.
-        below: mask of holders with blocks below the device.
-        grouped: mask of holders whose cache groups limit their matches.
+        masks: holders with blocks below the device, and those whose cache groups limit their
+            matches.
+        most: blocks that the latter match at most.
     """
-    groups, path, matched = found
+    (groups, path, matched), (below, grouped) = found, masks
     plain = [(blocks, mask & ~grouped) for blocks, mask in groups if mask & ~grouped]
-    reached = {holder_id: blocks for blocks, mask in groups for holder_id in bits(mask & grouped)}
+    reached = {
+        holder_id: min(blocks, most)
+        for blocks, mask in groups
+        for holder_id in bits(mask & grouped)
+    }
+    limit = min(matched, most)
     device: dict[int, int] = {}  # blocks → mask
     lower: list[list[Group]] = [[], [], []]
     for holder_id in bits(grouped):
@@ -47,13 +53,13 @@ def match_by_group(
         is_sparse = holder.limiting is not None and holder.limiting.prefixes is not None
         if not blocks and (is_sparse or not below & holder.bit):
             continue
-        names = _names(holder, path, matched if below & holder.bit else blocks)
+        names = _names(holder, path, limit if below & holder.bit else blocks)
         n = _limited(holder, Tier.DEVICE, names, (0, blocks))
         if n:
             device[n] = device.get(n, 0) | holder.bit
         for tier in LOWER_TIERS if is_sparse or below & holder.bit else ():
             # the tree has all of a sparse prefix on the device; its groups know the tiers
-            reach = blocks if is_sparse else n + _run_below(holder_id, path, matched, tier, n)
+            reach = blocks if is_sparse else n + _run_below(holder_id, path, limit, tier, n)
             further = _limited(holder, tier, names, (n, reach))
             if further > n:
                 lower[tier - 1].append((further - n, holder.bit))

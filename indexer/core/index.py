@@ -32,7 +32,7 @@ from indexer.core.holder import UNDECIDED_GROUP, Holder
 from indexer.core.index_size import IndexStats
 from indexer.core.loss import HeldTogether, held_together
 from indexer.core.radix_tree import RadixTree
-from indexer.core.sparse_prefixes import SparsePrefixes
+from indexer.core.sparse_stores import SparsePrefixes
 from indexer.core.tiers import Matches, SlotTable, continue_below
 from indexer.types import (
     BASE_NAMESPACE,
@@ -47,7 +47,7 @@ from indexer.types import (
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Sequence, Sized
 
-    from indexer.core.sparse_prefixes import SparseStore
+    from indexer.core.sparse_stores import SparseStore
     from indexer.types import PackedHashes
 
 WHOLE_PROMPTS_MAX: Final = 4096
@@ -440,8 +440,12 @@ class KvIndex:
 
     # ---- answers
 
-    def find_matches(self, hashes: PackedHashes) -> Matches:
+    def find_matches(self, hashes: PackedHashes, isl_tokens: int | None = None) -> Matches:
         """Return how far each rank holds a prompt, per tier.
+
+        With the prompt's length, ranks whose cache groups limit their matches match at most what
+        comes before the last token, because their engine computes that one itself and needs what
+        is behind an earlier block then.
 
         O(nodes on the path) if everything is on the device; ranks with lower tiers continue in
         groups.
@@ -453,7 +457,8 @@ class KvIndex:
         grouped = self._grouped & self.tree.live
         if grouped and path:
             found = groups, path, matched
-            return Matches(self._table, *match_by_group(self.tree, found, below, grouped))
+            most = matched if isl_tokens is None else (isl_tokens - 1) // self.block_size
+            return Matches(self._table, *match_by_group(self.tree, found, (below, grouped), most))
         if not below or not path:
             return Matches(self._table, groups, [], [])
         return Matches(self._table, groups, *continue_below(groups, path, matched, below))

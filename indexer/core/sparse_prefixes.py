@@ -9,7 +9,7 @@ end. A prefix stays as long as a block behind it is kept.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, Protocol
 
 from xxhash import xxh3_64_intdigest
 
@@ -17,18 +17,17 @@ from indexer.core.holdings import pack_name
 from indexer.core.irregular_stores import place_behind
 from indexer.core.node import all_ones, leading_run
 from indexer.core.removal import uncover_listed
+from indexer.core.sparse_stores import SparsePrefixes, SparseStore
 from indexer.types import HASH_BYTES, Tier
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from indexer.core.cache_groups import GroupRule
     from indexer.core.holder import Holder
-    from indexer.core.index import KvIndex
     from indexer.core.irregular_stores import Place
     from indexer.core.node import Node
     from indexer.core.radix_tree import RadixTree
-    from indexer.types import Namespace, PackedHashes
+    from indexer.types import Namespace, PackedHashes, WorkerRank
 
 UNSURE_MAX: Final = 256
 """Events of one rank whose place is remembered as a guess."""
@@ -45,45 +44,28 @@ STEP_BLOCKS: Final = 512
 _MADE_UP_SEED: Final = 0x5EED
 
 
-class SparseStore(NamedTuple):
-    """A store event: all blocks that it spans, and the names of some of them, in order."""
+class _Index(Protocol):
+    """What is used of a `KvIndex`."""
 
-    batch: int | None  # number of its batch: one step of the engine
-    group: int
-    rule: GroupRule
-    parent: int | None
-    local: PackedHashes
-    names: Sequence[int]
-    namespace: Namespace
+    tree: RadixTree
 
-    @property
-    def span(self) -> int:
-        """Blocks of the group that the event spans."""
-        return len(self.local) // HASH_BYTES // self.rule.stride
+    def store(
+        self,
+        rank: WorkerRank,
+        tier: Tier,
+        parent: int | None,
+        engine_hashes: Sequence[int],
+        local_hashes: PackedHashes,
+        *,
+        namespace: Namespace,
+    ) -> int: ...
 
-    def is_next(self, before: SparseStore) -> bool:
-        """Say whether an event may go on with a prompt of the step before."""
-        if self.batch is None or before.batch is None:
-            return True
-        return self.batch - before.batch <= 1
-
-
-class SparsePrefixes:
-    """What is known of one rank's prompts besides the blocks that its engine named."""
-
-    __slots__ = ("chunks", "short", "unsure")
-
-    def __init__(self) -> None:
-        # per group: prompts of which the last steps computed a chunk without naming a block
-        self.chunks: dict[int, deque[SparseStore]] = {}
-        # per group: the last event with names that were taken for the first of its blocks
-        self.short: dict[int, SparseStore] = {}
-        # last name of an event → all its names, which may belong one block further up
-        self.unsure: dict[int, Sequence[int]] = {}
+    def is_whole_prompt(self, hashes: PackedHashes, rank: WorkerRank, batch: int | None) -> bool:
+        """Say whether a prompt that was noted ends like these blocks."""
 
 
 def store(
-    index: KvIndex, holder: Holder, prefixes: SparsePrefixes, told: SparseStore
+    index: _Index, holder: Holder, prefixes: SparsePrefixes, told: SparseStore
 ) -> Iterator[int]:
     """Hold the prefix of the blocks named; yield the number of blocks after each step.
 
@@ -93,9 +75,9 @@ def store(
     span = told.span
     if not told.names and span == 1:
         return  # a block of output, which no prompt can reuse
-    if span > len(told.names) > told.rule.blocks:
+    if span > len(told.names) > told.need:
         # where the others are is not told
-        told = told._replace(names=told.names[-told.rule.blocks :])
+        told = told._replace(names=told.names[-told.need :])
     first = _first_named(index, holder, prefixes, told)
     chunk = None if told.parent is None else _chunk_before(holder, prefixes, told)
     if told.parent is not None and told.parent not in holder.where:
@@ -111,9 +93,7 @@ def store(
         prefixes.chunks.setdefault(told.group, deque(maxlen=CHUNKS_MAX)).append(told)
 
 
-def _first_named(
-    index: KvIndex, holder: Holder, prefixes: SparsePrefixes, told: SparseStore
-) -> int:
+def _first_named(index: _Index, holder: Holder, prefixes: SparsePrefixes, told: SparseStore) -> int:
     """Return the number of the first block that has a name.
 
     vLLM keeps what a match of the whole prompt needs: the blocks before its last token. They end
@@ -121,13 +101,13 @@ def _first_named(
     """
     named, span = len(told.names), told.span
     first = span - named
-    if not 0 < named < span or told.rule.stride > 1:
+    if not 0 < named < span or told.stride > 1:
         return first
     if index.is_whole_prompt(told.local, holder.rank, told.batch):
         return first - 1
     if _is_known(index.tree, holder, told, first - 1):
         return first - 1
-    if named < told.rule.blocks:
+    if named < told.need:
         if first > 1:
             return first  # more will follow
         # there would be more, or the next chunk has more
@@ -166,7 +146,7 @@ def _is_content(holder: Holder, name: int, local: PackedHashes) -> bool:
 
 
 def _correct(
-    index: KvIndex, holder: Holder, prefixes: SparsePrefixes, told: SparseStore
+    index: _Index, holder: Holder, prefixes: SparsePrefixes, told: SparseStore
 ) -> Iterator[int]:
     """Move the names of an event that was taken wrongly, as the one that follows it tells."""
     parent = told.parent
@@ -206,9 +186,9 @@ def _chunk_before(
     return chunks.popleft() if is_next else None
 
 
-def _hold_from(index: KvIndex, holder: Holder, told: SparseStore, first: int) -> Iterator[int]:
+def _hold_from(index: _Index, holder: Holder, told: SparseStore, first: int) -> Iterator[int]:
     """Hold the blocks of an event up to the last that has a name; `first` is the first of these."""
-    stride, parent = told.rule.stride, told.parent
+    stride, parent = told.stride, told.parent
     places = {(first + i + 1) * stride - 1: name for i, name in enumerate(told.names)}
     end = max(places) + 1
     for start in range(0, end, STEP_BLOCKS):
@@ -220,7 +200,7 @@ def _hold_from(index: KvIndex, holder: Holder, told: SparseStore, first: int) ->
 
 
 def _hold(
-    index: KvIndex,
+    index: _Index,
     holder: Holder,
     behind: tuple[int | None, Namespace],
     local: PackedHashes,

@@ -15,7 +15,7 @@ from indexer.core.hashing import block_hashes, unmatchable
 from indexer.core.name_map import NameMap
 from indexer.core.node import Node
 from indexer.core.packing import is_packed
-from indexer.core.sparse_prefixes import SparseStore
+from indexer.core.sparse_stores import SparseStore
 from indexer.types import BASE_NAMESPACE, Namespace, Tier, WorkerRank
 
 if TYPE_CHECKING:
@@ -347,7 +347,8 @@ class IndexWriter:
         told = SparseStore(
             batch=self._number,
             group=event.group,
-            rule=rule,
+            need=rule.blocks,
+            stride=rule.stride,
             parent=event.parent,
             local=b"".join(local),
             names=event.block_hashes,

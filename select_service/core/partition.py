@@ -157,7 +157,7 @@ class Partition:
     def found(self, prompt: Prompt, matches: Matches | None = None) -> TierMatches | None:
         """Return what the index has of a prompt; None: nothing."""
         if matches is None:
-            matches = self.index.find_matches(prompt.block_hashes)
+            matches = self.index.find_matches(prompt.block_hashes, prompt.isl_tokens)
         return None if matches.empty else TierMatches(*matches.by_slot())
 
     def preference(self, request: SelectRequest, rows: Rows) -> Floats | None:

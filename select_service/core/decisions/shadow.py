@@ -208,7 +208,10 @@ class Shadow:
             if override is not None:
                 weights = weights_in_force(self._config, override)
             if matches is None:
-                matches = ticket.partition.index.find_matches(ticket.prompt.block_hashes)
+                prompt = ticket.prompt
+                matches = ticket.partition.index.find_matches(
+                    prompt.block_hashes, prompt.isl_tokens
+                )
             dice = None
             if weights.temperature > 0.0:
                 dice = self._copied(rng)

@@ -102,7 +102,10 @@ class MarkRecorder:
         if marks is not None:
             if matches is None:  # otherwise the gate has looked them up
                 marks.enter(MATCH)
-                matches = ticket.partition.index.find_matches(ticket.prompt.block_hashes)
+                prompt = ticket.prompt
+                matches = ticket.partition.index.find_matches(
+                    prompt.block_hashes, prompt.isl_tokens
+                )
             marks.enter(PICK)
         return matches
 

@@ -88,7 +88,7 @@ def _potential_loads(partition: Partition, prompt: Prompt, weights: Weights) -> 
     loads = ledger.loads
     left, requests = loads.prefill_left, loads.requests.tolist()
     isl_tokens = prompt.isl_tokens if weights.track_prefill_tokens else 0
-    matches = partition.index.find_matches(prompt.block_hashes)
+    matches = partition.index.find_matches(prompt.block_hashes, prompt.isl_tokens)
     # every block is new to every rank
     if matches.empty and prompt.first_hash not in ledger.first_blocks:
         decode = loads.decode.astype(np.int64).tolist()

@@ -88,7 +88,9 @@ class Admitter:
         matches = verdict = None
         if gate.queue is not None and not ticket.in_wave:
             # its predictions need the tokens left to compute
-            matches = partition.index.find_matches(ticket.prompt.block_hashes)
+            matches = partition.index.find_matches(
+                ticket.prompt.block_hashes, ticket.prompt.isl_tokens
+            )
             if matches.groups or matches.host or matches.disk:
                 ask = _measured(ticket, ask, rows, matches)
         if not (changes.look or gate.returns.size):

@@ -252,7 +252,7 @@ class Placer:
         hits = self._cache_hits
         if request.cache_hit_threshold is not None or hits.settings.cache_hit_threshold > 0.0:
             if matches is None:
-                matches = partition.index.find_matches(prompt.block_hashes)
+                matches = partition.index.find_matches(prompt.block_hashes, prompt.isl_tokens)
             hit = hits.at_once(partition, request, prompt, matches)
             if hit is None:
                 found = hits.filter(partition, request, prompt, rows, matches)
@@ -264,7 +264,7 @@ class Placer:
                 rows, hit = found.rows, found.facts
         if planned is not None and planned.shared_tokens:  # a threshold is for what is cached now
             if matches is None:
-                matches = partition.index.find_matches(prompt.block_hashes)
+                matches = partition.index.find_matches(prompt.block_hashes, prompt.isl_tokens)
             blocks = planned.shared_tokens // partition.index.block_size
             matches = expecting(matches, planned.slot, blocks)
         if request.session_id is not None:
@@ -438,7 +438,7 @@ def choose(  # noqa: PLR0917 - every selection pays for names
     )
     size, trust, found, shared = index.block_size, partition.trust.column, None, None
     if matches is None:
-        matches = index.find_matches(prompt.block_hashes)
+        matches = index.find_matches(prompt.block_hashes, prompt.isl_tokens)
     if matches.groups or matches.host or matches.disk:
         found = TierMatches(*matches.by_slot())
     if prompt.first_hash in ledger.first_blocks:

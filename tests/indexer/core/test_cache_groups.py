@@ -253,6 +253,27 @@ def test_other_ranks_are_not_limited() -> None:
     assert rows(swept(index), 1, 2, 3, 4) == {OTHER: (3, 1, 0)}
 
 
+def test_the_last_token_is_not_reused() -> None:
+    house = House()
+    house.tell(full([*range(101, 105)]), side([102, 103, 104], sliding(1, 9)))
+    hashes = block_hashes(prompt_of(4), SIZE)
+    for tokens, blocks in [(None, 4), (17, 4), (16, 3), (1, 0)]:
+        assert house.index.find_matches(hashes, tokens).rows().get(0, (0,))[0] == blocks
+    house.tell(removed([102], group_idx=1))
+    assert house.index.find_matches(hashes, 17).rows()[0][0] == 4
+    assert not house.index.find_matches(hashes, 16).rows(), "3 blocks would need the second"
+
+
+def test_the_last_token_is_not_reused_from_lower_tiers_either() -> None:
+    house = House()
+    cpu: dict[str, Any] = {"medium": "CPU"}
+    house.tell(full([101, 102]), side([102], mamba(1)))
+    house.tell(full([103, 104], 102, first=9, **cpu), side([103, 104], mamba(1), **cpu))
+    hashes = block_hashes(prompt_of(4), SIZE)
+    assert house.index.find_matches(hashes, 17).rows() == {0: (2, 2, 0)}
+    assert house.index.find_matches(hashes, 16).rows() == {0: (2, 1, 0)}
+
+
 def test_a_block_with_two_names_is_held_under_either() -> None:
     index = KvIndex(SIZE)
     index.attach(RANK)

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from indexer.core.hashing import pack_u64
+from indexer.types import WorkerRank
 from select_service.errors import (
     InvalidRequest,
     RankNotFound,
@@ -18,7 +20,7 @@ from select_service.errors import (
     WorkerNotFound,
 )
 from select_service.types import CoreLimits, ReservationRequest, SelectAndReserveRequest
-from tests.select_service.core.whole_fleet import Fleet, selection_of
+from tests.select_service.core.whole_fleet import DEFAULT, Fleet, selection_of
 
 
 def test_an_explicit_booking_is_checked_prompt_first(fleet: Fleet) -> None:
@@ -34,6 +36,20 @@ def test_an_explicit_booking_is_checked_prompt_first(fleet: Fleet) -> None:
     with pytest.raises(RankNotFound, match="worker 1 has no dp_rank 3"):  # D12
         fleet.book("x", 1, 1, dp_rank=3)
     assert fleet.load(1) == (0, 0, 0)
+
+
+def test_the_index_hears_of_prompts_that_fill_their_last_block(fleet: Fleet) -> None:
+    # engines without full attention keep other blocks of them, and do not say so
+    index = fleet.core.partitions[DEFAULT].index
+    for name, number, isl, is_noted in [
+        ("a", 1, 32, False),
+        ("b", 3, 33, False),
+        ("c", 5, 32, True),
+    ]:
+        fleet.take(name, number, number + 1, isl=isl)
+        end = pack_u64([number, number + 1])
+        assert index.is_whole_prompt(end, WorkerRank(1, 0), 0) == is_noted
+        index.has_sparse = True  # from now on
 
 
 def test_the_same_id_with_another_body_or_route_is_a_conflict(fleet: Fleet) -> None:
