@@ -28,7 +28,13 @@ from tests.readme.document import CHAPTERS, DOCS, README
 ROOT = README.parent
 DOCUMENTS = [README, *CHAPTERS, *(ROOT / "bench").glob("**/*.md")]
 OURS: Final = "select_service", "indexer", "bench"
-FOREIGN: Final = {"--build-arg", "--kv-events-config", "--set", "--upgrade"}
+FOREIGN: Final = {
+    "--build-arg",
+    "--gpu-memory-utilization",
+    "--kv-events-config",
+    "--set",
+    "--upgrade",
+}
 """Of docker, vLLM, helm and uv."""
 ABSENT: Final = {"--processes"}  # the documents say that the service has none
 _FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)

@@ -1,0 +1,101 @@
+"""The tutorial with two vLLM processes; where a real engine would answer, a stub does."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.live.server import Server
+from tests.readme.document import DOCS, PORT_IN_TEXT, blocks
+from tests.wait import PATIENCE_S
+
+PAGE: Final = DOCS / "warm-hits.md"
+TOKENS: Final = [*range(64)]
+
+
+def commands(name: str) -> list[list[str]]:
+    """The words behind each use of a command."""
+    shells = "".join(text for language, text in blocks(PAGE) if language == "sh")
+    joined = shells.replace("\\\n", " ")
+    found = re.findall(rf"^(?:\w+=\w+ )?{name} ((?:[^'\n]|'[^']*')*)", joined, re.MULTILINE)
+    return [shlex.split(one) for one in found]
+
+
+def after(words: list[str], flag: str) -> str:
+    return words[words.index(flag) + 1]
+
+
+def test_the_engines_publish_where_the_workers_say() -> None:
+    engines, workers = commands("vllm"), [json.loads(words[-1]) for words in commands("curl")]
+    assert len(engines) == len(workers) == 2
+    for words, worker in zip(engines, workers, strict=True):
+        published = json.loads(after(words, "--kv-events-config"))
+        assert worker["block_size"] == int(after(words, "--block-size"))
+        assert worker["endpoint"].endswith(":" + after(words, "--port"))
+        for name, field in (("endpoint", "kv_events_endpoint"), ("replay_endpoint",) * 2):
+            assert published[name].split(":")[-1] == worker[field].split(":")[-1]
+
+
+class _Engine(BaseHTTPRequestHandler):
+    """Answers as vLLM does, as far as the program reads."""
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path == "/tokenize":
+            assert asked["prompt"].endswith("?")
+            answer: dict[str, Any] = {"count": len(TOKENS), "tokens": TOKENS}
+        else:
+            assert (self.path, asked["prompt"]) == ("/v1/completions", TOKENS)
+            answer = {"usage": {"prompt_tokens_details": {"cached_tokens": 48}}}
+        body = json.dumps(answer).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def engine() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Engine) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.e2e
+def test_the_program(engine: str, tmp_path: Path) -> None:
+    (source,) = (text for language, text in blocks(PAGE) if language == "py")
+    with Server(tmp_path / "log") as server:
+        for words in commands("curl"):
+            record = json.loads(words[-1]) | {"endpoint": engine}
+            assert b'"lifecycle":"schedulable"' in server.request("POST", "/workers", record).raw
+        source = source.replace(PORT_IN_TEXT, f"127.0.0.1:{server.port}")
+        script = tmp_path / "warm.py"
+        script.write_text(source.replace("http://localhost:8000", engine), "utf-8")
+        done = subprocess.run(
+            [sys.executable, "-W", "error", str(script)],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        line = f"{engine}: 64 tokens, predicted cached 0, really 48\n"
+        assert done.stdout == line * source.count('?"')
+        loads: Any = server.request("GET", "/loads").json
+        assert {row["active_requests"] for row in loads[0]["loads"]} == {0}
