@@ -78,9 +78,14 @@ class Pod(Struct):
 
 
 class EndpointConditions(Struct):
-    """Of one endpoint; unknown counts as ready (the API's rule)."""
+    """Of one endpoint; unknown counts as ready (the API's rule).
+
+    A Service with `publishNotReadyAddresses` has every endpoint `ready`; `serving` still says
+    whether the pod is.
+    """
 
     ready: bool | None = None
+    serving: bool | None = None
     terminating: bool | None = None
 
 
@@ -196,7 +201,7 @@ def _unready_endpoint(endpoint: Endpoint) -> Unready | None:
     conditions = endpoint.conditions or EndpointConditions()
     if conditions.terminating:
         return TERMINATING
-    if conditions.ready is False:
+    if conditions.ready is False or conditions.serving is False:
         return NOT_READY
     return None if endpoint.addresses else NO_ADDRESS
 

@@ -199,6 +199,7 @@ LEAVES: dict[str, tuple[bool, Change, bool]] = {  # from slices, how, whether it
         of_endpoint({"ready": False, "serving": True, "terminating": True}),
         True,
     ),
+    "published although not ready": (True, of_endpoint({"ready": True, "serving": False}), True),
     "endpoint gone": (True, of_endpoint(None), False),
 }
 
