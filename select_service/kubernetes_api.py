@@ -1,7 +1,7 @@
 """The Kubernetes API server: where it is, who we are there, and what its refusals say.
 
 Discovery (lists and watches) and the planner (scales, pods, leases) build on it. The token is read
-again for every request and the CA for every client, as both rotate.
+again for every request and the CA for every connection, as both rotate.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from indexer.followed_trust import FollowedTrust
 from indexer.http_client import ProxyUnusable, http_client
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ class KubernetesApi:
         """
         ca = self._folder / "ca.crt"
         try:
-            trust = ssl.create_default_context(cafile=str(ca) if ca.exists() else None)
+            trust = FollowedTrust(ca) if ca.exists() else ssl.create_default_context()
         except (OSError, ssl.SSLError) as error:
             raise KubernetesError("credentials", f"{ca}: {error}") from None
         try:

@@ -13,6 +13,7 @@ from urllib.parse import quote, urlsplit
 
 import httpcore
 
+from indexer.followed_trust import FollowedTrust
 from indexer.redaction import redact
 from select_service.client.core.codec import ACCEPT
 from select_service.client.core.exchange import ExchangeOutcome, Failure
@@ -224,8 +225,4 @@ def _seconds(text: bytes | None) -> float | None:
 def _tls_context(ca: str | ssl.SSLContext | None, cert: tuple[str, str] | None) -> ssl.SSLContext:
     if isinstance(ca, ssl.SSLContext):
         return ca
-    context = ssl.create_default_context(cafile=ca)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    if cert is not None:
-        context.load_cert_chain(*cert)
-    return context
+    return FollowedTrust(ca, cert)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import uvicorn
 from typing_extensions import override
 
+from indexer.followed_trust import FollowedTrust
 from indexer.http_client import ProxyUnusable, http_client
 from indexer.redaction import redact
 from select_service.kubernetes_api import KubernetesApi
@@ -302,7 +303,7 @@ def _prometheus(settings: RunSettings) -> PrometheusSource:
     """
     ca = settings.prometheus_ca
     try:
-        trust = True if ca is None else ssl.create_default_context(cafile=ca)
+        trust = True if ca is None else FollowedTrust(ca)
     except (OSError, ssl.SSLError) as error:
         raise SettingsError(f"--prometheus-ca {ca}: {error.strerror or error}") from error
     credentials = _bearer(settings.prometheus_token_file)

@@ -19,10 +19,13 @@ if TYPE_CHECKING:
 
     Lookup: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
 
-__all__ = ["LOOKUP_S", "SelectorAddress", "SelectorAddresses"]
+__all__ = ["LOOKUP_S", "SILENT_S", "SelectorAddress", "SelectorAddresses", "is_waited_for"]
 
 LOOKUP_S: Final = 10.0
 """Between two look-ups, unless told otherwise."""
+SILENT_S: Final = 60.0
+"""One of several addresses of a name that has not answered for so long is not waited for: it boots,
+or is broken, and gets no traffic. What it had told is known, and others know what it had booked."""
 ADDRESSES_MAX: Final = 256
 """Of one name: each is asked at every look."""
 _LOOKUP_TIMEOUT_S: Final = 5.0
@@ -43,6 +46,19 @@ class SelectorAddress(NamedTuple):
     """Of the Host header; empty: that of the URL."""
     is_one_of_several: bool = False
     """Whether the name has other addresses."""
+
+
+def is_waited_for(answered_at: float | None, now: float, *, is_one_of_several: bool) -> bool:
+    """Tell whether what a selector that does not answer knows is waited for.
+
+    Args:
+        answered_at: when it answered last; None: never.
+        now: of the same clock.
+        is_one_of_several: whether its name has other addresses.
+    """
+    if not is_one_of_several:
+        return True
+    return answered_at is not None and now - answered_at < SILENT_S
 
 
 class SelectorAddresses:

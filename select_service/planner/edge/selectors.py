@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlencode, urlsplit
 
@@ -15,7 +16,7 @@ import msgspec
 from typing_extensions import override
 
 from select_service.client import AsyncClient, ClientError, Options, ServiceError, TimedOut
-from select_service.planner.edge.selector_addresses import SelectorAddress
+from select_service.planner.edge.selector_addresses import SelectorAddress, is_waited_for
 from select_service.planner.errors import SelectorError
 
 if TYPE_CHECKING:
@@ -77,6 +78,10 @@ class SelectorFleet:
         urls: one per selector.
         token: returns the bearer token, if one is required; it must permit draining.
         addresses: follows the names in the URLs; None: each URL is one selector.
+        clock: monotonic seconds.
+
+    One of several addresses of a name that has been silent for `SILENT_S` is not waited for, as
+    long as another answers: it gets no traffic, and is told everything once it answers again.
 
     Raises:
         SelectorError: an address is invalid.
@@ -87,8 +92,12 @@ class SelectorFleet:
         urls: Sequence[str],
         token: Callable[[], str] | None = None,
         addresses: SelectorAddresses | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._token = token
+        self._clock = clock
+        self._of_several: frozenset[str] = frozenset()  # URLs of names with several addresses
+        self._answered_at: dict[str, float] = {}  # by URL; at first, when it was found
         self._addresses = addresses
         self._clients: dict[str, AsyncClient] = {}  # by URL
         self._left: list[AsyncClient] = []  # of those that were lost at the last look-up
@@ -118,10 +127,14 @@ class SelectorFleet:
         found = await self._addresses.look()
         if not found:
             raise SelectorError("; ".join(self._addresses.problems.values()) or "no selector")
+        self._of_several = frozenset(one.url for one in found if one.is_one_of_several)
         known = self._clients
         if known.keys() == {one.url for one in found}:
             return
         self._clients = {one.url: known.get(one.url) or self._client(one) for one in found}
+        self._answered_at = {
+            url: at for url, at in self._answered_at.items() if url in self._clients
+        }
         left, self._left = (
             self._left,
             [one for url, one in known.items() if url not in self._clients],
@@ -167,7 +180,9 @@ class SelectorFleet:
             SelectorError: a selector does not answer.
         """
         await self._follow()
-        told = await asyncio.gather(*self._ask(lambda client: client.drain_status(worker_id)))
+        told, errors = await self._ask(lambda client: client.drain_status(worker_id))
+        if errors:
+            raise errors[0]
         busy = [", ".join(one.waiting_for) for one in told if one and not one.safe_to_terminate]
         return next((one or "work" for one in busy), "")
 
@@ -194,35 +209,53 @@ class SelectorFleet:
 
     async def _tell(self, call: Callable[[AsyncClient], Awaitable[object]]) -> None:
         await self._follow()
-        told = await asyncio.gather(*self._ask(call), return_exceptions=True)
-        for one in told:  # all were asked, even after a failure
-            if isinstance(one, BaseException):
-                raise one
+        _, errors = await self._ask(call)
+        if errors:  # all were asked, even after a failure
+            raise errors[0]
 
     async def _of_any(self, path: str, kind: type[_T]) -> tuple[list[_T], str]:
-        """Return the answers received, and the errors of the others.
+        """Return the answers received, and the errors of the others that are waited for.
 
         Raises:
             SelectorError: there is no answer.
         """
         await self._follow()
-        asked = self._ask(lambda client: client.call("GET", path, kind=kind))
-        told = await asyncio.gather(*asked, return_exceptions=True)
-        found: list[_T] = []
-        for one in told:
-            if isinstance(one, BaseException):
-                if not isinstance(one, SelectorError):
-                    raise one
-            elif one is not None:
-                found.append(one)
-        errors = "; ".join(str(one) for one in told if isinstance(one, BaseException))
+        told, failed = await self._ask(lambda client: client.call("GET", path, kind=kind))
+        found = [one for one in told if one is not None]
+        errors = "; ".join(map(str, failed))
         if found:
             return found, errors
         raise SelectorError(errors or f"no selector knows {path}")
 
-    def _ask(self, call: Callable[[AsyncClient], Awaitable[_T]]) -> list[Awaitable[_T | None]]:
-        """Return a call of every selector."""
-        return [_answer(client, call) for client in self._clients.values()]
+    async def _ask(
+        self, call: Callable[[AsyncClient], Awaitable[_T]]
+    ) -> tuple[list[_T | None], list[SelectorError]]:
+        """Call every selector; return the answers, and why those that are waited for gave none.
+
+        Of an unknown subject the answer is None. If nobody answers, all are waited for.
+        """
+        asked = dict(self._clients)
+        told = await asyncio.gather(
+            *(_answer(client, call) for client in asked.values()), return_exceptions=True
+        )
+        now = self._clock()
+        answers: list[_T | None] = []
+        failed: dict[str, SelectorError] = {}
+        for url, one in zip(asked, told, strict=True):
+            if isinstance(one, SelectorError):
+                failed[url] = one
+                self._answered_at.setdefault(url, now)
+            elif isinstance(one, BaseException):
+                raise one
+            else:
+                answers.append(one)
+                self._answered_at[url] = now
+        waited_for = [
+            error
+            for url, error in failed.items()
+            if is_waited_for(self._answered_at[url], now, is_one_of_several=url in self._of_several)
+        ]
+        return answers, waited_for if answers else list(failed.values())
 
 
 class _NamedTrust(ssl.SSLContext):

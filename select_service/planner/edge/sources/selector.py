@@ -21,7 +21,7 @@ import httpx
 from indexer.http_client import http_client
 from select_service.planner.core.lengths import from_buckets
 from select_service.planner.edge.http_answers import OK, whole_answer
-from select_service.planner.edge.selector_addresses import SelectorAddress
+from select_service.planner.edge.selector_addresses import SelectorAddress, is_waited_for
 from select_service.planner.edge.sources.selector_counters import (
     PREFIX,
     SelectorCounters,
@@ -41,9 +41,6 @@ if TYPE_CHECKING:
 __all__ = ["SelectorSource"]
 
 TIMEOUT_S: Final = 5.0
-SILENT_S: Final = 60.0
-"""One of several addresses of a name that has not answered for so long is not waited for: it boots,
-or is broken, and gets no traffic. What it had counted is in what it answered."""
 UNSEEN_S: Final = 60.0
 """Replicas that selectors hear and that are not scraped are reported after so long: some may just
 have begun, or ended."""
@@ -100,8 +97,10 @@ class SelectorSource:
     def states(self) -> dict[str, int]:
         """How many selectors answer, do not, and share an address with others."""
         found = dict.fromkeys(("answers", "silent", "several"), 0)
+        distinct = {id(one) for one in self._distinct()}
         for one in self._counters.values():
-            found["several" if one.is_several else "silent" if one.error else "answers"] += 1
+            if id(one) in distinct:
+                found["several" if one.is_several else "silent" if one.error else "answers"] += 1
         return found
 
     async def begin(self, models: Sequence[ModelKey]) -> None:
@@ -122,8 +121,11 @@ class SelectorSource:
         self._lost_s = seconds if is_lost else 0.0
         self._live.clear()
         if not is_lost:
+            answering = self._answering()
             for one in self._all():
                 one.begin()
+                if one.instance in answering and (one.error or one in self._away.values()):
+                    one.last = None  # what grows meanwhile is counted at another address
             self._counted.clear()
             self._looked_at = self._clock()
             self._since = self._wall(), self._wall()
@@ -209,27 +211,47 @@ class SelectorSource:
         yield from self._counters.values()
         yield from self._away.values()
 
+    def _distinct(self) -> Iterator[SelectorCounters]:
+        """Return the same, once for a selector that answers at several addresses.
+
+        A dual-stack replica has one of each family, and two names may lead to one replica.
+        """
+        owners = self._answering()
+        for one in self._all():
+            owner = owners.get(one.instance, one)
+            if owner is one or owner.is_new:
+                yield one
+
+    def _answering(self) -> dict[str, SelectorCounters]:
+        """Return who answers, by the id of its process; of several, one that is not new."""
+        found: dict[str, SelectorCounters] = {}
+        for one in sorted(self._counters.values(), key=lambda one: one.is_new):
+            if one.instance and not one.error:
+                found.setdefault(one.instance, one)
+        return found
+
     def _lost(self) -> list[str]:
         """Return why an unknown part of the traffic is not counted, by selector."""
         told = [one.error for one in self._counters.values() if one.error]
         problems = {} if self._addresses is None else self._addresses.problems
         if len(told) == len(self._counters):
             return [*problems.values(), *told] or ["no selector"]
-        now = self._clock()
+        now, answering = self._clock(), self._answering()
         return [
             one.error
             for one in self._counters.values()
             if one.error
+            and one.instance not in answering  # at another address
             and (
                 one.is_several
-                or not one.is_one_of_several
-                or (one.answered_at is not None and now - one.answered_at < SILENT_S)
+                or is_waited_for(one.answered_at, now, is_one_of_several=one.is_one_of_several)
             )
         ]
 
     def _look_for_unseen(self) -> None:
         """Count the replicas that selectors hear and that are not scraped, once that lasts."""
-        seen = [one for one in self._counters.values() if not one.error]
+        distinct = {id(one) for one in self._distinct()}
+        seen = [one for one in self._counters.values() if not one.error and id(one) in distinct]
         replicas = 1 + max((one.replicas for one in seen), default=0)
         now = self._clock()
         if replicas <= len(seen) or not seen:
@@ -263,7 +285,7 @@ class SelectorSource:
             return Missing("; ".join(lost) or "no selector counts demand")
         before = self._counted.get(model, 0.0)
         self._counted[model] = total
-        new = [one.shown for one in self._all() if one.is_new_to_looks]
+        new = [one.shown for one in self._distinct() if one.is_new_to_looks]
         if new:
             return Missing(f"counting begins at {', '.join(new)}")
         return counted(total - before, "no selector counts demand")
@@ -272,7 +294,7 @@ class SelectorSource:
         lost = self._lost()
         if lost:
             return Window(seconds=seconds, requests=Missing("; ".join(lost)))
-        new = [one.shown for one in self._all() if one.is_new]
+        new = [one.shown for one in self._distinct() if one.is_new]
         if new:
             why = f"counting begins at {', '.join(new)}"
             return Window(seconds=seconds, requests=Missing(why))
@@ -306,12 +328,12 @@ class SelectorSource:
 
     def _sum(self, name: str, model: ModelKey) -> float | None:
         key = (name, model.model_name, model.tenant_id, "")
-        found = [one.grown[key] for one in self._all() if key in one.grown]
+        found = [one.grown[key] for one in self._distinct() if key in one.grown]
         return sum(found) if found else None
 
     def _buckets(self, name: str, model: ModelKey) -> list[tuple[float, float]]:
         totals: dict[float, float] = defaultdict(float)
-        for one in self._all():
+        for one in self._distinct():
             for (found, model_name, tenant_id, bound), value in one.grown.items():
                 if (found, model_name, tenant_id) == (name, model.model_name, model.tenant_id):
                     totals[float(bound)] += value

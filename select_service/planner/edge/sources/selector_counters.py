@@ -103,11 +103,13 @@ class SelectorCounters:
         is_new_to_looks: counting began after the last look.
         answered_at: monotonic seconds of the last answer; None: there was none.
         is_one_of_several: its name has other addresses.
+        instance: the id of the process that answered last; empty: it does not say.
     """
 
     def __init__(self, shown: str) -> None:
         self.shown = shown
         self.is_one_of_several = False
+        self.instance = ""
         self.last: Samples | None = None
         self._counted: Samples = {}  # including series absent from the last page
         self.grown: Samples = defaultdict(float)
@@ -168,8 +170,8 @@ class SelectorCounters:
 
     def _is_another(self, samples: Samples, started: float | None, seen_at: float) -> bool:
         """Note the process that answers; returns whether it is another than before."""
-        ids = (key[1] for key in samples if key[0] == "instance_info")
-        process = next(ids, "" if started is None else repr(started))
+        self.instance = next((key[1] for key in samples if key[0] == "instance_info"), "")
+        process = self.instance or ("" if started is None else repr(started))
         last = self._processes[-1] if self._processes else ""
         if not process or process == last:
             return False

@@ -7,7 +7,8 @@ import base64
 import ssl
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
@@ -15,9 +16,13 @@ from typing import Any, Self
 import httpx
 import pytest
 
+from select_service.client import AsyncClient, Options
+from select_service.kubernetes_api import KubernetesApi
 from select_service.planner.cli import main
 from select_service.planner.edge import run_command
+from select_service.planner.edge.kube import Kube
 from select_service.planner.edge.selectors import SelectorFleet
+from select_service.planner.edge.sources.prometheus import PrometheusSource
 from select_service.planner.edge.state_file import Memory
 from select_service.planner.errors import PlannerError, SettingsError
 from select_service.planner.settings import RunSettings
@@ -38,9 +43,14 @@ class Listening:
     """Takes the first bytes of every connection, and answers 200 with an empty object."""
 
     def __init__(
-        self, status: str = "200 OK", body: bytes = b"{}", tls: ssl.SSLContext | None = None
+        self,
+        status: str = "200 OK",
+        body: bytes = b"{}",
+        tls: ssl.SSLContext | None = None,
+        port: int = 0,
     ) -> None:
         self._tls = tls
+        self.port = port
         self.heard: list[bytes] = []
         self._answer = b"HTTP/1.1 %s\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s" % (
             status.encode(),
@@ -49,8 +59,8 @@ class Listening:
         )
 
     async def __aenter__(self) -> Self:
-        self._serving = tcp_server(self._serve, tls=self._tls)
-        port = await self._serving.__aenter__()
+        self._serving = tcp_server(self._serve, port=self.port, tls=self._tls)
+        self.port = port = await self._serving.__aenter__()
         scheme, host = ("http", "127.0.0.1") if self._tls is None else ("https", "localhost")
         self.url = f"{scheme}://{host}:{port}"
         return self
@@ -260,6 +270,54 @@ def test_prometheus_may_have_a_certificate_of_a_private_authority(tmp_path: Path
     with pytest.raises(SettingsError, match=f"--prometheus-ca {token}: ") as caught:
         run_command._source(bad)
     assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize("which", ["prometheus", "kubernetes", "sdk"])
+def test_an_authority_that_rotates_is_read_again(which: str, tmp_path: Path) -> None:
+    """The file of --prometheus-ca, ca.crt of the service account, `ca` of a client."""
+    mounted = tmp_path / "ca.crt"
+    authorities = [Authority(tmp_path, name) for name in ("old", "new")]
+    contexts = [ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER) for _ in authorities]
+    for authority, tls in zip(authorities, contexts, strict=True):
+        tls.load_cert_chain(*authority.issue(f"server-of-{authority.cert.stem}"))
+    old, new = (authority.cert.read_text() for authority in authorities)
+
+    async def use() -> None:
+        mounted.write_text(old)
+        async with Listening(tls=contexts[0]) as server:
+            ask, close = asker(which, server.url, mounted)
+
+            async def heard(text: str, at: Listening) -> int:
+                mounted.write_text(text)
+                at.heard.clear()
+                with suppress(Exception):  # it may not believe who answers, or be of another kind
+                    await ask()
+                return len(at.heard)
+
+            assert await heard(old, server) == 1
+            assert await heard("half a certifi", server) == 1, "nothing changes"
+            assert await heard(new, server) == 0
+        async with Listening(tls=contexts[1], port=server.port) as successor:
+            assert await heard(new, successor) == 1
+            assert await heard(old, successor) == 0
+        await close()
+
+    run(use)
+
+
+def asker(
+    which: str, url: str, ca: Path
+) -> tuple[Callable[[], Awaitable[object]], Callable[[], Awaitable[object]]]:
+    """Return what asks once, and what closes its client."""
+    if which == "prometheus":
+        source = run_command._source(RunSettings(prometheus_url=url, prometheus_ca=ca))
+        assert isinstance(source, PrometheusSource)
+        return lambda: source._rows("up"), source.close
+    if which == "kubernetes":
+        kube = Kube(KubernetesApi(url, str(ca.parent), "default"))
+        return lambda: kube.ask("GET", "/"), kube.close
+    one = AsyncClient(url, ca=str(ca), options=Options.single_attempt(10.0))
+    return one.ready, one.aclose
 
 
 def test_the_name_and_password_of_a_url_are_sent_and_not_told() -> None:

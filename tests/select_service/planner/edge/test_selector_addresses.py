@@ -7,15 +7,17 @@ import socket
 from collections.abc import Sequence
 
 import httpx
+import msgspec
 import pytest
 
 from select_service.planner.edge.http_server import create_app
-from select_service.planner.edge.selector_addresses import SelectorAddresses
+from select_service.planner.edge.selector_addresses import SILENT_S, SelectorAddresses
 from select_service.planner.edge.selectors import SelectorFleet
 from select_service.planner.edge.sources import selector as selector_module
 from select_service.planner.edge.sources.selector import SelectorSource
 from select_service.planner.errors import SelectorError
 from select_service.planner.types import Missing, Reading
+from select_service.types.drains import DrainStatus
 from tests.live.tcp_server import tcp_server
 from tests.select_service.planner.edge.fakes import KEY, Clock, run
 from tests.select_service.planner.edge.test_loop import loop_of
@@ -128,7 +130,7 @@ def test_who_boots_behind_a_name_is_not_waited_for_and_who_has_answered_is() -> 
         await fleet.window()
         fleet.fake.down = {B}
         assert isinstance(await fleet.window(), Missing)
-        await fleet.window(selector_module.SILENT_S)
+        await fleet.window(SILENT_S)
         fleet.come()
         assert number(await fleet.window()) == pytest.approx(10.0)
         assert fleet.source.states == {"answers": 1, "silent": 1, "several": 0}
@@ -276,6 +278,32 @@ def test_replicas_that_are_heard_and_not_scraped_are_told_everywhere(
     run(use)
 
 
+def test_a_selector_at_two_addresses_is_counted_once() -> None:
+    """By IPv4 and IPv6, or by two names: the id of its process tells."""
+
+    async def use() -> None:
+        fleet = Fleet(A, B, C)
+        fleet.fake.ids |= {A: "one", B: "one", C: "two"}
+        await fleet.source.begin([KEY])
+        fleet.come()
+        assert number(await fleet.window()) == pytest.approx(20.0)
+        assert fleet.source.states == {"answers": 2, "silent": 0, "several": 0}
+        fleet.come()
+        (load,) = (await fleet.source.loads([KEY])).values()
+        assert number(load.arrived) == pytest.approx(20.0)
+        fleet.fake.down = {A}  # it still answers at the other
+        assert number(await fleet.window()) == pytest.approx(20.0)
+        fleet.come()
+        fleet.names.addresses = [B, C]
+        fleet.fake.down = set()
+        assert number(await fleet.window()) == pytest.approx(20.0)
+        fleet.names.addresses = [A, B, C]
+        fleet.come()
+        assert number(await fleet.window()) == pytest.approx(20.0)
+
+    run(use)
+
+
 def test_every_scrape_connects_anew() -> None:
     """Connections that are kept lead to one of several for ever, and none of the others is seen."""
     connections = 0
@@ -301,6 +329,60 @@ def test_every_scrape_connects_anew() -> None:
 
 
 # -- drains ----------------------------------------------------------------------------------------
+
+
+def test_a_selector_that_is_broken_holds_up_no_drain_for_long() -> None:
+    """One of two behind a name restarts again and again: the other knows what it had booked."""
+    told: list[bytes] = []
+    status = msgspec.json.encode(
+        DrainStatus(
+            worker_id=7,
+            model_name="m",
+            tenant_id="default",
+            lifecycle="draining",
+            drains=True,
+            reservations=0,
+            prefill_tokens=0,
+            decode_blocks=0,
+            safe_to_terminate=True,
+        )
+    )
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        told.append((await reader.readuntil(b"\r\n\r\n")).partition(b"\r\n")[0])
+        body = b"[]" if b"GET /workers?" in told[-1] else status
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n")
+        writer.write(b"content-length: %d\r\n\r\n%s" % (len(body), body))
+        await writer.drain()
+
+    async def lookup(host: str, port: int) -> Sequence[str]:
+        return ["127.0.0.2", "127.0.0.3"]
+
+    async def use() -> None:
+        clock = Clock()
+        async with tcp_server(serve, "127.0.0.2") as port:
+            url = f"http://selectors:{port}"
+            addresses = SelectorAddresses([url], 1000.0, clock, lookup)
+            fleet = SelectorFleet([url], None, addresses, clock)
+            for call in (fleet.in_flight(7), fleet.drain(7, "it goes"), fleet.workers(KEY, {7})):
+                with pytest.raises(SelectorError, match=r"127\.0\.0\.3"):
+                    await call
+            clock.now += SILENT_S
+            assert await fleet.in_flight(7) == ""
+            await fleet.drain(7, "it goes")
+            assert await fleet.workers(KEY, {7}) == {}
+            async with tcp_server(serve, "127.0.0.3", port):
+                told.clear()
+                await fleet.drain(7, "it goes")
+                assert len(told) == 2, "it is told once it answers"
+            with pytest.raises(SelectorError, match=r"127\.0\.0\.3"):
+                await fleet.in_flight(7)
+        clock.now += SILENT_S
+        with pytest.raises(SelectorError):
+            await fleet.in_flight(7)  # if nobody answers, nobody knows
+        await fleet.close()
+
+    run(use)
 
 
 def test_every_selector_behind_a_name_is_told_of_a_drain() -> None:
