@@ -11,7 +11,7 @@ from typing_extensions import override
 from select_service.edge.discovery.source import DiscoverySource, SourceFailed, poll
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection
+    from collections.abc import Awaitable, Callable, Sequence
 
 
 async def resolve(host: str, port: int) -> list[str]:
@@ -32,7 +32,7 @@ class DnsReplicas(DiscoverySource[frozenset[str]]):
         self,
         name: str,
         poll_s: float,
-        own_addresses: Collection[str] = (),
+        own_addresses: Sequence[str] = (),
         resolver: Callable[[str, int], Awaitable[list[str]]] = resolve,
     ) -> None:
         """Resolve nothing yet.
@@ -47,7 +47,7 @@ class DnsReplicas(DiscoverySource[frozenset[str]]):
         host, _, port = name.rpartition(":")
         self._host, self._port = host, int(port)
         self._poll_s = poll_s
-        self._own = frozenset(own_addresses)
+        self._own = tuple(own_addresses)
         self._resolver = resolver
 
     @override
@@ -68,10 +68,27 @@ class DnsReplicas(DiscoverySource[frozenset[str]]):
             raise SourceFailed("unresolved", f"{self._host}: {error}") from None
         self.is_good()
         endpoints = frozenset(
-            endpoint_of(address, self._port) for address in addresses if address not in self._own
+            endpoint_of(address, self._port)
+            for address in of_one_family(addresses, self._own)
+            if address not in self._own
         )
         if endpoints != self.latest:
             self.publish(endpoints)
+
+
+def is_of_our_family(address: str, own_addresses: Sequence[str]) -> bool:
+    """Tell whether an address is of the family of our own; without one of our own, IPv4."""
+    return (":" in address) is (":" in own_addresses[0] if own_addresses else False)
+
+
+def of_one_family(addresses: Sequence[str], own_addresses: Sequence[str]) -> list[str]:
+    """Return the addresses of the family that has more of them; of as many, our own family's.
+
+    A dual-stack replica has one of each, and would be listened to twice.
+    """
+    ours = [one for one in addresses if is_of_our_family(one, own_addresses)]
+    others = [one for one in addresses if not is_of_our_family(one, own_addresses)]
+    return ours if len(ours) >= len(others) else others
 
 
 def endpoint_of(address: str, port: int) -> str:

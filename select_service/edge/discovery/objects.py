@@ -13,11 +13,11 @@ from msgspec import Struct, field
 from xxhash import xxh3_64_intdigest
 
 from select_service.core.fleet.roster import Unready
-from select_service.edge.discovery.dns import endpoint_of
+from select_service.edge.discovery.dns import endpoint_of, is_of_our_family
 from select_service.types import WorkerSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 PREFIX: Final = "select-service.io/"
 HTTP, KV_EVENTS, KV_REPLAY, REPLICA_SYNC = "http", "kv-events", "kv-replay", "replica-sync"
@@ -206,16 +206,31 @@ def _unready_endpoint(endpoint: Endpoint) -> Unready | None:
     return None if endpoint.addresses else NO_ADDRESS
 
 
-def replicas_of_slice(piece: EndpointSlice, own_addresses: Collection[str]) -> Iterator[str]:
-    """Yield the endpoints of replicas, ready or not: one that is booting must reach the others.
+def replicas_of_slices(
+    pieces: Iterable[EndpointSlice], own_addresses: Sequence[str]
+) -> frozenset[str]:
+    """Return the endpoints of replicas, ready or not: one that is booting must reach the others.
 
-    A terminating one, too: it serves requests until it is gone, and publishes them.
+    A terminating one, too: it serves requests until it is gone, and publishes them. A dual-stack
+    replica is in a slice of each family, and is listened to at one address: of our own family, if
+    it has one.
     """
-    ports = [port.port for port in piece.ports or () if port.name == REPLICA_SYNC and port.port]
-    for endpoint in piece.endpoints or ():
-        for address in (endpoint.addresses or [])[:1]:
-            if address not in own_addresses:
-                yield from (endpoint_of(address, port) for port in ports)
+    found: dict[str, dict[str, list[int]]] = {}  # by pod: ports by address
+    for piece in pieces:
+        ports = [port.port for port in piece.ports or () if port.name == REPLICA_SYNC and port.port]
+        for endpoint in piece.endpoints or ():
+            for address in (endpoint.addresses or [])[:1]:
+                ref = endpoint.targetRef
+                pod = f"{piece.metadata.namespace}/{ref.name}" if ref and ref.name else address
+                found.setdefault(pod, {})[address] = ports
+    endpoints: set[str] = set()
+    for addresses in found.values():
+        if not addresses.keys() & set(own_addresses):
+            address = min(
+                addresses, key=lambda one: (not is_of_our_family(one, own_addresses), one)
+            )
+            endpoints |= {endpoint_of(address, port) for port in addresses[address]}
+    return frozenset(endpoints)
 
 
 def _said(meta: Meta) -> dict[str, str]:

@@ -20,7 +20,7 @@ from select_service.edge.discovery.objects import (
     DiscoveredPod,
     EndpointSlice,
     Pod,
-    replicas_of_slice,
+    replicas_of_slices,
     workers_of_pod,
     workers_of_slice,
 )
@@ -164,7 +164,7 @@ def watched_replicas(
         EndpointSlice,
         _SLICES,
         selector,
-        lambda _, found: frozenset(e for piece in found for e in replicas_of_slice(piece, own)),
+        lambda _, found: replicas_of_slices(found, own),
         backoff_s,
     )
 

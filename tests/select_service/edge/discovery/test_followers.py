@@ -139,6 +139,8 @@ def test_replicas_behind_a_name() -> None:
         addresses.remove("127.0.0.4")
         await until(lambda: follower.conflicts == 0)
         assert peers(4, 5), "who registered it keeps it"
+        addresses[:] = ["fd00::5", "127.0.0.5", "127.0.0.6", "fd00::6", "fd00::9", "127.0.0.9"]
+        await until(lambda: peers(4, 5, 6))  # of both families: once each
         await discovery.close()
 
     in_process(use, replica_sync_port=free_port())

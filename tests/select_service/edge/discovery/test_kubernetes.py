@@ -275,6 +275,15 @@ async def test_replicas_ready_or_not_and_never_oneself(tmp_path: Path) -> None:
         await api.put("endpointslices", "r-3", **slice_of("fd00::1"))
         await until(lambda: source.latest is not None and len(source.latest) == 3)
         assert source.latest == there | {"tcp://[fd00::1]:9092"}
+        # a dual-stack Service has a slice of each family for the same pods; we are one of them
+        twice = {"r-4": ("10.2.0.5", "10.2.0.1"), "r-5": ("fd00::5", "fd00::9")}
+        for name, addresses in twice.items():
+            fields = slice_of(*addresses)
+            for pod, endpoint in zip(("five", "own"), fields["endpoints"], strict=True):
+                endpoint["targetRef"] = {"name": pod}
+            await api.put("endpointslices", name, **fields)
+        await until(lambda: source.updates >= 4)
+        assert source.latest == there | {"tcp://[fd00::1]:9092", "tcp://10.2.0.5:9092"}
         looking.cancel()
         await asyncio.gather(looking, return_exceptions=True)
 
