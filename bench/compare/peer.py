@@ -15,6 +15,7 @@ from pathlib import Path
 
 __all__ = [
     "CONTRACT_VERSION",
+    "NEWEST_VERSION",
     "VERSIONS",
     "PeerMissing",
     "command",
@@ -26,7 +27,10 @@ __all__ = [
 CONTRACT_VERSION = "1.3.1"
 """The version whose answers are the contract: the opponent in tests."""
 
-VERSIONS = ("1.6.1", CONTRACT_VERSION)
+NEWEST_VERSION = "1.6.1"
+"""The newest release on PyPI; 1.7.0 is there as development builds only, which answer alike."""
+
+VERSIONS = (NEWEST_VERSION, CONTRACT_VERSION)
 _PACKAGE = "ai-dynamo-runtime"
 _ROOT = Path(__file__).resolve().parents[2]
 _ASK_VERSION = f"""

@@ -270,6 +270,10 @@ class Driver(
         """Wait for the end of index recovery, successful or not; False on timeout."""
         return await self._recovering.finished(timeout_s)
 
+    async def recover_from(self, peers: Sequence[str]) -> bool:
+        """Fill the index from the first peer (base URL) that answers; False if none does."""
+        return await self._recovering.recover_from(peers)
+
     def reconfigure(self, old: Settings, new: Settings) -> None:
         """Apply new settings at once; `config_reload.py` has validated them."""
         for limits, before, after in (

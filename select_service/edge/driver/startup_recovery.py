@@ -7,6 +7,7 @@ which keeps other starts fast. This file starts and stops them and makes /ready 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
 from select_service.edge.readiness import INDEX_RECOVERY, INDEX_SNAPSHOT
@@ -71,11 +72,24 @@ class StartupRecovery:
             credentials: presented to peers.
             addresses: where connections may lead.
         """
+        self._created = partial(
+            self._create, limits=limits, credentials=credentials, addresses=addresses
+        )
         if not peers:
             return
+        self.recovery = self._created(peers)
+        self._readiness.wait_for(INDEX_RECOVERY, lambda: not self.is_running)
+
+    def _create(
+        self,
+        peers: Sequence[str],
+        limits: RecoveryLimits | None,
+        credentials: Credentials | None,
+        addresses: Addresses,
+    ) -> Recovery:
         from indexer.edge.recovery import Recovery
 
-        self.recovery = Recovery(
+        return Recovery(
             self._core.registry,
             peers,
             self._core.make_room,
@@ -84,7 +98,16 @@ class StartupRecovery:
             **({} if credentials is None else credentials.for_recovery()),
             addresses=addresses,
         )
-        self._readiness.wait_for(INDEX_RECOVERY, lambda: not self.is_running)
+
+    async def recover_from(self, peers: Sequence[str]) -> bool:
+        """Fill the running index from the first of these peers that answers; False: none does.
+
+        Streams are followed meanwhile.
+        """
+        recovery = self._created(peers)
+        is_recovered = await recovery.run() == "recovered"
+        self._core.note_recovered(recovery.recovered, self._clock())
+        return is_recovered
 
     def look_back(
         self,
