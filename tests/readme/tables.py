@@ -72,6 +72,12 @@ FIXED = (
         "requests read behind the one answered",
     ),
     ("select_service.edge.batch_runner", "ITEMS_MAX", "requests in one body of /select_batch"),
+    (
+        "select_service.compat.selection_cache",
+        "ENTRIES_MAX",
+        "selections that `create_reservation` finds by id, in Dynamo's place",
+    ),
+    ("select_service.compat.selection_cache", "BYTES_MAX", "bytes of their prompts"),
     ("select_service.edge.http.connection_guard", "LINGER_S", "seconds a refused client may pause"),
     ("select_service.edge.http.connection_guard", "LINGER_MAX_S", "seconds it may go on sending"),
     ("select_service.edge.state.store", "LOG_BYTES", "bytes of the state's log, from the start"),
