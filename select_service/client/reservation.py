@@ -55,7 +55,8 @@ class ReservationHandle:
         """Report that the prompt is computed: the first token has come.
 
         Args:
-            cached_tokens: how much of it the engine had cached, if it reports that.
+            cached_tokens: how much of it the engine had cached, if it reports that; engines that
+                stream tell in their last chunk, which may come after the end as well.
 
         Raises:
             ForkedClient: it was booked in a process of which this one is a fork.

@@ -257,9 +257,9 @@ class SelectionService:
         self.driver.output_block(reservation_id, decay_fraction)
 
     @_operation
-    async def free(self, reservation_id: str) -> None:
-        """End a reservation; DELETE /reservations/{id}. Repeatable."""
-        self.driver.free(reservation_id)
+    async def free(self, reservation_id: str, cached_tokens: int | None = None) -> None:
+        """End a reservation, with so many tokens cached; DELETE /reservations/{id}. Repeatable."""
+        self.driver.free(reservation_id, cached_tokens)
 
     @_operation
     async def batch(self, request: BatchRequest | Mapping[str, Any]) -> BatchAnswer:

@@ -192,8 +192,10 @@ def read_u64(segment: str) -> int:
     return value
 
 
-def read_count(name: str, text: str | None, default: int, most: int | None = None) -> int:
-    """Read a count in a query; at least one.
+def read_count(
+    name: str, text: str | None, default: int, most: int | None = None, *, least: int = 1
+) -> int:
+    """Read a count in a query; at least one, or `least`.
 
     Raises:
         InvalidQuery: not a count, or above `most`.
@@ -201,8 +203,8 @@ def read_count(name: str, text: str | None, default: int, most: int | None = Non
     if text is None:
         return default
     found = _NUMBER.fullmatch(text)
-    if not found or not int(found[1]):
-        raise InvalidQuery(f"`{name}` must be a whole number above 0", field=name)
+    if not found or int(found[1]) < least:
+        raise InvalidQuery(f"`{name}` must be a whole number above {least - 1}", field=name)
     if most is not None and int(found[1]) > most:
         raise InvalidQuery(f"`{name}` must be at most {most}", field=name)
     return int(found[1])

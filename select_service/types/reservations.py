@@ -80,6 +80,10 @@ class BatchFree(Struct, kw_only=True, tag_field="op", tag="free"):
     """As DELETE /reservations/{id}."""
 
     reservation_id: str
+    cached_tokens: U64 | None = None
+
+    def __post_init__(self) -> None:
+        check_u64("cached_tokens", self.cached_tokens)
 
 
 Operation: TypeAlias = BatchPrefillComplete | BatchOutputBlock | BatchFree

@@ -56,7 +56,10 @@ class ReportEntry:
                 done["cached_tokens"] = self.cached_tokens
             found.append(done)
         if self.is_freed:
-            found.append({"op": "free", "reservation_id": reservation_id})
+            end: dict[str, object] = {"op": "free", "reservation_id": reservation_id}
+            if self.cached_tokens is not None and not self.is_prefilled:
+                end["cached_tokens"] = self.cached_tokens  # a repeat, for the sake of it
+            found.append(end)
         elif self.blocks or self.is_question:
             filled: dict[str, object] = {
                 "op": "output_block",
@@ -103,6 +106,10 @@ class ReportOutbox:
     def has(self, reservation_id: str) -> bool:
         """Whether something about a reservation is still to be reported."""
         return reservation_id in self._waiting or reservation_id in self._sent
+
+    def is_waiting(self, reservation_id: str) -> bool:
+        """Whether something about a reservation has not been sent yet."""
+        return reservation_id in self._waiting
 
     def take(self, held: Container[str]) -> list[dict[str, object]]:
         """Return the operations of a batch; those of `held` reservations wait.

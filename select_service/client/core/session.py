@@ -372,13 +372,18 @@ class ClientSession:
         """
         if cached_tokens is not None:
             cached_tokens = _number("cached_tokens", cached_tokens)
-        if booking.is_over or (booking.is_prefilled and cached_tokens is None):
+        if cached_tokens is None and (booking.is_over or booking.is_prefilled):
             return
         booking.is_prefilled = True
+        name = booking.reservation_id
         if booking.is_booked:
-            entry = self.outbox.entry(booking.reservation_id, now)
-            entry.is_prefilled = True
+            is_late = booking.is_over and not self.outbox.is_waiting(name)
+            entry = self.outbox.entry(name, now)
             entry.cached_tokens = cached_tokens
+            if is_late:
+                entry.is_freed = True  # the end has been reported: a repeat of it tells
+            else:
+                entry.is_prefilled = True
 
     def output_tokens(
         self, booking: ClientBooking, count: int, decay_fraction: float | None, now: float

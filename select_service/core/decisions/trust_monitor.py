@@ -47,6 +47,9 @@ PLAUSIBLE_S: Final = 86_400.0
 DOUBTFUL_PER_TURN: Final = 32
 """Distrusted ranks handled per turn of housekeeping: forgetting a rank's blocks takes 5 µs."""
 
+FREED_MAX: Final = 1024
+"""Ended reservations whose engines may still tell how much of their prompts was cached."""
+
 LOST_SHARE: Final = 0.05
 """The share of batches that may be lost before credit is reduced."""
 
@@ -111,6 +114,8 @@ class TrustMonitor:
         self._bookings = bookings
         self._told = counters.cached_tokens_told
         self._rereads = counters.rereads
+        # ended before their engine was heard, oldest first, with their ranks
+        self._freed: dict[str, tuple[LiveReservation, WorkerRank | None]] = {}
         self._watches: dict[EventStream, _Watch] = {}
         self._round: deque[EventStream] = deque()  # still to be visited
         self._looked: dict[EventStream, _Watch] = {}  # visited in this round
@@ -129,13 +134,14 @@ class TrustMonitor:
     def hear(self, name: str, cached_tokens: int, now: float) -> None:
         """Apply the engine's report of a prompt's cached tokens.
 
-        Only the first report counts, with the completion or in a repeat of it (engines that stream
-        tell in their last chunk), and only if a selection here made a prediction.
+        Only the first report counts, with the completion, in a repeat of it, or with or after the
+        end (engines that stream tell in their last chunk), and only if a selection here made a
+        prediction.
 
         Raises:
             InvalidField: more than the prompt is long; nothing has changed.
         """
-        booking = self._booking(name)
+        booking = self._booking(name) or self._just_freed(name)
         if booking is None:
             self._count("elsewhere")  # if anywhere
             return
@@ -159,6 +165,22 @@ class TrustMonitor:
         if cached_tokens < predicted:
             self._look_for_a_clearing(partition, slot, now)
         partition.trust.compare(slot, predicted, cached_tokens, reservation.created)
+
+    def note_freed(self, name: str) -> None:
+        """Remember a reservation that is about to end before its engine has been heard."""
+        booking = self._bookings.by_id.get(name)
+        if booking is not None and not booking.is_compared:
+            rank = booking.partition.index.rank_of(booking.reservation.slot)
+            self._freed[name] = booking, rank
+            if len(self._freed) > FREED_MAX:
+                del self._freed[next(iter(self._freed))]
+
+    def _just_freed(self, name: str) -> LiveReservation | None:
+        """Return an ended reservation, if its rank is still the same."""
+        booking, rank = self._freed.get(name, (None, None))
+        if booking is None or booking.partition.index.rank_of(booking.reservation.slot) != rank:
+            return None
+        return booking
 
     def _look_for_a_clearing(self, partition: Partition, slot: int, now: float) -> None:
         """Void predictions from before a cleared cache: a restarted engine is not inaccurate."""

@@ -259,13 +259,24 @@ class ReservationCalls:
             self._lifecycle.output_block(name, decay_fraction, now, count)
         return NOTHING
 
-    def free(self, name: str, now: float) -> Effects:
+    def free(self, name: str, now: float, cached_tokens: int | None = None) -> Effects:
         """End a reservation; ending a recently freed one is no error.
 
+        Args:
+            name: its reservation_id or selection_id, or a pair's.
+            now: monotonic seconds.
+            cached_tokens: how much of its prompt the engine found cached, if reported; in a repeat
+                as well.
+
         Raises:
+            InvalidField: more than the prompt is long; nothing has ended.
             ReservationNotFound: the id was never seen.
         """
         lifecycle = self._lifecycle
+        if cached_tokens is not None:
+            self._trust_monitor.hear(name, cached_tokens, now)
+        else:
+            self._trust_monitor.note_freed(name)
         of_pair = None
         if lifecycle.bookings.pairs or lifecycle.announcer.speaks:  # as above
             of_pair = self._pairs.free(name, now)
@@ -319,7 +330,7 @@ class ReservationCalls:
         name = operation.reservation_id
         try:
             if isinstance(operation, BatchFree):
-                effects = self.free(name, now)
+                effects = self.free(name, now, operation.cached_tokens)
             elif isinstance(operation, BatchPrefillComplete):
                 effects = self.prefill_complete(name, now, operation.cached_tokens)
             else:

@@ -54,9 +54,9 @@ class ReservationOperations(CoreCalls):
             self.core.reservations.output_block(reservation_id, decay_fraction, self._clock())
         )
 
-    def free(self, reservation_id: str) -> None:
+    def free(self, reservation_id: str, cached_tokens: int | None = None) -> None:
         """DELETE /reservations/{id}."""
-        effects = self.core.reservations.free(reservation_id, self._clock())
+        effects = self.core.reservations.free(reservation_id, self._clock(), cached_tokens)
         if effects is not NOTHING or self.keeper is not None:  # as above
             self._carry_out(effects)
 

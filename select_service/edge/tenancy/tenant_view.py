@@ -337,9 +337,9 @@ class TenantView:
         kept = self._names.reservation(reservation_id)
         self._ask(self._service.output_block, kept, decay_fraction)
 
-    def free(self, reservation_id: str) -> None:
+    def free(self, reservation_id: str, cached_tokens: int | None = None) -> None:
         """DELETE /reservations/{id}."""
-        self._ask(self._service.free, self._names.reservation(reservation_id))
+        self._ask(self._service.free, self._names.reservation(reservation_id), cached_tokens)
 
     def _ask(self, verb: Callable[P, A], *args: P.args, **kwargs: P.kwargs) -> A:
         """Call a verb; its refusals use the client's ids."""

@@ -43,6 +43,27 @@ async def row(client: httpx.AsyncClient, worker_id: int = 1) -> dict[str, Any]:
     return next(one for one in ranks if one["worker_id"] == worker_id)
 
 
+def test_what_is_told_with_the_end_or_after_it() -> None:
+    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+        seat(service)
+        hold(service, 1)
+        await book(client)
+        await client.delete("/reservations/r")
+        wrong = await client.delete("/reservations/r?cached_tokens=-1")
+        problem(wrong, 400, "invalid_query", "cached_tokens")
+        answer = await client.delete("/reservations/r?cached_tokens=32")
+        assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
+        assert (await row(client))["samples"] == 1
+        await book(client)
+        operation = {"op": "free", "reservation_id": "r", "cached_tokens": 0}
+        answer = await client.post("/reservations/batch", json={"operations": [operation]})
+        assert answer.json() == {"results": [{"status": 200}]}
+        assert (await row(client))["samples"] == 2
+        assert (await client.delete("/reservations/r?other=1")).status_code == 200
+
+    in_process(use)
+
+
 def test_what_is_told_in_either_form_and_in_a_batch() -> None:
     async def use(client: httpx.AsyncClient, service: Driver) -> None:
         seat(service)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from select_service.edge.http.api import Answer, Api, Request
 
 LEASE_QUERY: Final = ("owner", "limit")
+FREE_QUERY: Final = ("cached_tokens",)
 LEASES_LISTED: Final = 100
 _CACHED_TOKENS: Final = b"cached_tokens"
 
@@ -98,10 +99,17 @@ def output_block(api: Api, request: Request) -> Answer:
     return api.writer.reply(Status(), 200, decoded.warning)
 
 
-@delete("/reservations/{reservation_id}", Status, 404, scope="lifecycle")
+@delete("/reservations/{reservation_id}", Status, 404, scope="lifecycle", query=FREE_QUERY)
 def free(api: Api, request: Request) -> Response:
-    """End a reservation. Repeatable."""
-    api.service.free(request.params[0])
+    """End a reservation. Repeatable.
+
+    `cached_tokens`, also in a repeat: tokens of its prompt that the engine has found cached.
+    """
+    cached_tokens = None
+    if request.query:
+        told = read_query(request.query, FREE_QUERY).get("cached_tokens")
+        cached_tokens = None if told is None else read_count("cached_tokens", told, 0, least=0)
+    api.service.free(request.params[0], cached_tokens)
     return api.writer.done()
 
 

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
@@ -54,6 +55,28 @@ def test_a_life() -> None:
     assert not book.live
     on.say_farewell()
     assert not book.leases
+
+
+def test_what_was_cached_may_be_told_after_the_end() -> None:
+    on = stage()
+    first, second = reserve(on), reserve(on, "s")
+    on.session.end(first, on.now)
+    on.session.prefill_complete(first, 16, on.now)  # the end waits, too
+    on.session.end(second, on.now)
+    on.keep_up(on.now + 1)
+    on.session.prefill_complete(second, 32, on.now)
+    on.session.prefill_complete(second, None, on.now)
+    on.keep_up(on.now + 1)
+    batches = [one for one in on.network.services[0].asked if one.path == "/reservations/batch"]
+    bodies = [msgspec.msgpack.decode(batch.body or b"") for batch in batches]
+    told = [one for body in bodies for one in body["operations"]]
+    assert told == [
+        {"op": "prefill_complete", "reservation_id": "r", "cached_tokens": 16},
+        {"op": "free", "reservation_id": "r"},
+        {"op": "free", "reservation_id": "s"},
+        {"op": "free", "reservation_id": "s", "cached_tokens": 32},
+    ]
+    assert on.session.is_settled
 
 
 @pytest.mark.parametrize("shared", [False, True])

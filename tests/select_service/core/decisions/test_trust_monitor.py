@@ -10,9 +10,10 @@ import pytest
 
 from indexer.core.hashing import pack_u64
 from indexer.types import Tier, WorkerRank
+from select_service.core.decisions.trust_monitor import FREED_MAX
 from select_service.core.replication.message_codec import decode_message, encode_message
 from select_service.errors import InvalidField, ReservationNotFound, ServiceError
-from select_service.types import PairSelection, RouterConfigOverride
+from select_service.types import PairSelection, RouterConfigOverride, SelectAndReserveRequest
 from tests.select_service.core.decisions.doubted import (
     FINDABLE,
     ISL,
@@ -68,6 +69,49 @@ def test_a_report_may_come_with_a_repeat_of_the_completion() -> None:
     assert trust(fleet, 1).samples == 1
     assert trust(fleet, 1).missing_share == 0.0
     assert outcomes(fleet) == {"compared": 1, "repeated": 1}
+
+
+def test_a_report_may_come_with_the_end_or_after_it() -> None:
+    fleet = fleet_of()
+    fleet.hold(1, list(PROMPT))
+    free = fleet.core.reservations.free
+    for samples, name in enumerate(("with", "after"), 1):
+        fleet.take(name, *PROMPT, isl=ISL)
+        if name == "after":
+            free(name, fleet.now)
+        with pytest.raises(InvalidField, match="must not exceed isl_tokens"):
+            free(name, fleet.now, ISL + 1)
+        free(name, fleet.now, 128)
+        free(name, fleet.now, 0)
+        assert trust(fleet, 1).samples == samples
+    assert trust(fleet, 1).missing_share == 0.0
+    assert outcomes(fleet) == {"compared": 2, "elsewhere": 1, "repeated": 1}
+    assert fleet.load(1) == (0, 0, 0)
+
+
+def test_ended_reservations_are_remembered_for_a_while_and_for_their_rank() -> None:
+    fleet = fleet_of()
+    fleet.hold(1, list(PROMPT))
+    monitor = fleet.core.trust_monitor
+    for number in range(FREED_MAX + 1):
+        fleet.core.selection.select_and_reserve(
+            SelectAndReserveRequest(
+                reservation_id=f"r{number}",
+                block_hashes=list(PROMPT),
+                sequence_hashes=list(PROMPT),
+                isl_tokens=ISL,
+                allowed_worker_ids=[1],
+            ),
+            fleet.now,
+        )
+        fleet.core.reservations.free(f"r{number}", fleet.now)
+    monitor.hear("r0", 128, fleet.now)
+    assert outcomes(fleet) == {"elsewhere": 1}
+    monitor.hear("r1", 128, fleet.now)
+    assert outcomes(fleet) == {"elsewhere": 1, "compared": 1}
+    fleet.delete(1)
+    monitor.hear("r2", 128, fleet.now)
+    assert outcomes(fleet) == {"elsewhere": 2, "compared": 1}
 
 
 def test_only_the_first_report_counts() -> None:
