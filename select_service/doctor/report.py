@@ -35,11 +35,11 @@ def tell(who: str, answer: Answer, findings: Sequence[Finding], width: int) -> s
 
 
 def _lines(who: str, answer: Answer, findings: Sequence[Finding], width: int) -> Iterator[str]:
-    state = "ready" if answer.ready else f"not ready, waits for {', '.join(answer.waiting_for)}"
+    state = "ready" if answer.ready else f"not ready, waiting for {', '.join(answer.waiting_for)}"
     workers = f"{answer.schedulable_workers} of {len(answer.workers)} workers schedulable"
     yield f"{who}: {state}; {workers}"
     if not findings:
-        yield "nothing found"
+        yield "No problems found."
     for alike in _kinds(findings):
         yield ""
         yield from _kind(alike, max(width, 40))

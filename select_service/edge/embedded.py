@@ -233,7 +233,7 @@ class SelectionService:
 
     @_operation
     async def select_batch(self, request: SelectBatchRequest | Mapping[str, Any]) -> WaveAnswer:
-        """Place a wave of prompts together; POST /select_batch."""
+        """Place a batch of prompts together; POST /select_batch."""
         request = taken_wave("request", request)
         items = [(one, b"") for one in request.requests]
         answer = await self.driver.select_batch(request, items)

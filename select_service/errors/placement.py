@@ -106,18 +106,18 @@ class QueueFull(ServiceError):
 
 
 class WouldWait(ServiceError):
-    """A request of a wave would have to wait for a worker; in a wave none waits."""
+    """A request of a batch would have to wait for a worker; in a batch none waits."""
 
     status = 503
     code = "would_wait"
 
     def __init__(self, retry_after_s: float) -> None:
-        super().__init__("every worker that could take it is busy, and a wave does not wait")
+        super().__init__("every worker that could take it is busy, and a batch does not wait")
         self.retry_after_s = retry_after_s
 
 
 class BatchNotPlaced(ServiceError):
-    """A wave of all or none, of which one request cannot be placed."""
+    """A batch of all or none, of which one request cannot be placed."""
 
     code = "batch_not_placed"
 
@@ -126,8 +126,8 @@ class BatchNotPlaced(ServiceError):
 
         Args:
             result: of the sample that cannot be placed.
-            sample: its number in the wave.
-            exceeds: code of the limit that the wave as a whole exceeds; it never fits.
+            sample: its number in the batch.
+            exceeds: code of the limit that the batch as a whole exceeds; it never fits.
         """
         placed = isinstance(result.error, UnsetType)
         details: dict[str, object] = {

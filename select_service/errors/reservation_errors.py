@@ -25,7 +25,7 @@ class ReservationConflict(ServiceError):
 
 
 class ReservationUnderWay(ServiceError):
-    """A wave in progress has booked the id, and may yet take it back."""
+    """A batch in progress has booked the id, and may yet take it back."""
 
     status = 503
     code = "reservation_under_way"

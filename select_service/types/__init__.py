@@ -2,9 +2,9 @@
 
 Requests and answers are msgspec Structs: the same definition decodes the wire, types the core and
 generates /openapi.json. Nothing here decides; `edge/codec/json_codec.py` stands before it,
-`core/service.py` after it. A file for each subject. The nouns of every call
-are handed on here; those of one room (admission, decisions, doctor, drains, policy, shadow, waves)
-are taken from their file.
+`core/service.py` after it. A file for each subject. The nouns of every call are handed on here;
+those of one room (admission, batches, decisions, doctor, drains, policy, shadow) are taken from
+their file.
 """
 
 from indexer.types import Scope, WorkerRank

@@ -1,4 +1,4 @@
-"""The nouns of a wave: many prompts that are placed together, POST /select_batch.
+"""The nouns of a batch: many prompts that are placed together, POST /select_batch.
 
 As everywhere in `types`, one definition decodes the wire, types the core and generates
 /openapi.json.
@@ -19,7 +19,7 @@ Together = Annotated[int, Meta(ge=1, le=1 << 32)]
 
 
 class WaveItem(SelectAndReserveRequest, kw_only=True):
-    """One prompt of a wave, or several samples of it; a body of /select_and_reserve.
+    """One prompt of a batch, or several samples of it; a body of /select_and_reserve.
 
     Of `n` samples with a `reservation_id` or `selection_id`, sample k has that id with `.k` behind.
     """
@@ -28,7 +28,7 @@ class WaveItem(SelectAndReserveRequest, kw_only=True):
 
 
 class SelectBatchRequest(Struct, kw_only=True):
-    """POST /select_batch: choose workers for a whole wave in one call."""
+    """POST /select_batch: choose workers for a whole batch of prompts in one call."""
 
     requests: list[WaveItem]
     reserve: bool = False  # book what is chosen, as /select_and_reserve does
@@ -44,7 +44,7 @@ class WaveResult(Struct, frozen=True, omit_defaults=True):
     status: int
     selection: Selection | UnsetType = UNSET  # without `sequence_hashes`
     cache_threshold: CacheThreshold | UnsetType = UNSET  # nobody holds enough of it
-    shared_tokens: int = 0  # of the prompt, computed by another of the wave on the same rank
+    shared_tokens: int = 0  # of the prompt, computed by another of the batch on the same rank
     error: str | UnsetType = UNSET
     code: str | UnsetType = UNSET
     field: str | UnsetType = UNSET
@@ -52,7 +52,7 @@ class WaveResult(Struct, frozen=True, omit_defaults=True):
 
 
 class WaveRank(Struct, frozen=True):
-    """What a wave has placed on one rank."""
+    """What a batch has placed on one rank."""
 
     model_name: str
     tenant_id: str

@@ -41,7 +41,7 @@ Excluded = Literal[
     "wave",
 ]
 """Why a rank was no candidate. `refused`: nobody was, the request was turned away before;
-`session`: its session is on another; `wave`: the rank was chosen for all of a wave together (POST
+`session`: its session is on another; `wave`: the rank was chosen for all of a batch together (POST
 /select_batch)."""
 
 

@@ -38,7 +38,7 @@ def test_a_service_with_a_worker_whose_block_size_is_wrong(tmp_path: Path) -> No
         engine.wait_for_subscribers()
         healthy = examine("--url", url)
         assert (healthy.returncode, healthy.stderr) == (0, "")
-        assert "nothing found" in healthy.stdout
+        assert "No problems found." in healthy.stdout
         for seq in range(4):
             event = stored([seq + 1], list(range(16 * seq, 16 * seq + 16)))
             engine.publish(seq, [time.time(), [event], None])

@@ -1,1 +1,1 @@
-"""Detection of miswirings in a fleet: facts in, findings out."""
+"""Finds what is wired wrong in a fleet: facts in, findings out."""

@@ -1,4 +1,4 @@
-"""The known miswirings, each with its cause and its remedy in words an operator can act on.
+"""The problems that the doctor knows, with a cause and a remedy that operators can act on.
 
 Only texts and numbers; the neighbouring modules find out whether one applies.
 deploy/reference/findings.md is generated from them.
@@ -27,121 +27,124 @@ class Cause(NamedTuple):
 WORKER_INCOMPLETE: Final = Cause(
     "worker-incomplete",
     "error",
-    "The record lacks something, or contradicts the other workers of its model and tenant, so the "
-    "worker gets no requests.",
-    "Register it again (POST or PATCH /workers) with what the reasons name. A block_size or "
-    "is_eagle that differs needs a model_name or tenant_id of its own, or the workers it differs "
-    "from to go (DELETE, or POST with the same value): then it serves by itself.",
+    "The worker's record lacks something, or contradicts the other workers of its model and "
+    "tenant, so the worker gets no requests.",
+    "Register it again (POST or PATCH /workers) with what the reasons name. If its block_size or "
+    "is_eagle differs from that of the other workers, give it a model_name or tenant_id of its "
+    "own, or change or remove the others (POST with the same value, or DELETE): the worker then "
+    "gets requests without further action.",
     10.0,
 )
 NO_WORKERS: Final = Cause(
     "no-workers",
     "warning",
-    "Nobody has registered a worker that can be scheduled, so every selection answers 503.",
-    "Register workers, or look whether discovery finds them: its selector, namespace and rights.",
+    "No worker is registered that can be scheduled, so every selection is refused with 503.",
+    "Register workers. If discovery should find them, check its selector, its namespace and its "
+    "rights.",
     60.0,
 )
 DISCOVERY_STALE: Final = Cause(
     "discovery-stale",
     "error",
-    "What workers or replicas there are could not be read for --discovery-stale-s: new ones are "
-    "not found, and those that leave may still be chosen. The last good state stays.",
-    "Follow what the finding says of the last attempt (also "
-    "select_service_discovery_failures_total by kind). Let the service account list and "
-    "watch, and the API server be reachable at --kubernetes-api. A file: put a valid one there.",
+    "The list of workers or replicas could not be read for --discovery-stale-s: new ones are not "
+    "found, and those that have left may still be chosen. The last good list stays in use.",
+    "The finding says how the last attempt failed; select_service_discovery_failures_total counts "
+    "failures by kind. The service account must be allowed to list and watch, and the API server "
+    "must be reachable at --kubernetes-api. If the source is a file, put a valid one there.",
 )
 WORKER_ID_SHARED: Final = Cause(
     "worker-id-shared",
     "error",
-    "Several pods have the same worker-id annotation, which comes with a pod template: it names "
-    "one worker, so the oldest pod has it and the others get no requests.",
+    "Several pods have the same worker-id annotation, because it comes from their pod template. "
+    "It names one worker: the oldest pod gets the id, and the others get no requests.",
     "Remove the annotation select-service.io/worker-id from the pod template (or from the "
-    "Service): without it each pod has an id of its own, derived from namespace and name.",
+    "Service). Without it, each pod has an id of its own, derived from namespace and name.",
 )
 EVENTS_UNREACHABLE: Final = Cause(
     "events-unreachable",
     "error",
-    "Nothing that publishes listens at the KV-event endpoint: the engine is down, was started "
-    "without KV events, binds 127.0.0.1 or another port (base port + rank), or a network policy "
-    "is in the way.",
+    "No publisher listens at the KV-event endpoint: the engine is down, was started without KV "
+    "events, or binds 127.0.0.1 or another port (base port + rank); or a network policy is in the "
+    "way.",
     "Start the engine with KV events on (vLLM and SGLang: --kv-events-config with publisher zmq "
-    "and endpoint tcp://*:PORT) and register that port; `select-service doctor --probe` tells "
+    "and endpoint tcp://*:PORT) and register that port. `select-service doctor --probe` shows "
     "whether the port can be reached from where you are.",
     30.0,
 )
 EVENTS_REFUSED: Final = Cause(
     "events-refused",
     "error",
-    "Something listens at the KV-event endpoint and ends our handshake: one side encrypts (CURVE) "
-    "and the other does not, the worker's curve_public_key is another's, the engine admits listed "
-    "keys only and ours is none, or it is no ZMQ socket.",
-    "Register the public key of the engine's secret (curve_public_key, or --curve-worker-key) or "
-    "none; have the engine admit the public key of --curve-key.",
+    "Something listens at the KV-event endpoint but ends the handshake: only one side encrypts "
+    "(CURVE), the worker's curve_public_key is not the engine's, the engine admits listed keys "
+    "only and ours is not listed, or it is not a ZMQ socket.",
+    "Register the engine's public key (curve_public_key, or --curve-worker-key), or none if the "
+    "engine does not encrypt. If the engine admits listed keys only, add the public key of "
+    "--curve-key to its list.",
     30.0,
 )
 NO_EVENTS: Final = Cause(
     "no-events",
     "error",
-    "The connection is up, but nothing comes through it although the worker was given prompts "
-    "that it has to cache: prefix caching or KV events are off in the engine, the endpoint is "
-    "that of another publisher, or a proxy between filters the topic.",
-    "Switch on prefix caching and enable_kv_cache_events; register the endpoint the engine "
-    "publishes this rank's events on; let a proxy forward every topic.",
+    "The connection is up, but no events arrive although the worker was given prompts that it "
+    "must cache: prefix caching or KV events are off in the engine, the endpoint belongs to "
+    "another publisher, or a proxy in between filters the topic.",
+    "Switch on prefix caching and enable_kv_cache_events. Register the endpoint at which the "
+    "engine publishes this rank's events. Let a proxy forward every topic.",
 )
 WRONG_TOPIC: Final = Cause(
     "wrong-topic",
     "error",
-    "Only reports of load (topic kv_metrics) come from the KV-event endpoint although the worker "
+    "Only load reports (topic kv_metrics) arrive from the KV-event endpoint although the worker "
     "was given prompts: it is the engine's metrics publisher, or the topic of the events is "
-    "filtered away.",
-    "Register the endpoint of the KV-event publisher, and let a proxy between forward every topic.",
+    "filtered out.",
+    "Register the endpoint of the KV-event publisher. Let a proxy in between forward every topic.",
 )
 EVENTS_UNREADABLE: Final = Cause(
     "events-unreadable",
     "error",
-    "What comes from the KV-event endpoint is not what engines publish (topic, 8 bytes of "
-    "sequence, MessagePack): it is a socket of another kind, or an engine newer than this "
+    "What arrives from the KV-event endpoint is not what engines publish (topic, sequence number "
+    "of 8 bytes, MessagePack): it is a socket of another kind, or an engine newer than this "
     "service.",
-    "Register the endpoint of the engine's KV-event publisher; if it is the right one, report "
-    "the engine's version.",
+    "Register the endpoint of the engine's KV-event publisher. If it is the right one, report the "
+    "engine's version.",
 )
 BLOCK_SIZE_MISMATCH: Final = Cause(
     "block-size-mismatch",
     "error",
-    "The engine's blocks are of another size than the worker's record says, so none of them is "
+    "The engine's blocks have another size than the worker's record says, so none of them is "
     "indexed and no prompt ever matches.",
-    "Register the worker with the block size of the engine (POST /workers; vLLM: --block-size, "
-    "SGLang: --page-size). Workers of one model and tenant must agree on it: register all of them, "
-    "and they serve with the last one; or give those that differ a model_name or tenant_id of "
-    "their own.",
+    "Register the worker with the engine's block size (POST /workers; vLLM: --block-size, SGLang: "
+    "--page-size). Workers of one model and tenant must agree on it: register all of them with "
+    "it, the last one makes all of them schedulable; or give those that differ a model_name or "
+    "tenant_id of their own.",
 )
 EAGLE_MISMATCH: Final = Cause(
     "eagle-mismatch",
     "error",
-    "The engine's store events tell of pairs of tokens, as SGLang's do under speculative decoding "
-    "with EAGLE, and the worker's record says nothing of it; or the record has is_eagle, and the "
-    "events tell of single tokens. None of its blocks is indexed and no prompt ever matches.",
-    "Register the worker (POST /workers) with is_eagle true if the engine tells of pairs, and "
-    "without it if not. Workers of one model and tenant must agree on it: register all of them, "
-    "and they serve with the last one; or give those that differ a model_name or tenant_id of "
-    "their own.",
+    "The engine's store events hold pairs of tokens, as SGLang's do with EAGLE speculative "
+    "decoding, but the worker's record does not say so; or the record has is_eagle, but the "
+    "events hold single tokens. None of its blocks is indexed and no prompt ever matches.",
+    "Register the worker (POST /workers) with is_eagle true if the events hold pairs, and without "
+    "it if they do not. Workers of one model and tenant must agree on it: register all of them "
+    "with it, the last one makes all of them schedulable; or give those that differ a model_name "
+    "or tenant_id of their own.",
 )
 EVENTS_NOT_INDEXED: Final = Cause(
     "events-not-indexed",
     "warning",
-    "Store events arrive, and none can be indexed: each lacks something this service needs, or "
-    "has a value it does not know.",
-    "See the outcome named: nameless_adapter needs an engine that sends lora_name (vLLM 0.14 or "
-    "later); unknown_medium, unknown_tag, token_count and malformed mean an engine newer than "
-    "this service, or no engine.",
+    "Store events arrive, but none can be indexed: each lacks something that this service needs, "
+    "or has a value that it does not know.",
+    "The finding names the outcome. nameless_adapter: use an engine that sends lora_name (vLLM "
+    "0.14 or later). unknown_medium, unknown_tag, token_count or malformed: the engine is newer "
+    "than this service, or is not an engine.",
 )
 EVENTS_LOST: Final = Cause(
     "events-lost",
     "warning",
-    "Batches of KV events keep getting lost and cannot be asked for again, so the index of the "
+    "Batches of KV events are lost again and again and cannot be replayed, so the index of the "
     "rank drifts away from what the engine holds.",
-    "Give the worker a replay_endpoint, raise the engine's hwm and buffer_steps, and look for a "
-    "network that drops connections.",
+    "Give the worker a replay_endpoint, raise the engine's hwm and buffer_steps, and check "
+    "whether the network drops connections.",
 )
 EVENTS_TOO_LONG: Final = Cause(
     "events-too-long",
@@ -155,36 +158,36 @@ EVENTS_TOO_LONG: Final = Cause(
 PAST_EVENTS_MISSING: Final = Cause(
     "past-events-missing",
     "warning",
-    "This service joined after the engines had filled their caches, and missed the earlier "
-    "events; an engine does not announce again what it still holds, so prompts cached there match "
+    "This service started after the engines had filled their caches, and missed the earlier "
+    "events. An engine does not announce again what it still holds, so prompts cached there match "
     "nothing.",
-    "Give workers a replay_endpoint, start with --indexer-peers or keep the index with "
+    "Give workers a replay_endpoint, start with --indexer-peers, or keep the index with "
     "--state-dir; or reset the engines' prefix caches once.",
 )
 REPLAY_MUTE: Final = Cause(
     "replay-mute",
     "warning",
-    "The replay endpoint does not answer, or answers nonsense, while events come: the port is "
-    "not the engine's replay port, nothing listens there, or a network policy is in the way. "
-    "Lost events cannot be recovered.",
-    "Set replay_endpoint to the engine's (--kv-events-config replay_endpoint): of several ranks, "
-    "rank r is asked at its port + r, as engines bind it; name ports that differ from that by rank "
-    "in replay_endpoints. Remove both from the record if the engine has no replay.",
+    "The replay endpoint does not answer, or answers something else, while events arrive: the "
+    "port is not the engine's replay port, nothing listens there, or a network policy is in the "
+    "way. Lost events cannot be recovered.",
+    "Set replay_endpoint to the engine's (--kv-events-config replay_endpoint). With several "
+    "ranks, rank r is asked at that port + r, where engines bind it; name other ports by rank in "
+    "replay_endpoints. If the engine has no replay, remove both from the record.",
 )
 REPLAY_WRONG_RANK: Final = Cause(
     "replay-wrong-rank",
     "warning",
-    "The replay endpoint answers with events of another rank of the worker, so it is not asked "
-    "any more: each rank's engine has a replay port of its own, and this is not that rank's.",
+    "The replay endpoint answers with events of another rank of the worker, so it is no longer "
+    "asked: each rank's engine has a replay port of its own, and this is not that rank's.",
     "Name each rank's own replay endpoint in replay_endpoints, as its events are in "
     "kv_events_endpoints; leave replay_endpoint out for ranks that have none.",
 )
 REPLAY_OF_ANOTHER: Final = Cause(
     "replay-of-another-worker",
     "error",
-    "The replay endpoint repeats other events than the event endpoint has sent although the "
-    "connection never broke: it belongs to another engine, or invents batches. What came live "
-    "stays; where only the replay had told of blocks, they may have been credited for a while.",
+    "The replay endpoint repeats other events than the event endpoint sent although the "
+    "connection never broke: it belongs to another engine, or makes batches up. What came live "
+    "stays; blocks that came from the replay alone may have been credited for a while.",
     "Set replay_endpoint to that of the engine that publishes the events, not to a Service or load "
     "balancer in front of several.",
 )
@@ -192,9 +195,9 @@ SEQUENCE_JUMPS: Final = Cause(
     "sequence-jumps",
     "error",
     "Sequence numbers go back again and again although the connection never broke: several "
-    "publishers speak through one endpoint (a load balancer, or a proxy in front of several "
-    "engines).",
-    "Register the endpoint of one engine's own publisher per rank, with no load balancer between.",
+    "publishers share one endpoint (a load balancer, or a proxy in front of several engines).",
+    "For each rank, register the endpoint of one engine's own publisher, with no load balancer in "
+    "between.",
 )
 RESTART_STORM: Final = Cause(
     "restart-storm",
@@ -206,9 +209,9 @@ RESTART_STORM: Final = Cause(
 CLOCK_SKEW: Final = Cause(
     "clock-skew",
     "warning",
-    "The engine's events carry a time far from ours: one of the two clocks is wrong or jumped, or "
-    "events are that late on their way. Times of events that are shown are wrong by as much; the "
-    "trust in the rank's index does not depend on it.",
+    "The engine's events carry a time far from ours: one of the two clocks is wrong or was set, "
+    "or events arrive that late. Times of events that are shown are wrong by as much; the trust "
+    "in the rank's index does not depend on it.",
     "Let both hosts follow NTP; a publisher of your own must stamp batches with seconds since "
     "1970.",
 )
@@ -218,8 +221,8 @@ CLOCK_SET: Final = Cause(
     "The wall clock of this process's machine was set, or the machine was suspended, within the "
     "last minutes. Only the expiry of tokens and the lag of events depend on it; leases, "
     "reservations and time-outs do not.",
-    "Let the host follow NTP and slew; after a suspension expect everything that has become due "
-    "to end at once.",
+    "Let the host follow NTP, with small steps (slew). After a suspension, everything that became "
+    "due meanwhile ends at once.",
 )
 RANK_OFFSET: Final = Cause(
     "rank-offset",
@@ -239,19 +242,19 @@ ENDPOINT_SHARED: Final = Cause(
 TOKEN_MISMATCH: Final = Cause(
     "token-mismatch",
     "error",
-    "Repeated prompts never match although engines keep announcing new blocks: the token ids of "
-    "requests are not those the engine computes. Usually the chat template is not applied before "
-    "routing, or the tokenizer or its special tokens differ.",
-    "Send the token ids the engine itself would make: the same tokenizer, chat template, tools "
-    "and add_generation_prompt.",
+    "Repeated prompts never match although engines keep announcing new blocks: the token ids in "
+    "requests are not those that the engine computes. Usually the chat template is not applied "
+    "before routing, or the tokenizer or its special tokens differ.",
+    "Send the token ids that the engine itself would make: the same tokenizer, chat template, "
+    "tools and add_generation_prompt.",
 )
 FIRST_TOKEN: Final = Cause(
     "extra-first-token",
     "error",
-    "Prompts match once their first token is left out: requests begin with a token (BOS, mostly) "
+    "Prompts match once their first token is left out: requests begin with a token (usually BOS) "
     "that the engine does not see.",
     "Tokenise for routing as the engine does: without add_special_tokens where the chat template "
-    "brings BOS itself.",
+    "already adds BOS.",
 )
 HASH_MISMATCH: Final = Cause(
     "block-hash-mismatch",
@@ -266,18 +269,18 @@ HASH_MISMATCH: Final = Cause(
 REQUEST_BLOCK_SIZE: Final = Cause(
     "request-block-size",
     "error",
-    "Prompts come as block hashes of another block size than the workers have, so none matches.",
-    "Hash with the block_size that GET /workers tells.",
+    "Prompts arrive as hashes of blocks of another size than the workers have, so none matches.",
+    "Hash with the block_size that GET /workers shows.",
 )
 INDEX_UNTRUE: Final = Cause(
     "index-untrue",
     "warning",
     "The engine finds much less of its prompts cached than its events promise: removals do not "
-    "reach us, another engine's events are credited to it, or prompts are changed on their way to "
-    "it. Its overlap counts for less until its predictions are right again.",
-    "Compare the tokens that reach the engine with those that are routed (GET /trust tells the "
-    "errors), and give the worker its own events endpoint and a replay_endpoint: its index is "
-    "then read again.",
+    "reach this service, another engine's events are credited to it, or prompts are changed on "
+    "their way to it. Its overlap counts for less until its predictions are right again.",
+    "Compare the tokens that reach the engine with those that are routed (GET /trust shows the "
+    "errors). Give the worker its own events endpoint and a replay_endpoint: its index is then "
+    "read again.",
 )
 LORA_MISMATCH: Final = Cause(
     "lora-mismatch",
@@ -305,53 +308,53 @@ SALT_AMBIGUOUS: Final = Cause(
 REPLICA_UNREACHABLE: Final = Cause(
     "replica-unreachable",
     "error",
-    "A configured replica cannot be connected to: it is gone, its --replica-sync-port is another "
-    "one, or a network policy is in the way. Load booked there is not seen here.",
-    "Correct --replica-sync-peers, or deregister what is gone "
-    "(POST /replica_sync/deregister_peer).",
+    "A configured replica cannot be reached: it is gone, its --replica-sync-port is another one, "
+    "or a network policy is in the way. Load reserved there is not counted here.",
+    "Correct --replica-sync-peers, or remove a replica that is gone (POST "
+    "/replica_sync/deregister_peer).",
     30.0,
 )
 REPLICA_REFUSED: Final = Cause(
     "replica-refuses-us",
     "error",
-    "Something listens at a configured replica's endpoint and ends our handshake: only one side "
-    "has a --curve-key, a list of --curve-replica-keys has another key than theirs or lacks ours, "
-    "or it is no --replica-sync-port. Load booked there is not seen here.",
-    "Let each replica's public key stand in the other's --curve-replica-keys, or give all the "
-    "same --curve-key; both are read again on SIGHUP.",
+    "Something listens at a configured replica's endpoint but ends the handshake: only one side "
+    "has a --curve-key, one side's --curve-replica-keys lacks the other's key, or it is not a "
+    "--replica-sync-port. Load reserved there is not counted here.",
+    "List each replica's public key in the other's --curve-replica-keys, or give all of them the "
+    "same --curve-key. Both are read again on SIGHUP.",
     30.0,
 )
 REPLICA_SILENT: Final = Cause(
     "replica-silent",
     "warning",
-    "Something listens at a configured replica's endpoint, and no replica speaks there: it is "
-    "another port, a replica that hangs, or a Dynamo selector that has booked nothing yet (it says "
-    "nothing else).",
-    "Name the replica's --replica-sync-port in --replica-sync-peers; restart one that hangs. A "
-    "Dynamo selector is heard with its first booking.",
+    "Something listens at a configured replica's endpoint, but no replica's messages come from "
+    "it: it is another port, a replica that hangs, or a Dynamo selector that has reserved nothing "
+    "yet (it sends no heartbeats).",
+    "Put the replica's --replica-sync-port into --replica-sync-peers; restart a replica that "
+    "hangs. A Dynamo selector is heard with its first reservation.",
     30.0,
 )
 REPLICA_BEHIND: Final = Cause(
     "replica-behind",
     "warning",
-    "Something a replica said was missed, and its snapshot cannot be fetched to make up for it: "
-    "its HTTP port is not reachable from here.",
+    "A replica's message was missed, and its snapshot cannot be fetched to make up for it: its "
+    "HTTP port cannot be reached from here.",
     "Give the replica a --side-port, or set its --advertise-url to where it can be reached.",
     60.0,
 )
 REPLICA_WORKERS: Final = Cause(
     "replica-workers-differ",
     "warning",
-    "A replica books on workers that are not registered here: replicas share bookings, not "
-    "workers.",
+    "A replica makes reservations on workers that are not registered here: replicas share "
+    "reservations, not workers.",
     "Register every worker at every replica, or let all use the same discovery.",
     60.0,
 )
 REPLICA_NAMESAKE: Final = Cause(
     "replica-namesake",
     "error",
-    "Another process speaks under this one's router id, so neither hears the other: its "
-    "--state-dir is a copy of this one's.",
+    "Another process uses this one's router id, so neither hears the other: its --state-dir is a "
+    "copy of this one's.",
     "Start one of the two from an empty --state-dir.",
 )
 UNKNOWN_MODEL: Final = Cause(
@@ -366,34 +369,35 @@ NEVER_FREED: Final = Cause(
     "warning",
     "Most reservations expire because no call mentions them any more: callers do not free them, "
     "so workers look busier than they are.",
-    "Call DELETE /reservations/{id} at the end of every request, with the id that was booked, "
-    "also of those that fail; or book under a lease.",
+    "Call DELETE /reservations/{id} at the end of every request, also of those that fail; or "
+    "reserve under a lease.",
 )
 REPORTS_STALE: Final = Cause(
     "load-reports-stale",
     "warning",
-    "The rank has reported its load and does not any more: whoever posted /workers/{id}/metrics "
-    "or published kv_metrics has stopped. Thresholds use the booked load; slo-shed counts the "
-    "rank as full, and with enough such ranks admits nothing.",
+    "The rank has reported its load but does so no longer: whoever posted /workers/{id}/metrics "
+    "or published kv_metrics has stopped. Thresholds use the reserved load instead. slo-shed "
+    "counts the rank as full, and with enough such ranks admits nothing.",
     "Start the reporter again, register the worker anew (DELETE, POST) to forget its reports, or "
-    "set --load-report-stale-as unknown, which counts the rank as loaded as it is booked.",
+    "set --load-report-stale-as unknown, which counts only what is reserved on the rank.",
 )
 EXPIRED_EARLY: Final = Cause(
     "reservations-outlived",
     "warning",
     "Requests run for longer than their reservations live: no call mentioned them within their "
-    "time to live, so their load was removed while they ran, and workers look idler than they "
+    "time to live, so their load was removed while they ran, and workers look less busy than they "
     "are.",
-    "Raise --reservation-ttl-s, book with a ttl_s, or book under a lease that is renewed as long "
-    "as the caller lives (the Python client does); output_block is a sign of life, too.",
+    "Raise --reservation-ttl-s, reserve with a ttl_s, or reserve under a lease that is renewed as "
+    "long as the caller lives (the Python client does this). output_block also counts as a sign "
+    "of life.",
 )
 UNREACHABLE_FROM_HERE: Final = Cause(
     "unreachable-from-here",
     "warning",
-    "No TCP connection from where `select-service doctor --probe` runs: nothing listens there, or "
-    "a network policy is in the way.",
-    "If the service finds nothing wrong with it, only the way from you to the port is closed; "
-    "otherwise start the engine, or open the port.",
+    "`select-service doctor --probe` cannot open a TCP connection from where it runs: nothing "
+    "listens there, or a network policy is in the way.",
+    "If the service itself finds nothing wrong with it, only the way from you to the port is "
+    "closed. Otherwise start the engine, or open the port.",
 )
 """Found by the command, not by the service."""
 

@@ -131,11 +131,13 @@ _SELECTIONS: Final[tuple[MetricRow[SelectionCore], ...]] = (
         "Selections that passed over a candidate with more of the prompt.",
         lambda core: core.counters.selections_forgoing,
     ),
-    total("waves", "Waves of prompts, POST /select_batch.", lambda core: core.counters.waves),
-    total("wave_samples", "Samples in waves of prompts.", lambda core: core.counters.wave_samples),
+    total("waves", "Batches of prompts, POST /select_batch.", lambda core: core.counters.waves),
+    total(
+        "wave_samples", "Samples in batches of prompts.", lambda core: core.counters.wave_samples
+    ),
     total(
         "waves_undone",
-        "Waves of all or none that placed none.",
+        "Batches of all or none that placed none.",
         lambda core: core.counters.waves_undone,
     ),
     total(

@@ -141,7 +141,7 @@ class ListeningSettings(Struct, frozen=True, kw_only=True):
         count(64).live(
             'limit_hits_total{name="body_parts_max"}'
         ),  # of fewer, PUT /config could not be taken back
-        "strings, objects and arrays in a body, or in each request of a wave, 422 beyond: "
+        "strings, objects and arrays in a body, or in each request of a batch, 422 beyond: "
         "they are read in one go",
     ] = _BODIES.parts_max
     body_numbers_max: Annotated[

@@ -43,7 +43,7 @@ def test_a_healthy_service(capsys: Capture) -> None:
     async def use(port: int, service: Driver, _: Any) -> None:
         seat(service)
         assert await run(*url(port)) == 0
-        assert "ready; 1 of 1 workers schedulable\nnothing found\n" in capsys.readouterr().out
+        assert "ready; 1 of 1 workers schedulable\nNo problems found.\n" in capsys.readouterr().out
         assert await run(*url(port), "--json") == 0
         assert json.loads(capsys.readouterr().out) == {
             "ready": True,
@@ -66,7 +66,7 @@ def test_findings_for_people(capsys: Capture) -> None:
         assert "ERROR   worker-incomplete  worker 18446744073709551615, model default" in told
         assert "  what    block_size must be greater than 0" in told
         assert "(for 20 s)" in told
-        assert "  why     The record lacks something" in told
+        assert "  why     The worker's record lacks something" in told
         assert "  remedy  Register it again" in told
         assert max(map(len, told.splitlines())) <= 100
 
@@ -116,7 +116,7 @@ def test_a_service_that_asks_for_a_token(capsys: Capture, tmp_path: Path) -> Non
     async def use(port: int, service: Driver, _: Any) -> None:
         seat(service)
         assert await run(*url(port), "--token-file", str(tmp_path / "reader")) == 0
-        assert "nothing found" in capsys.readouterr().out
+        assert "No problems found." in capsys.readouterr().out
         for name in ("gateway", "strange", "long", "none"):
             assert await run(*url(port), "--token-file", str(tmp_path / name)) == 2
             assert "token" in capsys.readouterr().err or name != "gateway"
@@ -198,7 +198,7 @@ def test_wrong_usage(wrong: str) -> None:
 def test_names_that_a_terminal_would_obey() -> None:
     """Who may register a worker may not write to the terminals of those who ask about it."""
     subject = Subject(worker_id=1, model_name="m\x1b]0;owned\x07", endpoint="tcp://\u202eh:1")
-    finding = Finding("c", "error", subject, "\x1b[2Jnothing found", "why", "remedy", 0.0)
+    finding = Finding("c", "error", subject, "\x1b[2JNo problems found.", "why", "remedy", 0.0)
     told = tell("s", Answer(ready=True, schedulable_workers=1, workers=[]), [finding], 80)
     assert told.replace("\n", "").isprintable()
     assert "m\\x1b]0;owned" in told

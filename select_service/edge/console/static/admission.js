@@ -49,7 +49,7 @@ export class Admission {
       key: (row) => `${row.model_name}\n${row.tenant_id}`,
       sort: { id: "saturation", down: true },
       page: 50,
-      empty: emptiness("No pool is judged", "A gate opens for a pool when a policy, a threshold or a cap is set.", "no-scopes"),
+      empty: emptiness("No pool is under admission control", "Set a policy, a busy threshold or a cap on requests.", "no-scopes"),
       columns: [
         { id: "scope", title: "Model · tenant", sort: (row) => row.model_name, once: true, wide: true, cell: (row) => `${row.model_name} · ${row.tenant_id}` },
         { id: "saturation", title: "Saturation", numeric: true, sort: (row) => row.saturation, cell: (row) => ({ bar: row.saturation, text: percent(row.saturation), tone: row.saturation >= 1 ? "bad" : "load" }) },

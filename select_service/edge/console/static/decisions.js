@@ -165,7 +165,7 @@ export class Decisions {
     return panel(
       `Candidates (${priced.length} of ${plural(all.length, "rank")})`,
       h("p", { class: "legend" }, key("decode", "decoding"), key("prefill", "prefill to compute"), key("delay", "delay of others"), key("eviction", "evicted from the cache"), key("credit", "spared by the cache"), h("span", { class: "when" }, "cost in blocks, less is better")),
-      all.length ? body : emptiness("No candidates", "Nobody was looked at.", "no-candidates"),
+      all.length ? body : emptiness("No candidates", "No worker was considered.", "no-candidates"),
       more,
     );
   }

@@ -18,7 +18,7 @@ function about(one) {
 
 export class Doctor {
   constructor() {
-    this.list = h("div", { class: "findings", role: "list", "aria-label": "Findings" }, emptiness("The doctor is asked", "An empty page would look like a healthy fleet.", "asking"));
+    this.list = h("div", { class: "findings", role: "list", "aria-label": "Findings" }, emptiness("Asking the doctor …", "Its findings appear here when it has answered.", "asking"));
     this.trouble = h("p", { class: "problem", role: "status", hidden: true });
     this.unfolded = new Set();
     this.node = h("div", {}, this.trouble, this.list);
@@ -34,7 +34,7 @@ export class Doctor {
     [this.sign, this.age] = [sign, age];
     const found = [...told.findings].sort((a, b) => (ORDER[a.severity] ?? 3) - (ORDER[b.severity] ?? 3));
     if (!told.available) this.list.replaceChildren(emptiness("The doctor is not available", told.why, "no-doctor"));
-    else if (!found.length) this.list.replaceChildren(emptiness("No findings", "None of the known miswirings is to be seen.", "no-findings"));
+    else if (!found.length) this.list.replaceChildren(emptiness("No problems found", null, "no-findings"));
     else {
       const more = told.left_out ? [h("p", { class: "note" }, `${plural(told.left_out, "more finding")} beyond --doctor-findings-max.`)] : [];
       const kinds = new Map(); // of a thousand workers cause and remedy are read once

@@ -63,7 +63,7 @@ export class Fleet {
   }
 
   nobody() {
-    return emptiness("No workers", "Nobody has registered yet. POST /workers, --workers-file and --kubernetes-workers bring them.", "no-workers");
+    return emptiness("No workers", "No worker is registered yet. Add workers with POST /workers, --workers-file or --kubernetes-workers.", "no-workers");
   }
 
   columns() {
@@ -92,7 +92,7 @@ export class Fleet {
   events(rank) {
     if (!rank) return NONE;
     if (rank.trust < 1) return { pill: `${rank.kv_state}, trusted ${percent(rank.trust)}`, tone: "warn", title: "What its index says counts for less: it was wrong, is late or has gaps" };
-    const title = rank.kv_state === "unreachable" ? "Nobody answers at its KV-event endpoint; cause and remedy: see Doctor" : undefined;
+    const title = rank.kv_state === "unreachable" ? "Nothing answers at its KV-event endpoint. Doctor shows cause and remedy." : undefined;
     return { pill: rank.kv_state, tone: EVENT_TONES[rank.kv_state], title };
   }
 
@@ -238,7 +238,7 @@ export class Fleet {
     const input = h("input", { type: "number", name: "max_inflight", id: "cap-number", min: "1", max: "4294967295", required: true, value: worker.max_inflight ?? "", autofocus: true });
     confirmed({
       title: `Cap worker ${id}?`,
-      text: ["Beyond so many requests at a time it takes no more, and those wait or go elsewhere. Requests it has are not touched."],
+      text: ["It takes at most this many requests at a time. Further ones wait or go to other workers. Requests that it already has go on."],
       fields: [h("div", { class: "field" }, h("label", { for: "cap-number" }, "Requests at a time"), input)],
       verb: "Cap it",
       act: async (form) => {

@@ -6,7 +6,7 @@ import { clock, count, emptiness, facts, h, panel, percent, plural } from "./dom
 // Token ids as people paste them: a JSON array, or numbers with anything between them.
 export function readTokens(text) {
   const words = text.match(/-?\d+(\.\d+)?/g) ?? [];
-  if (/[a-z]/i.test(text.replaceAll(/token_ids|input_ids/g, ""))) throw new Error("This is no list of token ids: it has letters in it.");
+  if (/[a-z]/i.test(text.replaceAll(/token_ids|input_ids/g, ""))) throw new Error("This is not a list of token ids: it contains letters.");
   if (!words.length) throw new Error("Paste token ids first: 1, 2, 3 …");
   return words.map((word, at) => {
     const number = Number(word);
@@ -92,7 +92,7 @@ export class Prefix {
       return;
     }
     if (!holders.length) {
-      this.result.replaceChildren(panel("Who holds it", head, emptiness("Nobody holds any of it", "Its first block is not in the index of this model and tenant. Are adapter and salt right?", "no-holders")));
+      this.result.replaceChildren(panel("Who holds it", head, emptiness("No worker holds any of it", "Its first block is not in the index of this model and tenant. Are adapter and salt right?", "no-holders")));
       return;
     }
     const depth = Math.max(...holders.map((one) => one.ranges.at(-1)[2]));

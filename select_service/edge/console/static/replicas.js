@@ -14,10 +14,10 @@ export class Replicas {
       caption: "Publishers",
       key: (row) => row.router_id,
       sort: { id: "state", down: false },
-      empty: emptiness("No publisher was heard", "Replicas speak once a second; a peer that is listened to and silent may not be there.", "no-publishers"),
+      empty: emptiness("No publisher was heard", "Replicas send a heartbeat every second. A peer that stays silent may be down.", "no-publishers"),
       columns: [
         { id: "router", title: "Router", sort: (row) => row.router_id, once: true, cell: (row) => h("span", { class: "mono" }, row.router_id) },
-        { id: "peer", title: "Heard from", sort: (row) => row.peer, cell: (row) => row.peer || "hearsay" },
+        { id: "peer", title: "Heard from", sort: (row) => row.peer, cell: (row) => row.peer || "other replicas" },
         { id: "state", title: "State", sort: (row) => row.state, cell: (row) => ({ pill: row.state, tone: TONES[row.state] }) },
         { id: "seq", title: "Newest", numeric: true, hint: "Its newest statement heard", sort: (row) => row.seq, cell: (row) => count(row.seq) },
         { id: "missing", title: "Missing", numeric: true, hint: "Older statements not heard yet", sort: (row) => row.missing, cell: (row) => count(row.missing) },
@@ -31,7 +31,7 @@ export class Replicas {
       name: "peers",
       caption: "Peers",
       key: (row) => row.endpoint,
-      empty: emptiness("No replica is listened to", "--replica-sync-peers, --replica-sync-dns or POST /replica_sync/register_peer name some.", "no-peers"),
+      empty: emptiness("No peers", "Name some with --replica-sync-peers, --replica-sync-dns or POST /replica_sync/register_peer.", "no-peers"),
       columns: [
         { id: "endpoint", title: "Endpoint", sort: (row) => row.endpoint, once: true, cell: (row) => h("span", { class: "mono" }, row.endpoint) },
         { id: "link", title: "Link", sort: (row) => row.link, cell: (row) => ({ pill: row.link, tone: TONES[row.link] ?? "plain" }) },

@@ -1,4 +1,4 @@
-"""Selections: of one worker, of a pair, of a wave; answered at once, or when one is free.
+"""Selections: of one worker, of a pair, of a batch; answered at once, or when one is free.
 
 What can be answered at once costs no task: a handler gives an awaitable only where somebody waits,
 or where a decision is to be told.
@@ -139,7 +139,7 @@ async def _refuse(api: Api, error: ServiceError, warning: str | None) -> Respons
 
 @post("/select_batch", WaveAnswer, 404, 409, 503, scope="select", takes=SelectBatchRequest)
 def select_batch(api: Api, request: Request) -> Answer:
-    """Choose workers for a wave of prompts together, and book them if that is wanted."""
+    """Choose workers for a batch of prompts together, and reserve them if that is wanted."""
     return _select_batch(api, api.bodies[BatchBody].decode(request.body))
 
 
