@@ -14,6 +14,10 @@ STEP_S: Final = 1.0
 """A batch that comes this much later than the one before did is taken for a clock that was set, or
 for a pause whose end nobody saw. Delay grows with every batch while an engine is busy."""
 
+DISORDER_S: Final = 0.01
+"""A batch made by this much before the one before it was made by a clock that was set: one engine's
+batches are made one after another, though perhaps by threads."""
+
 QUIET_S: Final = 5.0
 """After so long a silence, measuring begins anew: all that was late has come, and the first batch
 after it cannot tell a delay from a clock that was set meanwhile."""
@@ -50,13 +54,14 @@ class Delivery:
         if made_at is None or not isfinite(made_at):
             self.forget()
             return
-        offset, before = at - made_at, self.offset_s
-        is_anew = before is None or at - self._at >= max(QUIET_S, self.lag_s)
+        offset, before, at_before = at - made_at, self.offset_s, self._at
+        is_anew = before is None or at - at_before >= max(QUIET_S, self.lag_s)
         self.offset_s, self._at = offset, at
         if before is None or is_anew:
             self._base = self._base_before = offset
             self._base_until = at + BASE_S
-        elif offset - before > STEP_S:  # what was late before still is
+        elif offset - before > STEP_S or made_at < at_before - before - DISORDER_S:
+            # a clock was set; what was late before still is
             self._base += offset - before
             self._base_before += offset - before
         if at >= self._base_until:
