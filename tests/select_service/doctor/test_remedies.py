@@ -26,12 +26,13 @@ from select_service.edge.driver.driver import Driver
 from select_service.errors import NoSchedulableWorker
 from select_service.types import ReservationRequest, SelectAndReserveRequest, WorkerSpec
 from select_service.types.admission import AdmissionChange, RankMetrics, WorkerMetrics
-from tests.indexer.encoding import encode_event, message, stored
+from tests.indexer.encoding import encode_batch, encode_event, message, removed, stored
 from tests.live.ports import HOST, free_port
 from tests.select_service.doctor.test_events import UNPOLLED, has_lost, serve_prompts
 from tests.select_service.doctor.test_fleet import NO_EVENTS, Peer, links, wait_together
 from tests.select_service.doctor.test_prompts import DIGEST, Ask, converse, hashed, plainly
 from tests.select_service.doctor.ward import BLOCK, STREAMS, Engine, Ward, play, prompt
+from tests.select_service.edge.serving import listening
 
 Context = zmq.Context[zmq.Socket[bytes]]
 Found = Callable[[], Awaitable[None]]
@@ -657,6 +658,43 @@ async def _(ward: Ward, found: Found) -> None:
     await converse(ward, {1: engine}, plainly, first=0)
 
 
+@remedy("past-events-missing")
+async def _(ward: Ward, found: Found) -> None:
+    """Or start with the index of a replica that has been there for longer."""
+    engine = ward.engine()
+    async with listening() as (port, other, _):
+        spec = {"worker_id": 1, "endpoint": "http://w1", "block_size": BLOCK}
+        spec["kv_events_endpoint"] = engine.sockets.endpoint
+        other.upsert_worker(msgspec.convert(spec, WorkerSpec))
+        await ward.until(engine.sockets.has_subscriber)
+        for number in range(4):
+            engine.compute(prompt(number))
+        ((stream, _, _),) = other.core.membership.sources()
+        await ward.until(lambda: stream.cursor.last == engine.sockets.sequence - 1)
+        await ward.hire(engine, replay=False)
+        await converse(ward, {1: engine}, plainly, first=0)
+        await found()
+        await ward.restart(indexer_peers=[f"http://{HOST}:{port}"])
+        recovery = ward.service.recovery
+        assert recovery is not None
+        await ward.until(lambda: recovery.outcome == "recovered")
+        await ward.hire(engine, replay=False)
+        engine.compute(prompt(99))
+        await ward.heard(engine)
+        await converse(ward, {1: engine}, plainly, first=0)
+
+
+async def _run_prompt(ward: Ward, tokens: Sequence[int], cached_tokens: int, times: int) -> None:
+    """Run a prompt some times; the engine says what it found of it."""
+    for _ in range(times):
+        ward.reported += 1
+        name = f"told{ward.reported}"
+        body = {"reservation_id": name, "token_ids": tokens}
+        await ward.service.select_and_reserve(msgspec.convert(body, SelectAndReserveRequest))
+        ward.service.prefill_complete(name, cached_tokens)
+        ward.service.free(name)
+
+
 @remedy("index-untrue")
 async def _(ward: Ward, found: Found) -> None:
     """What it finds is what its events promise again."""
@@ -664,21 +702,35 @@ async def _(ward: Ward, found: Found) -> None:
     await ward.hire(engine)
     engine.compute(prompt(1))
     await ward.heard(engine)
-
-    async def report(cached_tokens: int, times: int) -> None:
-        for _ in range(times):
-            ward.reported += 1
-            name = f"told{ward.reported}"
-            body = {"reservation_id": name, "token_ids": prompt(1)}
-            await ward.service.select_and_reserve(msgspec.convert(body, SelectAndReserveRequest))
-            ward.service.prefill_complete(name, cached_tokens)
-            ward.service.free(name)
-
-    await report(3 * BLOCK, 4)
+    await _run_prompt(ward, prompt(1), 3 * BLOCK, 4)
     await ward.codes()
-    await report(0, 30)
+    await _run_prompt(ward, prompt(1), 0, 30)
     await found()
-    await report(3 * BLOCK, 60)
+    await _run_prompt(ward, prompt(1), 3 * BLOCK, 60)
+
+
+@remedy("index-untrue")
+async def _(ward: Ward, found: Found) -> None:
+    """Removals did not arrive: with a replay_endpoint its index is read again."""
+    engine = ward.engine()
+    await ward.hire(engine, replay=False)
+    for number in (1, 2):
+        engine.compute(prompt(number))
+    await ward.heard(engine)
+    await _run_prompt(ward, prompt(1), 3 * BLOCK, 4)
+    await ward.codes()
+    names = [engine.held.pop(key) for key in [*engine.held] if key[0][0] == prompt(1)[0]]
+    engine.sockets.publish(encode_batch([removed(names)], ts=ward.clock.wall()), is_lost=True)
+    await _run_prompt(ward, prompt(1), 0, 30)
+    await found()
+    await ward.hire(engine)
+    engine.compute(prompt(3))
+    await ward.heard(engine)
+    await ward.until(lambda: not any(s.is_replaying for s in ward.streams()))
+    found_now = ward.service.overlap_scores(ward.scores(prompt(1))).workers
+    assert [row.device_blocks for row in found_now] == [0]
+    for number in (2, 3):
+        await _run_prompt(ward, prompt(number), 3 * BLOCK, 30)
 
 
 # -- callers and reports ---------------------------------------------------------------------------

@@ -107,13 +107,25 @@ class Engine:
 class Ward:
     """One service and its engines on one loop."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], service: Driver, clock: Clock):
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        service: Driver,
+        clock: Clock,
+        start: Callable[..., Awaitable[Driver]],
+    ):
+        self._start = start
         self.context = context
         self.service = service
         self.clock = clock
         self.engines: list[Engine] = []
         self._ids = itertools.count(1)
         self.reported = 0
+
+    async def restart(self, **settings: Any) -> None:
+        """Stop the service, and start another one with further settings."""
+        await self.service.close()
+        self.service = await self._start(**settings)
 
     def engine(self, ports: tuple[int, int] = (0, 0)) -> Engine:
         while True:  # libzmq lets go of a port in its own time
@@ -229,25 +241,32 @@ def play(
 
     async def run() -> None:
         clock = Clock()
-        service = Driver(
-            config,
-            limits=replace(CoreLimits(), **settings.pop("core", {})),
-            edge_limits=EdgeLimits(streams=replace(streams), doctor=DoctorLimits(interval_s=0.0)),
-            clock=clock,
-            seed=1,
-            **settings,
-        )
-        await service.start()
-        service.doctor()._wall_clock = clock.wall
-        service.doctor()._machine_clock = clock
-        await service.doctor().examine()  # from now on prompts are sampled
-        ward = Ward(context, service, clock)
+        core = replace(CoreLimits(), **settings.pop("core", {}))
+
+        async def start(**more: Any) -> Driver:
+            service = Driver(
+                config,
+                limits=replace(core),
+                edge_limits=EdgeLimits(
+                    streams=replace(streams), doctor=DoctorLimits(interval_s=0.0)
+                ),
+                clock=clock,
+                seed=1,
+                **(settings | more),
+            )
+            await service.start()
+            service.doctor()._wall_clock = clock.wall
+            service.doctor()._machine_clock = clock
+            await service.doctor().examine()  # from now on prompts are sampled
+            return service
+
+        ward = Ward(context, await start(), clock, start)
         try:
             await scenario(ward)
-            service.core.check()
-            assert service.doctor().faults == 0
+            ward.service.core.check()
+            assert ward.service.doctor().faults == 0
         finally:
-            await service.close()
+            await ward.service.close()
             for engine in ward.engines:
                 engine.sockets.close()
 
