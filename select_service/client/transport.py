@@ -71,11 +71,15 @@ def read_address(text: str) -> Address:
     parts = urlsplit(text)
     if parts.scheme not in _PORTS or not parts.hostname:
         raise ValueError(f"{redact(text)}: neither http://, https:// nor unix:/path")
+    if parts.query or parts.fragment:
+        raise ValueError(f"{redact(text)}: it has a query, which would not be sent")
     port = parts.port or _PORTS[parts.scheme]
     try:
         name = parts.hostname.encode("idna")  # refuses names that a resolver cannot be asked for
     except UnicodeError as error:
-        raise ValueError(f"{text}: {parts.hostname} is no name of a host: {error}") from None
+        raise ValueError(
+            f"{redact(text)}: {parts.hostname} is no name of a host: {error}"
+        ) from None
     host = f"[{name.decode()}]" if b":" in name else name.decode()
     origin = httpcore.Origin(parts.scheme.encode(), name, port)
     host = host if port == _PORTS[parts.scheme] else f"{host}:{port}"

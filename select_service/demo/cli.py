@@ -6,13 +6,13 @@ import argparse
 import asyncio
 import contextlib
 import signal
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from select_service.client.transport import read_address
 from select_service.demo.client import SelectorRefused
 from select_service.demo.service_process import ServiceDidNotStart, ServiceProcess
-from select_service.standard_output import CommandParser
+from select_service.standard_output import CommandParser, complain
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         import rich  # noqa: F401 - only to see whether the extra is installed
     except ImportError:
-        print("the demo needs rich: pip install 'rich>=13.7'", file=sys.stderr)
+        complain("the demo needs rich: pip install 'rich>=13.7'")
         return 1
     return asyncio.run(_run(args))
 
@@ -83,7 +83,9 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         help="restart an engine every N requests, 0 = never"
         f" (default: once in the middle with --requests, else {_RESTART_EVERY})",
     )
-    parser.add_argument("--url", help="use the service that runs there instead of starting one")
+    parser.add_argument(
+        "--url", type=_address, help="use the service that runs there instead of starting one"
+    )
     parser.add_argument(
         "--snapshot", type=Path, metavar="FILE", help="write the last busy picture there, as SVG"
     )
@@ -104,6 +106,14 @@ def _positive_float(text: str) -> float:
     return value
 
 
+def _address(text: str) -> str:
+    try:
+        read_address(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
+
+
 def _restart_every(args: argparse.Namespace) -> int | None:
     if args.restart_every is not None:
         return int(args.restart_every) or None
@@ -116,7 +126,7 @@ async def _run(args: argparse.Namespace) -> int:
             return await _show(args, url)
     except* (ServiceDidNotStart, SelectorRefused, OSError) as group:
         for error in _leaves(group):
-            print(f"demo: {str(error) or type(error).__name__}", file=sys.stderr)
+            complain(f"demo: {str(error) or type(error).__name__}")
     return 1
 
 

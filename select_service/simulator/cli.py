@@ -30,7 +30,7 @@ from select_service.simulator.command_options import (
 from select_service.simulator.gateway_queue import BadOperation, QueueSettings, carry_out
 from select_service.simulator.results import NotWritten
 from select_service.simulator.traces import BadTrace
-from select_service.standard_output import CommandParser, printing
+from select_service.standard_output import CommandParser, complain, printing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -128,10 +128,10 @@ def _carry_out(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int
         code: int = args.execute(args)
         sys.stdout.flush()
     except (BadRecording, BadTrace, NotWritten) as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
+        complain(f"{parser.prog}: {error}")
         return 1
     except KeyboardInterrupt:
-        print(f"{parser.prog}: interrupted, nothing was written", file=sys.stderr)
+        complain(f"{parser.prog}: interrupted, nothing was written")
         return INTERRUPTED
     except OSError as error:
         if error.errno is not None and error.filename is None:
@@ -153,6 +153,6 @@ def _line_by_line(command: str, outcomes: Iterable[object]) -> int:
             out.flush()
     except (BadArrival, BadOperation) as error:
         out.flush()
-        print(f"select-sim {command}: {error}", file=sys.stderr)
+        complain(f"select-sim {command}: {error}")
         return 1
     return 0

@@ -13,7 +13,7 @@ import warnings
 from typing import TYPE_CHECKING, Any, Final
 
 from select_service.planner.core.fitted import Fitted
-from select_service.planner.errors import MissingExtra
+from select_service.planner.errors import MissingExtra, PlannerError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,6 +52,7 @@ def prophet(fitter: Fitter, window: int = 50, interval_s: float = 180.0) -> Fitt
 
     Raises:
         MissingExtra: prophet is not installed.
+        PlannerError: there is no directory for its files.
     """
     for name in ("prophet", "prophet.plot", "cmdstanpy"):
         logging.getLogger(name).disabled = True  # they log every fit
@@ -69,6 +70,9 @@ def _imported(name: str, extra: str, requirement: str) -> Any:
             return importlib.import_module(name)
     except ImportError as error:
         raise MissingExtra(f"the predictor {extra}", extra, requirement) from error
+    except OSError as error:  # it keeps files of its own while it runs
+        why = f"the predictor {extra} needs a directory that can be written: name one with TMPDIR"
+        raise PlannerError(why) from error
 
 
 def _fit_arima(models: Any) -> Fit:

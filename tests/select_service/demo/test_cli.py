@@ -42,6 +42,18 @@ def test_bad_numbers_are_usage_errors(argument: str) -> None:
     assert caught.value.code == 2
 
 
+@pytest.mark.parametrize("url", ["http://me:secret@h", "http://h/?token=secret", "h:8092"])
+def test_an_address_that_cannot_be_asked_is_a_usage_error(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--url", url])
+    assert caught.value.code == 2
+    told = capsys.readouterr().err
+    assert "--url" in told
+    assert "secret" not in told
+
+
 def test_without_its_extra_it_names_what_is_missing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import random
 import sys
@@ -11,7 +12,7 @@ import pytest
 
 from select_service.planner.core.predictor_choice import loss_of
 from select_service.planner.edge.predictors import PredictorSettings, make_predictor
-from select_service.planner.errors import MissingExtra
+from select_service.planner.errors import MissingExtra, PlannerError
 from tests.select_service.planner.golden import golden
 
 GOLDEN = golden("predictors_golden")["results"]
@@ -113,6 +114,18 @@ def test_arima_errs_less_than_the_one_fitted_once(name: str) -> None:
 
 
 @pytest.mark.heavy
+def test_a_library_that_finds_no_directory_to_write_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As prophet, whose matplotlib and CmdStan make files, on a read-only file system."""
+
+    def no_place(name: str) -> object:
+        raise FileNotFoundError(2, f"No usable temporary directory found for {name}")
+
+    monkeypatch.setattr(importlib, "import_module", no_place)
+    with pytest.raises(PlannerError, match="prophet needs a directory that can be written") as told:
+        make_predictor(PredictorSettings(name="prophet"))
+    assert "TMPDIR" in str(told.value)
+
+
 def test_prophet_forecasts_the_next_interval_of_a_ramp() -> None:
     """Fault 5: the reference asks for a time one second ahead, which is the past."""
     pytest.importorskip("prophet", reason="no prophet here: make test-forecast")
