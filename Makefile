@@ -249,6 +249,7 @@ docs: $(VENV)/.installed-docs
 readme: $(VENV)/.installed-test
 	$(BIN)/python -m tests.readme.tables
 	$(BIN)/python -m tests.readme.api
+	$(BIN)/python -m tests.readme.engines
 
 clean:
 	rm -rf $(VENV) .venv-* .engines .manifests build dist *.egg-info htmlcov .coverage .coverage.*

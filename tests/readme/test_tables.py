@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from select_service.settings import FLAGS
-from tests.readme import api, tables
+from tests.readme import api, engines, tables
 from tests.readme.document import CHAPTERS, INDEX, LINK, MIGRATION, README, REFERENCE
 
 
@@ -28,7 +28,8 @@ def test_a_page_is_up_to_date(name: str) -> None:
 
 def test_every_page_is_made() -> None:
     pages = {*REFERENCE.iterdir()}
-    assert pages == {api.FILE, *(REFERENCE / f"{name}.md" for name in tables.PAGES)}
+    made = (REFERENCE / f"{name}.md" for name in tables.PAGES)
+    assert pages == {api.FILE, engines.FILE, *made}
 
 
 def test_every_page_and_chapter_is_named_in_the_index() -> None:
