@@ -130,6 +130,11 @@ class BusyRanks:
         self._judge(slot)
         return True
 
+    def is_reported(self, rows: Rows) -> bool:
+        """Tell whether any candidate is judged by used blocks that its worker reported."""
+        slots = range(rows.stop) if isinstance(rows, slice) else rows.tolist()
+        return any(self._used[slot] != UNREPORTED for slot in slots)
+
     def all_busy(self, rows: Rows) -> bool:
         """Tell whether every candidate is busy.
 

@@ -336,6 +336,10 @@ class PartitionAdmission:
             return self.caps.open_rows(rows)
         return opened
 
+    def is_reported(self, rows: Rows) -> bool:
+        """Tell whether any of these ranks is judged by what its worker reports."""
+        return self.gate.busy is not None and self.gate.busy.is_reported(rows)
+
     def is_full(self, slot: int) -> bool:
         """Tell whether the worker of a slot is full."""
         return bool(self._capped) and bool(self.caps.full[slot])

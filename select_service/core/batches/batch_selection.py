@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import UNSET, Struct, UnsetType
 
+from select_service.core.admission.gate import BUSY
 from select_service.core.admission.policy_api import AdmissionRequest
 from select_service.core.admission.queue import BatchSample, Planned
 from select_service.core.batches.batch_plan import BatchMember, BatchPlan
@@ -22,6 +23,7 @@ from select_service.errors import (
     NoEligibleWorker,
     ServiceError,
     TooManyReservations,
+    WouldWait,
     retry_after,
 )
 from select_service.types import CacheThreshold, SelectAndReserveRequest, Selection
@@ -382,29 +384,49 @@ class RunningBatch:
                 raise BatchNotPlaced(sample.result, at, exceeds=self._exceeds(sample))
 
     def _exceeds(self, refused: _Sample) -> str | None:
-        """Return the code of the limit that the wave as a whole exceeds however long one waits."""
+        """Return the code of the limit that the wave as a whole exceeds however long one waits.
+
+        Where only the wave itself keeps the refused sample's ranks busy, there is nothing to wait
+        for either.
+        """
         if len(self._samples) > self._waves.limits.reservations_max:
             return TooManyReservations.code
-        if refused.read is None:
+        if refused.read is None or refused.result is None:
             return None
         partition = refused.read[0]
-        keeper = partition.admission
-        if keeper is None:
-            return None
-        asks, alike = [], 0
-        for sample in self._samples:
-            if sample.read is None or sample.read[0].admission is not keeper:
-                continue
-            alike += _same_candidates(sample.request, refused.request)
-            tenant = sample.request.fairness_id or sample.read[0].scope.tenant_id
-            asks.append(
-                AdmissionRequest(sample.read[1].isl_tokens, sample.request.slo_class or "", tenant)
-            )
         try:
             rows = partition.candidates(refused.request)
         except NoEligibleWorker:
             return None
-        return keeper.never_fit_together(asks, alike, rows)
+        keeper = partition.admission
+        if keeper is not None:
+            asks, alike = [], 0
+            for sample in self._samples:
+                if sample.read is None or sample.read[0] is not partition:
+                    continue
+                alike += _same_candidates(sample.request, refused.request)
+                tenant = sample.request.fairness_id or partition.scope.tenant_id
+                name = sample.request.slo_class or ""
+                asks.append(AdmissionRequest(sample.read[1].isl_tokens, name, tenant))
+            exceeded = keeper.never_fit_together(asks, alike, rows)
+            if exceeded is not None:
+                return exceeded
+        code = refused.result.code
+        waits = code == WouldWait.code and (keeper is None or keeper.gate.queue is None)
+        waits |= code == BUSY.code and keeper is not None and not keeper.is_reported(rows)
+        return str(code) if waits and self._is_alone(partition, rows) else None
+
+    def _is_alone(self, partition: Partition, rows: Rows) -> bool:
+        """Tell whether these ranks carry nothing but what this wave has booked on them."""
+        slots = set(range(rows.stop) if isinstance(rows, slice) else rows.tolist())
+        own = sum(
+            sample.booked is not None
+            and sample.placed_at in slots
+            and sample.read is not None
+            and sample.read[0] is partition
+            for sample in self._samples
+        )
+        return int(partition.ledger.loads.requests[rows].sum()) == own
 
     def _answer(self) -> WaveAnswer:
         results = []

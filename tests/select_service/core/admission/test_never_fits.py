@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from select_service.errors import BatchNotPlaced, retry_after
-from select_service.types import CoreLimits
+from select_service.types import CoreLimits, RouterConfig
 from select_service.types.admission import AdmissionChange, AdmissionSettings
 from select_service.types.batches import SelectBatchRequest, WaveItem
 from tests.select_service.core.admission.gated import (
@@ -132,11 +132,48 @@ def test_a_batch_that_exceeds_n_of_the_workers_it_allows() -> None:
     assert retry_after(later) is not None, "in time they fit"
 
 
-def batch_refused(some: Fleet, n: int, **wishes: Any) -> BatchNotPlaced | None:
-    """Reserve a batch of all or none, of n samples; return its refusal, if it has one."""
-    item = WaveItem(block_hashes=[1], sequence_hashes=[1], isl_tokens=400, n=n, **wishes)
+@pytest.mark.parametrize("limit", ["queue file", "busy threshold"])
+def test_a_batch_that_alone_keeps_its_workers_busy(limit: str) -> None:
+    """On an idle fleet there is nothing to wait for."""
+    if limit == "queue file":
+        code, some = "would_wait", Fleet(RouterConfig(queue_threshold=1.0))
+    else:
+        code = "all-workers-busy"
+        some = Fleet(
+            admission=AdmissionSettings(mode="token-capacity", active_prefill_tokens_threshold=500)
+        )
+    some.worker(1, max_num_batched_tokens=500)
+    never = batch_refused(some, 3, apart=True)
+    assert never is not None
+    assert never.details is not None
+    assert never.details["never_fits"] == never.details["code"] == code
+    assert retry_after(never) is None
+    for name in [*some.core.lifecycle.bookings.by_id]:
+        some.core.reservations.free(name, some.now)
+    some.take("r", 9, isl=16)
+    later = batch_refused(some, 3, apart=True)
+    assert later is not None
+    assert retry_after(later) is not None, "somebody else's load ends"
+
+
+def batch_refused(
+    some: Fleet, n: int, *, apart: bool = False, **wishes: Any
+) -> BatchNotPlaced | None:
+    """Reserve a batch of all or none, of n samples; return its refusal, if it has one.
+
+    Args:
+        some: takes it.
+        n: prompts.
+        apart: they have nothing in common.
+        wishes: of each.
+    """
+    starts, each = (range(1, n + 1), 1) if apart else (range(1, 2), n)
+    items = [
+        (WaveItem(block_hashes=[at], sequence_hashes=[at], isl_tokens=400, n=each, **wishes), b"")
+        for at in starts
+    ]
     wants = SelectBatchRequest(requests=[], reserve=True, atomic=True)
-    steps = some.core.batch_selection.begin(wants, [(item, b"")]).steps(some.now)
+    steps = some.core.batch_selection.begin(wants, items).steps(some.now)
     try:
         next(steps)
         while True:
