@@ -222,7 +222,7 @@ def test_nobody_waits_in_a_wave() -> None:
     assert answer.results[2].code == "would_wait"
     assert answer.results[2].retry_after_s >= 1  # type: ignore[operator] # it is a refusal for load
     assert fleet.core.partitions[next(iter(fleet.core.partitions))].pending_count == 0
-    with pytest.raises(BatchNotPlaced, match="a wave does not wait"):
+    with pytest.raises(BatchNotPlaced, match="a batch does not wait"):
         place(fleet, prompt(*group(2)), reserve=True, atomic=True)
 
 
