@@ -20,7 +20,7 @@ class BookingSettings(SecuritySettings, frozen=True, kw_only=True):
     reservation_ttl_max_s: Annotated[
         float,
         seconds().live('reservation_events_total{event="expired"}'),
-        "longest ttl_s a booking may ask for instead, 422 beyond",
+        "longest ttl_s that a reservation may ask for instead, 422 beyond",
     ] = _CORE.reservation_ttl_max_s
     freed_ids_max: Annotated[
         int,
@@ -59,7 +59,8 @@ class BookingSettings(SecuritySettings, frozen=True, kw_only=True):
     lease_ttl_max_s: Annotated[
         float,
         seconds().live('lease_events_total{event="expired"}'),
-        "longest, 422 beyond: how long the load of a client that died may stay",
+        "longest time to live of a lease, 422 beyond; the load of a client that died may stay "
+        "this long",
     ] = _CORE.lease_ttl_max_s
     lease_name_length_max: Annotated[
         int,
@@ -81,7 +82,8 @@ class BookingSettings(SecuritySettings, frozen=True, kw_only=True):
     session_ttl_s: Annotated[
         float,
         seconds(zero=True).watched("sessions"),
-        "requests with a session_id go where its last one went, until silent for this long; 0: off",
+        "requests with a session_id go where the session's last one went, until it is silent for "
+        "this long; 0: off",
     ] = _CORE.session_ttl_s
     sessions_max: Annotated[
         int,
@@ -150,5 +152,5 @@ class BookingSettings(SecuritySettings, frozen=True, kw_only=True):
     queue_recheck_s: Annotated[
         float,
         seconds().live("pending_requests"),
-        "waiting requests are looked at again this often, whatever did not happen",
+        "waiting requests are examined again this often, even if nothing has happened",
     ] = _CORE.queue_recheck_s

@@ -19,8 +19,8 @@ class CostSettings(BookingSettings, frozen=True, kw_only=True):
     policy: Annotated[
         Policy,
         choice("kv-cost", "first-token", metavar="NAME"),
-        "how ranks are priced: kv-cost, the contract's formula, or first-token, by when the "
-        "first token comes",
+        "how ranks are priced: kv-cost, by the contract's formula, or first-token, by the time "
+        "until first tokens come",
     ] = _ROUTER.policy
     decode_load_scale: Annotated[
         float | None,

@@ -27,12 +27,12 @@ class DiscoverySettings(ReplicationSettings, frozen=True, kw_only=True):
         "JSON list of workers (bodies of POST /workers) that is followed as it changes",
     ] = None
     workers_file_poll_s: Annotated[
-        float, seconds().watched("discovery_updates_total"), "how often it is looked at"
+        float, seconds().watched("discovery_updates_total"), "how often that file is checked"
     ] = 1.0
     workers_file_bytes_max: Annotated[
         int,
         size().watched('discovery_failures_total{kind="too_large"}'),
-        "longest file of workers; of a longer one nothing is taken, what was known stays",
+        "longest file of workers; a longer one is ignored, and what was known stays",
     ] = 16 << 20  # some 40,000 workers
     kubernetes_workers: Annotated[
         str | None,
@@ -40,7 +40,9 @@ class DiscoverySettings(ReplicationSettings, frozen=True, kw_only=True):
         "register Kubernetes pods with these labels as workers, by their annotations",
     ] = None
     kubernetes_workers_from: Annotated[
-        KubernetesKind, choice("pods", "endpointslices"), "what the selector above selects"
+        KubernetesKind,
+        choice("pods", "endpointslices"),
+        "what the selector of --kubernetes-workers selects",
     ] = "pods"
     kubernetes_replicas: Annotated[
         str | None,
@@ -76,18 +78,18 @@ class DiscoverySettings(ReplicationSettings, frozen=True, kw_only=True):
     discovery_engine_grace_s: Annotated[
         float,
         seconds(zero=True).watched("discovery_missed"),
-        "and the state of workers this long while the connection of their KV events is "
-        "unbroken: the engine is the same",
+        "the state of such workers is kept this long while the connection of their KV events is "
+        "unbroken, which shows that the engine is the same",
     ] = 300.0
     discovery_stale_s: Annotated[
         float,
         seconds().watched("discovery_age_seconds"),
-        "a source that could not be read for so long is a finding",
+        "a source that could not be read for this long is a finding of the doctor",
     ] = _DOCTOR.discovery_stale_s
     discovery_workers_max: Annotated[
         int,
         count().watched("discovery_rejected"),
-        "workers taken from one source, the rest is left out",
+        "workers taken from one source; the rest is left out",
     ] = 10_000
     discovery_objects_max: Annotated[
         int,

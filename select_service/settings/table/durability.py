@@ -69,7 +69,7 @@ class DurabilitySettings(DiscoverySettings, frozen=True, kw_only=True):
     index_snapshot_shutdown_s: Annotated[
         float,
         seconds().watched("index_snapshot_written_timestamp_seconds"),
-        "longest wait for the last index snapshot at the end",
+        "longest wait for the last index snapshot when the process ends",
     ] = _SNAPSHOTS.shutdown_s
     record: Annotated[
         str | None,
@@ -80,20 +80,20 @@ class DurabilitySettings(DiscoverySettings, frozen=True, kw_only=True):
     record_bytes_max: Annotated[
         int,
         size(1 << 16).watched("recording_files_total"),
-        "with --record: compressed bytes of a file, then another one begins",
+        "with --record: compressed bytes of a file before the next one begins",
     ] = 64 << 20  # of a file: some hundred thousand decisions
     record_files_max: Annotated[
         int,
         whole(1, 100000).watched("recording_files_total"),
-        "with --record: files kept, the oldest goes",
+        "with --record: files kept; the oldest is deleted",
     ] = 8
     record_queue_bytes_max: Annotated[
         int,
         size(1 << 16).watched('recording_notes_total{outcome="queue"}'),
-        "with --record: what waits for its writer, about; beyond, it is left out of the recording",
+        "with --record: bytes that wait for the writer, roughly; more is left out of the recording",
     ] = 16 << 20  # a second of ten thousand decisions
     record_flush_s: Annotated[
         float,
         seconds().watched("recording_queue_bytes"),
-        "with --record: a crash takes no more than this with it",
+        "with --record: a crash loses at most this much time",
     ] = 1.0

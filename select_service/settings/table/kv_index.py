@@ -78,7 +78,7 @@ class KvIndexSettings(AdmissionControlSettings, frozen=True, kw_only=True):
         "a replay endpoint that failed is left alone for this long, twice as long each time",
     ] = _STREAMS.replay_backoff_s
     replay_backoff_max_s: Annotated[
-        float, seconds().live("kv_replays_asked_total"), "and no longer than this"
+        float, seconds().live("kv_replays_asked_total"), "longest such pause between attempts"
     ] = _STREAMS.replay_backoff_max_s
     replay_replies_max: Annotated[
         int,
@@ -97,7 +97,7 @@ class KvIndexSettings(AdmissionControlSettings, frozen=True, kw_only=True):
     replay_useless_max: Annotated[
         int,
         count().live('kv_replays_total{outcome="garbage"}'),
-        "most replies of one replay that are garbled or out of place",
+        "replies of one replay that may be garbled or out of place",
     ] = _STREAMS.replay_useless_max
     kv_backlog_batches_max: Annotated[
         int,
@@ -144,7 +144,9 @@ class KvIndexSettings(AdmissionControlSettings, frozen=True, kw_only=True):
         "long if it is still doubtful, twice as long each time",
     ] = _TRUST.reread_s
     trust_reread_max_s: Annotated[
-        float, seconds().watched("index_rereads_total"), "and no longer than this"
+        float,
+        seconds().watched("index_rereads_total"),
+        "longest pause between two such reads of an index",
     ] = _TRUST.reread_max_s
     trust_rereads_max: Annotated[
         int,

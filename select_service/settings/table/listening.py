@@ -38,12 +38,12 @@ class ListeningSettings(Struct, frozen=True, kw_only=True):
     uds: Annotated[
         str | None,
         path("PATH").watched("http_connections", env="SELECT_SERVICE_UDS"),
-        "listen on a Unix domain socket at this path: besides TCP if --port is given, else alone",
+        "listen on a Unix domain socket at this path; on TCP, too, only if --port is given",
     ] = None
     uds_mode: Annotated[
         str,
         file_mode().watched(env="SELECT_SERVICE_UDS_MODE"),
-        "permissions of that file: who may write it may connect",
+        "permissions of the socket's file; whoever may write to it may connect",
     ] = "0660"  # connecting takes write permission on the file
     side_port: Annotated[
         int | None,
@@ -55,7 +55,7 @@ class ListeningSettings(Struct, frozen=True, kw_only=True):
     side_host: Annotated[
         str | None,
         text("ADDRESS"),
-        "address of that; off: the one of --host, or every address where that is loopback",
+        "address of the side port; off: that of --host, or every address if --host is loopback",
     ] = None  # None: that of `host`, or every address if that is loopback
     threads: Annotated[
         int,
@@ -90,7 +90,7 @@ class ListeningSettings(Struct, frozen=True, kw_only=True):
     header_timeout_s: Annotated[
         float,
         seconds().live('http_connections_cut_total{reason="header_timeout"}'),
-        "a connection that has not finished a request head by then is closed (408)",
+        "a connection that has not sent a whole request head by then is closed (408)",
     ] = 10.0
     body_timeout_s: Annotated[
         float,
@@ -105,19 +105,19 @@ class ListeningSettings(Struct, frozen=True, kw_only=True):
     connections_max: Annotated[
         int,
         count().live("http_connections"),
-        "open connections, 503 beyond, but for 16 that ask for /config, /health or /metrics "
-        "once, or show the token of a tenant that has room",
+        "open connections; further ones get 503, except for 16 that ask for /config, /health or "
+        "/metrics once, or that show the token of a tenant that has room",
     ] = 8192
     connections_per_address_max: Annotated[
         int,
         count().live('limit_hits_total{name="connections_per_address_max"}'),
-        "of them, those from one address; 503 beyond",
+        "open connections from one address, 503 beyond",
     ] = 4096  # half: a gateway is one address
     descriptors_kept: Annotated[
         int,
         count(0).live('limit_hits_total{name="descriptors_kept"}'),
-        "open files that connections leave to others, 503 beyond, but for the 16 of "
-        "--connections-max; event sources of workers leave half of them",
+        "open files that connections leave free for other uses, 503 beyond, except for the 16 of "
+        "--connections-max; event sources of workers leave half of them free",
     ] = _STREAMS.descriptors_kept
     unread_bytes_max: Annotated[
         int,
@@ -134,7 +134,7 @@ class ListeningSettings(Struct, frozen=True, kw_only=True):
     json_depth_max: Annotated[
         int,
         whole(8, 900).live('limit_hits_total{name="json_depth_max"}'),
-        "arrays and objects within each other in a body, 400 beyond",
+        "depth of nested arrays and objects in a body, 400 beyond",
     ] = _BODIES.depth_max
     body_parts_max: Annotated[
         int,
@@ -172,13 +172,14 @@ class ListeningSettings(Struct, frozen=True, kw_only=True):
     leave_notice_s: Annotated[
         float,
         seconds(zero=True).watched('waiting_for{name="leaving"}'),
-        "after SIGTERM /ready is 503, but all requests are served for at least this long, "
-        "while the news spreads",
+        "after SIGTERM /ready answers 503, and all requests are served for at least this long, so "
+        "that callers have time to notice",
     ] = 0.0
     leave_grace_s: Annotated[
         float,
         seconds(zero=True).watched('waiting_for{name="leaving"}'),
-        "and for at most this long, while reservations made here are in flight; no wait on SIGINT",
+        "after SIGTERM, serve for at most this long while reservations made here are in flight; "
+        "SIGINT does not wait",
     ] = 0.0
     shutdown_timeout_s: Annotated[
         int,
@@ -188,5 +189,6 @@ class ListeningSettings(Struct, frozen=True, kw_only=True):
     config: Annotated[
         str | None,
         path("FILE").watched("config_reloads_total"),
-        "settings in YAML or TOML (.toml), named as the flags, which win; read again on SIGHUP",
+        "file of settings in YAML or TOML (.toml), with the names of the flags; flags win over "
+        "it; read again on SIGHUP",
     ] = None

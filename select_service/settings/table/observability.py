@@ -34,7 +34,7 @@ class ObservabilitySettings(DurabilitySettings, frozen=True, kw_only=True):
     doctor_findings_max: Annotated[
         int,
         count().watched('limit_hits_total{name="doctor_findings_max"}'),
-        "findings told by /ready?verbose=true, of each kind some; the metric counts all",
+        "findings listed by /ready?verbose=true, some of each kind; the metric counts all",
     ] = _DOCTOR.findings_max
     metrics_rank_series_max: Annotated[
         int,
@@ -87,12 +87,12 @@ class ObservabilitySettings(DurabilitySettings, frozen=True, kw_only=True):
     trace_interval_ms: Annotated[
         int,
         count(metavar="MS").watched("trace_queue_spans", env="OTEL_BSP_SCHEDULE_DELAY"),
-        "how long spans wait for company",
+        "how long spans wait to be exported together",
     ] = 5000
     trace_shutdown_s: Annotated[
         float,
         seconds(zero=True).watched('trace_spans_total{outcome="dropped"}'),
-        "how long the last spans may take at the end",
+        "how long exporting the last spans may take when the process ends",
     ] = 2.0
     no_console: Annotated[bool, switch(), "serve no console at /console"] = False
     access_log: Annotated[bool, switch(), "log every request"] = False

@@ -24,7 +24,7 @@ class ReplicationSettings(PeerRecoverySettings, frozen=True, kw_only=True):
     replica_sync_port: Annotated[
         int | None,
         tcp_port(),
-        "publish bookings to replicas on this ZMQ port; without it replica sync is off",
+        "publish reservations to replicas on this ZMQ port; off: replica sync is off",
     ] = None
     replica_sync_peers: Annotated[
         tuple[str, ...],
@@ -34,8 +34,8 @@ class ReplicationSettings(PeerRecoverySettings, frozen=True, kw_only=True):
     advertise_url: Annotated[
         str | None,
         http_url(),
-        "where replicas fetch from us; without it that is --side-port, else --port, on the "
-        "host they listen to",
+        "URL at which replicas fetch from this one; off: --side-port, else --port, on the host "
+        "that they listen to",
     ] = None
     replica_heartbeat_s: Annotated[
         float,
@@ -76,11 +76,11 @@ class ReplicationSettings(PeerRecoverySettings, frozen=True, kw_only=True):
     replica_ended_max: Annotated[
         int,
         count().watched("replica_ended"),
-        "ended reservations remembered, so that late news of them change nothing",
+        "ended reservations remembered, so that late messages about them change nothing",
     ] = _CORE.replica_ended_max
-    replica_ended_s: Annotated[float, seconds().live("replica_ended"), "and for how long"] = (
-        _CORE.replica_ended_s
-    )
+    replica_ended_s: Annotated[
+        float, seconds().live("replica_ended"), "how long they are remembered"
+    ] = _CORE.replica_ended_s
     replica_missing_max: Annotated[
         int,
         count().live("replica_statements_missing"),
@@ -128,7 +128,9 @@ class ReplicationSettings(PeerRecoverySettings, frozen=True, kw_only=True):
         "a replica whose snapshot could not be had is left alone for this long, then twice as long",
     ] = _REPLICAS.pull_backoff_s
     replica_pull_backoff_max_s: Annotated[
-        float, seconds().live("replica_pulls_total"), "and no longer than this"
+        float,
+        seconds().live("replica_pulls_total"),
+        "longest such pause, in which a replica is left alone",
     ] = _REPLICAS.pull_backoff_max_s
     replica_snapshots_max: Annotated[
         int,

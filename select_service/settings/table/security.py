@@ -25,12 +25,12 @@ class SecuritySettings(ListeningSettings, frozen=True, kw_only=True):
     token_file: Annotated[
         str | None,
         path("FILE").watched("auth_refused_total"),
-        "ask every client for a token of this file; read again on SIGHUP",
+        "require of every client a token that is in this file; read again on SIGHUP",
     ] = None
     token_file_bytes_max: Annotated[
         int,
         size().watched('auth_reloads_total{outcome="refused"}'),
-        "longest file of tokens; a longer one is not taken over, and none to start with",
+        "longest file of tokens; a longer one is refused, at the start and on SIGHUP",
     ] = 4 << 20  # some 20,000 records
     token_chars_max: Annotated[
         int,
@@ -43,10 +43,12 @@ class SecuritySettings(ListeningSettings, frozen=True, kw_only=True):
         "speak TLS on the TCP port: the certificate chain, PEM; read again when it changes",
     ] = None
     tls_key: Annotated[
-        str | None, path("FILE"), "its private key, where that is not in the same file"
+        str | None, path("FILE"), "the private key of --tls-cert, if it is in another file"
     ] = None
     tls_client_ca: Annotated[
-        str | None, path("FILE"), "demand a certificate of every client, signed by one of these"
+        str | None,
+        path("FILE"),
+        "require of every client a certificate that one of these authorities signed",
     ] = None
     peer_token_file: Annotated[
         str | None,
@@ -56,7 +58,8 @@ class SecuritySettings(ListeningSettings, frozen=True, kw_only=True):
     peer_ca: Annotated[
         str | None,
         path("FILE").watched("replica_pulls_total"),
-        "fetch from them over TLS, and believe certificates signed by one of these",
+        "fetch from peers and replicas over TLS, and trust certificates that one of these "
+        "authorities signed",
     ] = None
     proxy_from_environment: Annotated[
         bool,
@@ -89,19 +92,19 @@ class SecuritySettings(ListeningSettings, frozen=True, kw_only=True):
     connect_allow: Annotated[
         tuple[str, ...],
         egress_list().watched('connect_refused_total{reason="address"}'),
-        "connect to nothing else: networks, addresses, names, `*.suffix`; judged by the "
-        "address a name leads to, at each connection",
+        "connect only to these networks, addresses, names and `*.suffix`; the address that a name "
+        "leads to is judged at each connection",
     ] = _EGRESS.allow
     connect_deny: Annotated[
         tuple[str, ...],
         egress_list().watched('connect_refused_total{reason="resolved"}'),
-        "nor to these, allowed or not; as given it replaces the default: link-local, "
-        "metadata, multicast, nobody",
+        "never connect to these, even if allowed; a value replaces the default (link-local, cloud "
+        "metadata, multicast, unspecified)",
     ] = _EGRESS.deny
     connect_no_loopback: Annotated[
         bool,
         switch().watched('connect_refused_total{reason="address"}'),
-        "nor to this machine itself",
+        "never connect to this machine itself",
     ] = not _EGRESS.loopback
     connect_lookup_timeout_s: Annotated[
         float,
