@@ -132,7 +132,7 @@ downloads: $(VENV)/.installed-browser $(VENV)/.installed-fuzz $(VENV)/.installed
 test-faults: $(VENV)/.installed-test iproute
 	$(BIN)/python -m pytest tests/faults --timeout=600
 
-# A real Ray on this machine, in an environment of its own: two minutes. Its packages warn.
+# A real Ray on this machine, in an environment of its own: two minutes. Its packages warn. ray.llm needs pyarrow.
 test-ray: $(RAY)/.installed
 	$(RAY)/bin/python -m pytest tests/on_ray --timeout=150 -W ignore
 
@@ -317,9 +317,9 @@ $(RELEASE)/.installed: pyproject.toml .ci/listed.py
 	@touch $@
 
 $(RAY)/.installed: $(VENV)/.installed-test
-	@echo "installing the service and Ray into $(RAY), some 150 MB"
+	@echo "installing the service and Ray into $(RAY), some 200 MB"
 	@$(PYTHON) -m venv $(RAY)
-	@$(NOT_AGAIN) $(RAY)/bin/python $(PIP_INSTALL) --editable '.[ray]' 'hypothesis>=6.112' 'pytest>=8.3' 'pytest-timeout>=2.3.1'
+	@$(NOT_AGAIN) $(RAY)/bin/python $(PIP_INSTALL) --editable '.[ray]' 'hypothesis>=6.112' 'pyarrow>=16' 'pytest>=8.3' 'pytest-timeout>=2.3.1'
 	@touch $@
 
 $(FORECAST)/.installed: pyproject.toml .ci/listed.py | $(VENV)/.installed-test

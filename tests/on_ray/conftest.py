@@ -63,6 +63,7 @@ def running_cluster(quiet: None) -> Iterator[Cluster]:
         log_to_driver=False,
         _node_ip_address=HOST,
         _temp_dir=folder,
+        runtime_env={"worker_process_setup_hook": "select_service.compat.dynamo.install"},
     )
     try:
         port = free_port()

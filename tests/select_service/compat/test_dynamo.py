@@ -290,3 +290,16 @@ def test_what_is_installed_comes_first(tmp_path: Any) -> None:
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert told.stdout == "theirs\n", told.stderr
+
+
+def test_provided_by_a_line_in_site_packages(tmp_path: Any) -> None:
+    (tmp_path / "dynamo.pth").write_text(
+        "import select_service.compat.dynamo as dynamo; dynamo.install()\n"
+    )
+    code = (
+        f"import site; site.addsitedir({str(tmp_path)!r})\n"
+        "from dynamo.llm import SelectionService\n"
+        "print(SelectionService.__module__)\n"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert told.stdout == "select_service.compat.selection_service\n", told.stderr
