@@ -207,7 +207,7 @@ def test_rays_router_sends_a_prompt_where_its_prefix_is() -> None:
                 stored = StoredBlocks((1, 2, 3, 4), None, tuple(PROMPT))
                 batch = encode_batch(1.0, [stored], block_size=BLOCK)
 
-                async def held() -> int:
+                async def held() -> Any:
                     scores = await one._svc.overlap_scores({"token_ids": PROMPT})
                     return max(row["device_blocks"] for row in scores["workers"])
 

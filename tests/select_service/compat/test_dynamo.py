@@ -225,6 +225,21 @@ def test_wrong_arguments(arguments: dict[str, Any], error: type[Exception]) -> N
         SelectionService(**arguments)
 
 
+def test_a_policy_file_that_cannot_be_used(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "policy.yaml"
+    monkeypatch.setenv("DYN_ROUTER_POLICY_CONFIG", str(file))
+    with pytest.raises(ValueError, match="No such file"):
+        SelectionService()
+    file.write_text(
+        "default_policy_family: default\n"
+        "uncached_isl_buckets: [{min_tokens: 0, bucket: all}]\n"
+        "policy_classes:\n"
+        "  - {name: default, policy_family: default, cache_bucket: all, queue_policy: edf}\n"
+    )
+    with pytest.raises(ValueError, match="edf|queue_policy"):
+        SelectionService()
+
+
 def test_unknown_members_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     async def play() -> None:
         service = SelectionService()
