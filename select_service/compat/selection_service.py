@@ -39,7 +39,7 @@ from select_service.compat.dictionaries import (
 from select_service.compat.errors import SelectionServiceError, dynamo_error
 from select_service.compat.loop_owner import LoopOwner
 from select_service.compat.selection_cache import SelectionCache, SelectionCacheConfig
-from select_service.core.pricing.policy import PolicyError, read_policy
+from select_service.core.pricing.policy import read_policy
 from select_service.edge.construction import create_driver
 from select_service.errors import PeerNotFound, ServiceError, scope_text
 from select_service.settings import Settings, read_environment
@@ -411,10 +411,7 @@ def _settings(indexer_peers: Sequence[str], port: int | None, session_ttl_s: flo
     if file is not None:
         if file.text is None:
             raise ValueError(file.error)
-        try:
-            read_policy(file.text, file.path, router.config.queue_threshold)
-        except PolicyError as error:
-            raise ValueError(str(error)) from None
+        read_policy(file.text, file.path, router.config.queue_threshold)
     return Settings(
         router=router,
         indexer_peers=tuple(indexer_peers),
