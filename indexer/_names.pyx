@@ -23,6 +23,7 @@ from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memcpy
 
+from array import array
 from os import urandom
 
 ABI = 3  # change it with every change of what is offered here: see `indexer/compiled.py`
@@ -60,21 +61,19 @@ cdef inline uint32_t _shard(uint64_t mixed) noexcept nogil:
     return <uint32_t>(mixed >> 59)
 
 
-cdef bint _are_packed(object names, Py_buffer *view) except -1:
-    """Whether names are 64-bit numbers in memory; if so, the caller must release the view.
-
-    Otherwise they are objects, to be iterated over.
-    """
-    if type(names) is list or type(names) is tuple or not PyObject_CheckBuffer(names):
-        return False
-    try:
-        PyObject_GetBuffer(names, view, PyBUF_ND | PyBUF_FORMAT)
-    except BufferError:  # a view with a stride
-        return False
-    if view.ndim == 1 and view.format != NULL and view.format[0] == b"Q":  # as arrays of 64 bits say
-        return True
-    PyBuffer_Release(view)
-    return False
+cdef bint _pack(object names, Py_buffer *view) except -1:
+    """View names as 64-bit numbers in memory; the caller must release the view."""
+    if type(names) is not list and type(names) is not tuple and PyObject_CheckBuffer(names):
+        try:
+            PyObject_GetBuffer(names, view, PyBUF_ND | PyBUF_FORMAT)
+            # as arrays of 64 bits say
+            if view.ndim == 1 and view.format != NULL and view.format[0] == b"Q":
+                return True
+            PyBuffer_Release(view)
+        except BufferError:  # a view with a stride
+            pass
+    PyObject_GetBuffer(array("Q", names), view, PyBUF_ND | PyBUF_FORMAT)
+    return True
 
 
 cdef bint _resize(Shard *shard, uint32_t capacity, uint64_t secret) except -1:
@@ -225,49 +224,11 @@ cdef class NameMap:
 
     def knows_none(self, names):
         """Say whether none of these names is filed."""
-        cdef Py_buffer view
-        cdef const uint64_t *packed
-        cdef uint64_t name
-        cdef Py_ssize_t i, count
-        cdef bint known = False
-        if _are_packed(names, &view):
-            packed, count = <const uint64_t *>view.buf, view.len // sizeof(uint64_t)
-            for i in range(count):
-                if i + AHEAD < count:
-                    prefetch(_place(self, packed[i + AHEAD]))
-                if self.find(packed[i]) != NULL:
-                    known = True
-                    break
-            PyBuffer_Release(&view)
-            return not known
-        for one in names:
-            name = one
-            if self.find(name) != NULL:
-                return False
-        return True
+        return _are_all(self, names, NULL)
 
     def is_filed(self, names, object node):
         """Say whether all of these names are filed for a node."""
-        cdef Py_buffer view
-        cdef const uint64_t *packed
-        cdef uint64_t name
-        cdef Py_ssize_t i, count
-        cdef bint all_are = True
-        if _are_packed(names, &view):
-            packed, count = <const uint64_t *>view.buf, view.len // sizeof(uint64_t)
-            for i in range(count):
-                if i + AHEAD < count:
-                    prefetch(_place(self, packed[i + AHEAD]))
-                if self.find(packed[i]) != <PyObject *>node:
-                    all_are = False
-                    break
-            PyBuffer_Release(&view)
-            return all_are
-        for one in names:
-            name = one
-            if self.find(name) != <PyObject *>node:
-                return False
-        return True
+        return _are_all(self, names, <PyObject *>node)
 
     def is_run(self, names, parent):
         """Say whether all names are distinct and none equals the parent, if there is one."""
@@ -279,9 +240,7 @@ cdef class NameMap:
         cdef bint has_parent = parent is not None, has_zero = False, fine = True
         if has_parent:
             above = parent
-        if not _are_packed(names, &view):
-            unique = set(names)
-            return len(unique) == len(names) and parent not in unique
+        _pack(names, &view)
         packed, count = <const uint64_t *>view.buf, view.len // sizeof(uint64_t)
         while capacity < 2 * count:
             capacity *= 2
@@ -309,21 +268,16 @@ cdef class NameMap:
         """File names for a node, replacing what they were filed for."""
         cdef Py_buffer view
         cdef const uint64_t *packed
-        cdef uint64_t name
         cdef Py_ssize_t i, count
-        if _are_packed(names, &view):
-            packed, count = <const uint64_t *>view.buf, view.len // sizeof(uint64_t)
-            try:
-                for i in range(count):
-                    if i + AHEAD < count:
-                        prefetch(_place(self, packed[i + AHEAD]))
-                    _put(self, packed[i], <PyObject *>node)
-            finally:
-                PyBuffer_Release(&view)
-            return
-        for one in names:
-            name = one
-            _put(self, name, <PyObject *>node)
+        _pack(names, &view)
+        packed, count = <const uint64_t *>view.buf, view.len // sizeof(uint64_t)
+        try:
+            for i in range(count):
+                if i + AHEAD < count:
+                    prefetch(_place(self, packed[i + AHEAD]))
+                _put(self, packed[i], <PyObject *>node)
+        finally:
+            PyBuffer_Release(&view)
 
     def file_new(self, names, object node):
         """File names for a node if none of them is filed, and none occurs twice.
@@ -332,38 +286,21 @@ cdef class NameMap:
         """
         cdef Py_buffer view
         cdef const uint64_t *packed
-        cdef uint64_t name
         cdef Py_ssize_t i, count, done = 0
         cdef bint fits = True
-        if _are_packed(names, &view):
-            packed, count = <const uint64_t *>view.buf, view.len // sizeof(uint64_t)
-            try:
-                while done < count and fits:
-                    if done + AHEAD < count:
-                        prefetch(_place(self, packed[done + AHEAD]))
-                    fits = self.put_new(packed[done], <PyObject *>node)
-                    done += fits
-            finally:
-                if done < count:
-                    for i in range(done):
-                        self.drop(packed[i])
-                PyBuffer_Release(&view)
-            return fits
-        filed = []
+        _pack(names, &view)
+        packed, count = <const uint64_t *>view.buf, view.len // sizeof(uint64_t)
         try:
-            for one in names:
-                name = one
-                fits = self.put_new(name, <PyObject *>node)
-                if not fits:
-                    break
-                filed.append(one)
-        except BaseException:
-            fits = False
-            raise
+            while done < count and fits:
+                if done + AHEAD < count:
+                    prefetch(_place(self, packed[done + AHEAD]))
+                fits = self.put_new(packed[done], <PyObject *>node)
+                done += fits
         finally:
-            if not fits:
-                for one in filed:
-                    self.drop(<uint64_t>one)
+            if done < count:
+                for i in range(done):
+                    self.drop(packed[i])
+            PyBuffer_Release(&view)
         return fits
 
     def drop_all(self, names):
@@ -371,20 +308,16 @@ cdef class NameMap:
         cdef Py_buffer view
         cdef const uint64_t *packed
         cdef Py_ssize_t i, count
-        if _are_packed(names, &view):
-            packed, count = <const uint64_t *>view.buf, view.len // sizeof(uint64_t)
-            try:
-                for i in range(count):
-                    if i + AHEAD < count:
-                        prefetch(_place(self, packed[i + AHEAD]))
-                    if not self.drop(packed[i]):
-                        raise KeyError(packed[i])
-            finally:
-                PyBuffer_Release(&view)
-            return
-        for one in names:
-            if not self.drop(<uint64_t>one):
-                raise KeyError(one)
+        _pack(names, &view)
+        packed, count = <const uint64_t *>view.buf, view.len // sizeof(uint64_t)
+        try:
+            for i in range(count):
+                if i + AHEAD < count:
+                    prefetch(_place(self, packed[i + AHEAD]))
+                if not self.drop(packed[i]):
+                    raise KeyError(packed[i])
+        finally:
+            PyBuffer_Release(&view)
 
     def drop_tail(self, names, Py_ssize_t start, bytes run not None):
         """Remove the names from `start` on that match the end of a run backwards.
@@ -396,22 +329,15 @@ cdef class NameMap:
         cdef const uint64_t *end = <const uint64_t *>PyBytes_AS_STRING(run)
         cdef Py_ssize_t i, most = PyBytes_GET_SIZE(run) // <Py_ssize_t>sizeof(uint64_t) - 1
         cdef Py_ssize_t count = 0
-        cdef uint64_t name
         if start < 0:
             raise ValueError("positions count from the beginning")
         end += most  # the last one; aligned, because the data of bytes objects is
         most = min(most, <Py_ssize_t>len(names) - start)
-        if _are_packed(names, &view):
-            packed = <const uint64_t *>view.buf + start
-            while count < most and packed[count] == end[-count]:
-                count += 1
-            PyBuffer_Release(&view)
-        else:
-            while count < most:
-                name = names[start + count]
-                if name != end[-count]:
-                    break
-                count += 1
+        _pack(names[start:start + most], &view)
+        packed = <const uint64_t *>view.buf
+        while count < most and packed[count] == end[-count]:
+            count += 1
+        PyBuffer_Release(&view)
         for i in range(count):
             if i + AHEAD < count:
                 prefetch(_place(self, end[-i - AHEAD]))
@@ -456,6 +382,21 @@ cdef inline Entry *_place(NameMap where, uint64_t name) noexcept:
     cdef uint64_t mixed = _mix(name, where.secret)
     cdef Shard *shard = &where.shards[_shard(mixed)]
     return &shard.entries[_home(mixed, shard.capacity)]
+
+
+cdef bint _are_all(NameMap where, object names, PyObject *node) except -1:
+    """Whether all of these names are filed for a node, or with NULL, none of them is filed."""
+    cdef Py_buffer view
+    cdef const uint64_t *packed
+    cdef Py_ssize_t i = 0, count
+    _pack(names, &view)
+    packed, count = <const uint64_t *>view.buf, view.len // sizeof(uint64_t)
+    while i < count and where.find(packed[i]) == node:
+        if i + AHEAD < count:
+            prefetch(_place(where, packed[i + AHEAD]))
+        i += 1
+    PyBuffer_Release(&view)
+    return i == count
 
 
 cdef bint _put(NameMap where, uint64_t name, PyObject *node) except -1:

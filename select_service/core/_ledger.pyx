@@ -562,17 +562,16 @@ cdef Py_ssize_t _in_common(bytes edge, bytes chain, Py_ssize_t position) noexcep
 def positions_of(mask):
     """Return the positions of the bits of a mask, ascending: packed, eight bytes each."""
     cdef const unsigned char *raw
-    cdef Py_ssize_t size = (mask.bit_length() + 7) // 8, at, bit, count = 0
+    cdef Py_ssize_t size = (mask.bit_length() + 7) // 8, bit, count = 0
     cdef bytes packed = mask.to_bytes(size, "little"), found
     cdef int64_t *out
     raw = <const unsigned char *>PyBytes_AS_STRING(packed)
     found = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>mask.bit_count() * 8)
     out = <int64_t *>PyBytes_AS_STRING(found)
-    for at in range(size):
-        for bit in range(8):
-            if raw[at] >> bit & 1:
-                out[count] = 8 * at + bit
-                count += 1
+    for bit in range(8 * size):
+        if raw[bit >> 3] >> (bit & 7) & 1:
+            out[count] = bit
+            count += 1
     return found
 
 
@@ -583,38 +582,13 @@ cdef class LoadRows:
     cdef double[::1] _prefill, _decode, _churn, _context, _heard, _ahead, _step, _wait
     cdef int64_t[::1] _requests, _computing, _seats
 
-    def __cinit__(
-        self,
-        double[::1] prefill not None,
-        double[::1] decode not None,
-        double[::1] churn not None,
-        double[::1] context not None,
-        int64_t[::1] requests not None,
-        int64_t[::1] computing not None,
-        double[::1] heard not None,
-        double[::1] ahead not None,
-        double[::1] step not None,
-        int64_t[::1] seats not None,
-        double[::1] wait not None,
-    ):
-        cdef Py_ssize_t rows = prefill.shape[0]
-        if (
-            decode.shape[0] != rows
-            or churn.shape[0] != rows
-            or context.shape[0] != rows
-            or requests.shape[0] != rows
-            or computing.shape[0] != rows
-            or heard.shape[0] != rows
-            or ahead.shape[0] != rows
-            or step.shape[0] != rows
-            or seats.shape[0] != rows
-            or wait.shape[0] != rows
-        ):
+    def __cinit__(self, *columns):
+        if len({len(one) for one in columns}) != 1:
             raise ValueError("columns of one length")
-        self._prefill, self._decode, self._churn, self._context = prefill, decode, churn, context
-        self._requests, self._computing = requests, computing
-        self._heard, self._ahead, self._step = heard, ahead, step
-        self._seats, self._wait = seats, wait
+        (
+            self._prefill, self._decode, self._churn, self._context, self._requests,
+            self._computing, self._heard, self._ahead, self._step, self._seats, self._wait,
+        ) = columns
 
     def pack(self, double prefilling, double turnover, pace):
         """Return the columns of prices as one byte string."""

@@ -24,12 +24,7 @@ cdef enum:
 cdef class Pricer:
     """Reads live columns of load, by slot; scratch space included."""
 
-    cdef double[::1] _prefill
-    cdef double[::1] _decode
-    cdef double[::1] _churn
-    cdef double[::1] _context
-    cdef double[::1] _heard
-    cdef double[::1] _ahead
+    cdef double[::1] _prefill, _decode, _churn, _context, _heard, _ahead
     cdef double *_held  # of the last prompt, a run of slots for each tier
     cdef double *_booked  # blocks of it in active chains, by slot
     cdef double *_price  # by candidate
@@ -37,27 +32,11 @@ cdef class Pricer:
     cdef Py_ssize_t _slots
     cdef bint _is_found
 
-    def __cinit__(
-        self,
-        double[::1] prefill not None,
-        double[::1] decode not None,
-        double[::1] churn not None,
-        double[::1] context not None,
-        double[::1] heard not None,
-        double[::1] ahead not None,
-    ):
-        self._prefill, self._decode = prefill, decode
-        self._churn, self._context = churn, context
-        self._heard, self._ahead = heard, ahead
-        self._slots = prefill.shape[0]
-        if (
-            decode.shape[0] != self._slots
-            or churn.shape[0] != self._slots
-            or context.shape[0] != self._slots
-            or heard.shape[0] != self._slots
-            or ahead.shape[0] != self._slots
-        ):
+    def __cinit__(self, *columns):
+        if len({len(one) for one in columns}) != 1:
             raise ValueError("columns of one length")
+        self._prefill, self._decode, self._churn, self._context, self._heard, self._ahead = columns
+        self._slots = len(self._prefill)
         self._held = <double *>calloc((TIERS + 3) * self._slots + 1, sizeof(double))
         if self._held == NULL:
             raise MemoryError
