@@ -236,12 +236,9 @@ def test_what_is_judged_is_not_connected_to() -> None:
     play(scene, Names(engine=["127.0.0.2", "127.0.0.3"], bad=["169.254.169.254"]))
 
 
-def test_the_system_resolves_odd_spellings() -> None:
-    async def run() -> None:
-        addresses = Addresses(EgressSettings(loopback=False))
-        for host in ("127.1", "0x7f000001", "localhost"):
-            assert isinstance(await found(addresses, f"tcp://{host}:1"), EndpointRefused)
-        assert isinstance(await found(addresses, f"tcp://{'a' * 80}.x:1"), HostNotFound)
-        addresses.close()
-
-    wait.run(run())
+async def test_the_system_resolves_odd_spellings() -> None:
+    addresses = Addresses(EgressSettings(loopback=False))
+    for host in ("127.1", "0x7f000001", "localhost"):
+        assert isinstance(await found(addresses, f"tcp://{host}:1"), EndpointRefused)
+    assert isinstance(await found(addresses, f"tcp://{'a' * 80}.x:1"), HostNotFound)
+    addresses.close()

@@ -117,19 +117,16 @@ async def test_there_and_back(*, tmp_path: Path) -> None:
         (None, REPLAY, False),
     ],
 )
-def test_a_rank_that_was_asked_at_the_configured_port_is_taken_back(
-    there: str | None, here: str, is_taken: bool, tmp_path: Path
+@run_by(run)
+async def test_a_rank_that_was_asked_at_the_configured_port_is_taken_back(
+    *, there: str | None, here: str, is_taken: bool, tmp_path: Path
 ) -> None:
     """Snapshots of earlier builds name the same replay endpoint for each rank of a worker."""
-
-    async def use() -> None:
-        house = House(tmp_path)
-        assert await house.write(house.source(1, 0, 1, 2, replay=there, rank=1))
-        other = House(tmp_path)
-        source = other.source(replay=here, rank=1)
-        assert await other.load(source) is is_taken
-
-    run(use)
+    house = House(tmp_path)
+    assert await house.write(house.source(1, 0, 1, 2, replay=there, rank=1))
+    other = House(tmp_path)
+    source = other.source(replay=here, rank=1)
+    assert await other.load(source) is is_taken
 
 
 @pytest.mark.parametrize(

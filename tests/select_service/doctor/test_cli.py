@@ -16,6 +16,7 @@ from select_service.doctor.report import tell
 from select_service.edge.driver.driver import Driver
 from select_service.types import WorkerSpec
 from select_service.types.doctor import Finding, Subject
+from tests.coroutines import run_by
 from tests.live.ports import HOST, free_port
 from tests.live.tcp_server import tcp_server
 from tests.select_service.edge.security.credentials_made import TokenFile
@@ -39,60 +40,54 @@ def url(port: int) -> tuple[str, str]:
     return "--url", f"http://{HOST}:{port}"
 
 
-def test_a_healthy_service(capsys: Capture) -> None:
-    async def use(port: int, service: Driver, _: Any) -> None:
-        seat(service)
-        assert await run(*url(port)) == 0
-        assert "ready; 1 of 1 workers schedulable\nNo problems found.\n" in capsys.readouterr().out
-        assert await run(*url(port), "--json") == 0
-        assert json.loads(capsys.readouterr().out) == {
-            "ready": True,
-            "waiting_for": [],
-            "findings": [],
-            "findings_left_out": 0,
-        }
-
-    on_a_port(use)
+@run_by(on_a_port)
+async def test_a_healthy_service(port: int, service: Driver, *, capsys: Capture) -> None:
+    seat(service)
+    assert await run(*url(port)) == 0
+    assert "ready; 1 of 1 workers schedulable\nNo problems found.\n" in capsys.readouterr().out
+    assert await run(*url(port), "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "ready": True,
+        "waiting_for": [],
+        "findings": [],
+        "findings_left_out": 0,
+    }
 
 
-def test_findings_for_people(capsys: Capture) -> None:
-    async def use(port: int, service: Driver, _: Any) -> None:
-        seat(service)
-        service.upsert_worker(WorkerSpec(worker_id=(1 << 64) - 1, endpoint="http://w2"))
-        await service.doctor().examine()
-        later(service, 20.0)
-        assert await run(*url(port)) == 1
-        told = capsys.readouterr().out
-        assert "ERROR   worker-incomplete  worker 18446744073709551615, model default" in told
-        assert "  what    block_size must be greater than 0" in told
-        assert "(for 20 s)" in told
-        assert "  why     The worker's record lacks something" in told
-        assert "  remedy  Register it again" in told
-        assert max(map(len, told.splitlines())) <= 100
-
-    on_a_port(use)
+@run_by(on_a_port)
+async def test_findings_for_people(port: int, service: Driver, *, capsys: Capture) -> None:
+    seat(service)
+    service.upsert_worker(WorkerSpec(worker_id=(1 << 64) - 1, endpoint="http://w2"))
+    await service.doctor().examine()
+    later(service, 20.0)
+    assert await run(*url(port)) == 1
+    told = capsys.readouterr().out
+    assert "ERROR   worker-incomplete  worker 18446744073709551615, model default" in told
+    assert "  what    block_size must be greater than 0" in told
+    assert "(for 20 s)" in told
+    assert "  why     The worker's record lacks something" in told
+    assert "  remedy  Register it again" in told
+    assert max(map(len, told.splitlines())) <= 100
 
 
-def test_findings_for_programs(capsys: Capture) -> None:
-    async def use(port: int, service: Driver, _: Any) -> None:
-        await service.doctor().examine()
-        later(service, 70.0)
-        assert await run(*url(port), "--json") == 1
-        told = json.loads(capsys.readouterr().out)
-        (finding,) = told["findings"]
-        assert finding.pop("since_s") >= 70
-        assert finding == {
-            "code": "no-workers",
-            "severity": "warning",
-            "subject": {},
-            "what": "no schedulable worker",
-            "why": finding["why"],
-            "remedy": finding["remedy"],
-        }
-        assert told["ready"] is False
-        assert told["waiting_for"] == ["schedulable_worker"]
-
-    on_a_port(use)
+@run_by(on_a_port)
+async def test_findings_for_programs(port: int, service: Driver, *, capsys: Capture) -> None:
+    await service.doctor().examine()
+    later(service, 70.0)
+    assert await run(*url(port), "--json") == 1
+    told = json.loads(capsys.readouterr().out)
+    (finding,) = told["findings"]
+    assert finding.pop("since_s") >= 70
+    assert finding == {
+        "code": "no-workers",
+        "severity": "warning",
+        "subject": {},
+        "what": "no schedulable worker",
+        "why": finding["why"],
+        "remedy": finding["remedy"],
+    }
+    assert told["ready"] is False
+    assert told["waiting_for"] == ["schedulable_worker"]
 
 
 def test_over_a_unix_socket(capsys: Capture, tmp_path: Path) -> None:
@@ -126,28 +121,26 @@ def test_a_service_that_asks_for_a_token(capsys: Capture, tmp_path: Path) -> Non
     on_a_port(use, token_file=str(file.path))
 
 
-def test_ports_seen_from_here(capsys: Capture) -> None:
-    async def use(port: int, service: Driver, _: Any) -> None:
-        nowhere = free_port()
-        seat(
-            service,
-            endpoint=f"http://{HOST}:{port}",
-            kv_events_endpoint=f"tcp://{HOST}:{nowhere}",
-        )
-        # open, and silent: libzmq takes an answer of HTTP for messages of its first protocol
-        with socket.create_server((HOST, 0)) as silent:
-            events = f"tcp://{HOST}:{silent.getsockname()[1]}"
-            seat(service, 2, endpoint="ray://opaque", kv_events_endpoint=events)
-            assert await run(*url(port), "--probe", "--json") == 1
-            (finding,) = json.loads(capsys.readouterr().out)["findings"]
-            assert finding["code"] == "unreachable-from-here"
-            assert finding["subject"]["worker_id"] == 1
-            assert str(nowhere) in finding["what"]
-            with socket.create_server((HOST, nowhere)):  # the port is open
-                assert await run(*url(port), "--probe", "--json") == 0
-            assert json.loads(capsys.readouterr().out)["findings"] == []
-
-    on_a_port(use)
+@run_by(on_a_port)
+async def test_ports_seen_from_here(port: int, service: Driver, *, capsys: Capture) -> None:
+    nowhere = free_port()
+    seat(
+        service,
+        endpoint=f"http://{HOST}:{port}",
+        kv_events_endpoint=f"tcp://{HOST}:{nowhere}",
+    )
+    # open, and silent: libzmq takes an answer of HTTP for messages of its first protocol
+    with socket.create_server((HOST, 0)) as silent:
+        events = f"tcp://{HOST}:{silent.getsockname()[1]}"
+        seat(service, 2, endpoint="ray://opaque", kv_events_endpoint=events)
+        assert await run(*url(port), "--probe", "--json") == 1
+        (finding,) = json.loads(capsys.readouterr().out)["findings"]
+        assert finding["code"] == "unreachable-from-here"
+        assert finding["subject"]["worker_id"] == 1
+        assert str(nowhere) in finding["what"]
+        with socket.create_server((HOST, nowhere)):  # the port is open
+            assert await run(*url(port), "--probe", "--json") == 0
+        assert json.loads(capsys.readouterr().out)["findings"] == []
 
 
 def test_nobody_there(capsys: Capture, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from select_service.edge.driver.driver import Driver
 from select_service.edge.http.traffic import Traffic
 from select_service.edge.metrics.exposition import Metrics
 from select_service.edge.server import Server
+from tests.coroutines import run_by
 from tests.select_service.edge.http.test_api import problem
 from tests.select_service.edge.serving import PROMPT, SETTINGS, Wire, in_process, on_a_port, seat
 from tests.wait import until
@@ -82,27 +83,27 @@ def test_the_status_of_overload_is_configurable(status: int, headers: tuple[str,
     on_a_port(use, overload_status_code=status, admission_policy="reject-all")
 
 
-def test_every_503_says_when_to_come_again() -> None:
-    async def use(port: int, service: Driver, _: Server) -> None:
-        for path, body, method in (
-            ("/ready", None, "GET"),
-            ("/select", PROMPT, "POST"),
-            ("/potential_loads", PROMPT, "POST"),
-        ):
-            status, headers, _ = await asked(port, path, body, method=method)
-            assert status == 503
-            assert int(headers["retry-after"]) >= 1
-        seat(service)
-        nobody = {**PROMPT, "allowed_worker_ids": [7]}
-        status, headers, got = await asked(port, "/select", nobody)
-        assert (status, got["code"]) == (503, "no_eligible_worker")
+@run_by(on_a_port)
+async def test_every_503_says_when_to_come_again(
+    port: int, service: Driver, server: Server
+) -> None:
+    for path, body, method in (
+        ("/ready", None, "GET"),
+        ("/select", PROMPT, "POST"),
+        ("/potential_loads", PROMPT, "POST"),
+    ):
+        status, headers, _ = await asked(port, path, body, method=method)
+        assert status == 503
         assert int(headers["retry-after"]) >= 1
-        await asked(port, "/select", PROMPT)
-        status, headers, _ = await asked(port, "/select", {**PROMPT, "isl_tokens": -1})
-        assert status == 422
-        assert "retry-after" not in headers
-
-    on_a_port(use)
+    seat(service)
+    nobody = {**PROMPT, "allowed_worker_ids": [7]}
+    status, headers, got = await asked(port, "/select", nobody)
+    assert (status, got["code"]) == (503, "no_eligible_worker")
+    assert int(headers["retry-after"]) >= 1
+    await asked(port, "/select", PROMPT)
+    status, headers, _ = await asked(port, "/select", {**PROMPT, "isl_tokens": -1})
+    assert status == 422
+    assert "retry-after" not in headers
 
 
 @pytest.mark.parametrize("headers", [(), (SLOW,)], ids=["hot route", "asgi"])
@@ -122,17 +123,15 @@ def test_what_never_fits_is_told_so_and_no_time(status: int, headers: tuple[str,
     on_a_port(use, overload_status_code=status, **settings)
 
 
-def test_too_many_connections_are_told_when_to_come_again() -> None:
-    async def use(port: int, _service: Driver, _: Server) -> None:
-        first = await Wire.to(port)
-        first.ask("GET", "/health")
-        await first.answer()
-        second = await Wire.to(port)
-        second.ask("POST", "/select", PROMPT)
-        status, headers, _body = await second.answer()
-        assert (status, int(headers["retry-after"])) == (503, 1)
-
-    on_a_port(use, connections_max=1)
+@run_by(on_a_port, connections_max=1)
+async def test_too_many_connections_are_told_when_to_come_again(port: int) -> None:
+    first = await Wire.to(port)
+    first.ask("GET", "/health")
+    await first.answer()
+    second = await Wire.to(port)
+    second.ask("POST", "/select", PROMPT)
+    status, headers, _body = await second.answer()
+    assert (status, int(headers["retry-after"])) == (503, 1)
 
 
 # -- waiting ---------------------------------------------------------------------------------------
@@ -143,143 +142,137 @@ def _waiting(service: Driver) -> int:
 
 
 @pytest.mark.parametrize("headers", [(), (SLOW,)], ids=["fast lane", "asgi"])
-def test_a_client_that_leaves_the_queue_gives_its_place_back(headers: tuple[str, ...]) -> None:
-    async def use(port: int, service: Driver, _: Server) -> None:
-        seat(service, max_inflight=1, max_queued=1)
-        assert (await asked(port, "/select_and_reserve", BOOK))[0] == 200
-        waits = await Wire.to(port)
-        waits.ask("POST", "/select_and_reserve", {**BOOK, "reservation_id": "b"}, *headers)
-        await until(lambda: _waiting(service) == 1)
-        status, _headers, body = await asked(
-            port, "/select_and_reserve", {**BOOK, "reservation_id": "c"}
-        )
-        assert (status, body["reason"], body["gate"]) == (503, "workers-at-capacity", "capacity")
-        waits.close()
-        await until(lambda: _waiting(service) == 0)
-        again = await Wire.to(port)
-        again.ask("POST", "/select_and_reserve", {**BOOK, "reservation_id": "c"})
-        await until(lambda: _waiting(service) == 1)
-        service.free("a")
-        assert (await again.answer())[0] == 200
-        counters = service.admission().counters["standard"]
-        assert (counters.offered, counters.admitted) == (4, 2)
-        assert (counters.refused, counters.withdrawn, counters.waiting) == (1, 1, 0)
-        service.core.check()
-
-    on_a_port(use)
-
-
-def test_who_waits_too_long_is_answered() -> None:
-    async def use(port: int, service: Driver, _: Server) -> None:
-        seat(service, max_inflight=1)
-        assert (await asked(port, "/select_and_reserve", BOOK))[0] == 200
-        status, headers, body = await asked(
-            port, "/select_and_reserve", {**BOOK, "reservation_id": "b"}
-        )
-        assert (status, body["reason"], body["gate"]) == (503, "expired-waiting", "waiting")
-        assert int(headers["retry-after"]) >= 1
-        assert len(service.core.lifecycle.bookings) == 1
-
-    on_a_port(use, queue_deadline_s=0.05)
+@run_by(on_a_port)
+async def test_a_client_that_leaves_the_queue_gives_its_place_back(
+    port: int, service: Driver, *, headers: tuple[str, ...]
+) -> None:
+    seat(service, max_inflight=1, max_queued=1)
+    assert (await asked(port, "/select_and_reserve", BOOK))[0] == 200
+    waits = await Wire.to(port)
+    waits.ask("POST", "/select_and_reserve", {**BOOK, "reservation_id": "b"}, *headers)
+    await until(lambda: _waiting(service) == 1)
+    status, _headers, body = await asked(
+        port, "/select_and_reserve", {**BOOK, "reservation_id": "c"}
+    )
+    assert (status, body["reason"], body["gate"]) == (503, "workers-at-capacity", "capacity")
+    waits.close()
+    await until(lambda: _waiting(service) == 0)
+    again = await Wire.to(port)
+    again.ask("POST", "/select_and_reserve", {**BOOK, "reservation_id": "c"})
+    await until(lambda: _waiting(service) == 1)
+    service.free("a")
+    assert (await again.answer())[0] == 200
+    counters = service.admission().counters["standard"]
+    assert (counters.offered, counters.admitted) == (4, 2)
+    assert (counters.refused, counters.withdrawn, counters.waiting) == (1, 1, 0)
+    service.core.check()
 
 
-def test_another_policy_reaches_who_waits() -> None:
-    async def use(port: int, service: Driver, _: Server) -> None:
-        seat(service, max_inflight=1)
-        assert (await asked(port, "/select_and_reserve", BOOK))[0] == 200
-        waits = await Wire.to(port)
-        waits.ask("POST", "/select_and_reserve", {**BOOK, "reservation_id": "b"})
-        await until(lambda: _waiting(service) == 1)
-        change = {"policy": "reject-all"}
-        status, _headers, body = await asked(port, "/admission", change, method="PUT")
-        assert (status, body["policy"]) == (200, "reject-all")
-        status, _headers, content = await waits.answer()
-        assert (status, json.loads(content)["reason"]) == (503, "reject-all")
+@run_by(on_a_port, queue_deadline_s=0.05)
+async def test_who_waits_too_long_is_answered(port: int, service: Driver) -> None:
+    seat(service, max_inflight=1)
+    assert (await asked(port, "/select_and_reserve", BOOK))[0] == 200
+    status, headers, body = await asked(
+        port, "/select_and_reserve", {**BOOK, "reservation_id": "b"}
+    )
+    assert (status, body["reason"], body["gate"]) == (503, "expired-waiting", "waiting")
+    assert int(headers["retry-after"]) >= 1
+    assert len(service.core.lifecycle.bookings) == 1
 
-    on_a_port(use)
+
+@run_by(on_a_port)
+async def test_another_policy_reaches_who_waits(port: int, service: Driver) -> None:
+    seat(service, max_inflight=1)
+    assert (await asked(port, "/select_and_reserve", BOOK))[0] == 200
+    waits = await Wire.to(port)
+    waits.ask("POST", "/select_and_reserve", {**BOOK, "reservation_id": "b"})
+    await until(lambda: _waiting(service) == 1)
+    change = {"policy": "reject-all"}
+    status, _headers, body = await asked(port, "/admission", change, method="PUT")
+    assert (status, body["policy"]) == (200, "reject-all")
+    status, _headers, content = await waits.answer()
+    assert (status, json.loads(content)["reason"]) == (503, "reject-all")
 
 
 # -- cache hits ------------------------------------------------------------------------------------
 
 
-def test_a_cache_hit_threshold_nobody_reaches_is_no_error() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service)
-        ask = {**BOOK, "selection_id": "s", "cache_hit_threshold": 0.5}
-        answer = await client.post("/select_and_reserve", json=ask)
-        assert answer.status_code == 200
-        assert answer.json() == {
-            "selection_id": "s",
-            "finish_reason": "cache_threshold",
-            "model_name": "default",
-            "tenant_id": "default",
-            "best_hit_rate": 0.0,
-            "threshold": 0.5,
-            "threshold_source": "request",
-            "best_worker": {"worker_id": 1, "dp_rank": 0, "endpoint": "http://w1"},
-        }
-        assert service.loads()[0].loads[0].active_requests == 0
-        ask["on_cache_threshold"] = "fallback"
-        placed = (await client.post("/select_and_reserve", json=ask)).json()
-        assert placed["needs_prefill"] is True
-        assert placed["cache_hit"] == {
-            "best_hit_rate": 0.0,
-            "threshold": 0.5,
-            "threshold_source": "request",
-        }
-        answer = await client.post("/select", json=PROMPT)
-        assert "cache_hit" not in answer.json()
-
-    in_process(use)
+@run_by(in_process)
+async def test_a_cache_hit_threshold_nobody_reaches_is_no_error(
+    client: httpx.AsyncClient, service: Driver
+) -> None:
+    seat(service)
+    ask = {**BOOK, "selection_id": "s", "cache_hit_threshold": 0.5}
+    answer = await client.post("/select_and_reserve", json=ask)
+    assert answer.status_code == 200
+    assert answer.json() == {
+        "selection_id": "s",
+        "finish_reason": "cache_threshold",
+        "model_name": "default",
+        "tenant_id": "default",
+        "best_hit_rate": 0.0,
+        "threshold": 0.5,
+        "threshold_source": "request",
+        "best_worker": {"worker_id": 1, "dp_rank": 0, "endpoint": "http://w1"},
+    }
+    assert service.loads()[0].loads[0].active_requests == 0
+    ask["on_cache_threshold"] = "fallback"
+    placed = (await client.post("/select_and_reserve", json=ask)).json()
+    assert placed["needs_prefill"] is True
+    assert placed["cache_hit"] == {
+        "best_hit_rate": 0.0,
+        "threshold": 0.5,
+        "threshold_source": "request",
+    }
+    answer = await client.post("/select", json=PROMPT)
+    assert "cache_hit" not in answer.json()
 
 
 @pytest.mark.parametrize("value", ["-0.1", "1.0001", "NaN", "1e400", '"0.5"', "true"])
-def test_what_is_no_threshold_is_refused(value: str) -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service)
-        body = json.dumps(PROMPT)[:-1] + f', "cache_hit_threshold": {value}}}'
-        answer = await client.post(
-            "/select", content=body, headers={"content-type": "application/json"}
-        )
-        assert answer.status_code in {400, 422}
-
-    in_process(use)
+@run_by(in_process)
+async def test_what_is_no_threshold_is_refused(
+    client: httpx.AsyncClient, service: Driver, *, value: str
+) -> None:
+    seat(service)
+    body = json.dumps(PROMPT)[:-1] + f', "cache_hit_threshold": {value}}}'
+    answer = await client.post(
+        "/select", content=body, headers={"content-type": "application/json"}
+    )
+    assert answer.status_code in {400, 422}
 
 
 # -- busy thresholds -------------------------------------------------------------------------------
 
 
-def test_busy_thresholds_over_http() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service)
-        off = dict.fromkeys(THRESHOLDS)
-        path = "/busy_threshold"
+@run_by(in_process, admission_control="token-capacity")
+async def test_busy_thresholds_over_http(client: httpx.AsyncClient, service: Driver) -> None:
+    seat(service)
+    off = dict.fromkeys(THRESHOLDS)
+    path = "/busy_threshold"
 
-        async def post(**body: Any) -> httpx.Response:
-            return await client.post(path, json={"model": "default", **body})
+    async def post(**body: Any) -> httpx.Response:
+        return await client.post(path, json={"model": "default", **body})
 
-        assert (await client.get(path)).json() == {"thresholds": [{"model": "default", **off}]}
-        answer = await post(active_decode_blocks_threshold=0.85)
-        assert answer.status_code == 200
-        first = {"model": "default", **off, "active_decode_blocks_threshold": 0.85}
-        assert answer.json() == first
-        both = {**first, "active_prefill_tokens_threshold": 10}
-        assert (await post(active_prefill_tokens_threshold=10)).json() == both
-        nothing = await post(active_decode_blocks_threshold=None)
-        assert nothing.json() == both, "null changes nothing, it reads"
-        assert (await client.get(path)).json() == {"thresholds": [both]}
-        cleared = await post(clear=["active_decode_blocks_threshold"])
-        assert cleared.json()["active_decode_blocks_threshold"] is None
-        unknown = await client.post(path, json={"model": "nobody"})
-        assert (unknown.status_code, unknown.json()) == (200, {"model": "nobody", **off})
-        setting = {"model": "nobody", "active_prefill_tokens_threshold": 1}
-        refused = await client.post(path, json=setting)
-        assert refused.status_code == 404
-        assert "discovered" in refused.json()["error"]
-        gone = await client.delete(path, params={"model": "default"})
-        assert (gone.status_code, gone.json()) == (200, {"model": "default", **off})
-
-    in_process(use, admission_control="token-capacity")
+    assert (await client.get(path)).json() == {"thresholds": [{"model": "default", **off}]}
+    answer = await post(active_decode_blocks_threshold=0.85)
+    assert answer.status_code == 200
+    first = {"model": "default", **off, "active_decode_blocks_threshold": 0.85}
+    assert answer.json() == first
+    both = {**first, "active_prefill_tokens_threshold": 10}
+    assert (await post(active_prefill_tokens_threshold=10)).json() == both
+    nothing = await post(active_decode_blocks_threshold=None)
+    assert nothing.json() == both, "null changes nothing, it reads"
+    assert (await client.get(path)).json() == {"thresholds": [both]}
+    cleared = await post(clear=["active_decode_blocks_threshold"])
+    assert cleared.json()["active_decode_blocks_threshold"] is None
+    unknown = await client.post(path, json={"model": "nobody"})
+    assert (unknown.status_code, unknown.json()) == (200, {"model": "nobody", **off})
+    setting = {"model": "nobody", "active_prefill_tokens_threshold": 1}
+    refused = await client.post(path, json=setting)
+    assert refused.status_code == 404
+    assert "discovered" in refused.json()["error"]
+    gone = await client.delete(path, params={"model": "default"})
+    assert (gone.status_code, gone.json()) == (200, {"model": "default", **off})
 
 
 @pytest.mark.parametrize(
@@ -298,86 +291,84 @@ def test_busy_thresholds_over_http() -> None:
         ('{"model": "' + "m" * 300 + '"}', 413),
     ],
 )
-def test_what_cannot_be_a_busy_threshold(body: str, status: int) -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service)
-        kind = {"content-type": "application/json"}
-        answer = await client.post("/busy_threshold", content=body, headers=kind)
-        assert answer.status_code == status
-        assert isinstance(answer.json()["error"], str)
-        answer = await client.post("/busy_threshold", content="{}", headers={})
-        assert answer.status_code == 415
+@run_by(in_process, admission_control="token-capacity", max_body_bytes=256)
+async def test_what_cannot_be_a_busy_threshold(
+    client: httpx.AsyncClient, service: Driver, *, body: str, status: int
+) -> None:
+    seat(service)
+    kind = {"content-type": "application/json"}
+    answer = await client.post("/busy_threshold", content=body, headers=kind)
+    assert answer.status_code == status
+    assert isinstance(answer.json()["error"], str)
+    answer = await client.post("/busy_threshold", content="{}", headers={})
+    assert answer.status_code == 415
 
-    in_process(use, admission_control="token-capacity", max_body_bytes=256)
 
-
-def test_busy_thresholds_while_admission_control_is_off() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service)
-        setting = {"model": "default", "active_prefill_tokens_threshold": 1}
-        answer = await client.post("/busy_threshold", json=setting)
-        assert (answer.status_code, answer.json()["code"]) == (409, "admission_control_off")
-        assert (await client.delete("/busy_threshold")).status_code == 400
-
-    in_process(use)
+@run_by(in_process)
+async def test_busy_thresholds_while_admission_control_is_off(
+    client: httpx.AsyncClient, service: Driver
+) -> None:
+    seat(service)
+    setting = {"model": "default", "active_prefill_tokens_threshold": 1}
+    answer = await client.post("/busy_threshold", json=setting)
+    assert (answer.status_code, answer.json()["code"]) == (409, "admission_control_off")
+    assert (await client.delete("/busy_threshold")).status_code == 400
 
 
 # -- policies, workers, metrics --------------------------------------------------------------------
 
 
-def test_the_policy_is_read_and_changed() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service)
-        before = (await client.get("/admission")).json()
-        assert (before["policy"], before["mode"], before["scopes"]) == ("always-admit", "none", [])
-        change = {"policy": "token-bucket", "config": {"capacity": 32, "refill_rate": 1}}
-        after = (await client.put("/admission", json=change)).json()
-        assert (after["policy"], after["config"]) == ("token-bucket", change["config"])
-        assert (await client.post("/select", json=PROMPT)).status_code == 200
-        refused = await client.post("/select", json={**PROMPT, "fairness_id": "t"})
-        assert refused.json()["error"] == "insufficient tokens"
-        assert (refused.json()["code"], refused.json()["policy"]) == (
-            "insufficient-tokens",
-            "token-bucket",
-        )
-        counters = (await client.get("/admission")).json()["counters"]["standard"]
-        assert counters == {
-            "offered": 2,
-            "admitted": 1,
-            "refused": 1,
-            "withdrawn": 0,
-            "waiting": 0,
-        }
-        for wrong in ({"policy": "nonsense"}, {"policy": "token-bucket", "config": {"x": 1}}):
-            assert (await client.put("/admission", json=wrong)).status_code == 422
-        odd = {**PROMPT, "slo_class": "batch", "priority": 4}
-        answer = await client.post("/select", json=odd)
-        assert (answer.status_code, answer.json()["field"]) == (422, "priority")
-
-    in_process(use)
+@run_by(in_process)
+async def test_the_policy_is_read_and_changed(client: httpx.AsyncClient, service: Driver) -> None:
+    seat(service)
+    before = (await client.get("/admission")).json()
+    assert (before["policy"], before["mode"], before["scopes"]) == ("always-admit", "none", [])
+    change = {"policy": "token-bucket", "config": {"capacity": 32, "refill_rate": 1}}
+    after = (await client.put("/admission", json=change)).json()
+    assert (after["policy"], after["config"]) == ("token-bucket", change["config"])
+    assert (await client.post("/select", json=PROMPT)).status_code == 200
+    refused = await client.post("/select", json={**PROMPT, "fairness_id": "t"})
+    assert refused.json()["error"] == "insufficient tokens"
+    assert (refused.json()["code"], refused.json()["policy"]) == (
+        "insufficient-tokens",
+        "token-bucket",
+    )
+    counters = (await client.get("/admission")).json()["counters"]["standard"]
+    assert counters == {
+        "offered": 2,
+        "admitted": 1,
+        "refused": 1,
+        "withdrawn": 0,
+        "waiting": 0,
+    }
+    for wrong in ({"policy": "nonsense"}, {"policy": "token-bucket", "config": {"x": 1}}):
+        assert (await client.put("/admission", json=wrong)).status_code == 422
+    odd = {**PROMPT, "slo_class": "batch", "priority": 4}
+    answer = await client.post("/select", json=odd)
+    assert (answer.status_code, answer.json()["field"]) == (422, "priority")
 
 
-def test_a_worker_tells_its_load_and_shows_its_caps() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        told: dict[str, Any] = {"max_inflight": 3, "max_queued": 2, "max_num_seqs": 256}
-        told["role"] = "aggregated"
-        seat(service, total_kv_blocks=100, **told)
-        record = (await client.get("/workers")).json()[0]
-        assert {name: record[name] for name in told} == told
-        told = {"ranks": [{"kv_used_blocks": 90}, {"dp_rank": 4, "kv_used_blocks": 1}]}
-        answer = await client.post("/workers/1/metrics", json=told)
-        assert (answer.status_code, answer.json()) == (200, {"accepted": [0], "dropped": [4]})
-        refused = await client.post("/select", json=PROMPT)
-        assert (refused.json()["value"], refused.json()["limit"]) == (90.0, 85.0)
-        assert (await client.post("/workers/2/metrics", json=told)).status_code == 404
-        for ranks in ([], [{"kv_total_blocks": 1 << 64}]):
-            answer = await client.post("/workers/1/metrics", json={"ranks": ranks})
-            assert answer.status_code == 422
-        assert answer.json()["field"] == "ranks[0].kv_total_blocks"
-        patched = await client.patch("/workers/1", json={"max_inflight": 0})
-        assert patched.status_code == 422
-
-    in_process(use, admission_control="token-capacity", active_decode_blocks_threshold=0.85)
+@run_by(in_process, admission_control="token-capacity", active_decode_blocks_threshold=0.85)
+async def test_a_worker_tells_its_load_and_shows_its_caps(
+    client: httpx.AsyncClient, service: Driver
+) -> None:
+    told: dict[str, Any] = {"max_inflight": 3, "max_queued": 2, "max_num_seqs": 256}
+    told["role"] = "aggregated"
+    seat(service, total_kv_blocks=100, **told)
+    record = (await client.get("/workers")).json()[0]
+    assert {name: record[name] for name in told} == told
+    told = {"ranks": [{"kv_used_blocks": 90}, {"dp_rank": 4, "kv_used_blocks": 1}]}
+    answer = await client.post("/workers/1/metrics", json=told)
+    assert (answer.status_code, answer.json()) == (200, {"accepted": [0], "dropped": [4]})
+    refused = await client.post("/select", json=PROMPT)
+    assert (refused.json()["value"], refused.json()["limit"]) == (90.0, 85.0)
+    assert (await client.post("/workers/2/metrics", json=told)).status_code == 404
+    for ranks in ([], [{"kv_total_blocks": 1 << 64}]):
+        answer = await client.post("/workers/1/metrics", json={"ranks": ranks})
+        assert answer.status_code == 422
+    assert answer.json()["field"] == "ranks[0].kv_total_blocks"
+    patched = await client.patch("/workers/1", json={"max_inflight": 0})
+    assert patched.status_code == 422
 
 
 def test_metrics_of_admission_and_their_aliases() -> None:
@@ -405,39 +396,36 @@ def test_metrics_of_admission_and_their_aliases() -> None:
     in_process(use, **BUSY)
 
 
-def test_counters_of_all_scopes_do_not_fall_when_one_is_empty() -> None:
+@run_by(in_process, max_inflight_default=1, max_queued_default=0)
+async def test_counters_of_all_scopes_do_not_fall_when_one_is_empty(
+    client: httpx.AsyncClient, service: Driver
+) -> None:
     """To Prometheus one that falls began anew: what is there again later would count twice."""
-
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service)
-        assert (await client.post("/select_and_reserve", json=BOOK)).status_code == 200
-        assert (await client.post("/select", json=PROMPT)).status_code == 503
-        other = {"worker_id": 2, "endpoint": "e", "block_size": 16, "tenant_id": "t"}
-        other["kv_events_endpoint"] = "tcp://127.0.0.1:9"
-        assert (await client.post("/workers", json=other)).status_code == 201
-        service.delete_worker(1)
-        text = (await client.get("/metrics")).text
-        assert "dynamo_rejection_request_total 1.0" in text
-        assert 'dynamo_frontend_model_rejection_total{endpoint="select",model="default"} 1' in text
-        tenants = "select_service_admission_tenant_requests_total"
-        for outcome in ("admitted", "refused"):
-            assert f'{tenants}{{fairness_id="default",outcome="{outcome}"}} 1.0' in text
-
-    in_process(use, max_inflight_default=1, max_queued_default=0)
+    seat(service)
+    assert (await client.post("/select_and_reserve", json=BOOK)).status_code == 200
+    assert (await client.post("/select", json=PROMPT)).status_code == 503
+    other = {"worker_id": 2, "endpoint": "e", "block_size": 16, "tenant_id": "t"}
+    other["kv_events_endpoint"] = "tcp://127.0.0.1:9"
+    assert (await client.post("/workers", json=other)).status_code == 201
+    service.delete_worker(1)
+    text = (await client.get("/metrics")).text
+    assert "dynamo_rejection_request_total 1.0" in text
+    assert 'dynamo_frontend_model_rejection_total{endpoint="select",model="default"} 1' in text
+    tenants = "select_service_admission_tenant_requests_total"
+    for outcome in ("admitted", "refused"):
+        assert f'{tenants}{{fairness_id="default",outcome="{outcome}"}} 1.0' in text
 
 
-def test_tenants_have_few_labels() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service)
-        for number in range(20):
-            ask = {**PROMPT, "fairness_id": f"t{number}"}
-            assert (await client.post("/select", json=ask)).status_code == 503
-        families = Metrics(service, Traffic(), SETTINGS).families()
-        found = next(one for one in families if one.name.endswith("admission_tenant_requests"))
-        assert len({one.labels["fairness_id"] for one in found.samples}) <= 5
-        assert sum(one.value for one in found.samples if one.labels["outcome"] == "refused") == 20
-
-    in_process(use, admission_policy="reject-all", tenant_labels_max=4)
+@run_by(in_process, admission_policy="reject-all", tenant_labels_max=4)
+async def test_tenants_have_few_labels(client: httpx.AsyncClient, service: Driver) -> None:
+    seat(service)
+    for number in range(20):
+        ask = {**PROMPT, "fairness_id": f"t{number}"}
+        assert (await client.post("/select", json=ask)).status_code == 503
+    families = Metrics(service, Traffic(), SETTINGS).families()
+    found = next(one for one in families if one.name.endswith("admission_tenant_requests"))
+    assert len({one.labels["fairness_id"] for one in found.samples}) <= 5
+    assert sum(one.value for one in found.samples if one.labels["outcome"] == "refused") == 20
 
 
 def test_what_an_operator_set_outlives_the_process(tmp_path: Path) -> None:
@@ -482,18 +470,18 @@ def test_settings_that_make_no_sense_do_not_start() -> None:
         )
 
 
-def test_who_leaves_with_more_requests_behind_the_waiting_one_waits_no_longer() -> None:
-    async def use(port: int, service: Driver, _: Server) -> None:
-        seat(service)
-        assert (await asked(port, "/select_and_reserve", BOOK))[0] == 200
-        wire = await Wire.to(port)
-        wire.ask("POST", "/select_and_reserve", {**BOOK, "reservation_id": "b"})
-        wire.ask("GET", "/health")
-        await until(lambda: service.admission().scopes[0].waiting == 1)
-        wire.close()
-        await until(lambda: service.admission().scopes[0].waiting == 0)
-
-    on_a_port(use, max_inflight_default=1)
+@run_by(on_a_port, max_inflight_default=1)
+async def test_who_leaves_with_more_requests_behind_the_waiting_one_waits_no_longer(
+    port: int, service: Driver
+) -> None:
+    seat(service)
+    assert (await asked(port, "/select_and_reserve", BOOK))[0] == 200
+    wire = await Wire.to(port)
+    wire.ask("POST", "/select_and_reserve", {**BOOK, "reservation_id": "b"})
+    wire.ask("GET", "/health")
+    await until(lambda: service.admission().scopes[0].waiting == 1)
+    wire.close()
+    await until(lambda: service.admission().scopes[0].waiting == 0)
 
 
 def test_a_change_of_policy_lets_others_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:

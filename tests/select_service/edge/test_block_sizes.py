@@ -17,6 +17,7 @@ from select_service import SelectionService
 from select_service.edge.driver.driver import Driver
 from select_service.types import CoreLimits, SelectAndReserveRequest
 from tests import wait
+from tests.coroutines import run_by
 from tests.live.ports import free_port
 from tests.select_service.edge.serving import in_process, listening, seat
 
@@ -75,48 +76,45 @@ def test_a_million_tokens(form: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 16])
-def test_a_million_tokens_embedded(size: int) -> None:
-    async def use() -> None:
-        worker = {
-            "worker_id": 1,
-            "endpoint": "http://w1",
-            "block_size": size,
-            "kv_events_endpoint": "tcp://127.0.0.1:9",
-        }
-        async with SelectionService() as service:
-            await service.upsert_worker(worker)
-            prompts: list[dict[str, Any]] = [
-                {"token_ids": PROMPT.tolist()},
-                {"token_ids": PACKED},
-                hashed(size, "/select"),
-            ]
-            for prompt in prompts:
-                booked = await service.select_and_reserve(prompt | {"reservation_id": "r"})
-                assert getattr(booked, "worker_id", None) == 1
-                (row,) = (await service.loads())[0].loads
-                assert row.potential_decode_blocks == TOKENS // size
-                await service.free("r")
-
-    wait.run(use())
+async def test_a_million_tokens_embedded(size: int) -> None:
+    worker = {
+        "worker_id": 1,
+        "endpoint": "http://w1",
+        "block_size": size,
+        "kv_events_endpoint": "tcp://127.0.0.1:9",
+    }
+    async with SelectionService() as service:
+        await service.upsert_worker(worker)
+        prompts: list[dict[str, Any]] = [
+            {"token_ids": PROMPT.tolist()},
+            {"token_ids": PACKED},
+            hashed(size, "/select"),
+        ]
+        for prompt in prompts:
+            booked = await service.select_and_reserve(prompt | {"reservation_id": "r"})
+            assert getattr(booked, "worker_id", None) == 1
+            (row,) = (await service.loads())[0].loads
+            assert row.potential_decode_blocks == TOKENS // size
+            await service.free("r")
 
 
 @pytest.mark.parametrize("size", [1, 16])
-def test_a_million_tokens_that_an_engine_has_cached(size: int) -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service, block_size=size)
-        index = service.core.partitions[Scope("default", "default")].index
-        local, parent = block_hashes(PACKED, size), None
-        for start in range(0, TOKENS // size, 4096):
-            run = local[8 * start : 8 * (start + 4096)]
-            names = list(range(start + 1, start + 1 + len(run) // 8))
-            index.store(WorkerRank(1, 0), Tier.DEVICE, parent, names, run)
-            parent = names[-1]
-        body = msgspec.msgpack.encode({"token_ids": PACKED})
-        answer = await client.post("/select", content=body, headers={"content-type": MSGPACK})
-        assert answer.json()["overlap"]["gpu"] == TOKENS
-        assert answer.json()["effective_prefill_tokens"] == 0
-
-    in_process(use)
+@run_by(in_process)
+async def test_a_million_tokens_that_an_engine_has_cached(
+    client: httpx.AsyncClient, service: Driver, *, size: int
+) -> None:
+    seat(service, block_size=size)
+    index = service.core.partitions[Scope("default", "default")].index
+    local, parent = block_hashes(PACKED, size), None
+    for start in range(0, TOKENS // size, 4096):
+        run = local[8 * start : 8 * (start + 4096)]
+        names = list(range(start + 1, start + 1 + len(run) // 8))
+        index.store(WorkerRank(1, 0), Tier.DEVICE, parent, names, run)
+        parent = names[-1]
+    body = msgspec.msgpack.encode({"token_ids": PACKED})
+    answer = await client.post("/select", content=body, headers={"content-type": MSGPACK})
+    assert answer.json()["overlap"]["gpu"] == TOKENS
+    assert answer.json()["effective_prefill_tokens"] == 0
 
 
 def blocks_of(service: Driver) -> int:
@@ -124,24 +122,21 @@ def blocks_of(service: Driver) -> int:
     return model.loads[0].potential_decode_blocks
 
 
-def test_a_million_blocks_reach_a_replica() -> None:
-    async def use() -> None:
-        ports = [free_port(), free_port()]
-        async with (
-            listening(replica_sync_port=ports[0]) as (_, ours, _),
-            listening(replica_sync_port=ports[1]) as (_, theirs, _),
-        ):
-            for service, other in ((ours, ports[1]), (theirs, ports[0])):
-                seat(service, block_size=1)
-                service.register_peer(f"tcp://127.0.0.1:{other}")
-            await wait.until(lambda: all(map(hears_another, (ours, theirs))))
-            request = SelectAndReserveRequest(token_ids=PACKED, reservation_id="r")
-            await ours.select_and_reserve(request)
-            await wait.until(lambda: blocks_of(theirs) == TOKENS)
-            ours.free("r")
-            await wait.until(lambda: blocks_of(theirs) == 0)
-
-    wait.run(use())
+async def test_a_million_blocks_reach_a_replica() -> None:
+    ports = [free_port(), free_port()]
+    async with (
+        listening(replica_sync_port=ports[0]) as (_, ours, _),
+        listening(replica_sync_port=ports[1]) as (_, theirs, _),
+    ):
+        for service, other in ((ours, ports[1]), (theirs, ports[0])):
+            seat(service, block_size=1)
+            service.register_peer(f"tcp://127.0.0.1:{other}")
+        await wait.until(lambda: all(map(hears_another, (ours, theirs))))
+        request = SelectAndReserveRequest(token_ids=PACKED, reservation_id="r")
+        await ours.select_and_reserve(request)
+        await wait.until(lambda: blocks_of(theirs) == TOKENS)
+        ours.free("r")
+        await wait.until(lambda: blocks_of(theirs) == 0)
 
 
 def hears_another(service: Driver) -> bool:
@@ -149,16 +144,13 @@ def hears_another(service: Driver) -> bool:
     return sum(not one.gone for one in views) == 1
 
 
-def test_a_million_blocks_outlive_a_restart(tmp_path: Path) -> None:
-    async def use() -> None:
-        worker = {"worker_id": 1, "endpoint": "http://w1", "block_size": 1}
-        async with SelectionService(state_dir=tmp_path) as service:
-            await service.upsert_worker(worker | {"kv_events_endpoint": "tcp://127.0.0.1:9"})
-            await service.select_and_reserve({"token_ids": PACKED, "reservation_id": "r"})
-        async with SelectionService(state_dir=tmp_path) as service:
-            assert blocks_of(service.driver) == TOKENS
-
-    wait.run(use())
+async def test_a_million_blocks_outlive_a_restart(tmp_path: Path) -> None:
+    worker = {"worker_id": 1, "endpoint": "http://w1", "block_size": 1}
+    async with SelectionService(state_dir=tmp_path) as service:
+        await service.upsert_worker(worker | {"kv_events_endpoint": "tcp://127.0.0.1:9"})
+        await service.select_and_reserve({"token_ids": PACKED, "reservation_id": "r"})
+    async with SelectionService(state_dir=tmp_path) as service:
+        assert blocks_of(service.driver) == TOKENS
 
 
 @pytest.mark.parametrize("size", [1, 7, 16, 4096])

@@ -24,7 +24,7 @@ from select_service.types import (
     Selection,
     WorkerSpec,
 )
-from tests import wait
+from tests.coroutines import run_by
 from tests.live.ports import free_port
 from tests.select_service.edge.serving import in_process, listening, seat, worker
 from tests.wait import SCENARIO_S, until
@@ -138,20 +138,18 @@ def test_ranks_of_a_worker() -> None:
     statuses("POST", "/workers", made, 400, data_parallel_size_max=8)
 
 
-def test_scopes() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service, 1)
-        records = []
-        for number in (2, 3, 4):
-            answer = await client.post("/workers", json=worker(number, model_name=f"m{number}"))
-            records.append(answer.json())
-        assert [one["lifecycle"] for one in records] == ["schedulable", "schedulable", "incomplete"]
-        (reason,) = records[-1]["not_schedulable_reasons"]
-        assert "--scopes-max" in reason
-        assert (await client.post("/workers", json=worker(5))).json()["lifecycle"] == "schedulable"
-        assert 'limit_hits_total{name="scopes_max"} 1.0' in (await client.get("/metrics")).text
-
-    in_process(use, scopes_max=3)
+@run_by(in_process, scopes_max=3)
+async def test_scopes(client: httpx.AsyncClient, service: Driver) -> None:
+    seat(service, 1)
+    records = []
+    for number in (2, 3, 4):
+        answer = await client.post("/workers", json=worker(number, model_name=f"m{number}"))
+        records.append(answer.json())
+    assert [one["lifecycle"] for one in records] == ["schedulable", "schedulable", "incomplete"]
+    (reason,) = records[-1]["not_schedulable_reasons"]
+    assert "--scopes-max" in reason
+    assert (await client.post("/workers", json=worker(5))).json()["lifecycle"] == "schedulable"
+    assert 'limit_hits_total{name="scopes_max"} 1.0' in (await client.get("/metrics")).text
 
 
 def test_reservations() -> None:
@@ -162,29 +160,26 @@ def test_reservations() -> None:
     statuses("POST", "/select_and_reserve", made, 503, reservations_max=2)
 
 
-def test_reservations_that_are_waited_for_count() -> None:
-    async def run() -> None:
-        limits = CoreLimits(reservations_max=2)
-        async with SelectionService(limits=limits) as service:
-            spec = msgspec.convert(worker(1, max_inflight=1), WorkerSpec)
-            await service.upsert_worker(spec)
-            request = msgspec.convert(booking("a"), ReservationRequest)
-            await service.reserve(request)
-            core = service.driver.core
-            body = msgspec.convert(hashes(1), SelectAndReserveRequest)
-            waits = asyncio.ensure_future(service.select_and_reserve(body))
-            while not core.queries.loads()[0].pending_count:
-                await asyncio.sleep(0)
-            with pytest.raises(TooManyReservations):
-                await service.reserve(msgspec.convert(booking("b"), ReservationRequest))
-            await service.free("a")
-            answer = await waits
-            assert isinstance(answer, Selection)
-            assert core.lifecycle.bookings.expected == 1
-            await service.free(str(answer.reservation_id))
-            assert core.lifecycle.bookings.expected == 0
-
-    wait.run(run())
+async def test_reservations_that_are_waited_for_count() -> None:
+    limits = CoreLimits(reservations_max=2)
+    async with SelectionService(limits=limits) as service:
+        spec = msgspec.convert(worker(1, max_inflight=1), WorkerSpec)
+        await service.upsert_worker(spec)
+        request = msgspec.convert(booking("a"), ReservationRequest)
+        await service.reserve(request)
+        core = service.driver.core
+        body = msgspec.convert(hashes(1), SelectAndReserveRequest)
+        waits = asyncio.ensure_future(service.select_and_reserve(body))
+        while not core.queries.loads()[0].pending_count:
+            await asyncio.sleep(0)
+        with pytest.raises(TooManyReservations):
+            await service.reserve(msgspec.convert(booking("b"), ReservationRequest))
+        await service.free("a")
+        answer = await waits
+        assert isinstance(answer, Selection)
+        assert core.lifecycle.bookings.expected == 1
+        await service.free(str(answer.reservation_id))
+        assert core.lifecycle.bookings.expected == 0
 
 
 def test_leases() -> None:
@@ -199,19 +194,17 @@ def test_operations_of_a_batch() -> None:
 
 
 @pytest.mark.parametrize("bracket", ["[]", "{}"])
-def test_depth_of_a_body(bracket: str) -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service)
-        for depth, status in ((7, 200), (8, 200), (9, 400), (100_000, 400)):
-            inner = depth - 2  # within the body and the array of the field
-            opening = '{"a":' if bracket == "{}" else "["
-            text = opening * inner + "1" + bracket[1] * inner
-            body = f'{{"token_ids": [1], "unknown": ["[[[[[[[[\\"[[{{", {text}]}}'
-            headers = {"content-type": "application/json"}
-            answer = await client.post("/select", content=body, headers=headers)
-            assert answer.status_code == status, (depth, answer.text)
-
-    in_process(use, json_depth_max=8)
+@run_by(in_process, json_depth_max=8)
+async def test_depth_of_a_body(client: httpx.AsyncClient, service: Driver, *, bracket: str) -> None:
+    seat(service)
+    for depth, status in ((7, 200), (8, 200), (9, 400), (100_000, 400)):
+        inner = depth - 2  # within the body and the array of the field
+        opening = '{"a":' if bracket == "{}" else "["
+        text = opening * inner + "1" + bracket[1] * inner
+        body = f'{{"token_ids": [1], "unknown": ["[[[[[[[[\\"[[{{", {text}]}}'
+        headers = {"content-type": "application/json"}
+        answer = await client.post("/select", content=body, headers=headers)
+        assert answer.status_code == status, (depth, answer.text)
 
 
 def test_length_of_a_body() -> None:
@@ -329,140 +322,132 @@ def test_names_that_are_too_long_are_counted_by_their_limit() -> None:
     in_process(use, **names, batch_operations_max=8, wave_samples_max=8, session_ttl_s=60.0)
 
 
-def test_connections_from_one_address() -> None:
-    async def run() -> None:
-        async with listening(connections_per_address_max=2) as (port, _, server):
-            counts = server._counts
+async def test_connections_from_one_address() -> None:
+    async with listening(connections_per_address_max=2) as (port, _, server):
+        counts = server._counts
 
-            async def ask(host: str = "127.0.0.1") -> tuple[asyncio.StreamWriter, bytes]:
-                reader, writer = await asyncio.open_connection(
-                    "127.0.0.1", port, local_addr=(host, 0)
-                )
-                writer.write(b"GET /loads HTTP/1.1\r\nhost: s\r\n\r\n")
-                return writer, (await reader.readline())[:12]
+        async def ask(host: str = "127.0.0.1") -> tuple[asyncio.StreamWriter, bytes]:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(host, 0))
+            writer.write(b"GET /loads HTTP/1.1\r\nhost: s\r\n\r\n")
+            return writer, (await reader.readline())[:12]
 
-            first, one = await ask()
-            second, two = await ask()
-            third, three = await ask()
-            other, four = await ask("127.0.0.2")
-            assert [one, two, three, four] == [
-                *(b"HTTP/1.1 200", b"HTTP/1.1 200"),
-                *(b"HTTP/1.1 503", b"HTTP/1.1 200"),
-            ]
-            assert counts.refused_by_address == 1
-            await until(lambda: counts.by_address.get("127.0.0.1") == 2)
-            first.close()
-            await until(lambda: counts.by_address.get("127.0.0.1") == 1)
-            again, five = await ask()
-            assert five == b"HTTP/1.1 200"
-            for writer in (second, third, other, again):
-                writer.close()
-            await until(lambda: not counts.by_address)
-
-    wait.run(run())
+        first, one = await ask()
+        second, two = await ask()
+        third, three = await ask()
+        other, four = await ask("127.0.0.2")
+        assert [one, two, three, four] == [
+            *(b"HTTP/1.1 200", b"HTTP/1.1 200"),
+            *(b"HTTP/1.1 503", b"HTTP/1.1 200"),
+        ]
+        assert counts.refused_by_address == 1
+        await until(lambda: counts.by_address.get("127.0.0.1") == 2)
+        first.close()
+        await until(lambda: counts.by_address.get("127.0.0.1") == 1)
+        again, five = await ask()
+        assert five == b"HTTP/1.1 200"
+        for writer in (second, third, other, again):
+            writer.close()
+        await until(lambda: not counts.by_address)
 
 
-def test_replica_peers_are_refused_where_nobody_may_go() -> None:
-    async def run() -> None:
-        async with (
-            listening(replica_sync_port=free_port(), replica_peers_max=2) as (port, _, _server),
-            httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client,
-        ):
+async def test_replica_peers_are_refused_where_nobody_may_go() -> None:
+    async with (
+        listening(replica_sync_port=free_port(), replica_peers_max=2) as (port, _, _server),
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client,
+    ):
 
-            async def register(endpoint: str) -> httpx.Response:
-                body = {"endpoint": endpoint}
-                return await client.post("/replica_sync/register_peer", json=body)
+        async def register(endpoint: str) -> httpx.Response:
+            body = {"endpoint": endpoint}
+            return await client.post("/replica_sync/register_peer", json=body)
 
-            refused = await register("tcp://169.254.169.254:80")
-            assert (refused.status_code, refused.json()["field"]) == (400, "endpoint")
-            assert "169.254.0.0/16" in refused.json()["details"]["reason"]
-            assert (await register("ipc:///etc/passwd")).status_code == 201
-            assert (await register("tcp://nohost-xyz:1")).status_code == 201
-            assert (await register("tcp://127.0.0.1:1")).status_code == 409
-            text = (await client.get("/metrics")).text
-            assert 'connect_refused_total{reason="scheme"} 1.0' in text
-
-    wait.run(run())
+        refused = await register("tcp://169.254.169.254:80")
+        assert (refused.status_code, refused.json()["field"]) == (400, "endpoint")
+        assert "169.254.0.0/16" in refused.json()["details"]["reason"]
+        assert (await register("ipc:///etc/passwd")).status_code == 201
+        assert (await register("tcp://nohost-xyz:1")).status_code == 201
+        assert (await register("tcp://127.0.0.1:1")).status_code == 409
+        text = (await client.get("/metrics")).text
+        assert 'connect_refused_total{reason="scheme"} 1.0' in text
 
 
 @pytest.mark.parametrize(
     "endpoint",
     ["tcp://169.254.169.254:80", "tcp://[fe80::1]:80", "ipc:///etc/passwd", "inproc://x"],
 )
-def test_event_sources_where_nobody_may_go_put_the_worker_out(endpoint: str) -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service)
-        for number, fields in enumerate(
-            ({"kv_events_endpoint": endpoint}, {"replay_endpoint": endpoint}), 2
-        ):
-            answer = await client.post("/workers", json=worker(number, **fields))
-            assert (answer.status_code, answer.json()["lifecycle"]) == (201, "incomplete")
-            assert endpoint in answer.json()["not_schedulable_reasons"][0]
-        assert service.ready().schedulable_workers == 1
-
-    in_process(use)
-
-
-def test_a_worker_whose_name_leads_where_nobody_may_go() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        service.addresses._look_up = lambda _: ["169.254.169.254"]
-        body = worker(1, kv_events_endpoint="tcp://metadata.test:80")
-        answer = await client.post("/workers", json=body)
-        assert answer.json()["lifecycle"] == "schedulable", "registering waits for no name"
-        await until(lambda: not service.ready().schedulable_workers)
-        (record,) = service.workers()
-        assert "--connect-deny" in str(record.not_schedulable_reasons)
-        assert service.addresses.refused["resolved"] == 1
-
-    in_process(use)
+@run_by(in_process)
+async def test_event_sources_where_nobody_may_go_put_the_worker_out(
+    client: httpx.AsyncClient, service: Driver, *, endpoint: str
+) -> None:
+    seat(service)
+    for number, fields in enumerate(
+        ({"kv_events_endpoint": endpoint}, {"replay_endpoint": endpoint}), 2
+    ):
+        answer = await client.post("/workers", json=worker(number, **fields))
+        assert (answer.status_code, answer.json()["lifecycle"]) == (201, "incomplete")
+        assert endpoint in answer.json()["not_schedulable_reasons"][0]
+    assert service.ready().schedulable_workers == 1
 
 
-def test_an_end_that_is_refused_stays_refused_after_a_patch() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        await client.post("/workers", json=worker(1))
-        body = {"kv_events_endpoint": "tcp://169.254.169.254:80"}
-        answer = await client.patch("/workers/1", json=body)
-        assert answer.json()["lifecycle"] == "incomplete"
-        with pytest.raises(EndpointRefused):
-            service.addresses.place(body["kv_events_endpoint"])
+@run_by(in_process)
+async def test_a_worker_whose_name_leads_where_nobody_may_go(
+    client: httpx.AsyncClient, service: Driver
+) -> None:
+    service.addresses._look_up = lambda _: ["169.254.169.254"]
+    body = worker(1, kv_events_endpoint="tcp://metadata.test:80")
+    answer = await client.post("/workers", json=body)
+    assert answer.json()["lifecycle"] == "schedulable", "registering waits for no name"
+    await until(lambda: not service.ready().schedulable_workers)
+    (record,) = service.workers()
+    assert "--connect-deny" in str(record.not_schedulable_reasons)
+    assert service.addresses.refused["resolved"] == 1
 
-    in_process(use)
+
+@run_by(in_process)
+async def test_an_end_that_is_refused_stays_refused_after_a_patch(
+    client: httpx.AsyncClient, service: Driver
+) -> None:
+    await client.post("/workers", json=worker(1))
+    body = {"kv_events_endpoint": "tcp://169.254.169.254:80"}
+    answer = await client.patch("/workers/1", json=body)
+    assert answer.json()["lifecycle"] == "incomplete"
+    with pytest.raises(EndpointRefused):
+        service.addresses.place(body["kv_events_endpoint"])
 
 
 # -- what was taken is given back ----------------------------------------------------------------
 
 
-def test_empty_scopes_are_given_up_and_stay_pinned() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        core = service.core
-        now = 1000.0
-        for number in range(20):
-            seat(service, number, model_name=f"m{number}")
+@run_by(in_process)
+async def test_empty_scopes_are_given_up_and_stay_pinned(
+    client: httpx.AsyncClient, service: Driver
+) -> None:
+    core = service.core
+    now = 1000.0
+    for number in range(20):
+        seat(service, number, model_name=f"m{number}")
+    core.tick(now)
+    for number in range(1, 20):
+        service.delete_worker(number)
+    for _ in range(50):
+        now += 11.0
         core.tick(now)
-        for number in range(1, 20):
-            service.delete_worker(number)
-        for _ in range(50):
-            now += 11.0
-            core.tick(now)
-        assert len(core.partitions) == 20, "they linger"
-        now += core.limits.scope_linger_s
-        for _ in range(3):
-            now += 11.0
-            core.tick(now)
-        assert list(core.partitions) == [("m0", "default")]
-        assert len(list(core.registry.indexes())) == 1
-        assert core.membership.scopes_closed == 19
-        refused = await client.post("/select", json=hashes(1) | {"model_name": "m3"})
-        assert refused.status_code == 503
-        other = await client.post("/workers", json=worker(3, model_name="m3", block_size=32))
-        assert other.json()["lifecycle"] == "schedulable"
-        again = await client.post("/workers", json=worker(3, model_name="m3"))
-        assert again.json()["lifecycle"] == "schedulable"
-        answer = await client.post("/select", json=hashes(1) | {"model_name": "m3"})
-        assert answer.status_code == 200
-        core.check()
-
-    in_process(use)
+    assert len(core.partitions) == 20, "they linger"
+    now += core.limits.scope_linger_s
+    for _ in range(3):
+        now += 11.0
+        core.tick(now)
+    assert list(core.partitions) == [("m0", "default")]
+    assert len(list(core.registry.indexes())) == 1
+    assert core.membership.scopes_closed == 19
+    refused = await client.post("/select", json=hashes(1) | {"model_name": "m3"})
+    assert refused.status_code == 503
+    other = await client.post("/workers", json=worker(3, model_name="m3", block_size=32))
+    assert other.json()["lifecycle"] == "schedulable"
+    again = await client.post("/workers", json=worker(3, model_name="m3"))
+    assert again.json()["lifecycle"] == "schedulable"
+    answer = await client.post("/select", json=hashes(1) | {"model_name": "m3"})
+    assert answer.status_code == 200
+    core.check()
 
 
 @pytest.mark.slow

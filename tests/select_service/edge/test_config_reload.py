@@ -28,7 +28,7 @@ from select_service.edge.metrics.limit_metrics import limit_values
 from select_service.edge.tenancy.tenant_ids import prefix_of
 from select_service.errors import InvalidField, NeedsRestart
 from select_service.settings import FLAGS, ConfigError, Settings
-from tests import wait
+from tests.coroutines import run_by
 from tests.select_service.edge.security.credentials_made import TokenFile
 from tests.select_service.edge.serving import PROMPT, SETTINGS, in_process, listening, seat, worker
 from tests.wait import until
@@ -174,96 +174,88 @@ def test_whatever_is_put_is_in_force_or_changes_nothing(settings: dict[str, Any]
     assert service.core.registry.limits == reloading.settings.stream_limits
 
 
-def test_over_http() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service)
-        before = (await client.get("/config")).json()
-        assert before["settings"].keys() == BY_FIELD.keys()
-        shown = before["settings"]["tokens_per_request_max"]
-        assert shown == {"value": 1 << 21, "source": "default", "default": 1 << 21, "reloads": True}
-        body: Any = {"settings": {"tokens-per-request-max": 16, "max_body_bytes": 200}}
+@run_by(in_process)
+async def test_over_http(client: httpx.AsyncClient, service: Driver) -> None:
+    seat(service)
+    before = (await client.get("/config")).json()
+    assert before["settings"].keys() == BY_FIELD.keys()
+    shown = before["settings"]["tokens_per_request_max"]
+    assert shown == {"value": 1 << 21, "source": "default", "default": 1 << 21, "reloads": True}
+    body: Any = {"settings": {"tokens-per-request-max": 16, "max_body_bytes": 200}}
+    answer = await client.put("/config", json=body)
+    assert answer.status_code == 200
+    assert answer.json()["settings"]["tokens_per_request_max"]["value"] == 16
+    refused = await client.post("/select", json=PROMPT)
+    assert (refused.status_code, refused.json()["code"]) == (422, "too_many_tokens")
+    assert (await client.post("/select", json=PROMPT | {"lora": "x" * 300})).status_code == 413
+    text = (await client.get("/metrics")).text
+    assert 'select_service_limit{name="max_body_bytes"} 200.0' in text
+    assert 'config_reloads_total{by="put",outcome="applied"} 1.0' in text
+    for body, status, code in (
+        ({"settings": {"max_body_bytes": 0}}, 422, "invalid_field"),
+        ({"settings": {"port": 0}}, 409, "needs_restart"),
+        ({"settings": []}, 422, "invalid_field"),
+        ({}, 422, "invalid_field"),
+    ):
         answer = await client.put("/config", json=body)
-        assert answer.status_code == 200
-        assert answer.json()["settings"]["tokens_per_request_max"]["value"] == 16
-        refused = await client.post("/select", json=PROMPT)
-        assert (refused.status_code, refused.json()["code"]) == (422, "too_many_tokens")
-        assert (await client.post("/select", json=PROMPT | {"lora": "x" * 300})).status_code == 413
-        text = (await client.get("/metrics")).text
-        assert 'select_service_limit{name="max_body_bytes"} 200.0' in text
-        assert 'config_reloads_total{by="put",outcome="applied"} 1.0' in text
-        for body, status, code in (
-            ({"settings": {"max_body_bytes": 0}}, 422, "invalid_field"),
-            ({"settings": {"port": 0}}, 409, "needs_restart"),
-            ({"settings": []}, 422, "invalid_field"),
-            ({}, 422, "invalid_field"),
-        ):
-            answer = await client.put("/config", json=body)
-            assert (answer.status_code, answer.json()["code"]) == (status, code)
-        back = {"settings": {"tokens_per_request_max": None, "max_body_bytes": None}}
-        assert (await client.put("/config", json=back)).status_code == 200
-        assert (await client.post("/select", json=PROMPT)).status_code == 200
-
-    in_process(use)
+        assert (answer.status_code, answer.json()["code"]) == (status, code)
+    back = {"settings": {"tokens_per_request_max": None, "max_body_bytes": None}}
+    assert (await client.put("/config", json=back)).status_code == 200
+    assert (await client.post("/select", json=PROMPT)).status_code == 200
 
 
-def test_no_limit_locks_out_who_would_take_it_back() -> None:
+@run_by(in_process)
+async def test_no_limit_locks_out_who_would_take_it_back(client: httpx.AsyncClient) -> None:
     """What was put wins over the file and outlives the process: there would be no other way."""
-
-    async def use(client: httpx.AsyncClient, _: Driver) -> None:
-        for field in ("max_body_bytes", "head_bytes_max", "body_timeout_s", "header_timeout_s"):
-            for value in (0, 1e-300, 1, 128, 1024):
-                await client.put("/config", json={"settings": {field: value}})
-                back = await client.put("/config", json={"settings": {field: None}})
-                assert back.status_code == 200, (field, value, back.text)
-
-    in_process(use)
+    for field in ("max_body_bytes", "head_bytes_max", "body_timeout_s", "header_timeout_s"):
+        for value in (0, 1e-300, 1, 128, 1024):
+            await client.put("/config", json={"settings": {field: value}})
+            back = await client.put("/config", json={"settings": {field: None}})
+            assert back.status_code == 200, (field, value, back.text)
 
 
-def test_connections_that_are_open_follow() -> None:
-    async def run() -> None:
-        async with listening() as (_, _, server):
-            put(server._application.reloading, header_timeout_s=0.25, connections_max=3)
-            limits = server.config.http.limits  # type: ignore[union-attr]
-            assert (limits.header_timeout_s, limits.connections_max) == (0.25, 3)
-
-    wait.run(run())
+async def test_connections_that_are_open_follow() -> None:
+    async with listening() as (_, _, server):
+        put(server._application.reloading, header_timeout_s=0.25, connections_max=3)
+        limits = server.config.http.limits  # type: ignore[union-attr]
+        assert (limits.header_timeout_s, limits.connections_max) == (0.25, 3)
 
 
-def test_thresholds_hold_at_once_and_let_in_who_waits() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service, total_kv_blocks=100)
-        assert (await client.post("/select_and_reserve", json=PROMPT)).status_code == 200
-        body: Any = {"settings": {"max_inflight_default": 1, "max_queued_default": 1}}
-        assert (await client.put("/config", json=body)).status_code == 200
-        waits = asyncio.ensure_future(client.post("/select_and_reserve", json=PROMPT))
-        await until(lambda: service.core.queries.loads()[0].pending_count)
-        assert (await client.post("/select_and_reserve", json=PROMPT)).status_code == 503
-        await client.put("/config", json={"settings": {"max_inflight_default": 2}})
-        assert (await waits).status_code == 200
-        body = {
-            "settings": {
-                "max_inflight_default": None,
-                "admission_control": "token-capacity",
-                "active_prefill_tokens_threshold": 0,
-            }
-        }
-        assert (await client.put("/config", json=body)).status_code == 200
-        refused = await client.post("/select", json=PROMPT)
-        assert (refused.status_code, refused.json()["gate"]) == (503, "busy")
-        assert (await client.get("/busy_threshold")).json()["thresholds"][0] == {
-            "model": "default",
-            "active_decode_blocks_threshold": None,
+@run_by(in_process)
+async def test_thresholds_hold_at_once_and_let_in_who_waits(
+    client: httpx.AsyncClient, service: Driver
+) -> None:
+    seat(service, total_kv_blocks=100)
+    assert (await client.post("/select_and_reserve", json=PROMPT)).status_code == 200
+    body: Any = {"settings": {"max_inflight_default": 1, "max_queued_default": 1}}
+    assert (await client.put("/config", json=body)).status_code == 200
+    waits = asyncio.ensure_future(client.post("/select_and_reserve", json=PROMPT))
+    await until(lambda: service.core.queries.loads()[0].pending_count)
+    assert (await client.post("/select_and_reserve", json=PROMPT)).status_code == 503
+    await client.put("/config", json={"settings": {"max_inflight_default": 2}})
+    assert (await waits).status_code == 200
+    body = {
+        "settings": {
+            "max_inflight_default": None,
+            "admission_control": "token-capacity",
             "active_prefill_tokens_threshold": 0,
-            "active_prefill_tokens_threshold_frac": None,
         }
-        await client.put("/config", json={"settings": {"active_prefill_tokens_threshold": None}})
-        assert (await client.post("/select", json=PROMPT)).status_code == 200
-        await client.put("/config", json={"settings": {"global_cache_hit_threshold": 0.5}})
-        answer = (await client.post("/select", json=PROMPT)).json()
-        assert answer["finish_reason"] == "cache_threshold"
-        service.core.check()
-
-    in_process(use)
+    }
+    assert (await client.put("/config", json=body)).status_code == 200
+    refused = await client.post("/select", json=PROMPT)
+    assert (refused.status_code, refused.json()["gate"]) == (503, "busy")
+    assert (await client.get("/busy_threshold")).json()["thresholds"][0] == {
+        "model": "default",
+        "active_decode_blocks_threshold": None,
+        "active_prefill_tokens_threshold": 0,
+        "active_prefill_tokens_threshold_frac": None,
+    }
+    await client.put("/config", json={"settings": {"active_prefill_tokens_threshold": None}})
+    assert (await client.post("/select", json=PROMPT)).status_code == 200
+    await client.put("/config", json={"settings": {"global_cache_hit_threshold": 0.5}})
+    answer = (await client.post("/select", json=PROMPT)).json()
+    assert answer["finish_reason"] == "cache_threshold"
+    service.core.check()
 
 
 # -- the file ------------------------------------------------------------------------------------

@@ -131,111 +131,92 @@ FORMS: dict[str, Callable[[Fleet], dict[str, Any]]] = {
 @pytest.mark.parametrize("start", [0, 4])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("packed", [False, True], ids=["json", "msgpack"])
-def test_over_http(form: str, start: int, packed: bool) -> None:
-    async def use() -> None:
-        with three_ranks(start) as fleet:
-            spec = FORMS[form](fleet)
-            async with listening() as (port, service, _), httpx.AsyncClient() as client:
-                kind = "application/msgpack" if packed else "application/json"
-                answer = await client.post(
-                    f"http://{HOST}:{port}/workers",
-                    content=msgspec.msgpack.encode(spec) if packed else json.dumps(spec).encode(),
-                    headers={"content-type": kind},
-                )
-                assert answer.status_code == 201, answer.text
-                (record,) = (await client.get(f"http://{HOST}:{port}/workers")).json()
-                assert record["lifecycle"] == "schedulable"
-                assert record["replay_endpoint"] == spec["replay_endpoint"]
-                assert record.get("replay_endpoints") == spec.get("replay_endpoints")
-                await fleet.is_healed(service)
-
-    wait.run(use())
+async def test_over_http(form: str, start: int, packed: bool) -> None:
+    with three_ranks(start) as fleet:
+        spec = FORMS[form](fleet)
+        async with listening() as (port, service, _), httpx.AsyncClient() as client:
+            kind = "application/msgpack" if packed else "application/json"
+            answer = await client.post(
+                f"http://{HOST}:{port}/workers",
+                content=msgspec.msgpack.encode(spec) if packed else json.dumps(spec).encode(),
+                headers={"content-type": kind},
+            )
+            assert answer.status_code == 201, answer.text
+            (record,) = (await client.get(f"http://{HOST}:{port}/workers")).json()
+            assert record["lifecycle"] == "schedulable"
+            assert record["replay_endpoint"] == spec["replay_endpoint"]
+            assert record.get("replay_endpoints") == spec.get("replay_endpoints")
+            await fleet.is_healed(service)
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_embedded(form: str) -> None:
-    async def use() -> None:
-        with three_ranks() as fleet:
-            async with SelectionService() as service:
-                await service.upsert_worker(FORMS[form](fleet))
-                await fleet.is_healed(service.driver)
-
-    wait.run(use())
+async def test_embedded(form: str) -> None:
+    with three_ranks() as fleet:
+        async with SelectionService() as service:
+            await service.upsert_worker(FORMS[form](fleet))
+            await fleet.is_healed(service.driver)
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_after_a_restart_from_a_state_directory(form: str, tmp_path: Path) -> None:
-    async def use() -> None:
-        with three_ranks() as fleet:
-            async with SelectionService(state_dir=tmp_path) as service:
-                record = await service.upsert_worker(FORMS[form](fleet))
-                for engine in fleet.ranks:
-                    await wait.until(engine.has_subscriber)
-            async with SelectionService(state_dir=tmp_path) as service:
-                assert await service.workers() == [record]
-                await fleet.is_healed(service.driver)
-
-    wait.run(use())
+async def test_after_a_restart_from_a_state_directory(form: str, tmp_path: Path) -> None:
+    with three_ranks() as fleet:
+        async with SelectionService(state_dir=tmp_path) as service:
+            record = await service.upsert_worker(FORMS[form](fleet))
+            for engine in fleet.ranks:
+                await wait.until(engine.has_subscriber)
+        async with SelectionService(state_dir=tmp_path) as service:
+            assert await service.workers() == [record]
+            await fleet.is_healed(service.driver)
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_through_the_client(form: str) -> None:
-    async def use() -> None:
-        with three_ranks() as fleet:
-            spec = msgspec.convert(FORMS[form](fleet), WorkerSpec)
-            async with listening() as (port, service, _):
-                async with AsyncClient(f"http://{HOST}:{port}") as client:
-                    record = await client.upsert_worker(spec)
-                    assert record.lifecycle == "schedulable"
-                await fleet.is_healed(service)
-
-    wait.run(use())
+async def test_through_the_client(form: str) -> None:
+    with three_ranks() as fleet:
+        spec = msgspec.convert(FORMS[form](fleet), WorkerSpec)
+        async with listening() as (port, service, _):
+            async with AsyncClient(f"http://{HOST}:{port}") as client:
+                record = await client.upsert_worker(spec)
+                assert record.lifecycle == "schedulable"
+            await fleet.is_healed(service)
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_from_a_workers_file(form: str, tmp_path: Path) -> None:
-    async def use() -> None:
-        with three_ranks() as fleet:
-            path = tmp_path / "workers.json"
-            path.write_text(json.dumps([FORMS[form](fleet)]))
-            async with discovering(workers_file=str(path)) as service:
-                await fleet.is_healed(service)
-
-    wait.run(use())
+async def test_from_a_workers_file(form: str, tmp_path: Path) -> None:
+    with three_ranks() as fleet:
+        path = tmp_path / "workers.json"
+        path.write_text(json.dumps([FORMS[form](fleet)]))
+        async with discovering(workers_file=str(path)) as service:
+            await fleet.is_healed(service)
 
 
 @pytest.mark.parametrize("start", [0, 4])
 @pytest.mark.parametrize("source", ["pods", "endpointslices"])
-def test_from_kubernetes(source: str, start: int) -> None:
+async def test_from_kubernetes(source: str, start: int) -> None:
     """Annotations name the ports of the pod's first rank."""
-
-    async def use() -> None:
-        with three_ranks(start) as fleet:
-            annotations: dict[str, Any] = {
-                "block_size": str(BLOCK),
-                "data_parallel_start_rank": str(start),
-                "data_parallel_size": str(len(RANKS)),
-                "kv_events_port": str(fleet.events + start),
-                "kv_replay_port": str(fleet.replay + start),
-            }
-            named = pod(HOST, **annotations)
-            slices = {
-                "metadata": {"annotations": named["metadata"]["annotations"]},
-                "endpoints": [{"addresses": [HOST], "targetRef": {"name": "w-0"}}],
-                "ports": [{"name": "http", "port": 8000}],
-            }
-            async with FakeKubernetes().serving() as api:
-                await api.put(source, "w-0", **(named if source == "pods" else slices))
-                async with discovering(
-                    kubernetes_workers="app=vllm",
-                    kubernetes_workers_from=source,
-                    kubernetes_api=api.url,
-                    kubernetes_namespace="ns",
-                    kubernetes_credentials="/nonexistent",
-                ) as service:
-                    await fleet.is_healed(service)
-
-    wait.run(use())
+    with three_ranks(start) as fleet:
+        annotations: dict[str, Any] = {
+            "block_size": str(BLOCK),
+            "data_parallel_start_rank": str(start),
+            "data_parallel_size": str(len(RANKS)),
+            "kv_events_port": str(fleet.events + start),
+            "kv_replay_port": str(fleet.replay + start),
+        }
+        named = pod(HOST, **annotations)
+        slices = {
+            "metadata": {"annotations": named["metadata"]["annotations"]},
+            "endpoints": [{"addresses": [HOST], "targetRef": {"name": "w-0"}}],
+            "ports": [{"name": "http", "port": 8000}],
+        }
+        async with FakeKubernetes().serving() as api:
+            await api.put(source, "w-0", **(named if source == "pods" else slices))
+            async with discovering(
+                kubernetes_workers="app=vllm",
+                kubernetes_workers_from=source,
+                kubernetes_api=api.url,
+                kubernetes_namespace="ns",
+                kubernetes_credentials="/nonexistent",
+            ) as service:
+                await fleet.is_healed(service)
 
 
 @contextlib.asynccontextmanager

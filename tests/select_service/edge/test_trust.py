@@ -15,7 +15,7 @@ from indexer.types import Scope, Tier, WorkerRank
 from select_service.demo.encoding import StoredBlocks, encode_batch
 from select_service.demo.publisher import EventPublisher
 from select_service.edge.driver.driver import Driver
-from select_service.edge.server import Server
+from tests.coroutines import run_by
 from tests.select_service.edge.http.test_api import problem
 from tests.select_service.edge.metrics.test_exposition import SCOPE, scrape, value
 from tests.select_service.edge.serving import Wire, in_process, on_a_port, seat
@@ -43,155 +43,151 @@ async def row(client: httpx.AsyncClient, worker_id: int = 1) -> dict[str, Any]:
     return next(one for one in ranks if one["worker_id"] == worker_id)
 
 
-def test_what_is_told_with_the_end_or_after_it() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service)
-        hold(service, 1)
+@run_by(in_process)
+async def test_what_is_told_with_the_end_or_after_it(
+    client: httpx.AsyncClient, service: Driver
+) -> None:
+    seat(service)
+    hold(service, 1)
+    await book(client)
+    await client.delete("/reservations/r")
+    wrong = await client.delete("/reservations/r?cached_tokens=-1")
+    problem(wrong, 400, "invalid_query", "cached_tokens")
+    answer = await client.delete("/reservations/r?cached_tokens=32")
+    assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
+    assert (await row(client))["samples"] == 1
+    await book(client)
+    operation = {"op": "free", "reservation_id": "r", "cached_tokens": 0}
+    answer = await client.post("/reservations/batch", json={"operations": [operation]})
+    assert answer.json() == {"results": [{"status": 200}]}
+    assert (await row(client))["samples"] == 2
+    assert (await client.delete("/reservations/r?other=1")).status_code == 200
+
+
+@run_by(in_process)
+async def test_what_is_told_in_either_form_and_in_a_batch(
+    client: httpx.AsyncClient, service: Driver
+) -> None:
+    seat(service)
+    hold(service, 1)
+    packed = msgspec.msgpack.encode({"cached_tokens": 32})
+    for told in (
+        {"json": {"cached_tokens": 32}},
+        {"content": packed, "headers": {"content-type": "application/msgpack"}},
+        {"content": b'{"cached_tokens": 32}'},
+        {"content": b'{"cached_tokens": 32}', "headers": {"content-type": "text/plain"}},
+    ):
         await book(client)
-        await client.delete("/reservations/r")
-        wrong = await client.delete("/reservations/r?cached_tokens=-1")
-        problem(wrong, 400, "invalid_query", "cached_tokens")
-        answer = await client.delete("/reservations/r?cached_tokens=32")
+        answer = await client.post(DONE, **told)
         assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
-        assert (await row(client))["samples"] == 1
-        await book(client)
-        operation = {"op": "free", "reservation_id": "r", "cached_tokens": 0}
-        answer = await client.post("/reservations/batch", json={"operations": [operation]})
-        assert answer.json() == {"results": [{"status": 200}]}
-        assert (await row(client))["samples"] == 2
-        assert (await client.delete("/reservations/r?other=1")).status_code == 200
+        await client.delete("/reservations/r")
+    await book(client)
+    operation = {"op": "prefill_complete", "reservation_id": "r", "cached_tokens": 64}
+    answer = await client.post("/reservations/batch", json={"operations": [operation]})
+    assert answer.json() == {"results": [{"status": 200}]}
+    assert await row(client) == {
+        "model_name": "default",
+        "tenant_id": "default",
+        "worker_id": 1,
+        "dp_rank": 0,
+        "trust": 1.0,
+        "reasons": [],
+        "prediction_error": pytest.approx(32 * 4 / 5),
+        "missing_share": pytest.approx(0.38, abs=0.02),
+        "samples": 5,
+        "rereads": 0,
+        "index": {
+            "state": "silent",
+            "lag_s": None,
+            "open_gaps": 0,
+            "lost_batches": 0,
+            "unknown_batches": 0,
+            "known_share": 1.0,
+        },
+    }
+    assert (await client.get("/trust?tenant_id=other")).json() == {"ranks": []}
 
-    in_process(use)
+
+@run_by(in_process)
+async def test_what_is_no_number_of_tokens_is_refused_and_named(
+    client: httpx.AsyncClient, service: Driver
+) -> None:
+    seat(service)
+    await book(client)
+    for wrong in (-1, 71, 2**64, 1.5, "1", [1], True):
+        answer = await client.post(DONE, json={"cached_tokens": wrong})
+        problem(answer, 422, "invalid_field", "cached_tokens")
+        operation = {"op": "prefill_complete", "reservation_id": "r", "cached_tokens": wrong}
+        batch = await client.post("/reservations/batch", json={"operations": [operation]})
+        assert "cached_tokens" in batch.text
+    problem(await client.post(DONE, content=b'{"cached_tokens": '), 400, "invalid_json")
+    assert (await client.get("/loads")).json()[0]["loads"][0]["potential_prefill_tokens"] == 70
+    assert (await client.post(DONE, json={"cached_tokens": None})).status_code == 200
+    assert (await row(client))["prediction_error"] is None
 
 
-def test_what_is_told_in_either_form_and_in_a_batch() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service)
-        hold(service, 1)
-        packed = msgspec.msgpack.encode({"cached_tokens": 32})
-        for told in (
-            {"json": {"cached_tokens": 32}},
-            {"content": packed, "headers": {"content-type": "application/msgpack"}},
-            {"content": b'{"cached_tokens": 32}'},
-            {"content": b'{"cached_tokens": 32}', "headers": {"content-type": "text/plain"}},
-        ):
-            await book(client)
-            answer = await client.post(DONE, **told)
+@run_by(in_process)
+async def test_other_bodies_are_ignored_as_ever(client: httpx.AsyncClient, service: Driver) -> None:
+    seat(service)
+    await book(client)
+    for content in (b"", b"{}", b'{"x": 1}', b"no json", b"\xff"):
+        for kind in ({}, {"content-type": "application/json"}, {"content-type": "a/b"}):
+            answer = await client.post(DONE, content=content, headers=kind)
             assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
-            await client.delete("/reservations/r")
-        await book(client)
-        operation = {"op": "prefill_complete", "reservation_id": "r", "cached_tokens": 64}
-        answer = await client.post("/reservations/batch", json={"operations": [operation]})
-        assert answer.json() == {"results": [{"status": 200}]}
-        assert await row(client) == {
-            "model_name": "default",
-            "tenant_id": "default",
-            "worker_id": 1,
-            "dp_rank": 0,
-            "trust": 1.0,
-            "reasons": [],
-            "prediction_error": pytest.approx(32 * 4 / 5),
-            "missing_share": pytest.approx(0.38, abs=0.02),
-            "samples": 5,
-            "rereads": 0,
-            "index": {
-                "state": "silent",
-                "lag_s": None,
-                "open_gaps": 0,
-                "lost_batches": 0,
-                "unknown_batches": 0,
-                "known_share": 1.0,
-            },
-        }
-        assert (await client.get("/trust?tenant_id=other")).json() == {"ranks": []}
-
-    in_process(use)
+            assert "warning" not in answer.headers
+    answer = await client.post(DONE, json={"cached_tokens": 1, "x": 1})
+    assert answer.headers["warning"] == '299 - "unknown field: x"'
+    problem(
+        await client.post("/reservations/nobody/prefill_complete", json={"cached_tokens": 1}),
+        *(404, "reservation_not_found"),
+    )
 
 
-def test_what_is_no_number_of_tokens_is_refused_and_named() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service)
-        await book(client)
-        for wrong in (-1, 71, 2**64, 1.5, "1", [1], True):
-            answer = await client.post(DONE, json={"cached_tokens": wrong})
-            problem(answer, 422, "invalid_field", "cached_tokens")
-            operation = {"op": "prefill_complete", "reservation_id": "r", "cached_tokens": wrong}
-            batch = await client.post("/reservations/batch", json={"operations": [operation]})
-            assert "cached_tokens" in batch.text
-        problem(await client.post(DONE, content=b'{"cached_tokens": '), 400, "invalid_json")
-        assert (await client.get("/loads")).json()[0]["loads"][0]["potential_prefill_tokens"] == 70
-        assert (await client.post(DONE, json={"cached_tokens": None})).status_code == 200
-        assert (await row(client))["prediction_error"] is None
-
-    in_process(use)
-
-
-def test_other_bodies_are_ignored_as_ever() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service)
-        await book(client)
-        for content in (b"", b"{}", b'{"x": 1}', b"no json", b"\xff"):
-            for kind in ({}, {"content-type": "application/json"}, {"content-type": "a/b"}):
-                answer = await client.post(DONE, content=content, headers=kind)
-                assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
-                assert "warning" not in answer.headers
-        answer = await client.post(DONE, json={"cached_tokens": 1, "x": 1})
-        assert answer.headers["warning"] == '299 - "unknown field: x"'
-        problem(
-            await client.post("/reservations/nobody/prefill_complete", json={"cached_tokens": 1}),
-            *(404, "reservation_not_found"),
-        )
-
-    in_process(use)
-
-
-def test_on_the_wire_whole_and_in_chunks() -> None:
-    async def use(port: int, service: Driver, _: Server) -> None:
-        seat(service)
-        hold(service, 1)
-        wire = await Wire.to(port)
-        samples = 0
-        for kind in ("content-type: application/json\r\n", "content-type: a/b\r\n", ""):
-            for chunked in (False, True):
-                body = BODY | {"reservation_id": "r"}
-                wire.ask("POST", "/select_and_reserve", body)
-                assert (await wire.answer())[0] == 200
-                said = b'{"cached_tokens":64}'
-                head = f"POST {DONE} HTTP/1.1\r\nhost: s\r\n{kind}"
-                if chunked:
-                    wire.say(f"{head}transfer-encoding: chunked\r\n\r\n".encode())
-                    wire.say(b"%x\r\n%b\r\n0\r\n\r\n" % (len(said), said))
-                else:
-                    wire.say(f"{head}content-length: {len(said)}\r\n\r\n".encode() + said)
-                assert (await wire.answer())[0] == 200
-                wire.ask("DELETE", "/reservations/r")
-                assert (await wire.answer())[0] == 200
-                samples += 1
-                assert service.trust().ranks[0].samples == samples
-
-    on_a_port(use)
+@run_by(on_a_port)
+async def test_on_the_wire_whole_and_in_chunks(port: int, service: Driver) -> None:
+    seat(service)
+    hold(service, 1)
+    wire = await Wire.to(port)
+    samples = 0
+    for kind in ("content-type: application/json\r\n", "content-type: a/b\r\n", ""):
+        for chunked in (False, True):
+            body = BODY | {"reservation_id": "r"}
+            wire.ask("POST", "/select_and_reserve", body)
+            assert (await wire.answer())[0] == 200
+            said = b'{"cached_tokens":64}'
+            head = f"POST {DONE} HTTP/1.1\r\nhost: s\r\n{kind}"
+            if chunked:
+                wire.say(f"{head}transfer-encoding: chunked\r\n\r\n".encode())
+                wire.say(b"%x\r\n%b\r\n0\r\n\r\n" % (len(said), said))
+            else:
+                wire.say(f"{head}content-length: {len(said)}\r\n\r\n".encode() + said)
+            assert (await wire.answer())[0] == 200
+            wire.ask("DELETE", "/reservations/r")
+            assert (await wire.answer())[0] == 200
+            samples += 1
+            assert service.trust().ranks[0].samples == samples
 
 
 @pytest.mark.parametrize("said", [b"x" * 3000, b'{"cached_tokens":64}' + b" " * 3000])
 @pytest.mark.parametrize("chunked", [False, True])
-def test_a_body_that_is_too_long_is_ignored_like_any_other(said: bytes, chunked: bool) -> None:
-    async def use(port: int, service: Driver, _: Server) -> None:
-        seat(service)
-        wire = await Wire.to(port)
-        wire.ask("POST", "/select_and_reserve", BODY | {"reservation_id": "r"})
-        assert (await wire.answer())[0] == 200
-        head = f"POST {DONE} HTTP/1.1\r\nhost: s\r\n"
-        if chunked:
-            wire.say(f"{head}transfer-encoding: chunked\r\n\r\n".encode())
-            wire.say(b"%x\r\n%b\r\n0\r\n\r\n" % (len(said), said))
-        else:
-            wire.say(f"{head}content-length: {len(said)}\r\n\r\n".encode() + said)
-        assert (await wire.answer())[0] == 200
-        assert service.loads()[0].loads[0].potential_prefill_tokens == 0
-        wire.ask("DELETE", "/reservations/r")
-        assert (await wire.answer())[0] == 200
-
-    on_a_port(use, max_body_bytes=1000)
+@run_by(on_a_port, max_body_bytes=1000)
+async def test_a_body_that_is_too_long_is_ignored_like_any_other(
+    port: int, service: Driver, *, said: bytes, chunked: bool
+) -> None:
+    seat(service)
+    wire = await Wire.to(port)
+    wire.ask("POST", "/select_and_reserve", BODY | {"reservation_id": "r"})
+    assert (await wire.answer())[0] == 200
+    head = f"POST {DONE} HTTP/1.1\r\nhost: s\r\n"
+    if chunked:
+        wire.say(f"{head}transfer-encoding: chunked\r\n\r\n".encode())
+        wire.say(b"%x\r\n%b\r\n0\r\n\r\n" % (len(said), said))
+    else:
+        wire.say(f"{head}content-length: {len(said)}\r\n\r\n".encode() + said)
+    assert (await wire.answer())[0] == 200
+    assert service.loads()[0].loads[0].potential_prefill_tokens == 0
+    wire.ask("DELETE", "/reservations/r")
+    assert (await wire.answer())[0] == 200
 
 
 def test_people_and_prometheus_are_told(caplog: pytest.LogCaptureFixture) -> None:
@@ -224,68 +220,66 @@ def test_people_and_prometheus_are_told(caplog: pytest.LogCaptureFixture) -> Non
     assert vars(told[0])["reasons"] == "prediction"
 
 
-def test_a_doubtful_index_is_read_again_over_the_wire() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service, 2)
-        hold(service, 2)
-        with EventPublisher() as engine:
-            endpoints = {
-                "kv_events_endpoint": engine.endpoint,
-                "replay_endpoint": engine.replay_endpoint,
-            }
-            seat(service, 1, **endpoints)
-            rank = WorkerRank(1, 0)
-            stream = service.core.membership.stream_at(rank)
-            index = service.core.partitions[Scope("default", "default")].index
-            assert stream is not None
-            assert service.sources.listeners is not None
-            listeners = service.sources.listeners
-            await until(lambda: listeners.is_connected(stream))
-            tokens = list(range(64))
-            payload = encode_batch(
-                1.0, [StoredBlocks((1, 2, 3, 4), None, tuple(tokens))], block_size=16
-            )
-            while not index.holds_anything(rank):  # it may be connected and not subscribed yet
-                engine.publish(payload)
-                await asyncio.sleep(0.02)
-            # what it missed before it was subscribed may be asked for
-            await until(lambda: (engine.serve_replay(), not stream.is_replaying)[1])
-            before, replays = stream.tallies.batches, stream.tallies.replays.get("complete", 0)
-            hold(service, 1)  # which it has never said
-            for worker_id, found in ((2, 64), *[(1, 0)] * 8):
-                await book(client, worker_id)
-                assert (await client.post(DONE, json={"cached_tokens": found})).status_code == 200
-                await client.delete("/reservations/r")
-            assert (await row(client))["trust"] == 0.0
-            rereads = service.core.counters.rereads
-
-            def is_asked_again() -> bool:
-                engine.serve_replay()  # what is on its way comes first
-                service._carry_out(service.core.tick(service._clock())[1])
-                return bool(rereads)
-
-            await until(is_asked_again)
-            assert rereads == {"asked": 1}
-            await until(lambda: engine.serve_replay() > 0)
-            await until(lambda: not stream.is_replaying)
-            await until(lambda: stream.tallies.batches > before)
-            assert stream.tallies.replays["complete"] > replays
-            assert index.blocks_of(rank)[Tier.DEVICE] == 4, "what was never said is gone"
-            answer = await client.post("/select", json=BODY | {"allowed_worker_ids": [1]})
-            assert answer.json()["overlap"]["gpu"] == 0
-
-    in_process(use)
-
-
-def test_flags_reach_the_core() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service)
-        hold(service, 1)
-        assert not service.core.trust_monitor._settings.weigh_freshness
-        for found in (64, 0, 0):
-            await book(client)
-            await client.post(DONE, json={"cached_tokens": found})
+@run_by(in_process)
+async def test_a_doubtful_index_is_read_again_over_the_wire(
+    client: httpx.AsyncClient, service: Driver
+) -> None:
+    seat(service, 2)
+    hold(service, 2)
+    with EventPublisher() as engine:
+        endpoints = {
+            "kv_events_endpoint": engine.endpoint,
+            "replay_endpoint": engine.replay_endpoint,
+        }
+        seat(service, 1, **endpoints)
+        rank = WorkerRank(1, 0)
+        stream = service.core.membership.stream_at(rank)
+        index = service.core.partitions[Scope("default", "default")].index
+        assert stream is not None
+        assert service.sources.listeners is not None
+        listeners = service.sources.listeners
+        await until(lambda: listeners.is_connected(stream))
+        tokens = list(range(64))
+        payload = encode_batch(
+            1.0, [StoredBlocks((1, 2, 3, 4), None, tuple(tokens))], block_size=16
+        )
+        while not index.holds_anything(rank):  # it may be connected and not subscribed yet
+            engine.publish(payload)
+            await asyncio.sleep(0.02)
+        # what it missed before it was subscribed may be asked for
+        await until(lambda: (engine.serve_replay(), not stream.is_replaying)[1])
+        before, replays = stream.tallies.batches, stream.tallies.replays.get("complete", 0)
+        hold(service, 1)  # which it has never said
+        for worker_id, found in ((2, 64), *[(1, 0)] * 8):
+            await book(client, worker_id)
+            assert (await client.post(DONE, json={"cached_tokens": found})).status_code == 200
             await client.delete("/reservations/r")
-        assert (await row(client))["reasons"] == ["prediction"]
+        assert (await row(client))["trust"] == 0.0
+        rereads = service.core.counters.rereads
 
-    in_process(use, trust_samples=2, trust_error_max=0.5, no_freshness_weighting=True)
+        def is_asked_again() -> bool:
+            engine.serve_replay()  # what is on its way comes first
+            service._carry_out(service.core.tick(service._clock())[1])
+            return bool(rereads)
+
+        await until(is_asked_again)
+        assert rereads == {"asked": 1}
+        await until(lambda: engine.serve_replay() > 0)
+        await until(lambda: not stream.is_replaying)
+        await until(lambda: stream.tallies.batches > before)
+        assert stream.tallies.replays["complete"] > replays
+        assert index.blocks_of(rank)[Tier.DEVICE] == 4, "what was never said is gone"
+        answer = await client.post("/select", json=BODY | {"allowed_worker_ids": [1]})
+        assert answer.json()["overlap"]["gpu"] == 0
+
+
+@run_by(in_process, trust_samples=2, trust_error_max=0.5, no_freshness_weighting=True)
+async def test_flags_reach_the_core(client: httpx.AsyncClient, service: Driver) -> None:
+    seat(service)
+    hold(service, 1)
+    assert not service.core.trust_monitor._settings.weigh_freshness
+    for found in (64, 0, 0):
+        await book(client)
+        await client.post(DONE, json={"cached_tokens": found})
+        await client.delete("/reservations/r")
+    assert (await row(client))["reasons"] == ["prediction"]

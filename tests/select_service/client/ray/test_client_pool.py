@@ -56,14 +56,11 @@ def test_selectors_come_and_go() -> None:
     asyncio.run(run())
 
 
-def test_one_for_everybody_who_asks_the_same() -> None:
-    async def run() -> None:
-        client_pool = client_pool_for([ONE], "n")
-        assert client_pool_for([ONE], "n") is client_pool
-        assert client_pool_for([TWO], "n") is not client_pool
-        assert client_pool_for([ONE], "n", Options(timeout_ms=1.0)) is not client_pool
-
-    asyncio.run(run())
+async def test_one_for_everybody_who_asks_the_same() -> None:
+    client_pool = client_pool_for([ONE], "n")
+    assert client_pool_for([ONE], "n") is client_pool
+    assert client_pool_for([TWO], "n") is not client_pool
+    assert client_pool_for([ONE], "n", Options(timeout_ms=1.0)) is not client_pool
 
 
 def test_no_address() -> None:

@@ -17,6 +17,7 @@ from select_service.edge.console.history import HISTORY_POINTS, POINT, History
 from select_service.edge.driver.driver import Driver
 from select_service.edge.http.traffic import LATENCY_BUCKETS_S, RouteTraffic, Traffic
 from tests import wait
+from tests.coroutines import run_by
 from tests.select_service.edge.serving import SETTINGS, in_process, seat
 from tests.wait import until
 
@@ -39,27 +40,27 @@ def test_a_point_counts_selections_and_their_time() -> None:
     assert (point["buckets"][0], point["buckets"][-1]) == (1, 1)
 
 
-def test_a_point_knows_what_was_cached_and_refused() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        book = History(service, Traffic())
-        await client.post("/select", json={"token_ids": [1]})
-        assert read(book.now())["failed"] == 1
-        seat(service)
-        (partition,) = service.core.partitions.values()
-        (rank, _), *_ = partition.fleet_slots.ranks_and_slots()
-        tokens = list(range(64))
-        partition.index.store(rank, Tier.DEVICE, None, [1, 2], block_hashes(tokens[:32], 16))
-        for body in ({"token_ids": tokens}, {"token_ids": tokens, "reservation_id": "a"}):
-            path = "/select_and_reserve" if "reservation_id" in body else "/select"
-            assert (await client.post(path, json=body)).status_code == 200
-        point = read(book.now())
-        assert (point["selections"], point["failed"], point["reservations"]) == (2, 1, 1)
-        assert (point["isl_tokens"], point["prefill_tokens"]) == (128, 64)
-        text = (await client.get("/metrics")).text
-        assert "select_service_selected_isl_tokens_total 128.0" in text
-        assert "select_service_selected_prefill_tokens_total 64.0" in text
-
-    in_process(use)
+@run_by(in_process)
+async def test_a_point_knows_what_was_cached_and_refused(
+    client: httpx.AsyncClient, service: Driver
+) -> None:
+    book = History(service, Traffic())
+    await client.post("/select", json={"token_ids": [1]})
+    assert read(book.now())["failed"] == 1
+    seat(service)
+    (partition,) = service.core.partitions.values()
+    (rank, _), *_ = partition.fleet_slots.ranks_and_slots()
+    tokens = list(range(64))
+    partition.index.store(rank, Tier.DEVICE, None, [1, 2], block_hashes(tokens[:32], 16))
+    for body in ({"token_ids": tokens}, {"token_ids": tokens, "reservation_id": "a"}):
+        path = "/select_and_reserve" if "reservation_id" in body else "/select"
+        assert (await client.post(path, json=body)).status_code == 200
+    point = read(book.now())
+    assert (point["selections"], point["failed"], point["reservations"]) == (2, 1, 1)
+    assert (point["isl_tokens"], point["prefill_tokens"]) == (128, 64)
+    text = (await client.get("/metrics")).text
+    assert "select_service_selected_isl_tokens_total 128.0" in text
+    assert "select_service_selected_prefill_tokens_total 64.0" in text
 
 
 def test_points_come_by_themselves_and_old_ones_go(monkeypatch: pytest.MonkeyPatch) -> None:

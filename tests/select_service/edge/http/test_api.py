@@ -13,6 +13,7 @@ from select_service.edge.driver.driver import Driver
 from select_service.edge.http.routes import ROUTES
 from select_service.settings import FieldValidation
 from select_service.version import __version__
+from tests.coroutines import run_by
 from tests.select_service.edge.metrics.test_exposition import scrape, value
 from tests.select_service.edge.security.credentials_made import TokenFile
 from tests.select_service.edge.serving import PROMPT, Wire, in_process, on_a_port, seat, worker
@@ -40,14 +41,12 @@ def raw(client: httpx.AsyncClient, path: str) -> httpx.URL:
         *("/reservations/", "/reservations//prefill_complete", "/reservations/a/b", "/he%61lth"),
     ],
 )
-def test_paths_are_exact(path: str) -> None:
-    async def use(client: httpx.AsyncClient, _: Driver) -> None:
-        for method in ("GET", "POST", "DELETE"):
-            answer = await client.request(method, raw(client, path))
-            problem(answer, 404, "route_not_found")
-            assert answer.json()["error"] == "route not found"
-
-    in_process(use)
+@run_by(in_process)
+async def test_paths_are_exact(client: httpx.AsyncClient, *, path: str) -> None:
+    for method in ("GET", "POST", "DELETE"):
+        answer = await client.request(method, raw(client, path))
+        problem(answer, 404, "route_not_found")
+        assert answer.json()["error"] == "route not found"
 
 
 @pytest.mark.parametrize("access_log", [False, True])
@@ -108,15 +107,15 @@ def test_the_root_tells_strangers_no_version(tmp_path: Path) -> None:
         ("get", "/health", "GET, HEAD"),
     ],
 )
-def test_known_path_wrong_method(method: str, path: str, allow: str) -> None:
-    async def use(client: httpx.AsyncClient, _: Driver) -> None:
-        request = client.build_request(method, raw(client, path))
-        request.method = method
-        answer = await client.send(request)
-        problem(answer, 405, "method_not_allowed")
-        assert answer.headers["allow"] == allow
-
-    in_process(use)
+@run_by(in_process)
+async def test_known_path_wrong_method(
+    client: httpx.AsyncClient, *, method: str, path: str, allow: str
+) -> None:
+    request = client.build_request(method, raw(client, path))
+    request.method = method
+    answer = await client.send(request)
+    problem(answer, 405, "method_not_allowed")
+    assert answer.headers["allow"] == allow
 
 
 NOT_200 = {
@@ -128,16 +127,14 @@ NOT_200 = {
 """Of an empty service without replicas; the pattern itself names nothing."""
 
 
-def test_head_works_on_get_routes() -> None:
-    async def use(client: httpx.AsyncClient, _: Driver) -> None:
-        for route in ROUTES:
-            if route.method == "GET":
-                answer = await client.head(route.pattern)
-                assert answer.status_code == NOT_200.get(route.pattern, 200)
-                assert answer.content == b""
-        assert (await client.head("/health")).headers["content-length"] == "15"
-
-    in_process(use)
+@run_by(in_process)
+async def test_head_works_on_get_routes(client: httpx.AsyncClient) -> None:
+    for route in ROUTES:
+        if route.method == "GET":
+            answer = await client.head(route.pattern)
+            assert answer.status_code == NOT_200.get(route.pattern, 200)
+            assert answer.content == b""
+    assert (await client.head("/health")).headers["content-length"] == "15"
 
 
 @pytest.mark.parametrize(
@@ -151,13 +148,11 @@ def test_head_works_on_get_routes() -> None:
         "Application/Problem+JSON ; x=y",
     ],
 )
-def test_media_types_accepted(media_type: str) -> None:
-    async def use(client: httpx.AsyncClient, _: Driver) -> None:
-        headers = {"content-type": media_type}
-        answer = await client.post("/select", content=b"{}", headers=headers)
-        problem(answer, 503, "no_schedulable_worker")
-
-    in_process(use)
+@run_by(in_process)
+async def test_media_types_accepted(client: httpx.AsyncClient, *, media_type: str) -> None:
+    headers = {"content-type": media_type}
+    answer = await client.post("/select", content=b"{}", headers=headers)
+    problem(answer, 503, "no_schedulable_worker")
 
 
 @pytest.mark.parametrize(
@@ -167,141 +162,127 @@ def test_media_types_accepted(media_type: str) -> None:
         *("application/+json", "text/json", "application/json-seq", "x/application/json"),
     ],
 )
-def test_media_types_refused_before_the_body_is_read(media_type: str) -> None:
-    async def use(client: httpx.AsyncClient, _: Driver) -> None:
-        headers = {"content-type": media_type} if media_type else {}
-        for path in ("/select", "/workers", "/reservations/x/output_block"):
-            answer = await client.post(path, content=b"no json" * 10**6, headers=headers)
-            problem(answer, 415, "unsupported_media_type")
+@run_by(in_process)
+async def test_media_types_refused_before_the_body_is_read(
+    client: httpx.AsyncClient, *, media_type: str
+) -> None:
+    headers = {"content-type": media_type} if media_type else {}
+    for path in ("/select", "/workers", "/reservations/x/output_block"):
+        answer = await client.post(path, content=b"no json" * 10**6, headers=headers)
+        problem(answer, 415, "unsupported_media_type")
 
-    in_process(use)
 
+@run_by(in_process, max_body_bytes=2048)
+async def test_the_body_limit_is_exact(client: httpx.AsyncClient, service: Driver) -> None:
+    limit = 2048
+    fits = json.dumps(PROMPT).encode().ljust(limit)
+    answer = await client.post("/select", content=fits, headers=JSON)
+    problem(answer, 503, "no_schedulable_worker")
+    problem(await client.post("/select", content=fits + b" ", headers=JSON), 413, "body_too_large")
 
-def test_the_body_limit_is_exact() -> None:
-    async def use(client: httpx.AsyncClient, _: Driver) -> None:
-        limit = 2048
-        fits = json.dumps(PROMPT).encode().ljust(limit)
-        answer = await client.post("/select", content=fits, headers=JSON)
-        problem(answer, 503, "no_schedulable_worker")
-        problem(
-            await client.post("/select", content=fits + b" ", headers=JSON), 413, "body_too_large"
-        )
+    async def pieces() -> Any:
+        for _ in range(3):
+            yield fits
 
-        async def pieces() -> Any:
-            for _ in range(3):
-                yield fits
-
-        answer = await client.post("/select", content=pieces(), headers=JSON)
-        problem(answer, 413, "body_too_large")
-
-    in_process(use, max_body_bytes=2048)
+    answer = await client.post("/select", content=pieces(), headers=JSON)
+    problem(answer, 413, "body_too_large")
 
 
 @pytest.mark.parametrize("path", ["/workers/x", "/workers/-1", "/workers/18446744073709551616"])
 @pytest.mark.parametrize("method", ["PATCH", "DELETE"])
-def test_path_numbers(method: str, path: str) -> None:
-    async def use(client: httpx.AsyncClient, _: Driver) -> None:
-        problem(await client.request(method, path, json={}), 400, "invalid_path")
-
-    in_process(use)
+@run_by(in_process)
+async def test_path_numbers(client: httpx.AsyncClient, *, method: str, path: str) -> None:
+    problem(await client.request(method, path, json={}), 400, "invalid_path")
 
 
-def test_path_numbers_in_other_spellings() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        for spelling in ("+1", "01", "%31", "+00000000000000000000000001"):
-            seat(service)
-            answer = await client.delete(raw(client, f"/workers/{spelling}"))
-            assert answer.status_code == 200, spelling
-            assert answer.json()["lifecycle"] == "unschedulable"
-        for spelling in ("1_0", "%20" + "1", "٣", "1.0", "1" * 30):
-            answer = await client.delete(f"/workers/{spelling}")
-            problem(answer, 400, "invalid_path")
-
-    in_process(use)
-
-
-def test_ids_are_percent_decoded_segments() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
+@run_by(in_process)
+async def test_path_numbers_in_other_spellings(client: httpx.AsyncClient, service: Driver) -> None:
+    for spelling in ("+1", "01", "%31", "+00000000000000000000000001"):
         seat(service)
-        booking = {"reservation_id": "a/b c", "worker_id": 1, **PROMPT}
-        assert (await client.post("/reservations", json=booking)).status_code == 201
-        answer = await client.post(raw(client, "/reservations/a%2Fb%20c/prefill_complete"))
-        assert answer.json() == {"status": "ok"}
-        assert (await client.delete(raw(client, "/reservations/a%2Fb%20c"))).status_code == 200
-        for path in ("/reservations/%FF", "/reservations/%C3%28"):
-            problem(await client.delete(raw(client, path)), 400, "invalid_path")
-        answer = await client.delete(raw(client, "/reservations/%zz"))
-        assert answer.json()["error"] == "reservation %zz not found"
-
-    in_process(use)
+        answer = await client.delete(raw(client, f"/workers/{spelling}"))
+        assert answer.status_code == 200, spelling
+        assert answer.json()["lifecycle"] == "unschedulable"
+    for spelling in ("1_0", "%20" + "1", "٣", "1.0", "1" * 30):
+        answer = await client.delete(f"/workers/{spelling}")
+        problem(answer, 400, "invalid_path")
 
 
-def test_queries() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service, 1)
-        seat(service, 2, model_name="m 1", tenant_id="")
-
-        async def ids(query: str) -> list[int]:
-            answer = await client.get(raw(client, f"/workers?{query}"))
-            assert answer.status_code == 200, answer.text
-            return [record["worker_id"] for record in answer.json()]
-
-        assert await ids("") == [1, 2]
-        assert await ids("model_name=m+1") == await ids("model_name=m%201") == [2]
-        assert await ids("tenant_id=") == await ids("tenant_id") == [2]
-        assert await ids("routing_group=default") == [1]
-        assert await ids("tenant_id=default&routing_group=default&x=1&x=2&y") == [1]
-        assert await ids("model_name=%ff") == []
-        for path in ("/workers", "/loads"):
-            answer = await client.get(f"{path}?model_name=a&model_name=b")
-            problem(answer, 400, "invalid_query", "model_name")
-            answer = await client.get(f"{path}?tenant_id=a&routing_group=b")
-            problem(answer, 422, "invalid_field", "routing_group")
-
-    in_process(use)
+@run_by(in_process)
+async def test_ids_are_percent_decoded_segments(client: httpx.AsyncClient, service: Driver) -> None:
+    seat(service)
+    booking = {"reservation_id": "a/b c", "worker_id": 1, **PROMPT}
+    assert (await client.post("/reservations", json=booking)).status_code == 201
+    answer = await client.post(raw(client, "/reservations/a%2Fb%20c/prefill_complete"))
+    assert answer.json() == {"status": "ok"}
+    assert (await client.delete(raw(client, "/reservations/a%2Fb%20c"))).status_code == 200
+    for path in ("/reservations/%FF", "/reservations/%C3%28"):
+        problem(await client.delete(raw(client, path)), 400, "invalid_path")
+    answer = await client.delete(raw(client, "/reservations/%zz"))
+    assert answer.json()["error"] == "reservation %zz not found"
 
 
-def test_a_worker_is_drained_and_put_back() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service)
-        seat(service, 2)
-        booking = {**PROMPT, "reservation_id": "a", "allowed_worker_ids": [1]}
-        assert (await client.post("/select_and_reserve", json=booking)).status_code == 200
-        idle = (await client.get("/workers/1/drain")).json()
-        assert (idle["lifecycle"], idle["drains"]) == ("schedulable", False)
-        told = await client.post("/workers/1/drain")  # no body, and none is needed
-        assert (told.status_code, "reason" in told.json()) == (200, False)
-        told = await client.post("/workers/1/drain", json={"reason": "new image"})
-        assert told.json() == {
-            "worker_id": 1,
-            "model_name": "default",
-            "tenant_id": "default",
-            "lifecycle": "draining",
-            "drains": True,
-            "reason": "new image",
-            "reservations": 1,
-            "prefill_tokens": 32,
-            "decode_blocks": 2,
-            "safe_to_terminate": False,
-            "waiting_for": ["1 reservation"],
-        }
-        pinned = {**PROMPT, "pinned_worker": {"worker_id": 1, "dp_rank": 0}}
-        refused = await client.post("/select", json=pinned)
-        problem(refused, 503, "worker_draining")
-        assert refused.json()["details"] == {"worker_ids": [1]}
-        samples = await scrape(client)
-        assert value(samples, "workers", lifecycle="draining") == 1
-        assert value(samples, "draining_reservations") == 1
-        assert value(samples, "drains_total", event="begun") == 1
-        assert (await client.delete("/reservations/a")).status_code == 200
-        assert (await client.get("/workers/1/drain")).json()["safe_to_terminate"] is True
-        assert (await client.delete("/workers/1/drain")).json()["lifecycle"] == "schedulable"
-        for method in ("GET", "POST", "DELETE"):
-            problem(await client.request(method, "/workers/9/drain"), 404, "worker_not_found")
-        too_long = await client.post("/workers/1/drain", json={"reason": "x" * 257})
-        problem(too_long, 422, "invalid_field", "reason")
+@run_by(in_process)
+async def test_queries(client: httpx.AsyncClient, service: Driver) -> None:
+    seat(service, 1)
+    seat(service, 2, model_name="m 1", tenant_id="")
 
-    in_process(use)
+    async def ids(query: str) -> list[int]:
+        answer = await client.get(raw(client, f"/workers?{query}"))
+        assert answer.status_code == 200, answer.text
+        return [record["worker_id"] for record in answer.json()]
+
+    assert await ids("") == [1, 2]
+    assert await ids("model_name=m+1") == await ids("model_name=m%201") == [2]
+    assert await ids("tenant_id=") == await ids("tenant_id") == [2]
+    assert await ids("routing_group=default") == [1]
+    assert await ids("tenant_id=default&routing_group=default&x=1&x=2&y") == [1]
+    assert await ids("model_name=%ff") == []
+    for path in ("/workers", "/loads"):
+        answer = await client.get(f"{path}?model_name=a&model_name=b")
+        problem(answer, 400, "invalid_query", "model_name")
+        answer = await client.get(f"{path}?tenant_id=a&routing_group=b")
+        problem(answer, 422, "invalid_field", "routing_group")
+
+
+@run_by(in_process)
+async def test_a_worker_is_drained_and_put_back(client: httpx.AsyncClient, service: Driver) -> None:
+    seat(service)
+    seat(service, 2)
+    booking = {**PROMPT, "reservation_id": "a", "allowed_worker_ids": [1]}
+    assert (await client.post("/select_and_reserve", json=booking)).status_code == 200
+    idle = (await client.get("/workers/1/drain")).json()
+    assert (idle["lifecycle"], idle["drains"]) == ("schedulable", False)
+    told = await client.post("/workers/1/drain")  # no body, and none is needed
+    assert (told.status_code, "reason" in told.json()) == (200, False)
+    told = await client.post("/workers/1/drain", json={"reason": "new image"})
+    assert told.json() == {
+        "worker_id": 1,
+        "model_name": "default",
+        "tenant_id": "default",
+        "lifecycle": "draining",
+        "drains": True,
+        "reason": "new image",
+        "reservations": 1,
+        "prefill_tokens": 32,
+        "decode_blocks": 2,
+        "safe_to_terminate": False,
+        "waiting_for": ["1 reservation"],
+    }
+    pinned = {**PROMPT, "pinned_worker": {"worker_id": 1, "dp_rank": 0}}
+    refused = await client.post("/select", json=pinned)
+    problem(refused, 503, "worker_draining")
+    assert refused.json()["details"] == {"worker_ids": [1]}
+    samples = await scrape(client)
+    assert value(samples, "workers", lifecycle="draining") == 1
+    assert value(samples, "draining_reservations") == 1
+    assert value(samples, "drains_total", event="begun") == 1
+    assert (await client.delete("/reservations/a")).status_code == 200
+    assert (await client.get("/workers/1/drain")).json()["safe_to_terminate"] is True
+    assert (await client.delete("/workers/1/drain")).json()["lifecycle"] == "schedulable"
+    for method in ("GET", "POST", "DELETE"):
+        problem(await client.request(method, "/workers/9/drain"), 404, "worker_not_found")
+    too_long = await client.post("/workers/1/drain", json={"reason": "x" * 257})
+    problem(too_long, 422, "invalid_field", "reason")
 
 
 def test_unknown_parameters_of_a_query() -> None:

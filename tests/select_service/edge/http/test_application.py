@@ -15,6 +15,7 @@ from select_service.edge.app import create_application
 from select_service.edge.driver.driver import Driver
 from select_service.edge.http.traffic import CLIENT_GONE
 from select_service.edge.server import Server
+from tests.coroutines import run_by
 from tests.select_service.edge.serving import PROMPT, SETTINGS, Wire, in_process, on_a_port, seat
 from tests.wait import until
 
@@ -34,41 +35,39 @@ def _pending(service: Driver) -> int:
     return sum(scope.pending_count for scope in service.loads())
 
 
-def test_a_request_that_waits_is_answered_when_there_is_room() -> None:
-    async def use(port: int, service: Driver, _: Server) -> None:
-        wire = await _fill(port, service)
-        waiting = await Wire.to(port)
-        waiting.ask("POST", "/select", {**PROMPT, "bogus": 1})
-        await until(lambda: _pending(service) == 1)
-        wire.ask("POST", "/reservations/busy/prefill_complete")
-        assert (await wire.answer())[0] == 200
-        status, headers, body = await waiting.answer()
-        assert status == 200
-        assert headers["warning"] == '299 - "unknown field: bogus"'
-        assert json.loads(body)["worker_id"] == 1
-        waiting.ask("GET", "/health")  # the connection is as good as before
-        assert (await waiting.answer())[0] == 200
+@run_by(on_a_port)
+async def test_a_request_that_waits_is_answered_when_there_is_room(
+    port: int, service: Driver
+) -> None:
+    wire = await _fill(port, service)
+    waiting = await Wire.to(port)
+    waiting.ask("POST", "/select", {**PROMPT, "bogus": 1})
+    await until(lambda: _pending(service) == 1)
+    wire.ask("POST", "/reservations/busy/prefill_complete")
+    assert (await wire.answer())[0] == 200
+    status, headers, body = await waiting.answer()
+    assert status == 200
+    assert headers["warning"] == '299 - "unknown field: bogus"'
+    assert json.loads(body)["worker_id"] == 1
+    waiting.ask("GET", "/health")  # the connection is as good as before
+    assert (await waiting.answer())[0] == 200
 
-    on_a_port(use)
 
-
-def test_a_refusal_after_waiting() -> None:
-    async def use(port: int, service: Driver, _: Server) -> None:
-        wire = await _fill(port, service)
-        waiting = await Wire.to(port)
-        waiting.ask("POST", "/select", PROMPT)
-        await until(lambda: _pending(service) == 1)
-        waiting_too = await Wire.to(port)
-        constraint = {"routing_constraints": {"required_taints": ["nobody"]}}
-        waiting_too.ask("POST", "/select", {**PROMPT, **constraint})
-        await until(lambda: _pending(service) == 2)
-        wire.ask("DELETE", "/reservations/busy")
-        assert (await wire.answer())[0] == 200
-        assert (await waiting.answer())[0] == 200
-        status, _headers, body = await waiting_too.answer()
-        assert (status, json.loads(body)["code"]) == (503, "no_eligible_worker")
-
-    on_a_port(use)
+@run_by(on_a_port)
+async def test_a_refusal_after_waiting(port: int, service: Driver) -> None:
+    wire = await _fill(port, service)
+    waiting = await Wire.to(port)
+    waiting.ask("POST", "/select", PROMPT)
+    await until(lambda: _pending(service) == 1)
+    waiting_too = await Wire.to(port)
+    constraint = {"routing_constraints": {"required_taints": ["nobody"]}}
+    waiting_too.ask("POST", "/select", {**PROMPT, **constraint})
+    await until(lambda: _pending(service) == 2)
+    wire.ask("DELETE", "/reservations/busy")
+    assert (await wire.answer())[0] == 200
+    assert (await waiting.answer())[0] == 200
+    status, _headers, body = await waiting_too.answer()
+    assert (status, json.loads(body)["code"]) == (503, "no_eligible_worker")
 
 
 def test_leaving_is_not_put_off_until_the_next_tick(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,13 +82,13 @@ def test_leaving_is_not_put_off_until_the_next_tick(monkeypatch: pytest.MonkeyPa
     on_a_port(use, header_timeout_s=9000.0, body_timeout_s=9000.0)
 
 
-def test_who_is_let_in_as_the_port_closes_is_sent_away() -> None:
-    async def use(port: int, _: Driver, server: Server) -> None:
-        server._application.leave()
-        late = await Wire.to(port)
-        assert await late.rest() == b""
-
-    on_a_port(use)
+@run_by(on_a_port)
+async def test_who_is_let_in_as_the_port_closes_is_sent_away(
+    port: int, service: Driver, server: Server
+) -> None:
+    server._application.leave()
+    late = await Wire.to(port)
+    assert await late.rest() == b""
 
 
 class _Endless:
@@ -109,33 +108,33 @@ class _Endless:
             self.closed = True
 
 
-def test_a_stream_ends_with_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def use(port: int, service: Driver, _: Server) -> None:
-        endless = _Endless()
-        monkeypatch.setattr(service, "dump", endless.dump)
-        wire = await Wire.to(port)
-        wire.ask("GET", "/dump")
-        await until(lambda: endless.pieces > 10)
-        wire.close()
-        await until(lambda: endless.closed)
+@run_by(on_a_port)
+async def test_a_stream_ends_with_its_client(
+    port: int, service: Driver, *, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endless = _Endless()
+    monkeypatch.setattr(service, "dump", endless.dump)
+    wire = await Wire.to(port)
+    wire.ask("GET", "/dump")
+    await until(lambda: endless.pieces > 10)
+    wire.close()
+    await until(lambda: endless.closed)
 
-    on_a_port(use)
 
-
-def test_a_stream_ends_with_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def use(port: int, service: Driver, server: Server) -> None:
-        endless = _Endless()
-        monkeypatch.setattr(service, "dump", endless.dump)
-        wire = await Wire.to(port)
-        wire.ask("GET", "/dump")
-        await until(lambda: endless.pieces > 10)
-        server.should_exit = True
-        data = await wire.rest()
-        assert data.startswith(b"HTTP/1.1 200")
-        assert not data.endswith(b"0\r\n\r\n")  # cut short, and recognisably so
-        await until(lambda: endless.closed)
-
-    on_a_port(use)
+@run_by(on_a_port)
+async def test_a_stream_ends_with_the_process(
+    port: int, service: Driver, server: Server, *, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endless = _Endless()
+    monkeypatch.setattr(service, "dump", endless.dump)
+    wire = await Wire.to(port)
+    wire.ask("GET", "/dump")
+    await until(lambda: endless.pieces > 10)
+    server.should_exit = True
+    data = await wire.rest()
+    assert data.startswith(b"HTTP/1.1 200")
+    assert not data.endswith(b"0\r\n\r\n")  # cut short, and recognisably so
+    await until(lambda: endless.closed)
 
 
 def test_a_stream_that_fails_is_cut(
@@ -195,73 +194,64 @@ def test_a_wait_that_fails_is_500(monkeypatch: pytest.MonkeyPatch) -> None:
     on_a_port(use)
 
 
-def test_a_client_that_leaves_within_its_body() -> None:
-    async def use(port: int, service: Driver, _: Server) -> None:
-        wire = await Wire.to(port)
-        wire.say(
-            b"POST /select HTTP/1.1\r\nhost: s\r\ncontent-type: application/json\r\n"
-            b"content-length: 100\r\n\r\n{"
-        )
-        other = await Wire.to(port)
-        other.ask("GET", "/health")
-        await other.answer()
-        wire.close()
+@run_by(on_a_port)
+async def test_a_client_that_leaves_within_its_body(port: int) -> None:
+    wire = await Wire.to(port)
+    wire.say(
+        b"POST /select HTTP/1.1\r\nhost: s\r\ncontent-type: application/json\r\n"
+        b"content-length: 100\r\n\r\n{"
+    )
+    other = await Wire.to(port)
+    other.ask("GET", "/health")
+    await other.answer()
+    wire.close()
 
-        async def gone() -> bool:
-            other.ask("GET", "/metrics")
-            text = (await other.answer())[2].decode()
-            line = f'route="/select",status="{CLIENT_GONE}"'
-            return line in text
+    async def gone() -> bool:
+        other.ask("GET", "/metrics")
+        text = (await other.answer())[2].decode()
+        line = f'route="/select",status="{CLIENT_GONE}"'
+        return line in text
 
-        while not await gone():
-            await asyncio.sleep(0.005)
-
-    on_a_port(use)
+    while not await gone():
+        await asyncio.sleep(0.005)
 
 
-def test_a_big_body_refused_early_is_read_to_its_end() -> None:
-    async def use(port: int, _: Driver, __: Server) -> None:
-        wire = await Wire.to(port)
-        head = b"POST /select HTTP/1.1\r\nhost: s\r\ncontent-type: application/json\r\n"
-        wire.say(head + b"content-length: 3000000\r\n\r\n")
-        assert (await wire.answer())[0] == 413
-        wire.say(b" " * 3_000_000)
-        wire.ask("GET", "/health")
-        assert (await wire.answer())[0] == 200
-
-    on_a_port(use, max_body_bytes=1000)
+@run_by(on_a_port, max_body_bytes=1000)
+async def test_a_big_body_refused_early_is_read_to_its_end(port: int) -> None:
+    wire = await Wire.to(port)
+    head = b"POST /select HTTP/1.1\r\nhost: s\r\ncontent-type: application/json\r\n"
+    wire.say(head + b"content-length: 3000000\r\n\r\n")
+    assert (await wire.answer())[0] == 413
+    wire.say(b" " * 3_000_000)
+    wire.ask("GET", "/health")
+    assert (await wire.answer())[0] == 200
 
 
-def test_a_client_that_asks_first_is_told_before_it_sends() -> None:
-    async def use(port: int, _: Driver, __: Server) -> None:
-        head = (
-            b"POST /select HTTP/1.1\r\nhost: s\r\ncontent-type: application/json\r\n"
-            b"expect: 100-continue\r\n"
-        )
-        wire = await Wire.to(port)
-        wire.say(head + b"content-length: 3000000\r\n\r\n")
-        status, headers, _body = await wire.answer()
-        assert (status, headers["connection"]) == (413, "close")
-        assert await wire.rest() == b""
-        wire = await Wire.to(port)
-        wire.say(head + b"content-length: 2\r\n\r\n")
-        assert await wire.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
-        wire.say(b"{}")
-        assert (await wire.answer())[0] == 503
-
-    on_a_port(use, max_body_bytes=1000)
+@run_by(on_a_port, max_body_bytes=1000)
+async def test_a_client_that_asks_first_is_told_before_it_sends(port: int) -> None:
+    head = (
+        b"POST /select HTTP/1.1\r\nhost: s\r\ncontent-type: application/json\r\n"
+        b"expect: 100-continue\r\n"
+    )
+    wire = await Wire.to(port)
+    wire.say(head + b"content-length: 3000000\r\n\r\n")
+    status, headers, _body = await wire.answer()
+    assert (status, headers["connection"]) == (413, "close")
+    assert await wire.rest() == b""
+    wire = await Wire.to(port)
+    wire.say(head + b"content-length: 2\r\n\r\n")
+    assert await wire.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+    wire.say(b"{}")
+    assert (await wire.answer())[0] == 503
 
 
-def test_only_http_is_served() -> None:
-    async def run() -> None:
-        async def nothing(*_: Any) -> Any:
-            raise AssertionError
+async def test_only_http_is_served() -> None:
+    async def nothing(*_: Any) -> Any:
+        raise AssertionError
 
-        application, _ = create_application(Driver(), SETTINGS)
-        with pytest.raises(RuntimeError, match="websocket"):
-            await application({"type": "websocket"}, nothing, nothing)
-
-    asyncio.run(run())
+    application, _ = create_application(Driver(), SETTINGS)
+    with pytest.raises(RuntimeError, match="websocket"):
+        await application({"type": "websocket"}, nothing, nothing)
 
 
 def test_the_access_log(caplog: pytest.LogCaptureFixture) -> None:

@@ -16,6 +16,7 @@ from select_service.edge.http.application import Application
 from select_service.edge.http.connection import HttpConnection
 from select_service.edge.http.routes import ROUTES
 from select_service.edge.server import Server
+from tests.coroutines import run_by
 from tests.select_service.edge.serving import PROMPT, SETTINGS, Wire, on_a_port, seat
 from tests.wait import until
 
@@ -103,17 +104,19 @@ async def _head(wire: Wire) -> tuple[int, dict[str, str], bytes]:
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES, ids=lambda e: f"{e[0]} {e[1]}")
-def test_both_ways_answer_alike(
-    exchange: tuple[str, str, object], monkeypatch: pytest.MonkeyPatch
+@run_by(on_a_port)
+async def test_both_ways_answer_alike(
+    port: int,
+    service: Driver,
+    *,
+    exchange: tuple[str, str, object],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def use(port: int, service: Driver, _: Server) -> None:
-        seat(service)
-        service.dumps._clock = lambda: 0.0  # how a dump is cut in pieces is a matter of time
-        fast = await _exchange(await Wire.to(port), exchange)
-        _make_all_exchanges(monkeypatch)
-        assert await _exchange(await Wire.to(port), exchange) == fast
-
-    on_a_port(use)
+    seat(service)
+    service.dumps._clock = lambda: 0.0  # how a dump is cut in pieces is a matter of time
+    fast = await _exchange(await Wire.to(port), exchange)
+    _make_all_exchanges(monkeypatch)
+    assert await _exchange(await Wire.to(port), exchange) == fast
 
 
 FIXED = ("/dump", "/openapi.json", "/metrics")
@@ -182,116 +185,114 @@ def test_a_call_with_an_id_is_the_one_that_the_router_finds(name: str, is_usual:
     assert with_id <= found if is_usual else not with_id & found
 
 
-def test_one_connection_may_speak_both(taken: list[bytes]) -> None:
-    async def use(port: int, service: Driver, server: Server) -> None:
-        seat(service)
-        wire = await Wire.to(port)
-        packed = {**PROMPT, "block_hashes": bytes(16), "sequence_hashes": bytes(16)}
-        answers = []
-        for _ in range(3):  # learnt, looked up by lines, looked up by the whole head
-            wire.ask("POST", "/select", PROMPT)
-            answers.append((await wire.answer())[1:])
-            wire.ask("POST", "/select", PROMPT, "accept: application/msgpack")
-            answers.append((await wire.answer())[1:])
-            wire.ask_packed("POST", "/select", packed)
-            answers.append((await wire.answer())[1:])
-            wire.ask_packed("POST", "/select", packed, "accept: application/vnd.msgpack")
-            answers.append((await wire.answer())[1:])
-        types = [headers["content-type"].partition("/")[2] for headers, _ in answers]
-        assert types == ["json", "msgpack", "json", "vnd.msgpack"] * 3
-        values = [
-            json.loads(body) if kind == "json" else msgspec.msgpack.decode(body)
-            for kind, (_, body) in zip(types, answers, strict=True)
-        ]
-        assert values == [values[0]] * 12
-        assert len(taken) == 12
-
-    on_a_port(use)
-
-
-def test_a_lifecycle_needs_no_exchange(taken: list[bytes]) -> None:
-    async def use(port: int, service: Driver, _: Server) -> None:
-        seat(service)
-        wire = await Wire.to(port)
-        for method, path, body in (
-            ("POST", "/select_and_reserve", BOOKING),
-            ("POST", "/reservations/r%2F1/prefill_complete", None),
-            ("POST", "/reservations/r%2F1/output_block", {}),
-            ("DELETE", "/reservations/r%2F1", None),
-        ):
-            wire.ask(method, path, body)
-            assert (await wire.answer())[0] == 200
-        assert len(taken) == 4
-
-    on_a_port(use)
+@run_by(on_a_port)
+async def test_one_connection_may_speak_both(
+    port: int, service: Driver, *, taken: list[bytes]
+) -> None:
+    seat(service)
+    wire = await Wire.to(port)
+    packed = {**PROMPT, "block_hashes": bytes(16), "sequence_hashes": bytes(16)}
+    answers = []
+    for _ in range(3):  # learnt, looked up by lines, looked up by the whole head
+        wire.ask("POST", "/select", PROMPT)
+        answers.append((await wire.answer())[1:])
+        wire.ask("POST", "/select", PROMPT, "accept: application/msgpack")
+        answers.append((await wire.answer())[1:])
+        wire.ask_packed("POST", "/select", packed)
+        answers.append((await wire.answer())[1:])
+        wire.ask_packed("POST", "/select", packed, "accept: application/vnd.msgpack")
+        answers.append((await wire.answer())[1:])
+    types = [headers["content-type"].partition("/")[2] for headers, _ in answers]
+    assert types == ["json", "msgpack", "json", "vnd.msgpack"] * 3
+    values = [
+        json.loads(body) if kind == "json" else msgspec.msgpack.decode(body)
+        for kind, (_, body) in zip(types, answers, strict=True)
+    ]
+    assert values == [values[0]] * 12
+    assert len(taken) == 12
 
 
-def test_a_body_in_pieces(taken: list[bytes]) -> None:
-    async def use(port: int, service: Driver, _: Server) -> None:
-        seat(service)
-        body = json.dumps(PROMPT).encode()
-        wire = await Wire.to(port)
-        head = b"POST /select HTTP/1.1\r\nhost: s\r\ncontent-type: application/json\r\n"
-        wire.say(head + b"content-length: %d\r\n\r\n" % len(body))
-        for at in range(0, len(body), 9):
-            other = await Wire.to(port)  # its answer shows that the piece before was read
-            other.ask("GET", "/health")
-            await other.answer()
-            wire.say(body[at : at + 9])
+@run_by(on_a_port)
+async def test_a_lifecycle_needs_no_exchange(
+    port: int, service: Driver, *, taken: list[bytes]
+) -> None:
+    seat(service)
+    wire = await Wire.to(port)
+    for method, path, body in (
+        ("POST", "/select_and_reserve", BOOKING),
+        ("POST", "/reservations/r%2F1/prefill_complete", None),
+        ("POST", "/reservations/r%2F1/output_block", {}),
+        ("DELETE", "/reservations/r%2F1", None),
+    ):
+        wire.ask(method, path, body)
         assert (await wire.answer())[0] == 200
-        assert taken.count(b"/select") == 1
-
-    on_a_port(use)
+    assert len(taken) == 4
 
 
-def test_who_pipelines_is_answered_in_order_and_one_at_a_time(taken: list[bytes]) -> None:
-    async def use(port: int, service: Driver, _: Server) -> None:
-        seat(service)
-        wire = await Wire.to(port)
-        for path in ("/health", "/ready", "/workers", "/health"):
-            wire.ask("GET", path)
-        bodies = [json.loads((await wire.answer())[2]) for _ in range(4)]
-        assert bodies[0] == bodies[3] == {"status": "ok"}
-        assert "ready" in bodies[1]
-        assert bodies[2][0]["worker_id"] == 1
-        assert taken == [b"/health"]
+@run_by(on_a_port)
+async def test_a_body_in_pieces(port: int, service: Driver, *, taken: list[bytes]) -> None:
+    seat(service)
+    body = json.dumps(PROMPT).encode()
+    wire = await Wire.to(port)
+    head = b"POST /select HTTP/1.1\r\nhost: s\r\ncontent-type: application/json\r\n"
+    wire.say(head + b"content-length: %d\r\n\r\n" % len(body))
+    for at in range(0, len(body), 9):
+        other = await Wire.to(port)  # its answer shows that the piece before was read
+        other.ask("GET", "/health")
+        await other.answer()
+        wire.say(body[at : at + 9])
+    assert (await wire.answer())[0] == 200
+    assert taken.count(b"/select") == 1
 
-    on_a_port(use)
+
+@run_by(on_a_port)
+async def test_who_pipelines_is_answered_in_order_and_one_at_a_time(
+    port: int, service: Driver, server: Server, *, taken: list[bytes]
+) -> None:
+    seat(service)
+    wire = await Wire.to(port)
+    for path in ("/health", "/ready", "/workers", "/health"):
+        wire.ask("GET", path)
+    bodies = [json.loads((await wire.answer())[2]) for _ in range(4)]
+    assert bodies[0] == bodies[3] == {"status": "ok"}
+    assert "ready" in bodies[1]
+    assert bodies[2][0]["worker_id"] == 1
+    assert taken == [b"/health"]
 
 
-def test_who_asks_for_what_is_not_there_is_told_so_at_once(taken: list[bytes]) -> None:
-    async def use(port: int, service: Driver, server: Server) -> None:
-        wire = await Wire.to(port)
-        for _ in range(2):  # learnt, and known
-            wire.ask("GET", "/nowhere?asked=1", None)
-            assert (await wire.answer())[0] == 404
-            wire.ask("GET", "/select", None)
-            status, headers, _body = await wire.answer()
-            assert (status, headers["allow"]) == (405, "POST")
-            wire.ask("DELETE", "/reservations/%ff", None)
-            assert (await wire.answer())[0] == 400
-        assert taken == 2 * [b"/nowhere", b"/select", b"/reservations/%ff"]
-        wire.ask("POST", "/nowhere", {"a": "body"})  # which somebody has to read
-        wire.ask("HEAD", "/nowhere", None)
+@run_by(on_a_port)
+async def test_who_asks_for_what_is_not_there_is_told_so_at_once(
+    port: int, *, taken: list[bytes]
+) -> None:
+    wire = await Wire.to(port)
+    for _ in range(2):  # learnt, and known
+        wire.ask("GET", "/nowhere?asked=1", None)
         assert (await wire.answer())[0] == 404
-        assert (await _head(wire))[0] == 404
-        assert len(taken) == 6
-
-    on_a_port(use)
+        wire.ask("GET", "/select", None)
+        status, headers, _body = await wire.answer()
+        assert (status, headers["allow"]) == (405, "POST")
+        wire.ask("DELETE", "/reservations/%ff", None)
+        assert (await wire.answer())[0] == 400
+    assert taken == 2 * [b"/nowhere", b"/select", b"/reservations/%ff"]
+    wire.ask("POST", "/nowhere", {"a": "body"})  # which somebody has to read
+    wire.ask("HEAD", "/nowhere", None)
+    assert (await wire.answer())[0] == 404
+    assert (await _head(wire))[0] == 404
+    assert len(taken) == 6
 
 
 @pytest.mark.parametrize(
     "headers",
     [("upgrade: x",), ("expect: 100-continue",), ("content-length: 99999999999999",)],
 )
-def test_the_unusual_goes_the_long_way(taken: list[bytes], headers: tuple[str, ...]) -> None:
-    async def use(port: int, service: Driver, _: Server) -> None:
-        wire = await Wire.to(port)
-        wire.say("\r\n".join(["GET /health HTTP/1.1", "host: s", *headers, "", ""]).encode())
-        assert (await wire.answer())[0] == 200
-        assert taken == []
-
-    on_a_port(use)
+@run_by(on_a_port)
+async def test_the_unusual_goes_the_long_way(
+    port: int, *, taken: list[bytes], headers: tuple[str, ...]
+) -> None:
+    wire = await Wire.to(port)
+    wire.say("\r\n".join(["GET /health HTTP/1.1", "host: s", *headers, "", ""]).encode())
+    assert (await wire.answer())[0] == 200
+    assert taken == []
 
 
 @pytest.mark.parametrize(
@@ -303,19 +304,17 @@ def test_the_unusual_goes_the_long_way(taken: list[bytes], headers: tuple[str, .
     ],
 )
 @pytest.mark.parametrize("more", [b"", b"GET /health HTTP/1.1\r\nhost: s\r\n\r\n", b"x\r\n"])
-def test_who_asks_once_is_answered_and_parted_with(
-    taken: list[bytes], head: bytes, more: bytes
+@run_by(on_a_port)
+async def test_who_asks_once_is_answered_and_parted_with(
+    port: int, *, taken: list[bytes], head: bytes, more: bytes
 ) -> None:
-    async def use(port: int, service: Driver, _: Server) -> None:
-        for _again in range(3):  # the second time its lines are known
-            wire = await Wire.to(port)
-            wire.say(head + more)
-            status, headers, _body = await wire.answer()
-            assert (status, headers["connection"]) == (200, "close")
-            assert await wire.rest() == b""
-        assert taken == [b"/health"] * 3
-
-    on_a_port(use)
+    for _again in range(3):  # the second time its lines are known
+        wire = await Wire.to(port)
+        wire.say(head + more)
+        status, headers, _body = await wire.answer()
+        assert (status, headers["connection"]) == (200, "close")
+        assert await wire.rest() == b""
+    assert taken == [b"/health"] * 3
 
 
 CHUNKED = (
@@ -325,34 +324,32 @@ CHUNKED = (
 
 @pytest.mark.parametrize("size", [1, 7, 10_000])
 @pytest.mark.parametrize("end", [b"0\r\n\r\n", b"0\r\nx: y\r\n\r\n"])
-def test_a_body_in_chunks(taken: list[bytes], size: int, end: bytes) -> None:
-    async def use(port: int, service: Driver, _: Server) -> None:
-        seat(service)
-        body = json.dumps(PROMPT).encode()
-        parts = [body[at : at + size] for at in range(0, len(body), size)]
-        chunks = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts) + end
-        wire = await Wire.to(port)
-        for _again in range(3):
-            wire.say(CHUNKED % b"application/json" + chunks)
-            assert (await wire.answer())[0] == 200
-        assert taken == [b"/select"] * 3
+@run_by(on_a_port)
+async def test_a_body_in_chunks(
+    port: int, service: Driver, *, taken: list[bytes], size: int, end: bytes
+) -> None:
+    seat(service)
+    body = json.dumps(PROMPT).encode()
+    parts = [body[at : at + size] for at in range(0, len(body), size)]
+    chunks = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts) + end
+    wire = await Wire.to(port)
+    for _again in range(3):
+        wire.say(CHUNKED % b"application/json" + chunks)
+        assert (await wire.answer())[0] == 200
+    assert taken == [b"/select"] * 3
 
-    on_a_port(use)
 
-
-def test_chunks_of_more_than_a_body_may_have(taken: list[bytes]) -> None:
-    async def use(port: int, service: Driver, _: Server) -> None:
-        wire = await Wire.to(port)
-        wire.say(CHUNKED % b"application/json" + b"40\r\n" + b" " * 64 + b"\r\n")
-        wire.say(b"1\r\n \r\n0\r\n\r\n")
-        status, _headers, body = await wire.answer()
-        assert (status, json.loads(body)["code"]) == (413, "body_too_large")
-        wire = await Wire.to(port)
-        wire.say(CHUNKED % b"text/plain" + b"1\r\nx\r\n0\r\n\r\n")
-        assert (await wire.answer())[0] == 415
-        assert taken == []
-
-    on_a_port(use, max_body_bytes=64)
+@run_by(on_a_port, max_body_bytes=64)
+async def test_chunks_of_more_than_a_body_may_have(port: int, *, taken: list[bytes]) -> None:
+    wire = await Wire.to(port)
+    wire.say(CHUNKED % b"application/json" + b"40\r\n" + b" " * 64 + b"\r\n")
+    wire.say(b"1\r\n \r\n0\r\n\r\n")
+    status, _headers, body = await wire.answer()
+    assert (status, json.loads(body)["code"]) == (413, "body_too_large")
+    wire = await Wire.to(port)
+    wire.say(CHUNKED % b"text/plain" + b"1\r\nx\r\n0\r\n\r\n")
+    assert (await wire.answer())[0] == 415
+    assert taken == []
 
 
 @pytest.mark.parametrize(
@@ -360,112 +357,107 @@ def test_chunks_of_more_than_a_body_may_have(taken: list[bytes]) -> None:
     [b"content-length: 64\r\n\r\n%b", b"transfer-encoding: chunked\r\n\r\n40\r\n%b\r\n0\r\n\r\n"],
     ids=["length", "chunks"],
 )
-def test_a_body_nobody_reads_is_not_kept(body: bytes, taken: list[bytes]) -> None:
-    async def use(port: int, service: Driver, server: Server) -> None:
-        wire = await Wire.to(port)
-        data = b"GET /health HTTP/1.1\r\nhost: s\r\n" + body % (b" " * 64)
-        wire.say(data[:-10])
-        await until(lambda: bool(server.server_state.connections))
-        (connection,) = server.server_state.connections
-        await until(lambda: getattr(connection, "_call", None) is not None)
-        assert getattr(connection, "_body", None) == b""
-        wire.say(data[-10:])
-        assert (await wire.answer())[0] == 200
-        assert taken == [b"/health"]
-
-    on_a_port(use)
+@run_by(on_a_port)
+async def test_a_body_nobody_reads_is_not_kept(
+    port: int, service: Driver, server: Server, *, body: bytes, taken: list[bytes]
+) -> None:
+    wire = await Wire.to(port)
+    data = b"GET /health HTTP/1.1\r\nhost: s\r\n" + body % (b" " * 64)
+    wire.say(data[:-10])
+    await until(lambda: bool(server.server_state.connections))
+    (connection,) = server.server_state.connections
+    await until(lambda: getattr(connection, "_call", None) is not None)
+    assert getattr(connection, "_body", None) == b""
+    wire.say(data[-10:])
+    assert (await wire.answer())[0] == 200
+    assert taken == [b"/health"]
 
 
 @pytest.mark.parametrize("more", [b"zzz\r\n", b""], ids=["nonsense", "nothing"])
-def test_who_was_told_that_a_body_is_too_long_is_told_nothing_more(more: bytes) -> None:
+@run_by(on_a_port, max_body_bytes=64, body_timeout_s=0.3)
+async def test_who_was_told_that_a_body_is_too_long_is_told_nothing_more(
+    port: int, *, more: bytes
+) -> None:
     """A proxy would take a second answer for that to the next request, which may be another's."""
-
-    async def use(port: int, service: Driver, _: Server) -> None:
-        wire = await Wire.to(port)
-        wire.say(CHUNKED % b"application/json" + b"40\r\n" + b" " * 64 + b"\r\n1\r\n \r\n")
-        assert (await wire.answer())[0] == 413
-        wire.say(more)
-        assert await wire.rest() == b""
-
-    on_a_port(use, max_body_bytes=64, body_timeout_s=0.3)
+    wire = await Wire.to(port)
+    wire.say(CHUNKED % b"application/json" + b"40\r\n" + b" " * 64 + b"\r\n1\r\n \r\n")
+    assert (await wire.answer())[0] == 413
+    wire.say(more)
+    assert await wire.rest() == b""
 
 
-def test_with_an_access_log_every_request_is_in_it(taken: list[bytes]) -> None:
-    async def use(port: int, service: Driver, _: Server) -> None:
-        wire = await Wire.to(port)
-        wire.ask("GET", "/health")
-        assert (await wire.answer())[0] == 200
-        assert taken == []
-
-    on_a_port(use, access_log=True)
+@run_by(on_a_port, access_log=True)
+async def test_with_an_access_log_every_request_is_in_it(port: int, *, taken: list[bytes]) -> None:
+    wire = await Wire.to(port)
+    wire.ask("GET", "/health")
+    assert (await wire.answer())[0] == 200
+    assert taken == []
 
 
-def test_an_idle_connection_is_closed(taken: list[bytes]) -> None:
-    async def use(port: int, service: Driver, _: Server) -> None:
-        wire = await Wire.to(port)
-        wire.ask("GET", "/health")
-        assert (await wire.answer())[0] == 200
-        assert await wire.rest() == b""
-        assert taken == [b"/health"]
-
-    on_a_port(use, keep_alive_timeout_s=0, header_timeout_s=0.3, body_timeout_s=0.3)
+@run_by(on_a_port, keep_alive_timeout_s=0, header_timeout_s=0.3, body_timeout_s=0.3)
+async def test_an_idle_connection_is_closed(port: int, *, taken: list[bytes]) -> None:
+    wire = await Wire.to(port)
+    wire.ask("GET", "/health")
+    assert (await wire.answer())[0] == 200
+    assert await wire.rest() == b""
+    assert taken == [b"/health"]
 
 
 @pytest.mark.parametrize("way", ["fast", "asgi"])
-def test_a_blank_line_after_an_answer_does_not_keep_the_connection(way: str) -> None:
-    async def use(port: int, service: Driver, _: Server) -> None:
-        wire = await Wire.to(port)
-        wire.ask("GET" if way == "fast" else "HEAD", "/health")
-        await wire.reader.readuntil(b"\r\n\r\n")
-        wire.say(b"\r\n")  # a parser skips it: nothing has begun
-        assert await wire.rest() in (b"", b'{"status":"ok"}')
-
-    on_a_port(use, keep_alive_timeout_s=1, header_timeout_s=0.3, body_timeout_s=0.3)
-
-
-def test_what_stands_before_a_request_is_no_part_of_its_head(taken: list[bytes]) -> None:
-    async def use(port: int, service: Driver, _: Server) -> None:
-        wire = await Wire.to(port)
-        wire.say(b"\r\nGET /health HTTP/1.1\r\nhost: s\r\n\r\n")
-        assert (await wire.answer())[0] == 200
-        wire.say(b"GET /health HTTP/1.1\r\nGET /health HTTP/1.1\r\nhost: s\r\n\r\n")
-        assert (await wire.answer())[0] == 400
-        assert taken == [b"/health"]
-
-    on_a_port(use)
+@run_by(on_a_port, keep_alive_timeout_s=1, header_timeout_s=0.3, body_timeout_s=0.3)
+async def test_a_blank_line_after_an_answer_does_not_keep_the_connection(
+    port: int, *, way: str
+) -> None:
+    wire = await Wire.to(port)
+    wire.ask("GET" if way == "fast" else "HEAD", "/health")
+    await wire.reader.readuntil(b"\r\n\r\n")
+    wire.say(b"\r\n")  # a parser skips it: nothing has begun
+    assert await wire.rest() in (b"", b'{"status":"ok"}')
 
 
-def test_an_upgrade_does_not_overtake_who_came_before_it() -> None:
-    async def use(port: int, service: Driver, _: Server) -> None:
-        wire = await Wire.to(port)
-        known = b"GET /health HTTP/1.1\r\nhost: s\r\n\r\n"
-        upgrade = known[:-2] + b"connection: upgrade\r\nupgrade: h2c\r\n\r\n"
-        wire.say(known)
-        assert (await wire.answer())[0] == 200
-        wire.say(b"PUT /health HTTP/1.1\r\nhost: s\r\n\r\n" + upgrade)
-        assert [(await wire.answer())[0] for _ in range(2)] == [405, 200]
+@run_by(on_a_port)
+async def test_what_stands_before_a_request_is_no_part_of_its_head(
+    port: int, *, taken: list[bytes]
+) -> None:
+    wire = await Wire.to(port)
+    wire.say(b"\r\nGET /health HTTP/1.1\r\nhost: s\r\n\r\n")
+    assert (await wire.answer())[0] == 200
+    wire.say(b"GET /health HTTP/1.1\r\nGET /health HTTP/1.1\r\nhost: s\r\n\r\n")
+    assert (await wire.answer())[0] == 400
+    assert taken == [b"/health"]
 
-    on_a_port(use)
+
+@run_by(on_a_port)
+async def test_an_upgrade_does_not_overtake_who_came_before_it(
+    port: int, service: Driver, server: Server
+) -> None:
+    wire = await Wire.to(port)
+    known = b"GET /health HTTP/1.1\r\nhost: s\r\n\r\n"
+    upgrade = known[:-2] + b"connection: upgrade\r\nupgrade: h2c\r\n\r\n"
+    wire.say(known)
+    assert (await wire.answer())[0] == 200
+    wire.say(b"PUT /health HTTP/1.1\r\nhost: s\r\n\r\n" + upgrade)
+    assert [(await wire.answer())[0] for _ in range(2)] == [405, 200]
 
 
-def test_a_body_that_arrives_while_the_server_leaves(taken: list[bytes]) -> None:
-    async def use(port: int, service: Driver, server: Server) -> None:
-        seat(service)
-        body = json.dumps(PROMPT).encode()
-        wire = await Wire.to(port)
-        head = b"POST /select HTTP/1.1\r\nhost: s\r\ncontent-type: application/json\r\n"
-        wire.say(head + b"content-length: %d\r\n\r\n" % len(body) + body[:-1])
-        await until(lambda: len(server.server_state.connections) == 1)
-        (connection,) = server.server_state.connections
-        await until(lambda: getattr(connection, "_call", None) is not None)
-        connection.shutdown()
-        wire.say(body[-1:])
-        status, headers, _ = await wire.answer()
-        assert (status, headers["connection"]) == (200, "close")
-        assert await wire.rest() == b""
-        assert taken == [b"/select"]
-
-    on_a_port(use)
+@run_by(on_a_port)
+async def test_a_body_that_arrives_while_the_server_leaves(
+    port: int, service: Driver, server: Server, *, taken: list[bytes]
+) -> None:
+    seat(service)
+    body = json.dumps(PROMPT).encode()
+    wire = await Wire.to(port)
+    head = b"POST /select HTTP/1.1\r\nhost: s\r\ncontent-type: application/json\r\n"
+    wire.say(head + b"content-length: %d\r\n\r\n" % len(body) + body[:-1])
+    await until(lambda: len(server.server_state.connections) == 1)
+    (connection,) = server.server_state.connections
+    await until(lambda: getattr(connection, "_call", None) is not None)
+    connection.shutdown()
+    wire.say(body[-1:])
+    status, headers, _ = await wire.answer()
+    assert (status, headers["connection"]) == (200, "close")
+    assert await wire.rest() == b""
+    assert taken == [b"/select"]
 
 
 def test_a_crash_costs_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -486,14 +478,12 @@ def test_a_crash_costs_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     on_a_port(use)
 
 
-def test_a_refusal_comes_behind_the_answer_before_it() -> None:
-    async def use(port: int, service: Driver, server: Server) -> None:
-        wire = await Wire.to(port)
-        for _ in range(2):  # the second time its lines are known
-            await _exchange(wire, ("GET", "/health", None))
-        wire.ask("GET", "/health", None)
-        wire.writer.write(b"no HTTP\r\n\r\n")
-        assert (await wire.answer())[0] == 200
-        assert (await wire.answer())[0] == 400
-
-    on_a_port(use)
+@run_by(on_a_port)
+async def test_a_refusal_comes_behind_the_answer_before_it(port: int) -> None:
+    wire = await Wire.to(port)
+    for _ in range(2):  # the second time its lines are known
+        await _exchange(wire, ("GET", "/health", None))
+    wire.ask("GET", "/health", None)
+    wire.writer.write(b"no HTTP\r\n\r\n")
+    assert (await wire.answer())[0] == 200
+    assert (await wire.answer())[0] == 400

@@ -21,6 +21,7 @@ from select_service.edge.http.connection_guard import RESERVED_MAX, Phase
 from select_service.edge.http.connection_limits import ConnectionLimits
 from select_service.edge.http.traffic import Connections
 from select_service.edge.server import Server
+from tests.coroutines import run_by
 from tests.select_service.edge.serving import PROMPT, SETTINGS, Wire, on_a_port, seat
 from tests.wait import PATIENCE_S, until
 
@@ -114,40 +115,36 @@ def test_a_client_that_does_not_read() -> None:
     on_a_port(use, **SOON)
 
 
-def test_an_idle_connection_is_closed() -> None:
-    async def use(port: int, _: Driver, server: Server) -> None:
-        wire = await Wire.to(port)
-        wire.ask("GET", "/health")
-        assert (await wire.answer())[0] == 200
-        assert await wire.rest() == b""
-        assert _counts(server).header_timeouts == 0
-
-    on_a_port(use, keep_alive_timeout_s=1)
+@run_by(on_a_port, keep_alive_timeout_s=1)
+async def test_an_idle_connection_is_closed(port: int, service: Driver, server: Server) -> None:
+    wire = await Wire.to(port)
+    wire.ask("GET", "/health")
+    assert (await wire.answer())[0] == 200
+    assert await wire.rest() == b""
+    assert _counts(server).header_timeouts == 0
 
 
-def test_waiting_is_not_slowness() -> None:
-    async def use(port: int, service: Driver, _: Server) -> None:
-        seat(service, max_num_batched_tokens=1)
-        wire = await Wire.to(port)
-        busy = {"reservation_id": "b", "worker_id": 1, "sequence_hashes": [9], "isl_tokens": 100}
-        wire.ask("POST", "/reservations", busy)
-        await wire.answer()
-        waiting = await Wire.to(port)
-        waiting.ask("POST", "/select", PROMPT)
-        waiting.say(b"GET /health HTT")  # a second request, half of it
-        eager = await Wire.to(port)
-        eager.ask("POST", "/select", PROMPT)
-        eager.ask("POST", "/select", {"token_ids": [7] * 300_000})  # too much: we stop reading
-        await asyncio.sleep(0.8)
-        wire.ask("DELETE", "/reservations/b")
-        await wire.answer()
-        assert (await waiting.answer())[0] == 200
-        waiting.say(b"P/1.1\r\nhost: s\r\n\r\n")
-        assert (await waiting.answer())[0] == 200
-        assert (await eager.answer())[0] == 200
-        assert (await eager.answer())[0] == 200
-
-    on_a_port(use, header_timeout_s=0.3, body_timeout_s=0.3)
+@run_by(on_a_port, header_timeout_s=0.3, body_timeout_s=0.3)
+async def test_waiting_is_not_slowness(port: int, service: Driver) -> None:
+    seat(service, max_num_batched_tokens=1)
+    wire = await Wire.to(port)
+    busy = {"reservation_id": "b", "worker_id": 1, "sequence_hashes": [9], "isl_tokens": 100}
+    wire.ask("POST", "/reservations", busy)
+    await wire.answer()
+    waiting = await Wire.to(port)
+    waiting.ask("POST", "/select", PROMPT)
+    waiting.say(b"GET /health HTT")  # a second request, half of it
+    eager = await Wire.to(port)
+    eager.ask("POST", "/select", PROMPT)
+    eager.ask("POST", "/select", {"token_ids": [7] * 300_000})  # too much: we stop reading
+    await asyncio.sleep(0.8)
+    wire.ask("DELETE", "/reservations/b")
+    await wire.answer()
+    assert (await waiting.answer())[0] == 200
+    waiting.say(b"P/1.1\r\nhost: s\r\n\r\n")
+    assert (await waiting.answer())[0] == 200
+    assert (await eager.answer())[0] == 200
+    assert (await eager.answer())[0] == 200
 
 
 @pytest.mark.parametrize(
@@ -166,172 +163,155 @@ def test_waiting_is_not_slowness() -> None:
     ],
     ids=lambda data: repr(data[:40]),
 )
-def test_what_is_no_http(data: bytes) -> None:
-    async def use(port: int, _: Driver, server: Server) -> None:
-        wire = await Wire.to(port)
-        wire.say(data)
-        await _refused(wire, 400, "malformed_http")
-        assert _counts(server).malformed == 1
-
-    on_a_port(use)
+@run_by(on_a_port)
+async def test_what_is_no_http(port: int, service: Driver, server: Server, *, data: bytes) -> None:
+    wire = await Wire.to(port)
+    wire.say(data)
+    await _refused(wire, 400, "malformed_http")
+    assert _counts(server).malformed == 1
 
 
-def test_a_head_without_end_and_without_pause() -> None:
-    async def use(port: int, _: Driver, server: Server) -> None:
-        wire = await Wire.to(port)
-        wire.say(b"GET /health HTTP/1.1\r\nx: " + b"y" * 3000)
-        assert (await wire.answer())[0] == 431
-        assert _counts(server).malformed == 1
+@run_by(on_a_port, head_bytes_max=2000)
+async def test_a_head_without_end_and_without_pause(
+    port: int, service: Driver, server: Server
+) -> None:
+    wire = await Wire.to(port)
+    wire.say(b"GET /health HTTP/1.1\r\nx: " + b"y" * 3000)
+    assert (await wire.answer())[0] == 431
+    assert _counts(server).malformed == 1
 
-    on_a_port(use, head_bytes_max=2000)
 
-
-def test_requests_in_one_breath() -> None:
-    async def use(port: int, _: Driver, __: Server) -> None:
-        wire = await Wire.to(port)
-        wire.say(b"GET /health HTTP/1.1\r\nhost: s\r\n\r\n" * 3)
-        for _n in range(3):
-            assert (await wire.answer())[0] == 200
-
-    on_a_port(use)
+@run_by(on_a_port)
+async def test_requests_in_one_breath(port: int) -> None:
+    wire = await Wire.to(port)
+    wire.say(b"GET /health HTTP/1.1\r\nhost: s\r\n\r\n" * 3)
+    for _n in range(3):
+        assert (await wire.answer())[0] == 200
 
 
 @pytest.mark.parametrize("cut", [1, 60, 130, 170])
-def test_an_upgrade_is_answered_as_plain_http(cut: int) -> None:
-    async def use(port: int, _: Driver, __: Server) -> None:
-        for offered in (b"h2c", b"websocket"):
-            wire = await Wire.to(port)
-            upgrade = b"connection: upgrade\r\nupgrade: " + offered + b"\r\n"
-            data = HEAD + upgrade + b"content-length: 2\r\n\r\n{}"
-            wire.say(data[:cut])
-            await wire.writer.drain()
-            wire.say(data[cut:])
-            status, _headers, body = await wire.answer()
-            assert (status, json.loads(body)["code"]) == (503, "no_schedulable_worker")
-            wire.ask("GET", "/health")
-            assert (await wire.answer())[0] == 200
-
-    on_a_port(use)
-
-
-def test_one_offer_of_another_protocol_behind_the_other() -> None:
-    async def use(port: int, _: Driver, server: Server) -> None:
-        faults: list[dict[str, object]] = []
-        asyncio.get_running_loop().set_exception_handler(lambda _, what: faults.append(what))
+@run_by(on_a_port)
+async def test_an_upgrade_is_answered_as_plain_http(port: int, *, cut: int) -> None:
+    for offered in (b"h2c", b"websocket"):
         wire = await Wire.to(port)
-        wire.say(b"GET /health HTTP/1.1\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n" * 2000)
-        with contextlib.suppress(ConnectionError):
-            await wire.rest()
-        assert not faults
-        assert _counts(server).malformed == 1
+        upgrade = b"connection: upgrade\r\nupgrade: " + offered + b"\r\n"
+        data = HEAD + upgrade + b"content-length: 2\r\n\r\n{}"
+        wire.say(data[:cut])
+        await wire.writer.drain()
+        wire.say(data[cut:])
+        status, _headers, body = await wire.answer()
+        assert (status, json.loads(body)["code"]) == (503, "no_schedulable_worker")
+        wire.ask("GET", "/health")
+        assert (await wire.answer())[0] == 200
 
-    on_a_port(use)
+
+@run_by(on_a_port)
+async def test_one_offer_of_another_protocol_behind_the_other(
+    port: int, service: Driver, server: Server
+) -> None:
+    faults: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, what: faults.append(what))
+    wire = await Wire.to(port)
+    wire.say(b"GET /health HTTP/1.1\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n" * 2000)
+    with contextlib.suppress(ConnectionError):
+        await wire.rest()
+    assert not faults
+    assert _counts(server).malformed == 1
 
 
-def test_a_reserve_of_those_who_are_served() -> None:
+async def test_a_reserve_of_those_who_are_served() -> None:
     """Nobody is sent away to whom an answer is owed."""
-
-    async def use() -> None:
-        protocols = [_alone(_Transport()) for _ in range(RESERVED_MAX + 2)]
-        counts, first = protocols[0].counts, _Transport()
-        for one in protocols:
-            type(one).counts = counts
-            one.server_state = protocols[0].server_state
-        protocols[0].connection_made(first)
-        transports = [_Transport() for _ in protocols[1:]]
-        for one, transport in zip(protocols[1:-1], transports, strict=False):
-            one.connection_made(transport)
-            one.on_message_begin()
-            one.phase = Phase.REST
-        assert counts.reserved == RESERVED_MAX
-        protocols[-1].connection_made(transports[-1])
-        assert transports[-1].closed
-        assert counts.refused == 1
-        assert not any(one.closed for one in transports[:-1])
-        for one in protocols[1:-1]:
-            one.connection_lost(None)
-        assert not counts.reserved
-
-    asyncio.run(use())
+    protocols = [_alone(_Transport()) for _ in range(RESERVED_MAX + 2)]
+    counts, first = protocols[0].counts, _Transport()
+    for one in protocols:
+        type(one).counts = counts
+        one.server_state = protocols[0].server_state
+    protocols[0].connection_made(first)
+    transports = [_Transport() for _ in protocols[1:]]
+    for one, transport in zip(protocols[1:-1], transports, strict=False):
+        one.connection_made(transport)
+        one.on_message_begin()
+        one.phase = Phase.REST
+    assert counts.reserved == RESERVED_MAX
+    protocols[-1].connection_made(transports[-1])
+    assert transports[-1].closed
+    assert counts.refused == 1
+    assert not any(one.closed for one in transports[:-1])
+    for one in protocols[1:-1]:
+        one.connection_lost(None)
+    assert not counts.reserved
 
 
-def test_this_is_no_proxy() -> None:
-    async def use(port: int, _: Driver, __: Server) -> None:
-        wire = await Wire.to(port)
-        wire.say(b"CONNECT example.org:80 HTTP/1.1\r\nhost: example.org:80\r\n\r\n")
-        await _refused(wire, 400, "malformed_http")
-
-    on_a_port(use)
+@run_by(on_a_port)
+async def test_this_is_no_proxy(port: int) -> None:
+    wire = await Wire.to(port)
+    wire.say(b"CONNECT example.org:80 HTTP/1.1\r\nhost: example.org:80\r\n\r\n")
+    await _refused(wire, 400, "malformed_http")
 
 
-def test_too_many_connections() -> None:
-    async def use(port: int, _: Driver, server: Server) -> None:
-        first, second = await Wire.to(port), await Wire.to(port)
-        for wire in (first, second):
-            wire.ask("GET", "/health")
-            assert (await wire.answer())[0] == 200
-        third = await Wire.to(port)
-        third.ask("POST", "/select", {"token_ids": [1]})
-        await _refused(third, 503, "too_many_connections")
-        assert _counts(server).refused == 1
-        first.close()
-        await until(lambda: len(server.server_state.connections) == 1)
-        fourth = await Wire.to(port)
-        fourth.ask("GET", "/health")
-        assert (await fourth.answer())[0] == 200
-
-    on_a_port(use, connections_max=2)
+@run_by(on_a_port, connections_max=2)
+async def test_too_many_connections(port: int, service: Driver, server: Server) -> None:
+    first, second = await Wire.to(port), await Wire.to(port)
+    for wire in (first, second):
+        wire.ask("GET", "/health")
+        assert (await wire.answer())[0] == 200
+    third = await Wire.to(port)
+    third.ask("POST", "/select", {"token_ids": [1]})
+    await _refused(third, 503, "too_many_connections")
+    assert _counts(server).refused == 1
+    first.close()
+    await until(lambda: len(server.server_state.connections) == 1)
+    fourth = await Wire.to(port)
+    fourth.ask("GET", "/health")
+    assert (await fourth.answer())[0] == 200
 
 
 @pytest.mark.parametrize("limit", ["connections_max", "connections_per_address_max"])
-def test_a_limit_that_is_too_low_can_be_taken_back(limit: str) -> None:
+@run_by(on_a_port)
+async def test_a_limit_that_is_too_low_can_be_taken_back(
+    port: int, service: Driver, server: Server, *, limit: str
+) -> None:
     """Who looks whether we are alive, and who may change that, find some connections more."""
-
-    async def use(port: int, _: Driver, server: Server) -> None:
-        others = [await Wire.to(port)]
-        others[0].ask("PUT", "/config", {"settings": {limit: 1}})
-        assert (await others[0].answer())[0] == 200
-        for method, path in (("GET", "/health"), ("GET", "/metrics"), ("GET", "/config?x=1")):
-            wire = await Wire.to(port)
-            wire.ask(method, path)
-            status, headers, _body = await wire.answer()
-            assert (status, headers["connection"]) == (200, "close")
-            assert await wire.rest() == b""
-        for path in ("/loads", "/configs", "/"):
-            wire = await Wire.to(port)
-            wire.ask("GET", path)
-            await _refused(wire, 503, "too_many_connections")
-        assert _counts(server).malformed == 0
-        await until(lambda: _counts(server).reserved == 0)
-        others += [await Wire.to(port) for _ in range(RESERVED_MAX)]
-        await until(lambda: _counts(server).reserved == RESERVED_MAX)
-        # strangers who sit there and ask nothing keep nobody out, the first goes first
-        turned_away = _counts(server).refused + _counts(server).refused_by_address
+    others = [await Wire.to(port)]
+    others[0].ask("PUT", "/config", {"settings": {limit: 1}})
+    assert (await others[0].answer())[0] == 200
+    for method, path in (("GET", "/health"), ("GET", "/metrics"), ("GET", "/config?x=1")):
         wire = await Wire.to(port)
-        await _refused(others[1], 503, "too_many_connections")
-        assert _counts(server).refused + _counts(server).refused_by_address == turned_away + 1
-        wire.ask("PUT", "/config", {"settings": {limit: None}})
-        assert (await wire.answer())[0] == 200
+        wire.ask(method, path)
+        status, headers, _body = await wire.answer()
+        assert (status, headers["connection"]) == (200, "close")
+        assert await wire.rest() == b""
+    for path in ("/loads", "/configs", "/"):
         wire = await Wire.to(port)
-        wire.ask("GET", "/loads")
-        assert (await wire.answer())[0] == 200
+        wire.ask("GET", path)
+        await _refused(wire, 503, "too_many_connections")
+    assert _counts(server).malformed == 0
+    await until(lambda: _counts(server).reserved == 0)
+    others += [await Wire.to(port) for _ in range(RESERVED_MAX)]
+    await until(lambda: _counts(server).reserved == RESERVED_MAX)
+    # strangers who sit there and ask nothing keep nobody out, the first goes first
+    turned_away = _counts(server).refused + _counts(server).refused_by_address
+    wire = await Wire.to(port)
+    await _refused(others[1], 503, "too_many_connections")
+    assert _counts(server).refused + _counts(server).refused_by_address == turned_away + 1
+    wire.ask("PUT", "/config", {"settings": {limit: None}})
+    assert (await wire.answer())[0] == 200
+    wire = await Wire.to(port)
+    wire.ask("GET", "/loads")
+    assert (await wire.answer())[0] == 200
 
-    on_a_port(use)
 
-
-def test_a_path_with_two_slashes_is_a_path() -> None:
-    async def use(port: int, _: Driver, __: Server) -> None:
-        wire = await Wire.to(port)
-        for path in ("//health", "//", "/health//", "/%"):
-            wire.ask("GET", path)
-            status, _headers, body = await wire.answer()
-            assert (status, json.loads(body)["code"]) == (404, "route_not_found")
-        wire.ask("OPTIONS", "*")
-        assert (await wire.answer())[0] == 404
-        wire.ask("GET", "http://s/health?x=1#y")
-        assert (await wire.answer())[0] == 200
-
-    on_a_port(use)
+@run_by(on_a_port)
+async def test_a_path_with_two_slashes_is_a_path(port: int) -> None:
+    wire = await Wire.to(port)
+    for path in ("//health", "//", "/health//", "/%"):
+        wire.ask("GET", path)
+        status, _headers, body = await wire.answer()
+        assert (status, json.loads(body)["code"]) == (404, "route_not_found")
+    wire.ask("OPTIONS", "*")
+    assert (await wire.answer())[0] == 404
+    wire.ask("GET", "http://s/health?x=1#y")
+    assert (await wire.answer())[0] == 200
 
 
 class _Transport(asyncio.Transport):
@@ -396,21 +376,18 @@ def test_nonsense_behind_requests_that_wait(
     assert not [record for record in caplog.records if record.exc_info]
 
 
-def test_after_a_refusal_nothing_is_heard() -> None:
-    async def run() -> None:
-        transport = _Transport()
-        protocol = _alone(transport)
-        protocol.connection_made(transport)
-        protocol.data_received(b"NONSENSE\r\n\r\n")
-        assert transport.ended
-        written = transport.written
-        assert b"malformed_http" in written
-        protocol.data_received(b"GET /health HTTP/1.1\r\n\r\n")
-        protocol.sweep(1e12)
-        assert transport.written == written
-        assert protocol.counts.header_timeouts == 0
-
-    asyncio.run(run())
+async def test_after_a_refusal_nothing_is_heard() -> None:
+    transport = _Transport()
+    protocol = _alone(transport)
+    protocol.connection_made(transport)
+    protocol.data_received(b"NONSENSE\r\n\r\n")
+    assert transport.ended
+    written = transport.written
+    assert b"malformed_http" in written
+    protocol.data_received(b"GET /health HTTP/1.1\r\n\r\n")
+    protocol.sweep(1e12)
+    assert transport.written == written
+    assert protocol.counts.header_timeouts == 0
 
 
 @pytest.mark.parametrize(
@@ -475,15 +452,15 @@ _TOO_LONG = b"x" * (8 * 1024 * 1024 + 1)
         (b"no http\r\n", 400),
     ],
 )
-def test_a_client_that_sends_all_before_it_reads_hears_why(data: bytes, status: int) -> None:
-    async def use(port: int, _: Driver, server: Server) -> None:
-        for _attempt in range(3):
-            answer = await asyncio.to_thread(_say_all, port, data + _TOO_LONG)
-            assert answer.startswith(b"HTTP/1.1 %d " % status)
-            assert b'"code":' in answer
-        await until(lambda: not server.server_state.connections)
-
-    on_a_port(use)
+@run_by(on_a_port)
+async def test_a_client_that_sends_all_before_it_reads_hears_why(
+    port: int, service: Driver, server: Server, *, data: bytes, status: int
+) -> None:
+    for _attempt in range(3):
+        answer = await asyncio.to_thread(_say_all, port, data + _TOO_LONG)
+        assert answer.startswith(b"HTTP/1.1 %d " % status)
+        assert b'"code":' in answer
+    await until(lambda: not server.server_state.connections)
 
 
 def test_a_refused_client_that_goes_on_for_ever_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -545,27 +522,24 @@ def test_a_refused_client_that_stays_is_cut_off(monkeypatch: pytest.MonkeyPatch)
     on_a_port(use)
 
 
-def test_a_refused_client_that_stays_does_not_delay_the_end() -> None:
-    async def use(port: int, _: Driver, server: Server) -> None:
-        wire = await Wire.to(port)
-        wire.say(b"no http\r\n")
-        assert (await wire.answer())[0] == 400
-        assert server.server_state.connections
-        server.should_exit = True
-        await until(lambda: not server.server_state.connections)
+@run_by(on_a_port)
+async def test_a_refused_client_that_stays_does_not_delay_the_end(
+    port: int, service: Driver, server: Server
+) -> None:
+    wire = await Wire.to(port)
+    wire.say(b"no http\r\n")
+    assert (await wire.answer())[0] == 400
+    assert server.server_state.connections
+    server.should_exit = True
+    await until(lambda: not server.server_state.connections)
 
-    on_a_port(use)
 
-
-def test_a_client_that_reads_again_in_time() -> None:
-    async def run() -> None:
-        transport = _Transport()
-        protocol = _alone(transport)
-        protocol.connection_made(transport)
-        protocol.pause_writing()
-        protocol.resume_writing()
-        now = asyncio.get_running_loop().time()
-        protocol.sweep(now + 0.5)
-        assert protocol.counts.write_timeouts == 0
-
-    asyncio.run(run())
+async def test_a_client_that_reads_again_in_time() -> None:
+    transport = _Transport()
+    protocol = _alone(transport)
+    protocol.connection_made(transport)
+    protocol.pause_writing()
+    protocol.resume_writing()
+    now = asyncio.get_running_loop().time()
+    protocol.sweep(now + 0.5)
+    assert protocol.counts.write_timeouts == 0

@@ -12,6 +12,7 @@ from select_service.edge.driver.driver import Driver
 from select_service.edge.http.connection import HttpConnection
 from select_service.edge.http.pieces import LINES_PER_TURN
 from select_service.edge.server import Server
+from tests.coroutines import run_by
 from tests.select_service.edge.serving import PROMPT, Wire, on_a_port, seat
 from tests.wait import until
 
@@ -76,30 +77,29 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("data", REFUSED.values(), ids=REFUSED.keys())
-def test_what_can_be_read_in_two_ways_is_refused(data: bytes) -> None:
+@run_by(on_a_port)
+async def test_what_can_be_read_in_two_ways_is_refused(
+    port: int, service: Driver, *, data: bytes
+) -> None:
     """And nothing behind it is taken for a request."""
-
-    async def use(port: int, service: Driver, _: Server) -> None:
-        seat(service)
-        wire = await Wire.to(port)
-        wire.say(data + HIDDEN)
-        assert await statuses(wire) == [400]
-
-    on_a_port(use)
+    seat(service)
+    wire = await Wire.to(port)
+    wire.say(data + HIDDEN)
+    assert await statuses(wire) == [400]
 
 
 @pytest.mark.parametrize(
     ("lines", "why"),
     [(b"", "no Host"), (b"host: a b\r\n", "no valid Host"), (b"host:\r\n" * 2, "more than one")],
 )
-def test_a_refusal_says_what_is_wrong(lines: bytes, why: str) -> None:
-    async def use(port: int, _: Driver, server: Server) -> None:
-        wire = await Wire.to(port)
-        wire.say(b"GET /health HTTP/1.1\r\n%b\r\n" % lines)
-        assert why in (await wire.rest()).decode()
-        assert server._counts.malformed == 1
-
-    on_a_port(use)
+@run_by(on_a_port)
+async def test_a_refusal_says_what_is_wrong(
+    port: int, service: Driver, server: Server, *, lines: bytes, why: str
+) -> None:
+    wire = await Wire.to(port)
+    wire.say(b"GET /health HTTP/1.1\r\n%b\r\n" % lines)
+    assert why in (await wire.rest()).decode()
+    assert server._counts.malformed == 1
 
 
 READ = {
@@ -128,72 +128,59 @@ READ = {
 
 
 @pytest.mark.parametrize(("data", "answers"), READ.values(), ids=READ.keys())
-def test_what_has_one_reading(data: bytes, answers: list[int]) -> None:
+@run_by(on_a_port)
+async def test_what_has_one_reading(
+    port: int, service: Driver, *, data: bytes, answers: list[int]
+) -> None:
     """And the request behind it is answered."""
+    seat(service)
+    wire = await Wire.to(port)
+    wire.say(data + HIDDEN)
+    assert await statuses(wire) == [*answers, 200]
 
-    async def use(port: int, service: Driver, _: Server) -> None:
-        seat(service)
+
+@run_by(on_a_port)
+async def test_head_has_no_body(port: int) -> None:
+    for path in (b"/health", b"/metrics", b"/nothing"):
         wire = await Wire.to(port)
-        wire.say(data + HIDDEN)
-        assert await statuses(wire) == [*answers, 200]
-
-    on_a_port(use)
+        wire.say(b"HEAD %s HTTP/1.1\r\nhost: s\r\nconnection: close\r\n\r\n" % path)
+        assert (await wire.rest()).partition(b"\r\n\r\n")[2] == b""
 
 
-def test_head_has_no_body() -> None:
-    async def use(port: int, service: Driver, _: Server) -> None:
-        for path in (b"/health", b"/metrics", b"/nothing"):
-            wire = await Wire.to(port)
-            wire.say(b"HEAD %s HTTP/1.1\r\nhost: s\r\nconnection: close\r\n\r\n" % path)
-            assert (await wire.rest()).partition(b"\r\n\r\n")[2] == b""
-
-    on_a_port(use)
+@run_by(on_a_port)
+async def test_http_1_0_is_answered_and_closed(port: int) -> None:
+    wire = await Wire.to(port)
+    wire.say(b"GET /health HTTP/1.0\r\nconnection: keep-alive\r\n\r\n" + HIDDEN)
+    assert (await wire.rest()).count(b"HTTP/1.1 ") == 1
 
 
-def test_http_1_0_is_answered_and_closed() -> None:
-    async def use(port: int, service: Driver, _: Server) -> None:
-        wire = await Wire.to(port)
-        wire.say(b"GET /health HTTP/1.0\r\nconnection: keep-alive\r\n\r\n" + HIDDEN)
-        assert (await wire.rest()).count(b"HTTP/1.1 ") == 1
-
-    on_a_port(use)
-
-
-def test_a_trailer_is_no_header() -> None:
+@run_by(on_a_port)
+async def test_a_trailer_is_no_header(port: int, service: Driver, server: Server) -> None:
     """A token behind the body was not there when the request was judged."""
-
-    async def use(port: int, service: Driver, server: Server) -> None:
-        seat(service)
-        wire = await Wire.to(port)
-        wire.say(HEAD + CHUNKED + b"\r\n" + CHUNK)
-        await until(lambda: bool(server.server_state.connections))
-        (protocol,) = server.server_state.connections
-        assert isinstance(protocol, HttpConnection)
-        await until(lambda: bool(getattr(protocol, "headers", None)))
-        seen = list(protocol.headers)
-        wire.say(b"0\r\nauthorization: Bearer x\r\n" + b"a: b\r\n" * 500 + b"\r\n")
-        assert (await wire.answer())[0] == 200
-        assert protocol.headers == seen
-
-    on_a_port(use)
+    seat(service)
+    wire = await Wire.to(port)
+    wire.say(HEAD + CHUNKED + b"\r\n" + CHUNK)
+    await until(lambda: bool(server.server_state.connections))
+    (protocol,) = server.server_state.connections
+    assert isinstance(protocol, HttpConnection)
+    await until(lambda: bool(getattr(protocol, "headers", None)))
+    seen = list(protocol.headers)
+    wire.say(b"0\r\nauthorization: Bearer x\r\n" + b"a: b\r\n" * 500 + b"\r\n")
+    assert (await wire.answer())[0] == 200
+    assert protocol.headers == seen
 
 
 @pytest.mark.parametrize("lines", [31, 32, 33])
-def test_header_lines_have_a_limit(lines: int) -> None:
+@run_by(on_a_port, header_lines_max=32)
+async def test_header_lines_have_a_limit(port: int, *, lines: int) -> None:
     """Each costs forty times its bytes: sixty kilobytes of them were two megabytes and 10 ms."""
-
-    async def use(port: int, service: Driver, server: Server) -> None:
-        wire = await Wire.to(port)
-        wire.say(
-            b"GET /health HTTP/1.1\r\nhost: s\r\n" + b"a:\r\n" * (lines - 1) + b"\r\n" + HIDDEN
-        )
-        assert await statuses(wire) == ([200, 200] if lines <= 32 else [431])
-        other = await Wire.to(port)
-        other.ask("GET", "/metrics")
-        text = (await other.answer())[2].decode()
-        assert f'limit_hits_total{{name="header_lines_max"}} {float(lines > 32)}' in text
-
-    on_a_port(use, header_lines_max=32)
+    wire = await Wire.to(port)
+    wire.say(b"GET /health HTTP/1.1\r\nhost: s\r\n" + b"a:\r\n" * (lines - 1) + b"\r\n" + HIDDEN)
+    assert await statuses(wire) == ([200, 200] if lines <= 32 else [431])
+    other = await Wire.to(port)
+    other.ask("GET", "/metrics")
+    text = (await other.answer())[2].decode()
+    assert f'limit_hits_total{{name="header_lines_max"}} {float(lines > 32)}' in text
 
 
 FLOODS = {
@@ -231,20 +218,19 @@ def test_many_lines_are_parsed_in_many_turns(
     assert most == LINES_PER_TURN
 
 
-def test_half_closed_connections_are_given_back() -> None:
+@run_by(on_a_port)
+async def test_half_closed_connections_are_given_back(
+    port: int, service: Driver, server: Server
+) -> None:
     """Clients that stop talking: with half a head, half a body, or all said."""
-
-    async def use(port: int, service: Driver, server: Server) -> None:
-        wires, whole = [], b"GET /health HTTP/1.1\r\nhost: s\r\n\r\n"
-        for said in (b"", b"GET /hea", HEAD + SIZED + b"\r\n{", whole) * 50:
-            wires.append(await Wire.to(port))
-            wires[-1].say(said)
-            wires[-1].writer.write_eof()
-        answers = await asyncio.gather(*(wire.rest() for wire in wires))
-        assert sum(one.startswith(b"HTTP/1.1 200") for one in answers) == 50
-        await until(lambda: not server.server_state.connections)
-
-    on_a_port(use)
+    wires, whole = [], b"GET /health HTTP/1.1\r\nhost: s\r\n\r\n"
+    for said in (b"", b"GET /hea", HEAD + SIZED + b"\r\n{", whole) * 50:
+        wires.append(await Wire.to(port))
+        wires[-1].say(said)
+        wires[-1].writer.write_eof()
+    answers = await asyncio.gather(*(wire.rest() for wire in wires))
+    assert sum(one.startswith(b"HTTP/1.1 200") for one in answers) == 50
+    await until(lambda: not server.server_state.connections)
 
 
 ENDLESS = {
@@ -258,55 +244,49 @@ ENDLESS = {
 
 @pytest.mark.parametrize("way", ["fast", "asgi"])
 @pytest.mark.parametrize("start", ENDLESS.values(), ids=ENDLESS.keys())
-def test_a_line_around_chunks_has_an_end(start: bytes, way: str) -> None:
+@run_by(on_a_port, head_bytes_max=20_000)
+async def test_a_line_around_chunks_has_an_end(
+    port: int, service: Driver, server: Server, *, start: bytes, way: str
+) -> None:
     """A trailer was kept as it grew, as long as a body may take to arrive."""
-
-    async def use(port: int, service: Driver, server: Server) -> None:
-        seat(service)
-        wire = await Wire.to(port)
-        more = b"" if way == "fast" else b"content-encoding: identity\r\n"
-        wire.say(HEAD + more + CHUNKED + b"\r\n" + start)
-        while not server._counts.malformed:
-            wire.say(b"0" * 4_000)
-            await asyncio.sleep(0)
-        assert await statuses(wire) == [431]
-
-    on_a_port(use, head_bytes_max=20_000)
+    seat(service)
+    wire = await Wire.to(port)
+    more = b"" if way == "fast" else b"content-encoding: identity\r\n"
+    wire.say(HEAD + more + CHUNKED + b"\r\n" + start)
+    while not server._counts.malformed:
+        wire.say(b"0" * 4_000)
+        await asyncio.sleep(0)
+    assert await statuses(wire) == [431]
 
 
-def test_trailers_within_the_limit_are_passed_over() -> None:
-    async def use(port: int, service: Driver, _: Server) -> None:
-        seat(service)
-        wire = await Wire.to(port)
-        wire.say(HEAD + CHUNKED + b"\r\n" + CHUNK + b"0\r\n")
-        for _line in range(30):
-            wire.say(b"x: " + b"a" * 1_000 + b"\r\n")
-            await asyncio.sleep(0)
-        wire.say(b"\r\n" + HIDDEN)
-        assert await statuses(wire) == [200, 200]
-
-    on_a_port(use, head_bytes_max=20_000)
+@run_by(on_a_port, head_bytes_max=20_000)
+async def test_trailers_within_the_limit_are_passed_over(port: int, service: Driver) -> None:
+    seat(service)
+    wire = await Wire.to(port)
+    wire.say(HEAD + CHUNKED + b"\r\n" + CHUNK + b"0\r\n")
+    for _line in range(30):
+        wire.say(b"x: " + b"a" * 1_000 + b"\r\n")
+        await asyncio.sleep(0)
+    wire.say(b"\r\n" + HIDDEN)
+    assert await statuses(wire) == [200, 200]
 
 
 @pytest.mark.parametrize("more", [b"", b"content-encoding: identity\r\n"], ids=["fast", "asgi"])
-def test_a_connection_whose_end_is_said_in_a_trailer_ends(more: bytes) -> None:
+@run_by(on_a_port)
+async def test_a_connection_whose_end_is_said_in_a_trailer_ends(
+    port: int, service: Driver, *, more: bytes
+) -> None:
     """The parser passes over all that follows: who asked again waited for nothing."""
-
-    async def use(port: int, service: Driver, _: Server) -> None:
-        seat(service)
-        wire = await Wire.to(port)
-        wire.say(HEAD + more + CHUNKED + b"\r\n" + CHUNK + b"0\r\nconnection: close\r\n\r\n")
-        assert await statuses(wire) == [200]
-
-    on_a_port(use)
+    seat(service)
+    wire = await Wire.to(port)
+    wire.say(HEAD + more + CHUNKED + b"\r\n" + CHUNK + b"0\r\nconnection: close\r\n\r\n")
+    assert await statuses(wire) == [200]
 
 
-def test_nor_does_it_last_if_all_is_answered_before() -> None:
-    async def use(port: int, _: Driver, __: Server) -> None:
-        wire = await Wire.to(port)
-        wire.say(HEAD + CHUNKED + b"\r\n40\r\n" + b" " * 64 + b"\r\n1\r\n \r\n")
-        assert (await wire.answer())[0] == 413
-        wire.say(b"0\r\nconnection: close\r\n\r\n")
-        assert await wire.rest() == b""
-
-    on_a_port(use, max_body_bytes=64)
+@run_by(on_a_port, max_body_bytes=64)
+async def test_nor_does_it_last_if_all_is_answered_before(port: int) -> None:
+    wire = await Wire.to(port)
+    wire.say(HEAD + CHUNKED + b"\r\n40\r\n" + b" " * 64 + b"\r\n1\r\n \r\n")
+    assert (await wire.answer())[0] == 413
+    wire.say(b"0\r\nconnection: close\r\n\r\n")
+    assert await wire.rest() == b""

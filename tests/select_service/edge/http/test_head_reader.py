@@ -11,6 +11,7 @@ import pytest
 from select_service.edge.driver.driver import Driver
 from select_service.edge.http.head_reader import HeadReader
 from select_service.edge.server import Server
+from tests.coroutines import run_by
 from tests.select_service.edge.serving import Wire, on_a_port
 
 MOST = 300
@@ -52,32 +53,29 @@ async def say(wire: Wire, data: bytes, pieces: int) -> None:
 @pytest.mark.parametrize("pieces", [1, 2, 40])
 @pytest.mark.parametrize("after", [0, 2])
 @pytest.mark.parametrize("size", [MOST - 1, MOST, MOST + 1])
-def test_a_head_has_a_longest_length(pieces: int, after: int, size: int) -> None:
+@run_by(on_a_port, head_bytes_max=MOST)
+async def test_a_head_has_a_longest_length(
+    port: int, service: Driver, server: Server, *, pieces: int, after: int, size: int
+) -> None:
     """However it arrives, whatever was answered before on the same connection."""
-
-    async def use(port: int, _: Driver, server: Server) -> None:
-        for way, (line, more) in WAYS.items():
-            wire, before = await Wire.to(port), server._counts.malformed
-            for _again in range(after):  # its header lines are known then
-                wire.say(head(MOST - 50))
-                assert (await wire.answer())[0] == 200
-            blank = b"\r\n" if pieces == 2 else b""
-            await say(wire, blank + head(size, line, more), pieces)
-            status = (await wire.answer())[0]
-            assert (status == 431) is (size > MOST), (way, status)
-            assert server._counts.malformed - before == (size > MOST), way
-
-    on_a_port(use, head_bytes_max=MOST)
+    for way, (line, more) in WAYS.items():
+        wire, before = await Wire.to(port), server._counts.malformed
+        for _again in range(after):  # its header lines are known then
+            wire.say(head(MOST - 50))
+            assert (await wire.answer())[0] == 200
+        blank = b"\r\n" if pieces == 2 else b""
+        await say(wire, blank + head(size, line, more), pieces)
+        status = (await wire.answer())[0]
+        assert (status == 431) is (size > MOST), (way, status)
+        assert server._counts.malformed - before == (size > MOST), way
 
 
 @pytest.mark.parametrize("size", [MOST, MOST + 1])
-def test_each_head_of_a_read_is_measured_by_itself(size: int) -> None:
-    async def use(port: int, _: Driver, __: Server) -> None:
-        wire = await Wire.to(port)
-        wire.say(head(MOST) + head(size) + b"GET /health HTTP/1.1\r\n" + TAIL)
-        assert await statuses(wire) == ([200] * 3 if size <= MOST else [200, 431])
-
-    on_a_port(use, head_bytes_max=MOST)
+@run_by(on_a_port, head_bytes_max=MOST)
+async def test_each_head_of_a_read_is_measured_by_itself(port: int, *, size: int) -> None:
+    wire = await Wire.to(port)
+    wire.say(head(MOST) + head(size) + b"GET /health HTTP/1.1\r\n" + TAIL)
+    assert await statuses(wire) == ([200] * 3 if size <= MOST else [200, 431])
 
 
 LINES = {
@@ -153,14 +151,14 @@ SOUND = [
 
 @pytest.mark.parametrize("blank", [0, 1, 2])
 @pytest.mark.parametrize("pieces", [1, 50])
-def test_empty_lines_before_a_sound_line_are_passed_over(blank: int, pieces: int) -> None:
-    async def use(port: int, _: Driver, __: Server) -> None:
-        for line in SOUND:
-            wire = await Wire.to(port)
-            await say(wire, b"\r\n" * blank + line + TAIL, pieces)
-            assert await statuses(wire) == [200], line
-
-    on_a_port(use)
+@run_by(on_a_port)
+async def test_empty_lines_before_a_sound_line_are_passed_over(
+    port: int, *, blank: int, pieces: int
+) -> None:
+    for line in SOUND:
+        wire = await Wire.to(port)
+        await say(wire, b"\r\n" * blank + line + TAIL, pieces)
+        assert await statuses(wire) == [200], line
 
 
 def is_refused_by_h11(data: bytes) -> bool:

@@ -14,6 +14,7 @@ from indexer.types import Scope, Tier, WorkerRank
 from select_service.edge import cooperative, dump_stream
 from select_service.edge.driver.driver import Driver
 from select_service.types import ReservationRequest, WorkerSpec
+from tests.coroutines import run_by
 from tests.select_service.edge.serving import in_process
 
 MODELS = 40
@@ -49,57 +50,53 @@ async def turns_of(answer: asyncio.Task[httpx.Response]) -> int:
 
 
 @pytest.mark.parametrize("path", ["/loads", "/admission", "/busy_threshold", "/dump", "/metrics"])
-def test_an_answer_about_all_models_is_made_in_turns(
-    path: str, monkeypatch: pytest.MonkeyPatch
+@run_by(in_process)
+async def test_an_answer_about_all_models_is_made_in_turns(
+    client: httpx.AsyncClient, service: Driver, *, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        empty = (await client.get(path)).status_code
-        fill(service)
-        monkeypatch.setattr(cooperative, "SLICE_S", -1.0)
-        monkeypatch.setattr(dump_stream, "SLICE_S", -1.0)
-        answer = asyncio.create_task(client.get(path))
-        turns = await turns_of(answer)
-        assert empty == (await answer).status_code == 200
-        assert turns >= MODELS
-
-    in_process(use)
+    empty = (await client.get(path)).status_code
+    fill(service)
+    monkeypatch.setattr(cooperative, "SLICE_S", -1.0)
+    monkeypatch.setattr(dump_stream, "SLICE_S", -1.0)
+    answer = asyncio.create_task(client.get(path))
+    turns = await turns_of(answer)
+    assert empty == (await answer).status_code == 200
+    assert turns >= MODELS
 
 
-def test_what_is_made_in_turns_is_what_was_made_at_once() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        fill(service)
-        for path, told in (
-            ("/loads", service.loads()),
-            ("/admission", service.admission()),
-            ("/busy_threshold", service.busy_thresholds()),
-        ):
-            assert (await client.get(path)).json() == json.loads(msgspec.json.encode(told))
-            packed = {"accept": "application/msgpack"}
-            content = (await client.get(path, headers=packed)).content
-            assert msgspec.msgpack.decode(content) == msgspec.to_builtins(told)
-        dump: dict[str, Any] = (await client.get("/dump")).json()
-        assert [*dump] == [f"model-{number}:default" for number in range(MODELS)]
-        assert [len(one["events"]) for one in dump.values()] == [1] * MODELS
-
-    in_process(use)
+@run_by(in_process)
+async def test_what_is_made_in_turns_is_what_was_made_at_once(
+    client: httpx.AsyncClient, service: Driver
+) -> None:
+    fill(service)
+    for path, told in (
+        ("/loads", service.loads()),
+        ("/admission", service.admission()),
+        ("/busy_threshold", service.busy_thresholds()),
+    ):
+        assert (await client.get(path)).json() == json.loads(msgspec.json.encode(told))
+        packed = {"accept": "application/msgpack"}
+        content = (await client.get(path, headers=packed)).content
+        assert msgspec.msgpack.decode(content) == msgspec.to_builtins(told)
+    dump: dict[str, Any] = (await client.get("/dump")).json()
+    assert [*dump] == [f"model-{number}:default" for number in range(MODELS)]
+    assert [len(one["events"]) for one in dump.values()] == [1] * MODELS
 
 
 @pytest.mark.parametrize("path", ["/loads", "/dump"])
-def test_a_model_that_goes_meanwhile_is_left_out(
-    path: str, monkeypatch: pytest.MonkeyPatch
+@run_by(in_process, scope_linger_s=0.0)
+async def test_a_model_that_goes_meanwhile_is_left_out(
+    client: httpx.AsyncClient, service: Driver, *, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        fill(service)
-        monkeypatch.setattr(cooperative, "SLICE_S", -1.0)
-        monkeypatch.setattr(dump_stream, "SLICE_S", -1.0)
-        answer = asyncio.create_task(client.get(path))
-        for _ in range(10):
-            await asyncio.sleep(0)
-        for number in range(30, MODELS):
-            service.delete_worker(number)
-        while len(service.core.partitions) > 30:
-            service.core.tick(1e9)
-        told = (await answer).json()
-        assert len(told) == 30
-
-    in_process(use, scope_linger_s=0.0)
+    fill(service)
+    monkeypatch.setattr(cooperative, "SLICE_S", -1.0)
+    monkeypatch.setattr(dump_stream, "SLICE_S", -1.0)
+    answer = asyncio.create_task(client.get(path))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    for number in range(30, MODELS):
+        service.delete_worker(number)
+    while len(service.core.partitions) > 30:
+        service.core.tick(1e9)
+    told = (await answer).json()
+    assert len(told) == 30

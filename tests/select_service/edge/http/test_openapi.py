@@ -9,11 +9,11 @@ import httpx
 import jsonschema  # type: ignore[import-untyped]
 from openapi_spec_validator import validate
 
-from select_service.edge.driver.driver import Driver
 from select_service.edge.http.openapi import describe
 from select_service.edge.http.routes import ROUTES
 from select_service.types import PromptFields
 from select_service.types.batches import SelectBatchRequest
+from tests.coroutines import run_by
 from tests.select_service.edge.serving import PROMPT, in_process, worker
 
 DOCUMENT: dict[str, Any] = json.loads(describe())
@@ -89,36 +89,34 @@ def test_both_forms_are_in_it() -> None:
             assert ("application/msgpack" in response["content"]) == (not only)
 
 
-def test_answers_are_as_described() -> None:
-    async def use(client: httpx.AsyncClient, _: Driver) -> None:
-        async def ask(method: str, path: str, status: int, body: object = None) -> None:
-            answer = await client.request(method, path, json=body)
-            assert answer.status_code == status, answer.text
-            pattern = path.replace("/workers/1", "/workers/{worker_id}").replace(
-                "/reservations/r", "/reservations/{reservation_id}"
-            )
-            _conforms(answer.json(), _schema(method.lower(), pattern, status))
+@run_by(in_process)
+async def test_answers_are_as_described(client: httpx.AsyncClient) -> None:
+    async def ask(method: str, path: str, status: int, body: object = None) -> None:
+        answer = await client.request(method, path, json=body)
+        assert answer.status_code == status, answer.text
+        pattern = path.replace("/workers/1", "/workers/{worker_id}").replace(
+            "/reservations/r", "/reservations/{reservation_id}"
+        )
+        _conforms(answer.json(), _schema(method.lower(), pattern, status))
 
-        await ask("GET", "/ready", 503)
-        await ask("POST", "/select", 503, PROMPT)
-        await ask("POST", "/select", 422, {"isl_tokens": "x"})
-        await ask("POST", "/workers", 201, worker())
-        await ask("GET", "/workers", 200)
-        await ask("PATCH", "/workers/1", 200, {"taints": ["a"]})
-        await ask("GET", "/ready", 200)
-        await ask("GET", "/workers/1/drain", 200)
-        await ask("POST", "/select", 200, PROMPT)
-        await ask("POST", "/select_and_reserve", 200, {**PROMPT, "reservation_id": "r"})
-        await ask("POST", "/select_and_reserve", 409, {**PROMPT, "reservation_id": "r", "x": 1})
-        await ask("POST", "/reservations", 201, {**PROMPT, "reservation_id": "q", "worker_id": 1})
-        await ask("GET", "/loads", 200)
-        await ask("POST", "/potential_loads", 200, PROMPT)
-        await ask("POST", "/overlap_scores", 200, PROMPT)
-        await ask("POST", "/reservations/r/output_block", 200, {})
-        await ask("DELETE", "/reservations/r", 200)
-        await ask("GET", "/dump", 200)
-        await ask("GET", "/openapi.json", 200)
-        await ask("DELETE", "/workers/1", 200)
-        await ask("DELETE", "/workers/1", 404)
-
-    in_process(use)
+    await ask("GET", "/ready", 503)
+    await ask("POST", "/select", 503, PROMPT)
+    await ask("POST", "/select", 422, {"isl_tokens": "x"})
+    await ask("POST", "/workers", 201, worker())
+    await ask("GET", "/workers", 200)
+    await ask("PATCH", "/workers/1", 200, {"taints": ["a"]})
+    await ask("GET", "/ready", 200)
+    await ask("GET", "/workers/1/drain", 200)
+    await ask("POST", "/select", 200, PROMPT)
+    await ask("POST", "/select_and_reserve", 200, {**PROMPT, "reservation_id": "r"})
+    await ask("POST", "/select_and_reserve", 409, {**PROMPT, "reservation_id": "r", "x": 1})
+    await ask("POST", "/reservations", 201, {**PROMPT, "reservation_id": "q", "worker_id": 1})
+    await ask("GET", "/loads", 200)
+    await ask("POST", "/potential_loads", 200, PROMPT)
+    await ask("POST", "/overlap_scores", 200, PROMPT)
+    await ask("POST", "/reservations/r/output_block", 200, {})
+    await ask("DELETE", "/reservations/r", 200)
+    await ask("GET", "/dump", 200)
+    await ask("GET", "/openapi.json", 200)
+    await ask("DELETE", "/workers/1", 200)
+    await ask("DELETE", "/workers/1", 404)

@@ -49,36 +49,30 @@ def _connected() -> Callable[[_Sent], HttpConnection]:
     return connect
 
 
-def test_answers_of_one_turn_go_out_together_and_in_order() -> None:
-    async def use() -> None:
-        said: list[tuple[str, bytes]] = []
-        connect = _connected()
-        gone_one = _Sent(said, "gone")
-        one, other, gone = (
-            connect(_Sent(said, "one")),
-            connect(_Sent(said, "other")),
-            connect(gone_one),
-        )
-        for connection, body in ((one, b"1"), (other, b"2"), (gone, b"3"), (one, b"4")):
-            connection.write_answer(Response(200, body))
-        gone_one.closing = True
-        assert said == []
-        await asyncio.sleep(0)
-        assert said == [("one", b"1"), ("other", b"2"), ("one", b"4")]
-        await asyncio.sleep(0)
-        assert len(said) == 3, "nothing twice"
-
-    asyncio.run(use())
+async def test_answers_of_one_turn_go_out_together_and_in_order() -> None:
+    said: list[tuple[str, bytes]] = []
+    connect = _connected()
+    gone_one = _Sent(said, "gone")
+    one, other, gone = (
+        connect(_Sent(said, "one")),
+        connect(_Sent(said, "other")),
+        connect(gone_one),
+    )
+    for connection, body in ((one, b"1"), (other, b"2"), (gone, b"3"), (one, b"4")):
+        connection.write_answer(Response(200, body))
+    gone_one.closing = True
+    assert said == []
+    await asyncio.sleep(0)
+    assert said == [("one", b"1"), ("other", b"2"), ("one", b"4")]
+    await asyncio.sleep(0)
+    assert len(said) == 3, "nothing twice"
 
 
-def test_not_many_answers_wait_for_the_others() -> None:
-    async def use() -> None:
-        said: list[tuple[str, bytes]] = []
-        connection = _connected()(_Sent(said, "one"))
-        for _ in range(ANSWERS_MAX + 1):
-            connection.write_answer(Response(200, b"x"))
-        assert len(said) == ANSWERS_MAX
-        await asyncio.sleep(0)
-        assert len(said) == ANSWERS_MAX + 1
-
-    asyncio.run(use())
+async def test_not_many_answers_wait_for_the_others() -> None:
+    said: list[tuple[str, bytes]] = []
+    connection = _connected()(_Sent(said, "one"))
+    for _ in range(ANSWERS_MAX + 1):
+        connection.write_answer(Response(200, b"x"))
+    assert len(said) == ANSWERS_MAX
+    await asyncio.sleep(0)
+    assert len(said) == ANSWERS_MAX + 1

@@ -18,6 +18,7 @@ from select_service.edge.driver.driver import Driver
 from select_service.edge.http.listening_sockets import SIDE_PATHS
 from select_service.edge.server import Server
 from tests import wait
+from tests.coroutines import run_by
 from tests.live.lossy import CALM, LossyLink, Weather
 from tests.live.ports import free_port
 from tests.select_service.edge.http.test_head_reader import MOST, head, say
@@ -56,34 +57,34 @@ async def asked(wire: Wire, method: str, path: str, *headers: str) -> tuple[int,
 
 
 @pytest.mark.parametrize("access_log", [False, True])
-def test_it_has_its_routes_and_no_others(access_log: bool) -> None:
-    async def use(port: int, side: int, service: Driver, server: Server) -> None:
-        seat(service)
-        main, wire = await Wire.to(port), await Wire.to(side)
-        for _ in range(2):  # the second time from memory, of either entrance
-            assert (await asked(main, "POST", "/select"))[0] == 200
-            assert (await asked(main, "GET", "/loads"))[0] == 200
-            assert await asked(wire, "GET", "/health") == (200, {"status": "ok"})
-            assert (await asked(wire, "GET", "/ready?verbose=true"))[0] == 200
-            status, text = await asked(wire, "GET", "/metrics")
-            assert (status, b"select_service_http_connections" in text) == (200, True)
-            wire.ask("HEAD", "/health")
-            head = await wire.reader.readuntil(b"\r\n\r\n")
-            assert head.startswith(b"HTTP/1.1 200 ")
-            for method, path in (
-                *(("POST", "/select"), ("GET", "/loads"), ("GET", "/reservations/1")),
-                *(("DELETE", "/workers/1"), ("GET", "/dump"), ("GET", "/console"), ("GET", "/")),
-            ):
-                status, body = await asked(wire, method, path)
-                assert (status, body["code"]) == (404, "route_not_found")
-                assert "--side-port" in body["error"]
-                assert all(path in body["error"] for path in SIDE_PATHS)
-            assert (await asked(wire, "POST", "/health"))[0] == 405
-        status, body = await asked(main, "GET", "/nowhere")
-        assert (status, body["error"]) == (404, "route not found")
-        await until(lambda: len(server.server_state.connections) == 2)
-
-    run(use, access_log=access_log)
+@run_by(run, "access_log")
+async def test_it_has_its_routes_and_no_others(
+    port: int, side: int, service: Driver, server: Server
+) -> None:
+    seat(service)
+    main, wire = await Wire.to(port), await Wire.to(side)
+    for _ in range(2):  # the second time from memory, of either entrance
+        assert (await asked(main, "POST", "/select"))[0] == 200
+        assert (await asked(main, "GET", "/loads"))[0] == 200
+        assert await asked(wire, "GET", "/health") == (200, {"status": "ok"})
+        assert (await asked(wire, "GET", "/ready?verbose=true"))[0] == 200
+        status, text = await asked(wire, "GET", "/metrics")
+        assert (status, b"select_service_http_connections" in text) == (200, True)
+        wire.ask("HEAD", "/health")
+        head = await wire.reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 ")
+        for method, path in (
+            *(("POST", "/select"), ("GET", "/loads"), ("GET", "/reservations/1")),
+            *(("DELETE", "/workers/1"), ("GET", "/dump"), ("GET", "/console"), ("GET", "/")),
+        ):
+            status, body = await asked(wire, method, path)
+            assert (status, body["code"]) == (404, "route_not_found")
+            assert "--side-port" in body["error"]
+            assert all(path in body["error"] for path in SIDE_PATHS)
+        assert (await asked(wire, "POST", "/health"))[0] == 405
+    status, body = await asked(main, "GET", "/nowhere")
+    assert (status, body["error"]) == (404, "route not found")
+    await until(lambda: len(server.server_state.connections) == 2)
 
 
 @pytest.mark.parametrize("pieces", [1, 2, 40])
@@ -107,37 +108,37 @@ def test_a_head_has_a_longest_length_at_either_entrance(pieces: int, size: int) 
     run(use, head_bytes_max=MOST)
 
 
-def test_limits_hold_for_both_together() -> None:
-    async def use(port: int, side: int, _: Driver, server: Server) -> None:
-        main, wire = await Wire.to(port), await Wire.to(side)
-        assert (await asked(main, "GET", "/health"))[0] == 200
-        assert (await asked(wire, "GET", "/health"))[0] == 200
-        third = await Wire.to(side)
-        assert (await asked(third, "GET", "/ready"))[0] == 503
-        assert server._counts.refused == 1
-        # what must work when they are reached
-        fourth = await Wire.to(side)
-        assert (await asked(fourth, "GET", "/health"))[0] == 200
+@run_by(run, connections_max=2)
+async def test_limits_hold_for_both_together(
+    port: int, side: int, service: Driver, server: Server
+) -> None:
+    main, wire = await Wire.to(port), await Wire.to(side)
+    assert (await asked(main, "GET", "/health"))[0] == 200
+    assert (await asked(wire, "GET", "/health"))[0] == 200
+    third = await Wire.to(side)
+    assert (await asked(third, "GET", "/ready"))[0] == 503
+    assert server._counts.refused == 1
+    # what must work when they are reached
+    fourth = await Wire.to(side)
+    assert (await asked(fourth, "GET", "/health"))[0] == 200
 
-    run(use, connections_max=2)
 
-
-def test_it_leaves_with_the_other() -> None:
-    async def use(port: int, side: int, _: Driver, server: Server) -> None:
-        main, wire = await Wire.to(port), await Wire.to(side)
-        assert (await asked(wire, "GET", "/health"))[0] == 200
-        server.close_answers()
-        for one in (main, wire):
-            one.ask("GET", "/health")
-            status, headers, _body = await one.answer()
-            assert (status, headers["connection"]) == (200, "close")
-            assert await one.rest() == b""
-        last = await Wire.to(side)
-        await until(lambda: len(server.server_state.connections) == 1)
-        server.go()
-        assert await last.rest() == b""
-
-    run(use)
+@run_by(run)
+async def test_it_leaves_with_the_other(
+    port: int, side: int, service: Driver, server: Server
+) -> None:
+    main, wire = await Wire.to(port), await Wire.to(side)
+    assert (await asked(wire, "GET", "/health"))[0] == 200
+    server.close_answers()
+    for one in (main, wire):
+        one.ask("GET", "/health")
+        status, headers, _body = await one.answer()
+        assert (status, headers["connection"]) == (200, "close")
+        assert await one.rest() == b""
+    last = await Wire.to(side)
+    await until(lambda: len(server.server_state.connections) == 1)
+    server.go()
+    assert await last.rest() == b""
 
 
 async def lets_in(port: int) -> bool:
@@ -151,31 +152,30 @@ async def lets_in(port: int) -> bool:
 
 
 @pytest.mark.parametrize("announced", [False, True])
-def test_what_has_arrived_when_the_end_comes_is_answered(announced: bool) -> None:
+@run_by(run)
+async def test_what_has_arrived_when_the_end_comes_is_answered(
+    port: int, side: int, service: Driver, server: Server, *, announced: bool
+) -> None:
     """By then it may lie unread, in a connection that is known or one that is not yet."""
-
-    async def use(port: int, side: int, _: Driver, server: Server) -> None:
-        wires = [await Wire.to(port), await Wire.to(side)]
-        for wire in wires:
-            assert (await asked(wire, "GET", "/health"))[0] == 200
-        if announced:
-            server.close_answers()
-        strangers = [socket.create_connection((HOST, place)) for place in (port, side)]
-        for one in strangers:
-            one.sendall(b"GET /health HTTP/1.1\r\nhost: s\r\n\r\n")
-        for wire in wires:
-            wire.ask("GET", "/health")
-        server.go()
-        for one in strangers:
-            reader, writer = await asyncio.open_connection(sock=one)
-            assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
-            writer.close()
-            await writer.wait_closed()
-        for wire in wires:
-            assert (await wire.answer())[0] == 200
-            assert await wire.rest() == b""
-
-    run(use)
+    wires = [await Wire.to(port), await Wire.to(side)]
+    for wire in wires:
+        assert (await asked(wire, "GET", "/health"))[0] == 200
+    if announced:
+        server.close_answers()
+    strangers = [socket.create_connection((HOST, place)) for place in (port, side)]
+    for one in strangers:
+        one.sendall(b"GET /health HTTP/1.1\r\nhost: s\r\n\r\n")
+    for wire in wires:
+        wire.ask("GET", "/health")
+    server.go()
+    for one in strangers:
+        reader, writer = await asyncio.open_connection(sock=one)
+        assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
+        writer.close()
+        await writer.wait_closed()
+    for wire in wires:
+        assert (await wire.answer())[0] == 200
+        assert await wire.rest() == b""
 
 
 def test_the_end_waits_a_moment_for_those_who_were_let_in(monkeypatch: pytest.MonkeyPatch) -> None:

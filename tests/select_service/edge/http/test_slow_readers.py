@@ -12,6 +12,7 @@ from indexer.core.hashing import pack_u64
 from indexer.types import Scope, Tier, WorkerRank
 from select_service.edge.driver.driver import Driver
 from select_service.edge.server import Server
+from tests.coroutines import run_by
 from tests.select_service.edge.serving import HOST, Wire, on_a_port, seat
 from tests.wait import until
 
@@ -94,84 +95,75 @@ async def serves(port: int) -> None:
     wire.close()
 
 
-def test_dumps_at_one_time_are_bounded() -> None:
+@run_by(on_a_port, dumps_max=2)
+async def test_dumps_at_one_time_are_bounded(port: int, service: Driver) -> None:
     """And many who drip them keep nobody out of the other routes."""
-
-    async def use(port: int, service: Driver, _: Server) -> None:
-        fill(service)
-        async with slow(port, 20, "/dump") as clients:
-            await until(lambda: service.dumps.outcomes["refused"] == 18)
-            assert service.dumps.running == 2
-            dripping = [asyncio.ensure_future(one.drip()) for one in clients]
-            await serves(port)
-            wire = await Wire.to(port)
-            wire.ask("GET", "/dump")
-            status, headers, body = await wire.answer()
-            assert (status, json.loads(body)["code"]) == (503, "too_many_dumps")
-            assert "retry-after" in headers
-            assert await metric(port, 'limit_hits_total{name="dumps_max"}') == 19
-            assert await metric(port, "dumps_running") == 2
-            for one in dripping:
-                one.cancel()
-            await asyncio.gather(*dripping, return_exceptions=True)
-        await until(lambda: not service.dumps.running)
-        assert service.dumps.outcomes["cut_off"] == 2
-        wire.ask("GET", "/dump", None, "connection: close")
-        assert (await wire.rest()).endswith(b"0\r\n\r\n")
-        assert service.dumps.outcomes["complete"] == 1
-
-    on_a_port(use, dumps_max=2)
-
-
-def test_asking_for_the_head_of_a_dump_takes_no_place() -> None:
-    async def use(port: int, service: Driver, _: Server) -> None:
-        seat(service)
+    fill(service)
+    async with slow(port, 20, "/dump") as clients:
+        await until(lambda: service.dumps.outcomes["refused"] == 18)
+        assert service.dumps.running == 2
+        dripping = [asyncio.ensure_future(one.drip()) for one in clients]
+        await serves(port)
         wire = await Wire.to(port)
-        for _attempt in range(3):
-            wire.ask("HEAD", "/dump")
-            assert (await wire.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
-        assert service.dumps.running == 0
+        wire.ask("GET", "/dump")
+        status, headers, body = await wire.answer()
+        assert (status, json.loads(body)["code"]) == (503, "too_many_dumps")
+        assert "retry-after" in headers
+        assert await metric(port, 'limit_hits_total{name="dumps_max"}') == 19
+        assert await metric(port, "dumps_running") == 2
+        for one in dripping:
+            one.cancel()
+        await asyncio.gather(*dripping, return_exceptions=True)
+    await until(lambda: not service.dumps.running)
+    assert service.dumps.outcomes["cut_off"] == 2
+    wire.ask("GET", "/dump", None, "connection: close")
+    assert (await wire.rest()).endswith(b"0\r\n\r\n")
+    assert service.dumps.outcomes["complete"] == 1
 
-    on_a_port(use, dumps_max=1)
+
+@run_by(on_a_port, dumps_max=1)
+async def test_asking_for_the_head_of_a_dump_takes_no_place(port: int, service: Driver) -> None:
+    seat(service)
+    wire = await Wire.to(port)
+    for _attempt in range(3):
+        wire.ask("HEAD", "/dump")
+        assert (await wire.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+    assert service.dumps.running == 0
 
 
-def test_a_dump_has_a_deadline() -> None:
+@run_by(on_a_port)
+async def test_a_dump_has_a_deadline(port: int, service: Driver) -> None:
     """The index tidies up behind nobody while one is under way."""
-
-    async def use(port: int, service: Driver, _: Server) -> None:
-        fill(service)
-        index = service.core.registry.index(Scope("default", "default"))
-        assert index is not None
-        async with slow(port, 1, "/dump") as (client,):
-            await until(lambda: service.dumps.running == 1)
-            assert not list(index.tables())
-            service.dumps._clock = lambda: 1e12
-            said = await client.rest()
-        assert service.dumps.outcomes["timeout"] == 1
-        assert not said.endswith(b"0\r\n\r\n"), "it has no end that could be believed"
-        assert not service.dumps.running
-        assert list(index.tables())
-        assert await metric(port, "http_crashes_total") == 0
-
-    on_a_port(use)
+    fill(service)
+    index = service.core.registry.index(Scope("default", "default"))
+    assert index is not None
+    async with slow(port, 1, "/dump") as (client,):
+        await until(lambda: service.dumps.running == 1)
+        assert not list(index.tables())
+        service.dumps._clock = lambda: 1e12
+        said = await client.rest()
+    assert service.dumps.outcomes["timeout"] == 1
+    assert not said.endswith(b"0\r\n\r\n"), "it has no end that could be believed"
+    assert not service.dumps.running
+    assert list(index.tables())
+    assert await metric(port, "http_crashes_total") == 0
 
 
-def test_http_1_0_is_sent_a_stream_as_it_reads() -> None:
+@run_by(on_a_port)
+async def test_http_1_0_is_sent_a_stream_as_it_reads(
+    port: int, service: Driver, server: Server
+) -> None:
     """It was made whole in memory, once for each client."""
-
-    async def use(port: int, service: Driver, server: Server) -> None:
-        fill(service)
-        async with slow(port, 1, "/dump", version="1.0") as (client,):
-            await until(lambda: server._counts.unread_bytes > 0)
-            assert server._counts.unread_bytes < 1 << 20
-            assert service.dumps.running == 1
-            head, _, body = (await client.rest()).partition(b"\r\n\r\n")
-        assert b"connection: close" in head
-        assert b"transfer-encoding" not in head
-        assert json.loads(body)["default:default"]["block_size"] == 16
-        assert service.dumps.outcomes["complete"] == 1
-
-    on_a_port(use)
+    fill(service)
+    async with slow(port, 1, "/dump", version="1.0") as (client,):
+        await until(lambda: server._counts.unread_bytes > 0)
+        assert server._counts.unread_bytes < 1 << 20
+        assert service.dumps.running == 1
+        head, _, body = (await client.rest()).partition(b"\r\n\r\n")
+    assert b"connection: close" in head
+    assert b"transfer-encoding" not in head
+    assert json.loads(body)["default:default"]["block_size"] == 16
+    assert service.dumps.outcomes["complete"] == 1
 
 
 def seat_many(service: Driver) -> None:
@@ -180,33 +172,29 @@ def seat_many(service: Driver) -> None:
         seat(service, number, taints=["x" * 200_000])
 
 
-def test_answers_nobody_reads_are_bounded() -> None:
+@run_by(on_a_port, unread_bytes_max=8 << 20)
+async def test_answers_nobody_reads_are_bounded(port: int, service: Driver, server: Server) -> None:
     """The connections that read nothing for longest go, and not before there is too much."""
-
-    async def use(port: int, service: Driver, server: Server) -> None:
-        seat_many(service)
-        counts = server._counts
-        async with slow(port, 1, "/workers"):
-            await until(lambda: counts.unread_bytes > 0)
-            async with slow(port, 8, "/workers"):
-                await until(lambda: counts.unread > 0 and counts.unread_bytes <= 8 << 20)
-                await serves(port)
-                connections = server.server_state.connections
-                await until(lambda: 0 < len(connections) < 9)  # with one that has just served
-                assert await metric(port, "http_unread_bytes") <= 8 << 20
-                name = 'http_connections_cut_total{reason="unread"}'
-                assert await metric(port, name) == counts.unread
-
-    on_a_port(use, unread_bytes_max=8 << 20)
+    seat_many(service)
+    counts = server._counts
+    async with slow(port, 1, "/workers"):
+        await until(lambda: counts.unread_bytes > 0)
+        async with slow(port, 8, "/workers"):
+            await until(lambda: counts.unread > 0 and counts.unread_bytes <= 8 << 20)
+            await serves(port)
+            connections = server.server_state.connections
+            await until(lambda: 0 < len(connections) < 9)  # with one that has just served
+            assert await metric(port, "http_unread_bytes") <= 8 << 20
+            name = 'http_connections_cut_total{reason="unread"}'
+            assert await metric(port, name) == counts.unread
 
 
-def test_an_answer_behind_which_the_connection_ends_has_a_deadline_too() -> None:
+@run_by(on_a_port, body_timeout_s=0.3)
+async def test_an_answer_behind_which_the_connection_ends_has_a_deadline_too(
+    port: int, service: Driver, server: Server
+) -> None:
     """Uvicorn closes at once, which waits for the client for ever."""
-
-    async def use(port: int, service: Driver, server: Server) -> None:
-        seat_many(service)
-        async with slow(port, 3, "/workers", "connection: close"):
-            await until(lambda: server._counts.write_timeouts == 3)
-            await until(lambda: not server.server_state.connections)
-
-    on_a_port(use, body_timeout_s=0.3)
+    seat_many(service)
+    async with slow(port, 3, "/workers", "connection: close"):
+        await until(lambda: server._counts.write_timeouts == 3)
+        await until(lambda: not server.server_state.connections)

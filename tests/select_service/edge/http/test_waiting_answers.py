@@ -13,32 +13,33 @@ from select_service.edge.driver.driver import Driver
 from select_service.edge.http.application import Application
 from select_service.edge.http.connection import HttpConnection
 from select_service.edge.server import Server
+from tests.coroutines import run_by
 from tests.select_service.edge.serving import PROMPT, Wire, on_a_port, seat
 from tests.wait import until
 
 
-def test_an_answer_that_has_to_wait_is_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def use(port: int, _: Driver, server: Server) -> None:
-        asked = asyncio.Event()
+@run_by(on_a_port)
+async def test_an_answer_that_has_to_wait_is_handed_over(
+    port: int, service: Driver, server: Server, *, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = asyncio.Event()
 
-        async def later() -> Response:
-            await asked.wait()
-            return Response(200, b'"late"')
+    async def later() -> Response:
+        await asked.wait()
+        return Response(200, b'"late"')
 
-        monkeypatch.setattr(
-            Application,
-            "answer_now",
-            lambda *_, **__: later() if not asked.is_set() else Response(200, b"{}"),
-        )
-        waiting, other = await Wire.to(port), await Wire.to(port)
-        waiting.ask("GET", "/health")
-        await until(lambda: server._application._traffic.in_flight == 1)
-        asked.set()
-        assert (await waiting.answer())[2] == b'"late"'
-        other.ask("GET", "/health")
-        assert (await other.answer())[2] == b"{}"
-
-    on_a_port(use)
+    monkeypatch.setattr(
+        Application,
+        "answer_now",
+        lambda *_, **__: later() if not asked.is_set() else Response(200, b"{}"),
+    )
+    waiting, other = await Wire.to(port), await Wire.to(port)
+    waiting.ask("GET", "/health")
+    await until(lambda: server._application._traffic.in_flight == 1)
+    asked.set()
+    assert (await waiting.answer())[2] == b'"late"'
+    other.ask("GET", "/health")
+    assert (await other.answer())[2] == b"{}"
 
 
 def test_what_comes_behind_a_request_of_many_lines_that_waits_is_read_behind_it(
@@ -127,55 +128,49 @@ def test_after_an_answer_that_waited_for_the_disk_heads_are_known_as_before(
     on_a_port(use)
 
 
-def test_who_is_owed_an_answer_by_the_disk_may_take_its_time(
-    monkeypatch: pytest.MonkeyPatch,
+@run_by(on_a_port)
+async def test_who_is_owed_an_answer_by_the_disk_may_take_its_time(
+    port: int, service: Driver, server: Server, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def use(port: int, _: Driver, server: Server) -> None:
-        written = asyncio.get_running_loop().create_future()
-        monkeypatch.setattr(
-            Application,
-            "answer_now",
-            lambda *_, **__: DurableResponse(Response(200, b'"owed"'), written),
-        )
-        wire = await Wire.to(port)
-        wire.say(b"GET /health HTTP/1.1\r\nhost: s\r\n\r\nGET")
-        await until(lambda: any(getattr(one, "_debt", None) for one in _connections(server)))
-        (connection,) = _connections(server)
-        connection.sweep(1e12)
-        written.set_result(None)
-        assert (await wire.answer())[2] == b'"owed"'
-
-    on_a_port(use)
+    written = asyncio.get_running_loop().create_future()
+    monkeypatch.setattr(
+        Application,
+        "answer_now",
+        lambda *_, **__: DurableResponse(Response(200, b'"owed"'), written),
+    )
+    wire = await Wire.to(port)
+    wire.say(b"GET /health HTTP/1.1\r\nhost: s\r\n\r\nGET")
+    await until(lambda: any(getattr(one, "_debt", None) for one in _connections(server)))
+    (connection,) = _connections(server)
+    connection.sweep(1e12)
+    written.set_result(None)
+    assert (await wire.answer())[2] == b'"owed"'
 
 
-def test_a_connection_is_not_idle_while_a_pipelined_request_waits(
-    monkeypatch: pytest.MonkeyPatch,
+@run_by(on_a_port)
+async def test_a_connection_is_not_idle_while_a_pipelined_request_waits(
+    port: int, service: Driver, server: Server, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def use(port: int, _: Driver, server: Server) -> None:
-        asked = asyncio.Event()
-        real = Application.answer_now
+    asked = asyncio.Event()
+    real = Application.answer_now
 
-        async def later() -> Response:
-            await asked.wait()
-            return Response(200, b'"late"')
+    async def later() -> Response:
+        await asked.wait()
+        return Response(200, b'"late"')
 
-        def answer_now(self: Application, call: Any, *what: Any, **how: Any) -> Any:
-            return later() if call.path == b"/ready" else real(self, call, *what, **how)
+    def answer_now(self: Application, call: Any, *what: Any, **how: Any) -> Any:
+        return later() if call.path == b"/ready" else real(self, call, *what, **how)
 
-        monkeypatch.setattr(Application, "answer_now", answer_now)
-        wire = await Wire.to(port)
-        wire.say(
-            b"".join(b"GET /%b HTTP/1.1\r\nhost: s\r\n\r\n" % n for n in (b"health", b"ready"))
-        )
-        assert (await wire.answer())[0] == 200
-        await until(lambda: server._application._traffic.in_flight == 1)
-        (connection,) = _connections(server)
-        for now in (1e12, 2e12):  # the first notes that it is idle, if it is
-            connection.sweep(now)
-        asked.set()
-        assert (await wire.answer())[2] == b'"late"'
-
-    on_a_port(use)
+    monkeypatch.setattr(Application, "answer_now", answer_now)
+    wire = await Wire.to(port)
+    wire.say(b"".join(b"GET /%b HTTP/1.1\r\nhost: s\r\n\r\n" % n for n in (b"health", b"ready")))
+    assert (await wire.answer())[0] == 200
+    await until(lambda: server._application._traffic.in_flight == 1)
+    (connection,) = _connections(server)
+    for now in (1e12, 2e12):  # the first notes that it is idle, if it is
+        connection.sweep(now)
+    asked.set()
+    assert (await wire.answer())[2] == b'"late"'
 
 
 def _connections(server: Server) -> list[HttpConnection]:

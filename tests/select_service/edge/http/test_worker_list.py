@@ -10,6 +10,7 @@ import pytest
 
 from select_service.edge.driver.driver import Driver
 from select_service.edge.http.worker_list import AT_ONCE_MAX
+from tests.coroutines import run_by
 from tests.select_service.edge.serving import in_process, seat
 
 MANY = 3 * AT_ONCE_MAX
@@ -27,49 +28,49 @@ def people(service: Driver) -> None:
 
 
 @pytest.mark.parametrize("path", ["/workers", "/workers?model_name=m1", "/ready"])
-def test_many_are_told_as_few_are(path: str) -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        people(service)
-        model = "m1" if "m1" in path else None
-        expected = msgspec.to_builtins(service.workers(model))
-        told = (await client.get(path)).json()
-        assert (told["workers"] if path == "/ready" else told) == expected
-        packed = msgspec.msgpack.decode((await client.get(path, headers=MSGPACK)).content)
-        assert (packed["workers"] if path == "/ready" else packed) == expected
-        if path == "/ready":
-            whole = msgspec.json.encode(service.ready())
-            assert (await client.get(path)).content == whole, "also in this order"
-            verbose = (await client.get("/ready?verbose=true")).json()
-            assert verbose["workers"] == expected
-            assert verbose["ready"]
-            assert verbose["schedulable_workers"] == told["schedulable_workers"] == MANY
-
-    in_process(use)
+@run_by(in_process)
+async def test_many_are_told_as_few_are(
+    client: httpx.AsyncClient, service: Driver, *, path: str
+) -> None:
+    people(service)
+    model = "m1" if "m1" in path else None
+    expected = msgspec.to_builtins(service.workers(model))
+    told = (await client.get(path)).json()
+    assert (told["workers"] if path == "/ready" else told) == expected
+    packed = msgspec.msgpack.decode((await client.get(path, headers=MSGPACK)).content)
+    assert (packed["workers"] if path == "/ready" else packed) == expected
+    if path == "/ready":
+        whole = msgspec.json.encode(service.ready())
+        assert (await client.get(path)).content == whole, "also in this order"
+        verbose = (await client.get("/ready?verbose=true")).json()
+        assert verbose["workers"] == expected
+        assert verbose["ready"]
+        assert verbose["schedulable_workers"] == told["schedulable_workers"] == MANY
 
 
 @pytest.mark.parametrize("path", ["/workers", "/ready", "/ready?verbose=true"])
-def test_others_have_their_turn_meanwhile(path: str) -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        people(service)
-        asking, turns = asyncio.ensure_future(client.get(path)), 0
-        while not asking.done():
-            turns += 1
-            await asyncio.sleep(0)
-        assert (await asking).status_code == 200
-        assert turns > MANY
+@run_by(in_process)
+async def test_others_have_their_turn_meanwhile(
+    client: httpx.AsyncClient, service: Driver, *, path: str
+) -> None:
+    people(service)
+    asking, turns = asyncio.ensure_future(client.get(path)), 0
+    while not asking.done():
+        turns += 1
+        await asyncio.sleep(0)
+    assert (await asking).status_code == 200
+    assert turns > MANY
 
-    in_process(use)
 
-
-def test_who_goes_or_moves_meanwhile_is_told_of_no_more() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        people(service)
-        asking = asyncio.ensure_future(client.get("/workers?model_name=m1"))
-        for _ in range(AT_ONCE_MAX):
-            await asyncio.sleep(0)
-        service.delete_worker(MANY - 1)
-        seat(service, MANY - 3, model_name="m0")
-        told = [one["worker_id"] for one in (await asking).json()]
-        assert told == list(range(1, MANY - 3, 2))
-
-    in_process(use)
+@run_by(in_process)
+async def test_who_goes_or_moves_meanwhile_is_told_of_no_more(
+    client: httpx.AsyncClient, service: Driver
+) -> None:
+    people(service)
+    asking = asyncio.ensure_future(client.get("/workers?model_name=m1"))
+    for _ in range(AT_ONCE_MAX):
+        await asyncio.sleep(0)
+    service.delete_worker(MANY - 1)
+    seat(service, MANY - 3, model_name="m0")
+    told = [one["worker_id"] for one in (await asking).json()]
+    assert told == list(range(1, MANY - 3, 2))

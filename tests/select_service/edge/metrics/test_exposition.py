@@ -38,6 +38,7 @@ from select_service.metric_rows import value as gauge
 from select_service.types import CoreLimits, ReservationRequest, SelectAndReserveRequest
 from select_service.types.drains import DrainRequest
 from tests import wait
+from tests.coroutines import run_by
 from tests.live.ports import free_port
 from tests.select_service.edge.serving import PROMPT, SETTINGS, in_process, seat
 from tests.wait import PATIENCE_S
@@ -67,68 +68,64 @@ def names(samples: Samples) -> set[str]:
 SCOPE = {"model_name": "default", "tenant_id": "default"}
 
 
-def test_requests_by_route_and_status() -> None:
-    async def use(client: httpx.AsyncClient, _: Driver) -> None:
-        for path in ("/health", "/health", "/nope/1", "/nope/2"):
-            await client.get(path)
-        await client.delete("/reservations/a")
-        await client.delete("/reservations/b")
-        await client.post("/select", json={"isl_tokens": "x"})
-        samples = await scrape(client)
+@run_by(in_process)
+async def test_requests_by_route_and_status(client: httpx.AsyncClient) -> None:
+    for path in ("/health", "/health", "/nope/1", "/nope/2"):
+        await client.get(path)
+    await client.delete("/reservations/a")
+    await client.delete("/reservations/b")
+    await client.post("/select", json={"isl_tokens": "x"})
+    samples = await scrape(client)
 
-        def requests(method: str, route: str, status: int) -> float:
-            return value(samples, "http_requests_total", method=method, route=route, status=status)
+    def requests(method: str, route: str, status: int) -> float:
+        return value(samples, "http_requests_total", method=method, route=route, status=status)
 
-        assert requests("GET", "/health", 200) == 2
-        assert requests("other", "other", 404) == 2
-        assert requests("DELETE", "/reservations/{reservation_id}", 404) == 2
-        assert requests("POST", "/select", 422) == 1
-        latency = {"method": "GET", "route": "/health"}
-        assert value(samples, "http_request_duration_seconds_count", **latency) == 2
-        assert value(samples, "http_request_duration_seconds_bucket", **latency, le="+Inf") == 2
-        assert value(samples, "http_request_duration_seconds_sum", **latency) > 0
-        assert value(samples, "http_requests_in_flight") == 0, "but for who asks"
-        assert value(await scrape(client), "http_crashes_total") == 0
-
-    in_process(use)
+    assert requests("GET", "/health", 200) == 2
+    assert requests("other", "other", 404) == 2
+    assert requests("DELETE", "/reservations/{reservation_id}", 404) == 2
+    assert requests("POST", "/select", 422) == 1
+    latency = {"method": "GET", "route": "/health"}
+    assert value(samples, "http_request_duration_seconds_count", **latency) == 2
+    assert value(samples, "http_request_duration_seconds_bucket", **latency, le="+Inf") == 2
+    assert value(samples, "http_request_duration_seconds_sum", **latency) > 0
+    assert value(samples, "http_requests_in_flight") == 0, "but for who asks"
+    assert value(await scrape(client), "http_crashes_total") == 0
 
 
-def test_the_life_of_a_rank() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service, 5, data_parallel_size=2, kv_events_endpoints={"0": "tcp://127.0.0.1:9"})
-        assert value(await scrape(client), "workers", lifecycle="incomplete") == 1
-        seat(
-            service,
-            5,
-            data_parallel_size=2,
-            kv_events_endpoints={"0": "tcp://127.0.0.1:9", "1": "tcp://127.0.0.1:10"},
-        )
-        pinned = {**PROMPT, "pinned_worker": {"worker_id": 5, "dp_rank": 1}}
-        await client.post("/select_and_reserve", json={**pinned, "reservation_id": "r"})
-        await client.post("/select_and_reserve", json={**pinned, "reservation_id": "s"})
-        await client.post("/reservations/s/prefill_complete")
-        samples = await scrape(client)
-        rank = {"worker_id": 5, "dp_rank": 1, **SCOPE}
-        assert value(samples, "rank_prefill_tokens", **rank) == 32
-        assert value(samples, "rank_decode_blocks", **rank) == 2
-        assert value(samples, "rank_requests", **rank) == 2
-        assert value(samples, "reservations", state="prefill", **SCOPE) == 1
-        assert value(samples, "reservations", state="decode", **SCOPE) == 1
-        assert value(samples, "reservation_events_total", event="booked") == 2
-        assert value(samples, "kv_listener_state", **rank, state="silent") == 1
-        assert value(samples, "kv_listeners", state="silent") == 2
-        assert value(samples, "index_nodes", **SCOPE) >= 0
-        assert value(samples, "index_holdings", **SCOPE, tier="host_pinned") == 0
-        assert value(samples, "ranks") == 2
+@run_by(in_process)
+async def test_the_life_of_a_rank(client: httpx.AsyncClient, service: Driver) -> None:
+    seat(service, 5, data_parallel_size=2, kv_events_endpoints={"0": "tcp://127.0.0.1:9"})
+    assert value(await scrape(client), "workers", lifecycle="incomplete") == 1
+    seat(
+        service,
+        5,
+        data_parallel_size=2,
+        kv_events_endpoints={"0": "tcp://127.0.0.1:9", "1": "tcp://127.0.0.1:10"},
+    )
+    pinned = {**PROMPT, "pinned_worker": {"worker_id": 5, "dp_rank": 1}}
+    await client.post("/select_and_reserve", json={**pinned, "reservation_id": "r"})
+    await client.post("/select_and_reserve", json={**pinned, "reservation_id": "s"})
+    await client.post("/reservations/s/prefill_complete")
+    samples = await scrape(client)
+    rank = {"worker_id": 5, "dp_rank": 1, **SCOPE}
+    assert value(samples, "rank_prefill_tokens", **rank) == 32
+    assert value(samples, "rank_decode_blocks", **rank) == 2
+    assert value(samples, "rank_requests", **rank) == 2
+    assert value(samples, "reservations", state="prefill", **SCOPE) == 1
+    assert value(samples, "reservations", state="decode", **SCOPE) == 1
+    assert value(samples, "reservation_events_total", event="booked") == 2
+    assert value(samples, "kv_listener_state", **rank, state="silent") == 1
+    assert value(samples, "kv_listeners", state="silent") == 2
+    assert value(samples, "index_nodes", **SCOPE) >= 0
+    assert value(samples, "index_holdings", **SCOPE, tier="host_pinned") == 0
+    assert value(samples, "ranks") == 2
 
-        await client.delete("/workers/5")
-        samples = await scrape(client)
-        gone = {name for name, labels in samples if ("worker_id", "5") in labels}
-        assert gone == set()
-        assert value(samples, "reservation_events_total", event="dropped") == 2
-        assert value(samples, "freed_reservation_ids") >= 2
-
-    in_process(use)
+    await client.delete("/workers/5")
+    samples = await scrape(client)
+    gone = {name for name, labels in samples if ("worker_id", "5") in labels}
+    assert gone == set()
+    assert value(samples, "reservation_events_total", event="dropped") == 2
+    assert value(samples, "freed_reservation_ids") >= 2
 
 
 def test_threads_that_all_hang_leave_a_scrape_alone() -> None:
@@ -150,209 +147,202 @@ def test_threads_that_all_hang_leave_a_scrape_alone() -> None:
     in_process(use)
 
 
-def test_what_waits() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service, max_num_batched_tokens=1)
-        busy = SelectAndReserveRequest(block_hashes=[], sequence_hashes=[], isl_tokens=100)
-        service.select_and_reserve_now(busy)
-        waiting = asyncio.ensure_future(client.post("/select", json=PROMPT))
-        while not service.loads()[0].pending_count:
-            await asyncio.sleep(0)
-        samples = await scrape(client)
-        assert value(samples, "http_requests_in_flight") == 1
-        assert value(samples, "pending_requests", **SCOPE) == 1
-        assert value(samples, "pending_isl_tokens", **SCOPE) == 32
-        assert value(samples, "selections_queued_total") == 1
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
-
-    in_process(use)
+@run_by(in_process)
+async def test_what_waits(client: httpx.AsyncClient, service: Driver) -> None:
+    seat(service, max_num_batched_tokens=1)
+    busy = SelectAndReserveRequest(block_hashes=[], sequence_hashes=[], isl_tokens=100)
+    service.select_and_reserve_now(busy)
+    waiting = asyncio.ensure_future(client.post("/select", json=PROMPT))
+    while not service.loads()[0].pending_count:
+        await asyncio.sleep(0)
+    samples = await scrape(client)
+    assert value(samples, "http_requests_in_flight") == 1
+    assert value(samples, "pending_requests", **SCOPE) == 1
+    assert value(samples, "pending_isl_tokens", **SCOPE) == 32
+    assert value(samples, "selections_queued_total") == 1
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
 
 
-def test_events_are_counted_by_kind_dialect_and_outcome() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service)
-        (stream,) = service.core.registry.streams()
-        stream.tallies.count_event("stored", "array", "applied")
-        stream.tallies.count_bad_message("frames")
-        stream.tallies.count_replay("complete")
-        stream.tallies.gaps += 2
-        stream.tallies.restarts += 1
-        stream.lost_batches = 3
-        stream.last_batch_ts = 0.0
-        samples = await scrape(client)
-        labels = {"kind": "stored", "dialect": "array", "outcome": "applied"}
-        assert value(samples, "kv_events_total", **SCOPE, **labels) == 1
-        assert value(samples, "kv_bad_messages_total", **SCOPE, reason="frames") == 1
-        assert value(samples, "kv_replays_total", **SCOPE, outcome="complete") == 1
-        assert value(samples, "kv_gaps_total", **SCOPE) == 2
-        assert value(samples, "kv_restarts_total", **SCOPE) == 1
-        assert value(samples, "kv_listeners", state="uncertain") == 1
-        assert "select_service_kv_listener_lag_seconds" not in names(samples)  # implausible
+@run_by(in_process)
+async def test_events_are_counted_by_kind_dialect_and_outcome(
+    client: httpx.AsyncClient, service: Driver
+) -> None:
+    seat(service)
+    (stream,) = service.core.registry.streams()
+    stream.tallies.count_event("stored", "array", "applied")
+    stream.tallies.count_bad_message("frames")
+    stream.tallies.count_replay("complete")
+    stream.tallies.gaps += 2
+    stream.tallies.restarts += 1
+    stream.lost_batches = 3
+    stream.last_batch_ts = 0.0
+    samples = await scrape(client)
+    labels = {"kind": "stored", "dialect": "array", "outcome": "applied"}
+    assert value(samples, "kv_events_total", **SCOPE, **labels) == 1
+    assert value(samples, "kv_bad_messages_total", **SCOPE, reason="frames") == 1
+    assert value(samples, "kv_replays_total", **SCOPE, outcome="complete") == 1
+    assert value(samples, "kv_gaps_total", **SCOPE) == 2
+    assert value(samples, "kv_restarts_total", **SCOPE) == 1
+    assert value(samples, "kv_listeners", state="uncertain") == 1
+    assert "select_service_kv_listener_lag_seconds" not in names(samples)  # implausible
 
-        stream.last_batch_ts = time.time() - 5
-        stream.lost_batches = 0
-        stream.last_event_at = 1.0
-        service.core.counters.selections_failed["queue_full"] = 2
-        samples = await scrape(client)
-        rank = {"worker_id": 1, "dp_rank": 0, **SCOPE}
-        assert value(samples, "kv_listener_lag_seconds", **rank) >= 5
-        assert value(samples, "kv_listener_state", **rank, state="current") == 1
-        assert value(samples, "selections_failed_total", code="queue_full") == 2
+    stream.last_batch_ts = time.time() - 5
+    stream.lost_batches = 0
+    stream.last_event_at = 1.0
+    service.core.counters.selections_failed["queue_full"] = 2
+    samples = await scrape(client)
+    rank = {"worker_id": 1, "dp_rank": 0, **SCOPE}
+    assert value(samples, "kv_listener_lag_seconds", **rank) >= 5
+    assert value(samples, "kv_listener_state", **rank, state="current") == 1
+    assert value(samples, "selections_failed_total", code="queue_full") == 2
 
-        stream._replay = object()  # type: ignore[assignment]
-        samples = await scrape(client)
-        assert value(samples, "kv_listener_state", **rank, state="replaying") == 1
-        stream._replay = None
-
-    in_process(use)
-
-
-def test_ranks_beyond_the_limit_are_only_counted() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        for worker_id in range(5):
-            seat(service, worker_id)
-        samples = await scrape(client)
-        listed = [labels for name, labels in samples if name == "select_service_rank_requests"]
-        assert len(listed) == 3
-        assert value(samples, "ranks") == 5
-        assert value(samples, "ranks_unlisted") == 2
-
-    in_process(use, metrics_rank_series_max=3)
+    stream._replay = object()  # type: ignore[assignment]
+    samples = await scrape(client)
+    assert value(samples, "kv_listener_state", **rank, state="replaying") == 1
+    stream._replay = None
 
 
-def test_scopes_that_come_and_go_leave_no_series() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service, 1)
-        await scrape(client)
-        before = len(await scrape(client))
-        for n in range(40):
-            seat(service, 2, model_name=f"m{n}")
-        assert value(await scrape(client), "scopes") == 2
-        await client.delete("/workers/2")
-        after = await scrape(client)
-        assert len(after) <= before + 50  # those of the route DELETE /workers/{worker_id}
-        assert not any("m" in dict(labels).get("model_name", "") for _, labels in after)
-
-    in_process(use)
+@run_by(in_process, metrics_rank_series_max=3)
+async def test_ranks_beyond_the_limit_are_only_counted(
+    client: httpx.AsyncClient, service: Driver
+) -> None:
+    for worker_id in range(5):
+        seat(service, worker_id)
+    samples = await scrape(client)
+    listed = [labels for name, labels in samples if name == "select_service_rank_requests"]
+    assert len(listed) == 3
+    assert value(samples, "ranks") == 5
+    assert value(samples, "ranks_unlisted") == 2
 
 
-def test_scopes_beyond_the_limit_are_summed_up() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service, 0, model_name="other", tenant_id="other")  # no series may come twice
-        for n in range(1, 5):
-            seat(service, n, model_name=f"m{n}")
-            body = {**PROMPT, "model_name": f"m{n}", "reservation_id": f"r{n}"}
-            assert (await client.post("/select_and_reserve", json=body)).status_code == 200
-        for stream in service.core.registry.streams():
-            stream.tallies.gaps += 1
-        text = (await client.get("/metrics")).text
-        lines = [line.split(" ")[0] for line in text.splitlines() if not line.startswith("#")]
-        assert len(lines) == len(set(lines))
-        samples = await scrape(client)
-        rest = {"model_name": "other", "tenant_id": "other"}
-        one = {"model_name": "m1", "tenant_id": "default"}
-        assert value(samples, "scopes") == 5
-        assert value(samples, "scopes_unlisted") == 3
-        assert value(samples, "reservations", state="prefill", **one) == 1
-        assert value(samples, "reservations", state="prefill", **rest) == 2
-        assert value(samples, "kv_gaps_total", **one) == 1
-        assert value(samples, "kv_gaps_total", **rest) == 3
-        assert value(samples, "index_nodes", **rest) == 0
-        named = [dict(labels)["model_name"] for name, labels in samples if "kv_gaps" in name]
-        assert sorted(named) == ["m1", "m2", "other"]
-
-    in_process(use, metrics_scope_series_max=2)
+@run_by(in_process)
+async def test_scopes_that_come_and_go_leave_no_series(
+    client: httpx.AsyncClient, service: Driver
+) -> None:
+    seat(service, 1)
+    await scrape(client)
+    before = len(await scrape(client))
+    for n in range(40):
+        seat(service, 2, model_name=f"m{n}")
+    assert value(await scrape(client), "scopes") == 2
+    await client.delete("/workers/2")
+    after = await scrape(client)
+    assert len(after) <= before + 50  # those of the route DELETE /workers/{worker_id}
+    assert not any("m" in dict(labels).get("model_name", "") for _, labels in after)
 
 
-def test_no_counter_jumps_when_a_scope_with_a_name_goes() -> None:
+@run_by(in_process, metrics_scope_series_max=2)
+async def test_scopes_beyond_the_limit_are_summed_up(
+    client: httpx.AsyncClient, service: Driver
+) -> None:
+    seat(service, 0, model_name="other", tenant_id="other")  # no series may come twice
+    for n in range(1, 5):
+        seat(service, n, model_name=f"m{n}")
+        body = {**PROMPT, "model_name": f"m{n}", "reservation_id": f"r{n}"}
+        assert (await client.post("/select_and_reserve", json=body)).status_code == 200
+    for stream in service.core.registry.streams():
+        stream.tallies.gaps += 1
+    text = (await client.get("/metrics")).text
+    lines = [line.split(" ")[0] for line in text.splitlines() if not line.startswith("#")]
+    assert len(lines) == len(set(lines))
+    samples = await scrape(client)
+    rest = {"model_name": "other", "tenant_id": "other"}
+    one = {"model_name": "m1", "tenant_id": "default"}
+    assert value(samples, "scopes") == 5
+    assert value(samples, "scopes_unlisted") == 3
+    assert value(samples, "reservations", state="prefill", **one) == 1
+    assert value(samples, "reservations", state="prefill", **rest) == 2
+    assert value(samples, "kv_gaps_total", **one) == 1
+    assert value(samples, "kv_gaps_total", **rest) == 3
+    assert value(samples, "index_nodes", **rest) == 0
+    named = [dict(labels)["model_name"] for name, labels in samples if "kv_gaps" in name]
+    assert sorted(named) == ["m1", "m2", "other"]
+
+
+@run_by(in_process, metrics_scope_series_max=2)
+async def test_no_counter_jumps_when_a_scope_with_a_name_goes(
+    client: httpx.AsyncClient, service: Driver
+) -> None:
     """The next in line got its name: what it had counted went from `other` to series of its own."""
-
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        counted = "demand_requests_total"
-        rest = {"model_name": "other", "tenant_id": "other", "outcome": "placed"}
-        for number in range(3):
-            seat(service, number, model_name=f"m{number}")
-            for _ in range(number + 1):
-                await client.post("/select", json=PROMPT | {"model_name": f"m{number}"})
-        assert value(await scrape(client), counted, **rest) == 3
-        service.delete_worker(0)
-        samples = await scrape(client)
-        assert value(samples, counted, **rest) == 3
-        assert value(samples, "scopes") == 2
-        assert value(samples, "scopes_unlisted") == 1
-        seat(service, 7, model_name="m7")
-        await client.post("/select", json=PROMPT | {"model_name": "m7"})
-        seat(service, 0, model_name="m0")
-        samples = await scrape(client)
-        assert value(samples, counted, **rest) == 4
-        assert value(samples, counted, **rest | {"model_name": "m0", "tenant_id": "default"}) == 1
-        assert value(samples, "scopes_unlisted") == 2
-
-    in_process(use, metrics_scope_series_max=2)
+    counted = "demand_requests_total"
+    rest = {"model_name": "other", "tenant_id": "other", "outcome": "placed"}
+    for number in range(3):
+        seat(service, number, model_name=f"m{number}")
+        for _ in range(number + 1):
+            await client.post("/select", json=PROMPT | {"model_name": f"m{number}"})
+    assert value(await scrape(client), counted, **rest) == 3
+    service.delete_worker(0)
+    samples = await scrape(client)
+    assert value(samples, counted, **rest) == 3
+    assert value(samples, "scopes") == 2
+    assert value(samples, "scopes_unlisted") == 1
+    seat(service, 7, model_name="m7")
+    await client.post("/select", json=PROMPT | {"model_name": "m7"})
+    seat(service, 0, model_name="m0")
+    samples = await scrape(client)
+    assert value(samples, counted, **rest) == 4
+    assert value(samples, counted, **rest | {"model_name": "m0", "tenant_id": "default"}) == 1
+    assert value(samples, "scopes_unlisted") == 2
 
 
-def test_what_is_summed_up_is_read_in_small_steps() -> None:
+@run_by(in_process)
+async def test_what_is_summed_up_is_read_in_small_steps(
+    client: httpx.AsyncClient, service: Driver
+) -> None:
     """A thousand scopes under one name were added up in one step of 4 ms."""
+    for number in range(3 * SERIES_PER_STEP):
+        seat(service, number, model_name=f"m{number}")
+    groups = ScopeGroups(service.core, 1)
+    assert sum(1 for _ in groups.collect()) >= 3
+    per_step: list[set[int]] = [set()]
 
-    async def use(_: httpx.AsyncClient, service: Driver) -> None:
-        for number in range(3 * SERIES_PER_STEP):
-            seat(service, number, model_name=f"m{number}")
-        groups = ScopeGroups(service.core, 1)
-        assert sum(1 for _ in groups.collect()) >= 3
-        per_step: list[set[int]] = [set()]
+    def read(one: Partition) -> int:
+        per_step[-1].add(id(one))
+        return 1
 
-        def read(one: Partition) -> int:
-            per_step[-1].add(id(one))
-            return 1
-
-        rest = groups.found[1].partitions
-        rows = [gauge("partitions", "How many.", read)]
-        found: list[Metric] = []
-        for step in MetricTable(rows, by_scope(groups, lambda one: one), tuple(SCOPE)).collect():
-            if step is None:
-                per_step.append(set())  # a new one with each pause
-            else:
-                found.append(step)
-        assert [sample.value for sample in found[0].samples] == [1, len(rest)]
-        assert len(rest) == 3 * SERIES_PER_STEP - 1
-        assert max(map(len, per_step)) == SERIES_PER_STEP
-        for table in demand_tables(groups, UnservedDemand(CoreLimits())):
-            steps = [step is None for step in table.collect()]
-            assert steps.count(True) >= 4, "one for each of two names, two within the rest"
-
-    in_process(use)
+    rest = groups.found[1].partitions
+    rows = [gauge("partitions", "How many.", read)]
+    found: list[Metric] = []
+    for step in MetricTable(rows, by_scope(groups, lambda one: one), tuple(SCOPE)).collect():
+        if step is None:
+            per_step.append(set())  # a new one with each pause
+        else:
+            found.append(step)
+    assert [sample.value for sample in found[0].samples] == [1, len(rest)]
+    assert len(rest) == 3 * SERIES_PER_STEP - 1
+    assert max(map(len, per_step)) == SERIES_PER_STEP
+    for table in demand_tables(groups, UnservedDemand(CoreLimits())):
+        steps = [step is None for step in table.collect()]
+        assert steps.count(True) >= 4, "one for each of two names, two within the rest"
 
 
-def test_strangers_make_few_series() -> None:
+@run_by(in_process, unserved_scopes_max=3)
+async def test_strangers_make_few_series(client: httpx.AsyncClient, service: Driver) -> None:
     """Only those by which a fleet at zero is woken, and of these as many as are allowed."""
-
-    async def use(client: httpx.AsyncClient, _: Driver) -> None:
-        await client.get("/metrics")
-        before = len(await scrape(client))
-        for n in range(50):
-            body = {**PROMPT, "model_name": f"m{n}", "tenant_id": f"t{n}"}
-            await client.post("/select", json=body)
-            await client.get(f"/path/{n}")
-            await client.delete(f"/reservations/{n}")
-            await client.request(f"M{n}", "/select")
-        after = await scrape(client)
-        routes = {dict(labels).get("route") for _, labels in after}
-        assert len(routes) == 5  # None, other, /metrics, /select, /reservations/{…}
-        assert len(after) < before + 100
-        strange = [
-            (name, dict(labels))
-            for name, labels in after
-            if dict(labels).get("model_name", "").startswith("m")
-        ]
-        assert {(name, labels["outcome"]) for name, labels in strange} == {
-            ("select_service_demand_requests_total", "unserved")
-        }
-        assert [labels["model_name"] for _, labels in strange] == ["m47", "m48", "m49"]
-        labels = {"model_name": "other", "tenant_id": "other", "outcome": "unserved"}
-        assert value(after, "demand_requests_total", **labels) == 47
-
-    in_process(use, unserved_scopes_max=3)
+    await client.get("/metrics")
+    before = len(await scrape(client))
+    for n in range(50):
+        body = {**PROMPT, "model_name": f"m{n}", "tenant_id": f"t{n}"}
+        await client.post("/select", json=body)
+        await client.get(f"/path/{n}")
+        await client.delete(f"/reservations/{n}")
+        await client.request(f"M{n}", "/select")
+    after = await scrape(client)
+    routes = {dict(labels).get("route") for _, labels in after}
+    assert len(routes) == 5  # None, other, /metrics, /select, /reservations/{…}
+    assert len(after) < before + 100
+    strange = [
+        (name, dict(labels))
+        for name, labels in after
+        if dict(labels).get("model_name", "").startswith("m")
+    ]
+    assert {(name, labels["outcome"]) for name, labels in strange} == {
+        ("select_service_demand_requests_total", "unserved")
+    }
+    assert [labels["model_name"] for _, labels in strange] == ["m47", "m48", "m49"]
+    labels = {"model_name": "other", "tenant_id": "other", "outcome": "unserved"}
+    assert value(after, "demand_requests_total", **labels) == 47
 
 
 def test_two_apps_share_nothing() -> None:

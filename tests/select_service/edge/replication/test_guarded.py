@@ -22,6 +22,7 @@ from select_service.edge.driver.driver import Driver
 from select_service.edge.security.client_credentials import ClientCredentials
 from select_service.types import ReservationRequest
 from tests import wait
+from tests.coroutines import run_by
 from tests.live.ports import free_port
 from tests.live.relay import Relay
 from tests.select_service.edge.security.credentials_made import Authority, TokenFile
@@ -272,24 +273,22 @@ def test_a_replica_whose_key_is_taken_out_is_listened_to_no_longer(tmp_path: Pat
     run(use)
 
 
-def test_without_keys_captured_traffic_shows_ids() -> None:
-    async def use() -> None:
-        port = free_port()
-        async with (
-            listening(replica_sync_port=port) as (_, one, _),
-            listening(replica_sync_port=free_port()) as (_, two, _),
-        ):
-            seat(one)
-            seat(two)
-            relay = Relay(f"tcp://127.0.0.1:{port}")
-            two.register_peer(await relay.start())
-            await until(lambda: b"heartbeat" in relay.seen or len(relay.seen) > 500)
-            book(one)
-            await until(lambda: two.core.lifecycle.bookings.live(SECRET_ID) is not None)
-            assert SECRET_ID.encode() in relay.seen
-            await relay.stop()
-
-    run(use)
+@run_by(run)
+async def test_without_keys_captured_traffic_shows_ids() -> None:
+    port = free_port()
+    async with (
+        listening(replica_sync_port=port) as (_, one, _),
+        listening(replica_sync_port=free_port()) as (_, two, _),
+    ):
+        seat(one)
+        seat(two)
+        relay = Relay(f"tcp://127.0.0.1:{port}")
+        two.register_peer(await relay.start())
+        await until(lambda: b"heartbeat" in relay.seen or len(relay.seen) > 500)
+        book(one)
+        await until(lambda: two.core.lifecycle.bookings.live(SECRET_ID) is not None)
+        assert SECRET_ID.encode() in relay.seen
+        await relay.stop()
 
 
 def test_the_references_words_count_for_nothing_where_keys_are_asked_for(tmp_path: Path) -> None:

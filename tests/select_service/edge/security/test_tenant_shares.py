@@ -13,6 +13,7 @@ from select_service.core.tenancy.shares import prefix_of
 from select_service.edge.driver.driver import Driver
 from select_service.settings import Settings
 from tests import wait
+from tests.coroutines import run_by
 from tests.select_service.edge.security.credentials_made import TokenFile
 from tests.select_service.edge.serving import PROMPT, in_process, listening, seat, worker
 from tests.wait import until
@@ -407,17 +408,17 @@ def test_a_tenant_may_come_while_others_hold_everything(tmp_path: Path) -> None:
     wait.run(all_of_it())
 
 
-def test_without_tokens_whoever_comes_first_is_served() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        for number in range(12):
-            method, path, body = lease(number)
-            assert (await client.request(method, path, json=body)).status_code == 201
-        method, path, body = lease(12)
-        refused = (await client.request(method, path, json=body)).json()
-        assert refused == {
-            "error": "12 leases are open, no more may be", "code": "too_many_leases"
-        }  # fmt: skip
-        assert "tenant_bound_held{" not in (await client.get("/metrics")).text
-        assert service.core.lifecycle.bookings.tenants is None
-
-    in_process(use, leases_max=12)
+@run_by(in_process, leases_max=12)
+async def test_without_tokens_whoever_comes_first_is_served(
+    client: httpx.AsyncClient, service: Driver
+) -> None:
+    for number in range(12):
+        method, path, body = lease(number)
+        assert (await client.request(method, path, json=body)).status_code == 201
+    method, path, body = lease(12)
+    refused = (await client.request(method, path, json=body)).json()
+    assert refused == {
+        "error": "12 leases are open, no more may be", "code": "too_many_leases"
+    }  # fmt: skip
+    assert "tenant_bound_held{" not in (await client.get("/metrics")).text
+    assert service.core.lifecycle.bookings.tenants is None

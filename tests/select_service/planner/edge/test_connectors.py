@@ -25,6 +25,7 @@ from select_service.planner.edge.connectors.virtual import Completion, There, Vi
 from select_service.planner.edge.kube import Kube
 from select_service.planner.errors import ConnectorError, MissingExtra, SettingsError
 from select_service.planner.types import ModelKey, PoolKey, PoolState
+from tests.coroutines import run_by
 from tests.live.ports import HOST
 from tests.live.tcp_server import tcp_server
 from tests.select_service.planner.edge.fakes import (
@@ -171,26 +172,23 @@ def test_kubernetes_that_breaks_off_changes_nothing(broken: Exception, told: str
     run(use)
 
 
-def test_kubernetes_that_is_slow_is_given_up() -> None:
+@run_by(run)
+async def test_kubernetes_that_is_slow_is_given_up() -> None:
     """A real socket that never answers."""
+    gone = asyncio.Event()
 
-    async def use() -> None:
-        gone = asyncio.Event()
+    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()  # until the other side gives up
+        gone.set()
 
-        async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.read()  # until the other side gives up
-            gone.set()
-
-        async with tcp_server(listen) as port:
-            impatient = httpx.AsyncClient(timeout=httpx.Timeout(None, read=0.05))
-            kube = Kube(KubernetesApi(f"http://{HOST}:{port}", str(NOWHERE), "n"), impatient)
-            connector = KubernetesConnector(kube, RESOURCES)
-            assert await connector.states([PREFILL]) == {}
-            assert "ReadTimeout" in connector.problems[PREFILL]
-            await connector.close()
-            await gone.wait()
-
-    run(use)
+    async with tcp_server(listen) as port:
+        impatient = httpx.AsyncClient(timeout=httpx.Timeout(None, read=0.05))
+        kube = Kube(KubernetesApi(f"http://{HOST}:{port}", str(NOWHERE), "n"), impatient)
+        connector = KubernetesConnector(kube, RESOURCES)
+        assert await connector.states([PREFILL]) == {}
+        assert "ReadTimeout" in connector.problems[PREFILL]
+        await connector.close()
+        await gone.wait()
 
 
 def test_setting_a_pool_ends_before_another_may_have_the_lease(
@@ -308,141 +306,124 @@ def virtual(clock: Clock, **settings: Any) -> VirtualConnector:
     return VirtualConnector(start, clock, lambda: 1.5, **settings)
 
 
-def test_virtual_decisions_are_told_completed_and_overtaken() -> None:
-    async def use() -> None:
-        connector = virtual(Clock())
-        assert await connector.next(0, 0.0) is None
-        async with asyncio.TaskGroup() as group:
-            waiting = group.create_task(connector.next(0, 30.0))
-            await asyncio.sleep(0)  # it waits now
-            await connector.apply([target(DECODE, 4)], ["because"])
-        issued = waiting.result()
-        assert issued is not None
-        assert (issued.decision_id, issued.reason) == (1, "because")
-        assert {one.role: one.replicas for one in issued.targets} == {"prefill": 1, "decode": 4}
-        assert await connector.next(1, 0.0) is None  # nothing newer
-        assert (await connector.states([DECODE]))[DECODE] == PoolState(4, 2)
-        await connector.apply([target(DECODE, 5)], [])
-        assert connector.complete(1, Completion("done"))  # overtaken: changes nothing
-        assert (await connector.states([DECODE]))[DECODE] == PoolState(5, 2)
-        assert connector.complete(2, Completion("done"))
-        assert (await connector.states([DECODE]))[DECODE] == PoolState(5, 5)
-        assert not connector.complete(3, Completion("done"))
-        assert not connector.complete(0, Completion("done"))
-
-    run(use)
+@run_by(run)
+async def test_virtual_decisions_are_told_completed_and_overtaken() -> None:
+    connector = virtual(Clock())
+    assert await connector.next(0, 0.0) is None
+    async with asyncio.TaskGroup() as group:
+        waiting = group.create_task(connector.next(0, 30.0))
+        await asyncio.sleep(0)  # it waits now
+        await connector.apply([target(DECODE, 4)], ["because"])
+    issued = waiting.result()
+    assert issued is not None
+    assert (issued.decision_id, issued.reason) == (1, "because")
+    assert {one.role: one.replicas for one in issued.targets} == {"prefill": 1, "decode": 4}
+    assert await connector.next(1, 0.0) is None  # nothing newer
+    assert (await connector.states([DECODE]))[DECODE] == PoolState(4, 2)
+    await connector.apply([target(DECODE, 5)], [])
+    assert connector.complete(1, Completion("done"))  # overtaken: changes nothing
+    assert (await connector.states([DECODE]))[DECODE] == PoolState(5, 2)
+    assert connector.complete(2, Completion("done"))
+    assert (await connector.states([DECODE]))[DECODE] == PoolState(5, 5)
+    assert not connector.complete(3, Completion("done"))
+    assert not connector.complete(0, Completion("done"))
 
 
-def test_virtual_failures_and_time_outs() -> None:
-    async def use() -> None:
-        clock = Clock()
-        connector = virtual(clock, timeout_s=60.0, first_id=7)
-        await connector.apply([target(DECODE, 4)], [])
-        failed = Completion("failed", [There("m", "default", "decode", 3)], "no GPUs left")
-        assert connector.complete(8, failed)
-        assert (await connector.states([DECODE]))[DECODE] == PoolState(3, 3)
-        assert "no GPUs left" in connector.problems[DECODE]
-        await connector.apply([target(DECODE, 6)], [])
-        assert connector.decision_id == 9  # ids go on after a restart
-        clock.now += 59.0
-        assert (await connector.states([DECODE]))[DECODE] == PoolState(6, 3)
-        clock.now += 1.0
-        assert (await connector.states([DECODE]))[DECODE] == PoolState(6, 6)
-        assert connector.ends == {"done": 0, "failed": 1, "timed_out": 1}
-
-    run(use)
+@run_by(run)
+async def test_virtual_failures_and_time_outs() -> None:
+    clock = Clock()
+    connector = virtual(clock, timeout_s=60.0, first_id=7)
+    await connector.apply([target(DECODE, 4)], [])
+    failed = Completion("failed", [There("m", "default", "decode", 3)], "no GPUs left")
+    assert connector.complete(8, failed)
+    assert (await connector.states([DECODE]))[DECODE] == PoolState(3, 3)
+    assert "no GPUs left" in connector.problems[DECODE]
+    await connector.apply([target(DECODE, 6)], [])
+    assert connector.decision_id == 9  # ids go on after a restart
+    clock.now += 59.0
+    assert (await connector.states([DECODE]))[DECODE] == PoolState(6, 3)
+    clock.now += 1.0
+    assert (await connector.states([DECODE]))[DECODE] == PoolState(6, 6)
+    assert connector.ends == {"done": 0, "failed": 1, "timed_out": 1}
 
 
-def test_virtual_decisions_that_were_under_way_are_told_again_after_a_restart() -> None:
-    async def use() -> None:
-        start = {PREFILL: PoolState(9, 4), DECODE: PoolState(2, 2)}
-        connector = VirtualConnector(start, Clock(), lambda: 1.5, first_id=7)
-        issued = await connector.next(7, 0.0)
-        assert issued is not None
-        assert {one.role: one.replicas for one in issued.targets} == {"prefill": 9, "decode": 2}
-        assert (await connector.states([PREFILL]))[PREFILL] == PoolState(9, 4)
-        assert connector.complete(8, Completion("done"))
-        assert (await connector.states([PREFILL]))[PREFILL] == PoolState(9, 9)
-
-    run(use)
+@run_by(run)
+async def test_virtual_decisions_that_were_under_way_are_told_again_after_a_restart() -> None:
+    start = {PREFILL: PoolState(9, 4), DECODE: PoolState(2, 2)}
+    connector = VirtualConnector(start, Clock(), lambda: 1.5, first_id=7)
+    issued = await connector.next(7, 0.0)
+    assert issued is not None
+    assert {one.role: one.replicas for one in issued.targets} == {"prefill": 9, "decode": 2}
+    assert (await connector.states([PREFILL]))[PREFILL] == PoolState(9, 4)
+    assert connector.complete(8, Completion("done"))
+    assert (await connector.states([PREFILL]))[PREFILL] == PoolState(9, 9)
 
 
-def test_virtual_decisions_reach_who_has_heard_of_later_ones() -> None:
+@run_by(run)
+async def test_virtual_decisions_reach_who_has_heard_of_later_ones() -> None:
     """A planner that forgot its past began anew at 1, and a reader at 57 heard of no more."""
-
-    async def use() -> None:
-        connector = virtual(Clock())
-        assert await connector.next(57, 0.0) is None
-        await connector.apply([target(DECODE, 4)], [])
-        issued = await connector.next(57, 0.0)
-        assert issued is not None
-        assert issued.decision_id == 58
-        again = await connector.next(90, 0.0)  # another reader, or another planner's
-        assert again is not None
-        assert (again.decision_id, again.targets) == (91, issued.targets)
-        assert connector.complete(58, Completion("done"))  # overtaken
-        assert (await connector.states([DECODE]))[DECODE] == PoolState(4, 2)
-        assert connector.complete(91, Completion("done"))
-        assert (await connector.states([DECODE]))[DECODE] == PoolState(4, 4)
-        assert await connector.next(91, 0.0) is None
-
-    run(use)
+    connector = virtual(Clock())
+    assert await connector.next(57, 0.0) is None
+    await connector.apply([target(DECODE, 4)], [])
+    issued = await connector.next(57, 0.0)
+    assert issued is not None
+    assert issued.decision_id == 58
+    again = await connector.next(90, 0.0)  # another reader, or another planner's
+    assert again is not None
+    assert (again.decision_id, again.targets) == (91, issued.targets)
+    assert connector.complete(58, Completion("done"))  # overtaken
+    assert (await connector.states([DECODE]))[DECODE] == PoolState(4, 2)
+    assert connector.complete(91, Completion("done"))
+    assert (await connector.states([DECODE]))[DECODE] == PoolState(4, 4)
+    assert await connector.next(91, 0.0) is None
 
 
-def test_virtual_replicas_that_come_after_the_report_are_heard_of() -> None:
+@run_by(run)
+async def test_virtual_replicas_that_come_after_the_report_are_heard_of() -> None:
     """Of three that were asked for two were there: the third was waited for, whatever was said."""
+    clock = Clock()
+    connector = virtual(clock, timeout_s=60.0)
 
-    async def use() -> None:
-        clock = Clock()
-        connector = virtual(clock, timeout_s=60.0)
+    def done(replicas: int) -> Completion:
+        return Completion("done", [There("m", "default", "decode", replicas)])
 
-        def done(replicas: int) -> Completion:
-            return Completion("done", [There("m", "default", "decode", replicas)])
-
-        await connector.apply([target(DECODE, 5)], [])
-        for ready in (4, 5, 4):
-            assert connector.complete(1, done(ready))
-            assert (await connector.states([DECODE]))[DECODE] == PoolState(5, ready)
-        assert connector.ends == {"done": 1, "failed": 0, "timed_out": 0}
-        await connector.apply([target(DECODE, 7)], [])
-        clock.now += 60.0
-        assert (await connector.states([DECODE]))[DECODE] == PoolState(7, 7), "taken for done"
-        assert connector.complete(2, done(6))
-        assert (await connector.states([DECODE]))[DECODE] == PoolState(7, 6)
-        assert connector.complete(1, done(1)), "overtaken"
-        assert (await connector.states([DECODE]))[DECODE] == PoolState(7, 6)
-        assert connector.ends == {"done": 1, "failed": 0, "timed_out": 1}
-
-    run(use)
+    await connector.apply([target(DECODE, 5)], [])
+    for ready in (4, 5, 4):
+        assert connector.complete(1, done(ready))
+        assert (await connector.states([DECODE]))[DECODE] == PoolState(5, ready)
+    assert connector.ends == {"done": 1, "failed": 0, "timed_out": 0}
+    await connector.apply([target(DECODE, 7)], [])
+    clock.now += 60.0
+    assert (await connector.states([DECODE]))[DECODE] == PoolState(7, 7), "taken for done"
+    assert connector.complete(2, done(6))
+    assert (await connector.states([DECODE]))[DECODE] == PoolState(7, 6)
+    assert connector.complete(1, done(1)), "overtaken"
+    assert (await connector.states([DECODE]))[DECODE] == PoolState(7, 6)
+    assert connector.ends == {"done": 1, "failed": 0, "timed_out": 1}
 
 
-def test_virtual_ids_are_never_led_to_where_nobody_can_follow() -> None:
+@run_by(run)
+async def test_virtual_ids_are_never_led_to_where_nobody_can_follow() -> None:
     """One reader asked for the last id there is, and no other was ever told anything again."""
-
-    async def use() -> None:
-        connector = virtual(Clock(), first_id=7)
-        assert await connector.next(2**53 - 1, 0.0) is None
-        await connector.apply([target(DECODE, 4)], [])
-        issued = await connector.next(7, 0.0)
-        assert issued is not None
-        assert issued.decision_id == 8
-        assert await connector.next(2**52, 0.0) is not None
-        assert connector.decision_id < 2**53
-
-    run(use)
+    connector = virtual(Clock(), first_id=7)
+    assert await connector.next(2**53 - 1, 0.0) is None
+    await connector.apply([target(DECODE, 4)], [])
+    issued = await connector.next(7, 0.0)
+    assert issued is not None
+    assert issued.decision_id == 8
+    assert await connector.next(2**52, 0.0) is not None
+    assert connector.decision_id < 2**53
 
 
-def test_virtual_waits_are_over_when_the_planner_ends() -> None:
-    async def use() -> None:
-        connector = virtual(Clock())
-        async with asyncio.TaskGroup() as group:
-            waiting = group.create_task(connector.next(0, 60.0))
-            await asyncio.sleep(0)  # it waits now
-            connector.end()
-        assert waiting.result() is None
-        assert await connector.next(0, 60.0) is None  # nor does who comes back at once
-
-    run(use)
+@run_by(run)
+async def test_virtual_waits_are_over_when_the_planner_ends() -> None:
+    connector = virtual(Clock())
+    async with asyncio.TaskGroup() as group:
+        waiting = group.create_task(connector.next(0, 60.0))
+        await asyncio.sleep(0)  # it waits now
+        connector.end()
+    assert waiting.result() is None
+    assert await connector.next(0, 60.0) is None  # nor does who comes back at once
 
 
 class FakeServe:

@@ -20,6 +20,7 @@ from select_service.planner.edge.leases.lease import DURATION_S, Timed, duration
 from select_service.planner.edge.leases.lease_actor import LeaseActor
 from select_service.planner.errors import ConnectorError, PlannerError, SettingsError
 from select_service.planner.types import ModelKey
+from tests.coroutines import run_by
 from tests.live.ports import free_port
 from tests.select_service.planner.edge.fakes import Clock, run
 from tests.select_service.planner.golden import PROFILE
@@ -152,25 +153,23 @@ def test_planners_meet_over_any_model_they_share(tmp_path: Path) -> None:
     run(use)
 
 
-def test_files_that_are_cleaned_away_are_locked_again(tmp_path: Path) -> None:
-    async def use() -> None:
-        path = tmp_path / "there" / "lock"
-        path.parent.mkdir()
-        one, two = FileLease(path), FileLease(path)
-        assert await one.held()
-        path.unlink()
-        assert await one.held()
-        assert not await two.held()
-        path.unlink()
-        assert await two.held()
-        assert not await one.held()
-        path.unlink()
-        path.parent.rmdir()
-        assert await two.held()  # nobody can have locked anything there
-        with pytest.raises(PlannerError, match="No such file"):
-            await one.held()
-
-    run(use)
+@run_by(run)
+async def test_files_that_are_cleaned_away_are_locked_again(*, tmp_path: Path) -> None:
+    path = tmp_path / "there" / "lock"
+    path.parent.mkdir()
+    one, two = FileLease(path), FileLease(path)
+    assert await one.held()
+    path.unlink()
+    assert await one.held()
+    assert not await two.held()
+    path.unlink()
+    assert await two.held()
+    assert not await one.held()
+    path.unlink()
+    path.parent.rmdir()
+    assert await two.held()  # nobody can have locked anything there
+    with pytest.raises(PlannerError, match="No such file"):
+        await one.held()
 
 
 def test_the_text_in_a_lock_file_decides_nothing(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ from select_service.planner.types import (
     Value,
     Window,
 )
+from tests.coroutines import run_by
 from tests.select_service.planner.core.test_fleet_plan import BUSY
 from tests.select_service.planner.edge.fakes import DECODE, KEY, PREFILL, Clock, FakeKube, run
 from tests.select_service.planner.golden import PROFILE
@@ -190,18 +191,16 @@ def test_who_else_scales_a_pool_is_told() -> None:
     run(use)
 
 
-def test_a_decision_that_failed_was_changed_by_nobody_else() -> None:
-    async def use() -> None:
-        connector = VirtualConnector(ONE_OF_EACH, Clock(), lambda: 1000.0)
-        loop = loop_of(connector)
-        await loop.slow()
-        await loop.fast()  # what was asked for is read back
-        connector.complete(connector.decision_id, Completion("failed"))
-        await loop.slow()
-        assert loop.counts.overrides == 0
-        assert not any("somebody" in text for one in loop.decisions for text in one.reasons)
-
-    run(use)
+@run_by(run)
+async def test_a_decision_that_failed_was_changed_by_nobody_else() -> None:
+    connector = VirtualConnector(ONE_OF_EACH, Clock(), lambda: 1000.0)
+    loop = loop_of(connector)
+    await loop.slow()
+    await loop.fast()  # what was asked for is read back
+    connector.complete(connector.decision_id, Completion("failed"))
+    await loop.slow()
+    assert loop.counts.overrides == 0
+    assert not any("somebody" in text for one in loop.decisions for text in one.reasons)
 
 
 def test_gpus_that_were_not_given_back_are_not_given_away() -> None:
@@ -237,47 +236,43 @@ def test_gpus_that_were_not_given_back_are_not_given_away() -> None:
     run(use)
 
 
-def test_only_the_holder_of_the_lease_acts(tmp_path: Path) -> None:
-    async def use() -> None:
-        first, second = (FileLease(tmp_path / "planner.lock") for _ in range(2))
-        one, two = loop_of(lease=first), loop_of(lease=second)
-        await one.slow()
-        await two.slow()
-        assert (one.is_leader, two.is_leader) == (True, False)
-        assert not two.decisions[-1].acted
-        assert (await two.connector.states([DECODE]))[DECODE].desired == 1
-        assert two.decisions[-1].changed  # what it would have done is told
-        await one.close()
-        await two.slow()
-        assert two.is_leader
-        assert (await two.connector.states([DECODE]))[DECODE].desired > 1
-        await two.close()
-
-    run(use)
+@run_by(run)
+async def test_only_the_holder_of_the_lease_acts(*, tmp_path: Path) -> None:
+    first, second = (FileLease(tmp_path / "planner.lock") for _ in range(2))
+    one, two = loop_of(lease=first), loop_of(lease=second)
+    await one.slow()
+    await two.slow()
+    assert (one.is_leader, two.is_leader) == (True, False)
+    assert not two.decisions[-1].acted
+    assert (await two.connector.states([DECODE]))[DECODE].desired == 1
+    assert two.decisions[-1].changed  # what it would have done is told
+    await one.close()
+    await two.slow()
+    assert two.is_leader
+    assert (await two.connector.states([DECODE]))[DECODE].desired > 1
+    await two.close()
 
 
-def test_a_kubernetes_lease_changes_hands_when_it_is_not_renewed() -> None:
-    async def use() -> None:
-        fake, clock = FakeKube(), Clock()
-        one, two = (KubeLease(fake.kube(), "planner", name, clock) for name in ("one", "two"))
+@run_by(run)
+async def test_a_kubernetes_lease_changes_hands_when_it_is_not_renewed() -> None:
+    fake, clock = FakeKube(), Clock()
+    one, two = (KubeLease(fake.kube(), "planner", name, clock) for name in ("one", "two"))
+    assert await one.held()
+    assert not await two.held()
+    for _ in range(3):
+        clock.now += DURATION_S - 1
         assert await one.held()
         assert not await two.held()
-        for _ in range(3):
-            clock.now += DURATION_S - 1
-            assert await one.held()
-            assert not await two.held()
-        fake.is_down = True
-        clock.now += 1
-        assert await one.held()  # nobody else can have taken it yet
-        clock.now += DURATION_S
-        assert not await one.held()
-        fake.is_down = False
-        assert await two.held()
-        assert not await one.held()
-        await two.close()
-        assert await one.held()  # given back: no waiting
-
-    run(use)
+    fake.is_down = True
+    clock.now += 1
+    assert await one.held()  # nobody else can have taken it yet
+    clock.now += DURATION_S
+    assert not await one.held()
+    fake.is_down = False
+    assert await two.held()
+    assert not await one.held()
+    await two.close()
+    assert await one.held()  # given back: no waiting
 
 
 def test_a_decision_that_takes_long_loses_no_lease(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -359,76 +354,71 @@ def test_who_ends_gives_the_lease_back_and_the_next_need_not_wait() -> None:
     run(use)
 
 
-def test_a_restart_remembers(tmp_path: Path) -> None:
-    async def use() -> None:
-        path = tmp_path / "planner.json"
-        first = loop_of(state=StateFile(path))
-        await first.slow()
-        told = {one.pool: one.replicas for one in first.decisions[-1].targets}
-        again = loop_of(source=Told(Window(seconds=180.0, requests=Value(5400.0))))
-        memory = StateFile(path).read(again.fleet)
-        assert memory.decision_id == 1
-        await again.slow()  # lengths come from before
-        assert {one.pool: one.replicas for one in again.decisions[-1].targets} == told
-        whole = unsigned(path.read_text())
-        assert '"p_correction":1.0' in whole
-        for broken in (
-            "{broken",
-            "",
-            "[]",
-            whole.replace('"p_correction":1.0', '"p_correction":0.0'),
-            whole.replace('"computed":1.0', '"computed":-1.0'),
-            whole.replace("5400.0", "-5400.0"),
-            whole.replace('"ready":1', '"ready":-1'),
-            whole.replace('"version":1', '"version":2'),  # nobody knows what its numbers mean
-            whole.replace('"m"', '"\udcff"'),  # a page of the disk that was lost
-        ):
-            path.write_bytes(broken.encode(errors="surrogateescape"))
-            damaged = StateFile(path)
-            assert damaged.read(loop_of().fleet).decision_id == 0
-            assert damaged.damaged
-            aside = (tmp_path / "planner.damaged").read_bytes()
-            assert aside == broken.encode(errors="surrogateescape")
-        parts = "[5400.0,3000.0,300.0,[900.0,900.0,900.0,900.0,900.0,900.0]]"
-        for history in ("[5400.0,3000.0,300.0]", parts):  # the first is how it was once written
-            path.write_text(whole.replace("[5400.0,3000.0,300.0,[]]", history))
-            fleet = loop_of().fleet
-            assert StateFile(path).read(fleet).decision_id == 1
-            assert fleet.models[0].demand.history[0][:3] == (5400.0, 3000.0, 300.0)
-        path.write_text(
-            whole.replace("[5400.0,3000.0,300.0,[]]", parts.replace("[900.0", "[-900.0"))
-        )
-        assert StateFile(path).read(loop_of().fleet).decision_id == 0
-
-    run(use)
-
-
-def test_a_restart_with_another_interval_remembers_the_same_traffic(tmp_path: Path) -> None:
-    """What came in three minutes was taken for what comes in one."""
-
-    async def use() -> None:
-        path = tmp_path / "planner.json"
-        first = loop_of(state=StateFile(path))
-        for _ in range(4):
-            await first.slow()
-        told = first.fleet.models[0].forecast
-        for interval_s in (60.0, 180.0, 420.0):
-            again = loop_of(source=Told(Window(seconds=interval_s, requests=Missing("late"))))
-            again.fleet.interval_s = interval_s
-            StateFile(path).read(again.fleet)
-            demand = again.fleet.models[0].demand
-            assert len(demand.history) == int(4 * 180.0 / interval_s)
-            forecast = demand.forecast(interval_s)
-            assert forecast is not None
-            assert told is not None
-            assert forecast.rate == pytest.approx(told.rate)
-            assert (forecast.lengths.mean, forecast.osl) == pytest.approx((3000.0, 300.0))
-        path.write_text(unsigned(path.read_text()).replace('"interval_s":180.0,', ""))
+@run_by(run)
+async def test_a_restart_remembers(*, tmp_path: Path) -> None:
+    path = tmp_path / "planner.json"
+    first = loop_of(state=StateFile(path))
+    await first.slow()
+    told = {one.pool: one.replicas for one in first.decisions[-1].targets}
+    again = loop_of(source=Told(Window(seconds=180.0, requests=Value(5400.0))))
+    memory = StateFile(path).read(again.fleet)
+    assert memory.decision_id == 1
+    await again.slow()  # lengths come from before
+    assert {one.pool: one.replicas for one in again.decisions[-1].targets} == told
+    whole = unsigned(path.read_text())
+    assert '"p_correction":1.0' in whole
+    for broken in (
+        "{broken",
+        "",
+        "[]",
+        whole.replace('"p_correction":1.0', '"p_correction":0.0'),
+        whole.replace('"computed":1.0', '"computed":-1.0'),
+        whole.replace("5400.0", "-5400.0"),
+        whole.replace('"ready":1', '"ready":-1'),
+        whole.replace('"version":1', '"version":2'),  # nobody knows what its numbers mean
+        whole.replace('"m"', '"\udcff"'),  # a page of the disk that was lost
+    ):
+        path.write_bytes(broken.encode(errors="surrogateescape"))
+        damaged = StateFile(path)
+        assert damaged.read(loop_of().fleet).decision_id == 0
+        assert damaged.damaged
+        aside = (tmp_path / "planner.damaged").read_bytes()
+        assert aside == broken.encode(errors="surrogateescape")
+    parts = "[5400.0,3000.0,300.0,[900.0,900.0,900.0,900.0,900.0,900.0]]"
+    for history in ("[5400.0,3000.0,300.0]", parts):  # the first is how it was once written
+        path.write_text(whole.replace("[5400.0,3000.0,300.0,[]]", history))
         fleet = loop_of().fleet
-        StateFile(path).read(fleet)
-        assert len(fleet.models[0].demand.history) == 4
+        assert StateFile(path).read(fleet).decision_id == 1
+        assert fleet.models[0].demand.history[0][:3] == (5400.0, 3000.0, 300.0)
+    path.write_text(whole.replace("[5400.0,3000.0,300.0,[]]", parts.replace("[900.0", "[-900.0")))
+    assert StateFile(path).read(loop_of().fleet).decision_id == 0
 
-    run(use)
+
+@run_by(run)
+async def test_a_restart_with_another_interval_remembers_the_same_traffic(
+    *, tmp_path: Path
+) -> None:
+    """What came in three minutes was taken for what comes in one."""
+    path = tmp_path / "planner.json"
+    first = loop_of(state=StateFile(path))
+    for _ in range(4):
+        await first.slow()
+    told = first.fleet.models[0].forecast
+    for interval_s in (60.0, 180.0, 420.0):
+        again = loop_of(source=Told(Window(seconds=interval_s, requests=Missing("late"))))
+        again.fleet.interval_s = interval_s
+        StateFile(path).read(again.fleet)
+        demand = again.fleet.models[0].demand
+        assert len(demand.history) == int(4 * 180.0 / interval_s)
+        forecast = demand.forecast(interval_s)
+        assert forecast is not None
+        assert told is not None
+        assert forecast.rate == pytest.approx(told.rate)
+        assert (forecast.lengths.mean, forecast.osl) == pytest.approx((3000.0, 300.0))
+    path.write_text(unsigned(path.read_text()).replace('"interval_s":180.0,', ""))
+    fleet = loop_of().fleet
+    StateFile(path).read(fleet)
+    assert len(fleet.models[0].demand.history) == 4
 
 
 def test_a_restart_knows_how_long_it_was_away(tmp_path: Path) -> None:
@@ -516,52 +506,45 @@ def test_a_restart_lets_an_idle_fleet_go(tmp_path: Path) -> None:
     run(use)
 
 
-def test_a_restart_takes_nobody_away(tmp_path: Path) -> None:
+@run_by(run)
+async def test_a_restart_takes_nobody_away(*, tmp_path: Path) -> None:
     """Who cannot be asked what there is has to remember it: it began with the minima again."""
-
-    async def use() -> None:
-        path, clock = tmp_path / "planner.json", Clock()
-        connector = VirtualConnector(ONE_OF_EACH, clock, lambda: 1000.0)
-        first = loop_of(connector, state=StateFile(path), source=Told(BUSY))
-        first.source.window = replace(BUSY, requests=Value(20_000.0))  # type: ignore[attr-defined]
-        for _ in range(6):
-            await first.slow()
-            connector.complete(connector.decision_id, Completion("done"))
-        told = {one.pool: one.replicas for one in first.decisions[-1].targets}
-        assert told[DECODE] > 8 + ONE_OF_EACH[DECODE].desired, "more than one step from nothing"
-        memory = StateFile(path).read(loop_of().fleet)
-        again = VirtualConnector(memory.states, clock, lambda: 1000.0, first_id=memory.decision_id)
-        second = loop_of(again, source=first.source)  # type: ignore[arg-type]
-        assert await again.next(0, 0.0) is None, "all of it was done"
-        decision = await second.slow()
-        assert all(one.replicas >= told[one.pool] - 2 for one in decision.targets), "a step down"
-
-    run(use)
+    path, clock = tmp_path / "planner.json", Clock()
+    connector = VirtualConnector(ONE_OF_EACH, clock, lambda: 1000.0)
+    first = loop_of(connector, state=StateFile(path), source=Told(BUSY))
+    first.source.window = replace(BUSY, requests=Value(20_000.0))  # type: ignore[attr-defined]
+    for _ in range(6):
+        await first.slow()
+        connector.complete(connector.decision_id, Completion("done"))
+    told = {one.pool: one.replicas for one in first.decisions[-1].targets}
+    assert told[DECODE] > 8 + ONE_OF_EACH[DECODE].desired, "more than one step from nothing"
+    memory = StateFile(path).read(loop_of().fleet)
+    again = VirtualConnector(memory.states, clock, lambda: 1000.0, first_id=memory.decision_id)
+    second = loop_of(again, source=first.source)  # type: ignore[arg-type]
+    assert await again.next(0, 0.0) is None, "all of it was done"
+    decision = await second.slow()
+    assert all(one.replicas >= told[one.pool] - 2 for one in decision.targets), "a step down"
 
 
-def test_an_id_is_on_disk_before_anybody_hears_of_it(tmp_path: Path) -> None:
-    async def use() -> None:
-        path, seen = tmp_path / "planner.json", []
+@run_by(run)
+async def test_an_id_is_on_disk_before_anybody_hears_of_it(*, tmp_path: Path) -> None:
+    path, seen = tmp_path / "planner.json", []
 
-        class Watched(DryRun):
-            async def apply(
-                self, targets: Sequence[Target], reasons: Sequence[str]
-            ) -> ScalingOutcome:
-                seen.append(msgspec.json.decode(path.read_bytes(), type=Memory))
-                return await super().apply(targets, reasons)
+    class Watched(DryRun):
+        async def apply(self, targets: Sequence[Target], reasons: Sequence[str]) -> ScalingOutcome:
+            seen.append(msgspec.json.decode(path.read_bytes(), type=Memory))
+            return await super().apply(targets, reasons)
 
-        loop = loop_of(Watched(START), state=StateFile(path))
-        await loop.slow()
-        loop.source.load = Load(prefill_backlog_tokens=Value(1e7), concurrency=Value(1e3))  # type: ignore[attr-defined]
-        await loop.fast()
-        assert [one.decision_id for one in seen] == [1, 2]
-        told = msgspec.json.decode(path.read_bytes(), type=Memory)
-        asked = await loop.connector.states([PREFILL, DECODE])
-        assert {one: state.desired for one, state in told.states.items()} == {
-            one: state.desired for one, state in asked.items()
-        }
-
-    run(use)
+    loop = loop_of(Watched(START), state=StateFile(path))
+    await loop.slow()
+    loop.source.load = Load(prefill_backlog_tokens=Value(1e7), concurrency=Value(1e3))  # type: ignore[attr-defined]
+    await loop.fast()
+    assert [one.decision_id for one in seen] == [1, 2]
+    told = msgspec.json.decode(path.read_bytes(), type=Memory)
+    asked = await loop.connector.states([PREFILL, DECODE])
+    assert {one: state.desired for one, state in told.states.items()} == {
+        one: state.desired for one, state in asked.items()
+    }
 
 
 def test_a_port_that_is_taken_is_told() -> None:
@@ -577,178 +560,158 @@ async def in_parts() -> AsyncIterator[bytes]:
         yield b" " * 4_096
 
 
-def test_what_is_told_over_http() -> None:
-    async def use() -> None:
-        clock = Clock()
-        connector = VirtualConnector(ONE_OF_EACH, clock, lambda: 1000.0)
-        loop = loop_of(connector)
-        transport = httpx.ASGITransport(create_app(loop))
-        async with httpx.AsyncClient(transport=transport, base_url="http://p") as client:
-            assert (await client.get("/health")).status_code == 200
-            told = await client.get("/ready")
-            assert told.status_code == 503
-            assert told.json()["waiting_for"] == ["the first interval is not over"]
-            assert (await client.get("/v1/decision")).status_code == 204
-            await loop.slow()
-            assert (await client.get("/ready")).status_code == 200
-            issued = (await client.get("/v1/decision?after=0&wait_s=1")).json()
-            assert issued["decision_id"] == 1
-            assert "requests/s are expected" in issued["reason"]
-            done = {"status": "done"}
-            path = "/v1/decision/1/complete"
-            assert (await client.post(path, json=done)).status_code == 200
-            assert (await client.post(path, json={"status": "x"})).status_code == 400
-            assert (await client.post(path, content=b'{"status":"\xff"}')).status_code == 400
-            assert (await client.post("/v1/decision/9/complete", json=done)).status_code == 404
-            assert (await client.post(path, content=b" " * 65_537)).status_code == 413
-            assert (await client.post(path, content=in_parts())).status_code == 413
-            endless = "9" * 5_000  # more digits than `int` reads
-            for after in ("x", "-1", str(2**53), endless):
-                assert (await client.get(f"/v1/decision?after={after}")).status_code == 400
-            path = f"/v1/decision/{endless}/complete"
-            assert (await client.post(path, json=done)).status_code == 404
-            assert (await client.get("/decisions?limit=0")).json() == {"decisions": []}
-            for limit in ("1", "x", "-1", endless):
-                told = await client.get(f"/decisions?limit={limit}")
-                assert len(told.json()["decisions"]) == 1
-            (noted,) = (await client.get("/decisions")).json()["decisions"]
-            assert noted["acted"]
-            loop.source.window = Window(seconds=180.0, requests=IDLE)  # type: ignore[attr-defined]
-            await loop.slow()
-            idle = 'select_planner_observed{model_name="m",tenant_id="default",what="requests"} 0.0'
-            assert idle in (await client.get("/metrics")).text, "nobody came: that is known"
-            loop.source.window = replace(BUSY, requests=Missing("gone"))  # type: ignore[attr-defined]
-            await loop.slow()
-            metrics = (await client.get("/metrics")).text
-            assert (
-                'select_planner_missing_intervals{model_name="m",tenant_id="default"} 1.0'
-                in metrics
-            )
-            assert idle not in metrics
-            assert 'what="isl"} 3000.0' in metrics
-            assert "select_planner_leader 1.0" in metrics
-            assert "select_planner_state_damaged 0.0" in metrics
-            assert 'select_planner_replicas_overdue{model_name="m",' in metrics
-            assert 'select_planner_decision_ends_total{end="done"} 1.0' in metrics
-            assert 'select_planner_decision_ends_total{end="timed_out"} 0.0' in metrics
-
-    run(use)
+@run_by(run)
+async def test_what_is_told_over_http() -> None:
+    clock = Clock()
+    connector = VirtualConnector(ONE_OF_EACH, clock, lambda: 1000.0)
+    loop = loop_of(connector)
+    transport = httpx.ASGITransport(create_app(loop))
+    async with httpx.AsyncClient(transport=transport, base_url="http://p") as client:
+        assert (await client.get("/health")).status_code == 200
+        told = await client.get("/ready")
+        assert told.status_code == 503
+        assert told.json()["waiting_for"] == ["the first interval is not over"]
+        assert (await client.get("/v1/decision")).status_code == 204
+        await loop.slow()
+        assert (await client.get("/ready")).status_code == 200
+        issued = (await client.get("/v1/decision?after=0&wait_s=1")).json()
+        assert issued["decision_id"] == 1
+        assert "requests/s are expected" in issued["reason"]
+        done = {"status": "done"}
+        path = "/v1/decision/1/complete"
+        assert (await client.post(path, json=done)).status_code == 200
+        assert (await client.post(path, json={"status": "x"})).status_code == 400
+        assert (await client.post(path, content=b'{"status":"\xff"}')).status_code == 400
+        assert (await client.post("/v1/decision/9/complete", json=done)).status_code == 404
+        assert (await client.post(path, content=b" " * 65_537)).status_code == 413
+        assert (await client.post(path, content=in_parts())).status_code == 413
+        endless = "9" * 5_000  # more digits than `int` reads
+        for after in ("x", "-1", str(2**53), endless):
+            assert (await client.get(f"/v1/decision?after={after}")).status_code == 400
+        path = f"/v1/decision/{endless}/complete"
+        assert (await client.post(path, json=done)).status_code == 404
+        assert (await client.get("/decisions?limit=0")).json() == {"decisions": []}
+        for limit in ("1", "x", "-1", endless):
+            told = await client.get(f"/decisions?limit={limit}")
+            assert len(told.json()["decisions"]) == 1
+        (noted,) = (await client.get("/decisions")).json()["decisions"]
+        assert noted["acted"]
+        loop.source.window = Window(seconds=180.0, requests=IDLE)  # type: ignore[attr-defined]
+        await loop.slow()
+        idle = 'select_planner_observed{model_name="m",tenant_id="default",what="requests"} 0.0'
+        assert idle in (await client.get("/metrics")).text, "nobody came: that is known"
+        loop.source.window = replace(BUSY, requests=Missing("gone"))  # type: ignore[attr-defined]
+        await loop.slow()
+        metrics = (await client.get("/metrics")).text
+        assert 'select_planner_missing_intervals{model_name="m",tenant_id="default"} 1.0' in metrics
+        assert idle not in metrics
+        assert 'what="isl"} 3000.0' in metrics
+        assert "select_planner_leader 1.0" in metrics
+        assert "select_planner_state_damaged 0.0" in metrics
+        assert 'select_planner_replicas_overdue{model_name="m",' in metrics
+        assert 'select_planner_decision_ends_total{end="done"} 1.0' in metrics
+        assert 'select_planner_decision_ends_total{end="timed_out"} 0.0' in metrics
 
 
 @pytest.mark.filterwarnings("error")
-def test_virtual_decisions_name_their_model_and_hear_of_it() -> None:
+@run_by(run)
+async def test_virtual_decisions_name_their_model_and_hear_of_it() -> None:
     """Fault 9: there the model's name is a coroutine nobody awaits, and asking for it fails."""
-
-    async def use() -> None:
-        name = "Org/Llama-3.1-8B"
-        model = single_model(
-            *(name, "default", str(PROFILE)),
-            resources=("", ""),
-            gpus=(1, 1),
-            endpoints_min=1,
-            start_s=120.0,
-            goals=(500.0, 20.0, None),
-        )
-        planned = build_fleet([model], PredictorSettings(name="constant"), 64)
-        pools = [pool.key for pool in planned.models[0].pools]
-        clock = Clock()
-        connector = VirtualConnector(dict.fromkeys(pools, PoolState(1, 1)), clock, lambda: 1000.0)
-        loop = Loop(planned, Told(), connector, NoLease(), clock=clock, wall=lambda: 1000.0)  # type: ignore[arg-type]
-        transport = httpx.ASGITransport(create_app(loop))
-        async with httpx.AsyncClient(transport=transport, base_url="http://p") as client:
-            await loop.slow()
-            issued = (await client.get("/v1/decision?wait_s=1")).json()
-            assert [one["model_name"] for one in issued["targets"]] == [name, name]
-            there = [{**one, "replicas": 2} for one in issued["targets"]]
-            done = {"status": "done", "replicas": there}
-            path = f"/v1/decision/{issued['decision_id']}/complete"
-            assert (await client.post(path, json=done)).status_code == 200
-            states = await connector.states(pools)
-            assert [one.ready for one in states.values()] == [2, 2]
-
-    run(use)
+    name = "Org/Llama-3.1-8B"
+    model = single_model(
+        *(name, "default", str(PROFILE)),
+        resources=("", ""),
+        gpus=(1, 1),
+        endpoints_min=1,
+        start_s=120.0,
+        goals=(500.0, 20.0, None),
+    )
+    planned = build_fleet([model], PredictorSettings(name="constant"), 64)
+    pools = [pool.key for pool in planned.models[0].pools]
+    clock = Clock()
+    connector = VirtualConnector(dict.fromkeys(pools, PoolState(1, 1)), clock, lambda: 1000.0)
+    loop = Loop(planned, Told(), connector, NoLease(), clock=clock, wall=lambda: 1000.0)  # type: ignore[arg-type]
+    transport = httpx.ASGITransport(create_app(loop))
+    async with httpx.AsyncClient(transport=transport, base_url="http://p") as client:
+        await loop.slow()
+        issued = (await client.get("/v1/decision?wait_s=1")).json()
+        assert [one["model_name"] for one in issued["targets"]] == [name, name]
+        there = [{**one, "replicas": 2} for one in issued["targets"]]
+        done = {"status": "done", "replicas": there}
+        path = f"/v1/decision/{issued['decision_id']}/complete"
+        assert (await client.post(path, json=done)).status_code == 200
+        states = await connector.states(pools)
+        assert [one.ready for one in states.values()] == [2, 2]
 
 
 @pytest.mark.parametrize("wait_s", ["nan", "-1", "-inf"])
-def test_waits_that_are_none_are_no_waits(wait_s: str) -> None:
-    async def use() -> None:
-        loop = loop_of(VirtualConnector(ONE_OF_EACH, Clock(), lambda: 1000.0))
-        transport = httpx.ASGITransport(create_app(loop))
-        async with httpx.AsyncClient(transport=transport, base_url="http://p") as client:
-            answer = await client.get(f"/v1/decision?wait_s={wait_s}")
-            assert answer.status_code in (204, 400)
-
-    run(use)
+@run_by(run)
+async def test_waits_that_are_none_are_no_waits(*, wait_s: str) -> None:
+    loop = loop_of(VirtualConnector(ONE_OF_EACH, Clock(), lambda: 1000.0))
+    transport = httpx.ASGITransport(create_app(loop))
+    async with httpx.AsyncClient(transport=transport, base_url="http://p") as client:
+        answer = await client.get(f"/v1/decision?wait_s={wait_s}")
+        assert answer.status_code in (204, 400)
 
 
-def test_the_loop_ticks_and_survives_a_turn_that_fails() -> None:
-    async def use() -> None:
-        thrice = asyncio.Event()
+@run_by(run)
+async def test_the_loop_ticks_and_survives_a_turn_that_fails() -> None:
+    thrice = asyncio.Event()
 
-        class Failing(Told):
-            asked = 0
+    class Failing(Told):
+        asked = 0
 
-            async def windows(
-                self, models: list[ModelKey], seconds: float
-            ) -> dict[ModelKey, Window]:
-                self.asked += 1
-                if self.asked == 6:
-                    thrice.set()
-                if self.asked == 2:
-                    raise SourceError("a turn that fails")
-                if self.asked == 3:
-                    raise ZeroDivisionError("a bug")
-                return await super().windows(models, seconds)
+        async def windows(self, models: list[ModelKey], seconds: float) -> dict[ModelKey, Window]:
+            self.asked += 1
+            if self.asked == 6:
+                thrice.set()
+            if self.asked == 2:
+                raise SourceError("a turn that fails")
+            if self.asked == 3:
+                raise ZeroDivisionError("a bug")
+            return await super().windows(models, seconds)
 
-        loop = loop_of(source=Failing())
-        loop.fleet.interval_s = 0.01
-        loop._clock = asyncio.get_running_loop().time
-        loop._fast_s = None
-        task = asyncio.ensure_future(loop.run())
-        await thrice.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert loop.counts.faults == 2
-        assert len(loop.decisions) >= 2
-
-    run(use)
+    loop = loop_of(source=Failing())
+    loop.fleet.interval_s = 0.01
+    loop._clock = asyncio.get_running_loop().time
+    loop._fast_s = None
+    task = asyncio.ensure_future(loop.run())
+    await thrice.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert loop.counts.faults == 2
+    assert len(loop.decisions) >= 2
 
 
-def test_no_interval_of_a_trace_is_left_out() -> None:
+@run_by(run)
+async def test_no_interval_of_a_trace_is_left_out() -> None:
     """The first look, where counters begin, took the first one away."""
-
-    async def use() -> None:
-        trace = TraceSource([TracedRequest(at_s, 3000.0, 300.0) for at_s in (0.001, 9.0)])
-        loop = loop_of(source=trace)  # type: ignore[arg-type] # a source
-        loop.fleet.interval_s = 0.05
-        loop._clock = asyncio.get_running_loop().time
-        loop._asked_at = loop._clock()
-        loop._fast_s = None
-        task = asyncio.ensure_future(loop.run())
-        while not loop.windows:
-            await asyncio.sleep(0)
-        task.cancel()
-        assert loop.windows[KEY].requests == Value(1.0)
-
-    run(use)
+    trace = TraceSource([TracedRequest(at_s, 3000.0, 300.0) for at_s in (0.001, 9.0)])
+    loop = loop_of(source=trace)  # type: ignore[arg-type] # a source
+    loop.fleet.interval_s = 0.05
+    loop._clock = asyncio.get_running_loop().time
+    loop._asked_at = loop._clock()
+    loop._fast_s = None
+    task = asyncio.ensure_future(loop.run())
+    while not loop.windows:
+        await asyncio.sleep(0)
+    task.cancel()
+    assert loop.windows[KEY].requests == Value(1.0)
 
 
-def test_gpus_are_counted_for_as_long_as_they_were_there() -> None:
+@run_by(run)
+async def test_gpus_are_counted_for_as_long_as_they_were_there() -> None:
     """By the engines at the end of an interval, however many there were within it."""
-
-    async def use() -> None:
-        connector = DryRun({PREFILL: 1, DECODE: 1})
-        loop = loop_of(connector)
-        clock = loop._clock
-        for seconds, there in ((5.0, 10), (170.0, 2), (5.0, 1)):
-            clock.now += seconds  # type: ignore[attr-defined]
-            connector._counts[PREFILL] = there
-            connector._counts[DECODE] = 0
-            await loop._look()
-        assert loop.counts.gpu_seconds == 5.0 * 10 + 170.0 * 2 + 5.0 * 1
-
-    run(use)
+    connector = DryRun({PREFILL: 1, DECODE: 1})
+    loop = loop_of(connector)
+    clock = loop._clock
+    for seconds, there in ((5.0, 10), (170.0, 2), (5.0, 1)):
+        clock.now += seconds  # type: ignore[attr-defined]
+        connector._counts[PREFILL] = there
+        connector._counts[DECODE] = 0
+        await loop._look()
+    assert loop.counts.gpu_seconds == 5.0 * 10 + 170.0 * 2 + 5.0 * 1
 
 
 def test_missed_ticks_are_left_out() -> None:

@@ -27,6 +27,7 @@ from select_service.planner.edge.state_file import Memory
 from select_service.planner.errors import PlannerError, SettingsError
 from select_service.planner.settings import RunSettings
 from select_service.planner.types import Missing
+from tests.coroutines import run_by
 from tests.live.ports import free_port
 from tests.live.tcp_server import tcp_server
 from tests.select_service.edge.security.credentials_made import Authority
@@ -320,17 +321,15 @@ def asker(
     return one.ready, one.aclose
 
 
-def test_the_name_and_password_of_a_url_are_sent_and_not_told() -> None:
-    async def use() -> None:
-        async with Listening("401 Unauthorized", b"no") as server:
-            url = server.url.replace("://", f"://me:{SECRET}@")
-            source = run_command._source(RunSettings(prometheus_url=url))
-            arrived = (await source.loads([KEY]))[KEY].arrived
-            await source.close()
-            assert basic(f"me:{SECRET}") in server.heard[0]
-            assert arrived == Missing(f"{server.url}/api/v1/query: answered 401")
-
-    run(use)
+@run_by(run)
+async def test_the_name_and_password_of_a_url_are_sent_and_not_told() -> None:
+    async with Listening("401 Unauthorized", b"no") as server:
+        url = server.url.replace("://", f"://me:{SECRET}@")
+        source = run_command._source(RunSettings(prometheus_url=url))
+        arrived = (await source.loads([KEY]))[KEY].arrived
+        await source.close()
+        assert basic(f"me:{SECRET}") in server.heard[0]
+        assert arrived == Missing(f"{server.url}/api/v1/query: answered 401")
 
 
 @pytest.mark.parametrize("content", ["", "two words", "\x00", "ü", "a" * 20_000])

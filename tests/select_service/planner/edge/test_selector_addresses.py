@@ -18,6 +18,7 @@ from select_service.planner.edge.sources.selector import SelectorSource
 from select_service.planner.errors import SelectorError
 from select_service.planner.types import Missing, Reading
 from select_service.types.drains import DrainStatus
+from tests.coroutines import run_by
 from tests.live.tcp_server import tcp_server
 from tests.select_service.planner.edge.fakes import KEY, Clock, run
 from tests.select_service.planner.edge.test_loop import loop_of
@@ -77,231 +78,202 @@ class Fleet:
         return (await self.source.windows([KEY], seconds))[KEY].requests
 
 
-def test_every_address_of_a_name_is_asked_by_the_name() -> None:
-    async def use() -> None:
-        fleet = Fleet(A, B, A)
-        await fleet.source.begin([KEY])
-        fleet.come()
-        assert number(await fleet.window()) == pytest.approx(20.0)
-        assert fleet.hosts == {"selectors:8092"}
-        assert fleet.source.states == {"answers": 2, "silent": 0, "several": 0}
-
-    run(use)
+@run_by(run)
+async def test_every_address_of_a_name_is_asked_by_the_name() -> None:
+    fleet = Fleet(A, B, A)
+    await fleet.source.begin([KEY])
+    fleet.come()
+    assert number(await fleet.window()) == pytest.approx(20.0)
+    assert fleet.hosts == {"selectors:8092"}
+    assert fleet.source.states == {"answers": 2, "silent": 0, "several": 0}
 
 
-def test_a_name_is_followed() -> None:
+@run_by(run)
+async def test_a_name_is_followed() -> None:
     """One is replaced by another, which has counted since it began."""
-
-    async def use() -> None:
-        fleet = Fleet(A, B)
-        await fleet.source.begin([KEY])
-        fleet.come()
-        await fleet.source.loads([KEY])  # B is gone after that
-        fleet.names.addresses = [A, C]
-        fleet.fake.started[C], fleet.fake.requests[C] = fleet.clock.now + 5.0, 7.0
-        assert number(await fleet.window()) == pytest.approx(27.0), "what it had counted counts"
-        fleet.names.addresses = [A, B, C]  # of one that was away nothing is lost either
-        fleet.come()
-        assert number(await fleet.window()) == pytest.approx(30.0)
-
-    run(use)
+    fleet = Fleet(A, B)
+    await fleet.source.begin([KEY])
+    fleet.come()
+    await fleet.source.loads([KEY])  # B is gone after that
+    fleet.names.addresses = [A, C]
+    fleet.fake.started[C], fleet.fake.requests[C] = fleet.clock.now + 5.0, 7.0
+    assert number(await fleet.window()) == pytest.approx(27.0), "what it had counted counts"
+    fleet.names.addresses = [A, B, C]  # of one that was away nothing is lost either
+    fleet.come()
+    assert number(await fleet.window()) == pytest.approx(30.0)
 
 
-def test_who_joins_and_had_begun_before_is_unknown_for_a_window() -> None:
-    async def use() -> None:
-        fleet = Fleet(A)
-        await fleet.source.begin([KEY])
-        fleet.names.addresses = [A, B]
-        assert await fleet.window() == Missing(f"counting begins at {URL} ({B})")
-        fleet.come()
-        assert number(await fleet.window()) == pytest.approx(20.0)
-
-    run(use)
+@run_by(run)
+async def test_who_joins_and_had_begun_before_is_unknown_for_a_window() -> None:
+    fleet = Fleet(A)
+    await fleet.source.begin([KEY])
+    fleet.names.addresses = [A, B]
+    assert await fleet.window() == Missing(f"counting begins at {URL} ({B})")
+    fleet.come()
+    assert number(await fleet.window()) == pytest.approx(20.0)
 
 
-def test_who_boots_behind_a_name_is_not_waited_for_and_who_has_answered_is() -> None:
-    async def use() -> None:
-        fleet = Fleet(A, B)
-        fleet.fake.down = {B}
-        await fleet.source.begin([KEY])
-        fleet.come()
-        assert number(await fleet.window()) == pytest.approx(10.0)
-        fleet.fake.down = set()
-        await fleet.window()
-        fleet.fake.down = {B}
-        assert isinstance(await fleet.window(), Missing)
-        await fleet.window(SILENT_S)
-        fleet.come()
-        assert number(await fleet.window()) == pytest.approx(10.0)
-        assert fleet.source.states == {"answers": 1, "silent": 1, "several": 0}
-
-    run(use)
+@run_by(run)
+async def test_who_boots_behind_a_name_is_not_waited_for_and_who_has_answered_is() -> None:
+    fleet = Fleet(A, B)
+    fleet.fake.down = {B}
+    await fleet.source.begin([KEY])
+    fleet.come()
+    assert number(await fleet.window()) == pytest.approx(10.0)
+    fleet.fake.down = set()
+    await fleet.window()
+    fleet.fake.down = {B}
+    assert isinstance(await fleet.window(), Missing)
+    await fleet.window(SILENT_S)
+    fleet.come()
+    assert number(await fleet.window()) == pytest.approx(10.0)
+    assert fleet.source.states == {"answers": 1, "silent": 1, "several": 0}
 
 
-def test_a_name_that_cannot_be_looked_up_keeps_what_it_led_to_and_is_told() -> None:
-    async def use() -> None:
-        fleet = Fleet(A, B)
-        fleet.names.fails = "Name or service not known"
-        why = f"{URL}: the name cannot be looked up: Name or service not known"
-        await fleet.source.begin([KEY])
-        assert await fleet.window() == Missing(why)
-        fleet.names.fails = ""
-        await fleet.window()
-        fleet.names.fails = "Name or service not known"
-        fleet.come()
-        assert number(await fleet.window()) == pytest.approx(20.0)
-        assert fleet.source.warnings == (why,)
-        asked = fleet.names.asked
-        fleet.clock.now += 9.0
-        await fleet.source.loads([KEY])
-        assert fleet.names.asked == asked, "not at every look"
-
-    run(use)
+@run_by(run)
+async def test_a_name_that_cannot_be_looked_up_keeps_what_it_led_to_and_is_told() -> None:
+    fleet = Fleet(A, B)
+    fleet.names.fails = "Name or service not known"
+    why = f"{URL}: the name cannot be looked up: Name or service not known"
+    await fleet.source.begin([KEY])
+    assert await fleet.window() == Missing(why)
+    fleet.names.fails = ""
+    await fleet.window()
+    fleet.names.fails = "Name or service not known"
+    fleet.come()
+    assert number(await fleet.window()) == pytest.approx(20.0)
+    assert fleet.source.warnings == (why,)
+    asked = fleet.names.asked
+    fleet.clock.now += 9.0
+    await fleet.source.loads([KEY])
+    assert fleet.names.asked == asked, "not at every look"
 
 
 @pytest.mark.parametrize("url", ["http://10.0.0.1:8092", "http://[fd00::1]:8092/at"])
-def test_an_address_is_no_name(url: str) -> None:
-    async def use() -> None:
-        names = Names()
-        (one,) = await SelectorAddresses([url], lookup=names).look()
-        assert (one.url, one.shown, one.name, one.authority) == (url, url, "", "")
-        assert not names.asked
-
-    run(use)
+@run_by(run)
+async def test_an_address_is_no_name(*, url: str) -> None:
+    names = Names()
+    (one,) = await SelectorAddresses([url], lookup=names).look()
+    assert (one.url, one.shown, one.name, one.authority) == (url, url, "", "")
+    assert not names.asked
 
 
-def test_of_two_families_one_is_asked() -> None:
+@run_by(run)
+async def test_of_two_families_one_is_asked() -> None:
     """A dual-stack replica has an address of each: it was counted twice."""
 
-    async def use() -> None:
-        async def both(host: str, port: int) -> Sequence[str]:
-            return ["::1", "127.0.0.1"]
+    async def both(host: str, port: int) -> Sequence[str]:
+        return ["::1", "127.0.0.1"]
 
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.read()
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
 
-        async with tcp_server(serve) as port:
-            found = await SelectorAddresses([f"http://localhost:{port}/x"], lookup=both).look()
-            assert [one.url for one in found] == [f"http://127.0.0.1:{port}/x"]
+    async with tcp_server(serve) as port:
         found = await SelectorAddresses([f"http://localhost:{port}/x"], lookup=both).look()
-        assert [one.url for one in found] == [f"http://[::1]:{port}/x"], "nobody answers at either"
-
-    run(use)
+        assert [one.url for one in found] == [f"http://127.0.0.1:{port}/x"]
+    found = await SelectorAddresses([f"http://localhost:{port}/x"], lookup=both).look()
+    assert [one.url for one in found] == [f"http://[::1]:{port}/x"], "nobody answers at either"
 
 
 # -- who hides behind one address ------------------------------------------------------------------
 
 
-def test_the_first_answer_of_another_process_at_an_address_tells_of_several() -> None:
+@run_by(run)
+async def test_the_first_answer_of_another_process_at_an_address_tells_of_several() -> None:
     """By start times: the other had not ended when this one began. Neither is believed."""
-
-    async def use() -> None:
-        fleet = Fleet(A)
-        await fleet.source.begin([KEY])
+    fleet = Fleet(A)
+    await fleet.source.begin([KEY])
+    fleet.come()
+    fleet.fake.started[A] = 60.0
+    why = await fleet.window()
+    assert isinstance(why, Missing)
+    assert why.why.startswith(f"{URL}: several processes answer in turns: name every selector")
+    assert fleet.source.warnings == (why.why,)
+    assert fleet.source.states["several"] == 1
+    for _ in range(5):  # the same one again and again is only a part of the traffic
         fleet.come()
-        fleet.fake.started[A] = 60.0
-        why = await fleet.window()
-        assert isinstance(why, Missing)
-        assert why.why.startswith(f"{URL}: several processes answer in turns: name every selector")
-        assert fleet.source.warnings == (why.why,)
-        assert fleet.source.states["several"] == 1
-        for _ in range(5):  # the same one again and again is only a part of the traffic
-            fleet.come()
-            assert isinstance(await fleet.window(), Missing)
-        for _ in range(12):
-            await fleet.window()
-        assert fleet.source.states == {"answers": 1, "silent": 0, "several": 0}
-        fleet.come()
-        assert number(await fleet.window()) == pytest.approx(10.0)
-        assert not fleet.source.warnings
-
-    run(use)
-
-
-def test_two_that_were_started_together_are_two() -> None:
-    """A start time has hundredths of a second: those of one rollout may share it."""
-
-    async def use() -> None:
-        fleet = Fleet(A)
-        fleet.fake.ids[A] = "one"
-        await fleet.source.begin([KEY])
-        fleet.fake.ids[A] = "two"
         assert isinstance(await fleet.window(), Missing)
-        assert fleet.source.states["several"] == 1
-
-    run(use)
-
-
-def test_who_has_ended_was_replaced() -> None:
-    async def use() -> None:
-        fleet = Fleet(A)
-        await fleet.source.begin([KEY])
-        fleet.fake.started[A], fleet.fake.requests[A] = fleet.clock.now + 8.0, 30.0
-        assert number(await fleet.window()) == pytest.approx(30.0)
-        assert not fleet.source.warnings
-
-    run(use)
+    for _ in range(12):
+        await fleet.window()
+    assert fleet.source.states == {"answers": 1, "silent": 0, "several": 0}
+    fleet.come()
+    assert number(await fleet.window()) == pytest.approx(10.0)
+    assert not fleet.source.warnings
 
 
-def test_replicas_that_are_heard_and_not_scraped_are_told_everywhere(
-    caplog: pytest.LogCaptureFixture,
+@run_by(run)
+async def test_two_that_were_started_together_are_two() -> None:
+    """A start time has hundredths of a second: those of one rollout may share it."""
+    fleet = Fleet(A)
+    fleet.fake.ids[A] = "one"
+    await fleet.source.begin([KEY])
+    fleet.fake.ids[A] = "two"
+    assert isinstance(await fleet.window(), Missing)
+    assert fleet.source.states["several"] == 1
+
+
+@run_by(run)
+async def test_who_has_ended_was_replaced() -> None:
+    fleet = Fleet(A)
+    await fleet.source.begin([KEY])
+    fleet.fake.started[A], fleet.fake.requests[A] = fleet.clock.now + 8.0, 30.0
+    assert number(await fleet.window()) == pytest.approx(30.0)
+    assert not fleet.source.warnings
+
+
+@run_by(run)
+async def test_replicas_that_are_heard_and_not_scraped_are_told_everywhere(
+    *, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A connection that always leads to the same one shows no other process."""
-
-    async def use() -> None:
-        fleet = Fleet(A)
-        page = fleet.fake.answer(httpx.Request("GET", f"http://{A}/metrics")).text
-        heard = "".join(
-            f'select_service_replica_publishers{{state="{state}"}} {count}\n'
-            for state, count in (("synced", 1), ("behind", 1), ("gone", 5), ("foreign", 5))
-        )
-        fleet.fake.pages[A] = httpx.Response(200, text=page + heard)
-        await fleet.source.begin([KEY])
-        assert not fleet.source.warnings
-        fleet.clock.now += selector_module.UNSEEN_S
-        loop = loop_of(source=fleet.source)  # type: ignore[arg-type] # it is a source
-        await loop.slow()
-        told = f"2 further replicas of {URL} are not scraped"
-        assert any(one.startswith(told) for one in loop.decisions[-1].reasons)
-        await loop.slow()
-        assert caplog.text.count(told) == 1
-        async with httpx.AsyncClient(
-            transport=httpx.ASGITransport(create_app(loop)), base_url="http://planner"
-        ) as asking:
-            metrics = (await asking.get("/metrics")).text
-        assert "select_planner_selectors_unseen 2.0" in metrics
-        assert 'select_planner_selectors{state="answers"} 1.0' in metrics
-        fleet.names.addresses = [A, B, C]
-        await fleet.window()
-        assert fleet.source.unseen == 0
-
-    run(use)
+    fleet = Fleet(A)
+    page = fleet.fake.answer(httpx.Request("GET", f"http://{A}/metrics")).text
+    heard = "".join(
+        f'select_service_replica_publishers{{state="{state}"}} {count}\n'
+        for state, count in (("synced", 1), ("behind", 1), ("gone", 5), ("foreign", 5))
+    )
+    fleet.fake.pages[A] = httpx.Response(200, text=page + heard)
+    await fleet.source.begin([KEY])
+    assert not fleet.source.warnings
+    fleet.clock.now += selector_module.UNSEEN_S
+    loop = loop_of(source=fleet.source)  # type: ignore[arg-type] # it is a source
+    await loop.slow()
+    told = f"2 further replicas of {URL} are not scraped"
+    assert any(one.startswith(told) for one in loop.decisions[-1].reasons)
+    await loop.slow()
+    assert caplog.text.count(told) == 1
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(create_app(loop)), base_url="http://planner"
+    ) as asking:
+        metrics = (await asking.get("/metrics")).text
+    assert "select_planner_selectors_unseen 2.0" in metrics
+    assert 'select_planner_selectors{state="answers"} 1.0' in metrics
+    fleet.names.addresses = [A, B, C]
+    await fleet.window()
+    assert fleet.source.unseen == 0
 
 
-def test_a_selector_at_two_addresses_is_counted_once() -> None:
+@run_by(run)
+async def test_a_selector_at_two_addresses_is_counted_once() -> None:
     """By IPv4 and IPv6, or by two names: the id of its process tells."""
-
-    async def use() -> None:
-        fleet = Fleet(A, B, C)
-        fleet.fake.ids |= {A: "one", B: "one", C: "two"}
-        await fleet.source.begin([KEY])
-        fleet.come()
-        assert number(await fleet.window()) == pytest.approx(20.0)
-        assert fleet.source.states == {"answers": 2, "silent": 0, "several": 0}
-        fleet.come()
-        (load,) = (await fleet.source.loads([KEY])).values()
-        assert number(load.arrived) == pytest.approx(20.0)
-        fleet.fake.down = {A}  # it still answers at the other
-        assert number(await fleet.window()) == pytest.approx(20.0)
-        fleet.come()
-        fleet.names.addresses = [B, C]
-        fleet.fake.down = set()
-        assert number(await fleet.window()) == pytest.approx(20.0)
-        fleet.names.addresses = [A, B, C]
-        fleet.come()
-        assert number(await fleet.window()) == pytest.approx(20.0)
-
-    run(use)
+    fleet = Fleet(A, B, C)
+    fleet.fake.ids |= {A: "one", B: "one", C: "two"}
+    await fleet.source.begin([KEY])
+    fleet.come()
+    assert number(await fleet.window()) == pytest.approx(20.0)
+    assert fleet.source.states == {"answers": 2, "silent": 0, "several": 0}
+    fleet.come()
+    (load,) = (await fleet.source.loads([KEY])).values()
+    assert number(load.arrived) == pytest.approx(20.0)
+    fleet.fake.down = {A}  # it still answers at the other
+    assert number(await fleet.window()) == pytest.approx(20.0)
+    fleet.come()
+    fleet.names.addresses = [B, C]
+    fleet.fake.down = set()
+    assert number(await fleet.window()) == pytest.approx(20.0)
+    fleet.names.addresses = [A, B, C]
+    fleet.come()
+    assert number(await fleet.window()) == pytest.approx(20.0)
 
 
 def test_every_scrape_connects_anew() -> None:
