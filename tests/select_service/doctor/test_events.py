@@ -14,6 +14,7 @@ from indexer.core.stream import EventStream
 from indexer.types import StreamLimits
 from select_service.types import ReservationRequest, RouterConfig
 from select_service.types.drains import DrainRequest
+from tests.coroutines import run_by
 from tests.indexer.encoding import message, stored
 from tests.select_service.doctor.ward import BLOCK, STREAMS, Engine, Ward, play, prompt
 
@@ -28,349 +29,306 @@ async def serve_prompts(ward: Ward, engine: Engine, first: int, count: int = 6) 
     await ward.heard(engine)
 
 
-def test_an_engine_that_tells_nothing_of_what_it_was_given(context: Context) -> None:
-    async def scenario(ward: Ward) -> None:
-        engine = ward.engine()
-        await ward.hire(engine, replay=False)
-        assert await ward.pass_time(60) == []  # nobody asks anything of it
-        for number in range(4):
-            await ward.ask(prompt(number))
-        assert await ward.codes() == []  # it may take its time
-        assert await ward.pass_time(40) == ["no-events"]
-        await serve_prompts(ward, engine, 10)
-        assert await ward.codes() == []
-
-    play(context, scenario, streams=UNPOLLED)
+@run_by(play, "context", streams=UNPOLLED)
+async def test_an_engine_that_tells_nothing_of_what_it_was_given(ward: Ward) -> None:
+    engine = ward.engine()
+    await ward.hire(engine, replay=False)
+    assert await ward.pass_time(60) == []  # nobody asks anything of it
+    for number in range(4):
+        await ward.ask(prompt(number))
+    assert await ward.codes() == []  # it may take its time
+    assert await ward.pass_time(40) == ["no-events"]
+    await serve_prompts(ward, engine, 10)
+    assert await ward.codes() == []
 
 
-def test_bookings_that_live_on_are_evidence_enough(context: Context) -> None:
+@run_by(play, "context", streams=UNPOLLED)
+async def test_bookings_that_live_on_are_evidence_enough(ward: Ward) -> None:
     """Where so much comes that this rank's prompts are not among the samples."""
-
-    async def scenario(ward: Ward) -> None:
-        engine = ward.engine()
-        await ward.hire(engine, replay=False)
-        await ward.codes()
-        for number in range(3):
-            body = {"reservation_id": f"long{number}", "worker_id": 1, "token_ids": prompt(number)}
-            ward.service.reserve(msgspec.convert(body, ReservationRequest))
-        assert await ward.pass_time(50) == ["no-events"]
-        engine.compute(prompt(0))
-        await ward.heard(engine)
-        assert await ward.pass_time(50) == []
-
-    play(context, scenario, streams=UNPOLLED)
+    engine = ward.engine()
+    await ward.hire(engine, replay=False)
+    await ward.codes()
+    for number in range(3):
+        body = {"reservation_id": f"long{number}", "worker_id": 1, "token_ids": prompt(number)}
+        ward.service.reserve(msgspec.convert(body, ReservationRequest))
+    assert await ward.pass_time(50) == ["no-events"]
+    engine.compute(prompt(0))
+    await ward.heard(engine)
+    assert await ward.pass_time(50) == []
 
 
-def test_bookings_of_an_earlier_life_are_none(context: Context) -> None:
+@run_by(play, "context", streams=UNPOLLED)
+async def test_bookings_of_an_earlier_life_are_none(ward: Ward) -> None:
     """Restored from disk, or told by a replica: the engine has computed them long ago."""
+    await ward.hire(ward.engine(), replay=False)
+    for number in range(6):
+        body = {"reservation_id": f"old{number}", "worker_id": 1, "token_ids": prompt(number)}
+        ward.service.reserve(msgspec.convert(body, ReservationRequest))
+    assert await ward.pass_time(60) == []
 
-    async def scenario(ward: Ward) -> None:
-        await ward.hire(ward.engine(), replay=False)
+
+@run_by(play, "context", streams=UNPOLLED)
+async def test_an_engine_that_falls_silent_later(ward: Ward) -> None:
+    engine = ward.engine()
+    await ward.hire(engine, replay=False)
+    await serve_prompts(ward, engine, 0)
+    for _ in range(4):  # all of it cached: it has nothing to tell
         for number in range(6):
-            body = {"reservation_id": f"old{number}", "worker_id": 1, "token_ids": prompt(number)}
-            ward.service.reserve(msgspec.convert(body, ReservationRequest))
-        assert await ward.pass_time(60) == []
-
-    play(context, scenario, streams=UNPOLLED)
-
-
-def test_an_engine_that_falls_silent_later(context: Context) -> None:
-    async def scenario(ward: Ward) -> None:
-        engine = ward.engine()
-        await ward.hire(engine, replay=False)
-        await serve_prompts(ward, engine, 0)
-        for _ in range(4):  # all of it cached: it has nothing to tell
-            for number in range(6):
-                await ward.ask(prompt(number))
-            assert await ward.pass_time(40) == []
-        for number in range(100, 106):
             await ward.ask(prompt(number))
-        assert await ward.pass_time(100) == []  # it may be at a very long one
-        assert await ward.pass_time(30) == ["no-events"]
-        await serve_prompts(ward, engine, 200)
-        assert await ward.codes() == []
-
-    play(context, scenario, streams=UNPOLLED)
-
-
-def test_a_worker_that_only_decodes_need_not_tell(context: Context) -> None:
-    async def scenario(ward: Ward) -> None:
-        await ward.hire(ward.engine(), replay=False, role="decode")
-        for number in range(4):
-            body = {"reservation_id": f"d{number}", "worker_id": 1, "token_ids": prompt(number)}
-            ward.service.reserve(msgspec.convert(body, ReservationRequest))
-        assert await ward.pass_time(60) == []
-
-    play(context, scenario, streams=UNPOLLED)
+        assert await ward.pass_time(40) == []
+    for number in range(100, 106):
+        await ward.ask(prompt(number))
+    assert await ward.pass_time(100) == []  # it may be at a very long one
+    assert await ward.pass_time(30) == ["no-events"]
+    await serve_prompts(ward, engine, 200)
+    assert await ward.codes() == []
 
 
-def test_prompts_below_a_block_need_no_events(context: Context) -> None:
-    async def scenario(ward: Ward) -> None:
-        await ward.hire(ward.engine(), replay=False)
-        for _ in range(8):
-            await ward.ask(list(range(BLOCK - 1)))
-            assert await ward.pass_time(10) == []
-
-    play(context, scenario, streams=UNPOLLED)
-
-
-def test_nobody_publishes_at_the_endpoint(context: Context) -> None:
-    async def scenario(ward: Ward) -> None:
-        engine = ward.engine()
-        ports = engine.sockets.ports
-        await ward.hire(engine)
-        engine.sockets.close()
-        ward.engines.remove(engine)
-        (stream,) = ward.streams()
-        await ward.until(lambda: not ward.is_connected(stream))
-        assert await ward.pass_time(20) == []  # engines restart
-        assert await ward.pass_time(20) == ["events-unreachable"]
-        ward.service.drain_worker(1, DrainRequest())
-        assert await ward.codes() == [], "who drains may end any time"
-        ward.service.undrain_worker(1)
-        ward.engine(ports)
-        await ward.until(lambda: ward.is_connected(stream))
-        assert await ward.codes() == []
-
-    play(context, scenario)
+@run_by(play, "context", streams=UNPOLLED)
+async def test_a_worker_that_only_decodes_need_not_tell(ward: Ward) -> None:
+    await ward.hire(ward.engine(), replay=False, role="decode")
+    for number in range(4):
+        body = {"reservation_id": f"d{number}", "worker_id": 1, "token_ids": prompt(number)}
+        ward.service.reserve(msgspec.convert(body, ReservationRequest))
+    assert await ward.pass_time(60) == []
 
 
-def test_only_reports_of_load_come(context: Context) -> None:
-    async def scenario(ward: Ward) -> None:
-        engine = ward.engine()
-        await ward.hire(engine, replay=False)
-        (stream,) = ward.streams()
-        report = msgspec.msgpack.encode({"dp_rank": 0, "kv_used_blocks": 1})
-        engine.sockets.pub.send_multipart([b"kv_metrics", report])
-        await ward.until(lambda: ward.service.sources.link(stream).load_reports)  # type: ignore[union-attr]
-        for number in range(4):
-            await ward.ask(prompt(number))
-        assert await ward.pass_time(40) == ["wrong-topic"]
-        await serve_prompts(ward, engine, 10)
-        assert await ward.codes() == []
-
-    play(context, scenario, streams=UNPOLLED)
+@run_by(play, "context", streams=UNPOLLED)
+async def test_prompts_below_a_block_need_no_events(ward: Ward) -> None:
+    await ward.hire(ward.engine(), replay=False)
+    for _ in range(8):
+        await ward.ask(list(range(BLOCK - 1)))
+        assert await ward.pass_time(10) == []
 
 
-def test_what_comes_is_no_event(context: Context) -> None:
-    async def scenario(ward: Ward) -> None:
-        engine = ward.engine()
-        await ward.hire(engine, replay=False)
-        (stream,) = ward.streams()
-        for number in range(5):
-            engine.sockets.pub.send_multipart([b"metrics", b"%d" % number])
-        await ward.until(lambda: stream.tallies.messages == 5)
-        assert await ward.codes() == ["events-unreadable"]
-        await serve_prompts(ward, engine, 10)
-        assert await ward.codes() == []
-
-    play(context, scenario, streams=UNPOLLED)
-
-
-def test_blocks_of_another_size(context: Context) -> None:
-    async def scenario(ward: Ward) -> None:
-        engine = ward.engine()
-        engine.twist = lambda event: event | {"block_size": 8}
-        await ward.hire(engine)
-        await serve_prompts(ward, engine, 0)
-        (finding,) = await ward.examine()
-        assert finding.code == "block-size-mismatch"
-        assert "8 tokens" in finding.what
-        assert "16" in finding.what
-        assert (finding.subject.worker_id, finding.subject.dp_rank) == (1, 0)
-        await ward.pass_time(200)
-        assert await ward.codes() == ["block-size-mismatch"]  # not forgotten for being idle
-        engine.twist = lambda event: event
-        await serve_prompts(ward, engine, 10)
-        assert await ward.codes() == []
-
-    play(context, scenario)
+@run_by(play, "context")
+async def test_nobody_publishes_at_the_endpoint(ward: Ward) -> None:
+    engine = ward.engine()
+    ports = engine.sockets.ports
+    await ward.hire(engine)
+    engine.sockets.close()
+    ward.engines.remove(engine)
+    (stream,) = ward.streams()
+    await ward.until(lambda: not ward.is_connected(stream))
+    assert await ward.pass_time(20) == []  # engines restart
+    assert await ward.pass_time(20) == ["events-unreachable"]
+    ward.service.drain_worker(1, DrainRequest())
+    assert await ward.codes() == [], "who drains may end any time"
+    ward.service.undrain_worker(1)
+    ward.engine(ports)
+    await ward.until(lambda: ward.is_connected(stream))
+    assert await ward.codes() == []
 
 
-def test_a_second_size_beside_the_right_one_is_somebody_elses_business(context: Context) -> None:
+@run_by(play, "context", streams=UNPOLLED)
+async def test_only_reports_of_load_come(ward: Ward) -> None:
+    engine = ward.engine()
+    await ward.hire(engine, replay=False)
+    (stream,) = ward.streams()
+    report = msgspec.msgpack.encode({"dp_rank": 0, "kv_used_blocks": 1})
+    engine.sockets.pub.send_multipart([b"kv_metrics", report])
+    await ward.until(lambda: ward.service.sources.link(stream).load_reports)  # type: ignore[union-attr]
+    for number in range(4):
+        await ward.ask(prompt(number))
+    assert await ward.pass_time(40) == ["wrong-topic"]
+    await serve_prompts(ward, engine, 10)
+    assert await ward.codes() == []
+
+
+@run_by(play, "context", streams=UNPOLLED)
+async def test_what_comes_is_no_event(ward: Ward) -> None:
+    engine = ward.engine()
+    await ward.hire(engine, replay=False)
+    (stream,) = ward.streams()
+    for number in range(5):
+        engine.sockets.pub.send_multipart([b"metrics", b"%d" % number])
+    await ward.until(lambda: stream.tallies.messages == 5)
+    assert await ward.codes() == ["events-unreadable"]
+    await serve_prompts(ward, engine, 10)
+    assert await ward.codes() == []
+
+
+@run_by(play, "context")
+async def test_blocks_of_another_size(ward: Ward) -> None:
+    engine = ward.engine()
+    engine.twist = lambda event: event | {"block_size": 8}
+    await ward.hire(engine)
+    await serve_prompts(ward, engine, 0)
+    (finding,) = await ward.examine()
+    assert finding.code == "block-size-mismatch"
+    assert "8 tokens" in finding.what
+    assert "16" in finding.what
+    assert (finding.subject.worker_id, finding.subject.dp_rank) == (1, 0)
+    await ward.pass_time(200)
+    assert await ward.codes() == ["block-size-mismatch"]  # not forgotten for being idle
+    engine.twist = lambda event: event
+    await serve_prompts(ward, engine, 10)
+    assert await ward.codes() == []
+
+
+@run_by(play, "context")
+async def test_a_second_size_beside_the_right_one_is_somebody_elses_business(ward: Ward) -> None:
     """LMCache tells of its own chunks on the engine's stream."""
-
-    async def scenario(ward: Ward) -> None:
-        engine = ward.engine()
-        await ward.hire(engine)
-        for round_ in range(8):
-            await serve_prompts(ward, engine, 10 * round_, 2)
-            for name in range(4):
-                engine.tell([stored([10_000 + name], list(range(256)), block_size=256)])
-            await ward.heard(engine)
-            assert await ward.pass_time(10) == []
-
-    play(context, scenario)
-
-
-def test_adapters_without_a_name_cannot_be_indexed(context: Context) -> None:
-    async def scenario(ward: Ward) -> None:
-        engine = ward.engine()
-        engine.twist = lambda event: event | {"lora_id": 7}
-        await ward.hire(engine)
-        await serve_prompts(ward, engine, 0)
-        (finding,) = await ward.examine()
-        assert finding.code == "events-not-indexed"
-        assert "nameless_adapter" in finding.what
-        engine.twist = lambda event: event
-        await serve_prompts(ward, engine, 10)
-        assert await ward.codes() == []
-
-    play(context, scenario)
-
-
-def test_groups_that_never_count_are_no_fault(context: Context) -> None:
-    async def scenario(ward: Ward) -> None:
-        engine = ward.engine()
-        engine.twist = lambda event: event | {"kv_cache_spec_kind": "mamba"}
-        await ward.hire(engine)
-        await serve_prompts(ward, engine, 0)
-        assert await ward.pass_time(60) == []
-
-    play(context, scenario)
-
-
-def test_a_replay_endpoint_that_does_not_answer(context: Context) -> None:
-    async def scenario(ward: Ward) -> None:
-        engine = ward.engine()
-        engine.sockets.is_mute = True
-        await ward.hire(engine)
-        await serve_prompts(ward, engine, 0)
-        assert await ward.pass_time(60) == ["replay-mute"]
-        engine.sockets.is_mute = False
-        assert await ward.pass_time(130) == []
-
-    play(context, scenario)
-
-
-def test_a_replay_endpoint_of_another_rank(context: Context) -> None:
-    async def scenario(ward: Ward) -> None:
-        first, second = ward.engine(), ward.engine()
-        first.dp_rank, second.dp_rank = 0, 1
-        events = {"0": first.sockets.endpoint, "1": second.sockets.endpoint}
-        await ward.hire(
-            first,
-            kv_events_endpoint=None,
-            kv_events_endpoints=events,
-            replay_endpoint=None,
-            replay_endpoints=dict.fromkeys("01", first.sockets.replay_endpoint),
-            data_parallel_size=2,
-        )
-        for engine in (first, second):
-            engine.compute(prompt(1))
-        mine, other = ward.streams()
-        await ward.until(lambda: mine.cursor.last == 0 and other.cursor.last == 0)
-        await ward.pass_time(30)
-        (finding,) = await ward.examine()
-        assert finding.code == "replay-wrong-rank"
-        assert finding.subject.dp_rank == 1
-        ward.register(1, kv_events_endpoints=events, data_parallel_size=2)  # no replays at all
-        assert await ward.pass_time(10) == []
-        own = {"0": first.sockets.replay_endpoint, "1": second.sockets.replay_endpoint}
-        ward.register(1, kv_events_endpoints=events, replay_endpoints=own, data_parallel_size=2)
-        for engine in (first, second):
-            await ward.until(engine.sockets.has_subscriber)
-            engine.compute(prompt(2))
-        await ward.until(lambda: all(one.cursor.last == 1 for one in ward.streams()))
-        assert await ward.pass_time(30) == []
-
-    play(context, scenario)
-
-
-def test_a_replay_endpoint_of_another_worker(context: Context) -> None:
-    async def scenario(ward: Ward) -> None:
-        mine, other = ward.engine(), ward.engine()
-        other.compute(prompt(50))
-        other.compute(prompt(51))
-        await ward.hire(mine, replay_endpoint=other.sockets.replay_endpoint)
-        (stream,) = ward.streams()
-        for number in range(6):
-            other.compute(prompt(60 + number))
-            mine.compute(prompt(number))
-            await ward.until(lambda: stream.tallies.messages == mine.sockets.sequence)
-            await ward.pass_time(10)
-        assert await ward.codes() == ["replay-of-another-worker"]
-        await ward.hire(mine, replay_endpoint=mine.sockets.replay_endpoint)
+    engine = ward.engine()
+    await ward.hire(engine)
+    for round_ in range(8):
+        await serve_prompts(ward, engine, 10 * round_, 2)
+        for name in range(4):
+            engine.tell([stored([10_000 + name], list(range(256)), block_size=256)])
+        await ward.heard(engine)
         assert await ward.pass_time(10) == []
 
-    play(context, scenario)
+
+@run_by(play, "context")
+async def test_adapters_without_a_name_cannot_be_indexed(ward: Ward) -> None:
+    engine = ward.engine()
+    engine.twist = lambda event: event | {"lora_id": 7}
+    await ward.hire(engine)
+    await serve_prompts(ward, engine, 0)
+    (finding,) = await ward.examine()
+    assert finding.code == "events-not-indexed"
+    assert "nameless_adapter" in finding.what
+    engine.twist = lambda event: event
+    await serve_prompts(ward, engine, 10)
+    assert await ward.codes() == []
 
 
-def test_a_replay_endpoint_of_another_worker_that_is_asked_once(context: Context) -> None:
-    async def scenario(ward: Ward) -> None:
-        mine, other = ward.engine(), ward.engine()
-        for number in range(3):
-            mine.compute(prompt(number))  # before anybody listens: the past has to be asked for
-        for number in range(6):
-            other.compute(prompt(50 + number))
-        await ward.hire(mine, replay_endpoint=other.sockets.replay_endpoint)
-        (stream,) = ward.streams()
-        mine.compute(prompt(3))
-        await ward.until(lambda: not stream.has_replay)
-        assert stream.kv_state == "uncertain"
-        assert await ward.codes() == ["replay-of-another-worker"]
-        await ward.hire(mine, replay_endpoint=mine.sockets.replay_endpoint)
-        assert await ward.pass_time(10) == []
-
-    play(context, scenario)
+@run_by(play, "context")
+async def test_groups_that_never_count_are_no_fault(ward: Ward) -> None:
+    engine = ward.engine()
+    engine.twist = lambda event: event | {"kv_cache_spec_kind": "mamba"}
+    await ward.hire(engine)
+    await serve_prompts(ward, engine, 0)
+    assert await ward.pass_time(60) == []
 
 
-def test_two_publishers_behind_one_endpoint(context: Context) -> None:
-    async def scenario(ward: Ward) -> None:
-        engine = ward.engine()
-        await ward.hire(engine, replay=False)
-        await serve_prompts(ward, engine, 0)
-        await ward.codes()
-        (stream,) = ward.streams()
-        before = stream.tallies.messages
-        for number in range(4):
-            for seq in (number, 100 + number):  # two engines, one in its hundreds
-                payload = msgspec.msgpack.encode([ward.clock.wall(), [_event(seq)], None])
-                engine.sockets.pub.send_multipart(message(seq, payload))
-        await ward.until(lambda: stream.tallies.messages == before + 8)
-        assert await ward.codes() == ["sequence-jumps"]
-        assert await ward.pass_time(140) == []
+@run_by(play, "context")
+async def test_a_replay_endpoint_that_does_not_answer(ward: Ward) -> None:
+    engine = ward.engine()
+    engine.sockets.is_mute = True
+    await ward.hire(engine)
+    await serve_prompts(ward, engine, 0)
+    assert await ward.pass_time(60) == ["replay-mute"]
+    engine.sockets.is_mute = False
+    assert await ward.pass_time(130) == []
 
-    play(context, scenario, streams=UNPOLLED)
+
+@run_by(play, "context")
+async def test_a_replay_endpoint_of_another_rank(ward: Ward) -> None:
+    first, second = ward.engine(), ward.engine()
+    first.dp_rank, second.dp_rank = 0, 1
+    events = {"0": first.sockets.endpoint, "1": second.sockets.endpoint}
+    await ward.hire(
+        first,
+        kv_events_endpoint=None,
+        kv_events_endpoints=events,
+        replay_endpoint=None,
+        replay_endpoints=dict.fromkeys("01", first.sockets.replay_endpoint),
+        data_parallel_size=2,
+    )
+    for engine in (first, second):
+        engine.compute(prompt(1))
+    mine, other = ward.streams()
+    await ward.until(lambda: mine.cursor.last == 0 and other.cursor.last == 0)
+    await ward.pass_time(30)
+    (finding,) = await ward.examine()
+    assert finding.code == "replay-wrong-rank"
+    assert finding.subject.dp_rank == 1
+    ward.register(1, kv_events_endpoints=events, data_parallel_size=2)  # no replays at all
+    assert await ward.pass_time(10) == []
+    own = {"0": first.sockets.replay_endpoint, "1": second.sockets.replay_endpoint}
+    ward.register(1, kv_events_endpoints=events, replay_endpoints=own, data_parallel_size=2)
+    for engine in (first, second):
+        await ward.until(engine.sockets.has_subscriber)
+        engine.compute(prompt(2))
+    await ward.until(lambda: all(one.cursor.last == 1 for one in ward.streams()))
+    assert await ward.pass_time(30) == []
+
+
+@run_by(play, "context")
+async def test_a_replay_endpoint_of_another_worker(ward: Ward) -> None:
+    mine, other = ward.engine(), ward.engine()
+    other.compute(prompt(50))
+    other.compute(prompt(51))
+    await ward.hire(mine, replay_endpoint=other.sockets.replay_endpoint)
+    (stream,) = ward.streams()
+    for number in range(6):
+        other.compute(prompt(60 + number))
+        mine.compute(prompt(number))
+        await ward.until(lambda: stream.tallies.messages == mine.sockets.sequence)
+        await ward.pass_time(10)
+    assert await ward.codes() == ["replay-of-another-worker"]
+    await ward.hire(mine, replay_endpoint=mine.sockets.replay_endpoint)
+    assert await ward.pass_time(10) == []
+
+
+@run_by(play, "context")
+async def test_a_replay_endpoint_of_another_worker_that_is_asked_once(ward: Ward) -> None:
+    mine, other = ward.engine(), ward.engine()
+    for number in range(3):
+        mine.compute(prompt(number))  # before anybody listens: the past has to be asked for
+    for number in range(6):
+        other.compute(prompt(50 + number))
+    await ward.hire(mine, replay_endpoint=other.sockets.replay_endpoint)
+    (stream,) = ward.streams()
+    mine.compute(prompt(3))
+    await ward.until(lambda: not stream.has_replay)
+    assert stream.kv_state == "uncertain"
+    assert await ward.codes() == ["replay-of-another-worker"]
+    await ward.hire(mine, replay_endpoint=mine.sockets.replay_endpoint)
+    assert await ward.pass_time(10) == []
+
+
+@run_by(play, "context", streams=UNPOLLED)
+async def test_two_publishers_behind_one_endpoint(ward: Ward) -> None:
+    engine = ward.engine()
+    await ward.hire(engine, replay=False)
+    await serve_prompts(ward, engine, 0)
+    await ward.codes()
+    (stream,) = ward.streams()
+    before = stream.tallies.messages
+    for number in range(4):
+        for seq in (number, 100 + number):  # two engines, one in its hundreds
+            payload = msgspec.msgpack.encode([ward.clock.wall(), [_event(seq)], None])
+            engine.sockets.pub.send_multipart(message(seq, payload))
+    await ward.until(lambda: stream.tallies.messages == before + 8)
+    assert await ward.codes() == ["sequence-jumps"]
+    assert await ward.pass_time(140) == []
 
 
 def _event(seq: int) -> dict[str, Any]:
     return stored([5000 + seq], [seq * BLOCK + at for at in range(BLOCK)])
 
 
-def test_an_engine_that_crashes_in_a_loop(context: Context) -> None:
-    async def scenario(ward: Ward) -> None:
-        engine = ward.engine()
-        await ward.hire(engine)
-        await ward.codes()
-        (stream,) = ward.streams()
-        for life in range(1, 5):
-            await serve_prompts(ward, engine, 10 * life, life)
-            engine = engine.restart()
-            await ward.until(engine.sockets.has_subscriber)
-            await ward.until(lambda: ward.is_connected(stream))
-            ward.clock.skipped += 5
-        await serve_prompts(ward, engine, 90, 5)
-        assert await ward.codes() == ["restart-storm"]
-        assert await ward.pass_time(140) == []
-
-    play(context, scenario)
-
-
-def test_one_restart_is_nothing(context: Context) -> None:
-    async def scenario(ward: Ward) -> None:
-        engine = ward.engine()
-        await ward.hire(engine)
-        await serve_prompts(ward, engine, 0)
-        await ward.codes()
+@run_by(play, "context")
+async def test_an_engine_that_crashes_in_a_loop(ward: Ward) -> None:
+    engine = ward.engine()
+    await ward.hire(engine)
+    await ward.codes()
+    (stream,) = ward.streams()
+    for life in range(1, 5):
+        await serve_prompts(ward, engine, 10 * life, life)
         engine = engine.restart()
         await ward.until(engine.sockets.has_subscriber)
-        await serve_prompts(ward, engine, 0, 9)
-        (stream,) = ward.streams()
         await ward.until(lambda: ward.is_connected(stream))
-        assert await ward.pass_time(60) == []
+        ward.clock.skipped += 5
+    await serve_prompts(ward, engine, 90, 5)
+    assert await ward.codes() == ["restart-storm"]
+    assert await ward.pass_time(140) == []
 
-    play(context, scenario)
+
+@run_by(play, "context")
+async def test_one_restart_is_nothing(ward: Ward) -> None:
+    engine = ward.engine()
+    await ward.hire(engine)
+    await serve_prompts(ward, engine, 0)
+    await ward.codes()
+    engine = engine.restart()
+    await ward.until(engine.sockets.has_subscriber)
+    await serve_prompts(ward, engine, 0, 9)
+    (stream,) = ward.streams()
+    await ward.until(lambda: ward.is_connected(stream))
+    assert await ward.pass_time(60) == []
 
 
 def test_clocks_that_disagree(context: Context) -> None:
@@ -393,116 +351,103 @@ def test_clocks_that_disagree(context: Context) -> None:
         play(context, scenario)
 
 
-def test_old_batches_from_a_replay_are_no_skew(context: Context) -> None:
-    async def scenario(ward: Ward) -> None:
-        engine = ward.engine()
-        engine.clock_off_s = -5000.0
-        for number in range(4):
-            engine.compute(prompt(number))
-        engine.clock_off_s = 0.0
-        await ward.hire(engine)
-        assert await ward.pass_time(60) == []
-        await ward.heard(engine)
-        assert await ward.pass_time(60) == []
-
-    play(context, scenario)
+@run_by(play, "context")
+async def test_old_batches_from_a_replay_are_no_skew(ward: Ward) -> None:
+    engine = ward.engine()
+    engine.clock_off_s = -5000.0
+    for number in range(4):
+        engine.compute(prompt(number))
+    engine.clock_off_s = 0.0
+    await ward.hire(engine)
+    assert await ward.pass_time(60) == []
+    await ward.heard(engine)
+    assert await ward.pass_time(60) == []
 
 
-def test_ports_that_are_off_by_a_rank(context: Context) -> None:
-    async def scenario(ward: Ward) -> None:
-        engines = [ward.engine(), ward.engine()]
-        for rank, engine in enumerate(engines):
-            engine.dp_rank = rank
-        swapped = {str(1 - rank): one.sockets.endpoint for rank, one in enumerate(engines)}
-        await ward.hire(
-            engines[0],
-            replay=False,
-            kv_events_endpoint=None,
-            kv_events_endpoints=swapped,
-            data_parallel_size=2,
-        )
-        for engine in engines:
-            engine.compute(prompt(1))
-        await ward.until(lambda: all(s.cursor.last == 0 for s in ward.streams()))
-        assert await ward.codes() == ["rank-offset", "rank-offset"]
-        right = {str(rank): one.sockets.endpoint for rank, one in enumerate(engines)}
-        ward.register(1, kv_events_endpoints=right, data_parallel_size=2)
-        assert await ward.pass_time(10) == []
-
-    play(context, scenario, streams=UNPOLLED)
+@run_by(play, "context", streams=UNPOLLED)
+async def test_ports_that_are_off_by_a_rank(ward: Ward) -> None:
+    engines = [ward.engine(), ward.engine()]
+    for rank, engine in enumerate(engines):
+        engine.dp_rank = rank
+    swapped = {str(1 - rank): one.sockets.endpoint for rank, one in enumerate(engines)}
+    await ward.hire(
+        engines[0],
+        replay=False,
+        kv_events_endpoint=None,
+        kv_events_endpoints=swapped,
+        data_parallel_size=2,
+    )
+    for engine in engines:
+        engine.compute(prompt(1))
+    await ward.until(lambda: all(s.cursor.last == 0 for s in ward.streams()))
+    assert await ward.codes() == ["rank-offset", "rank-offset"]
+    right = {str(rank): one.sockets.endpoint for rank, one in enumerate(engines)}
+    ward.register(1, kv_events_endpoints=right, data_parallel_size=2)
+    assert await ward.pass_time(10) == []
 
 
-def test_ranks_registered_one_by_one_with_ports_that_are_off(context: Context) -> None:
-    async def scenario(ward: Ward) -> None:
-        engines = [ward.engine(), ward.engine()]
-        for rank, engine in enumerate(engines):
-            engine.dp_rank = rank
+@run_by(play, "context", streams=UNPOLLED)
+async def test_ranks_registered_one_by_one_with_ports_that_are_off(ward: Ward) -> None:
+    engines = [ward.engine(), ward.engine()]
+    for rank, engine in enumerate(engines):
+        engine.dp_rank = rank
 
-        async def hire(rank: int, engine: Engine) -> None:
-            fields = {"data_parallel_start_rank": rank, "data_parallel_size": 1}
-            await ward.hire(engine, rank + 1, replay=False, **fields)
+    async def hire(rank: int, engine: Engine) -> None:
+        fields = {"data_parallel_start_rank": rank, "data_parallel_size": 1}
+        await ward.hire(engine, rank + 1, replay=False, **fields)
 
-        await hire(0, engines[1])
-        await hire(1, engines[0])
-        for engine in engines:
-            engine.compute(prompt(1))
-        await ward.until(lambda: all(s.names for w in (1, 2) for s in ward.streams(w)))
-        (finding,) = await ward.examine()
-        assert finding.code == "rank-offset"
-        assert (finding.subject.worker_id, finding.subject.dp_rank) == (2, 1)
-        await hire(0, engines[0])
-        await hire(1, engines[1])
-        assert await ward.pass_time(10) == []
-
-    play(context, scenario, streams=UNPOLLED)
+    await hire(0, engines[1])
+    await hire(1, engines[0])
+    for engine in engines:
+        engine.compute(prompt(1))
+    await ward.until(lambda: all(s.names for w in (1, 2) for s in ward.streams(w)))
+    (finding,) = await ward.examine()
+    assert finding.code == "rank-offset"
+    assert (finding.subject.worker_id, finding.subject.dp_rank) == (2, 1)
+    await hire(0, engines[0])
+    await hire(1, engines[1])
+    assert await ward.pass_time(10) == []
 
 
-def test_an_engine_that_counts_its_ranks_through_the_cluster(context: Context) -> None:
-    async def scenario(ward: Ward) -> None:
-        engine = ward.engine()
-        engine.dp_rank = 5
-        await ward.hire(engine)
-        await serve_prompts(ward, engine, 0)
-        assert await ward.pass_time(60) == []
-
-    play(context, scenario)
+@run_by(play, "context")
+async def test_an_engine_that_counts_its_ranks_through_the_cluster(ward: Ward) -> None:
+    engine = ward.engine()
+    engine.dp_rank = 5
+    await ward.hire(engine)
+    await serve_prompts(ward, engine, 0)
+    assert await ward.pass_time(60) == []
 
 
-def test_one_publisher_for_all_ranks_is_no_fault(context: Context) -> None:
+@run_by(play, "context", streams=UNPOLLED)
+async def test_one_publisher_for_all_ranks_is_no_fault(ward: Ward) -> None:
     """TensorRT-LLM's attention ranks share one; each batch says whose it is."""
-
-    async def scenario(ward: Ward) -> None:
-        engine = ward.engine()
-        endpoints = {"0": engine.sockets.endpoint, "1": engine.sockets.endpoint}
-        await ward.hire(
-            engine,
-            replay=False,
-            kv_events_endpoint=None,
-            kv_events_endpoints=endpoints,
-            data_parallel_size=2,
-        )
-        for rank in (0, 1):
-            engine.dp_rank = rank
-            engine.compute(prompt(rank))
-        await ward.until(lambda: all(s.cursor.last == 1 for s in ward.streams()))
-        assert await ward.pass_time(40) == []
-
-    play(context, scenario, streams=UNPOLLED)
+    engine = ward.engine()
+    endpoints = {"0": engine.sockets.endpoint, "1": engine.sockets.endpoint}
+    await ward.hire(
+        engine,
+        replay=False,
+        kv_events_endpoint=None,
+        kv_events_endpoints=endpoints,
+        data_parallel_size=2,
+    )
+    for rank in (0, 1):
+        engine.dp_rank = rank
+        engine.compute(prompt(rank))
+    await ward.until(lambda: all(s.cursor.last == 1 for s in ward.streams()))
+    assert await ward.pass_time(40) == []
 
 
-def test_batches_that_keep_getting_lost(context: Context) -> None:
-    async def scenario(ward: Ward) -> None:
-        engine = ward.engine()
-        await ward.hire(engine, replay=False)
-        codes: list[str] = []
-        for round_ in range(3):
-            await serve_prompts(ward, engine, 10 * round_)
-            codes = await ward.pass_time(10)
-            engine.sockets.sequence += 1  # and nobody knows what it was
-        assert codes == ["events-lost"]
-        assert await ward.pass_time(320) == []
-
-    play(context, scenario, streams=UNPOLLED)
+@run_by(play, "context", streams=UNPOLLED)
+async def test_batches_that_keep_getting_lost(ward: Ward) -> None:
+    engine = ward.engine()
+    await ward.hire(engine, replay=False)
+    codes: list[str] = []
+    for round_ in range(3):
+        await serve_prompts(ward, engine, 10 * round_)
+        codes = await ward.pass_time(10)
+        engine.sockets.sequence += 1  # and nobody knows what it was
+    assert codes == ["events-lost"]
+    assert await ward.pass_time(320) == []
 
 
 def has_lost(stream: EventStream, batches: int) -> bool:
@@ -534,34 +479,30 @@ def test_a_batch_that_is_too_long_is_named(context: Context, size: int) -> None:
     play(context, scenario, streams=replace(STREAMS, message_bytes_max=10_000))
 
 
-def test_joining_late_is_no_loss(context: Context) -> None:
-    async def scenario(ward: Ward) -> None:
-        engine = ward.engine()
-        engine.sockets.sequence = 500
-        await ward.hire(engine, replay=False)
-        await serve_prompts(ward, engine, 0)
-        assert await ward.pass_time(60) == []
-
-    play(context, scenario, streams=UNPOLLED)
+@run_by(play, "context", streams=UNPOLLED)
+async def test_joining_late_is_no_loss(ward: Ward) -> None:
+    engine = ward.engine()
+    engine.sockets.sequence = 500
+    await ward.hire(engine, replay=False)
+    await serve_prompts(ward, engine, 0)
+    assert await ward.pass_time(60) == []
 
 
-def test_two_servers_that_name_one_publisher(context: Context) -> None:
-    async def scenario(ward: Ward) -> None:
-        one, two = ward.engine(), ward.engine()
-        await ward.hire(one, 1)
-        await ward.hire(one, 2, replay_endpoint=two.sockets.replay_endpoint)
-        (finding,) = await ward.examine()
-        assert finding.code == "endpoint-shared"
-        assert finding.subject.worker_id == 2
-        assert "worker 1" in finding.what
-        await ward.hire(two, 2)
-        assert await ward.codes() == []
-        await ward.hire(two, 2, replay_endpoint=one.sockets.replay_endpoint)
-        assert await ward.codes() == ["endpoint-shared"]
-        await ward.hire(one, 2, endpoint="http://w1")  # the same server, for another model, say
-        assert await ward.codes() == []
-
-    play(context, scenario, streams=UNPOLLED)
+@run_by(play, "context", streams=UNPOLLED)
+async def test_two_servers_that_name_one_publisher(ward: Ward) -> None:
+    one, two = ward.engine(), ward.engine()
+    await ward.hire(one, 1)
+    await ward.hire(one, 2, replay_endpoint=two.sockets.replay_endpoint)
+    (finding,) = await ward.examine()
+    assert finding.code == "endpoint-shared"
+    assert finding.subject.worker_id == 2
+    assert "worker 1" in finding.what
+    await ward.hire(two, 2)
+    assert await ward.codes() == []
+    await ward.hire(two, 2, replay_endpoint=one.sockets.replay_endpoint)
+    assert await ward.codes() == ["endpoint-shared"]
+    await ward.hire(one, 2, endpoint="http://w1")  # the same server, for another model, say
+    assert await ward.codes() == []
 
 
 def test_without_kv_events_there_is_nothing_to_miss(context: Context) -> None:
@@ -589,22 +530,19 @@ def test_a_stream_that_is_not_followed_yet_is_no_fault(context: Context) -> None
     play(context, scenario, streams=StreamLimits(tick_s=0.01, poll_after_s=0.0))
 
 
-def test_who_may_hold_what_it_never_told_of_may_be_silent_for_longer(context: Context) -> None:
+@run_by(play, "context")
+async def test_who_may_hold_what_it_never_told_of_may_be_silent_for_longer(ward: Ward) -> None:
     """An engine tells nothing of prompts it has cached already: it takes many to call it mute."""
-
-    async def scenario(ward: Ward) -> None:
-        engine = ward.engine()
-        for number in range(10):
-            engine.compute(prompt(number))  # before anybody listens
-        await ward.hire(engine, replay=False)
-        engine.compute(prompt(99))
-        await ward.heard(engine)
-        await ward.pass_time(10)
-        for number in range(10):
-            await ward.ask(prompt(number))
-        assert await ward.pass_time(140) == []
-        for number in range(200, 211):
-            await ward.ask(prompt(number))
-        assert await ward.pass_time(10) == ["no-events"]
-
-    play(context, scenario)
+    engine = ward.engine()
+    for number in range(10):
+        engine.compute(prompt(number))  # before anybody listens
+    await ward.hire(engine, replay=False)
+    engine.compute(prompt(99))
+    await ward.heard(engine)
+    await ward.pass_time(10)
+    for number in range(10):
+        await ward.ask(prompt(number))
+    assert await ward.pass_time(140) == []
+    for number in range(200, 211):
+        await ward.ask(prompt(number))
+    assert await ward.pass_time(10) == ["no-events"]

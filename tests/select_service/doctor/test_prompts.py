@@ -11,6 +11,7 @@ import zmq
 
 from indexer.core.hashing import block_hashes, sequence_hashes, unpack_i64
 from select_service.types import SelectAndReserveRequest
+from tests.coroutines import run_by
 from tests.indexer.encoding import encode_event, removed, stored
 from tests.select_service.doctor.ward import BLOCK, Engine, Ward, play, prompt
 
@@ -65,323 +66,278 @@ async def check(ward: Ward, code: str, wrong: Ask, right: Ask = plainly, **twist
 SALTED = {"extra_keys": [["s3cret"]]}
 
 
-def test_the_chat_template_is_not_applied(context: Context) -> None:
-    async def scenario(ward: Ward) -> None:
-        await check(ward, "token-mismatch", lambda tokens: plainly([7, 8, *tokens]))
-
-    play(context, scenario)
+@run_by(play, "context")
+async def test_the_chat_template_is_not_applied(ward: Ward) -> None:
+    await check(ward, "token-mismatch", lambda tokens: plainly([7, 8, *tokens]))
 
 
-def test_requests_begin_with_a_token_of_their_own(context: Context) -> None:
-    async def scenario(ward: Ward) -> None:
-        await check(ward, "extra-first-token", lambda tokens: plainly([1, *tokens]))
-
-    play(context, scenario)
+@run_by(play, "context")
+async def test_requests_begin_with_a_token_of_their_own(ward: Ward) -> None:
+    await check(ward, "extra-first-token", lambda tokens: plainly([1, *tokens]))
 
 
-def test_the_first_token_is_no_match_where_blocks_are_tiny(context: Context) -> None:
+@run_by(play, "context")
+async def test_the_first_token_is_no_match_where_blocks_are_tiny(ward: Ward) -> None:
     """SGLang's pages may have one token, and BOS is the same for all."""
+    engine = ward.engine()
+    engine.block = 1
+    engine.sees = lambda tokens: [1, *tokens[1:]]
+    await ward.hire(engine, block_size=1)
 
-    async def scenario(ward: Ward) -> None:
-        engine = ward.engine()
-        engine.block = 1
-        engine.sees = lambda tokens: [1, *tokens[1:]]
-        await ward.hire(engine, block_size=1)
+    def after_bos(tokens: Sequence[int]) -> dict[str, Any]:
+        return plainly([1, *tokens[1:]])
 
-        def after_bos(tokens: Sequence[int]) -> dict[str, Any]:
-            return plainly([1, *tokens[1:]])
-
-        await converse(ward, {1: engine}, after_bos, first=0)
-        assert await ward.codes() == []
-        engine.sees = lambda tokens: [1, *(token + 7 for token in tokens[1:])]
-        await converse(ward, {1: engine}, after_bos, first=200, rounds=12)
-        assert await ward.codes() == ["token-mismatch"]
-
-    play(context, scenario)
+    await converse(ward, {1: engine}, after_bos, first=0)
+    assert await ward.codes() == []
+    engine.sees = lambda tokens: [1, *(token + 7 for token in tokens[1:])]
+    await converse(ward, {1: engine}, after_bos, first=200, rounds=12)
+    assert await ward.codes() == ["token-mismatch"]
 
 
-def test_the_salt_reaches_the_engine_only(context: Context) -> None:
-    async def scenario(ward: Ward) -> None:
-        def with_salt(tokens: Sequence[int]) -> dict[str, Any]:
-            return plainly(tokens) | {"cache_salt": "s3cret"}
+@run_by(play, "context")
+async def test_the_salt_reaches_the_engine_only(ward: Ward) -> None:
+    def with_salt(tokens: Sequence[int]) -> dict[str, Any]:
+        return plainly(tokens) | {"cache_salt": "s3cret"}
 
-        await check(ward, "salt-mismatch", plainly, with_salt, cache_salt="s3cret")
-
-    play(context, scenario)
+    await check(ward, "salt-mismatch", plainly, with_salt, cache_salt="s3cret")
 
 
-def test_the_salt_reaches_the_service_only(context: Context) -> None:
-    async def scenario(ward: Ward) -> None:
-        await check(ward, "salt-mismatch", lambda tokens: plainly(tokens) | {"cache_salt": "s"})
-
-    play(context, scenario)
+@run_by(play, "context")
+async def test_the_salt_reaches_the_service_only(ward: Ward) -> None:
+    await check(ward, "salt-mismatch", lambda tokens: plainly(tokens) | {"cache_salt": "s"})
 
 
 DIGEST = "5a" * 32
 
 
-def test_a_salt_is_written_as_media_are(context: Context) -> None:
+@run_by(play, "context")
+async def test_a_salt_is_written_as_media_are(ward: Ward) -> None:
     """By vLLM 0.17 to 0.19: said so, whatever the others' prompts match, until it is otherwise."""
 
-    async def scenario(ward: Ward) -> None:
-        def with_salt(tokens: Sequence[int]) -> dict[str, Any]:
-            return plainly(tokens) | {"cache_salt": DIGEST}
+    def with_salt(tokens: Sequence[int]) -> dict[str, Any]:
+        return plainly(tokens) | {"cache_salt": DIGEST}
 
-        def salted(event: dict[str, Any]) -> dict[str, Any]:
-            return event if event["parent_block_hash"] else event | {"extra_keys": [[DIGEST]]}
+    def salted(event: dict[str, Any]) -> dict[str, Any]:
+        return event if event["parent_block_hash"] else event | {"extra_keys": [[DIGEST]]}
 
-        def in_an_array(event: dict[str, Any]) -> Any:
-            return encode_event(salted(event), "array-int")[:9]
+    def in_an_array(event: dict[str, Any]) -> Any:
+        return encode_event(salted(event), "array-int")[:9]
 
-        def with_a_letter(event: dict[str, Any]) -> Any:
-            keys = {} if event["parent_block_hash"] else {"extra_keys": [["x" + DIGEST]]}
-            return encode_event(event | keys, "array-int")[:9]
+    def with_a_letter(event: dict[str, Any]) -> Any:
+        keys = {} if event["parent_block_hash"] else {"extra_keys": [["x" + DIGEST]]}
+        return encode_event(event | keys, "array-int")[:9]
 
-        old = ward.engine()
-        old.twist = in_an_array
-        await ward.hire(old)
-        await converse(ward, {1: old}, with_salt, first=0, rounds=2)
-        (finding,) = await ward.examine()
-        assert (finding.code, finding.subject.model_name) == ("salt-ambiguous", "default")
-        old.twist = lambda event: encode_event(event, "array-int")[:9]
-        await converse(ward, {1: old}, plainly, first=200)
-        assert await ward.codes() == ["salt-ambiguous"], "that others match does not clear it"
-        old.twist = salted  # as a newer one writes it, in a map
-        await converse(ward, {1: old}, with_salt, first=400, rounds=2)
-        assert await ward.codes() == []
-        old.twist = in_an_array
-        await converse(ward, {1: old}, with_salt, first=600, rounds=2)
-        assert await ward.codes() == ["salt-ambiguous"]
-        old.twist = with_a_letter
-        await converse(
-            ward, {1: old}, lambda tokens: plainly(tokens) | {"cache_salt": "x" + DIGEST}, first=800
-        )
-        await ward.pass_time(300)
-        assert await ward.codes() == []
-
-    play(context, scenario)
+    old = ward.engine()
+    old.twist = in_an_array
+    await ward.hire(old)
+    await converse(ward, {1: old}, with_salt, first=0, rounds=2)
+    (finding,) = await ward.examine()
+    assert (finding.code, finding.subject.model_name) == ("salt-ambiguous", "default")
+    old.twist = lambda event: encode_event(event, "array-int")[:9]
+    await converse(ward, {1: old}, plainly, first=200)
+    assert await ward.codes() == ["salt-ambiguous"], "that others match does not clear it"
+    old.twist = salted  # as a newer one writes it, in a map
+    await converse(ward, {1: old}, with_salt, first=400, rounds=2)
+    assert await ward.codes() == []
+    old.twist = in_an_array
+    await converse(ward, {1: old}, with_salt, first=600, rounds=2)
+    assert await ward.codes() == ["salt-ambiguous"]
+    old.twist = with_a_letter
+    await converse(
+        ward, {1: old}, lambda tokens: plainly(tokens) | {"cache_salt": "x" + DIGEST}, first=800
+    )
+    await ward.pass_time(300)
+    assert await ward.codes() == []
 
 
 @pytest.mark.parametrize("sent", ["adapter-b", ""])
-def test_the_adapter_has_two_names(context: Context, sent: str) -> None:
-    async def scenario(ward: Ward) -> None:
-        def under(name: str) -> Ask:
-            return lambda tokens: plainly(tokens) | {"lora_name": name}
+@run_by(play, "context")
+async def test_the_adapter_has_two_names(ward: Ward, *, sent: str) -> None:
+    def under(name: str) -> Ask:
+        return lambda tokens: plainly(tokens) | {"lora_name": name}
 
-        await check(ward, "lora-mismatch", under(sent), under("adapter-a"), lora_name="adapter-a")
-
-    play(context, scenario)
+    await check(ward, "lora-mismatch", under(sent), under("adapter-a"), lora_name="adapter-a")
 
 
-def test_the_adapter_is_named_by_requests_only(context: Context) -> None:
-    async def scenario(ward: Ward) -> None:
-        await check(ward, "lora-mismatch", lambda tokens: plainly(tokens) | {"lora_name": "a"})
-
-    play(context, scenario)
+@run_by(play, "context")
+async def test_the_adapter_is_named_by_requests_only(ward: Ward) -> None:
+    await check(ward, "lora-mismatch", lambda tokens: plainly(tokens) | {"lora_name": "a"})
 
 
-def test_the_caller_hashes_in_another_way(context: Context) -> None:
-    async def scenario(ward: Ward) -> None:
-        def otherwise(tokens: Sequence[int]) -> dict[str, Any]:
-            body = hashed(tokens)
-            return body | {"block_hashes": [one ^ 1 for one in body["block_hashes"]]}
+@run_by(play, "context")
+async def test_the_caller_hashes_in_another_way(ward: Ward) -> None:
+    def otherwise(tokens: Sequence[int]) -> dict[str, Any]:
+        body = hashed(tokens)
+        return body | {"block_hashes": [one ^ 1 for one in body["block_hashes"]]}
 
-        await check(ward, "block-hash-mismatch", otherwise, hashed)
-
-    play(context, scenario)
+    await check(ward, "block-hash-mismatch", otherwise, hashed)
 
 
-def test_the_caller_hashes_blocks_of_another_size(context: Context) -> None:
-    async def scenario(ward: Ward) -> None:
-        await check(ward, "request-block-size", lambda tokens: hashed(tokens, 8), hashed)
-
-    play(context, scenario)
+@run_by(play, "context")
+async def test_the_caller_hashes_blocks_of_another_size(ward: Ward) -> None:
+    await check(ward, "request-block-size", lambda tokens: hashed(tokens, 8), hashed)
 
 
-def test_one_worker_of_two_caches_something_else(context: Context) -> None:
-    async def scenario(ward: Ward) -> None:
-        engines = {1: ward.engine(), 2: ward.engine()}
-        engines[2].sees = lambda tokens: [token + 7 for token in tokens]
-        for worker, engine in engines.items():
-            await ward.hire(engine, worker)
+@run_by(play, "context")
+async def test_one_worker_of_two_caches_something_else(ward: Ward) -> None:
+    engines = {1: ward.engine(), 2: ward.engine()}
+    engines[2].sees = lambda tokens: [token + 7 for token in tokens]
+    for worker, engine in engines.items():
+        await ward.hire(engine, worker)
 
-        async def both(rounds: int) -> None:
-            for round_ in range(rounds):
-                for worker, engine in engines.items():
-                    for number in (0, 1, 2, 3, 100 + round_):
-                        tokens = prompt(number + 1000 * worker)
-                        await ward.ask(tokens, allowed_worker_ids=[worker])
-                        engine.compute(tokens)
-                    await ward.heard(engine, worker)
-                await ward.pass_time(10)
-
-        await both(7)
-        (finding,) = await ward.examine()
-        assert finding.code == "token-mismatch"
-        assert finding.subject.worker_id == 2
-        engines[2].sees = lambda tokens: tokens
-        await both(4)
-        assert await ward.codes() == []
-
-    play(context, scenario)
-
-
-def test_what_was_cached_before_we_came_is_not_told_again(context: Context) -> None:
-    async def scenario(ward: Ward) -> None:
-        engine = ward.engine()
-        for number in range(4):
-            engine.compute(prompt(number))
-        await ward.hire(engine, replay=False)
-        await converse(ward, {1: engine}, plainly, first=0)
-        (finding,) = await ward.examine()
-        assert finding.code == "past-events-missing"
-        engine.tell([{"type": "AllBlocksCleared"}])
-        engine.held.clear()
-        await converse(ward, {1: engine}, plainly, first=0)
-        assert await ward.codes() == []
-
-    play(context, scenario)
-
-
-def test_an_engine_that_finds_less_than_its_events_promised(context: Context) -> None:
-    async def scenario(ward: Ward) -> None:
-        engine = ward.engine()
-        await ward.hire(engine)
-        engine.compute(prompt(1))
-        await ward.heard(engine)
-
-        async def report(cached_tokens: int, times: int) -> None:
-            for _ in range(times):
-                ward.reported += 1
-                name = f"told{ward.reported}"
-                body = {"reservation_id": name, "token_ids": prompt(1)}
-                await ward.service.select_and_reserve(
-                    msgspec.convert(body, SelectAndReserveRequest)
-                )
-                ward.service.prefill_complete(name, cached_tokens)
-                ward.service.free(name)
-
-        await report(3 * BLOCK, 4)
-        assert await ward.codes() == []
-        await report(0, 30)
-        (finding,) = await ward.examine()
-        assert finding.code == "index-untrue"
-        assert finding.subject.worker_id == 1
-        await report(3 * BLOCK, 60)
-        assert await ward.codes() == []
-
-    play(context, scenario)
-
-
-def test_a_probe_that_sends_nothing_is_not_missed(context: Context) -> None:
-    """Somebody asks the same all day; the real traffic, all of it new, matches nothing either."""
-
-    async def scenario(ward: Ward) -> None:
-        engine = ward.engine()
-        await ward.hire(engine)
-        for number in range(20):
-            await ward.ask(prompt(5000))
-            await ward.ask(prompt(number))
-            engine.compute(prompt(number))
-            await ward.heard(engine)
-            assert await ward.pass_time(10) == []
-
-    play(context, scenario)
-
-
-def test_prompts_that_nobody_asks_twice_may_match_nothing(context: Context) -> None:
-    async def scenario(ward: Ward) -> None:
-        engine = ward.engine()
-        engine.sees = lambda tokens: [token + 1 for token in tokens]
-        await ward.hire(engine)
-        for number in range(60):
-            await ward.ask(prompt(number))
-            engine.compute(prompt(number))
-        await ward.heard(engine)
-        assert await ward.pass_time(60) == []
-
-    play(context, scenario)
-
-
-def test_a_cache_too_small_to_keep_everything_is_no_miswiring(context: Context) -> None:
-    async def scenario(ward: Ward) -> None:
-        engine = ward.engine()
-        await ward.hire(engine)
-        for round_ in range(12):
-            for number in range(6):
-                await ward.ask(prompt(number))
-                engine.compute(prompt(number))
-                if number < 5:  # all but the one that was asked for last is thrown out
-                    engine.evict(len(engine.held))
-            await ward.heard(engine)
-            assert await ward.pass_time(10) == [], round_
-
-    play(context, scenario)
-
-
-def test_blocks_that_nobody_told_of_since_prove_nothing(context: Context) -> None:
-    """Requests that are never sent anywhere: nothing is computed, so nothing can match."""
-
-    async def scenario(ward: Ward) -> None:
-        engine = ward.engine()
-        await ward.hire(engine)
-        engine.tell([stored([1], prompt(900)[:BLOCK])])
-        await ward.heard(engine)
-        codes: list[str] = []
-        for _ in range(4):
-            for number in range(4):
-                await ward.ask(prompt(number))
-            codes = await ward.pass_time(40)
-        assert codes == ["no-events"]  # it was given prompts, as far as anybody can tell
-
-    play(context, scenario)
-
-
-def test_one_prompt_under_several_adapters_is_no_mismatch(context: Context) -> None:
-    """What the rank was sent before it was listened to is missing; that is what has to be said."""
-
-    async def scenario(ward: Ward) -> None:
-        engine = ward.engine()
-        for number in range(4):
-            engine.compute(prompt(number), lora_name="a")  # before anybody listens
-        await ward.hire(engine, replay=False)
-        for number in range(4):
-            engine.compute(prompt(number))  # the same for the base model: told, and indexed
-        engine.compute(prompt(99), lora_name="a")
-        await ward.heard(engine)
-        for round_ in range(6):
-            for number in range(4):
-                tokens = prompt(number)
-                await ward.ask(tokens, lora_name="a")
-                engine.compute(tokens, lora_name="a")
-            engine.compute(prompt(200 + round_), lora_name="a")
-            await ward.heard(engine)
+    async def both(rounds: int) -> None:
+        for round_ in range(rounds):
+            for worker, engine in engines.items():
+                for number in (0, 1, 2, 3, 100 + round_):
+                    tokens = prompt(number + 1000 * worker)
+                    await ward.ask(tokens, allowed_worker_ids=[worker])
+                    engine.compute(tokens)
+                await ward.heard(engine, worker)
             await ward.pass_time(10)
-        assert await ward.codes() == ["past-events-missing"]
 
-    play(context, scenario)
+    await both(7)
+    (finding,) = await ward.examine()
+    assert finding.code == "token-mismatch"
+    assert finding.subject.worker_id == 2
+    engines[2].sees = lambda tokens: tokens
+    await both(4)
+    assert await ward.codes() == []
 
 
-def test_prompts_that_others_evict_are_no_mismatch(context: Context) -> None:
+@run_by(play, "context")
+async def test_what_was_cached_before_we_came_is_not_told_again(ward: Ward) -> None:
+    engine = ward.engine()
+    for number in range(4):
+        engine.compute(prompt(number))
+    await ward.hire(engine, replay=False)
+    await converse(ward, {1: engine}, plainly, first=0)
+    (finding,) = await ward.examine()
+    assert finding.code == "past-events-missing"
+    engine.tell([{"type": "AllBlocksCleared"}])
+    engine.held.clear()
+    await converse(ward, {1: engine}, plainly, first=0)
+    assert await ward.codes() == []
+
+
+@run_by(play, "context")
+async def test_an_engine_that_finds_less_than_its_events_promised(ward: Ward) -> None:
+    engine = ward.engine()
+    await ward.hire(engine)
+    engine.compute(prompt(1))
+    await ward.heard(engine)
+
+    async def report(cached_tokens: int, times: int) -> None:
+        for _ in range(times):
+            ward.reported += 1
+            name = f"told{ward.reported}"
+            body = {"reservation_id": name, "token_ids": prompt(1)}
+            await ward.service.select_and_reserve(msgspec.convert(body, SelectAndReserveRequest))
+            ward.service.prefill_complete(name, cached_tokens)
+            ward.service.free(name)
+
+    await report(3 * BLOCK, 4)
+    assert await ward.codes() == []
+    await report(0, 30)
+    (finding,) = await ward.examine()
+    assert finding.code == "index-untrue"
+    assert finding.subject.worker_id == 1
+    await report(3 * BLOCK, 60)
+    assert await ward.codes() == []
+
+
+@run_by(play, "context")
+async def test_a_probe_that_sends_nothing_is_not_missed(ward: Ward) -> None:
+    """Somebody asks the same all day; the real traffic, all of it new, matches nothing either."""
+    engine = ward.engine()
+    await ward.hire(engine)
+    for number in range(20):
+        await ward.ask(prompt(5000))
+        await ward.ask(prompt(number))
+        engine.compute(prompt(number))
+        await ward.heard(engine)
+        assert await ward.pass_time(10) == []
+
+
+@run_by(play, "context")
+async def test_prompts_that_nobody_asks_twice_may_match_nothing(ward: Ward) -> None:
+    engine = ward.engine()
+    engine.sees = lambda tokens: [token + 1 for token in tokens]
+    await ward.hire(engine)
+    for number in range(60):
+        await ward.ask(prompt(number))
+        engine.compute(prompt(number))
+    await ward.heard(engine)
+    assert await ward.pass_time(60) == []
+
+
+@run_by(play, "context")
+async def test_a_cache_too_small_to_keep_everything_is_no_miswiring(ward: Ward) -> None:
+    engine = ward.engine()
+    await ward.hire(engine)
+    for round_ in range(12):
+        for number in range(6):
+            await ward.ask(prompt(number))
+            engine.compute(prompt(number))
+            if number < 5:  # all but the one that was asked for last is thrown out
+                engine.evict(len(engine.held))
+        await ward.heard(engine)
+        assert await ward.pass_time(10) == [], round_
+
+
+@run_by(play, "context")
+async def test_blocks_that_nobody_told_of_since_prove_nothing(ward: Ward) -> None:
+    """Requests that are never sent anywhere: nothing is computed, so nothing can match."""
+    engine = ward.engine()
+    await ward.hire(engine)
+    engine.tell([stored([1], prompt(900)[:BLOCK])])
+    await ward.heard(engine)
+    codes: list[str] = []
+    for _ in range(4):
+        for number in range(4):
+            await ward.ask(prompt(number))
+        codes = await ward.pass_time(40)
+    assert codes == ["no-events"]  # it was given prompts, as far as anybody can tell
+
+
+@run_by(play, "context")
+async def test_one_prompt_under_several_adapters_is_no_mismatch(ward: Ward) -> None:
+    """What the rank was sent before it was listened to is missing; that is what has to be said."""
+    engine = ward.engine()
+    for number in range(4):
+        engine.compute(prompt(number), lora_name="a")  # before anybody listens
+    await ward.hire(engine, replay=False)
+    for number in range(4):
+        engine.compute(prompt(number))  # the same for the base model: told, and indexed
+    engine.compute(prompt(99), lora_name="a")
+    await ward.heard(engine)
+    for round_ in range(6):
+        for number in range(4):
+            tokens = prompt(number)
+            await ward.ask(tokens, lora_name="a")
+            engine.compute(tokens, lora_name="a")
+        engine.compute(prompt(200 + round_), lora_name="a")
+        await ward.heard(engine)
+        await ward.pass_time(10)
+    assert await ward.codes() == ["past-events-missing"]
+
+
+@run_by(play, "context")
+async def test_prompts_that_others_evict_are_no_mismatch(ward: Ward) -> None:
     """One system prompt under many salts, in a cache that keeps none of them until it comes again.
 
     The doctor looks while they are computed, and again before they are evicted.
     """
-
-    async def scenario(ward: Ward) -> None:
-        engine = ward.engine()
-        await ward.hire(engine)
-        await ward.codes()
-        for _ in range(3):
-            for number in range(6):
-                salt = f"tenant-{number}"
-                await ward.ask(prompt(1), cache_salt=salt)
-                assert await ward.codes() == []
-                engine.compute(prompt(1), cache_salt=salt)
-                own = repr([("cache_salt", salt)])
-                for key in [key for key in engine.held if key[1] != own]:
-                    engine.tell([removed([engine.held.pop(key)])])
-                await ward.heard(engine)
-                assert await ward.pass_time(10) == []
-
-    play(context, scenario)
+    engine = ward.engine()
+    await ward.hire(engine)
+    await ward.codes()
+    for _ in range(3):
+        for number in range(6):
+            salt = f"tenant-{number}"
+            await ward.ask(prompt(1), cache_salt=salt)
+            assert await ward.codes() == []
+            engine.compute(prompt(1), cache_salt=salt)
+            own = repr([("cache_salt", salt)])
+            for key in [key for key in engine.held if key[1] != own]:
+                engine.tell([removed([engine.held.pop(key)])])
+            await ward.heard(engine)
+            assert await ward.pass_time(10) == []

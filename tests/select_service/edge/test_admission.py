@@ -46,29 +46,29 @@ async def asked(
 
 
 @pytest.mark.parametrize("headers", [(), (SLOW,)], ids=["fast lane", "asgi"])
-def test_a_refusal_for_load_says_why_and_when_to_come_again(headers: tuple[str, ...]) -> None:
-    async def use(port: int, service: Driver, _: Server) -> None:
-        seat(service)
-        assert (await asked(port, "/select_and_reserve", BOOK))[0] == 200
-        status, got, body = await asked(port, "/select", PROMPT, *headers)
-        assert status == 503
-        assert int(got["retry-after"]) >= body["retry_after_s"] >= 0
-        assert body["message"] == (
-            "Service temporarily unavailable: All workers are busy, please retry later"
-        )
-        assert (body["type"], body["code"]) == ("service_unavailable", 503)
-        assert (body["reason"], body["gate"], body["policy"]) == (
-            "all-workers-busy",
-            "busy",
-            "always-admit",
-        )
-        assert (body["knob"], body["value"], body["limit"]) == (
-            "active_prefill_tokens_threshold",
-            32,
-            1,
-        )
-
-    on_a_port(use, **BUSY)
+@run_by(on_a_port, **BUSY)
+async def test_a_refusal_for_load_says_why_and_when_to_come_again(
+    port: int, service: Driver, *, headers: tuple[str, ...]
+) -> None:
+    seat(service)
+    assert (await asked(port, "/select_and_reserve", BOOK))[0] == 200
+    status, got, body = await asked(port, "/select", PROMPT, *headers)
+    assert status == 503
+    assert int(got["retry-after"]) >= body["retry_after_s"] >= 0
+    assert body["message"] == (
+        "Service temporarily unavailable: All workers are busy, please retry later"
+    )
+    assert (body["type"], body["code"]) == ("service_unavailable", 503)
+    assert (body["reason"], body["gate"], body["policy"]) == (
+        "all-workers-busy",
+        "busy",
+        "always-admit",
+    )
+    assert (body["knob"], body["value"], body["limit"]) == (
+        "active_prefill_tokens_threshold",
+        32,
+        1,
+    )
 
 
 @pytest.mark.parametrize("headers", [(), (SLOW,)], ids=["fast lane", "asgi"])
@@ -371,29 +371,29 @@ async def test_a_worker_tells_its_load_and_shows_its_caps(
     assert patched.status_code == 422
 
 
-def test_metrics_of_admission_and_their_aliases() -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service)
-        assert (await client.post("/select_and_reserve", json=BOOK)).status_code == 200
-        assert (await client.post("/select", json=PROMPT)).status_code == 503
-        text = (await client.get("/metrics")).text
-        for line in (
-            'select_service_admission_requests_total{model_name="default",outcome="admitted",'
-            'slo_class="standard",tenant_id="default"} 1.0',
-            'dynamo_frontend_model_rejection_total{endpoint="select",model="default"} 1.0',
-            'dynamo_frontend_worker_active_prefill_tokens{dp_rank="0",worker_id="1",'
-            'worker_type="aggregated"} 32.0',
-            "dynamo_engine_request 1.0",
-            'select_service_admission_busy_ranks{model_name="default",tenant_id="default"} 1.0',
-        ):
-            assert line in text
-        assert 'gate="busy"' in text
-        service.delete_worker(1)
-        text = (await client.get("/metrics")).text
-        assert "dynamo_frontend_worker_active_prefill_tokens{" not in text
-        assert "select_service_admission_rank_busy{" not in text
-
-    in_process(use, **BUSY)
+@run_by(in_process, **BUSY)
+async def test_metrics_of_admission_and_their_aliases(
+    client: httpx.AsyncClient, service: Driver
+) -> None:
+    seat(service)
+    assert (await client.post("/select_and_reserve", json=BOOK)).status_code == 200
+    assert (await client.post("/select", json=PROMPT)).status_code == 503
+    text = (await client.get("/metrics")).text
+    for line in (
+        'select_service_admission_requests_total{model_name="default",outcome="admitted",'
+        'slo_class="standard",tenant_id="default"} 1.0',
+        'dynamo_frontend_model_rejection_total{endpoint="select",model="default"} 1.0',
+        'dynamo_frontend_worker_active_prefill_tokens{dp_rank="0",worker_id="1",'
+        'worker_type="aggregated"} 32.0',
+        "dynamo_engine_request 1.0",
+        'select_service_admission_busy_ranks{model_name="default",tenant_id="default"} 1.0',
+    ):
+        assert line in text
+    assert 'gate="busy"' in text
+    service.delete_worker(1)
+    text = (await client.get("/metrics")).text
+    assert "dynamo_frontend_worker_active_prefill_tokens{" not in text
+    assert "select_service_admission_rank_busy{" not in text
 
 
 @run_by(in_process, max_inflight_default=1, max_queued_default=0)

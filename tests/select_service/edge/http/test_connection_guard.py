@@ -41,78 +41,70 @@ async def _refused(wire: Wire, status: int, code: str) -> None:
     assert await wire.rest() == b""
 
 
-def test_a_head_that_does_not_end() -> None:
-    async def use(port: int, _: Driver, server: Server) -> None:
-        wire = await Wire.to(port)
-        wire.say(b"GET /health HTTP/1.1\r\nhost:")
-        await _refused(wire, 408, "request_timeout")
-        assert _counts(server).header_timeouts == 1
-
-    on_a_port(use, **SOON)
+@run_by(on_a_port, **SOON)
+async def test_a_head_that_does_not_end(port: int, service: Driver, server: Server) -> None:
+    wire = await Wire.to(port)
+    wire.say(b"GET /health HTTP/1.1\r\nhost:")
+    await _refused(wire, 408, "request_timeout")
+    assert _counts(server).header_timeouts == 1
 
 
-def test_a_head_that_trickles() -> None:
-    async def use(port: int, _: Driver, server: Server) -> None:
-        wire = await Wire.to(port)
+@run_by(on_a_port, **SOON)
+async def test_a_head_that_trickles(port: int) -> None:
+    wire = await Wire.to(port)
 
-        async def trickle() -> None:
-            for byte in b"GET /health HTTP/1.1\r\nx: " + b"y" * 10_000:
-                wire.say(bytes([byte]))
-                await asyncio.sleep(0.01)
+    async def trickle() -> None:
+        for byte in b"GET /health HTTP/1.1\r\nx: " + b"y" * 10_000:
+            wire.say(bytes([byte]))
+            await asyncio.sleep(0.01)
 
-        trickling = asyncio.ensure_future(trickle())
-        await _refused(wire, 408, "request_timeout")
-        trickling.cancel()
-
-    on_a_port(use, **SOON)
+    trickling = asyncio.ensure_future(trickle())
+    await _refused(wire, 408, "request_timeout")
+    trickling.cancel()
 
 
-def test_a_client_that_says_nothing() -> None:
-    async def use(port: int, _: Driver, server: Server) -> None:
-        wire = await Wire.to(port)
-        assert await wire.rest() == b""
-        assert _counts(server).header_timeouts == 1
-
-    on_a_port(use, **SOON)
+@run_by(on_a_port, **SOON)
+async def test_a_client_that_says_nothing(port: int, service: Driver, server: Server) -> None:
+    wire = await Wire.to(port)
+    assert await wire.rest() == b""
+    assert _counts(server).header_timeouts == 1
 
 
 @pytest.mark.parametrize("framing", [b"content-length: 10", b"transfer-encoding: chunked"])
-def test_a_body_that_does_not_end(framing: bytes) -> None:
-    async def use(port: int, _: Driver, server: Server) -> None:
-        wire = await Wire.to(port)
-        wire.say(HEAD + framing + b"\r\n\r\n")
-        wire.say(b"1\r\n{\r\n" if b"chunked" in framing else b"{")
-        await _refused(wire, 408, "request_timeout")
-        assert _counts(server).body_timeouts == 1
-
-    on_a_port(use, **SOON)
-
-
-def test_a_body_that_does_not_end_after_its_answer() -> None:
-    async def use(port: int, _: Driver, server: Server) -> None:
-        wire = await Wire.to(port)
-        wire.say(b"POST /nope HTTP/1.1\r\nhost: s\r\ncontent-length: 10\r\n\r\n{")
-        assert (await wire.answer())[0] == 404
-        assert await wire.rest() == b""
-        assert _counts(server).body_timeouts == 1
-
-    on_a_port(use, **SOON)
+@run_by(on_a_port, **SOON)
+async def test_a_body_that_does_not_end(
+    port: int, service: Driver, server: Server, *, framing: bytes
+) -> None:
+    wire = await Wire.to(port)
+    wire.say(HEAD + framing + b"\r\n\r\n")
+    wire.say(b"1\r\n{\r\n" if b"chunked" in framing else b"{")
+    await _refused(wire, 408, "request_timeout")
+    assert _counts(server).body_timeouts == 1
 
 
-def test_a_client_that_does_not_read() -> None:
-    async def use(port: int, service: Driver, server: Server) -> None:
-        async def endless(*_: object, **__: object) -> AsyncIterator[bytes]:
-            while True:
-                yield b"x" * 65536
+@run_by(on_a_port, **SOON)
+async def test_a_body_that_does_not_end_after_its_answer(
+    port: int, service: Driver, server: Server
+) -> None:
+    wire = await Wire.to(port)
+    wire.say(b"POST /nope HTTP/1.1\r\nhost: s\r\ncontent-length: 10\r\n\r\n{")
+    assert (await wire.answer())[0] == 404
+    assert await wire.rest() == b""
+    assert _counts(server).body_timeouts == 1
 
-        service.dump = endless  # type: ignore[method-assign]
-        wire = await Wire.to(port)
-        wire.ask("GET", "/dump")
-        await until(lambda: _counts(server).write_timeouts == 1)
-        await until(lambda: not server.server_state.connections)
-        wire.close()
 
-    on_a_port(use, **SOON)
+@run_by(on_a_port, **SOON)
+async def test_a_client_that_does_not_read(port: int, service: Driver, server: Server) -> None:
+    async def endless(*_: object, **__: object) -> AsyncIterator[bytes]:
+        while True:
+            yield b"x" * 65536
+
+    service.dump = endless  # type: ignore[method-assign]
+    wire = await Wire.to(port)
+    wire.ask("GET", "/dump")
+    await until(lambda: _counts(server).write_timeouts == 1)
+    await until(lambda: not server.server_state.connections)
+    wire.close()
 
 
 @run_by(on_a_port, keep_alive_timeout_s=1)

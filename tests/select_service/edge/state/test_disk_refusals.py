@@ -22,6 +22,7 @@ from select_service.edge.state import journal as journal_module
 from select_service.errors import StateDirUnusable
 from select_service.settings import Durability
 from select_service.types import ReservationRequest
+from tests.coroutines import run_by
 from tests.select_service.edge.serving import PROMPT, worker
 from tests.select_service.edge.state.lives import body, life, post
 from tests.wait import until
@@ -63,26 +64,24 @@ class Disk:
         await until(lambda: self.journal.refusal is None)
 
 
-def test_no_answer_before_the_disk_has_it(tmp_path: Path) -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        assert service.keeper is not None
-        await post(client, "/workers", worker(1))
-        store = service.keeper.journal.store
+@run_by(life, "tmp_path")
+async def test_no_answer_before_the_disk_has_it(client: httpx.AsyncClient, service: Driver) -> None:
+    assert service.keeper is not None
+    await post(client, "/workers", worker(1))
+    store = service.keeper.journal.store
 
-        def on_disk(name: str) -> bool:
-            return ("reservation", name) in store._places
+    def on_disk(name: str) -> bool:
+        return ("reservation", name) in store._places
 
-        for number in range(20):
-            answer = await post(client, "/reservations", body(f"r{number}", worker_id=1))
-            assert answer.status_code == 201
-            assert on_disk(f"r{number}")
-        calls = (post(client, "/reservations", body(f"p{n}", worker_id=1)) for n in range(50))
-        commits = service.keeper.journal.commits
-        assert {answer.status_code for answer in await asyncio.gather(*calls)} == {201}
-        assert all(on_disk(f"p{number}") for number in range(50))
-        assert service.keeper.journal.commits - commits < 50, "commits are shared"
-
-    life(tmp_path, use)
+    for number in range(20):
+        answer = await post(client, "/reservations", body(f"r{number}", worker_id=1))
+        assert answer.status_code == 201
+        assert on_disk(f"r{number}")
+    calls = (post(client, "/reservations", body(f"p{n}", worker_id=1)) for n in range(50))
+    commits = service.keeper.journal.commits
+    assert {answer.status_code for answer in await asyncio.gather(*calls)} == {201}
+    assert all(on_disk(f"p{number}") for number in range(50))
+    assert service.keeper.journal.commits - commits < 50, "commits are shared"
 
 
 def wave(name: str, **fields: Any) -> dict[str, Any]:
@@ -158,20 +157,18 @@ def test_a_wave_that_is_undone_leaves_no_booking(tmp_path: Path) -> None:
     life(tmp_path, second)
 
 
-def test_a_disk_that_refuses_a_wave_has_none_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@run_by(life, "tmp_path")
+async def test_a_disk_that_refuses_a_wave_has_none_of_it(
+    client: httpx.AsyncClient, service: Driver, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        await post(client, "/workers", worker())
-        disk = Disk(service, monkeypatch)
-        disk.code = sqlite3.SQLITE_FULL
-        assert (await post(client, "/select_batch", wave("a"))).status_code == 503
-        assert not len(service.core.lifecycle.bookings)
-        await disk.heals()
-        assert (await post(client, "/select_batch", wave("a"))).status_code == 200
-        assert len(service.core.lifecycle.bookings) == WAVE
-
-    life(tmp_path, use)
+    await post(client, "/workers", worker())
+    disk = Disk(service, monkeypatch)
+    disk.code = sqlite3.SQLITE_FULL
+    assert (await post(client, "/select_batch", wave("a"))).status_code == 503
+    assert not len(service.core.lifecycle.bookings)
+    await disk.heals()
+    assert (await post(client, "/select_batch", wave("a"))).status_code == 200
+    assert len(service.core.lifecycle.bookings) == WAVE
 
 
 def test_relaxed_answers_at_once_and_writes_within_its_window(tmp_path: Path) -> None:
@@ -210,45 +207,40 @@ async def acknowledged_until_one_waits(
     return calls[-1]
 
 
-def test_relaxed_does_not_run_ahead_of_a_disk_that_stands_still(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@run_by(life, "tmp_path", **RELAXED)
+async def test_relaxed_does_not_run_ahead_of_a_disk_that_stands_still(
+    client: httpx.AsyncClient, service: Driver, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        assert service.keeper is not None
-        await post(client, "/workers", worker(1))
-        disk = Disk(service, monkeypatch)
-        disk.moves.clear()
-        before = disk.journal.window_waits  # by then a slow writer may have been waited for
-        waits = await acknowledged_until_one_waits(client, disk)
-        assert (await client.get("/loads")).status_code == 200, "who only asks does not wait"
-        metrics = (await client.get("/metrics")).text
-        disk.moves.set()
-        assert (await waits).status_code == 201
-        assert f"select_service_state_window_waits_total {before + 1}.0" in metrics
-
-    life(tmp_path, use, **RELAXED)
+    assert service.keeper is not None
+    await post(client, "/workers", worker(1))
+    disk = Disk(service, monkeypatch)
+    disk.moves.clear()
+    before = disk.journal.window_waits  # by then a slow writer may have been waited for
+    waits = await acknowledged_until_one_waits(client, disk)
+    assert (await client.get("/loads")).status_code == 200, "who only asks does not wait"
+    metrics = (await client.get("/metrics")).text
+    disk.moves.set()
+    assert (await waits).status_code == 201
+    assert f"select_service_state_window_waits_total {before + 1}.0" in metrics
 
 
-def test_relaxed_takes_back_what_waited_for_a_disk_that_refuses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@run_by(life, "tmp_path", **RELAXED)
+async def test_relaxed_takes_back_what_waited_for_a_disk_that_refuses(
+    client: httpx.AsyncClient, service: Driver, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And nothing that was acknowledged before."""
-
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        assert service.keeper is not None
-        await post(client, "/workers", worker(1))
-        disk = Disk(service, monkeypatch)
-        disk.moves.clear()
-        waits = await acknowledged_until_one_waits(client, disk)
-        booked = len(service.core.lifecycle.bookings)
-        disk.code = sqlite3.SQLITE_FULL
-        disk.moves.set()
-        assert (await waits).json()["code"] == "state_disk_full"
-        assert len(service.core.lifecycle.bookings) == booked - 1
-        await disk.heals()
-        assert (await post(client, "/reservations", body("new", worker_id=1))).status_code == 201
-
-    life(tmp_path, use, **RELAXED)
+    assert service.keeper is not None
+    await post(client, "/workers", worker(1))
+    disk = Disk(service, monkeypatch)
+    disk.moves.clear()
+    waits = await acknowledged_until_one_waits(client, disk)
+    booked = len(service.core.lifecycle.bookings)
+    disk.code = sqlite3.SQLITE_FULL
+    disk.moves.set()
+    assert (await waits).json()["code"] == "state_disk_full"
+    assert len(service.core.lifecycle.bookings) == booked - 1
+    await disk.heals()
+    assert (await post(client, "/reservations", body("new", worker_id=1))).status_code == 201
 
 
 class SetLoop:
@@ -455,53 +447,49 @@ def test_nobody_leaves_a_disk_that_stands_still_late(
     life(tmp_path, again)
 
 
-def test_so_many_answers_wait_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@run_by(life, "tmp_path", state_waiting_max=3)
+async def test_so_many_answers_wait_and_no_more(
+    client: httpx.AsyncClient, service: Driver, *, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever asks again and again, and hangs up each time, leaves no more behind than that."""
-
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        assert service.keeper is not None
-        await post(client, "/workers", worker(1))
-        disk = Disk(service, monkeypatch)
-        disk.moves.clear()
-        for _ in range(3):
-            call = asyncio.ensure_future(post(client, "/reservations", body("same", worker_id=1)))
-            waiting = disk.journal.waiting
-            while disk.journal.waiting == waiting:
-                await asyncio.sleep(0)
-            call.cancel()
-        answer = await post(client, "/reservations", body("other", worker_id=1))
-        assert (answer.status_code, answer.json()["code"]) == (503, "state_stalled")
-        assert service.core.lifecycle.bookings.live("other") is None, "refused before it began"
-        metrics = (await client.get("/metrics")).text
-        assert "select_service_state_waiting 3.0" in metrics
-        assert "select_service_state_turned_away_total 1.0" in metrics
-        disk.moves.set()
-        await until(lambda: not disk.journal.waiting)
-        assert (await post(client, "/reservations", body("other", worker_id=1))).status_code == 201
-
-    life(tmp_path, use, state_waiting_max=3)
+    assert service.keeper is not None
+    await post(client, "/workers", worker(1))
+    disk = Disk(service, monkeypatch)
+    disk.moves.clear()
+    for _ in range(3):
+        call = asyncio.ensure_future(post(client, "/reservations", body("same", worker_id=1)))
+        waiting = disk.journal.waiting
+        while disk.journal.waiting == waiting:
+            await asyncio.sleep(0)
+        call.cancel()
+    answer = await post(client, "/reservations", body("other", worker_id=1))
+    assert (answer.status_code, answer.json()["code"]) == (503, "state_stalled")
+    assert service.core.lifecycle.bookings.live("other") is None, "refused before it began"
+    metrics = (await client.get("/metrics")).text
+    assert "select_service_state_waiting 3.0" in metrics
+    assert "select_service_state_turned_away_total 1.0" in metrics
+    disk.moves.set()
+    await until(lambda: not disk.journal.waiting)
+    assert (await post(client, "/reservations", body("other", worker_id=1))).status_code == 201
 
 
-def test_a_refusal_keeps_nothing_of_those_who_heard_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@run_by(life, "tmp_path")
+async def test_a_refusal_keeps_nothing_of_those_who_heard_it(
+    client: httpx.AsyncClient, service: Driver, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is one error for all, for as long as a disk stands still."""
-
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        assert service.keeper is not None
-        await post(client, "/workers", worker(1))
-        disk = Disk(service, monkeypatch)
-        disk.stops()
-        for number in range(20):
-            answer = await post(client, "/reservations", body(f"r{number}", worker_id=1))
-            assert answer.json()["code"] == "state_stalled"
-        assert disk.journal.refusal is not None
-        depth = sum(1 for _ in traceback.walk_tb(disk.journal.refusal.__traceback__))
-        assert depth < 20, "the frames of one request, and not of all"
-        disk.goes_on()
-        await disk.heals()
-
-    life(tmp_path, use)
+    assert service.keeper is not None
+    await post(client, "/workers", worker(1))
+    disk = Disk(service, monkeypatch)
+    disk.stops()
+    for number in range(20):
+        answer = await post(client, "/reservations", body(f"r{number}", worker_id=1))
+        assert answer.json()["code"] == "state_stalled"
+    assert disk.journal.refusal is not None
+    depth = sum(1 for _ in traceback.walk_tb(disk.journal.refusal.__traceback__))
+    assert depth < 20, "the frames of one request, and not of all"
+    disk.goes_on()
+    await disk.heals()
 
 
 @pytest.mark.parametrize("durability", list(Durability))
@@ -616,23 +604,21 @@ def test_what_was_under_way_when_the_disk_refused(
     life(tmp_path, second)
 
 
-def test_a_request_that_waited_is_not_let_in_by_a_broken_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@run_by(life, "tmp_path")
+async def test_a_request_that_waited_is_not_let_in_by_a_broken_disk(
+    client: httpx.AsyncClient, service: Driver, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        await post(client, "/workers", worker(1, max_num_batched_tokens=1))
-        await post(client, "/select_and_reserve", body("busy"))
-        waiting = asyncio.ensure_future(post(client, "/select_and_reserve", body("waits")))
-        while not service.core.queries.loads()[0].pending_count:
-            await asyncio.sleep(0)
-        disk = Disk(service, monkeypatch)
-        disk.code = sqlite3.SQLITE_FULL
-        assert (await client.delete("/reservations/busy")).status_code == 503
-        assert (await waiting).status_code == 503
-        assert not len(service.core.lifecycle.bookings)
-        await disk.heals()
-
-    life(tmp_path, use)
+    await post(client, "/workers", worker(1, max_num_batched_tokens=1))
+    await post(client, "/select_and_reserve", body("busy"))
+    waiting = asyncio.ensure_future(post(client, "/select_and_reserve", body("waits")))
+    while not service.core.queries.loads()[0].pending_count:
+        await asyncio.sleep(0)
+    disk = Disk(service, monkeypatch)
+    disk.code = sqlite3.SQLITE_FULL
+    assert (await client.delete("/reservations/busy")).status_code == 503
+    assert (await waiting).status_code == 503
+    assert not len(service.core.lifecycle.bookings)
+    await disk.heals()
 
 
 @pytest.fixture
