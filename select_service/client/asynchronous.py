@@ -61,7 +61,7 @@ class AsyncClient(AsyncCalls):
             options: limits and waits.
 
         Raises:
-            ValueError: an address is invalid.
+            ValueError: an address is invalid, or a file of `ca` or `cert` cannot be used.
         """
         super().__init__(selectors, token, ca, cert, owner, options)
         self._pools = [

@@ -229,4 +229,8 @@ def _seconds(text: bytes | None) -> float | None:
 def _tls_context(ca: str | ssl.SSLContext | None, cert: tuple[str, str] | None) -> ssl.SSLContext:
     if isinstance(ca, ssl.SSLContext):
         return ca
-    return FollowedTrust(ca, cert)
+    try:
+        return FollowedTrust(ca, cert)
+    except OSError as error:  # it does not say of which file
+        names = ", ".join(filter(None, (ca, *(cert or ()))))
+        raise ValueError(f"cannot use {names}: {error.strerror or error}") from error

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from select_service.client.transport import read_address
 from select_service.demo.client import SelectorRefused
 from select_service.demo.service_process import ServiceDidNotStart, ServiceProcess
+from select_service.simulator.results import expect_writable
 from select_service.standard_output import CommandParser, complain
 
 if TYPE_CHECKING:
@@ -41,6 +42,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         import rich  # noqa: F401 - only to see whether the extra is installed
     except ImportError:
         complain("the demo needs rich: pip install 'rich>=13.7'")
+        return 1
+    try:
+        expect_writable(None if args.snapshot is None else str(args.snapshot))
+    except OSError as error:  # before anything runs
+        complain(f"demo: {error.filename}: {error.strerror}")
         return 1
     return asyncio.run(_run(args))
 

@@ -8,13 +8,27 @@ from typing import Any
 
 import pytest
 
-from select_service.client import AsyncClient, Options, ServiceError, Unreachable
+from select_service.client import AsyncClient, Client, Options, ServiceError, Unreachable
 from select_service.client import cli as commands
 from select_service.errors import MissingScope, Unauthenticated
 from tests.select_service.edge.security.credentials_made import Authority, TokenFile
 from tests.select_service.edge.serving import on_a_port, seat
 
 pytestmark = pytest.mark.e2e
+
+
+def test_a_file_that_cannot_be_used_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ca, missing = Authority(tmp_path), str(tmp_path / "missing.pem")
+    url = "https://localhost:9"
+    with pytest.raises(ValueError, match=f"cannot use {missing}: No such file"):
+        AsyncClient(url, ca=missing)
+    with pytest.raises(ValueError, match=f"cannot use {ca.cert}, {missing}, k: No such file"):
+        Client(url, ca=str(ca.cert), cert=(missing, "k"))
+    Path(missing).write_text("no certificate")
+    assert commands.main(["workers", "--url", url, "--ca", missing]) == 2
+    assert missing in capsys.readouterr().err
 
 
 def test_tokens_and_certificates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

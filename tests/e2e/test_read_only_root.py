@@ -136,6 +136,7 @@ def test_the_demo_and_a_simulation_run() -> None:
         (("select_service", "--record", "/record"), 1, "/record: Read-only file system"),
         (("select_service", "--uds", "/x.sock"), 1, "/x.sock: Read-only file system"),
         (("select_service", "keys", "new", "/key"), 1, "/key: Read-only file system"),
+        (("select_service", "demo", "--plain", "--snapshot", "/x.svg"), 1, "/x.svg: Permission de"),
         (PLANNER, 1, "--state-dir, XDG_RUNTIME_DIR or TMPDIR"),
         ((*PLANNER, "--state-dir", "/state"), 1, "/state: Read-only file system"),
         ((*SIMULATE, "--out", "/x.json"), 2, "/x.json: Permission denied"),
