@@ -46,12 +46,19 @@ class Container(Struct):
     """One container of a pod."""
 
     ports: list[ContainerPort] | None = None
+    restartPolicy: str | None = None  # of an init container: "Always" makes it run beside others
 
 
 class PodSpec(Struct):
     """Part of a pod's spec."""
 
     containers: list[Container] | None = None
+    initContainers: list[Container] | None = None
+
+    def running(self) -> Iterator[Container]:
+        """Yield the containers that run as long as the pod does."""
+        yield from self.containers or ()
+        yield from (one for one in self.initContainers or () if one.restartPolicy == "Always")
 
 
 class Condition(Struct):
@@ -155,7 +162,7 @@ def workers_of_pod(pod: Pod) -> Iterator[DiscoveredPod]:
     spec = None
     if unready is None and address:
         ports: dict[str, int] = {}
-        for container in pod.spec.containers or ():
+        for container in pod.spec.running():
             for port in container.ports or ():
                 ports.setdefault(port.name, port.containerPort)
         spec = _worker(meta, meta.name, address, ports)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from select_service.edge.discovery.objects import DiscoveredPod
+    from select_service.types import WorkerSpec
 
 __all__ = ["WorkerIdClaims"]
 
@@ -73,8 +74,15 @@ def _merged(one: DiscoveredPod, other: DiscoveredPod) -> DiscoveredPod:
     """Return what two objects say of a pod; one for each address family names it, for example.
 
     It leaves if either says so, and is ready if either says so; the first that is ready names its
-    address.
+    address, and of two families IPv4 does: slices that are made anew have other names, and another
+    address would be another engine.
     """
     if one.is_leaving or other.is_leaving:
         return one._replace(spec=None, unready=TERMINATING)
-    return other if one.spec is None and other.spec is not None else one
+    if one.spec is None or other.spec is None:
+        return other if one.spec is None and other.spec is not None else one
+    return other if _is_ipv6(one.spec) and not _is_ipv6(other.spec) else one
+
+
+def _is_ipv6(spec: WorkerSpec) -> bool:
+    return any("[" in at for at in (spec.endpoint or "", *spec.kv_events_endpoints.values()))

@@ -124,6 +124,20 @@ def test_a_port_by_name() -> None:
     assert spec.endpoint == "http://10.0.0.1:5557"
 
 
+def test_ports_of_containers_that_run_beside_others() -> None:
+    """An init container that is restarted is a sidecar; one that ends serves nobody."""
+    fields = pod("10.0.0.1")
+    (container,) = fields["spec"]["containers"]
+    ports, container["ports"] = container["ports"], [{"name": "other", "containerPort": 1}]
+    fields["spec"]["initContainers"] = [
+        {"ports": [{"name": "http", "containerPort": 2}]},
+        {"ports": ports, "restartPolicy": "Always"},
+    ]
+    (spec,) = read(fields)
+    assert spec.endpoint == "http://10.0.0.1:8000"
+    assert spec.kv_events_endpoints == {"0": "tcp://10.0.0.1:5557"}
+
+
 @pytest.mark.parametrize(
     "names", [("api", "metrics", "kv-events"), ("", "metrics", ""), ("api", "metrics", "api")]
 )

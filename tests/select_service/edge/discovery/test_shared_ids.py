@@ -102,6 +102,7 @@ def test_two_objects_that_name_one_pod_are_one_claim() -> None:
     other = WorkerSpec(worker_id=5, endpoint="[fd00::1]")
     both = [claim("a"), claim("a")._replace(spec=other)]
     assert claims.settle(both) == [both[0]]
+    assert claims.settle(both[::-1]) == [both[0]], "whichever slice comes first"
     assert claims.shared == {}
     assert claims.settle([claim("a", unready=NOT_READY), both[1]]) == [both[1]]
     (one,) = claims.settle([both[0], claim("a", unready=TERMINATING)])
