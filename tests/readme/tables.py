@@ -296,7 +296,7 @@ FIXED = (
     (
         "select_service.core.decisions.decision_log",
         "EXPLAINED_MAX",
-        "explained bookings, for repeated requests",
+        "explained reservations, for repeated requests",
     ),
     ("select_service.core.decisions.decision_log", "EXPLAINED_BYTES_MAX", "bytes of them together"),
     ("select_service.core.admission.classes", "CLASSES_MAX", "classes of an admission policy"),

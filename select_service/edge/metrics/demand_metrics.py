@@ -58,7 +58,7 @@ _DEMAND: Final[tuple[MetricRow[DemandTally], ...]] = (
     ),
     summary(
         "demand_ttft_seconds",
-        "From the booking of a request to the end of its prefill.",
+        "From the reservation of a request to the end of its prefill.",
         lambda tally: Sum(tally.first_tokens, tally.ttft_s),
     ),
     summary(
@@ -68,7 +68,7 @@ _DEMAND: Final[tuple[MetricRow[DemandTally], ...]] = (
     ),
     summary(
         "demand_request_seconds",
-        "From the booking of a request to its end.",
+        "From the reservation of a request to its end.",
         lambda tally: Sum(tally.ended, tally.request_s),
     ),
 )

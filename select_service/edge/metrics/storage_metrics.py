@@ -61,7 +61,7 @@ _STATE: Final[tuple[MetricRow[_State], ...]] = (
     ),
     total(
         "state_bookings_released",
-        "Bookings taken back because a commit failed.",
+        "Reservations taken back because a commit failed.",
         lambda state: state.keeper.released,
     ),
     total(
