@@ -22,7 +22,7 @@ from select_service.client.core.problems import (
     Unreachable,
 )
 from select_service.client.hashing import hash_prompt
-from select_service.client.reservation import PairReservation, Reservation
+from select_service.client.reservation import PairReservation, Reservation, rank_headers
 from select_service.client.synchronous import Client
 from select_service.errors import ServiceError
 
@@ -45,4 +45,5 @@ __all__ = [
     "TimedOut",
     "Unreachable",
     "hash_prompt",
+    "rank_headers",
 ]

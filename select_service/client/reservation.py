@@ -8,7 +8,7 @@ ever by a thread that does not exist there.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from select_service.client.core.problems import ForkedClient
 from select_service.types import PairSelection
@@ -21,7 +21,23 @@ if TYPE_CHECKING:
     from select_service.client.core.session import ClientSession
     from select_service.types import Overlap, PairLeg, Selection
 
-__all__ = ["PairReservation", "Reservation", "ReservationHandle"]
+__all__ = ["RANK_HEADER", "PairReservation", "Reservation", "ReservationHandle", "rank_headers"]
+
+RANK_HEADER: Final = "X-data-parallel-rank"
+"""By which vLLM's server knows the rank; it counts the ranks behind its address from 0."""
+
+
+def rank_headers(chosen: Selection | PairLeg) -> dict[str, str]:
+    """Return the headers to send to the worker, so that the chosen rank computes the request.
+
+    Without them, an engine with several ranks behind one address balances them by itself, and
+    other ranks cache the prompt than the one that was reserved. A worker with one rank needs none;
+    of a choice that was made without the service it is not known.
+    """
+    ranks = sorted(map(int, chosen.overlap.dp))
+    if len(ranks) < 2:  # noqa: PLR2004
+        return {}
+    return {RANK_HEADER: str(ranks.index(chosen.dp_rank))}
 
 
 class ReservationHandle:
@@ -122,6 +138,11 @@ class Reservation(ReservationHandle):
     def endpoint(self) -> str | None:
         """Where to send the request, as the worker was registered."""
         return self._booking.selection.endpoint
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers to send there besides your own: they name the rank; see `rank_headers`."""
+        return rank_headers(self._booking.selection)
 
     @property
     def overlap(self) -> Overlap:

@@ -273,6 +273,16 @@ REQUEST_BLOCK_SIZE: Final = Cause(
     "Prompts arrive as hashes of blocks of another size than the workers have, so none matches.",
     "Hash with the block_size that GET /workers shows.",
 )
+RANK_IGNORED: Final = Cause(
+    "rank-ignored",
+    "warning",
+    "Prompts that were reserved for one data-parallel rank of the worker are cached by another: "
+    "the caller sends them to the worker's address without the rank, and the engine balances its "
+    "ranks by itself. Cached prefixes are missed, and load is counted where it is not.",
+    "Pass dp_rank of every selection on: with vLLM as the header X-data-parallel-rank "
+    "(reservation.headers of the Python client). Or give each rank a worker and an address of its "
+    "own.",
+)
 INDEX_UNTRUE: Final = Cause(
     "index-untrue",
     "warning",
@@ -434,6 +444,7 @@ CAUSES: Final = (
     LORA_MISMATCH,
     SALT_MISMATCH,
     SALT_AMBIGUOUS,
+    RANK_IGNORED,
     INDEX_UNTRUE,
     REPLICA_UNREACHABLE,
     REPLICA_REFUSED,

@@ -23,6 +23,7 @@ from select_service.core.diagnostics.fleet_checks import (
     server_of,
 )
 from select_service.core.diagnostics.prompt_checks import Owner, PromptChecks
+from select_service.core.diagnostics.rank_checks import RankChecks
 from select_service.core.diagnostics.stream_checks import Look, StreamChecks
 from select_service.core.diagnostics.suspicions import Suspicions
 from select_service.types.doctor import Subject
@@ -79,6 +80,7 @@ class Examiner:
         self._habits = Habits(reader, counters, replica_counters, now)
         self._wall_clock = WallClock()
         self._prompts = PromptChecks()
+        self._ranks = RankChecks()
         self._watches: dict[WorkerRank, StreamChecks] = {}
         self._stored: dict[Owner, int] = {}  # blocks reported by engines, as of the last round
         self._past_missing: set[Owner] = set()
@@ -112,6 +114,7 @@ class Examiner:
         yield from self._look_at_workers(now)
         yield from self._look_at_streams(now, wall_now, link_of)
         yield from self._look_at_prompts(now)
+        yield from self._look_at_ranks(now)
         yield from self._look_at_trust(now)
         yield from self._look_at_reports(now)
         found = [*look_at_replicas(peers, replicas, self._replica_timeout_s)]
@@ -235,6 +238,9 @@ class Examiner:
                 if watch is not None and sample.new_blocks:
                     watch.asked(sample.at, sample.end)
                 self._prompts.judge(sample, partition.index, self._stored)
+                worker = partition.fleet_slots.workers.get(sample.worker_id)
+                if worker is not None and len(worker.slots) > 1:
+                    self._ranks.judge(sample)
             yield
         for found in self._prompts.suspects(
             self._membership.registry.index, self._stored, self._past_missing.__contains__, now
@@ -247,6 +253,13 @@ class Examiner:
                     else _subject(*owner)
                 )
                 self.suspicions.suspect(cause, subject, what, now)
+            yield
+
+    def _look_at_ranks(self, now: float) -> Iterator[None]:
+        for found in self._ranks.suspects(self._membership.registry.index, now):
+            if found is not None:
+                owner, cause, what = found
+                self.suspicions.suspect(cause, _subject(*owner), what, now)
             yield
 
     def _look_at_trust(self, now: float) -> Iterator[None]:

@@ -10,6 +10,7 @@ import zmq
 
 from select_service.types import SelectAndReserveRequest
 from tests.coroutines import run_by
+from tests.select_service.doctor.test_remedies import send, two_ranks
 from tests.select_service.doctor.ward import Engine, Ward, play, prompt
 
 Context = zmq.Context[zmq.Socket[bytes]]
@@ -175,3 +176,14 @@ async def test_caches_too_small_for_what_comes_again(ward: Ward) -> None:
         engine.compute(prompt(number))
         await ward.heard(engine)
         assert await ward.pass_time(10) == [], round_
+
+
+def test_ranks_that_get_what_is_reserved_for_them(context: Context) -> None:
+    async def scenario(ward: Ward) -> None:
+        ranks = await two_ranks(ward)
+        for first in range(0, 24, 8):
+            await send(ward, ranks, range(first, first + 8), shift=0)
+            await send(ward, ranks, range(first, first + 8), shift=0)
+        assert await ward.codes() == []
+
+    play(context, scenario)

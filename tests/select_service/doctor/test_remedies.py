@@ -590,6 +590,39 @@ def _salted_array(salt: str) -> Callable[[dict[str, Any]], Any]:
     return twist
 
 
+async def two_ranks(ward: Ward) -> list[Engine]:
+    """A worker with two data-parallel ranks, each with a cache of its own."""
+    ranks = [ward.engine(), ward.engine()]
+    for number, engine in enumerate(ranks):
+        engine.dp_rank = number
+    endpoints = {str(one.dp_rank): one.sockets.endpoint for one in ranks}
+    await ward.hire(ranks[0], data_parallel_size=2, kv_events_endpoints=endpoints, replay=False)
+    return ranks
+
+
+async def send(ward: Ward, ranks: list[Engine], numbers: range, shift: int) -> None:
+    """Prompts that a rank computes which is so many off the reserved one."""
+    for number in numbers:
+        body = {"reservation_id": f"p{number}", **plainly(prompt(number))}
+        asked = msgspec.convert(body, SelectAndReserveRequest)
+        answer = await ward.service.select_and_reserve(asked)
+        at: int = answer.dp_rank  # type: ignore[union-attr]
+        ranks[(at + shift) % 2].compute(prompt(number))
+        ward.service.free(f"p{number}")
+    await ward.rest()
+    await ward.pass_time(40)
+
+
+@remedy("rank-ignored")
+async def _(ward: Ward, found: Found) -> None:
+    """Pass the rank on."""
+    ranks = await two_ranks(ward)
+    await send(ward, ranks, range(8), shift=1)
+    await found()
+    for first in range(8, 72, 8):
+        await send(ward, ranks, range(first, first + 8), shift=0)
+
+
 @remedy("salt-ambiguous")
 async def _(ward: Ward, found: Found) -> None:
     """Run vLLM 0.20.2 or newer."""
