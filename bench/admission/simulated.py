@@ -96,7 +96,9 @@ class Simulated:
 
     def _refuse(self, client: Client, decision: AdmissionDecision, now: float) -> None:
         self.refused_at.append((now, client.slo_class))
-        header = retry_after_header(decision.retry_after_s * self._scale) / self._scale
+        header = None  # it never fits: it is told no time
+        if decision.retry_after_s != math.inf:
+            header = retry_after_header(decision.retry_after_s * self._scale) / self._scale
         self.play.refused(client, decision.code, header, now)
 
     def _place(self, client: Client, now: float) -> None:

@@ -10,7 +10,7 @@ from bench.admission.capacity import Capacity
 from bench.admission.measures import Result
 from bench.admission.play import Script
 from bench.admission.policies import contenders
-from bench.admission.simulated import simulate
+from bench.admission.simulated import Simulated, simulate
 from bench.admission.workload import read_workload
 
 SCRIPT = Script(read_workload("four-class"), rate=0.0, seconds=20.0)
@@ -60,3 +60,10 @@ def test_reject_all_is_what_it_says() -> None:
     assert result.attained == 0.0
     assert result.first_retry == 0.0
     assert set(result.outcomes) == {"refused:reject-all"}
+
+
+def test_who_never_fits_does_not_come_again() -> None:
+    config = {"capacity": 1.0, "refill_rate": 1.0}
+    result = Simulated(replace(SCRIPT, rate=10.0, seconds=2.0), "token-bucket", config).run()
+    assert set(result.outcomes) == {"refused:exceeds-capacity"}
+    assert result.first_retries == 0
