@@ -29,7 +29,7 @@ NOT_AGAIN := CC=false
 # What drives the console in tests: Debian's browser, and a font so that its text has a width.
 BROWSER_PACKAGES := chromium fonts-dejavu-core
 
-.PHONY: run demo bench bench-middle bench-quick bench-plot wheel docs fuzz test lint test-light coverage test-pure test-full test-floors test-beside-soak test-heavy downloads test-faults test-ray test-forecast soak iproute test-long test-browser chromium peer promtool manifests pins sbom client twin readme dashboard pictures clean
+.PHONY: run demo bench bench-middle bench-quick bench-plot wheel docs fuzz test lint test-light coverage test-pure test-full test-floors test-beside-soak test-heavy downloads test-faults test-ray test-vllm test-engines test-forecast soak iproute test-long test-browser chromium peer vllm promtool manifests pins sbom client twin readme dashboard pictures clean
 
 run: $(VENV)/.installed
 	exec $(BIN)/select-service --port $(PORT) $(ARGS)
@@ -108,7 +108,8 @@ test-beside-soak: $(VENV)/.installed-test
 	SOAK_SECONDS=$(SOAK_SECONDS) setsid nice -n 10 $(BIN)/python -m pytest tests/faults/test_soak.py \
 	  -p no:cacheprovider > build/soak-beside.txt 2>&1 & soak=$$!; \
 	trap 'kill -- -$$soak 2>/dev/null' INT TERM; \
-	$(MAKE) --no-print-directory test-heavy && $(MAKE) --no-print-directory test-ray; others=$$?; \
+	$(MAKE) --no-print-directory test-heavy && $(MAKE) --no-print-directory test-ray \
+	  && $(MAKE) --no-print-directory test-vllm; others=$$?; \
 	test $$others -eq 0 || kill -- -$$soak 2>/dev/null; \
 	wait $$soak; soaked=$$?; \
 	echo "the soak beside these tests:"; cat build/soak-beside.txt; \
@@ -116,7 +117,7 @@ test-beside-soak: $(VENV)/.installed-test
 
 test-heavy: downloads
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "(heavy or slow) and not long" --timeout=600 \
-	  --durations=30 --ignore=tests/faults --ignore=tests/on_ray
+	  --durations=30 --ignore=tests/faults --ignore=tests/on_ray --ignore=tests/engines
 
 # All that the heavy tests and those on Ray are run with, one after the other. What cannot be had is
 # noted, and the tests that need it skip.
@@ -126,6 +127,7 @@ downloads: $(VENV)/.installed-browser $(VENV)/.installed-fuzz $(VENV)/.installed
 	-$(MAKE) --no-print-directory promtool
 	-$(MAKE) --no-print-directory manifests
 	$(BIN)/python -m tests.e2e.engines
+	-$(MAKE) --no-print-directory vllm
 	$(MAKE) --no-print-directory $(RAY)/.installed
 
 # What is broken on purpose, one test at a time: /health is timed while it lasts.
@@ -135,6 +137,14 @@ test-faults: $(VENV)/.installed-test iproute
 # A real Ray on this machine, in an environment of its own: two minutes. Its packages warn. ray.llm needs pyarrow.
 test-ray: $(RAY)/.installed
 	$(RAY)/bin/python -m pytest tests/on_ray --timeout=150 -W ignore
+
+# A whole vLLM on this machine's processors, two engines at a time: it takes both processors.
+test-vllm: vllm
+	$(BIN)/python -m pytest tests/engines -m "not long" --timeout=600 --durations=10
+
+# The same with every block size, hash algorithm and way to compute prompts: a quarter of an hour.
+test-engines: vllm
+	$(BIN)/python -m pytest tests/engines --timeout=600
 
 # Forecasts of statsforecast and prophet: the extras `arima` and `prophet`, 700 MB beside the
 # environment; half a minute to install and a quarter to run, on a core of one's own.
@@ -155,7 +165,7 @@ iproute:
 
 # More seeds and examples of what make test-full runs already; too many for every submission.
 test-long: $(VENV)/.installed-test
-	TEST_EFFORT=long $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "long or slow" --timeout=3600
+	TEST_EFFORT=long $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "long or slow" --timeout=3600 --ignore=tests/engines
 
 # Everything below tests/fuzz, each fuzzer for so many seconds; FUZZ_SEED=N begins elsewhere.
 SECONDS ?= 60
@@ -184,6 +194,10 @@ test-floors: $(FLOORS)/.installed
 peer: $(VENV)/.installed-test
 	$(BIN)/python -m bench.compare.peer 1.3.1
 	$(BIN)/python -m bench.compare.peer 1.6.1
+
+# In an environment of its own, 3.5 GB; where it cannot be had, its tests say so and skip.
+vllm: $(VENV)/.installed-test
+	$(BIN)/python -m tests.engines.install
 
 # Debian's Prometheus, which checks our dashboard and alerts; where it cannot be installed the tests
 # that need it say so and skip.

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 
 from tests import wait
 from tests.effort import examples
-from tests.faults.table import HEADINGS, lines_of
+from tests.tables import TABLES
 
 settings.register_profile(
     "default",
@@ -47,15 +47,16 @@ def memory_path(tmp_path: Path) -> Iterator[Path]:
 
 
 def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
-    """Print what the fault suite has measured, if it ran."""
+    """Print what suites have measured, if they ran."""
     reports = [
         report
         for kind in ("passed", "failed")
         for report in terminalreporter.getreports(kind)
         if isinstance(report, pytest.TestReport) and report.when == "call"
     ]
-    lines = [line for report in reports for line in lines_of(report.user_properties)]
-    if lines:
-        terminalreporter.section("faults: /health in milliseconds, seen from outside")
-        for line in [HEADINGS, *lines]:
-            terminalreporter.write_line(line)
+    for table in TABLES:
+        rows = [row for report in reports for row in table.rows(report.user_properties)]
+        if rows:
+            terminalreporter.section(table.title)
+            for line in [table.headings, *rows]:
+                terminalreporter.write_line(line)

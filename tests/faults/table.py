@@ -1,24 +1,13 @@
-"""What the fault suite has measured, one line per fault, printed at the end of a run of pytest.
-
-Lines travel with the reports of their tests, so that runners side by side give one table.
-"""
+"""What the fault suite has measured, one line per fault, printed at the end of a run of pytest."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-
-import msgspec
 
 from tests.faults.probe import Health
 from tests.faults.vitals import Vitals
-
-PROPERTY = "fault"
-HEADINGS = (
-    "fault                                  s  asked fail  p50   p99   max  slept"
-    "   MB: before  peak  after  fds  statuses"
-)
+from tests.tables import FAULTS, Record
 
 
 @dataclass
@@ -33,9 +22,9 @@ class Line:
     statuses: Counter[int] = field(default_factory=Counter)
     note: str = ""
 
-    def write(self, record: Callable[[str, object], None]) -> None:
+    def write(self, record: Record) -> None:
         """Hand it to pytest's `record_property`."""
-        record(PROPERTY, msgspec.json.encode(str(self)).decode())
+        FAULTS.add(record, self)
 
     def __str__(self) -> str:
         text = f"{self.name[:36]:<36} {self.lasted_s:4.1f}"
@@ -49,8 +38,3 @@ class Line:
             text += f" {self.before.fds}-{self.after.fds} "
         counts = " ".join(f"{status}:{count}" for status, count in sorted(self.statuses.items()))
         return f"{text} {counts} {self.note}".rstrip()
-
-
-def lines_of(properties: Iterable[tuple[str, object]]) -> list[str]:
-    """The lines among a report's properties."""
-    return [msgspec.json.decode(str(value)) for name, value in properties if name == PROPERTY]

@@ -1,0 +1,48 @@
+"""Every model with every block size, hash algorithm and way to compute prompts: by hand."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from tests.engines.conftest import Recorder
+from tests.engines.fleet import running_fleet
+from tests.engines.test_vllm import assert_foretold
+from tests.engines.vllm_engine import EngineConfig
+
+pytestmark = [pytest.mark.heavy, pytest.mark.e2e, pytest.mark.long]
+
+REQUESTS = 100
+POOL_TOKENS = 9600
+HASHES = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
+PLAIN = [
+    EngineConfig(
+        "llama",
+        block_size=size,
+        hash_algorithm=algorithm,
+        chunked_prefill=chunked,
+        blocks=POOL_TOKENS // size,
+    )
+    for size, algorithm, chunked in itertools.product((16, 64, 128), HASHES, (True, False))
+]
+OTHERS = [
+    EngineConfig(
+        model, block_size=size, chunked_prefill=chunked, blocks=POOL_TOKENS // size * groups
+    )
+    for (model, groups), size, chunked in itertools.product(
+        (("qwen2", 1), ("gemma3", 2), ("mistral", 1)), (16, 32, 64), (True, False)
+    )
+] + [
+    EngineConfig("granite_h", block_size=size, chunked_prefill=chunked, blocks=120)
+    for size, chunked in itertools.product((80, 128), (True, False))
+]
+
+
+@pytest.mark.parametrize("config", [*PLAIN, *OTHERS], ids=lambda one: f"{one.model} {one}")
+def test_conversations(
+    config: EngineConfig, tmp_path_factory: pytest.TempPathFactory, told: Recorder
+) -> None:
+    with running_fleet(tmp_path_factory.mktemp(config.model), [config, config]) as fleet:
+        verdict = told(fleet.drive("conversations", REQUESTS))
+    assert_foretold(verdict)

@@ -1,0 +1,252 @@
+"""Conversations through the service to real engines, and what it foretold of each prompt.
+
+A caller as any other: it asks the service, sends the prompt to the engine that was named, tells
+what that answered, and goes on with the answer as a part of the next prompt. `cached_tokens` of the
+engine's usage is the truth about the tokens that the service took for cached.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import uuid
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any, Final
+
+import httpx
+
+from tests.engines.tiny_models import FIRST_WORD, VOCABULARY
+from tests.engines.vllm_engine import SERVED_NAME
+from tests.wait import PATIENCE_S
+
+PROMPT_MAX: Final = 3000
+RANK_HEADER: Final = "X-data-parallel-rank"
+PAUSES_S: Final = (0.05, 0.15)
+"""Between an answer and the next turn: events need some of it."""
+
+
+@dataclass(frozen=True)
+class Flavor:
+    """What else names a cached block: a salt and an adapter."""
+
+    salt: str | None = None
+    adapter: str | None = None
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """Of a body to the service."""
+        fields = {"cache_salt": self.salt, "lora_name": self.adapter}
+        return {name: value for name, value in fields.items() if value is not None}
+
+
+@dataclass
+class Exchange:
+    """One request that an engine answered."""
+
+    worker_id: int
+    rank: int
+    flavor: Flavor
+    prompt: list[int]
+    foretold: int
+    """Tokens that the service took for cached."""
+    begun: float
+    ended: float = 0.0
+    cached: int | None = None
+    """Tokens that the engine found; None: the caller left before it said so."""
+    output: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Traffic:
+    """One run of conversations.
+
+    Attributes:
+        service: the address of the service.
+        scope: the partition's name there.
+        workers: the ids there.
+        requests: that many are sent, and each is answered or an error.
+        retry: a failed request is sent to another worker, as a caller would.
+        pass_rank: whether the engine is told the rank that was chosen.
+    """
+
+    service: str
+    scope: str
+    workers: Sequence[int]
+    requests: int
+    seed: int = 1
+    lanes: int = 4
+    flavors: Sequence[Flavor] = (Flavor(),)
+    prefixes: int = 6
+    prefix_tokens: int = 400
+    turns: int = 5
+    turn_tokens: int = 60
+    output_tokens: int = 24
+    retry: bool = False
+    pass_rank: bool = False
+    cancel_share: float = 0.0
+    """This share of the requests is streamed, and left by the caller on the way."""
+    after: Mapping[int, Callable[[], None]] = field(default_factory=dict)
+    """By number of a request: what is done before it is sent."""
+    exchanges: list[Exchange] = field(default_factory=list)
+    errors: Counter[str] = field(default_factory=Counter)
+    started: int = 0
+    conversations: int = 0
+    cancelled: int = 0
+
+    def __post_init__(self) -> None:
+        self.rng = random.Random(self.seed)
+        self.beginnings = [self.words(self.prefix_tokens + 7 * n) for n in range(self.prefixes)]
+
+    def words(self, count: int) -> list[int]:
+        """Random tokens."""
+        return [self.rng.randrange(FIRST_WORD, VOCABULARY) for _ in range(count)]
+
+    async def run(self) -> None:
+        """Send all requests."""
+        limits = httpx.Limits(max_connections=64)
+        async with (
+            httpx.AsyncClient(timeout=PATIENCE_S, limits=limits) as http,
+            asyncio.TaskGroup() as lanes,
+        ):
+            for _ in range(self.lanes):
+                lanes.create_task(self._lane(http))
+
+    async def _lane(self, http: httpx.AsyncClient) -> None:
+        while self.started < self.requests:
+            self.conversations += 1
+            flavor = self.flavors[self.conversations % len(self.flavors)]
+            await self._conversation(http, flavor)
+
+    async def _conversation(self, http: httpx.AsyncClient, flavor: Flavor) -> None:
+        prompt = list(self.rng.choice(self.beginnings))
+        for _ in range(self.rng.randint(1, self.turns)):
+            prompt += self.words(self.rng.randint(1, 2 * self.turn_tokens))
+            if len(prompt) > PROMPT_MAX or self.started >= self.requests:
+                return
+            self.started += 1
+            if (act := self.after.get(self.started)) is not None:
+                act()
+            output = await self._request(http, prompt, flavor)
+            if output is None:
+                return
+            prompt += output
+            await asyncio.sleep(self.rng.uniform(*PAUSES_S))
+
+    async def _request(
+        self, http: httpx.AsyncClient, prompt: list[int], flavor: Flavor
+    ) -> list[int] | None:
+        """The engine's output; None if there is none."""
+        failed: list[int] = []
+        while True:
+            exchange = await self._select(http, prompt, flavor, failed)
+            if exchange is None:
+                return None
+            try:
+                await self._ask_engine(http, *exchange)
+            except httpx.HTTPError as problem:
+                self.errors[f"engine: {type(problem).__name__}"] += 1
+                failed.append(exchange[0].worker_id)
+                await self._free(http, exchange[1])
+                if not self.retry or len(failed) == len(self.workers):
+                    return None
+                continue
+            await self._free(http, exchange[1])
+            return exchange[0].output
+
+    async def _select(
+        self,
+        http: httpx.AsyncClient,
+        prompt: list[int],
+        flavor: Flavor,
+        failed: Sequence[int],
+    ) -> tuple[Exchange, str, str] | None:
+        """What was chosen, the reservation, and the engine's address."""
+        reservation = uuid.uuid4().hex
+        begun = monotonic()
+        body: dict[str, Any] = {
+            "reservation_id": reservation,
+            "model_name": self.scope,
+            "token_ids": prompt,
+            "expected_output_tokens": self.output_tokens,
+            **flavor.fields,
+        }
+        if failed:
+            body["allowed_worker_ids"] = [one for one in self.workers if one not in failed]
+        answer = await http.post(f"{self.service}/select_and_reserve", json=body)
+        said = answer.json()
+        if answer.status_code != 200:
+            self.errors[f"service: {answer.status_code} {said.get('code')}"] += 1
+            return None
+        exchange = Exchange(
+            worker_id=said["worker_id"],
+            rank=said["dp_rank"],
+            flavor=flavor,
+            prompt=list(prompt),
+            foretold=len(prompt) - said["effective_prefill_tokens"],
+            begun=begun,
+        )
+        return exchange, reservation, said["endpoint"]
+
+    async def _ask_engine(
+        self, http: httpx.AsyncClient, exchange: Exchange, reservation: str, endpoint: str
+    ) -> None:
+        # No seed: vLLM's runner for processors fails with it on a prompt in pieces.
+        body: dict[str, Any] = {
+            "model": exchange.flavor.adapter or SERVED_NAME,
+            "prompt": exchange.prompt,
+            "max_tokens": self.output_tokens,
+            "ignore_eos": True,
+            "temperature": 0.7,
+            "return_token_ids": True,
+        }
+        if exchange.flavor.salt is not None:
+            body["cache_salt"] = exchange.flavor.salt
+        headers = {RANK_HEADER: str(exchange.rank)} if self.pass_rank else {}
+        url = f"{endpoint}/v1/completions"
+        if self.rng.random() < self.cancel_share:
+            await self._ask_and_leave(http, url, body, headers, exchange)
+        else:
+            answer = await http.post(url, json=body, headers=headers)
+            answer.raise_for_status()
+            said = answer.json()
+            exchange.cached = said["usage"]["prompt_tokens_details"]["cached_tokens"]
+            exchange.output = said["choices"][0]["token_ids"]
+        exchange.ended = monotonic()
+        self.exchanges.append(exchange)
+        told = {} if exchange.cached is None else {"cached_tokens": exchange.cached}
+        path = f"{self.service}/reservations/{reservation}/prefill_complete"
+        await self._tell(http.post(path, json=told), "prefill_complete")
+
+    async def _ask_and_leave(
+        self,
+        http: httpx.AsyncClient,
+        url: str,
+        body: dict[str, Any],
+        headers: Mapping[str, str],
+        exchange: Exchange,
+    ) -> None:
+        """Stream an answer that could become long, and close the connection on the way."""
+        self.cancelled += 1
+        wanted = self.rng.randint(1, 2 * self.output_tokens)
+        body |= {"max_tokens": 400, "stream": True, "stream_options": {"include_usage": True}}
+        async with http.stream("POST", url, json=body, headers=headers) as answer:
+            answer.raise_for_status()
+            async for line in answer.aiter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                said = httpx.Response(200, content=line.removeprefix("data: ")).json()
+                for choice in said["choices"]:
+                    exchange.output += choice.get("token_ids") or []
+                if len(exchange.output) >= wanted:
+                    break
+
+    async def _free(self, http: httpx.AsyncClient, reservation: str) -> None:
+        await self._tell(http.delete(f"{self.service}/reservations/{reservation}"), "free")
+
+    async def _tell(self, call: Any, name: str) -> None:
+        answer = await call
+        if answer.status_code != 200:
+            self.errors[f"{name}: {answer.status_code}"] += 1
