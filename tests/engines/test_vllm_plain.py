@@ -104,7 +104,8 @@ def test_killed_service(fleet: Fleet, told: Recorder) -> None:
 def test_killed_engine(fleet: Fleet, told: Recorder) -> None:
     """Others answer meanwhile; started again it holds nothing, and is credited with nothing."""
     first = fleet.engines[0]
-    old = fleet.traffic(0).words(400)
+    words = fleet.traffic(0, seed=3)
+    old, young = words.words(400), words.words(400)
     first.complete(old)
     block_until(lambda: fleet.matched(old)[1] == _whole(old))
 
@@ -115,7 +116,7 @@ def test_killed_engine(fleet: Fleet, told: Recorder) -> None:
     rising = {20: fall_and_rise}
     assert_foretold(told(fleet.drive("an engine is killed", REQUESTS, after=rising, retry=True)))
     first.wait_until_up()
-    first.complete(fleet.traffic(0).words(400))
+    first.complete(young)
     block_until(lambda: fleet.matched(old)[1] == 0)
     assert_foretold(told(fleet.drive("it is back", REQUESTS)))
 

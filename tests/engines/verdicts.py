@@ -78,7 +78,8 @@ def judge(
         verdict.reasons[reason] += 1
         verdict.differences.append(
             f"{reason}: {len(exchange.prompt)} tokens to {exchange.worker_id}.{exchange.rank}"
-            f" {exchange.flavor}: foretold {exchange.foretold}, found {exchange.cached}"
+            f" {exchange.flavor}: foretold {exchange.foretold}, found {exchange.cached};"
+            f" {_history(exchange, exchange.cached // block_size, block_size, log)}"
         )
     return verdict
 
@@ -93,6 +94,20 @@ def _reason(exchange: Exchange, found: int, block_size: int, log: EventLog) -> s
     if foretold < found and log.was_stored(rank, blocks[foretold:found], *span):
         return STORED
     return UNEXPLAINED
+
+
+def _history(exchange: Exchange, found: int, block_size: int, log: EventLog) -> str:
+    """What was told of the first and the last block in doubt, in seconds since the selection."""
+    rank = (exchange.worker_id, exchange.rank)
+    begin, end = sorted((exchange.foretold // block_size, found))
+    doubtful = blocks_of(exchange.prompt, block_size)[begin:end]
+    if not doubtful:
+        return "no block is in doubt"
+    return ", ".join(
+        f"{name} block {what} at {[round(at - exchange.begun, 2) for at in times.get(block, ())]}"
+        for name, block in (("first", doubtful[0]), ("last", doubtful[-1]))
+        for what, times in (("stored", log.stored[rank]), ("removed", log.removed[rank]))
+    )
 
 
 def _mean(errors: Sequence[int]) -> float:
