@@ -72,8 +72,12 @@ def test_late_service(fleet: Fleet, told: Recorder) -> None:
 
     What the second has forgotten is unknown, and makes nothing that is known less credible.
     """
+    newest = fleet.traffic(0, seed=4).words(400)
+    for engine in fleet.engines:
+        engine.complete(newest)
     with Server(fleet.folder / "late.log", args=OURS_EXTRA) as late:
         fleet.register(late)
+        block_until(lambda: fleet.matched(newest, late) == dict.fromkeys((1, 2), _whole(newest)))
         traffic = fleet.traffic(REQUESTS, late)
         run(traffic.run())
         whole = [one for one in traffic.exchanges if one.worker_id == 1]
