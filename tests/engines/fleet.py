@@ -54,6 +54,8 @@ class Fleet:
             service=f"http://{HOST}:{server.port}",
             scope=self.scope,
             workers=[engine.worker_id for engine in self.engines],
+            log=self.log,
+            block_size=self.config.block_size,
             requests=requests,
             **how,
         )

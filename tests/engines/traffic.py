@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import httpx
 
+from tests.engines.event_log import EventLog, blocks_of
 from tests.engines.tiny_models import FIRST_WORD, VOCABULARY
 from tests.engines.vllm_engine import SERVED_NAME
 from tests.wait import PATIENCE_S
@@ -25,7 +26,10 @@ from tests.wait import PATIENCE_S
 PROMPT_MAX: Final = 3000
 RANK_HEADER: Final = "X-data-parallel-rank"
 PAUSES_S: Final = (0.05, 0.15)
-"""Between an answer and the next turn: events need some of it."""
+"""Between what an engine has told of an answer and the next turn."""
+LOOKS: Final = 20
+LOOK_S: Final = 0.025
+"""An engine is given so much time to tell; it may end before, or keep windows' ends only."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,8 @@ class Traffic:
         service: the address of the service.
         scope: the partition's name there.
         workers: the ids there.
+        log: of their engines; the next turn comes after an engine told of the last one, as
+            people and tools need more time than events.
         requests: that many are sent, and each is answered or an error.
         retry: a failed request is sent to another worker, as a caller would.
         pass_rank: whether the engine is told the rank that was chosen.
@@ -75,6 +81,8 @@ class Traffic:
     service: str
     scope: str
     workers: Sequence[int]
+    log: EventLog
+    block_size: int
     requests: int
     seed: int = 1
     lanes: int = 4
@@ -98,6 +106,7 @@ class Traffic:
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
+        self.locks = [asyncio.Lock() for _ in range(self.prefixes)]
         self.beginnings = [self.words(self.prefix_tokens + 7 * n) for n in range(self.prefixes)]
 
     def words(self, count: int) -> list[int]:
@@ -121,24 +130,46 @@ class Traffic:
             await self._conversation(http, flavor)
 
     async def _conversation(self, http: httpx.AsyncClient, flavor: Flavor) -> None:
-        prompt = list(self.rng.choice(self.beginnings))
-        for _ in range(self.rng.randint(1, self.turns)):
-            prompt += self.words(self.rng.randint(1, 2 * self.turn_tokens))
-            if len(prompt) > PROMPT_MAX or self.started >= self.requests:
+        number = self.rng.randrange(len(self.beginnings))
+        prompt = list(self.beginnings[number])
+        async with self.locks[number]:  # nobody can foretell what is computed right now
+            goes_on = await self._turn(http, prompt, flavor)
+        for _ in range(self.rng.randrange(self.turns)):
+            if not goes_on:
                 return
-            self.started += 1
-            if (act := self.after.get(self.started)) is not None:
-                act()
-            output = await self._request(http, prompt, flavor)
-            if output is None:
+            goes_on = await self._turn(http, prompt, flavor)
+
+    async def _turn(self, http: httpx.AsyncClient, prompt: list[int], flavor: Flavor) -> bool:
+        """Say something, and append that and the answer to the prompt; whether there was one."""
+        prompt += self.words(self.rng.randint(1, 2 * self.turn_tokens))
+        if len(prompt) > PROMPT_MAX or self.started >= self.requests:
+            return False
+        self.started += 1
+        if (act := self.after.get(self.started)) is not None:
+            act()
+        exchange = await self._request(http, prompt, flavor)
+        if exchange is None:
+            return False
+        prompt += exchange.output
+        if exchange.cached is not None:
+            await self._told(exchange)
+        await asyncio.sleep(self.rng.uniform(*PAUSES_S))
+        return True
+
+    async def _told(self, exchange: Exchange) -> None:
+        """Wait until the engine told of the last whole block; the last token is in none yet."""
+        computed = [*exchange.prompt, *exchange.output[:-1]]
+        last = blocks_of(computed, self.block_size)[-1]
+        stored = self.log.stored[exchange.worker_id, exchange.rank]
+        for _ in range(LOOKS):
+            if last in stored:
                 return
-            prompt += output
-            await asyncio.sleep(self.rng.uniform(*PAUSES_S))
+            await asyncio.sleep(LOOK_S)
 
     async def _request(
         self, http: httpx.AsyncClient, prompt: list[int], flavor: Flavor
-    ) -> list[int] | None:
-        """The engine's output; None if there is none."""
+    ) -> Exchange | None:
+        """What an engine answered; None: none did."""
         failed: list[int] = []
         while True:
             exchange = await self._select(http, prompt, flavor, failed)
@@ -154,7 +185,7 @@ class Traffic:
                     return None
                 continue
             await self._free(http, exchange[1])
-            return exchange[0].output
+            return exchange[0]
 
     async def _select(
         self,
