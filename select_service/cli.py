@@ -54,6 +54,7 @@ _NEEDS = {
     "tls_client_ca": "tls_cert",
     "curve_replica_keys": "curve_key",
     "side_host": "side_port",
+    "epp_host": "epp_port",
 }
 
 
@@ -172,6 +173,8 @@ def _check_entrances(parser: argparse.ArgumentParser, layers: Layers, settings: 
     """With a Unix socket there is TCP only if it is asked for; what needs TCP asks for it."""
     if settings.side_port is not None and settings.side_port == settings.port != 0:
         parser.error("--side-port must not be --port: they lead to different things")
+    if settings.epp_port and settings.epp_port in (settings.port, settings.side_port):
+        parser.error("--epp-port must not be --port or --side-port: it speaks gRPC")
     if settings.replica_sync_peers and settings.replica_sync_port is None:
         parser.error("--replica-sync-peers needs --replica-sync-port")
     for field, needed in _NEEDS.items():

@@ -82,8 +82,11 @@ def _read(flags: Sequence[str]) -> tuple[Settings, Layers]:
         settings, layers = cli.read(flags, os.environ)
     except SystemExit:
         raise ValueError(f"not flags of the service: {' '.join(flags)}") from None
-    if settings.uds is not None or settings.side_port is not None:
-        raise ValueError("--uds and --side-port are not for Ray: a replica has one port of its own")
+    others = (settings.uds, settings.epp_port, settings.side_port)
+    if any(one is not None for one in others):
+        raise ValueError(
+            "--uds, --epp-port and --side-port are not for Ray: a replica has one port of its own"
+        )
     return settings, layers
 
 

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
     from starlette.applications import Starlette
 
+    from select_service.edge.epp.server import EndpointPicker
     from select_service.edge.metrics.exposition import Metrics
     from select_service.edge.security.authority import Authority
     from select_service.settings import Settings
@@ -214,6 +215,41 @@ async def _serve(settings: Settings, layers: Layers | None, entrances: Listening
         server.go,
     )
 
+    _handle_signals(server, leaving, application)
+    picker: EndpointPicker | None = None
+    try:
+        if settings.epp_port is not None:
+            picker = _endpoint_picker(service, settings, traffic)
+        await service.start(entrances.replica_port, settings.advertise_url)
+        application.reloading.restore()
+        _listen_to_replicas(service, settings.replica_sync_peers)
+        await _hold(service, server, settings.recovery_hold_s)
+        garbage.start()
+        told: dict[str, object] = {"version": __version__, "kernels": kernels_in_use()}
+        if picker is not None:
+            await picker.start()
+            told["epp_port"] = picker.port
+        _log.info("listening", extra=entrances.describe() | told)
+        await server.serve(sockets=entrances.sockets)
+    except CannotListenError as error:
+        _log.error("cannot listen on %s", error)
+        return 1
+    except (IndexerError, InvalidReplicaPeer, StateDirUnusable) as error:
+        _log.error("cannot start: %s", error)
+        return 1
+    finally:
+        garbage.close()
+        if picker is not None:
+            await picker.close(settings.shutdown_timeout_s)
+        await service.close()
+    _log.info("stopped")
+    return 0
+
+
+def _handle_signals(server: Server, leaving: GracefulShutdown, application: Application) -> None:
+    """Let signals end, announce and reload; from before the service starts."""
+    loop = asyncio.get_running_loop()
+
     def leave() -> None:
         """Leave with notice, or at once if the server is not up yet and nobody needs notice."""
         (leaving.begin if server.started else server.go)()
@@ -227,26 +263,20 @@ async def _serve(settings: Settings, layers: Layers | None, entrances: Listening
     loop.add_signal_handler(signal.SIGTERM, leave)
     loop.add_signal_handler(signal.SIGUSR1, announce)
     loop.add_signal_handler(signal.SIGHUP, application.reloading.hang_up)
+
+
+def _endpoint_picker(service: Driver, settings: Settings, traffic: Traffic) -> EndpointPicker:
+    """Return what listens to gateways.
+
+    Raises:
+        CannotListenError: gRPC is not installed.
+    """
     try:
-        await service.start(entrances.replica_port, settings.advertise_url)
-        application.reloading.restore()
-        _listen_to_replicas(service, settings.replica_sync_peers)
-        await _hold(service, server, settings.recovery_hold_s)
-        garbage.start()
-        told = {"version": __version__, "kernels": kernels_in_use()}
-        _log.info("listening", extra=entrances.describe() | told)
-        await server.serve(sockets=entrances.sockets)
-    except CannotListenError as error:
-        _log.error("cannot listen on %s", error)
-        return 1
-    except (IndexerError, InvalidReplicaPeer, StateDirUnusable) as error:
-        _log.error("cannot start: %s", error)
-        return 1
-    finally:
-        garbage.close()
-        await service.close()
-    _log.info("stopped")
-    return 0
+        from select_service.edge.epp.server import EndpointPicker  # an extra
+    except ImportError as error:
+        text = f"--epp-port: {error}: pip install 'select-service[epp]'"
+        raise CannotListenError(text) from None
+    return EndpointPicker(service, settings, traffic.epp)
 
 
 async def _hold(service: Driver, server: Server, hold_s: float) -> None:

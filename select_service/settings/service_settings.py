@@ -29,6 +29,7 @@ from select_service.types import (
 )
 from select_service.types.admission import AdmissionSettings
 from select_service.types.doctor import DoctorLimits
+from select_service.types.endpoint_picker import PickerLimits
 from select_service.types.shadow import ShadowSettings
 
 __all__ = ["Settings"]
@@ -89,6 +90,11 @@ class Settings(ObservabilitySettings, frozen=True, kw_only=True):
     def doctor_limits(self) -> DoctorLimits:
         """How often the doctor examines, and how closely."""
         return self._of(DoctorLimits, "doctor_")
+
+    @property
+    def picker_limits(self) -> PickerLimits:
+        """How much gateways may hold at the endpoint picker."""
+        return self._of(PickerLimits, "epp_")
 
     @property
     def trust(self) -> TrustSettings:

@@ -10,6 +10,8 @@ from bisect import bisect_left
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
+from select_service.edge.epp.traffic import PickerTraffic
+
 if TYPE_CHECKING:
     from select_service.core.tenancy.shares import Bound, Shares
 
@@ -163,6 +165,7 @@ class Traffic:
         "connections",
         "console",
         "crashes",
+        "epp",
         "in_flight",
         "limit_hits",
         "routes",
@@ -175,6 +178,7 @@ class Traffic:
         self.unmatched = RouteTraffic()  # 404, 405: no pattern to report
         self.connections = Connections()
         self.console = ConsoleTraffic()
+        self.epp = PickerTraffic()
         self.in_flight = 0
         self.scrapes = 0  # of these, reads of /metrics
         self.limit_hits = dict.fromkeys(COUNTED_LIMITS, 0)

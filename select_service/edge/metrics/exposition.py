@@ -18,6 +18,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from select_service.edge.cooperative import TimeSlices
 from select_service.edge.metrics.admission_metrics import admission_tables
 from select_service.edge.metrics.demand_metrics import demand_tables
+from select_service.edge.metrics.epp_metrics import epp_table
 from select_service.edge.metrics.http_metrics import http_tables
 from select_service.edge.metrics.index_metrics import index_tables
 from select_service.edge.metrics.limit_metrics import limit_tables
@@ -67,6 +68,7 @@ class Metrics:
         self._collectors: tuple[Collector, ...] = (
             groups,
             *http_tables(traffic),
+            epp_table(traffic.epp),
             *service_tables(driver, settings, groups),
             *index_tables(driver, settings, groups),
             *admission_tables(driver, settings, groups),

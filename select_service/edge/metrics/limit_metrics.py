@@ -103,6 +103,7 @@ def limit_hits(service: Driver, traffic: Traffic, orphans_dropped: int) -> dict[
         "data_parallel_size_max": core.catalog.too_parallel,
         "kv_orphan_blocks_max": orphans_dropped,
         **traffic.limit_hits,
+        **traffic.epp.limit_hits,
         "header_lines_max": cut.head_lines,
         "header_timeout_s": cut.header_timeouts,
         "body_timeout_s": cut.body_timeouts + cut.write_timeouts,

@@ -16,6 +16,8 @@ def open_doors(settings: Settings) -> dict[str, str]:
     found: dict[str, str] = {}
     side = side_address(settings)
     is_open = settings.port is not None and not _is_loopback(settings.host)
+    if settings.epp_port is not None:
+        is_open |= not _is_loopback(settings.epp_host or settings.host)
     is_ajar = side is not None and not _is_loopback(side[0])
     if is_open or is_ajar:
         if settings.token_file is None and settings.tls_client_ca is None:

@@ -28,6 +28,7 @@ from select_service.settings.table.booking import BookingSettings
 from select_service.settings.table.cost import CostSettings
 from select_service.settings.table.discovery import DiscoverySettings
 from select_service.settings.table.durability import DurabilitySettings
+from select_service.settings.table.endpoint_picker import EndpointPickerSettings
 from select_service.settings.table.kv_index import KvIndexSettings
 from select_service.settings.table.listening import ListeningSettings
 from select_service.settings.table.observability import ObservabilitySettings
@@ -39,6 +40,7 @@ __all__ = ["FLAGS", "SECTIONS", "ObservabilitySettings"]
 
 _CLASSES: Final = (
     ListeningSettings,
+    EndpointPickerSettings,
     SecuritySettings,
     BookingSettings,
     CostSettings,

@@ -3,7 +3,7 @@
 from typing import Annotated, Final
 
 from indexer.limits import EgressSettings
-from select_service.settings.table.listening import ListeningSettings
+from select_service.settings.table.endpoint_picker import EndpointPickerSettings
 from select_service.settings.value_types import (
     count,
     curve_public_key,
@@ -19,7 +19,7 @@ from select_service.settings.value_types import (
 _EGRESS: Final = EgressSettings()
 
 
-class SecuritySettings(ListeningSettings, frozen=True, kw_only=True):
+class SecuritySettings(EndpointPickerSettings, frozen=True, kw_only=True):
     """Who may do what, and where the service itself may connect."""
 
     token_file: Annotated[

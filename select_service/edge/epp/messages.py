@@ -1,0 +1,139 @@
+"""The messages of ext_proc and of gRPC's health protocol, as far as they are used here.
+
+Built from one table at import, in a descriptor pool of their own. The published packages with
+these messages bring other packages' files along (`xds-protos` overwrites those of
+`opentelemetry-proto`), so the few that are needed are declared here; fields that are not in the
+table are skipped by the decoder. Names and numbers are those of Envoy's API, version 3.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, struct_pb2
+
+__all__ = [
+    "BUFFERED",
+    "BUFFERED_PARTIAL",
+    "FULL_DUPLEX_STREAMED",
+    "NONE",
+    "STREAMED",
+    "HealthCheckRequest",
+    "HealthCheckResponse",
+    "ProcessingRequest",
+    "ProcessingResponse",
+]
+
+NONE, STREAMED, BUFFERED, BUFFERED_PARTIAL, FULL_DUPLEX_STREAMED = range(5)
+"""How bodies are sent: `ProcessingMode.BodySendMode`."""
+
+_PACKAGE: Final = "ext_proc"
+_STRUCT: Final = ".google.protobuf.Struct"
+_FIELD: Final = descriptor_pb2.FieldDescriptorProto
+_SCALARS: Final = {
+    "string": _FIELD.TYPE_STRING,
+    "bytes": _FIELD.TYPE_BYTES,
+    "bool": _FIELD.TYPE_BOOL,
+    "int32": _FIELD.TYPE_INT32,  # of enumerations, too: the same on the wire
+}
+_MESSAGES: Final = {
+    # -- envoy.config.core.v3, envoy.type.v3
+    "HeaderValue": "1 key string, 2 value string, 3 raw_value bytes",
+    "HeaderMap": "1 headers HeaderValue*",
+    "HeaderValueOption": "1 header HeaderValue, 3 append_action int32",
+    "Metadata": "1 filter_metadata Struct{}",
+    "HttpStatus": "1 code int32",
+    # -- envoy.service.ext_proc.v3
+    "HttpHeaders": "1 headers HeaderMap, 3 end_of_stream bool",
+    "HttpBody": "1 body bytes, 2 end_of_stream bool",
+    "HttpTrailers": "1 trailers HeaderMap",
+    "ProtocolConfiguration": "1 request_body_mode int32, 2 response_body_mode int32",
+    "ProcessingRequest": "2 request_headers HttpHeaders |request, "
+    "3 response_headers HttpHeaders |request, 4 request_body HttpBody |request, "
+    "5 response_body HttpBody |request, 6 request_trailers HttpTrailers |request, "
+    "7 response_trailers HttpTrailers |request, 8 metadata_context Metadata, "
+    "10 observability_mode bool, 11 protocol_config ProtocolConfiguration",
+    "HeaderMutation": "1 set_headers HeaderValueOption*",
+    "StreamedBodyResponse": "1 body bytes, 2 end_of_stream bool",
+    "BodyMutation": "3 streamed_response StreamedBodyResponse |mutation",
+    "CommonResponse": "2 header_mutation HeaderMutation, 3 body_mutation BodyMutation, "
+    "5 clear_route_cache bool",
+    "HeadersResponse": "1 response CommonResponse",
+    "BodyResponse": "1 response CommonResponse",
+    "TrailersResponse": "1 header_mutation HeaderMutation",
+    "ImmediateResponse": "1 status HttpStatus, 2 headers HeaderMutation, 3 body bytes, "
+    "5 details string",
+    "ProcessingResponse": "1 request_headers HeadersResponse |response, "
+    "2 response_headers HeadersResponse |response, 3 request_body BodyResponse |response, "
+    "4 response_body BodyResponse |response, 5 request_trailers TrailersResponse |response, "
+    "6 response_trailers TrailersResponse |response, "
+    "7 immediate_response ImmediateResponse |response, 8 dynamic_metadata Struct",
+    # -- grpc.health.v1
+    "HealthCheckRequest": "1 service string",
+    "HealthCheckResponse": "1 status int32",
+}
+"""Fields as `number name type`: `*` repeats, `{}` is a map by string, `|` names the oneof."""
+
+
+def _described() -> descriptor_pb2.FileDescriptorProto:
+    file = descriptor_pb2.FileDescriptorProto(
+        name="select_service/ext_proc.proto", package=_PACKAGE, syntax="proto3"
+    )
+    file.dependency.append(struct_pb2.DESCRIPTOR.name)
+    for name, fields in _MESSAGES.items():
+        message = file.message_type.add(name=name)
+        for text in fields.split(", "):
+            _add_field(message, text)
+    return file
+
+
+def _add_field(message: Any, text: str) -> None:
+    words, _, oneof = text.partition(" |")
+    number, name, kind = words.split(" ")
+    field = message.field.add(name=name, number=int(number), label=_FIELD.LABEL_OPTIONAL)
+    if kind.endswith("{}"):
+        entry = message.nested_type.add(name="".join(map(str.title, name.split("_"))) + "Entry")
+        entry.options.map_entry = True
+        entry.field.add(name="key", number=1, label=1, type=_FIELD.TYPE_STRING)
+        _type(entry.field.add(name="value", number=2, label=1), kind.removesuffix("{}"))
+        field.label, field.type = _FIELD.LABEL_REPEATED, _FIELD.TYPE_MESSAGE
+        field.type_name = f".{_PACKAGE}.{message.name}.{entry.name}"
+        return
+    if kind.endswith("*"):
+        field.label = _FIELD.LABEL_REPEATED
+    _type(field, kind.removesuffix("*"))
+    if oneof:
+        if not message.oneof_decl:
+            message.oneof_decl.add(name=oneof)
+        field.oneof_index = 0
+
+
+def _type(field: Any, kind: str) -> None:
+    if kind in _SCALARS:
+        field.type = _SCALARS[kind]
+        return
+    field.type = _FIELD.TYPE_MESSAGE
+    field.type_name = _STRUCT if kind == "Struct" else f".{_PACKAGE}.{kind}"
+
+
+def _pool() -> descriptor_pool.DescriptorPool:
+    pool = descriptor_pool.DescriptorPool()
+    shared = descriptor_pb2.FileDescriptorProto()
+    struct_pb2.DESCRIPTOR.CopyToProto(shared)
+    pool.Add(shared)
+    pool.Add(_described())
+    return pool
+
+
+_POOL: Final = _pool()
+
+
+def _message(name: str) -> Any:
+    found = _POOL.FindMessageTypeByName(f"{_PACKAGE}.{name}")
+    return message_factory.GetMessageClass(found)
+
+
+ProcessingRequest: Final = _message("ProcessingRequest")
+ProcessingResponse: Final = _message("ProcessingResponse")
+HealthCheckRequest: Final = _message("HealthCheckRequest")
+HealthCheckResponse: Final = _message("HealthCheckResponse")

@@ -1,0 +1,78 @@
+"""Plain counters of the endpoint picker, read by `metrics/epp_metrics.py`. No gRPC in here."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+__all__ = ["LOAD_ALONE", "PROMPTS", "SERVED", "PickerTraffic"]
+
+PROMPTS: Final = ("token_ids", "tokenized", "cached", "load_alone")
+"""Where the tokens of a prompt came from: the body, an engine, an engine's earlier answer, nowhere.
+"""
+
+LOAD_ALONE: Final = (
+    "no_body",  # the gateway sends none, or not before its headers
+    "not_json",
+    "other_route",  # neither completions nor chat completions
+    "no_prompt",
+    "batch",  # several prompts in one body
+    "media",
+    "engine_off",  # --epp-tokenize-timeout-s 0
+    "engine_busy",  # --epp-tokenize-calls-max
+    "engine_timeout",
+    "engine_failed",
+    "no_engine",  # none that may be asked
+)
+"""Why a prompt was placed by load alone."""
+
+SERVED: Final = ("chosen", "moved", "unknown")
+"""Whom the gateway named as the endpoint that served a request: the chosen one, another worker, to
+which the reservation moved, or none that is known."""
+
+_LIMITS: Final = (
+    "epp_streams_max",
+    "epp_body_bytes_max",
+    "epp_buffered_bytes_max",
+    "epp_tokenize_timeout_s",
+    "epp_tokenize_calls_max",
+)
+
+
+class PickerTraffic:
+    """Everything counted at the endpoint picker of one application."""
+
+    __slots__ = (
+        "broken",
+        "buffered_bytes",
+        "cache_bytes",
+        "chosen",
+        "crashes",
+        "limit_hits",
+        "load_alone",
+        "lost",
+        "opened",
+        "prompts",
+        "refused",
+        "served",
+        "streams",
+        "tokenize_calls",
+        "tokenize_seconds",
+    )
+
+    def __init__(self) -> None:
+        self.streams = 0  # open
+        self.opened = 0
+        self.chosen = 0  # requests that were given an endpoint
+        self.refused: Counter[int] = Counter()  # immediate responses, by their status
+        self.broken = 0  # streams that ended before their response did
+        self.lost = 0  # reservations that had ended before their stream
+        self.crashes = 0  # streams cut by a bug
+        self.prompts = dict.fromkeys(PROMPTS, 0)
+        self.load_alone = dict.fromkeys(LOAD_ALONE, 0)
+        self.served = dict.fromkeys(SERVED, 0)
+        self.tokenize_calls = 0  # that have ended
+        self.tokenize_seconds = 0.0  # of them together
+        self.buffered_bytes = 0
+        self.cache_bytes = 0
+        self.limit_hits = dict.fromkeys(_LIMITS, 0)
