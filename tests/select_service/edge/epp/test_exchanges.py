@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -56,7 +55,9 @@ def test_an_exchange_goes_as_recorded(name: str) -> None:
         at.driver.take_back("busy")
         await at.settled()
         assert at.traffic.crashes == at.traffic.lost == 0
-        assert at.traffic.broken == (name == "headers alone")  # its response has no end that is told
+        assert at.traffic.broken == (
+            name == "headers alone"
+        )  # its response has no end that is told
 
     at_a_gateway(use)
 

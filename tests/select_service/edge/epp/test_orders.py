@@ -1,5 +1,4 @@
-"""Whatever a gateway says in whatever order: nothing stays booked or held, nothing else is raised.
-"""
+"""Whatever a gateway says in whatever order: nothing stays booked or held."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import sys
 from pathlib import Path
@@ -198,5 +197,5 @@ def test_a_process_serves_gateways_and_ends(tmp_path: Path) -> None:
 
         run(use())
         text = server.log_path.read_text("utf-8")
-    listening = [one for one in text.splitlines() if "listening" in one]
-    assert json.loads(listening[0])["epp_port"] == port
+    listening = next(one for one in text.splitlines() if "listening" in one)
+    assert f"epp_port={port}" in listening

@@ -16,9 +16,8 @@ from select_service.edge.epp.tokenizer import PAUSE_S, Tokenizer
 from select_service.edge.epp.traffic import PickerTraffic
 from select_service.types.endpoint_picker import PickerLimits
 from tests.coroutines import run_by
-from tests.select_service.edge.epp.gateway import Gateway, endpoint_in, headers, hear, say
+from tests.select_service.edge.epp.gateway import Gateway, endpoint_in, gateway, headers, hear, say
 from tests.select_service.edge.epp.gateway import body as body_of
-from tests.select_service.edge.epp.gateway import gateway
 from tests.select_service.edge.serving import HOST
 from tests.wait import PATIENCE_S, run, until
 
