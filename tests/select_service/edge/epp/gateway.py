@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 import grpc
@@ -125,16 +125,18 @@ async def hear(stream: Any) -> Any:
     return ProcessingResponse.FromString(data)
 
 
-def headers(*, end: bool = False, request_mode: int = 4, **fields: str) -> Any:
-    """The head of a request; underscores in names are dashes."""
+def headers(
+    fields: Mapping[str, str] | None = None, *, end: bool = False, request_mode: int = 4
+) -> Any:
+    """The head of a request."""
     message = ProcessingRequest()
     message.request_headers.end_of_stream = end
     message.protocol_config.request_body_mode = request_mode
     message.protocol_config.response_body_mode = request_mode
     known = {":path": "/v1/completions", "content-type": "application/json"}
-    for name, value in (known | fields).items():
+    for name, value in (known | dict(fields or {})).items():
         mapped = message.request_headers.headers.headers.add()
-        mapped.key, mapped.raw_value = name.replace("_", "-"), value.encode()
+        mapped.key, mapped.raw_value = name, value.encode()
     return message
 
 
@@ -158,7 +160,7 @@ def response_headers(served: str | None = None) -> Any:
 async def placed(at: Gateway, prompt: object, **fields: str) -> tuple[Any, str]:
     """Send a request and return its stream, and the endpoint it got."""
     stream = at.stream()
-    await say(stream, headers(**fields))
+    await say(stream, headers(fields))
     await say(stream, body(prompt))
     head, passed = await hear(stream), await hear(stream)
     assert passed.WhichOneof("response") == "request_body"
