@@ -180,6 +180,31 @@ def test_probes_of_one_s_own() -> None:
     assert "httpGet" in container["readinessProbe"]
 
 
+@pytest.mark.parametrize("mode", ["shared", "sidecar"])
+def test_probes_need_no_certificate(mode: str) -> None:
+    """The kubelet has none to show where every caller needs one."""
+    flags = ["--tls-cert=/etc/s/server.pem", "--tls-client-ca=/etc/s/ca.pem"]
+    readiness = {"exec": {"command": ["true"]}}
+    values = {
+        "mode": mode,
+        "extraArgs": flags,
+        "probes": {"readiness": readiness},
+        "sidecar": {"router": {"enabled": True}},
+    }
+    objects = templated(values)
+    (pod,) = pods(objects)
+    container = ours(pod)
+    port = container["ports"][0]["name"]
+    for name in ("startupProbe", "livenessProbe"):
+        assert container[name]["tcpSocket"] == {"port": port}
+        assert "httpGet" not in container[name]
+    assert container["readinessProbe"]["exec"] == readiness["exec"]
+    assert "tcpSocket" not in container["readinessProbe"]
+    assert running(objects) == objects, "no test, which has no certificate either"
+    for version in tools.VERSIONS:
+        assert [*chain.from_iterable(complaints(one, version) for one in objects)] == []
+
+
 def test_prometheus_follows_tls_and_shows_a_token() -> None:
     found = {}
     for name in ("over TLS", "over TLS by a flag", "a sidecar over TLS"):

@@ -166,13 +166,24 @@ capabilities:
   drop: [ALL]
 {{- end -}}
 
-{{/* A probe: name, path, scope. One with a handler of its own (exec, httpGet, …) keeps it. */}}
+{{/* "yes" where every caller must have a certificate, by a flag; the kubelet has none. */}}
+{{- define "select-service.wantsCertificates" -}}
+{{- range .Values.extraArgs }}{{ if hasPrefix "--tls-client-ca" . }}yes{{ end }}{{ end -}}
+{{- end -}}
+
+{{/*
+A probe: name, path, scope. One with a handler of its own (exec, httpGet, …) keeps it. Where callers
+need certificates, the port is connected to: it opens when recoveries are over.
+*/}}
 {{- define "select-service.probe" -}}
 {{- $scope := index . 2 -}}
 {{- with index ($scope.Values.probes | default dict) (index . 0) -}}
 {{- $handled := or .exec .httpGet .tcpSocket .grpc -}}
 {{ index $ 0 }}Probe:
-  {{- if not $handled }}
+  {{- if and (not $handled) (include "select-service.wantsCertificates" $scope) }}
+  tcpSocket:
+    port: {{ include "select-service.port" $scope }}
+  {{- else if not $handled }}
   httpGet:
     path: {{ index $ 1 }}
     port: {{ include "select-service.port" $scope }}
