@@ -16,7 +16,7 @@ from indexer.compiled import usable
 from indexer.types import WorkerRank
 from select_service.core.admission.class_queues import ClassQueues
 from select_service.core.admission.drain_rate import DrainRate
-from select_service.core.admission.hit_tally import HitTally
+from select_service.core.admission.tallies import HitTally
 from select_service.core.decisions.trust_factors import Trust
 from select_service.core.fleet.eligibility import eligible_slots, wants_everyone
 from select_service.core.fleet.slots import FleetSlots

@@ -26,9 +26,9 @@ from select_service.core.admission.refusal_facts import (
     recognisable,
 )
 from select_service.core.admission.retry_after import RetryPromises
+from select_service.core.admission.tallies import WaitTimes
 from select_service.core.admission.tenant_budgets import TenantBudgets
 from select_service.core.admission.totals import Totals
-from select_service.core.admission.wait_times import WaitTimes
 from select_service.core.ledger.load_changes import LoadChanges
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ waiting.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
@@ -20,6 +21,8 @@ _CONTENDERS: Final = 4
 """Contenders for a label, as a multiple of the labels."""
 _SAMPLED: Final = 16
 """One in this many requests without a label is sampled, as that costs some µs."""
+RATE_BOUNDS: Final = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+_WAIT_BUCKETS_S: Final = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
 class TenantTally:
@@ -138,3 +141,34 @@ class Tallies:
             total = self.total()
             assert sum(self.by_tenant.admitted.counts.values()) == total.admitted
             assert sum(self.by_tenant.refused.counts.values()) == total.refused
+
+
+class WaitTimes:
+    """A histogram of the wait times of one class."""
+
+    bounds: Final = _WAIT_BUCKETS_S
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(_WAIT_BUCKETS_S) + 1)
+        self.seconds = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Count the wait of one request, whatever its outcome."""
+        self.counts[bisect_left(_WAIT_BUCKETS_S, seconds)] += 1
+        self.seconds += seconds
+
+
+class HitTally:
+    """Outcomes of cache-hit thresholds in one partition; `cache_hits.py` counts."""
+
+    def __init__(self) -> None:
+        self.rejections: dict[str, int] = {}  # by source of the threshold
+        self.fallbacks = 0
+        self.guarded = 0  # thresholds that a loop guard set to 0
+        self.rates = [0] * (len(RATE_BOUNDS) + 1)  # best hit rates, by bucket
+        self.rate_sum = 0.0
+
+    def measure(self, rate: float) -> None:
+        """Record the best hit rate of one request."""
+        self.rates[bisect_left(RATE_BOUNDS, rate)] += 1
+        self.rate_sum += rate

@@ -29,7 +29,6 @@ _ROOMS: Final = (
     "assets",
     "fleet",
     "prefix",
-    "newest_reservations",
     "sections",
     "sources",
     "stream",

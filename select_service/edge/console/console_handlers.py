@@ -6,7 +6,7 @@ Changes go through the routes of the API, like everybody's.
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
@@ -16,7 +16,6 @@ from select_service.edge.console.assets import PAGE, SAFE, Assets
 from select_service.edge.console.browser import for_browser
 from select_service.edge.console.fleet import RANK_FIELDS
 from select_service.edge.console.history import HISTORY_STEP_S, POINT
-from select_service.edge.console.newest_reservations import reservations
 from select_service.edge.console.prefix import look_up
 from select_service.edge.console.sections import actions
 from select_service.edge.console.stream import INTERVAL_S, LiveView
@@ -26,6 +25,7 @@ from select_service.edge.routing import read_count, read_id, read_query
 from select_service.version import __version__
 
 if TYPE_CHECKING:
+    from select_service.core.ledger.reservation_ids import LiveReservation
     from select_service.edge.console.history import History
     from select_service.edge.driver.driver import Driver
     from select_service.edge.http.api import Request
@@ -115,7 +115,7 @@ class Console:
     def reservations(self, request: Request) -> Response:
         """List the newest reservations."""
         values = read_query(request.query, ("limit",))
-        return _reply(reservations(self._service, _limit(values.get("limit"))))
+        return _reply(_reservations(self._service, _limit(values.get("limit"))))
 
     async def findings(self, _: Request) -> Response:
         """Return the doctor's findings."""
@@ -140,3 +140,32 @@ def _written(text: bytes) -> Response:
 
 def _limit(text: str | None) -> int:
     return min(LISTED_MAX, read_count("limit", text, LISTED))
+
+
+def _reservations(service: Driver, limit: int) -> dict[str, Any]:
+    """Return how many reservations there are, and the newest of them. O(limit)."""
+    bookings, now = service.core.lifecycle.bookings, service.now()
+    rows = [_row(one, now) for one in bookings.newest(limit)]
+    return {"total": len(bookings), "reservations": rows}
+
+
+def _row(booking: LiveReservation, now: float) -> dict[str, Any]:
+    one, partition = booking.reservation, booking.partition
+    worker, dp_rank = partition.fleet_slots.rank_at(one.slot)
+    return {
+        "reservation_id": one.reservation_id,
+        "selection_id": one.selection_id,
+        "model_name": partition.scope.model_name,
+        "tenant_id": partition.scope.tenant_id,
+        "worker_id": str(worker.worker_id),
+        "dp_rank": dp_rank,
+        "phase": "decode" if one.prefill_done else "prefill",
+        "isl_tokens": one.isl_tokens,
+        "prefill_tokens": one.prefill_tokens,
+        "output_blocks": one.output_blocks,
+        "age_s": round(now - one.created, 1),
+        "idle_s": round(now - one.touched, 1),
+        "ttl_s": one.ttl_s or None,
+        "lease_id": None if one.lease is None else one.lease.lease_id,
+        "origin": str(one.origin),
+    }

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from indexer.core.stream import EventStream
     from indexer.types import LinkState
     from select_service.edge.discovery.source import DiscoverySource
-    from select_service.edge.driver.call_context import CallContext
+    from select_service.edge.driver.core_calls import CallContext
     from select_service.edge.readiness import ReadinessGate
     from select_service.edge.replication.plane import ReplicaConnections
     from select_service.types import WorkerSpec

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from select_service.edge.discovery.source import DiscoverySource
-    from select_service.edge.driver.call_context import CallContext
+    from select_service.edge.driver.core_calls import CallContext
     from select_service.edge.driver.driver import Driver
     from select_service.settings import Settings
     from select_service.types import WorkerSpec

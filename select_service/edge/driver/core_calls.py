@@ -7,7 +7,7 @@ creates what they declare.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,7 +17,15 @@ if TYPE_CHECKING:
     from select_service.core.service import SelectionCore
     from select_service.edge.state.keeper import Keeper
 
-__all__ = ["CoreCalls"]
+__all__ = ["CallContext", "CoreCalls"]
+
+
+class CallContext(NamedTuple):
+    """What parts of the driver beside its operations need for the same three steps."""
+
+    core: SelectionCore
+    clock: Callable[[], float]  # monotonic seconds
+    carry_out: Callable[[Effects], None]
 
 
 class CoreCalls:

@@ -24,7 +24,7 @@ from select_service.core.service import ProcessLife, SelectionCore
 from select_service.edge.batch_runner import BatchRunner
 from select_service.edge.clocks import forwards_only
 from select_service.edge.driver.admission_operations import AdmissionOperations
-from select_service.edge.driver.call_context import CallContext
+from select_service.edge.driver.core_calls import CallContext
 from select_service.edge.driver.driver_options import DriverOptions, EdgeLimits
 from select_service.edge.driver.effects_executor import EffectsExecutor
 from select_service.edge.driver.health import Health

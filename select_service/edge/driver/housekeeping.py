@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from select_service.edge.driver.call_context import CallContext
+    from select_service.edge.driver.core_calls import CallContext
 
 __all__ = ["HOUSEKEEPING_S", "Housekeeping"]
 

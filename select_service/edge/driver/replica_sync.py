@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from indexer.edge.addresses import Addresses
-    from select_service.edge.driver.call_context import CallContext
+    from select_service.edge.driver.core_calls import CallContext
     from select_service.edge.driver.effects_executor import EffectsExecutor
     from select_service.edge.readiness import ReadinessGate
     from select_service.edge.replication.plane import ReplicaConnections

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from indexer.edge.addresses import Addresses
     from indexer.types import LinkState
     from select_service.core.effects import Effects, Listen
-    from select_service.edge.driver.call_context import CallContext
+    from select_service.edge.driver.core_calls import CallContext
     from select_service.edge.driver.startup_recovery import StartupRecovery
     from select_service.edge.load_topic import LoadTopic
     from select_service.edge.security.credentials import Credentials

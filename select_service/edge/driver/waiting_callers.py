@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from select_service.core.admission.queue import Ticket
-    from select_service.edge.driver.call_context import CallContext
+    from select_service.edge.driver.core_calls import CallContext
     from select_service.types import Answer
 
 __all__ = ["WaitingCallers"]

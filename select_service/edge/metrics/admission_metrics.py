@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from select_service.core.admission.hit_tally import RATE_BOUNDS
+from select_service.core.admission.tallies import RATE_BOUNDS, WaitTimes
 from select_service.core.admission.totals import bands_closed_by
-from select_service.core.admission.wait_times import WaitTimes
 from select_service.edge.metrics.scope_series import RANK, SCOPE, by_scope
 from select_service.metric_rows import (
     SERIES_PER_STEP,
@@ -32,8 +31,8 @@ if TYPE_CHECKING:
 
     from indexer.types import Scope, WorkerRank
     from select_service.core.admission.controller import AdmissionController
-    from select_service.core.admission.hit_tally import HitTally
     from select_service.core.admission.partition_admission import PartitionAdmission
+    from select_service.core.admission.tallies import HitTally
     from select_service.core.partition import Partition
     from select_service.core.service import SelectionCore
     from select_service.edge.driver.driver import Driver

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from select_service.edge.driver.call_context import CallContext
+from select_service.edge.driver.core_calls import CallContext
 from select_service.edge.driver.replica_sync import ReplicaSync
 from select_service.edge.readiness import ReadinessGate
 from select_service.types import ReplicaLimits
