@@ -61,9 +61,10 @@ class Delivery:
             self._base = self._base_before = offset
             self._base_until = at + BASE_S
         elif offset - before > STEP_S or made_at < at_before - before - DISORDER_S:
-            # a clock was set; what was late before still is
-            self._base += offset - before
-            self._base_before += offset - before
+            # A clock was set; what was late before still is. What no step can be told from was the
+            # network's: kept at each step, it would add up.
+            late = self.lag_s if self.lag_s > STEP_S else 0.0
+            self._base = self._base_before = offset - late
         if at >= self._base_until:
             self._base_before, self._base, self._base_until = self._base, offset, at + BASE_S
         elif offset < self._base:

@@ -270,6 +270,15 @@ def test_no_step_of_a_clock_costs_anything(steps: list[Step], data: st.DataObjec
             assert row.index.lag_s is None or row.index.lag_s <= 1.0
 
 
+def test_what_the_network_takes_does_not_add_up_over_steps() -> None:
+    fleet, ahead_s = Late(), 0.0
+    for forward_s in (2.0, *[-2.0] * 12):
+        ahead_s += forward_s
+        for network_s in (0.0, 0.375):
+            fleet.event(network_s - ahead_s, is_set=True)
+            assert fleet.row.index.lag_s in {0.0, 0.375}
+
+
 @pytest.mark.parametrize("back_s", [0.07, 0.3, 0.9, 1.0])
 def test_small_steps_of_a_busy_engine_s_clock_do_not_add_up(back_s: float) -> None:
     """Its batches are made one after another: a time that goes back, by however little, was set."""
