@@ -192,7 +192,8 @@ class ReplayControl(StreamProgress):
     def due(self, now: float) -> float:
         """When silence becomes meaningful if nothing is heard before; `inf`: never. O(1).
 
-        A message may postpone this time but never advances it, except through a new `request`.
+        A message may postpone this time but never advances it, except through a new `request`; a
+        new connection may advance it.
         """
         if self._replay is not None:
             return now

@@ -274,6 +274,9 @@ class EventStream(Repair):
             if self._is_disowned:  # the engine may be the one behind the endpoint by now
                 self._is_disowned, self.has_replay = False, True
                 self._ask_after = now
+            # the pauses grew while nobody was there: they begin anew
+            self._ask_after = min(self._ask_after, now + self._limits.replay_backoff_s)
+            self._backoff_s = 0.0
             if self._staged:
                 self._is_voice_asked = True  # once that is applied
             else:

@@ -449,6 +449,8 @@ class Listeners:
             feed.follow(link, now)
             if feed.reconnect_at is not None:
                 self._schedule.at(id(feed.stream), feed.reconnect_at)
+            elif feed.is_connected:
+                self._schedule.always(id(feed.stream))  # it may want a replay earlier than before
         if feed.stream.request is not feed.request:
             self._sync(feed)
 

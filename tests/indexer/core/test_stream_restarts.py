@@ -66,6 +66,28 @@ def test_a_proof_that_may_not_be_asked_for_yet_is_missing() -> None:
     assert bench.state() == "current"
 
 
+def test_a_new_connection_ends_a_long_backoff() -> None:
+    """An engine was away for long; then one comes whose numbers continue those of the old one."""
+    bench = Bench()
+    for seq in range(2):
+        bench.live(seq)
+    bench.wait(0)
+    for _ in range(4):  # nobody answers: the pauses get longer
+        bench.wait(LIMITS.poll_after_s + LIMITS.replay_backoff_max_s)
+        bench.wait(1.1)
+        bench.wait(1.1)
+    assert bench.outcomes == {"silent": 4}
+    bench.stream.on_reconnect(bench.now)
+    bench.live(2, engine="new")
+    assert (bench.asked(), bench.state()) == (None, "uncertain")
+    bench.wait(LIMITS.replay_backoff_s)
+    assert bench.asked() == 0
+    for seq in range(3):
+        bench.reply(seq, engine="new")
+    assert (bench.blocks(), bench.blocks(engine="new")) == (set(), {0, 1, 2})
+    assert bench.state() == "current"
+
+
 @pytest.mark.parametrize("is_past_gone", [False, True])
 def test_what_was_dropped_in_doubt_is_fetched_once_the_engine_has_proven_itself(
     is_past_gone: bool,

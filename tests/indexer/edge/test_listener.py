@@ -83,6 +83,31 @@ async def test_a_restart_whose_numbers_go_on_without_a_seam(house: House) -> Non
     assert stream.tallies.hidden_restarts == 1
 
 
+def test_a_restart_after_long_pauses_between_replays(context: Any) -> None:
+    """An engine was away for long, and one comes whose numbers go on from those of the old one."""
+
+    async def scenario(house: House) -> None:
+        engine = house.engine()
+        stream = await house.follow(engine)
+        for number in range(3):
+            engine.publish(batch(number))
+        await house.until(lambda: stream.cursor.last == 2)
+        ports = engine.ports
+        engine.close()
+        house.engines.remove(engine)
+        await house.until(lambda: stream._backoff_s)  # nobody answers
+        stream._ask_after += 3_600.0  # as after many of them
+        heir = await house.reborn(ports)
+        for number in range(3):
+            heir.publish(batch(10 + number))
+        await house.until(heir.has_subscriber)
+        heir.publish(batch(13))  # number 3, the very one that was expected
+        await house.until(lambda: house.holds(stream, 12))
+        assert [n for n in range(14) if house.holds(stream, n)] == [10, 11, 12, 13]
+
+    play(context, scenario, replace(IMPATIENT, poll_after_s=0.1, replay_backoff_s=0.2))
+
+
 @housed()
 async def test_a_port_that_spoke_another_protocol_for_a_while(house: House) -> None:
     engine = house.engine()
