@@ -54,6 +54,9 @@ LOSS_WINDOW_S: Final = 300.0
 SKEW_S: Final = 60.0
 """Events may be that late, or that early."""
 
+UNKNOWN_SHARE: Final = 0.05
+"""Of a stream's batches: so few from before this service may be missing."""
+
 SKEWS_MIN: Final = 2
 """Looks in a row at new events that must agree about it."""
 
@@ -156,6 +159,7 @@ class StreamChecks:
         yield from self._unusable(look)
         yield from self._jumps(look)
         yield from self._replays(look)
+        yield from self._past(look)
         yield from self._loss(look)
         yield from self._too_long(look)
         yield from self._skew(look)
@@ -266,6 +270,15 @@ class StreamChecks:
         if ended.get("other_engine") and not self.stream.has_replay:
             what = "it repeated another batch under the number of one that was heard"
             yield causes.REPLAY_OF_ANOTHER, what
+
+    def _past(self, look: Look) -> Iterator[Suspect]:
+        """Name a past that replays bring only a part of; without any, prompts will show it."""
+        unknown = self.stream.unknown_batches
+        told = unknown + self.stream.tallies.batches
+        is_asked = look.replay_endpoint is not None and self.stream.has_replay
+        if is_asked and look.is_past_missing and unknown > UNKNOWN_SHARE * told:
+            what = f"{unknown} of {told} batches are older than what its replays begin with"
+            yield causes.PAST_EVENTS_MISSING, what
 
     def _loss(self, look: Look) -> Iterator[Suspect]:
         tallies = self.stream.tallies

@@ -43,6 +43,22 @@ async def test_an_engine_that_tells_nothing_of_what_it_was_given(ward: Ward) -> 
 
 
 @run_by(play, "context", streams=UNPOLLED)
+async def test_a_replay_that_no_longer_has_all_of_the_past(ward: Ward) -> None:
+    engine = ward.engine()
+    for number in range(8):
+        engine.compute(prompt(number))
+    for _ in range(5):
+        engine.sockets.buffer.popleft()
+    await ward.hire(engine)
+    await serve_prompts(ward, engine, 10)
+    (finding,) = await ward.examine()
+    assert finding.code == "past-events-missing"
+    assert "5 of 14 batches" in finding.what
+    await serve_prompts(ward, engine, 100, 90)
+    assert await ward.pass_time(60) == [], "they are few by now"
+
+
+@run_by(play, "context", streams=UNPOLLED)
 async def test_bookings_that_live_on_are_evidence_enough(ward: Ward) -> None:
     """Where so much comes that this rank's prompts are not among the samples."""
     engine = ward.engine()
