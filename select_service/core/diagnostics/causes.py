@@ -162,8 +162,8 @@ PAST_EVENTS_MISSING: Final = Cause(
     "events. An engine does not announce again what it still holds, so prompts cached there match "
     "nothing.",
     "Give workers a replay_endpoint, and their engines a replay buffer that reaches far enough "
-    "back; or start with --indexer-peers, if a replica has been running for longer; or reset the engines' prefix caches once. From then on, --state-dir keeps the "
-    "index over restarts.",
+    "back; or start with --indexer-peers, if a replica has been running for longer; or reset the "
+    "engines' prefix caches once. From then on, --state-dir keeps the index over restarts.",
 )
 REPLAY_MUTE: Final = Cause(
     "replay-mute",
