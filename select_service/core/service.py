@@ -154,7 +154,11 @@ class SelectionCore:
         self.membership.on_closed = self.admitting.left
         self._open_books(trust, life, watch)
         self.reader = RequestReader(
-            config=config, partitions=self.partitions, pins=self.membership.pins, limits=self.limits
+            config=config,
+            partitions=self.partitions,
+            pins=self.membership.pins,
+            limits=self.limits,
+            rng=rng,
         )
         self.shadowing = Shadowing(config, self.partitions, watch.stopwatch)
         # a recording must be able to tell what any other policy would have done

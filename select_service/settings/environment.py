@@ -113,6 +113,12 @@ ENVIRONMENT: Final = (
         "whether reservations book prefill tokens, and costs count them",
     ),
     Variable(
+        "DYN_ROUTER_ASSUME_KV_REUSE",
+        "assume_kv_reuse",
+        "bool",
+        "false: a prompt in tokens is booked with blocks of its own, whoever else has that prefix",
+    ),
+    Variable(
         "DYN_ROUTER_QUEUE_THRESHOLD",
         "queue_threshold",
         "bound",

@@ -51,7 +51,7 @@ class RouterConfigOverride(Struct, frozen=True, kw_only=True):
     )
     router_temperature: NonNegative | None = None
     track_prefill_tokens: bool | None = None
-    assume_kv_reuse: bool | None = None  # no effect
+    assume_kv_reuse: bool | None = None  # false: none of a prompt's blocks is counted as shared
     shared_cache_multiplier: Fraction | None = None  # no effect
 
 

@@ -20,6 +20,7 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
     disk_cache_hit_weight: float = 0.25
     use_kv_events: bool = True
     track_prefill_tokens: bool = True
+    assume_kv_reuse: bool = True  # blocks that prompts share on a rank are counted once
     queue_threshold: float = 16.0
     kv_transfer_cost_per_block: float = 0.1  # of prefill: moving a block costs a tenth of it
     # terms of `first-token` (`weights.py`); None: as the policy has them

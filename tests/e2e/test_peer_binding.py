@@ -173,6 +173,28 @@ def test_pending_selections(duel: Duel) -> None:
     duel.same("loads")
 
 
+@pytest.mark.parametrize("variables", [{}, {"DYN_ROUTER_ASSUME_KV_REUSE": "false"}], ids=str)
+def test_prompts_that_share_no_blocks(tmp_path: Path, variables: dict[str, str]) -> None:
+    alone = {"router_config_override": {"assume_kv_reuse": False}}
+    hashes = {"block_hashes": [1, 2], "sequence_hashes": [1, 2], "isl_tokens": 32}
+    with duel_with(tmp_path, **variables) as duel:
+        duel.same("upsert_worker", worker(1))
+        for number, more in enumerate(({}, {}, alone, alone)):
+            asked = {"token_ids": PROMPT[:40], "selection_id": f"s{number}", **more}
+            theirs, ours = duel.outcomes("select_and_reserve", asked)
+            for one in (theirs, ours):
+                assert len(one["answer"].pop("sequence_hashes")) == 2
+            assert theirs == ours
+            booked = {"worker_id": 1, "effective_prefill_tokens": 20}
+            duel.same("create_reservation", BOOKING | booked | {"selection_id": f"c{number}"})
+            booking = booked | {"selection_id": f"t{number}", "token_ids": PROMPT, **more}
+            duel.same("create_reservation", booking)
+            duel.same("potential_loads", {"token_ids": PROMPT, **more})
+            duel.same("select", {"token_ids": PROMPT, **more})
+            duel.same("select_and_reserve", {"selection_id": f"h{number}", **hashes, **more})
+            duel.same("loads")
+
+
 def test_shutdown(duel: Duel) -> None:
     duel.same("upsert_worker", worker(1))
     duel.same("select_and_reserve", {"token_ids": PROMPT, "selection_id": "r"})

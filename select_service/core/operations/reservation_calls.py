@@ -127,6 +127,7 @@ class ReservationCalls:
             is_eagle=index.is_eagle,
             tokens_max=self._limits.tokens_per_request_max,
         )
+        prompt = self._reader.set_apart(request, prompt)
         prefill, track = self._prefill_to_book(request, prompt)
         known = self._booked_before(request, unknown)
         if known is not None:

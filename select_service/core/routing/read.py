@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import UNSET
 
-from indexer.core.hashing import TOKEN_BYTES, block_hashes, pack_u64
+from indexer.core.hashing import TOKEN_BYTES, block_hashes, pack_u64, sequence_hashes
 from indexer.types import HASH_BYTES, U64_MASK, Namespace
 from select_service.core.fleet.eligibility import check_wishes
 from select_service.core.ledger.unserved_demand import UnservedDemand
@@ -20,6 +20,7 @@ from select_service.core.pricing.weights import weights_in_force
 from select_service.errors import InvalidField, InvalidRequest, NoSchedulableWorker, TooManyTokens
 
 if TYPE_CHECKING:
+    import random
     from collections.abc import Mapping, Sequence
 
     from indexer.types import PackedHashes, Scope
@@ -53,8 +54,10 @@ class RequestReader:
         partitions: Mapping[Scope, Partition],
         pins: Pins,
         limits: CoreLimits,
+        rng: random.Random,
     ) -> None:
         self._limits = limits
+        self._rng = rng
         self.config = config
         self.schedulable = 0
         """Schedulable workers in the whole process."""
@@ -97,6 +100,8 @@ class RequestReader:
             tokens_max=self._limits.tokens_per_request_max,
         )
         weights = self.weights if override is None else self.overridden(override)
+        if override is not None or not self.config.assume_kv_reuse:
+            prompt = self.set_apart(request, prompt)
         if request.pinned_worker is not None:
             check_wishes(request)
         if request.is_pair:  # its legs are compared in the contract's blocks
@@ -129,8 +134,25 @@ class RequestReader:
             is_eagle=index.is_eagle,
             tokens_max=self._limits.tokens_per_request_max,
         )
+        prompt = self.set_apart(request, prompt)
+        return partition, prompt, self.weights_for(request)
+
+    def set_apart(self, request: PromptFields, prompt: Prompt) -> Prompt:
+        """Return the prompt with sequence hashes that no other has, if reuse is not assumed.
+
+        Only of prompts in tokens: hashes of the caller are taken as they are, as in Dynamo 1.6.
+        """
         override = request.router_config_override
-        return partition, prompt, self.weights if override is None else self.weights_for(request)
+        reuses = None if override is None else override.assume_kv_reuse
+        if reuses is None:
+            reuses = self.config.assume_kv_reuse
+        if reuses or not prompt.blocks:
+            return prompt
+        media = request.mm_routing_info
+        if request.token_ids is None and (media is None or not len(media.routing_token_ids)):
+            return prompt
+        own = pack_u64([self._rng.getrandbits(64), *range(1, prompt.blocks)])
+        return prompt_of(prompt.block_hashes, sequence_hashes(own), prompt.isl_tokens)
 
     def draining(self, request: PromptFields) -> Partition | None:
         """Return the requested partition if all its workers drain: its reservations live on."""

@@ -136,12 +136,13 @@ def test_built_on_a_loop_it_is_called_from_other_threads() -> None:
 
 
 def test_dropped_it_ends_its_thread() -> None:
-    before = threading.active_count()
+    before = threading.enumerate()  # those of other tests may still be ending
     service: SelectionService | None = SelectionService()
-    assert threading.active_count() == before + 1
+    (thread,) = (one for one in threading.enumerate() if one not in before)
+    assert thread.name == "select-service"
     del service
     gc.collect()
-    block_until(lambda: threading.active_count() == before)
+    block_until(lambda: not thread.is_alive())
 
 
 def test_cancelling_a_call_that_waits_withdraws_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,3 +319,24 @@ def test_provided_by_a_line_in_site_packages(tmp_path: Any) -> None:
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert told.stdout == "select_service.compat.selection_service\n", told.stderr
+
+
+def test_prompts_that_share_no_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = {"router_config_override": {"assume_kv_reuse": False}}
+    together = {"router_config_override": {"assume_kv_reuse": True}}
+
+    async def play(first: dict[str, Any], more: dict[str, Any]) -> list[int]:
+        service = SelectionService()
+        await service.upsert_worker(WORKER)
+        for number, said in enumerate((first, more)):
+            asked = {"token_ids": TOKENS, "selection_id": str(number), **said}
+            assert len((await service.select_and_reserve(asked))["sequence_hashes"]) == 4
+        carried = loads(service)
+        await service.shutdown_async()
+        return carried
+
+    assert run(play({}, {})) == [128, 4, 2]
+    assert run(play({}, alone)) == [128, 8, 2]
+    monkeypatch.setenv("DYN_ROUTER_ASSUME_KV_REUSE", "false")
+    assert run(play({}, {})) == [128, 8, 2]
+    assert run(play(together, together)) == [128, 4, 2]
