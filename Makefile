@@ -228,7 +228,7 @@ PINS := uv pip compile --quiet --generate-hashes --no-header --no-annotate \
 	--python-version 3.11 --python-platform linux $(ARGS)
 
 pins: $(RELEASE)/.installed
-	$(RELEASE)/bin/$(PINS) --extra demo --extra otel --output-file deploy/requirements.txt pyproject.toml
+	$(RELEASE)/bin/$(PINS) --extra demo --extra epp --extra otel --output-file deploy/requirements.txt pyproject.toml
 	$(RELEASE)/bin/python .ci/listed.py pyproject.toml build-system.requires > $(RELEASE)/build.in
 	$(RELEASE)/bin/$(PINS) --output-file deploy/requirements-build.txt $(RELEASE)/build.in
 

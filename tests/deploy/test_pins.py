@@ -30,7 +30,7 @@ def pins(name: str) -> dict[str, str]:
 
 
 EXTRAS = PROJECT["project"]["optional-dependencies"]
-RUN = [*PROJECT["project"]["dependencies"], *EXTRAS["demo"], *EXTRAS["otel"]]
+RUN = [*PROJECT["project"]["dependencies"], *EXTRAS["demo"], *EXTRAS["epp"], *EXTRAS["otel"]]
 BUILD = PROJECT["build-system"]["requires"]
 
 

@@ -263,8 +263,9 @@ class Exchange:
         if choice is None or self._is_done:
             return
         now = self._clock()
-        if not choice.has_begun or now - self._touched_at >= _SIGN_OF_LIFE_S:
-            choice.has_begun, self._touched_at = True, now
+        has_begun = choice.request is None
+        if not has_begun or now - self._touched_at >= _SIGN_OF_LIFE_S:
+            choice.request, self._touched_at = None, now
             if not self._picker.prefill_complete(choice):
                 self._choice = None
 

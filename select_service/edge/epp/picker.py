@@ -69,9 +69,8 @@ class Choice(Struct, kw_only=True):
     endpoint: str
     dp_rank: int | None
     """Of workers with several ranks; None: there is only one."""
-    request: SelectAndReserveRequest
-    has_begun: bool = False
-    """Whether its response has."""
+    request: SelectAndReserveRequest | None
+    """What was asked for; None once its response has begun, when it cannot move any more."""
 
 
 class Picker:
@@ -195,9 +194,9 @@ class Picker:
             self._traffic.served["chosen"] += 1
             return
         request = choice.request
-        workers = self._workers(request.scope)
+        workers = {} if request is None else self._workers(request.scope)
         found = [name for name, one in workers.items() if address_of(one.spec.endpoint) == endpoint]
-        if not found:
+        if request is None or not found:
             self._traffic.served["unknown"] += 1
             return
         self._traffic.served["moved"] += 1

@@ -175,6 +175,7 @@ def test_an_open_port_is_warned_of() -> None:
     assert found.keys() == {"tokens", "tls"}
 
 
+@pytest.mark.e2e
 def test_a_process_serves_gateways_and_ends(tmp_path: Path) -> None:
     """On uvloop, where that is installed; a stream that is open holds nothing up."""
     port = free_port()
