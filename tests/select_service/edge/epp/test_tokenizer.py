@@ -62,6 +62,8 @@ async def engine() -> AsyncIterator[Engine]:
         yield made
     finally:
         server.close()
+        for _ in range(8):  # who was accepted, and whose client has left, is counted within these
+            await asyncio.sleep(0)
         await until(lambda: not made.open)
 
 
