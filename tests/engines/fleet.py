@@ -56,6 +56,7 @@ class Fleet:
             workers=[engine.worker_id for engine in self.engines],
             log=self.log,
             block_size=self.config.block_size,
+            told_blocks=2 if self.config.model == "mistral" else 1,  # only windows' ends are kept
             requests=requests,
             **how,
         )

@@ -27,9 +27,9 @@ PROMPT_MAX: Final = 3000
 RANK_HEADER: Final = "X-data-parallel-rank"
 PAUSES_S: Final = (0.05, 0.15)
 """Between what an engine has told of an answer and the next turn."""
-LOOKS: Final = 20
+LOOKS: Final = 200
 LOOK_S: Final = 0.025
-"""An engine is given so much time to tell; it may end before, or keep windows' ends only."""
+"""An engine is given so much time to tell; it may end before."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,7 @@ class Traffic:
         workers: the ids there.
         log: of their engines; the next turn comes after an engine told of the last one, as
             people and tools need more time than events.
+        told_blocks: so many of the last whole blocks; the engine tells of one of them, at least.
         requests: that many are sent, and each is answered or an error.
         retry: a failed request is sent to another worker, as a caller would.
         pass_rank: whether the engine is told the rank that was chosen.
@@ -83,6 +84,7 @@ class Traffic:
     workers: Sequence[int]
     log: EventLog
     block_size: int
+    told_blocks: int
     requests: int
     seed: int = 1
     lanes: int = 4
@@ -157,12 +159,12 @@ class Traffic:
         return True
 
     async def _told(self, exchange: Exchange) -> None:
-        """Wait until the engine told of the last whole block; the last token is in none yet."""
+        """Wait until the engine told of the last blocks; the last token is in none yet."""
         computed = [*exchange.prompt, *exchange.output[:-1]]
-        last = blocks_of(computed, self.block_size)[-1]
+        last = blocks_of(computed, self.block_size)[-self.told_blocks :]
         stored = self.log.stored[exchange.worker_id, exchange.rank]
         for _ in range(LOOKS):
-            if last in stored:
+            if any(block in stored for block in last):
                 return
             await asyncio.sleep(LOOK_S)
 
