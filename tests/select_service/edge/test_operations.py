@@ -1,15 +1,19 @@
-"""The one table of operations: the embedded service follows it."""
+"""The one table of operations: the embedded service and the clients follow it."""
 
 from __future__ import annotations
 
 import inspect
+import re
 import typing
 
 import pytest
 
+from select_service.client.asynchronous_calls import AsyncCalls
 from select_service.edge.codec.responses import Status
 from select_service.edge.embedded import SelectionService
 from select_service.edge.http.routes import OPERATIONS, ROUTES
+from select_service.types import OperationResult
+from select_service.types.decisions import Decision
 
 EMBEDDED = {
     name: method
@@ -62,3 +66,31 @@ def test_an_embedded_operation_answers_what_its_route_answers(name: str) -> None
         assert said == "None"
     elif inspect.isclass(answers) and typing.get_origin(answers) is None and name != "dump":
         assert said in (answers.__name__, f"list[{answers.__name__.removesuffix('List')}]")
+
+
+CLIENT = {
+    name: method
+    for name, method in vars(AsyncCalls).items()
+    if not name.startswith("_") and re.match(r"(GET|POST|PATCH|DELETE) /", method.__doc__ or "")
+}
+"""Methods of the clients that are one operation each; the synchronous ones are made of these."""
+LISTED = {"batch": OperationResult, "decisions": Decision}
+"""Operations of which the clients' methods return the list inside the answer."""
+
+
+def test_the_clients_have_operations_of_the_table_by_their_names() -> None:
+    assert CLIENT.keys() <= OPERATIONS.keys()
+    assert len(CLIENT) > 15
+
+
+@pytest.mark.parametrize("name", CLIENT)
+def test_an_operation_of_the_clients_says_its_route_and_its_answer(name: str) -> None:
+    route = OPERATIONS[name]
+    said = (CLIENT[name].__doc__ or "").partition(":")[0].partition(".")[0]
+    assert said == f"{route.method} {re.sub('{.*}', '{id}', route.pattern)}"
+    returned = str(CLIENT[name].__annotations__["return"])
+    answers = LISTED.get(name, route.answers)
+    if answers is Status:
+        assert returned == "None"
+    elif inspect.isclass(answers) and typing.get_origin(answers) is None:
+        assert returned.removeprefix("calls.") in (answers.__name__, f"list[{answers.__name__}]")
