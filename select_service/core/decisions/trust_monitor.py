@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from select_service.core.decisions.trust_factors import HOPELESS
 from select_service.core.effects import TrustNews
-from select_service.core.ledger.reservation_ids import leg_ids
+from select_service.core.ledger.reservation_ids import FREED_MEMORY_S, leg_ids
 from select_service.errors import InvalidField
 from select_service.types import (
     IndexFreshness,
@@ -114,8 +114,8 @@ class TrustMonitor:
         self._bookings = bookings
         self._told = counters.cached_tokens_told
         self._rereads = counters.rereads
-        # ended before their engine was heard, oldest first, with their ranks
-        self._freed: dict[str, tuple[LiveReservation, WorkerRank | None]] = {}
+        # ended before their engine was heard, oldest first, with their ranks and when they ended
+        self._freed: dict[str, tuple[LiveReservation, WorkerRank | None, float]] = {}
         self._watches: dict[EventStream, _Watch] = {}
         self._round: deque[EventStream] = deque()  # still to be visited
         self._looked: dict[EventStream, _Watch] = {}  # visited in this round
@@ -166,18 +166,21 @@ class TrustMonitor:
             self._look_for_a_clearing(partition, slot, now)
         partition.trust.compare(slot, predicted, cached_tokens, reservation.created)
 
-    def note_freed(self, name: str) -> None:
-        """Remember a reservation that is about to end before its engine has been heard."""
+    def note_freed(self, name: str, now: float) -> None:
+        """Remember a reservation that is about to end before its engine has been heard.
+
+        As long as its id is remembered: after that nobody can tell anything of it.
+        """
         booking = self._bookings.by_id.get(name)
         if booking is not None and not booking.is_compared:
             rank = booking.partition.index.rank_of(booking.reservation.slot)
-            self._freed[name] = booking, rank
+            self._freed[name] = booking, rank, now
             if len(self._freed) > FREED_MAX:
                 del self._freed[next(iter(self._freed))]
 
     def _just_freed(self, name: str) -> LiveReservation | None:
         """Return an ended reservation, if its rank is still the same."""
-        booking, rank = self._freed.get(name, (None, None))
+        booking, rank, _ = self._freed.get(name, (None, None, 0.0))
         if booking is None or booking.partition.index.rank_of(booking.reservation.slot) != rank:
             return None
         return booking
@@ -206,6 +209,10 @@ class TrustMonitor:
 
     def keep(self, now: float) -> bool:
         """Look at some streams, and have doubtful indexes reread; True: there is more to do."""
+        for name, (_, _, ended_at) in list(islice(self._freed.items(), DOUBTFUL_PER_TURN)):
+            if ended_at > now - FREED_MEMORY_S:
+                break
+            del self._freed[name]
         more = self._settings.weigh_freshness and self._look(now)
         for partition, slot in list(islice(self._doubtful, DOUBTFUL_PER_TURN)):
             del self._doubtful[partition, slot]

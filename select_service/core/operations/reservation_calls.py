@@ -277,7 +277,7 @@ class ReservationCalls:
         if cached_tokens is not None:
             self._trust_monitor.hear(name, cached_tokens, now)
         else:
-            self._trust_monitor.note_freed(name)
+            self._trust_monitor.note_freed(name, now)
         of_pair = None
         if lifecycle.bookings.pairs or lifecycle.announcer.speaks:  # as above
             of_pair = self._pairs.free(name, now)

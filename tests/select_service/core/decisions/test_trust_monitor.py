@@ -11,6 +11,7 @@ import pytest
 from indexer.core.hashing import pack_u64
 from indexer.types import Tier, WorkerRank
 from select_service.core.decisions.trust_monitor import FREED_MAX
+from select_service.core.ledger.reservation_ids import FREED_MEMORY_S
 from select_service.core.replication.message_codec import decode_message, encode_message
 from select_service.errors import InvalidField, ReservationNotFound, ServiceError
 from select_service.types import PairSelection, RouterConfigOverride, SelectAndReserveRequest
@@ -112,6 +113,23 @@ def test_ended_reservations_are_remembered_for_a_while_and_for_their_rank() -> N
     fleet.delete(1)
     monitor.hear("r2", 128, fleet.now)
     assert outcomes(fleet) == {"elsewhere": 2, "compared": 1}
+
+
+def test_an_ended_reservation_is_forgotten_with_its_id() -> None:
+    fleet = fleet_of()
+    fleet.hold(1, list(PROMPT))
+    request = SelectAndReserveRequest(
+        reservation_id="r",
+        block_hashes=list(PROMPT),
+        sequence_hashes=list(PROMPT),
+        isl_tokens=ISL,
+    )
+    fleet.core.selection.select_and_reserve(request, fleet.now)
+    fleet.core.reservations.free("r", fleet.now)
+    later = fleet.now + FREED_MEMORY_S
+    fleet.core.trust_monitor.keep(later)
+    fleet.core.trust_monitor.hear("r", 128, later)
+    assert outcomes(fleet) == {"elsewhere": 1}
 
 
 def test_only_the_first_report_counts() -> None:
