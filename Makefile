@@ -15,6 +15,7 @@ BIN := $(VENV)/bin
 FLOORS := .venv-floors
 RELEASE := .venv-release
 RAY := .venv-ray
+VLLM := .venv-vllm
 FORECAST := .venv-forecast
 SIDE_BY_SIDE := --numprocesses $(JOBS) --dist worksteal
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
@@ -29,7 +30,7 @@ NOT_AGAIN := CC=false
 # What drives the console in tests: Debian's browser, and a font so that its text has a width.
 BROWSER_PACKAGES := chromium fonts-dejavu-core
 
-.PHONY: run demo bench bench-middle bench-quick bench-plot wheel docs fuzz test lint test-light coverage test-pure test-full test-floors test-beside-soak test-heavy downloads test-faults test-ray test-vllm test-engines test-forecast soak iproute test-long test-browser chromium peer vllm promtool manifests pins sbom client twin readme dashboard pictures clean
+.PHONY: run demo bench bench-middle bench-quick bench-plot wheel docs fuzz test lint test-light coverage test-pure test-full test-floors test-beside-soak test-heavy downloads test-faults test-ray test-vllm test-ray-llm test-engines test-forecast soak iproute test-long test-browser chromium peer vllm promtool manifests pins sbom client twin readme dashboard pictures clean
 
 run: $(VENV)/.installed
 	exec $(BIN)/select-service --port $(PORT) $(ARGS)
@@ -145,6 +146,10 @@ test-vllm: vllm
 # The same with every block size, hash algorithm and way to compute prompts: a quarter of an hour.
 test-engines: vllm
 	$(BIN)/python -m pytest tests/engines --timeout=600
+
+# Ray Serve LLM with vLLM, in the environment of the latter: two minutes.
+test-ray-llm: $(VLLM)/.installed-ray
+	$(VLLM)/bin/python -m pytest tests/on_ray/test_serve_llm.py --timeout=600 -W ignore -rs
 
 # Forecasts of statsforecast and prophet: the extras `arima` and `prophet`, 700 MB beside the
 # environment; half a minute to install and a quarter to run, on a core of one's own.
@@ -334,6 +339,14 @@ $(RAY)/.installed: $(VENV)/.installed-test
 	@echo "installing the service and Ray into $(RAY), some 200 MB"
 	@$(PYTHON) -m venv $(RAY)
 	@$(NOT_AGAIN) $(RAY)/bin/python $(PIP_INSTALL) --editable '.[ray]' 'hypothesis>=6.112' 'pyarrow>=16' 'pytest>=8.3' 'pytest-timeout>=2.3.1'
+	@touch $@
+
+# Of `ray[llm]`, what is not built for CUDA.
+$(VLLM)/.installed-ray: | vllm
+	@test -e $(VLLM)/.done || { echo "no whole vLLM here" >&2; exit 1; }
+	@echo "installing the service and Ray into $(VLLM), some 150 MB"
+	@$(NOT_AGAIN) $(VLLM)/bin/python $(PIP_INSTALL) --editable '.[ray]' 'hypothesis>=6.112' 'pytest>=8.3' 'pytest-timeout>=2.3.1' \
+	  pyarrow pandas jsonref async-timeout
 	@touch $@
 
 $(FORECAST)/.installed: pyproject.toml .ci/listed.py | $(VENV)/.installed-test

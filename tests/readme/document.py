@@ -134,6 +134,15 @@ def _exchange(command: str, output: list[str]) -> Exchange:
 
 def ray_program() -> str:
     """The Python block that needs Ray."""
+    return _ray_programs()[0]
+
+
+def ray_llm_program() -> str:
+    """The Python block that needs Ray Serve LLM."""
+    return _ray_programs()[1]
+
+
+def _ray_programs() -> tuple[str, str]:
     found = blocks(DOCS / "ray.md")
-    (text,) = (text for language, text in found if language == "python")
-    return text
+    one, other = (text for language, text in found if language == "python")
+    return one, other

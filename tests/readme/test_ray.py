@@ -1,16 +1,19 @@
-"""The example for Ray can be read here, and is run where Ray is (`tests/on_ray/test_readme.py`)."""
+"""The examples for Ray can be read here, and are run where Ray is (`tests/on_ray`)."""
 
 from __future__ import annotations
 
 import ast
 from importlib.util import find_spec
 
+import pytest
+
 from select_service.types import WorkerSpec
 from tests.readme import document
 
 
-def test_it_names_what_there_is() -> None:
-    tree = ast.parse(document.ray_program())
+@pytest.mark.parametrize("program", [document.ray_program(), document.ray_llm_program()])
+def test_it_names_what_there_is(program: str) -> None:
+    tree = ast.parse(program)
     ours = [
         (node.module, name.name)
         for node in ast.walk(tree)
