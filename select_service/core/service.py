@@ -76,6 +76,7 @@ if TYPE_CHECKING:
 
     from indexer.core.registry import StreamRegistry
     from indexer.types import Scope, WorkerRank
+    from select_service.core.partition import Partition
     from select_service.core.pricing.policy import PolicyBook, PolicyError
     from select_service.types import RouterConfig
     from select_service.types.shadow import ShadowSettings
@@ -151,7 +152,7 @@ class SelectionCore:
         self.admitting = AdmissionController(
             settings=settings, catalog=self.catalog, partitions=self.partitions, limits=self.limits
         )
-        self.membership.on_closed = self.admitting.left
+        self.membership.on_closed = self._forget
         self._open_books(trust, life, watch)
         self.reader = RequestReader(
             config=config,
@@ -352,6 +353,11 @@ class SelectionCore:
         """Note that a dump was loaded: its ranks wait to be claimed by workers."""
         for scope, some in ranks.items():
             self.recovered.note(scope, some, now)
+
+    def _forget(self, partition: Partition) -> None:
+        """Let go of what is kept of a partition that was closed."""
+        self.admitting.left(partition)
+        self.trust_monitor.forget(partition)
 
     def make_room(self, scope: Scope) -> None:
         """Grow a partition's columns, because its index has ranks without a worker."""

@@ -274,7 +274,7 @@ def _endpoint_picker(service: Driver, settings: Settings, traffic: Traffic) -> E
     try:
         from select_service.edge.epp.server import EndpointPicker  # an extra
     except ImportError as error:
-        text = f"--epp-port: {error}: pip install 'select-service[epp]'"
+        text = f"--epp-port: {error}: pip install 'grpcio>=1.63' 'protobuf>=5.26'"
         raise CannotListenError(text) from None
     return EndpointPicker(service, settings, traffic.epp)
 

@@ -178,6 +178,11 @@ class TrustMonitor:
             if len(self._freed) > FREED_MAX:
                 del self._freed[next(iter(self._freed))]
 
+    def forget(self, partition: Partition) -> None:
+        """Forget the ended reservations of a partition that was closed."""
+        for name in [name for name, one in self._freed.items() if one[0].partition is partition]:
+            del self._freed[name]
+
     def _just_freed(self, name: str) -> LiveReservation | None:
         """Return an ended reservation, if its rank is still the same."""
         booking, rank, _ = self._freed.get(name, (None, None, 0.0))

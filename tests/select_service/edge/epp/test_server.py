@@ -165,7 +165,7 @@ def test_without_grpc_the_start_says_what_to_install(
         assert serve(Settings(host=HOST, port=0, epp_port=0)) == 1
     (line,) = [one.getMessage() for one in caplog.records if one.levelno >= logging.ERROR]
     assert "--epp-port" in line
-    assert "pip install 'select-service[epp]'" in line
+    assert "pip install 'grpcio" in line
 
 
 def test_an_open_port_is_warned_of() -> None:
