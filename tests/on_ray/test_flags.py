@@ -14,7 +14,8 @@ pytestmark = [pytest.mark.heavy]
     [
         ({"nonsense": 1}, "not flags of the service: --nonsense 1"),
         ({"side-port": 8093}, "--side-port are not for Ray"),
-        ({"uds": "/run/s"}, "--uds and"),
+        ({"uds": "/run/s"}, "--uds, --epp-port and --side-port are not for Ray"),
+        ({"epp-port": 9002}, "--epp-port and --side-port are not for Ray"),
     ],
 )
 def test_what_makes_no_sense_is_refused(args: dict[str, Any], why: str) -> None:
