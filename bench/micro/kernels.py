@@ -178,12 +178,28 @@ def _index_memory(row: str) -> Work:
     return lambda: _allocated(make) / (100 * 512)
 
 
+def _ended_memory(row: str) -> Work:
+    """Bytes of the id of a reservation that has ended, of 50,000."""
+    from select_service.core.expiring_map import ExpiringMap
+
+    del row
+
+    def make() -> ExpiringMap[str]:
+        ended: ExpiringMap[str] = ExpiringMap()
+        for number in range(50_000):
+            ended.put(f"reservation-{number:08}", float(number))
+        return ended
+
+    return lambda: _allocated(make) / 50_000
+
+
 REQUESTS: Final = ("W1@2048", "W2@2048", "W3@2048", "W4", "W4-shared", "W4-repeats", "W5@1024")
 EVENTS: Final = ("store 64", "store 8x1", "remove 64")
 OTHERS: Final = {
     "message": _messages,
     "simulated": _simulated,
     "index bytes": _index_memory,
+    "ended bytes": _ended_memory,
 }
 MEMORY_ROUNDS: Final = 1
 ROWS: Final = (*REQUESTS, *EVENTS, *OTHERS)

@@ -32,6 +32,7 @@ KERNELS = (
     "indexer._speed",
     "indexer._wire",
     "select_service._speed",
+    "select_service.core._expiring_map",
     "select_service.core._ledger",
     "select_service.core._pricer",
     "select_service.core._record_ring",

@@ -237,7 +237,7 @@ class ReservationIds:
                 continue
             key = used if len(used) <= LONG_ID_CHARS else key_of(used)
             if self.tenants is None:
-                is_gone = key in self._freed.entries and self._freed.discard(key)
+                is_gone = self._freed.discard(key)
             else:
                 is_gone = self._discard_freed(prefix_in(used), key)
             if is_gone and self.changes is not None:

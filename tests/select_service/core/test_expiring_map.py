@@ -1,15 +1,23 @@
-"""What is remembered for a while, against a list."""
+"""What is remembered for a while, compiled and plain, against a list."""
 
 from __future__ import annotations
 
 import random
+import sys
 from math import inf
+from types import ModuleType
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from select_service.core.expiring_map import ExpiringMap
+from select_service.core import plain_expiring_map
+from tests.indexer.kernels import twins
+
+EITHER = pytest.mark.parametrize(
+    "twin", twins("select_service.core._expiring_map", plain_expiring_map)
+)
 
 texts = st.sampled_from(["", "a", "b", "é", "\ud800", "a\0b", "x" * 70]) | st.text(max_size=2)
 values = st.binary(max_size=9) | st.sampled_from([300, 70_000]).map(bytes)
@@ -17,9 +25,10 @@ puts = st.tuples(st.just("put"), texts, values)
 others = st.tuples(st.sampled_from(["discard", "pop"]), texts, values)
 
 
+@EITHER
 @given(steps=st.lists(puts | others, max_size=60))
-def test_it_is_a_list_in_the_order_of_the_last_words(steps: list[Any]) -> None:
-    real = ExpiringMap[str]()
+def test_it_is_a_list_in_the_order_of_the_last_words(twin: ModuleType, steps: list[Any]) -> None:
+    real: Any = twin.ExpiringMap()
     naive: list[tuple[str, float, bytes]] = []
     for now, (verb, key, value) in enumerate(steps):
         known = next((one for one in naive if one[0] == key), None)
@@ -42,8 +51,9 @@ def test_it_is_a_list_in_the_order_of_the_last_words(steps: list[Any]) -> None:
     assert real.items() == naive
 
 
-def test_many_come_and_go_and_nothing_is_left() -> None:
-    memory = ExpiringMap[bytes]()
+@EITHER
+def test_many_come_and_go_and_nothing_is_left(twin: ModuleType) -> None:
+    memory: Any = twin.ExpiringMap()
     for number in range(20_000):
         memory.put(b"%d" % number, number, b"v")
     assert memory.nbytes < 300 * 20_000
@@ -56,11 +66,12 @@ def test_many_come_and_go_and_nothing_is_left() -> None:
     assert len(memory) == memory.nbytes == 0
 
 
+@EITHER
 @given(seed=st.integers(0, 99))
 @settings(max_examples=8)
-def test_holes_do_not_pile_up(seed: int) -> None:
+def test_holes_do_not_pile_up(twin: ModuleType, seed: int) -> None:
     """Some are said anew all the time, some leave early, and some stay: as when replicas resync."""
-    memory = ExpiringMap[bytes]()
+    memory: Any = twin.ExpiringMap()
     dice, naive = random.Random(seed), dict[bytes, bytes]()
     for number in range(30_000):
         key = b"%d" % (dice.randrange(60) if dice.random() < 0.9 else number)
@@ -77,3 +88,19 @@ def test_holes_do_not_pile_up(seed: int) -> None:
     assert [(key, value) for key, _, value in memory.items()] == list(naive.items())
     assert all(memory.get(key) == value for key, value in naive.items())
     assert memory.nbytes < 500_000
+
+
+@EITHER
+def test_a_text_and_its_bytes_are_two(twin: ModuleType) -> None:
+    memory: Any = twin.ExpiringMap()
+    memory.put("a", 1.0)
+    assert b"a" not in memory
+
+
+def test_the_compiled_one_makes_no_object_per_entry() -> None:
+    compiled = pytest.importorskip("select_service.core._expiring_map")
+    memory = compiled.ExpiringMap()
+    before = sys.getallocatedblocks()
+    for number in range(1000):
+        memory.put(str(number), 1.0)
+    assert sys.getallocatedblocks() - before < 100
