@@ -169,10 +169,13 @@ class TrustMonitor:
     def note_freed(self, name: str, now: float) -> None:
         """Remember a reservation that is about to end before its engine has been heard.
 
-        As long as its id is remembered: after that nobody can tell anything of it.
+        As long as its id is remembered: after that nobody can tell anything of it. Without a
+        prediction there is nothing to compare.
         """
         booking = self._bookings.by_id.get(name)
-        if booking is not None and not booking.is_compared:
+        if booking is None or booking.is_compared:
+            return
+        if _predicted(booking) is not None:
             rank = booking.partition.index.rank_of(booking.reservation.slot)
             self._freed[name] = booking, rank, now
             if len(self._freed) > FREED_MAX:
