@@ -61,9 +61,11 @@ async def engine() -> AsyncIterator[Engine]:
     try:
         yield made
     finally:
-        server.close()
-        for _ in range(8):  # who was accepted, and whose client has left, is counted within these
+        # Clients have left, some before they were accepted: a server that closes in between leaves
+        # those connections to the collector. Within these turns all are accepted, and counted.
+        for _ in range(8):
             await asyncio.sleep(0)
+        server.close()
         await until(lambda: not made.open)
 
 
