@@ -24,15 +24,14 @@ from indexer.core import (
 )
 from indexer.core.audit import audit
 from indexer.core.budget import BlockBudget, TenantBudget
-from indexer.core.cache_groups import GroupRule, LimitingGroups
 from indexer.core.checkpoint import CheckpointRestore, CheckpointRun, RankChanged, freeze
-from indexer.core.dump import TIER_OF, DumpEvent, DumpGroups, dump_groups, dump_tier
+from indexer.core.dump import TIER_OF, DumpEvent, dump_groups, dump_tier
+from indexer.core.group_index import GroupIndex
 from indexer.core.group_matches import match_by_group
 from indexer.core.holder import UNDECIDED_GROUP, Holder
 from indexer.core.index_size import IndexStats
 from indexer.core.loss import HeldTogether, held_together
 from indexer.core.radix_tree import RadixTree
-from indexer.core.sparse_stores import SparsePrefixes
 from indexer.core.tiers import Matches, SlotTable, continue_below
 from indexer.types import (
     BASE_NAMESPACE,
@@ -49,12 +48,6 @@ if TYPE_CHECKING:
 
     from indexer.core.sparse_stores import SparseStore
     from indexer.types import PackedHashes
-
-WHOLE_PROMPTS_MAX: Final = 4096
-"""Ends of whole prompts remembered, until their engines have told of them."""
-
-_PROMPT_END: Final = 2 * HASH_BYTES
-"""Bytes of local hashes by which the end of a prompt is known again."""
 
 _NAMES_PER_VISIT: Final = 64
 """Names a sweep forgets for the price of one node: about as long as one node visit takes."""
@@ -86,18 +79,15 @@ class KvIndex:
         self.tree = RadixTree()
         self._ranks: dict[WorkerRank, Holder] = {}
         self._rank_of: dict[int, WorkerRank] = {}
+        self.groups = GroupIndex(self._ranks)
+        """Cache groups beside full attention."""
         self._table = SlotTable()
         self._no_matches = Matches(self._table, [], [], [])
         self._free_slots: list[int] = []
         self._free_ids: list[int] = []
         self._spent_ids: list[int] = []  # swept; no longer in any mask, unless a dump keeps one
         self._below = 0  # mask of holders that ever held a block below the device
-        self._grouped = 0  # mask of holders whose cache groups limit their matches
         self._unproven = 0  # mask of holders that no answer and no dump may name yet
-        self.has_sparse = False
-        """Whether any rank ever had no group of full attention."""
-        # ends of prompts, oldest first, and where they were told of
-        self._whole_prompts: dict[bytes, tuple[WorkerRank, int | None] | None] = {}
         self._retired: deque[Holder] = deque()
         self._dumps = 0  # dumps in progress; ids and nodes must keep their identity meanwhile
         self._orphan_blocks_dropped = 0
@@ -192,7 +182,7 @@ class KvIndex:
     def _retire(self, holder: Holder) -> None:
         self.tree.live &= ~holder.bit
         self._below &= ~holder.bit
-        self._grouped &= ~holder.bit
+        self.groups.limited &= ~holder.bit
         self._unproven &= ~holder.bit
         self._retired.append(holder)
 
@@ -310,69 +300,12 @@ class KvIndex:
             self._below |= holder.bit
         return known
 
-    # ---- cache groups beside full attention
-
-    def store_in_group(
-        self,
-        rank: WorkerRank,
-        tier: Tier,
-        group: int,
-        engine_hashes: Sequence[int],
-        *,
-        rule: GroupRule,
-    ) -> int:
-        """Add one reference to each block of a cache group that may limit the rank's matches.
-
-        While the group holds anything on a tier, matches on that tier follow its rule, once
-        `limit_by_groups` was called. Returns the number of blocks: all, or none if the rank has too
-        many such groups.
-        """
-        return self._limiting(rank).store(tier, group, engine_hashes, rule)
-
-    def _limiting(self, rank: WorkerRank) -> LimitingGroups:
-        holder = self._ranks[rank]
-        if holder.limiting is None:
-            holder.limiting = LimitingGroups()
-        return holder.limiting
-
-    def limit_by_groups(self, rank: WorkerRank) -> None:
-        """Let the cache groups stored so far, and until the next clear, limit a rank's matches."""
-        holder = self._ranks[rank]
-        if holder.limiting is not None:
-            holder.limiting.is_in_force = True
-            if not self._unproven & holder.bit:
-                self._grouped |= holder.bit
-
-    # ---- models without full attention, see `sparse_prefixes.py`
-
-    def is_sparse(self, rank: WorkerRank) -> bool:
-        """Say whether a rank's groups are all that its engine has."""
-        holder = self._ranks.get(rank)
-        limiting = None if holder is None else holder.limiting
-        return limiting is not None and limiting.prefixes is not None
-
-    def expect_sparse(self, rank: WorkerRank) -> bool:
-        """Take a rank without blocks of full attention for one whose engine has no such group.
-
-        Returns whether it is one.
-        """
-        if not self.is_sparse(rank) and not self._ranks[rank].where:
-            self._begin_sparse(rank)
-            self.limit_by_groups(rank)
-        return self.is_sparse(rank)
-
-    def _begin_sparse(self, rank: WorkerRank) -> None:
-        limiting = self._limiting(rank)
-        if limiting.prefixes is None:
-            limiting.prefixes = SparsePrefixes()
-        self.has_sparse = True
-
     def expect_full_attention(self, rank: WorkerRank) -> None:
         """Forget the prefixes of a rank whose engine turns out to have a group of full attention.
 
         Its groups keep their blocks.
         """
-        if self.is_sparse(rank):
+        if self.groups.is_sparse(rank):
             before = self._ranks[rank]
             self._retire(before)
             holder = self._enter(rank, before.slot)
@@ -380,57 +313,18 @@ class KvIndex:
             if holder.limiting is not None:
                 holder.limiting.prefixes, holder.limiting.is_in_force = None, False
 
-    def note_whole_prompt(self, hashes: PackedHashes) -> None:
-        """Note a prompt without a partial last block, which an engine is about to get. O(1).
-
-        Events do not tell such a prompt from one with a few tokens more, of which an engine without
-        full attention keeps other blocks.
-        """
-        if hashes:
-            self._whole_prompts.pop(hashes[-_PROMPT_END:], None)
-            self._whole_prompts[hashes[-_PROMPT_END:]] = None
-            if len(self._whole_prompts) > WHOLE_PROMPTS_MAX:
-                del self._whole_prompts[next(iter(self._whole_prompts))]
-
-    def is_whole_prompt(self, hashes: PackedHashes, rank: WorkerRank, batch: int | None) -> bool:
-        """Say whether a prompt that was noted ends like these blocks; one batch may tell of it."""
-        end, by = hashes[-_PROMPT_END:], (rank, batch)
-        if end not in self._whole_prompts:
-            return False
-        if self._whole_prompts[end] is None:
-            self._whole_prompts[end] = by
-        return self._whole_prompts[end] == by
-
     def store_prefix(self, rank: WorkerRank, told: SparseStore) -> Iterator[int]:
         """Hold the blocks that a store event spans, step by step; yields the blocks of each."""
-        prefixes = self._limiting(rank).prefixes
+        holder = self._ranks[rank]
+        assert holder.limiting is not None
+        prefixes = holder.limiting.prefixes
         assert prefixes is not None
-        return sparse_prefixes.store(self, self._ranks[rank], prefixes, told)
+        return sparse_prefixes.store(self, holder, prefixes, told)
 
     def drop_unneeded(self, rank: WorkerRank, engine_hashes: Sequence[int]) -> Iterator[int]:
         """Let go, step by step, of prefixes that only these blocks needed, if no group has them."""
         holder = self._ranks[rank]
         return sparse_prefixes.drop_unneeded(self.tree, holder, engine_hashes)
-
-    def group_rules(self, rank: WorkerRank) -> dict[int, GroupRule]:
-        """Return the rules of a rank's groups that may limit its matches, by group."""
-        holder = self._ranks.get(rank)
-        return {} if holder is None or holder.limiting is None else holder.limiting.rules
-
-    def forget_group(self, rank: WorkerRank, group: int) -> None:
-        """Let a cache group no longer limit the matches of a rank."""
-        holder = self._ranks.get(rank)
-        if holder is not None and holder.limiting is not None:
-            holder.limiting.forget(group)
-
-    def remove_in_group(
-        self, rank: WorkerRank, tier: Tier, group: int, engine_hashes: Sequence[int]
-    ) -> int:
-        """Drop one reference to each block of a group; return how many existed."""
-        holder = self._ranks.get(rank)
-        if holder is None or holder.limiting is None:
-            return 0
-        return holder.limiting.remove(tier, group, engine_hashes)
 
     def namespace_of(self, rank: WorkerRank, engine_hash: int) -> Namespace | None:
         """Return the namespace that a child of this block inherits; None: unknown block."""
@@ -454,7 +348,7 @@ class KvIndex:
             return self._no_matches
         groups, path, matched = self.tree.find(hashes, self.tree.live)
         below = self._below & self.tree.live
-        grouped = self._grouped & self.tree.live
+        grouped = self.groups.limited & self.tree.live
         if grouped and path:
             found = groups, path, matched
             most = matched if isl_tokens is None else (isl_tokens - 1) // self.block_size
@@ -544,7 +438,7 @@ class KvIndex:
             return 0
         stored = change.stored
         if stored.cache_groups:
-            return self._load_groups(rank, tier, stored.cache_groups)
+            return self.groups.load(rank, tier, stored.cache_groups)
         local = [block.tokens_hash & U64_MASK for block in stored.blocks]
         names = [block.block_hash & U64_MASK for block in stored.blocks]
         accepted = self.store(
@@ -558,20 +452,6 @@ class KvIndex:
         )
         if accepted:
             self._ranks[rank].note_hearsay(tier, names)
-        return accepted
-
-    def _load_groups(self, rank: WorkerRank, tier: Tier, told: DumpGroups) -> int:
-        rule = GroupRule(max(told.blocks, 1), max(told.stride, 1))
-        names = [name & U64_MASK for name in told.block_hashes]
-        accepted = 0
-        for group in told.groups:
-            accepted = self.store_in_group(rank, tier, group, names, rule=rule)
-            limiting = self._ranks[rank].limiting
-            if accepted and limiting is not None:
-                limiting.note_hearsay(tier, group, names)
-        if told.without_full_attention is True:
-            self._begin_sparse(rank)
-        self.limit_by_groups(rank)
         return accepted
 
     # ---- a rank's blocks on disk
@@ -648,9 +528,7 @@ class KvIndex:
             self.tree.live |= holder.bit
             if any(holder.blocks[1:]):
                 self._below |= holder.bit
-            if holder.limiting is not None and holder.limiting.is_in_force:
-                self._grouped |= holder.bit
-                self.has_sparse |= holder.limiting.prefixes is not None
+            self.groups.note_restored(holder)
 
     @property
     def stats(self) -> IndexStats:

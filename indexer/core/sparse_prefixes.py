@@ -23,6 +23,7 @@ from indexer.types import HASH_BYTES, Tier
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from indexer.core.group_index import GroupIndex
     from indexer.core.holder import Holder
     from indexer.core.irregular_stores import Place
     from indexer.core.node import Node
@@ -48,6 +49,7 @@ class _Index(Protocol):
     """What is used of a `KvIndex`."""
 
     tree: RadixTree
+    groups: GroupIndex
 
     def store(
         self,
@@ -59,9 +61,6 @@ class _Index(Protocol):
         *,
         namespace: Namespace,
     ) -> int: ...
-
-    def is_whole_prompt(self, hashes: PackedHashes, rank: WorkerRank, batch: int | None) -> bool:
-        """Say whether a prompt that was noted ends like these blocks."""
 
 
 def store(
@@ -103,7 +102,7 @@ def _first_named(index: _Index, holder: Holder, prefixes: SparsePrefixes, told: 
     first = span - named
     if not 0 < named < span or told.stride > 1:
         return first
-    if index.is_whole_prompt(told.local, holder.rank, told.batch):
+    if index.groups.is_whole_prompt(told.local, holder.rank, told.batch):
         return first - 1
     if _is_known(index.tree, holder, told, first - 1):
         return first - 1

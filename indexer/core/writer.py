@@ -293,7 +293,7 @@ class IndexWriter:
 
     def _remove_some(self, tier: Tier, names: Names, group: int) -> None:
         if group in self._limiting:
-            self._index.remove_in_group(self._rank, tier, group, names)
+            self._index.groups.remove(self._rank, tier, group, names)
         else:
             self._index.remove(self._rank, tier, names, group=group)
         self._tallies.blocks_removed += len(names)
@@ -303,7 +303,7 @@ class IndexWriter:
         assert event.tier is not None
         rule = self._limiting[event.group]
         for _, names in _slices_of(event.block_hashes):
-            self._tallies.blocks_stored += self._index.store_in_group(
+            self._tallies.blocks_stored += self._index.groups.store(
                 self._rank, event.tier, event.group, names, rule=rule
             )
             self._limit()
@@ -317,7 +317,7 @@ class IndexWriter:
         Group 0, which every engine has, tells so together with the first events of the others.
         """
         is_alone = {0, group} <= self._limiting.keys() and not any(self._groups.values())
-        return is_alone and self._index.expect_sparse(self._rank)
+        return is_alone and self._index.groups.expect_sparse(self._rank)
 
     def _store_prefix(self, event: BlockStored, rule: GroupRule) -> Iterator[int]:
         """Store what comes before the blocks that an event of such an engine names."""
@@ -364,7 +364,7 @@ class IndexWriter:
         if self._main_told is not None and self._main_told == self._limiting_told:
             self.are_of_one_model = True
         if self.are_of_one_model:
-            self._index.limit_by_groups(self._rank)
+            self._index.groups.limit(self._rank)
 
     def _mark_in_slices(self, event: BlockStored) -> Iterator[int]:
         assert event.tier is not None
@@ -443,7 +443,7 @@ class IndexWriter:
 
     def _adopt(self, group: int) -> None:
         """Take over what a dump has told of a group that the engine has not named yet."""
-        rule = self._index.group_rules(self._rank).get(group)
+        rule = self._index.groups.rules(self._rank).get(group)
         if rule is not None:
             self._groups[group], self._limiting[group] = False, rule
 
@@ -468,7 +468,7 @@ class IndexWriter:
             self._limiting_told = self._number
             self._limit()
         elif self._limiting.pop(group, None) is not None:
-            self._index.forget_group(self._rank, group)
+            self._index.groups.forget(self._rank, group)
         return is_main
 
     def _why_not_whole(self, event: BlockStored) -> str | None:

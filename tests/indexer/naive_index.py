@@ -14,6 +14,92 @@ if TYPE_CHECKING:
 Chain = tuple[bytes, ...]  # local hashes from the root on: what a block is
 
 
+class NaiveGroups:
+    """Cache groups beside full attention: `GroupIndex`, slowly."""
+
+    def __init__(self) -> None:
+        self.by_rank: dict[WorkerRank, dict[int, GroupRule]] = {}
+        self.limited: set[WorkerRank] = set()
+        self.grouped: dict[WorkerRank, Counter[tuple[Tier, int, int]]] = {}  # tier, group, name
+
+    def clear(self, rank: WorkerRank) -> None:
+        self.by_rank[rank] = {}
+        self.grouped[rank] = Counter()
+        self.limited.discard(rank)
+
+    def recall(self, rank: WorkerRank, other: NaiveGroups) -> None:
+        self.by_rank[rank] = other.by_rank[rank].copy()
+        self.grouped[rank] = other.grouped[rank].copy()
+        self.limited |= {rank} & other.limited
+
+    def limit(self, rank: WorkerRank) -> None:
+        if self.by_rank[rank]:
+            self.limited.add(rank)
+
+    def is_sparse(self, rank: WorkerRank) -> bool:
+        """It knows engines with full attention only."""
+        return False
+
+    expect_sparse = is_sparse
+
+    def rules(self, rank: WorkerRank) -> dict[int, GroupRule]:
+        return self.by_rank.get(rank, {})
+
+    def forget(self, rank: WorkerRank, group: int) -> None:
+        """Blocks of groups with the same rule go as well: there is no telling them apart."""
+        rule = self.by_rank[rank].pop(group, None)
+        for key in list(self.grouped[rank]):
+            if key[1] == group or self.by_rank[rank].get(key[1]) == rule:
+                del self.grouped[rank][key]
+
+    def store(
+        self,
+        rank: WorkerRank,
+        tier: Tier,
+        group: int,
+        engine_hashes: Sequence[int],
+        *,
+        rule: GroupRule,
+    ) -> int:
+        if self.by_rank[rank].get(group, rule) != rule:
+            self.forget(rank, group)
+        self.by_rank[rank][group] = rule
+        for name in engine_hashes:
+            self.grouped[rank][tier, group, name] += 1
+        return len(engine_hashes)
+
+    def remove(
+        self, rank: WorkerRank, tier: Tier, group: int, engine_hashes: Sequence[int]
+    ) -> int:
+        found = 0
+        for name in engine_hashes:
+            if self.grouped[rank][tier, group, name] > 0:
+                self.grouped[rank][tier, group, name] -= 1
+                found += 1
+        return found
+
+    def allows(
+        self, rank: WorkerRank, tier: Tier, names: Sequence[set[int]], low: int, n: int
+    ) -> bool:
+        """Whether every group has what it needs of the first `n` blocks, on one tier.
+
+        `names` are the engine hashes of each block; the tiers before have the first `low`.
+        """
+        grouped = self.grouped[rank]
+        for group, (count, stride) in self.by_rank[rank].items():
+            held_here = [key for key, number in grouped.items() if number > 0]
+            if not any((t, g) == (tier, group) for t, g, _ in held_here):
+                continue  # what holds nothing does not limit
+            ends = range(stride, n + 1, stride)  # of the group's blocks
+            if n % stride:
+                return False
+            for end in [*ends][-count:]:
+                held = {name for name in names[end - 1] if grouped[tier, group, name] > 0}
+                if end > low and not held:
+                    return False
+        return True
+
+
 class NaiveIndex:
     """Answers what `KvIndex` answers, slowly."""
 
@@ -25,9 +111,7 @@ class NaiveIndex:
         self.namespaces: dict[WorkerRank, dict[int, Namespace]] = {}
         self.counts: dict[WorkerRank, Counter[tuple[Tier, int, int]]] = {}
         self.unproven: set[WorkerRank] = set()
-        self.rules: dict[WorkerRank, dict[int, GroupRule]] = {}
-        self.limited: set[WorkerRank] = set()
-        self.grouped: dict[WorkerRank, Counter[tuple[Tier, int, int]]] = {}  # tier, group, name
+        self.groups = NaiveGroups()
 
     def room(self, rank: WorkerRank) -> int:
         """It has room for whatever comes: what bounds do is tested of the index alone."""
@@ -46,9 +130,7 @@ class NaiveIndex:
         self.chains[rank] = {}
         self.namespaces[rank] = {}
         self.counts[rank] = Counter()
-        self.rules[rank] = {}
-        self.grouped[rank] = Counter()
-        self.limited.discard(rank)
+        self.groups.clear(rank)
         self.unproven.discard(rank)
 
     def recall(self, rank: WorkerRank, other: NaiveIndex) -> None:
@@ -57,9 +139,7 @@ class NaiveIndex:
         self.chains[rank] = other.chains[rank].copy()
         self.namespaces[rank] = other.namespaces[rank].copy()
         self.counts[rank] = other.counts[rank].copy()
-        self.rules[rank] = other.rules[rank].copy()
-        self.grouped[rank] = other.grouped[rank].copy()
-        self.limited |= {rank} & other.limited
+        self.groups.recall(rank, other.groups)
         self.unproven.add(rank)
 
     def credit(self, rank: WorkerRank) -> None:
@@ -115,75 +195,8 @@ class NaiveIndex:
             self.counts[rank][tier, group, name] += 1
         return len(known)
 
-    def limit_by_groups(self, rank: WorkerRank) -> None:
-        if self.rules[rank]:
-            self.limited.add(rank)
-
-    def is_sparse(self, rank: WorkerRank) -> bool:
-        """It knows engines with full attention only."""
-        return False
-
-    expect_sparse = is_sparse
-
     def expect_full_attention(self, rank: WorkerRank) -> None:
         pass
-
-    def group_rules(self, rank: WorkerRank) -> dict[int, GroupRule]:
-        return self.rules.get(rank, {})
-
-    def forget_group(self, rank: WorkerRank, group: int) -> None:
-        """Blocks of groups with the same rule go as well: there is no telling them apart."""
-        rule = self.rules[rank].pop(group, None)
-        for key in list(self.grouped[rank]):
-            if key[1] == group or self.rules[rank].get(key[1]) == rule:
-                del self.grouped[rank][key]
-
-    def store_in_group(
-        self,
-        rank: WorkerRank,
-        tier: Tier,
-        group: int,
-        engine_hashes: Sequence[int],
-        *,
-        rule: GroupRule,
-    ) -> int:
-        if self.rules[rank].get(group, rule) != rule:
-            self.forget_group(rank, group)
-        self.rules[rank][group] = rule
-        for name in engine_hashes:
-            self.grouped[rank][tier, group, name] += 1
-        return len(engine_hashes)
-
-    def remove_in_group(
-        self, rank: WorkerRank, tier: Tier, group: int, engine_hashes: Sequence[int]
-    ) -> int:
-        found = 0
-        for name in engine_hashes:
-            if self.grouped[rank][tier, group, name] > 0:
-                self.grouped[rank][tier, group, name] -= 1
-                found += 1
-        return found
-
-    def allows(
-        self, rank: WorkerRank, tier: Tier, names: Sequence[set[int]], low: int, n: int
-    ) -> bool:
-        """Whether every group has what it needs of the first `n` blocks, on one tier.
-
-        `names` are the engine hashes of each block; the tiers before have the first `low`.
-        """
-        grouped = self.grouped[rank]
-        for group, (count, stride) in self.rules[rank].items():
-            held_here = [key for key, number in grouped.items() if number > 0]
-            if not any((t, g) == (tier, group) for t, g, _ in held_here):
-                continue  # what holds nothing does not limit
-            ends = range(stride, n + 1, stride)  # of the group's blocks
-            if n % stride:
-                return False
-            for end in [*ends][-count:]:
-                held = {name for name in names[end - 1] if grouped[tier, group, name] > 0}
-                if end > low and not held:
-                    return False
-        return True
 
     def held(self, rank: WorkerRank, tier: Tier) -> set[Chain]:
         if rank in self.unproven:
@@ -207,8 +220,8 @@ class NaiveIndex:
             while depth < len(blocks) and tuple(blocks[: depth + 1]) in held:
                 depth += 1
             names = [self.names_of(rank, tuple(blocks[: at + 1])) for at in range(depth)]
-            limited = rank in self.limited
-            while limited and depth > low and not self.allows(rank, tier, names, low, depth):
+            limited = rank in self.groups.limited
+            while limited and depth > low and not self.groups.allows(rank, tier, names, low, depth):
                 depth -= 1
             depths.append(depth)
         device, host, _, external = depths

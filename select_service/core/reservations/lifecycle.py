@@ -214,8 +214,8 @@ class Lifecycle:
         self.bookings.add(LiveReservation(partition, reservation, answer))
         self._counters.reservations_booked += 1
         index = partition.index
-        if index.has_sparse and isl_tokens == order.prompt.blocks * index.block_size:
-            index.note_whole_prompt(order.prompt.block_hashes)
+        if index.groups.has_sparse and isl_tokens == order.prompt.blocks * index.block_size:
+            index.groups.note_whole_prompt(order.prompt.block_hashes)
         if self.announcer.speaks:
             effects = Effects() if effects is NOTHING else effects
             effects.published.append(self.announcer.booked(partition, reservation, answer))

@@ -245,9 +245,9 @@ def test_other_ranks_are_not_limited() -> None:
         index.attach(rank)
         index.store(rank, GPU, None, [11, 12, 13], pack(1, 2, 3))
         index.store(rank, CPU, 13, [14], pack(4))
-    index.store_in_group(RANK, GPU, 1, [12], rule=GroupRule(1))
+    index.groups.store(RANK, GPU, 1, [12], rule=GroupRule(1))
     assert rows(index, 1, 2, 3) == {RANK: (3, 0, 0), OTHER: (3, 0, 0)}, "not yet"
-    index.limit_by_groups(RANK)
+    index.groups.limit(RANK)
     assert rows(index, 1, 2, 3, 4) == {RANK: (2, 0, 0), OTHER: (3, 1, 0)}
     index.detach(RANK)
     assert rows(swept(index), 1, 2, 3, 4) == {OTHER: (3, 1, 0)}
@@ -279,8 +279,8 @@ def test_a_block_with_two_names_is_held_under_either() -> None:
     index.attach(RANK)
     index.store(RANK, GPU, None, [11, 12], pack(1, 2))
     index.store(RANK, GPU, 11, [22], pack(2))
-    index.store_in_group(RANK, GPU, 1, [22], rule=GroupRule(1))
-    index.limit_by_groups(RANK)
+    index.groups.store(RANK, GPU, 1, [22], rule=GroupRule(1))
+    index.groups.limit(RANK)
     assert rows(index, 1, 2) == {RANK: (2, 0, 0)}
 
 
@@ -289,7 +289,7 @@ def test_blocks_of_all_groups_fill_the_budget() -> None:
     index.attach(RANK)
     index.store(RANK, GPU, None, [1, 2, 3], pack(1, 2, 3))
     before = index.stats.bytes
-    index.store_in_group(RANK, GPU, 1, [*range(100, 105)], rule=GroupRule(1))
+    index.groups.store(RANK, GPU, 1, [*range(100, 105)], rule=GroupRule(1))
     assert index.room(RANK) == 2
     assert index.stats.bytes > before
     house = House(knows_groups=False)
@@ -390,4 +390,4 @@ def test_a_plain_rank_has_nothing_of_this(groups: int) -> None:
     house = House(knows_groups=False)
     house.tell(*(full([101, 102], group_idx=group) for group in range(groups)))
     assert all(holder.limiting is None for holder in house.index._ranks.values())
-    assert not house.index._grouped
+    assert not house.index.groups.limited

@@ -29,11 +29,11 @@ def hybrid() -> KvIndex:
     index.attach(RANK)
     index.store(RANK, GPU, None, [*range(11, 17)], pack(*range(1, 7)))
     index.store(RANK, CPU, 15, [16], pack(6))
-    index.store_in_group(RANK, GPU, 1, [12, 13, 14], rule=WINDOW)
-    index.store_in_group(RANK, GPU, 2, [13, 14, 14, 15], rule=WINDOW)
-    index.store_in_group(RANK, GPU, 3, [14, 12], rule=STATE)
-    index.store_in_group(RANK, CPU, 3, [16], rule=STATE)
-    index.limit_by_groups(RANK)
+    index.groups.store(RANK, GPU, 1, [12, 13, 14], rule=WINDOW)
+    index.groups.store(RANK, GPU, 2, [13, 14, 14, 15], rule=WINDOW)
+    index.groups.store(RANK, GPU, 3, [14, 12], rule=STATE)
+    index.groups.store(RANK, CPU, 3, [16], rule=STATE)
+    index.groups.limit(RANK)
     return index
 
 
@@ -69,22 +69,22 @@ def test_groups_travel_with_the_blocks(copy: Any) -> None:
     other = copy(index)
     same_matches(index, other)
     for one in (index, other):
-        one.remove_in_group(RANK, GPU, 1, [14])
+        one.groups.remove(RANK, GPU, 1, [14])
     same_matches(index, other)
 
 
 def test_references_are_frozen_and_not_dumped() -> None:
     frozen, dumped = thawed(hybrid()), loaded(hybrid())
     for index in (frozen, dumped):
-        index.remove_in_group(RANK, GPU, 2, [14])
+        index.groups.remove(RANK, GPU, 2, [14])
     assert rows(frozen, 1, 2, 3, 4) == {RANK: (4, 0, 0)}
     assert rows(dumped, 1, 2, 3, 4) == {}, "a dump has no counts: 3 has no state, 2 no window"
 
 
 def test_what_a_dump_told_is_counted_once_when_the_engine_repeats_it() -> None:
     index = thawed(loaded(hybrid()))
-    index.store_in_group(RANK, GPU, 3, [14], rule=STATE)
-    index.remove_in_group(RANK, GPU, 3, [14])
+    index.groups.store(RANK, GPU, 3, [14], rule=STATE)
+    index.groups.remove(RANK, GPU, 3, [14])
     assert rows(index, 1, 2, 3, 4) == {}
     index.check()
 
@@ -93,8 +93,8 @@ def test_many_blocks_travel_in_pieces() -> None:
     index = KvIndex(4)
     index.attach(RANK)
     index.store(RANK, GPU, None, [1, 2], pack(1, 2))
-    index.store_in_group(RANK, GPU, 1, [*range(2, 5000)], rule=STATE)
-    index.limit_by_groups(RANK)
+    index.groups.store(RANK, GPU, 1, [*range(2, 5000)], rule=STATE)
+    index.groups.limit(RANK)
     assert len([*index.freeze(RANK)]) > 5
     for other in (thawed(index), loaded(index)):
         assert other.room(RANK) == index.room(RANK)

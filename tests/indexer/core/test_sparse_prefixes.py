@@ -97,8 +97,8 @@ def test_a_prompt_that_fills_its_last_block_is_kept_without_it() -> None:
 def test_a_prompt_known_to_fill_its_last_block_needs_no_guess() -> None:
     rank = Rank()
     rank.tell(told([1, 2], prompt_of(5, first=900)))
-    assert rank.index.has_sparse
-    rank.index.note_whole_prompt(block_hashes(prompt_of(6), SIZE))
+    assert rank.index.groups.has_sparse
+    rank.index.groups.note_whole_prompt(block_hashes(prompt_of(6), SIZE))
     rank.tell(told([104, 105], prompt_of(6)))
     assert rank.matched(prompt_of(6)) == (5, 0, 0)
 
@@ -200,7 +200,7 @@ def test_full_attention_that_shows_later_is_what_matches_consist_of() -> None:
         told([107, 108], prompt_of(8), **sliding(1, 9)),
         full([*range(101, 109)]),
     )
-    assert not rank.index.is_sparse(RANK)
+    assert not rank.index.groups.is_sparse(RANK)
     assert rank.matched(prompt_of(8)) == (8, 0, 0)
     rank.tell(removed([107], group_idx=1))
     assert rank.matched(prompt_of(8)) == (0, 0, 0)
@@ -254,8 +254,8 @@ def test_prefixes_travel(copy: Any) -> None:
     before = Rank()
     before.tell(told([107, 108], prompt_of(8)), told([202, 203], prompt_of(3, first=700)))
     rank = Rank(copy(before.index), first=1)
-    assert rank.index.is_sparse(RANK)
-    assert rank.index.has_sparse
+    assert rank.index.groups.is_sparse(RANK)
+    assert rank.index.groups.has_sparse
     assert rank.matched(prompt_of(8)) == (8, 0, 0)
     assert rank.matched(prompt_of(7)) == (0, 0, 0)
     rank.tell(told([109, 110], prompt_of(2, first=33), 108), removed([203], group_idx=0))
@@ -281,7 +281,7 @@ def test_predictions_equal_what_the_engine_had_cached(model: Any) -> None:
         whole = (len(prompt) - 1) // size * size  # an engine computes the last token itself
         assert rank.matched(prompt[:whole])[0] * size == step["cached_tokens"]
         if len(prompt) % size == 0:
-            rank.index.note_whole_prompt(block_hashes(prompt, size))
+            rank.index.groups.note_whole_prompt(block_hashes(prompt, size))
 
 
 class Engine:
@@ -339,7 +339,7 @@ def test_matches_are_those_of_an_engine_with_one_window(seed: int) -> None:
         assert rank.matched(prompt[:-1])[0] == hit
         events = engine.compute(prompt, hit)
         if events and len(prompt) % SIZE == 0:
-            rank.index.note_whole_prompt(block_hashes(prompt, SIZE))
+            rank.index.groups.note_whole_prompt(block_hashes(prompt, SIZE))
         rank.tell(*events)
     rank.tell(removed(list(engine.held.values()), group_idx=0))
     assert rank.blocks == 0
