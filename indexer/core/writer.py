@@ -10,11 +10,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from indexer.core.cache_groups import GroupRule, rule_of
+from indexer.core.event_hashes import has_extra_keys, local_hashes
 from indexer.core.events import AllBlocksCleared, BadEvent, BlockRemoved, BlockStored
-from indexer.core.hashing import block_hashes, unmatchable
 from indexer.core.name_map import NameMap
 from indexer.core.node import Node
-from indexer.core.packing import is_packed
 from indexer.core.sparse_stores import SparseStore
 from indexer.types import BASE_NAMESPACE, Namespace, Tier, WorkerRank
 
@@ -248,10 +247,10 @@ class IndexWriter:
                 break
             seen.file(names, _NODE)
             try:
-                if _is_coloured(event):
+                if has_extra_keys(event):
                     hashes = yield from self._coloured_hashes(event, namespace, at, len(names))
                 else:
-                    hashes = self._local_hashes(event, namespace, at, at + len(names))
+                    hashes = local_hashes(self._index, event, namespace, at, at + len(names))
             except ValueError:  # a token beyond 32 bits
                 outcome = "malformed"
                 break
@@ -323,7 +322,7 @@ class IndexWriter:
         """Store what comes before the blocks that an event of such an engine names."""
         size, tokens = self._index.block_size, event.token_ids
         is_whole = len(event.block_hashes) * event.block_size == len(tokens)
-        is_coloured = _is_coloured(event)
+        is_coloured = has_extra_keys(event)
         if (
             not tokens
             or event.tier is not Tier.DEVICE
@@ -340,7 +339,7 @@ class IndexWriter:
         namespace, local = self._namespace(event), []
         for at in range(0, blocks, cut):
             try:
-                local.append(self._local_hashes(event, namespace, at, min(at + cut, blocks)))
+                local.append(local_hashes(self._index, event, namespace, at, min(at + cut, blocks)))
             except ValueError:  # a token beyond 32 bits
                 return
             yield CHECK_COST_BLOCKS
@@ -390,11 +389,11 @@ class IndexWriter:
         """Store the blocks of a match; return the outcome, None if it is not known yet."""
         namespace = self._namespace(event)
         blocks = len(event.block_hashes)
-        if blocks > (COLOURED_SLICE_BLOCKS if _is_coloured(event) else SLICE_BLOCKS):
+        if blocks > (COLOURED_SLICE_BLOCKS if has_extra_keys(event) else SLICE_BLOCKS):
             self._slices = self._store_in_slices(event, namespace, form)
             return None
         try:
-            local_hashes = self._local_hashes(event, namespace, 0, blocks)
+            hashes = local_hashes(self._index, event, namespace, 0, blocks)
         except ValueError:  # a token beyond 32 bits
             return "malformed"
         accepted = self._index.store(
@@ -402,7 +401,7 @@ class IndexWriter:
             tier,
             event.parent,
             event.block_hashes,
-            local_hashes,
+            hashes,
             namespace=namespace,
             group=event.group,
             heals=False,
@@ -509,47 +508,12 @@ class IndexWriter:
         hashes = []
         for at in range(start, start + blocks, COLOURED_SLICE_BLOCKS):
             end = min(at + COLOURED_SLICE_BLOCKS, start + blocks)
-            hashes.append(self._local_hashes(event, namespace, at, end))
+            hashes.append(local_hashes(self._index, event, namespace, at, end))
             yield SLICE_BLOCKS
         return b"".join(hashes)
-
-    def _local_hashes(
-        self, event: BlockStored, namespace: Namespace, start: int, end: int
-    ) -> PackedHashes:
-        """Hash some blocks of an event."""
-        tokens, size = event.token_ids, self._index.block_size
-        mm_hashes, opaque = event.mm_hashes, event.opaque
-        if (end - start) * size < len(tokens):
-            tokens = tokens[start * size : end * size]
-            mm_hashes = mm_hashes and mm_hashes[start:end]
-            opaque = opaque and {at - start: opaque[at] for at in range(start, end) if at in opaque}
-        if self._index.is_eagle:
-            tokens, size = _windows_of_pairs(tokens, size), size + 1  # type: ignore[arg-type]
-        local = block_hashes(
-            # packed already; pairs only ever reach eagle scopes: `wire` ensures it
-            tokens.tobytes() if is_packed(tokens) else tokens,  # type: ignore[arg-type, union-attr]
-            size,
-            namespace=namespace,
-            mm_hashes=mm_hashes,
-        )
-        return unmatchable(local, opaque) if opaque else local
-
-
-def _is_coloured(event: BlockStored) -> bool:
-    return event.mm_hashes is not None or event.opaque is not None
 
 
 def _slices_of(names: Names) -> Iterator[tuple[int, list[int]]]:
     """Yield the names of a long event in slices, with the start of each."""
     for start in range(0, len(names), SLICE_BLOCKS):
         yield start, list(names[start : start + SLICE_BLOCKS])
-
-
-def _windows_of_pairs(pairs: list[tuple[int, int]], block_size: int) -> list[int]:
-    """Tokens of each page of pairs: the first members, then the last pair's second."""
-    tokens: list[int] = []
-    for start in range(0, len(pairs), block_size):
-        page = pairs[start : start + block_size]
-        tokens.extend(first for first, _ in page)
-        tokens.append(page[-1][1])
-    return tokens
