@@ -376,7 +376,7 @@ class SelectionCore:
         effects = Effects()
         limits = self.limits
         more = self.registry.sweep(limits.swept_nodes_per_turn_max)
-        more |= self.lifecycle.bookings.purge_freed(now, limits.expired_per_turn_max) > 0
+        more |= self.lifecycle.bookings.freed.purge(now, limits.expired_per_turn_max) > 0
         more |= self.sessions.forget(now, limits.expired_per_turn_max)
         self.registry.weigh(limits.sources_weighed_per_turn_max)
         more |= self.recovered.age(now, limits.dropped_per_turn_max)
@@ -413,7 +413,8 @@ class SelectionCore:
     def keep_changes(self) -> Changes:
         """Record changes from now on, for somebody to write to disk; see `core/state.py`."""
         changes = Changes()
-        self.catalog.changes = self.lifecycle.bookings.changes = changes
+        bookings = self.lifecycle.bookings
+        self.catalog.changes = bookings.changes = bookings.freed.changes = changes
         self.lifecycle.leases.changes = self.peer_endpoints.changes = changes
         self.admitting.changes = self.overrides.changes = changes
         self.lifecycle.announcer.claims.endings.changes = changes

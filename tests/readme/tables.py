@@ -88,7 +88,7 @@ FIXED = (
         "names of expired reservations remembered",
     ),
     (
-        "select_service.core.ledger.reservation_ids",
+        "select_service.core.ledger.freed_ids",
         "LONG_ID_CHARS",
         "longest freed id remembered in full",
     ),
@@ -146,7 +146,7 @@ FIXED = (
     ),
     ("select_service.edge.dump_stream", "SLICE_S", "seconds of /dump between other requests"),
     (
-        "select_service.core.ledger.reservation_ids",
+        "select_service.core.ledger.freed_ids",
         "FREED_MEMORY_S",
         "seconds an ended id is remembered",
     ),

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from select_service.core.decisions.trust_factors import HOPELESS
 from select_service.core.effects import TrustNews
-from select_service.core.ledger.reservation_ids import FREED_MEMORY_S, leg_ids
+from select_service.core.ledger.freed_ids import FREED_MEMORY_S
+from select_service.core.ledger.reservation_ids import leg_ids
 from select_service.errors import InvalidField
 from select_service.types import (
     IndexFreshness,

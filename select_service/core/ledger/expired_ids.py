@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from select_service.core.ledger.reservation_ids import key_of
+from select_service.core.ledger.freed_ids import key_of
 from select_service.core.tenancy.shares import Shares, prefix_in
 from select_service.core.tenancy.tenant_parts import TenantParts
 

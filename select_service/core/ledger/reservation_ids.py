@@ -1,26 +1,23 @@
-"""Which id belongs to which reservation, across all partitions, and which ids were freed lately.
+"""Which id belongs to which reservation, across all partitions.
 
 The lifecycle routes carry only an id, so ids are unique in the whole process. The ledger of each
 partition knows the load behind an id; this module only finds it.
 
 A rank that leaves may take very many reservations with it. Their ids count as freed from that
-moment (the ledger knows which are live), and are moved to the freed ids a few at a time.
-`lifecycle.py` books and frees through it.
+moment (the ledger knows which are live), and are moved to the freed ids (`freed_ids.py`) a few at a
+time. `lifecycle.py` books and frees through it.
 """
 
 from __future__ import annotations
 
 from itertools import islice
-from math import inf
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
-from xxhash import xxh3_128_hexdigest
 
 from select_service.core.changes import RESERVATION
-from select_service.core.expiring_map import ExpiringMap
-from select_service.core.tenancy.shares import Shares, prefix_in
-from select_service.core.tenancy.tenant_parts import TenantParts
+from select_service.core.ledger.freed_ids import LONG_ID_CHARS, FreedIds
+from select_service.core.tenancy.shares import Shares
 from select_service.errors import ReservationConflict, ReservationNotFound
 
 if TYPE_CHECKING:
@@ -33,16 +30,8 @@ if TYPE_CHECKING:
     from select_service.core.tenancy.shares import Bound, Party
     from select_service.types import PairSelection, ReservationAnswer, Selection
 
-FREED_MEMORY_S = 600.0  # the contract: at least ten minutes, as far as the bound allows
-
-LONG_ID_CHARS: Final = 64
-"""Longer freed ids are remembered by a digest only, since an id may be as long as a body."""
-
-_BY_DIGEST: Final = "freed id by its digest, xxh3_128 = "  # with it, longer than a short id
 _PREFILL: Final = ":prefill"
 _DECODE: Final = ":decode"
-_KEY_CHARS: Final = len(_BY_DIGEST) + 32
-
 
 class LiveReservation(Struct, eq=False):
     """A live reservation, its partition, and the answer that a repeated request gets."""
@@ -66,14 +55,11 @@ class ReservationIds:
     __slots__ = (
         "_dropped",
         "_foreign",
-        "_freed",
-        "_freed_by_holder",
-        "_freed_ids_max",
         "_second_names",
         "added",
         "by_id",
         "changes",
-        "freed_ids_lost",
+        "freed",
         "hold",
         "own",
         "pairs",
@@ -89,20 +75,13 @@ class ReservationIds:
         """The booked legs of each pair."""
         self.waiting: dict[str, Ticket] = {}
         """By the id they will book."""
-        shares = shares or Shares()
-        self._freed_by_holder: TenantParts[ExpiringMap[str]] = TenantParts(
-            shares,
-            shares.bound("freed_ids_max", lambda: freed_ids_max, by_prefix=True),
-            ExpiringMap,
-        )
-        self._freed = self._freed_by_holder.common  # by `key_of` the id
-        self._freed_ids_max = freed_ids_max
+        self.freed = FreedIds(freed_ids_max, shares or Shares())
+        """Ids that ended lately."""
         self.added = 0  # bookings ever added: tells an older one from a younger one of its id
         self.own = 0  # live bookings that were made here
         self.tenants: Bound | None = None
         """What each tenant holds of them, once tenants have parts; see `follow_tenants`."""
         self._foreign: dict[tuple[Partition, int], int] = {}  # live, not made here, by slot
-        self.freed_ids_lost = 0  # forgotten before their ten minutes were over
         self._dropped = 0  # bookings in `by_id` that are no longer live
         self.changes: Changes | None = None  # set if the state is kept on disk
         self.hold: Hold | None = None  # the hold that new bookings belong to
@@ -114,16 +93,6 @@ class ReservationIds:
     def expected(self) -> int:
         """Reservations booked here, plus requests that wait to become reservations."""
         return self.own + len(self.waiting)
-
-    @property
-    def freed_count(self) -> int:
-        """Number of freed ids remembered."""
-        return len(self._freed_by_holder)
-
-    @property
-    def freed_bytes(self) -> int:
-        """Their size in bytes."""
-        return sum(row.nbytes for row in self._freed_by_holder.rows)
 
     def follow_tenants(self, tenants: Bound, partitions: Iterable[Partition]) -> None:
         """Count what each tenant has booked, and remember what it freed, apart. O(ranks).
@@ -145,7 +114,7 @@ class ReservationIds:
             held[tenant] = held.get(tenant, 0) + 1
         self.tenants = tenants
         tenants.recount(held)
-        self._freed_by_holder.bound.recount({None: len(self._freed)})
+        self.freed.follow_tenants()
 
     def find(self, name: str) -> LiveReservation | None:
         """Return the live booking of a reservation_id or, failing that, of a selection_id.
@@ -231,17 +200,15 @@ class ReservationIds:
         else:
             place = booking.partition, reservation.slot
             self._foreign[place] = self._foreign.get(place, 0) + 1
+        freed = self.freed
         # ids in use are not freed ones
         for used in (name, reservation.pair, None if second == name else second):
             if used is None:
                 continue
-            key = used if len(used) <= LONG_ID_CHARS else key_of(used)
-            if self.tenants is None:
-                is_gone = self._freed.discard(key)
-            else:
-                is_gone = self._discard_freed(prefix_in(used), key)
-            if is_gone and self.changes is not None:
-                self.changes.mark(RESERVATION, key)
+            if len(used) > LONG_ID_CHARS or freed.has_parts:
+                freed.discard(used)
+            elif freed.common.discard(used) and self.changes is not None:  # without the extra frame
+                self.changes.mark(RESERVATION, used)
         if self.changes is not None and booking.is_own:
             if booking.answer is None:  # restored: it was acknowledged long ago
                 self.changes.mark(RESERVATION, name)
@@ -262,14 +229,6 @@ class ReservationIds:
             self._foreign[place] = left
         else:
             del self._foreign[place]
-
-    def _discard_freed(self, holder: Party, key: str) -> bool:
-        rows = self._freed_by_holder
-        for where, row in rows.where(holder):
-            if row.discard(key):
-                rows.left(where)
-                return True
-        return False
 
     def forget(self, reservation: LedgerReservation, now: float) -> None:
         """Move a booking from live to recently freed; its load has left the ledger."""
@@ -294,8 +253,8 @@ class ReservationIds:
             else:
                 self._part_from_namesakes(booking, second)
             if second != name:
-                self._remember_freed(second, now)
-        self._remember_freed(name, now)
+                self.remember(second, now)
+        self.remember(name, now)
         if reservation.pair is not None:
             self._part_from_pair(booking, reservation.pair, now)
 
@@ -308,7 +267,7 @@ class ReservationIds:
         is_ours = booking.reservation.origin == "local"
         if is_ours or all(self.was_freed(name) for name in leg_ids(pair)):
             # otherwise there may be a leg that we have yet to hear of
-            self._remember_freed(pair, now)
+            self.remember(pair, now)
 
     def _part_from_namesakes(self, booking: LiveReservation, second: str) -> None:
         older, younger = booking.older, booking.younger
@@ -339,66 +298,17 @@ class ReservationIds:
             self._forget(booking, now)
             self._dropped -= 1
 
-    def _remember_freed(self, name: str, now: float) -> None:
+    def remember(self, name: str, now: float) -> None:
+        """Count an id as freed now, if nothing has it."""
         if name in self.by_id or name in self._second_names or name in self.pairs:
             return  # reused by another booking
-        key = name if len(name) <= LONG_ID_CHARS else key_of(name)
-        if self.tenants is not None:
-            self._put_freed(prefix_in(name), key, now)
-            return
-        freed = self._freed
-        freed.put(key, now)
-        if self.changes is not None:
-            self._changed(key)
-        if len(freed) > self._freed_ids_max:
-            lost = self._freed.pop_oldest(inf)
-            assert lost is not None, "there is one more than there may be"
-            self._changed(lost[0])
-            self.freed_ids_lost += 1
-
-    def _put_freed(self, prefix: str, key: str, now: float) -> None:
-        """Do the rest where tenants have parts: an id's prefix says whose it is."""
-        rows = self._freed_by_holder
-        self._discard_freed(prefix, key)
-        holder, row = rows.place(prefix)
-        row.put(key, now)
-        rows.took(holder)
-        self._changed(key)
-        crowded = rows.crowded(holder)
-        if crowded is not None:
-            whose, row = crowded
-            lost = row.pop_oldest(inf)
-            assert lost is not None, "who is asked to make room has something"
-            rows.left(whose)
-            self._changed(lost[0])
-            self.freed_ids_lost += 1
-
-    def _changed(self, name: str) -> None:
-        if self.changes is not None:
-            self.changes.mark(RESERVATION, name)
+        self.freed.put(name, now)
 
     def was_freed(self, name: str) -> bool:
         """Tell whether an id that is not live was live not long ago."""
         if name in self.by_id or name in self._second_names or name in self.pairs:
             return True
-        key = key_of(name)
-        if self.tenants is None:
-            return key in self._freed
-        return any(key in row for _, row in self._freed_by_holder.where(prefix_in(name)))
-
-    def purge_freed(self, now: float, limit: int) -> int:
-        """Forget up to `limit` ids freed more than ten minutes ago; return how many."""
-        gone = 0
-        for holder, row in self._freed_by_holder.turns(limit):
-            while gone < limit:
-                entry = row.pop_oldest(now - FREED_MEMORY_S)
-                if entry is None:
-                    break
-                if self.tenants is not None:
-                    self._freed_by_holder.left(holder)
-                self._changed(entry[0])
-                gone += 1
-        return gone
+        return name in self.freed
 
     # -- on disk -------------------------------------------------------------------------------
 
@@ -423,17 +333,7 @@ class ReservationIds:
 
     def is_remembered(self, name: str) -> bool:
         """Tell whether an id that is not live is remembered as freed."""
-        if name in self.by_id or name in self._freed:
-            return True
-        # a long one is known by its digest, which does not say whose it is
-        rows = self._freed_by_holder
-        if name.startswith(_BY_DIGEST):
-            return any(name in row for row in rows.rows)
-        return any(name in row for _, row in rows.where(prefix_in(name)))
-
-    def remember(self, name: str, now: float) -> None:
-        """Count an id as freed now; it was freed before a restart of the process."""
-        self._remember_freed(name, now)
+        return name in self.by_id or self.freed.has_key(name)
 
     # -- ids that wait -------------------------------------------------------------------------
 
@@ -504,16 +404,11 @@ class ReservationIds:
                 assert self.by_id[leg.reservation.reservation_id] is leg
         paired = sum(booking.reservation.pair is not None for booking in self.by_id.values())
         assert paired == sum(map(len, self.pairs.values())), "every leg is found by its pair"
-        taken = {key_of(name) for name in (*self.by_id, *self._second_names, *self.pairs)}
-        rows = self._freed_by_holder
-        assert not any(name in row for name in taken for row in rows.rows), "live and freed at once"
+        self.freed.check((*self.by_id, *self._second_names, *self.pairs))
         live = [one for one in self.by_id.values() if one.reservation.live]
         assert self.own == sum(one.is_own for one in live)
         assert sum(self._foreign.values()) == len(live) - self.own
-        if self.tenants is None:
-            assert len(self._freed) <= self._freed_ids_max
-        else:
-            rows.check()
+        if self.tenants is not None:
             where = [one.partition for one in live if one.is_own]
             where += [one.partition for one in self.waiting.values()]
             self.tenants.check(one.scope.tenant_id for one in where)
@@ -523,10 +418,3 @@ class ReservationIds:
 def leg_ids(pair: str) -> tuple[str, str]:
     """Return the reservation ids of a pair's legs: prefill, decode."""
     return pair + _PREFILL, pair + _DECODE
-
-
-def key_of(name: str) -> str:
-    """Return the key of a freed id; a digest collision would only answer 200 instead of 404."""
-    if len(name) <= LONG_ID_CHARS or (len(name) == _KEY_CHARS and name.startswith(_BY_DIGEST)):
-        return name
-    return _BY_DIGEST + xxh3_128_hexdigest(name.encode("utf-8", "surrogatepass"))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from select_service.core.ledger.reservation_ids import key_of
+from select_service.core.ledger.freed_ids import key_of
 from select_service.core.replication.messages import ClaimRecord
 from select_service.core.replication.tombstones import TombstoneKept
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from msgspec import UNSET, Struct
 
 from select_service.core.expiring_map import ExpiringMap
-from select_service.core.ledger.reservation_ids import key_of
+from select_service.core.ledger.freed_ids import key_of
 from select_service.core.replication.claim import Claim
 from select_service.core.replication.dynamo_events import AddRequestData
 from select_service.core.replication.messages import ClaimRecord, Ended

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from select_service.core.changes import CLOSING, END
 from select_service.core.expiring_map import ExpiringMap
-from select_service.core.ledger.reservation_ids import key_of
+from select_service.core.ledger.freed_ids import key_of
 from select_service.core.replication.closed_leases import ClosedLeases
 from select_service.core.replication.tombstones import Tombstones
 from select_service.core.tenancy.shares import prefix_in

@@ -16,7 +16,7 @@ import msgspec
 import xxhash
 
 from select_service.core.expiring_map import ExpiringMap
-from select_service.core.ledger.reservation_ids import key_of
+from select_service.core.ledger.freed_ids import key_of
 from select_service.core.replication.messages import ANCESTORS_MAX, Ended, Key
 from select_service.core.tenancy.shares import Shares, prefix_in
 from select_service.core.tenancy.tenant_parts import TenantParts

@@ -220,13 +220,13 @@ _RESERVATIONS: Final[tuple[MetricRow[SelectionCore], ...]] = (
     value(
         "freed_reservation_ids",
         "Ids of ended reservations still remembered.",
-        lambda core: core.lifecycle.bookings.freed_count,
+        lambda core: len(core.lifecycle.bookings.freed),
     ),
     value(
         "remembered_bytes",
         "Memory of what has ended and is remembered.",
         lambda core: (
-            core.lifecycle.bookings.freed_bytes
+            core.lifecycle.bookings.freed.nbytes
             + core.lifecycle.announcer.claims.ended_bytes
             + core.replicas.message_applier.dynamo_peers.early.nbytes
             + core.membership.pins.nbytes

@@ -160,10 +160,10 @@ def test_a_freed_id_takes_little_memory_however_long_it_is(fleet: Fleet) -> None
     fleet.free(long + "a")
     with pytest.raises(ReservationNotFound):
         fleet.free(long + "b")
-    remembered = fleet.core.lifecycle.bookings._freed
+    remembered = fleet.core.lifecycle.bookings.freed.common
     assert len(remembered) == 2
     assert sum(sys.getsizeof(key) for key, _, _ in remembered.items()) < 250
-    assert fleet.core.lifecycle.bookings.freed_bytes < 1000
+    assert fleet.core.lifecycle.bookings.freed.nbytes < 1000
 
 
 def test_a_call_for_what_has_expired_tells_that_it_was_alive(fleet: Fleet) -> None:

@@ -33,10 +33,10 @@ def tally(some: Fleet, name: str = "standard") -> ClassTally:
 
 def refused(some: Fleet, *hashes: int, **fields: Any) -> AdmissionRefused:
     """Ask for a booking that is refused; nothing may be booked by that."""
-    before = some.core.lifecycle.bookings.freed_count, len(some.core.lifecycle.bookings)
+    before = len(some.core.lifecycle.bookings.freed), len(some.core.lifecycle.bookings)
     with pytest.raises(AdmissionRefused) as caught:
         some.take(None, *hashes, **fields)
-    assert before == (some.core.lifecycle.bookings.freed_count, len(some.core.lifecycle.bookings))
+    assert before == (len(some.core.lifecycle.bookings.freed), len(some.core.lifecycle.bookings))
     some.core.check()
     return caught.value
 

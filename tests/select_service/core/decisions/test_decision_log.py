@@ -187,7 +187,7 @@ def test_ids_that_are_used_again_name_the_newest() -> None:
     assert told(fleet.core.decisions.find("again"))["prompt"]["blocks"] == 2
     fleet.take("r", 1)
     fleet.core.reservations.free("r", fleet.now)
-    fleet.core.lifecycle.bookings.purge_freed(fleet.now + 10_000, 100)
+    fleet.core.lifecycle.bookings.freed.purge(fleet.now + 10_000, 100)
     fleet.take("r", 1, 2, 3)
     assert told(fleet.core.decisions.find("r"))["prompt"]["blocks"] == 3
 

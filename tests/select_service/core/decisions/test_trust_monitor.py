@@ -11,7 +11,7 @@ import pytest
 from indexer.core.hashing import pack_u64
 from indexer.types import Tier, WorkerRank
 from select_service.core.decisions.trust_monitor import FREED_MAX
-from select_service.core.ledger.reservation_ids import FREED_MEMORY_S
+from select_service.core.ledger.freed_ids import FREED_MEMORY_S
 from select_service.core.replication.message_codec import decode_message, encode_message
 from select_service.errors import InvalidField, ReservationNotFound, ServiceError
 from select_service.types import PairSelection, RouterConfigOverride, SelectAndReserveRequest

@@ -134,9 +134,10 @@ def test_load_of_a_worker_that_is_gone_is_dropped_and_counted(tmp_path: Path) ->
         for number in (1, 2):
             await post(client, "/workers", worker(number))
             await post(client, "/reservations", body(f"r{number}", worker_id=number))
-        changes = service.core.lifecycle.bookings.changes
-        assert changes is not None
-        service.core.lifecycle.bookings.changes = None  # what it does is not written any more ...
+        bookings = service.core.lifecycle.bookings
+        assert bookings.changes is not None
+        # what it does is not written any more ...
+        bookings.changes = bookings.freed.changes = None
         await client.delete("/workers/1")  # ... but that the worker goes is
 
     async def second(client: httpx.AsyncClient, service: Driver) -> None:
