@@ -226,7 +226,7 @@ class MessageApplier:
             self.grown(view, Grown(record.reservation_id, *claim.key, record.growth), now)
             self._claims.learn_again(claim, record, now)
         if live and record.lease is not None:
-            self._lifecycle.sign_of_life(record.lease.lease_id, now)
+            self._lifecycle.renewal.sign_of_life(record.lease.lease_id, now)
         if not claim.dead and self._claims.endings.is_freed(claim):
             self._resolver.unbook(claim, now)
             self._claims.end(claim, now, by_owner=False, freed=True)

@@ -135,7 +135,7 @@ class Resolver:
     def touch(self, claim: Claim, now: float) -> None:
         """Renew a claim, and with it everything under its lease."""
         if claim.record.lease is not None:
-            self._lifecycle.sign_of_life(claim.record.lease.lease_id, now)
+            self._lifecycle.renewal.sign_of_life(claim.record.lease.lease_id, now)
         if not claim.booked:
             claim.touched = now
             return

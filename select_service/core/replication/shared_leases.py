@@ -265,7 +265,7 @@ class SharedLeases:
             if booking is not None and self._lifecycle.announcer.may_adopt(booking.reservation):
                 blocks = len(booking.partition.ledger.chain_of(booking.reservation)) // HASH_BYTES
                 steps = ADOPTION_STEPS + blocks // BLOCKS_TOLD_PER_STEP
-                self._lifecycle.adopt(booking, self.now)
+                self._lifecycle.renewal.adopt(booking, self.now)
             for _ in range(steps):
                 yield
         copy.adopting = False

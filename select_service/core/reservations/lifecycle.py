@@ -20,9 +20,9 @@ from select_service.core.ledger.ledger import BLOCKS_PER_STEP
 from select_service.core.ledger.reservation_ids import LiveReservation, ReservationIds
 from select_service.core.replication.announcer import Announcer
 from select_service.core.replication.claim import Claim
-from select_service.core.replication.messages import Renewed
 from select_service.core.reservations.idempotency import Idempotency
 from select_service.core.reservations.remote_reservations import RemoteReservations
+from select_service.core.reservations.renewal import Renewal
 from select_service.core.tenancy.shares import Shares
 from select_service.errors import (
     InvalidField,
@@ -51,10 +51,6 @@ if TYPE_CHECKING:
         Selection,
         SelectRequest,
     )
-
-_TOLD_AGAIN = 0.125
-"""Fraction of a lease's time to live between two renewals that lifecycle calls here send to its
-owner."""
 
 
 class BookingSpec(msgspec.Struct, frozen=True):
@@ -98,7 +94,10 @@ class Lifecycle:
         self._limits = limits
         self._counters = counters
         self.announcer = Announcer(limits, router_id, epoch, shares)
-        self.elsewhere = RemoteReservations(self.bookings, self.announcer, self._renew_claimed)
+        self.renewal = Renewal(self.bookings, self.leases, self.announcer, limits)
+        self.elsewhere = RemoteReservations(
+            self.bookings, self.announcer, self.renewal.renew_claimed
+        )
         self.repeats = Idempotency(self.bookings, self.elsewhere, counters)
         self.show_hashes: Callable[[PackedHashes], list[int]] = unpack_i64
         """How answers carry hashes: as numbers, or as JSON text of them if the edge wants that."""
@@ -297,7 +296,7 @@ class Lifecycle:
             or reservation.claim is not None
             or self.bookings.changes is not None
         ):
-            self._cared_for(booking, now)
+            self.renewal.cared_for(booking, now)
         if self._recorder is not None:
             self._recorder.lived("prefill_complete", name, now)
         if not self.announcer.speaks:
@@ -320,7 +319,7 @@ class Lifecycle:
         else:
             reservation = booking.reservation
             booking.partition.ledger.output_block(reservation, decay_fraction, now, count)
-            self._cared_for(booking, now)
+            self.renewal.cared_for(booking, now)
             if self.announcer.speaks:
                 self.announcer.claims.output(reservation.reservation_id, decay_fraction, count)
         if self._recorder is not None:
@@ -359,73 +358,6 @@ class Lifecycle:
         if self._lapsed.hear(name):
             self._counters.reservations_expired_early += 1
 
-    def _cared_for(self, booking: LiveReservation, now: float) -> None:
-        """A lifecycle call came: renew the reservation, and adopt it if its owner is gone."""
-        self._renew_lease(booking, now)
-        if self.announcer.speaks and self.announcer.may_adopt(booking.reservation):
-            self.adopt(booking, now)
-        self.bookings.touched(booking)
-
-    def _renew_lease(self, booking: LiveReservation, now: float) -> None:
-        """Renew the lease, and so everything under it, wherever its owner is."""
-        reservation = booking.reservation
-        if reservation.lease is not None:
-            self.leases.touch(reservation.lease, now)
-        if reservation.claim is not None:
-            self._renew_claimed(reservation.claim, now)
-
-    def _renew_claimed(self, claim: Claim, now: float) -> None:
-        """Renew the lease that a claim names, here and at its owner."""
-        claim.touched = now
-        if claim.record.lease is None:
-            return
-        lease_id = claim.record.lease.lease_id
-        self.sign_of_life(lease_id, now)
-        copies = self.announcer.claims.copies
-        copy = copies.find(lease_id)
-        if copy is not None:
-            copy.renewed_at = now
-            if copy.told_at is None or now - copy.told_at >= copy.lease_ttl_s * _TOLD_AGAIN:
-                copy.told_at = now
-                self.announcer.claims.outbox.say_of_lease(Renewed(lease_id))
-
-    def sign_of_life(self, lease_id: str, now: float, ttl_s: float | None = None) -> None:
-        """Renew a lease here or as a copy, for `ttl_s` from now if given."""
-        lease = self.leases.find(lease_id)
-        if lease is not None:
-            self.leases.touch(lease, now, ttl_s)
-        copies = self.announcer.claims.copies
-        copy = copies.find(lease_id)
-        if copy is not None:
-            copies.touch(copy, now, ttl_s)
-
-    def adopt(self, booking: LiveReservation, now: float) -> None:
-        """Own an orphan (`may_adopt`), and open its lease here if there is room."""
-        partition, reservation = booking.partition, booking.reservation
-        claim = reservation.claim
-        assert claim is not None
-        record, lease = claim.record, None
-        if claim.lease is not None:
-            state = claim.lease.state
-            lease = self.leases.find(state.lease_id)
-            if lease is None:
-                lease = self.leases.admit(self.announcer.claims.adopted_lease(state), now)
-                self.announcer.claims.counters.leases_adopted += lease is not None
-            self.announcer.claims.copies.adopted_from[state.lease_id] = None
-        if lease is not None:
-            partition.ledger.touch(reservation, now, 0.0)
-            self.leases.join(lease, reservation)
-        else:
-            partition.ledger.touch(
-                reservation,
-                now,
-                self.announcer.claims.copies.orphan_ttl(record, self._limits.reservation_ttl_s),
-            )
-        self.announcer.adopt(partition, reservation, now)
-        if lease is not None and reservation.claim is not None:
-            self.leases.inherit(lease, reservation.claim.record.adopts)
-        self.bookings.touched(booking)
-
     # -- end -----------------------------------------------------------------------------------
 
     def free(
@@ -454,7 +386,7 @@ class Lifecycle:
             raise ReservationNotFound(name)
         partition, reservation = booking.partition, booking.reservation
         if reservation.lease is not None or reservation.claim is not None:
-            self._renew_lease(booking, now)
+            self.renewal.renew(booking, now)
         effects = self._announce_end(booking, now) if self.announcer.speaks else NOTHING
         if is_withdrawn:
             self.release(booking, now, "freed")
