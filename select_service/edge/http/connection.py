@@ -19,17 +19,15 @@ from __future__ import annotations
 
 import re
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import unquote
+from typing import TYPE_CHECKING, Final
 
-import httptools
 from msgspec.structs import replace
 from typing_extensions import override
 
 from select_service.edge.codec.responses import ONLY_JSON, DurableResponse, Response
 from select_service.edge.http.application import HANDED_OVER, UNTIL_SENT
 from select_service.edge.http.connection_guard import Phase
-from select_service.edge.http.exchange import Exchange
+from select_service.edge.http.exchange import Exchange, scope_of
 from select_service.edge.http.framing import judge_framing
 from select_service.edge.http.head_memory import Heads, Peers
 from select_service.edge.http.header_cache import GUARDED, KEPT, HeaderCache
@@ -43,7 +41,6 @@ from select_service.edge.http.response_head import (
     length_line,
     status_line,
 )
-from select_service.tcp_listener import plain_address
 
 if TYPE_CHECKING:
     import asyncio
@@ -465,29 +462,7 @@ class HttpConnection(RequestParser):
             answer: what its handler has returned, if it has been called.
         """
         version = self.parser.get_http_version()
-        target = httptools.parse_url(self.url)
-        path = target.path.decode("ascii")
-        transport, client = self.transport, self.transport.get_extra_info("peername")
-        is_tcp = isinstance(client, tuple)
-        server = transport.get_extra_info("sockname")
-        scope: dict[str, Any] = {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.3"},
-            "http_version": version,
-            "method": self.parser.get_method().decode("ascii"),
-            "scheme": "https" if transport.get_extra_info("sslcontext") else "http",
-            "path": unquote(path) if "%" in path else path,
-            "raw_path": target.path,
-            "query_string": target.query or b"",
-            "root_path": "",
-            "headers": self.headers,
-            "client": (plain_address(str(client[0])), int(client[1])) if is_tcp else None,
-            "server": (
-                (plain_address(str(server[0])), int(server[1]))
-                if isinstance(server, tuple)
-                else (server, None)
-            ),
-        }
+        scope = scope_of(self.parser, self.url, self.headers, self.transport)
         if self._certificate:
             scope[CERTIFICATE] = self._certificate
         if answer is not None:

@@ -11,9 +11,13 @@ import contextlib
 import logging
 import re
 from typing import TYPE_CHECKING, Any, Final, Protocol
+from urllib.parse import unquote
+
+import httptools
 
 from select_service.edge.http.asgi_receive import ClientGoneError
 from select_service.edge.http.response_head import CLOSE_LINE, header_lines, status_line
+from select_service.tcp_listener import plain_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, MutableMapping
@@ -21,7 +25,7 @@ if TYPE_CHECKING:
     from select_service.edge.http.application import Application
     from select_service.edge.http.pieces import Flow
 
-__all__ = ["Connection", "Exchange"]
+__all__ = ["Connection", "Exchange", "scope_of"]
 
 _log = logging.getLogger("select_service.http")
 
@@ -258,3 +262,34 @@ class Exchange:
         if not connection.hears or transport.is_closing():
             self.disconnect()
             raise ClientGoneError
+
+
+def scope_of(
+    parser: httptools.HttpRequestParser,
+    url: bytes,
+    headers: list[tuple[bytes, bytes]],
+    transport: asyncio.Transport,
+) -> dict[str, Any]:
+    """Return the ASGI scope of a request whose head has been parsed."""
+    target = httptools.parse_url(url)
+    path = target.path.decode("ascii")
+    client = transport.get_extra_info("peername")
+    server = transport.get_extra_info("sockname")
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": parser.get_http_version(),
+        "method": parser.get_method().decode("ascii"),
+        "scheme": "https" if transport.get_extra_info("sslcontext") else "http",
+        "path": unquote(path) if "%" in path else path,
+        "raw_path": target.path,
+        "query_string": target.query or b"",
+        "root_path": "",
+        "headers": headers,
+        "client": _address(client) if isinstance(client, tuple) else None,
+        "server": _address(server) if isinstance(server, tuple) else (server, None),
+    }
+
+
+def _address(name: tuple[Any, ...]) -> tuple[str, int]:
+    return plain_address(str(name[0])), int(name[1])
