@@ -118,6 +118,8 @@ def in_cluster(
             async with httpx.AsyncClient(transport=transport, base_url="http://s") as client:
                 cluster = Cluster(api, service, client)
                 service.discovery = create_discovery(chosen, service, lambda: cluster.now)
+                source: Any = cluster.follower.source
+                source._backoff_s = 0.01  # how long it pauses is not what this is about
                 await service.start()
                 try:
                     await until(lambda: service.core.reader.schedulable == 2)

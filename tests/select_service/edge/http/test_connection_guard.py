@@ -39,6 +39,7 @@ async def _refused(wire: Wire, status: int, code: str) -> None:
     assert headers["content-type"] == "application/json"
     assert headers["connection"] == "close"
     assert await wire.rest() == b""
+    wire.close()  # else the server lingers
 
 
 @run_by(on_a_port, **SOON)

@@ -54,6 +54,9 @@ class Disk:
         """Stand still, and soon count as stalled; before and after, a slow writer does not."""
         self.journal.limits = replace(self._limits, stall_s=0.05)
         self.moves.clear()
+        if self.journal._watch is not None:  # it would first look when the former limit is over
+            self.journal._watch.cancel()
+            self.journal._look()
 
     def goes_on(self) -> None:
         self.journal.limits = self._limits

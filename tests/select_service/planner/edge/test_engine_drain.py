@@ -11,10 +11,12 @@ import pytest
 from msgspec.structs import replace
 from typing_extensions import override
 
+from select_service.client import Options
 from select_service.edge.app import create_app, create_driver
 from select_service.edge.driver.driver import Driver
 from select_service.planner.cli import main
 from select_service.planner.core.scale_down import GONE_S
+from select_service.planner.edge import selectors as selectors_module
 from select_service.planner.edge.connectors.kubernetes import KubernetesConnector
 from select_service.planner.edge.connectors.pods import DELETION_COST
 from select_service.planner.edge.connectors.virtual import VirtualConnector
@@ -343,19 +345,24 @@ async def test_who_is_gone_or_was_put_back_meanwhile_is_replaced_or_told_again(
 
 
 @run_by(housed)
-async def test_an_answer_that_hangs_keeps_no_other_pool(house: House) -> None:
+async def test_an_answer_that_hangs_keeps_no_other_pool(
+    house: House, *, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selectors_module, "TIMEOUT_S", 0.1)
+    monkeypatch.setattr(selectors_module, "_ONCE", Options.single_attempt(0.1))
+
     async def hang(request: httpx.Request) -> httpx.Response:
         if "/workers" in request.url.path:
             await asyncio.sleep(3600)
         return httpx.Response(200, json={"candidates": []})
 
-    selectors = selectors_at(["http://s"], httpx.MockTransport(hang))
-    retiring = EngineDrain(selectors, {}, house.clock, MOST_S)
+    fleet = selectors_at(["http://s"], httpx.MockTransport(hang))
+    retiring = EngineDrain(fleet, {}, house.clock, MOST_S)
     targets = [target(DECODE, 1), target(PREFILL, 1)]
     states = {DECODE: PoolState(2, 2), PREFILL: PoolState(2, 2)}
     waiting = await asyncio.wait_for(retiring.settle(targets, states), PATIENCE_S)
     assert set(waiting) == {DECODE, PREFILL}
-    assert "no whole answer within 5 s" in waiting[DECODE].why
+    assert "no whole answer within 0.1 s" in waiting[DECODE].why
     await retiring.close()
 
 
