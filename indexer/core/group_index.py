@@ -60,9 +60,7 @@ class GroupIndex:
         """
         return self._limiting(rank).store(tier, group, engine_hashes, rule)
 
-    def remove(
-        self, rank: WorkerRank, tier: Tier, group: int, engine_hashes: Sequence[int]
-    ) -> int:
+    def remove(self, rank: WorkerRank, tier: Tier, group: int, engine_hashes: Sequence[int]) -> int:
         """Drop one reference to each block of a group; return how many existed."""
         holder = self._ranks.get(rank)
         if holder is None or holder.limiting is None:

@@ -68,9 +68,7 @@ class NaiveGroups:
             self.grouped[rank][tier, group, name] += 1
         return len(engine_hashes)
 
-    def remove(
-        self, rank: WorkerRank, tier: Tier, group: int, engine_hashes: Sequence[int]
-    ) -> int:
+    def remove(self, rank: WorkerRank, tier: Tier, group: int, engine_hashes: Sequence[int]) -> int:
         found = 0
         for name in engine_hashes:
             if self.grouped[rank][tier, group, name] > 0:

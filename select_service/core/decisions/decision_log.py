@@ -22,8 +22,8 @@ from select_service.core.decisions.record import (
     Odds,
 )
 from select_service.core.decisions.tenant_rings import TenantRings
-from select_service.core.ledger.loads import ranks_in
 from select_service.core.ledger.freed_ids import key_of
+from select_service.core.ledger.loads import ranks_in
 from select_service.core.tenancy.shares import Shares
 from select_service.errors import AdmissionRefused
 from select_service.types import SelectPairRequest

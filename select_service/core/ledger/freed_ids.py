@@ -103,7 +103,11 @@ class FreedIds:
     def discard(self, name: str) -> None:
         """Forget an id, if it is there: it is in use again."""
         key = key_of(name)
-        if self._discard_apart(prefix_in(name), key) if self.has_parts else self.common.discard(key):
+        if self.has_parts:
+            is_gone = self._discard_apart(prefix_in(name), key)
+        else:
+            is_gone = self.common.discard(key)
+        if is_gone:
             self._changed(key)
 
     def _discard_apart(self, prefix: str, key: str) -> bool:

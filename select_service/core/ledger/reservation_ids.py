@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _PREFILL: Final = ":prefill"
 _DECODE: Final = ":decode"
 
+
 class LiveReservation(Struct, eq=False):
     """A live reservation, its partition, and the answer that a repeated request gets."""
 

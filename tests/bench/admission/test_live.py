@@ -32,8 +32,11 @@ def played(monkeypatch: pytest.MonkeyPatch, *flags: str) -> tuple[Result, Traffi
     "flags",
     [
         ("--admission-policy", "slo-shed", "--admission-config", '{"quotas": {"background": 0}}'),
-        ("--admission-policy", "token-bucket", "--admission-config", '{"capacity": 9000}'),
-        ("--admission-policy", "reject-all"),
+        pytest.param(
+            ("--admission-policy", "token-bucket", "--admission-config", '{"capacity": 9000}'),
+            marks=pytest.mark.heavy,
+        ),
+        pytest.param(("--admission-policy", "reject-all"), marks=pytest.mark.heavy),
     ],
     ids=lambda flags: flags[1],
 )
@@ -51,6 +54,7 @@ def test_a_live_run_before_a_gate_accounts_for_everybody(
         assert sum(result.reasons.values()) > 0
 
 
+@pytest.mark.heavy
 def test_a_live_run_accounts_for_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
     result, traffic = played(monkeypatch)
     assert sum(result.outcomes.values()) == result.offered > 50
