@@ -10,7 +10,7 @@ import zmq
 
 from select_service.types import SelectAndReserveRequest
 from tests.coroutines import run_by
-from tests.select_service.doctor.test_remedies import send, two_ranks
+from tests.select_service.doctor.remedies_of_prompts import send, two_ranks
 from tests.select_service.doctor.ward import Engine, Ward, play, prompt
 
 Context = zmq.Context[zmq.Socket[bytes]]
