@@ -7,10 +7,9 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["TARGET_TTFT_S", "Contender"]
+from select_service.core.admission.pool_load import DEFAULT_TARGET_TTFT_S
 
-TARGET_TTFT_S = 1.0
-"""Prompt tokens booked on a rank should be computed within that: half of critical's target."""
+__all__ = ["Contender"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +33,8 @@ class Contender:
 
     def flags(self, time_scale: float) -> tuple[str, ...]:
         """As the service is started."""
-        return (
-            "--admission-policy",
-            self.policy,
-            "--admission-config",
-            msgspec.json.encode(self.config).decode(),
-            "--slo-target-ttft-s",
-            str(TARGET_TTFT_S * time_scale),
-        )
+        flags = ("--admission-policy", self.policy, "--admission-config")
+        flags += (msgspec.json.encode(self.config).decode(),)
+        if self.policy == "slo-shed":  # it follows its targets, which are scaled already
+            return flags
+        return (*flags, "--slo-target-ttft-s", str(DEFAULT_TARGET_TTFT_S * time_scale))

@@ -10,13 +10,11 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bench.admission.contender import TARGET_TTFT_S
 from bench.admission.measures import Result, measure
 from bench.admission.play import Play, Script
 from select_service.core.admission.gate import AdmissionDecision, Gate
 from select_service.core.admission.policies import Built, build
 from select_service.core.admission.policy_api import AdmissionRequest
-from select_service.core.admission.pool_load import SaturationLimits
 from select_service.errors import retry_after_header
 from select_service.simulator.recorded_loads import RecordedPool, RecordedRankLoad
 
@@ -48,8 +46,7 @@ class Simulated:
         self._scale = time_scale  # wall seconds per second: the header has whole ones
         self.refused_at: list[tuple[float, str]] = []
         built: Built[Client] = build(policy, config)
-        limits = SaturationLimits(target_ttft_s=TARGET_TTFT_S)
-        self.pool = RecordedPool(limits)
+        self.pool = RecordedPool()
         self.gate: Gate[Client] = Gate(built.classes, built.policy, self.pool, queue=built.queue)
         self._slots = {worker_id: slot for slot, worker_id in enumerate(self.play.workers)}
         self._ranks = [_Rank() for _ in self._slots]

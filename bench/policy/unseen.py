@@ -166,7 +166,7 @@ def mixed(settings: SimulationSettings, ground: Ground) -> Cluster:
     engine = settings.engine
     other = replace(
         engine,
-        kv_tokens=int(engine.kv_tokens * ground.odd_cache),
+        kv_tokens=int(engine.build().kv_tokens * ground.odd_cache),
         **{name: getattr(engine, name) / ground.odd_speed for name in _TIMES},
     )
     pools = {

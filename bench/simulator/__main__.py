@@ -25,6 +25,7 @@ from msgspec.structs import replace
 from bench.provenance import provenance
 from select_service.simulator.comparison import METRICS, as_text, by_policy, estimates
 from select_service.simulator.core.measures import Measures
+from select_service.simulator.core.worker import KV_TOKENS
 from select_service.simulator.plots import COLOURS, Series, lines
 from select_service.simulator.runs import at_load, capacity_of, run
 from select_service.simulator.settings import OURS, POLICIES, EngineSpec, SimulationSettings, Trace
@@ -109,9 +110,7 @@ def main() -> None:
     parser.add_argument("--trace", required=True, help="in Mooncake's format")
     parser.add_argument("--jitter", type=float, default=3.0, help="the trace's clock ticks so far")
     parser.add_argument("--limit", type=int, default=0)
-    parser.add_argument(
-        "--kv-tokens", type=int, default=EngineSpec().kv_tokens, help="of an engine"
-    )
+    parser.add_argument("--kv-tokens", type=int, default=KV_TOKENS, help="of an engine")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--workers", type=int, nargs="+", default=FLEETS)
     parser.add_argument("--loads", type=float, nargs="+", default=LOADS)

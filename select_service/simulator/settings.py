@@ -24,7 +24,7 @@ from select_service.settings.value_types import (
 )
 from select_service.simulator.core.latency import AnalyticLatency, Latency
 from select_service.simulator.core.routers import SIMPLE_ROUTERS
-from select_service.simulator.core.worker import EngineSettings
+from select_service.simulator.core.worker import KV_TOKENS, EngineSettings
 from select_service.simulator.core.workloads import KINDS, WorkloadSettings
 from select_service.simulator.profiles import read_profile
 from select_service.simulator.traces import MOONCAKE_BLOCK, READERS, SPAN_MAX_S
@@ -73,7 +73,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     `profile` is a directory of the planner's profiles, instead of times.
     """
 
-    kv_tokens: int = 400_000
+    kv_tokens: int | None = None  # None: as the profile says, else `KV_TOKENS`
     step_tokens_max: int = 8_192
     sequences_max: int = 256
     base_s: float = 6e-3
@@ -91,6 +91,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             OSError: the profile cannot be read.
         """
         latency: Latency
+        kv_tokens = KV_TOKENS
         if self.profile is None:
             latency = AnalyticLatency(
                 base_s=self.base_s,
@@ -100,8 +101,11 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 kv_token_s=self.kv_token_s,
             )
         else:
-            latency = read_profile(Path(self.profile))
-        settings = EngineSettings(latency, self.kv_tokens, self.step_tokens_max, self.sequences_max)
+            latency = measured = read_profile(Path(self.profile))
+            kv_tokens = int(measured.max_kv_tokens)
+        if self.kv_tokens is not None:
+            kv_tokens = self.kv_tokens
+        settings = EngineSettings(latency, kv_tokens, self.step_tokens_max, self.sequences_max)
         settings.check()
         return settings
 

@@ -86,7 +86,7 @@ class TrialPoolSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     output_token_s: float = 0.0  # time per output token while decoding
     kv_total_blocks: int = 8_192
     block_size: int = 16
-    target_ttft_s: float = 1.0
+    target_ttft_s: float | None = None  # as `SaturationLimits`
 
     def check(self) -> None:
         """Refuse settings with which a pool cannot compute.
@@ -97,7 +97,8 @@ class TrialPoolSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
         for name in ("ranks", "prefill_tokens_per_s", "kv_total_blocks", "block_size"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"pool: {name} must be above 0")
-        if not (self.output_token_s >= 0 and self.target_ttft_s > 0):
+        target_s = self.target_ttft_s
+        if not (self.output_token_s >= 0 and (target_s is None or target_s > 0)):
             raise ValueError("pool: output_token_s must be at least 0, target_ttft_s above 0")
 
 
@@ -131,7 +132,7 @@ class ComputingPool(RecordedPool):
 
     def __init__(self, settings: TrialPoolSettings) -> None:
         settings.check()
-        limits = SaturationLimits(target_ttft_s=settings.target_ttft_s)
+        limits = SaturationLimits(settings.target_ttft_s)
         super().__init__(limits, prior_tokens_per_s=settings.prefill_tokens_per_s)
         self.settings = settings
         self._ranks = [_Rank() for _ in range(settings.ranks)]

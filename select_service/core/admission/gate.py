@@ -104,6 +104,7 @@ class Gate(Generic[T]):
         self.pool = pool
         self.queue = queue
         """Where requests wait when the policy says so: the policy itself, or the one it wraps."""
+        pool.aim(queue)
         self.busy = busy
         self.caps = caps
         self.returns = returns or RetryPromises(len(classes.bands))
@@ -417,6 +418,7 @@ class Gate(Generic[T]):
             self.returns = self.returns.anew(len(built.classes.bands))
             self._traffic = AdmittedTraffic(len(built.classes.bands))
         self.classes, self.policy, self.queue = built.classes, built.policy, built.queue
+        self.pool.aim(built.queue)
         self._counts_at = -math.inf
         self.tallies.know(built.classes)
         self._know_classes()

@@ -81,7 +81,7 @@ class PartitionAdmission:
         self._totals = totals or Totals(settings.tenant_labels_max)
         self.pool = PoolLoad(
             ledger.loads,
-            SaturationLimits(target_ttft_s=settings.slo_target_ttft_s),
+            SaturationLimits(settings.slo_target_ttft_s),
             meter,
         )
         self.busy = BusyRanks()

@@ -35,14 +35,27 @@ _RATE_STEP_S: Final = 0.05
 """How often the measured rate, an average over half a minute, is refreshed."""
 
 
+DEFAULT_TARGET_TTFT_S: Final = 1.0
+
+
 class SaturationLimits(NamedTuple):
     """What counts as a full rank."""
 
-    target_ttft_s: float = 1.0
-    """The booked prefill tokens of a rank should be computed within this time."""
+    target_ttft_s: float | None = None
+    """The booked prefill tokens of a rank should be computed within this time; None: as long as the
+    policy says, else `DEFAULT_TARGET_TTFT_S`."""
     kv_utilization: float = 0.8
     waiting: float = 5.0
     """Requests waiting inside the engine, if reported; 0: ignored."""
+
+
+class TargetSource(Protocol):
+    """A policy that says how long what is booked on a rank may take."""
+
+    @property
+    def target_ttft_s(self) -> float:
+        """In seconds, above 0; it may change at any time."""
+        ...
 
 
 class LoadColumns(Protocol):
@@ -140,6 +153,7 @@ class PoolLoad:
         self.loads = self._loads = loads
         self.limits = limits or SaturationLimits()
         self.meter = meter or DrainMeter(loads.work)
+        self._targets: TargetSource | None = None
         self.instances = 0
         self._attached: set[int] = set()
         self._waiting: dict[int, int] = {}  # inside the engine, by slot, if reported
@@ -239,9 +253,19 @@ class PoolLoad:
         self._rate_until = self.meter.work.at + _RATE_STEP_S
         self._rate = self.meter.tokens_per_s
         self._drains = self._rate * self.instances
-        self._room = self._rate * self.limits.target_ttft_s
+        target_s = self.limits.target_ttft_s
+        if target_s is None:
+            target_s = DEFAULT_TARGET_TTFT_S
+            if self._targets is not None:
+                target_s = self._targets.target_ttft_s
+        self._room = self._rate * target_s
         self._full = self._room * self.instances
         np.multiply(self._share, self._room / self.limits.kv_utilization, out=self._block_tokens)
+
+    def aim(self, targets: TargetSource | None) -> None:
+        """Take the time in which booked tokens should be computed from a policy, or the default."""
+        self._targets = targets
+        self._rate_until = -math.inf
 
     def outlook(self) -> tuple[float, float, float, float]:
         """Return prefill_rate, the rate of all instances, prefill_backlog and saturation."""
@@ -341,7 +365,7 @@ class PoolLoad:
         """Assert all invariants: the sum is that of the ranks, and empty slots carry nothing."""
         assert self.instances == len(self._attached)
         loads, limits = self.loads, self.limits
-        rate, _, _, saturation = self.outlook()  # one snapshot: the next call may refresh the rate
+        _, _, _, saturation = self.outlook()  # one snapshot: the next call may refresh the rate
         assert self.prefill_backlog == loads.prefill.sum()
         assert loads.prefilling == loads.computing.sum()
         if self.instances:
@@ -349,7 +373,7 @@ class PoolLoad:
             assert self.heaviest == most.max()
         total = 0.0
         for slot in self._attached:
-            filled = float(loads.prefill[slot]) / (rate * limits.target_ttft_s)
+            filled = float(loads.prefill[slot]) / self._room
             used = float(loads.decode[slot]) * float(self._share[slot]) / limits.kv_utilization
             waits = self._waiting.get(slot, 0) / limits.waiting if limits.waiting else 0.0
             total += max(filled, used, waits, float(slot in self._stale))

@@ -21,6 +21,11 @@ T = TypeVar("T")
 class QueueingPolicy(AdmissionPolicy, Protocol[T]):
     """A policy that lets requests wait and keeps them itself."""
 
+    @property
+    def target_ttft_s(self) -> float:
+        """Within what time the prefill tokens booked on a rank should be computed."""
+        ...
+
     def enqueue(
         self, ask: AdmissionRequest, item: T, now: float, *, is_promised: bool = False
     ) -> Waiting[T]:

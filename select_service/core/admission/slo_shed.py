@@ -37,6 +37,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_AIM_STEP: Final = 0.02
+"""Weight of one request in the mean of its line's targets."""
+_OWN_TARGET_MIN: Final = 0.1
+"""A request's own target counts for saturation down to this share of its class's: whoever claims
+that of a microsecond must not close the pool for others."""
+
 BAND_FULL: Final = "band-full"
 HOPELESS: Final = "infeasible-deadline"
 SATURATED: Final = "saturated"
@@ -133,6 +139,11 @@ class SloShed(Generic[T]):
             for name in classes.names
         }
         self._usual_target_s = self._targets_s[classes.usual]
+        self._aims = [
+            min(self._targets_s[name] for name in classes.names if classes.band(name) == band)
+            for band in range(max(1, self._promised))
+        ]
+        """By band that is never shed (or of the highest): the mean target of its requests."""
         self._slack = self.settings.feasibility_slack
         is_held = bool(self._slack)
         self._is_refused_early = [is_held and self.settings.feasibility_critical]
@@ -157,6 +168,16 @@ class SloShed(Generic[T]):
         if self._let_in:
             self._settle()
         return self._queue
+
+    @property
+    def target_ttft_s(self) -> float:
+        """Half of the tightest target among the classes that are never shed, in seconds.
+
+        A request let in at the ceiling waits as long as a saturated rank computes, and then for its
+        own prompt and the step under way. Targets are those of the requests of late: their own, or
+        their class's.
+        """
+        return min(self._aims) / 2
 
     def _quotas(self) -> list[int]:
         """Return the maximum waiting in each line.
@@ -297,6 +318,7 @@ class SloShed(Generic[T]):
             work = ask.tokens if ask.prefill_tokens < 0 else ask.prefill_tokens
             serve(line, ask.tenant_id, self.cost(ask) if ask.output_tokens else work)
             sums[line] += work
+            self._note_target(line, ask)
         self._let_in.clear()
 
     def _charge_at_once(self, ask: AdmissionRequest, now: float) -> None:
@@ -305,7 +327,15 @@ class SloShed(Generic[T]):
             line = self.line_of(self._band(ask, now))
         self.queue.serve_directly(line, ask.tenant_id, self.cost(ask))
         self._traffic.add(line, ask.work, now)
+        self._note_target(line, ask)
         self._pay(ask, now)
+
+    def _note_target(self, line: int, ask: AdmissionRequest) -> None:
+        """Let the target of an admitted request count for what saturates the pool."""
+        if line < len(self._aims):
+            of_class = self._targets_s.get(ask.slo_class, self._usual_target_s)
+            target_s = max(self.target_s(ask), of_class * _OWN_TARGET_MIN)
+            self._aims[line] += (target_s - self._aims[line]) * _AIM_STEP
 
     def above(self, band: int, now: float) -> float:
         """Return the work per second admitted above this band."""
@@ -385,6 +415,7 @@ class SloShed(Generic[T]):
         """Serve a waiting request: charge its tenant."""
         self.queue.serve(one)
         self._traffic.add(one.band, one.work, now)
+        self._note_target(one.band, one.ask)
 
     def withdraw(self, one: Waiting[T], now: float) -> bool:
         """Remove a request whose client left. Charged to nobody."""

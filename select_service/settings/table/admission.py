@@ -103,9 +103,10 @@ class AdmissionControlSettings(CostSettings, frozen=True, kw_only=True):
         "the most important class a request may claim; one above counts as this",
     ] = None
     slo_target_ttft_s: Annotated[
-        float,
-        number(0.001, metavar="S").watched(limit=False),
-        "a rank is saturated with the prefill tokens it computes in that time",
+        float | None,
+        optional(number(0.001, metavar="S")).watched(limit=False),
+        "a rank is saturated with the prefill tokens it computes in that time; "
+        "off: half of slo-shed's tightest target, 1 s for other policies",
     ] = _ADMISSION.slo_target_ttft_s
     prefill_tokens_per_s: Annotated[
         float,

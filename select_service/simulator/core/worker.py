@@ -24,8 +24,9 @@ from select_service.simulator.core.latency import AnalyticLatency, Latency
 if TYPE_CHECKING:
     from select_service.simulator.core.requests import ClientRequest, Role
 
-__all__ = ["EngineJob", "EngineSettings", "EngineWorker", "Happening"]
+__all__ = ["KV_TOKENS", "EngineJob", "EngineSettings", "EngineWorker", "Happening"]
 
+KV_TOKENS: Final = 400_000
 _NEVER: Final = math.inf
 _NO_STEP: Final = -1
 
@@ -35,7 +36,7 @@ class EngineSettings:
     """The properties of one engine; the defaults are near an 8B model on one 80 GB device."""
 
     latency: Latency = field(default_factory=AnalyticLatency)
-    kv_tokens: int = 400_000  # capacity of its KV cache
+    kv_tokens: int = KV_TOKENS  # capacity of its KV cache
     step_tokens_max: int = 8_192  # max_num_batched_tokens
     sequences_max: int = 256  # max_num_seqs
 

@@ -50,6 +50,7 @@ class Fluid:
     retries: int = 1
     settings: TrialPoolSettings = field(default_factory=TrialPoolSettings)
     latency_s: float = 0.02
+    own_targets_s: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         built: Built[Client] = build(self.policy, self.config)
@@ -74,7 +75,16 @@ class Fluid:
             yield (
                 now,
                 Client(
-                    AdmissionRequest(tokens, name, tenant, output_tokens=output, key=key), name, now
+                    AdmissionRequest(
+                        tokens,
+                        name,
+                        tenant,
+                        output_tokens=output,
+                        target_s=self.own_targets_s.get(name, math.inf),
+                        key=key,
+                    ),
+                    name,
+                    now,
                 ),
             )
 

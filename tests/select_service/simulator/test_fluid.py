@@ -62,6 +62,28 @@ def test_important_classes_do_not_feel_the_overload(load: float) -> None:
     assert {name for _, name, _, _ in run.refused} <= {"batch", "background"}
 
 
+TIGHT = {"critical": 0.5, "standard": 1.0, "batch": 30.0, "background": 60.0}
+
+
+@pytest.mark.parametrize("are_own", [False, True], ids=["of-classes", "of-requests"])
+def test_tight_targets_are_kept_without_a_flag(are_own: bool) -> None:
+    """What saturates a rank follows the targets, be they the classes' or the requests' own."""
+    config = SMALL | ({} if are_own else {"targets_ms": {k: s * 1e3 for k, s in TIGHT.items()}})
+    own = TIGHT if are_own else {}
+    run = Fluid("slo-shed", config, load=1.6, retries=0, own_targets_s=own).run()
+    attained = run.attained(TIGHT)
+    assert attained["critical"] >= 0.99
+    assert attained["standard"] >= 0.95
+    assert attained["batch"] > 0.3
+
+
+def test_one_who_claims_an_impossible_target_does_not_close_the_pool() -> None:
+    own = dict.fromkeys(TARGETS, 1e-6)
+    run = Fluid("slo-shed", SMALL, load=0.7, retries=0, own_targets_s=own).run()
+    assert run.gate.queue is not None
+    assert run.gate.queue.target_ttft_s == pytest.approx(0.1, rel=0.01)
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("load", [1.6, 4.0])
 def test_no_critical_is_refused_beside_an_admitted_sheddable(load: float, seed: int) -> None:

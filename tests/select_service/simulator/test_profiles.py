@@ -27,6 +27,8 @@ def test_engines_may_be_as_a_profile_measured_them(tmp_path: Path, form: str) ->
     engine = EngineSpec(profile=str(tmp_path))
     measured = run(replace(settings, engine=engine))
     assert measured.ok == 60
+    assert engine.build().kv_tokens == 100_000
+    assert replace(engine, kv_tokens=50_000).build().kv_tokens == 50_000
     assert 0.0079 <= measured.gap_s.p50 <= 0.0202, "bins are 2 % wide"
 
 
