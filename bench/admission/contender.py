@@ -33,7 +33,7 @@ class Contender:
 
     def flags(self, time_scale: float) -> tuple[str, ...]:
         """As the service is started."""
-        flags = ("--admission-policy", self.policy, "--admission-config")
+        flags: tuple[str, ...] = ("--admission-policy", self.policy, "--admission-config")
         flags += (msgspec.json.encode(self.config).decode(),)
         if self.policy == "slo-shed":  # it follows its targets, which are scaled already
             return flags

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from select_service.planner.errors import PlannerError
+from select_service.planner.errors import MissingExtra, PlannerError
 from select_service.planner.settings import (
     SECTIONS,
     InspectSettings,
@@ -98,9 +98,14 @@ def _plan(arguments: argparse.Namespace) -> int:
 
     question = read_section(PlanSettings, arguments)
     profile = read_profile(question.profile_results_dir)
-    is_compatible = question.mode == "compatible"
-    plan = what_if.plan_compatible if is_compatible else what_if.plan_slo
-    answer = plan(profile, question)
+    try:
+        plan = what_if.plan_slo if question.mode == "slo" else what_if.plan_compatible
+        answer = plan(profile, question)
+    except MissingExtra as error:
+        if question.mode is not None:
+            raise
+        complain(f"select-planner plan: planned with --mode slo, as --mode {error}")
+        answer = what_if.plan_slo(profile, question)
     if question.json:
         _print(answer)
     else:

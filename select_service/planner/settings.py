@@ -22,6 +22,7 @@ from select_service.settings.value_types import (
     count,
     file,
     number,
+    optional,
     repeated,
     seconds,
     switch,
@@ -112,7 +113,12 @@ class PlanSettings(Struct, frozen=True, kw_only=True):
     min_endpoint: MinEndpoint = 1
     prefill_engine_num_gpu: EngineGpus = 1
     decode_engine_num_gpu: EngineGpus = 1
-    mode: Mode = "compatible"
+    mode: Annotated[
+        str | None,
+        optional(choice("compatible", "slo")),
+        "the reference's formulas, or ours; off: the reference's where scipy is installed, whose "
+        "splines they take (the extra planner), else ours",
+    ] = None
     pooled: Annotated[
         bool,
         switch(),

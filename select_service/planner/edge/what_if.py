@@ -135,11 +135,17 @@ def _check(question: PlanSettings) -> None:
 
 
 def predict(settings: PredictorSettings, series: list[float]) -> dict[str, object]:
-    """Return the forecast after each value."""
+    """Return the forecast after each value; NaN: of an interval in which nothing was measured.
+
+    For the reference such an interval has no load; for us it is time that passes.
+    """
     predictor = make_predictor(settings)
     forecasts = []
     for value in series:
-        predictor.add(value)
+        if math.isnan(value) and not settings.compatible:
+            predictor.skip(1)
+        else:
+            predictor.add(value)
         forecasts.append(predictor.predict())
     return {"pred_after_each": forecasts}
 

@@ -6,6 +6,7 @@ import argparse
 import io
 import json
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,20 @@ def test_plan_answers_as_recorded(case: dict[str, Any], capsys: pytest.CaptureFi
     assert code == (1 if "error" in case else 0)
 
 
+def test_the_default_plan_needs_no_extra(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "scipy.interpolate", None)
+    ours = asked(capsys, "plan", *plan_flags(CASES[1]), "--mode", "slo", "--json")[:2]
+    code, told, error = asked(capsys, "plan", *plan_flags(CASES[1]), "--json")
+    assert (code, told) == ours
+    assert "planned with --mode slo" in error
+    assert "pip install 'scipy" in error
+    code, _, error = asked(capsys, "plan", *plan_flags(CASES[1]), "--mode", "compatible", "--json")
+    assert code == 1
+    assert "the extra planner" in error
+
+
 def test_plan_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
     """30 requests of 3000 tokens a second: 9.74 fit one engine, the reference forgets the wait."""
     code, told, _ = asked(capsys, "plan", *plan_flags(CASES[1]), "--mode", "slo", "--json")
@@ -173,6 +188,18 @@ def test_the_last_value_is_the_last_value(
     code, told, _ = asked(capsys, "predict", "--predictor", "constant", "--mode", mode)
     assert code == 0
     assert told["pred_after_each"] == [0.0, 5.0, last]
+
+
+@pytest.mark.parametrize("name", ["constant", "kalman", "ets", "recurring", "auto"])
+@pytest.mark.parametrize("mode", ["compatible", "slo"])
+def test_a_missing_measurement_is_no_idle_interval(
+    mode: str, name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reference takes it for one."""
+    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps([100] * 9 + [None, None])))
+    _, told, _ = asked(capsys, "predict", "--predictor", name, "--mode", mode)
+    least = min(told["pred_after_each"][-2:])
+    assert least < 99 if mode == "compatible" else least == pytest.approx(100, rel=0.01)
 
 
 def test_a_trend_that_never_changes_is_a_filter_like_any(
