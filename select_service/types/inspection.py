@@ -66,6 +66,7 @@ class IndexFreshness(Struct, frozen=True, kw_only=True):
     lost_batches: int  # that will never come
     unknown_batches: int  # of these, from before anything was held: they make nothing held wrong
     known_share: float  # of all batches, those that were applied
+    last_batch: int | None  # the engine's number of the last one applied; null: none was
 
 
 class RankTrustRow(Struct, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from time import monotonic
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import msgspec
 import zmq
@@ -19,12 +19,22 @@ Tokens = tuple[int, ...]
 POLL_MS: Final = 50
 
 
+class Told(NamedTuple):
+    """Something that an engine told."""
+
+    at: float
+    batch: int
+    """The number of the batch that it came in."""
+
+
 class EventLog:
-    """Times at which blocks were told to be stored and removed, by their tokens."""
+    """When blocks were told to be stored and removed, by their tokens."""
 
     def __init__(self, endpoints: Mapping[Rank, str]) -> None:
-        self.stored: dict[Rank, dict[Tokens, list[float]]] = _log(endpoints)
-        self.removed: dict[Rank, dict[Tokens, list[float]]] = _log(endpoints)
+        self.stored: dict[Rank, dict[Tokens, list[Told]]] = _log(endpoints)
+        self.removed: dict[Rank, dict[Tokens, list[Told]]] = _log(endpoints)
+        self.last: dict[Rank, int] = dict.fromkeys(endpoints, -1)
+        """The number of the last batch of each rank."""
         self._tokens: dict[Rank, dict[Any, Tokens]] = {rank: {} for rank in endpoints}
         self._context = zmq.Context()
         self._poller = zmq.Poller()
@@ -50,21 +60,28 @@ class EventLog:
     def _listen(self) -> None:
         while not self._ends.is_set():
             for socket, _ in self._poller.poll(POLL_MS):
-                batch: Any = msgspec.msgpack.decode(socket.recv_multipart()[-1])
+                _, number, payload = socket.recv_multipart()
+                rank, told = self._ranks[socket], Told(monotonic(), int.from_bytes(number, "big"))
+                batch: Any = msgspec.msgpack.decode(payload)
                 for event in batch[1]:
-                    self._note(self._ranks[socket], event)
+                    self._note(rank, event, told)
+                self.last[rank] = told.batch
 
-    def _note(self, rank: Rank, event: Mapping[str, Any]) -> None:
+    def _note(self, rank: Rank, event: Mapping[str, Any], told: Told) -> None:
         names = self._tokens[rank]
         if event["type"] == "BlockStored":
             size = event["block_size"]
             for at, block_hash in enumerate(event["block_hashes"]):
                 names[block_hash] = tuple(event["token_ids"][at * size : (at + 1) * size])
-                self.stored[rank][names[block_hash]].append(monotonic())
+                self.stored[rank][names[block_hash]].append(told)
         elif event["type"] == "BlockRemoved":
             for block_hash in event["block_hashes"]:
                 if block_hash in names:
-                    self.removed[rank][names[block_hash]].append(monotonic())
+                    self.removed[rank][names[block_hash]].append(told)
+
+    def forget(self, worker_id: int) -> None:
+        """Its engine has ended: the next one's batches begin with number 0."""
+        self.last.update({rank: -1 for rank in self.last if rank[0] == worker_id})
 
     def was_stored(self, rank: Rank, blocks: Iterable[Tokens], begin: float, end: float) -> bool:
         """Whether the rank told in that time that it stored one of these blocks."""
@@ -80,11 +97,11 @@ def blocks_of(prompt: Sequence[int], size: int) -> list[Tokens]:
     return [tuple(prompt[at : at + size]) for at in range(0, len(prompt) - size + 1, size)]
 
 
-def _log(endpoints: Iterable[Rank]) -> dict[Rank, dict[Tokens, list[float]]]:
+def _log(endpoints: Iterable[Rank]) -> dict[Rank, dict[Tokens, list[Told]]]:
     return {rank: defaultdict(list) for rank in endpoints}
 
 
 def _between(
-    log: Mapping[Tokens, Sequence[float]], blocks: Iterable[Tokens], begin: float, end: float
+    log: Mapping[Tokens, Sequence[Told]], blocks: Iterable[Tokens], begin: float, end: float
 ) -> bool:
-    return any(begin <= at <= end for block in blocks for at in log.get(block, ()))
+    return any(begin <= told.at <= end for block in blocks for told in log.get(block, ()))

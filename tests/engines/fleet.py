@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from tests.engines.event_log import EventLog
@@ -68,6 +69,9 @@ class Fleet:
         notes = [f"{count} {error}" for error, count in sorted(traffic.errors.items())]
         if traffic.cancelled:
             notes.append(f"{traffic.cancelled} left on the way")
+        if traffic.lags_s:
+            middle, longest = median(traffic.lags_s) * 1000, max(traffic.lags_s) * 1000
+            notes.append(f"applied after {middle:.0f} ms, {longest:.0f} at most")
         verdict.note = "; ".join(notes)
         return verdict
 

@@ -44,10 +44,7 @@ def test_conversations(
 
 
 def test_ranks_that_are_passed_on(tmp_path_factory: pytest.TempPathFactory, told: Recorder) -> None:
-    """One conversation at a time: two ranks and their front take more than two processors."""
     config = EngineConfig("llama", ranks=2)
     with running_fleet(tmp_path_factory.mktemp("ranks"), [config]) as fleet:
-        verdict = told(
-            fleet.drive("data parallel, rank told", REQUESTS // 2, pass_rank=True, lanes=1)
-        )
+        verdict = told(fleet.drive("data parallel, rank told", REQUESTS, pass_rank=True))
     assert_foretold(verdict)

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from tests.engines.conftest import Recorder
+from tests.engines.exchange import Flavor
 from tests.engines.fleet import Fleet, running_fleet
 from tests.engines.test_vllm import assert_foretold
 from tests.engines.tiny_models import write_adapter
-from tests.engines.traffic import Flavor
 from tests.engines.verdicts import EVICTED
 from tests.engines.vllm_engine import EngineConfig
 from tests.live.server import OURS_EXTRA, Server
@@ -115,6 +115,7 @@ def test_killed_engine(fleet: Fleet, told: Recorder) -> None:
 
     def fall_and_rise() -> None:
         first.kill()
+        fleet.log.forget(first.worker_id)
         first.start()
 
     rising = {20: fall_and_rise}

@@ -18,7 +18,9 @@ from typing import Any, Final
 
 import httpx
 
-from tests.engines.event_log import EventLog, blocks_of
+from tests.engines.event_log import EventLog, Rank, blocks_of
+from tests.engines.evidence import applied_batches, evidence
+from tests.engines.exchange import Exchange, Flavor
 from tests.engines.tiny_models import FIRST_WORD, VOCABULARY
 from tests.engines.vllm_engine import SERVED_NAME
 from tests.wait import PATIENCE_S
@@ -30,37 +32,6 @@ PAUSES_S: Final = (0.05, 0.15)
 LOOKS: Final = 200
 LOOK_S: Final = 0.025
 """An engine is given so much time to tell; it may end before."""
-
-
-@dataclass(frozen=True)
-class Flavor:
-    """What else names a cached block: a salt and an adapter."""
-
-    salt: str | None = None
-    adapter: str | None = None
-
-    @property
-    def fields(self) -> dict[str, str]:
-        """Of a body to the service."""
-        fields = {"cache_salt": self.salt, "lora_name": self.adapter}
-        return {name: value for name, value in fields.items() if value is not None}
-
-
-@dataclass
-class Exchange:
-    """One request that an engine answered."""
-
-    worker_id: int
-    rank: int
-    flavor: Flavor
-    prompt: list[int]
-    foretold: int
-    """Tokens that the service took for cached."""
-    begun: float
-    ended: float = 0.0
-    cached: int | None = None
-    """Tokens that the engine found; None: the caller left before it said so."""
-    output: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -105,6 +76,8 @@ class Traffic:
     started: int = 0
     conversations: int = 0
     cancelled: int = 0
+    lags_s: list[float] = field(default_factory=list)
+    """Of each request: how long the service took to apply what the engines had told."""
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
@@ -153,8 +126,7 @@ class Traffic:
         if exchange is None:
             return False
         prompt += exchange.output
-        if exchange.cached is not None:
-            await self._told(exchange)
+        await self._told(exchange)
         await asyncio.sleep(self.rng.uniform(*PAUSES_S))
         return True
 
@@ -167,6 +139,22 @@ class Traffic:
             if any(block in stored for block in last):
                 return
             await asyncio.sleep(LOOK_S)
+
+    async def _applied(self, http: httpx.AsyncClient) -> None:
+        """Wait until the service has applied what the log has heard: how late it is, is no error.
+
+        Where more wants to run than there are processors, libzmq's thread in the service may get
+        none for half a second while the event loop goes on.
+        """
+        begun, heard = monotonic(), dict(self.log.last)
+        applied: dict[Rank, int] = {}
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                while any(applied.get(rank, -1) < batch for rank, batch in heard.items()):
+                    applied = await applied_batches(http, self.service)
+        except TimeoutError:
+            raise AssertionError(f"heard {heard}, applied {applied}") from None
+        self.lags_s.append(monotonic() - begun)
 
     async def _request(
         self, http: httpx.AsyncClient, prompt: list[int], flavor: Flavor
@@ -197,6 +185,7 @@ class Traffic:
         failed: Sequence[int],
     ) -> tuple[Exchange, str, str] | None:
         """What was chosen, the reservation, and the engine's address."""
+        await self._applied(http)
         reservation = uuid.uuid4().hex
         begun = monotonic()
         body: dict[str, Any] = {
@@ -249,6 +238,8 @@ class Traffic:
             exchange.output = said["choices"][0]["token_ids"]
         exchange.ended = monotonic()
         self.exchanges.append(exchange)
+        if exchange.cached not in {None, exchange.foretold}:
+            exchange.evidence = await evidence(http, self.service, self.scope, exchange, self.log)
         told = {} if exchange.cached is None else {"cached_tokens": exchange.cached}
         path = f"{self.service}/reservations/{reservation}/prefill_complete"
         await self._tell(http.post(path, json=told), "prefill_complete")

@@ -12,10 +12,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tests.engines.event_log import EventLog, blocks_of
-from tests.engines.traffic import Exchange
+from tests.engines.exchange import Exchange
 
-BEFORE_S: Final = 0.25
-"""What was told so long before a selection, the service had heard."""
 AFTER_S: Final = 5.0
 """An engine answers before it tells what it stored; on a busy machine, long before."""
 
@@ -83,12 +81,13 @@ def judge(
             f" {exchange.flavor}: foretold {exchange.foretold}, found {exchange.cached};"
             f" {_history(exchange, exchange.cached // block_size, block_size, log)}"
         )
+        verdict.differences += [f"    {line}" for line in exchange.evidence]
     return verdict
 
 
 def _reason(exchange: Exchange, found: int, block_size: int, log: EventLog) -> str:
     rank = (exchange.worker_id, exchange.rank)
-    span = (exchange.begun - BEFORE_S, exchange.ended + AFTER_S)
+    span = (exchange.begun, exchange.ended + AFTER_S)
     blocks = blocks_of(exchange.prompt, block_size)
     foretold = exchange.foretold // block_size
     if foretold > found and log.was_removed(rank, blocks[:foretold], *span):
@@ -106,7 +105,8 @@ def _history(exchange: Exchange, found: int, block_size: int, log: EventLog) -> 
     if not doubtful:
         return "no block is in doubt"
     return ", ".join(
-        f"{name} block {what} at {[round(at - exchange.begun, 2) for at in times.get(block, ())]}"
+        f"{name} block {what} at"
+        f" {[(round(at - exchange.begun, 2), batch) for at, batch in times.get(block, ())]}"
         for name, block in (("first", doubtful[0]), ("last", doubtful[-1]))
         for what, times in (("stored", log.stored[rank]), ("removed", log.removed[rank]))
     )

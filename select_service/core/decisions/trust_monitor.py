@@ -91,7 +91,13 @@ class _Verdict(NamedTuple):
 
 _FRESH: Final = _Verdict(1.0, ())
 _NO_INDEX: Final = IndexFreshness(
-    state="none", lag_s=None, open_gaps=0, lost_batches=0, unknown_batches=0, known_share=0.0
+    state="none",
+    lag_s=None,
+    open_gaps=0,
+    lost_batches=0,
+    unknown_batches=0,
+    known_share=0.0,
+    last_batch=None,
 )
 
 
@@ -422,6 +428,7 @@ class TrustMonitor:
             lost_batches=stream.lost_batches,
             unknown_batches=stream.unknown_batches,
             known_share=_known_share(stream),
+            last_batch=stream.cursor.last,
         )
 
 

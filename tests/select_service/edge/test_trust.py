@@ -103,6 +103,7 @@ async def test_what_is_told_in_either_form_and_in_a_batch(
             "lost_batches": 0,
             "unknown_batches": 0,
             "known_share": 1.0,
+            "last_batch": None,
         },
     }
     assert (await client.get("/trust?tenant_id=other")).json() == {"ranks": []}

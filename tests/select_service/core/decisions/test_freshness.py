@@ -160,7 +160,7 @@ def test_an_index_that_begins_empty_is_not_made_wrong_by_what_was_before() -> No
     for _ in range(39):
         fleet.event(0.0)
     index = fleet.row.index
-    assert (index.lost_batches, index.unknown_batches) == (800, 800)
+    assert (index.lost_batches, index.unknown_batches, index.last_batch) == (800, 800, 839)
     assert index.known_share == pytest.approx(40 / 840)
     assert index.state == "uncertain", "not all is known that it holds"
     assert (fleet.row.trust, fleet.row.reasons) == (1.0, [])
