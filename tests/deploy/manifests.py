@@ -23,12 +23,14 @@ CHART = DEPLOY / "helm" / "select-service"
 Object: TypeAlias = dict[str, Any]
 
 MONITORED = {"serviceMonitor": {"enabled": True}}
+IMAGE = {"repository": "registry.example.com/select-service"}
+ROUTER_VALUES = {"enabled": True, "image": "registry.example.com/router:1.0.0"}
 SAME: dict[str, Object] = {
     "shared": MONITORED,
-    "sidecar": {"mode": "sidecar", "sidecar": {"router": {"enabled": True}}, **MONITORED},
+    "sidecar": {"mode": "sidecar", "sidecar": {"router": ROUTER_VALUES}, **MONITORED},
     "sidecar-loopback": {
         "mode": "sidecar",
-        "sidecar": {"listen": "loopback", "router": {"enabled": True}},
+        "sidecar": {"listen": "loopback", "router": ROUTER_VALUES},
         **MONITORED,
     },
 }
@@ -126,7 +128,7 @@ VARIED: dict[str, Object] = {
     "a sidecar over TLS": {
         "mode": "sidecar",
         "tls": {"secretName": "certificate"},
-        "sidecar": {"router": {"enabled": True}},
+        "sidecar": {"router": ROUTER_VALUES},
         "serviceMonitor": {"enabled": True},
     },
     "a sidecar over TLS by a flag": {
@@ -134,7 +136,7 @@ VARIED: dict[str, Object] = {
         "extraArgs": ["--tls-cert=/etc/s/server.pem", "--peer-ca=/etc/s/ca.pem"],
         "extraVolumes": [{"name": "s", "secret": {"secretName": "s"}}],
         "extraVolumeMounts": [{"name": "s", "mountPath": "/etc/s"}],
-        "sidecar": {"listen": "loopback", "router": {"enabled": True}},
+        "sidecar": {"listen": "loopback", "router": ROUTER_VALUES},
         "serviceMonitor": {"enabled": True},
     },
     "with fixed replicas": {"autoscaling": {"enabled": False}, "replicas": 5},
@@ -167,7 +169,7 @@ VARIED: dict[str, Object] = {
 VARIED["everything beside a router"] = {
     **VARIED["everything"],
     "mode": "sidecar",
-    "sidecar": {"router": {"enabled": True}},
+    "sidecar": {"router": ROUTER_VALUES},
     "networkPolicy": {"extraIngress": [{"ports": [{"port": "side"}]}]},
 }
 
@@ -194,6 +196,7 @@ def as_dependency(pod: str, values: Object, folder: Path) -> tuple[Object, ...]:
     (parent / "templates").mkdir(parents=True)
     (parent / "charts").mkdir()
     chart = {"apiVersion": "v2", "name": "parent", "version": "9.9.9", "appVersion": "9.9.9"}
+    values = values | {"image": IMAGE}
     chart |= {"dependencies": [{"name": "select-service", "version": "0.1.0", "alias": "chooser"}]}  # type: ignore[dict-item]
     (parent / "Chart.yaml").write_text(json.dumps(chart), "utf-8")
     (parent / "values.yaml").write_text(json.dumps({"chooser": values}), "utf-8")
@@ -203,11 +206,12 @@ def as_dependency(pod: str, values: Object, folder: Path) -> tuple[Object, ...]:
 
 
 def templated(values: Object, release: str = "select-service") -> tuple[Object, ...]:
-    """Every object of the chart with these values.
+    """Every object of the chart with these values, and an image unless they name one.
 
     Raises:
         subprocess.CalledProcessError: helm refuses; its `stderr` says why.
     """
+    values = values | {"image": IMAGE | values.get("image", {})}
     return _templated(json.dumps(values, sort_keys=True), release)
 
 

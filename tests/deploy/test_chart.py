@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 from itertools import chain
 from pathlib import Path
@@ -20,6 +21,8 @@ from select_service.edge.server import Server
 from tests.deploy import tools
 from tests.deploy.manifests import (
     CHART,
+    IMAGE,
+    ROUTER_VALUES,
     SAME,
     VARIED,
     Object,
@@ -41,7 +44,37 @@ pytestmark = [
     ),
 ]
 
+GIVEN = ("--set", f"image.repository={IMAGE['repository']}")
+
 # -- what the chart refuses ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "name"),
+    [
+        ({"image": {"repository": ""}}, "image.repository"),
+        ({"mode": "sidecar", "image": {"repository": ""}}, "image.repository"),
+        ({"mode": "sidecar", "sidecar": {"router": {"enabled": True}}}, "sidecar.router.image"),
+    ],
+)
+def test_an_image_that_is_not_named_is_asked_for(values: Object, name: str) -> None:
+    """A placeholder would be an ImagePullBackOff, found out only in the cluster."""
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        templated(values)
+    assert f"{name} is required" in refused.value.stderr
+
+
+def test_the_readme_names_values_that_there_are() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text("utf-8"))
+    table = (CHART / "README.md").read_text("utf-8").partition("| value |")[2]
+    cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    named = [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
+    assert len(named) > 10
+    for name in named:
+        found: Any = values
+        for part in name.split("."):
+            assert part in found, name
+            found = found[part]
 
 
 @pytest.mark.parametrize(
@@ -70,7 +103,8 @@ def test_values_that_make_no_sense(values: Object) -> None:
 
 
 def test_every_value_is_in_the_schema_and_has_a_word_of_explanation() -> None:
-    assert "0 chart(s) failed" in helm("lint", "--strict", str(CHART))
+    assert "0 chart(s) failed" in (said := helm("lint", "--strict", *GIVEN, str(CHART)))
+    assert "icon" not in said, "it is recommended"
     schema = json.loads((CHART / "values.schema.json").read_text("utf-8"))
     values = yaml.safe_load((CHART / "values.yaml").read_text("utf-8"))
     of_parents = {"global", "enabled"}  # `condition: select-service.enabled`
@@ -86,14 +120,17 @@ def test_every_value_is_in_the_schema_and_has_a_word_of_explanation() -> None:
         ("mode=shared", "helm test fleet"),
         ("tls.secretName=c", "ask https://fleet-select-service:8092"),
         ("mode=sidecar", "Nothing runs yet"),
-        ("mode=sidecar,sidecar.router.enabled=true", "asks unix:/run/select-service/select.sock"),
+        (
+            "mode=sidecar,sidecar.router.enabled=true,sidecar.router.image=r:1",
+            "asks unix:/run/select-service/select.sock",
+        ),
         ("mode=sidecar,sidecar.listen=loopback", "asks http://localhost:8092"),
         ("mode=sidecar,sidecar.listen=loopback,tls.secretName=c", "asks https://localhost:8092"),
         ("mode=sidecar,tls.secretName=c", "curl -s --insecure 'https://localhost:8093/ready"),
     ],
 )
 def test_notes(values: str, wanted: str) -> None:
-    text = helm("install", "fleet", str(CHART), "--dry-run=client", "--set", values)
+    text = helm("install", "fleet", str(CHART), "--dry-run=client", *GIVEN, "--set", values)
     notes = text.partition("NOTES:")[2]
     assert wanted in notes
     assert "set image.digest" in notes
@@ -189,7 +226,7 @@ def test_probes_need_no_certificate(mode: str) -> None:
         "mode": mode,
         "extraArgs": flags,
         "probes": {"readiness": readiness},
-        "sidecar": {"router": {"enabled": True}},
+        "sidecar": {"router": ROUTER_VALUES},
     }
     objects = templated(values)
     (pod,) = pods(objects)

@@ -71,10 +71,11 @@ type: Recreate
 
 {{- define "select-service.image" -}}
 {{- with .Values.image -}}
+{{- $repository := required "image.repository is required: build the image, push it, and name where it is, as in --set image.repository=registry.example.com/select-service" .repository -}}
 {{- if .digest -}}
-{{ .repository }}@{{ .digest }}
+{{ $repository }}@{{ .digest }}
 {{- else -}}
-{{ .repository }}:{{ default $.Chart.AppVersion .tag }}
+{{ $repository }}:{{ default $.Chart.AppVersion .tag }}
 {{- end -}}
 {{- end -}}
 {{- end -}}
