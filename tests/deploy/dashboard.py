@@ -12,6 +12,8 @@ GRAFANA = Path(__file__).parents[2] / "deploy" / "grafana"
 BOARD = GRAFANA / "select-service.json"
 INSTANCES = 'job=~"$job",instance=~"$instance"'
 SCOPES = INSTANCES + ',model_name=~"$model",tenant_id=~"$tenant"'
+DOCS = "https://github.com/select-service/select-service/blob/main/deploy/docs/"
+REFERENCE = "https://github.com/select-service/select-service/blob/main/deploy/reference/"
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 WIDTH, HEIGHT, STAT_HEIGHT = 8, 8, 4
 KINDS = {"stat": "stat", "table": "table", "heatmap": "heatmap"}
@@ -26,23 +28,18 @@ VARIABLES = (
 def board() -> dict[str, Any]:
     """The dashboard as Grafana imports it."""
     panels: list[dict[str, Any]] = []
-    top = 0
+    top = number = 0
     for row in yaml.safe_load((GRAFANA / "panels.yaml").read_text("utf-8")):
+        placed, height = _placed(row, top + 1)
+        is_open = row.get("open", False)
         place = {"x": 0, "y": top, "w": 24, "h": 1}
-        panels.append({"type": "row", "title": row["row"], "gridPos": place, "collapsed": False})
-        top += 1
-        left = height = 0
-        for one in row["panels"]:
-            panel = _panel(one)
-            grid = panel["gridPos"]
-            if left + grid["w"] > 24:
-                top, left, height = top + height, 0, 0
-            grid |= {"x": left, "y": top}
-            left, height = left + grid["w"], max(height, grid["h"])
-            panels.append(panel)
-        top += height
-    for number, panel in enumerate(panels, 1):
-        panel["id"] = number
+        head: dict[str, Any] = {"type": "row", "title": row["row"], "gridPos": place}
+        head |= {"collapsed": not is_open, "panels": [] if is_open else placed}
+        panels += [head, *placed] if is_open else [head]
+        top += 1 + height * is_open
+        for panel in (head, *placed):
+            number += 1
+            panel["id"] = number
     return {
         "uid": "select-service",
         "title": "select-service",
@@ -53,8 +50,18 @@ def board() -> dict[str, Any]:
         "time": {"from": "now-1h", "to": "now"},
         "templating": {"list": [_source(), *(_variable(*one) for one in VARIABLES)]},
         "annotations": {"list": []},
+        "links": [
+            _link("Documentation", DOCS + "operating.md#dashboard-and-alerts", type="link"),
+            _link("Metrics", REFERENCE + "metrics.md", type="link"),
+        ],
         "panels": panels,
     }
+
+
+def every_panel(board: dict[str, Any]) -> list[dict[str, Any]]:
+    """Panels that show something, those of folded rows included."""
+    rows = [*board["panels"], *(one for row in board["panels"] for one in row.get("panels", ()))]
+    return [one for one in rows if one["type"] != "row"]
 
 
 def written() -> str:
@@ -65,6 +72,26 @@ def written() -> str:
 def main() -> None:
     """Write it."""
     BOARD.write_text(written(), "utf-8")
+
+
+def _placed(row: dict[str, Any], top: int) -> tuple[list[dict[str, Any]], int]:
+    """The panels of a row from there on, and how high they stand together."""
+    panels, first = [], top
+    left = height = 0
+    for one in row["panels"]:
+        panel = _panel(one)
+        panel["links"] = [_link("What it means", DOCS + row["page"])]
+        grid = panel["gridPos"]
+        if left + grid["w"] > 24:
+            top, left, height = top + height, 0, 0
+        grid |= {"x": left, "y": top}
+        left, height = left + grid["w"], max(height, grid["h"])
+        panels.append(panel)
+    return panels, top + height - first
+
+
+def _link(title: str, url: str, **more: str) -> dict[str, Any]:
+    return {"title": title, "url": url, "targetBlank": True, **more}
 
 
 def _panel(one: dict[str, Any]) -> dict[str, Any]:
@@ -89,7 +116,14 @@ def _panel(one: dict[str, Any]) -> dict[str, Any]:
         "description": one.get("help", ""),
         "datasource": SOURCE,
         "gridPos": {"w": one.get("width", WIDTH), "h": STAT_HEIGHT if is_stat else HEIGHT},
-        "fieldConfig": {"defaults": {"unit": one.get("unit", "short"), "min": 0}, "overrides": []},
+        "fieldConfig": {
+            "defaults": {
+                "unit": one.get("unit", "short"),
+                "min": 0,
+                "links": [_link(**one["link"])] if "link" in one else [],
+            },
+            "overrides": [],
+        },
         "options": {"legend": {"displayMode": "list", "placement": "bottom"}}
         if not is_stat
         else {},

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from select_service.edge.driver.driver import Driver
 from select_service.edge.http.traffic import Traffic
 from select_service.edge.metrics.exposition import Metrics
-from tests.deploy.dashboard import BOARD
+from tests.deploy.dashboard import BOARD, every_panel
 from tests.live.ports import free_port
 from tests.select_service.edge.serving import PROMPT, SETTINGS, Wire, on_a_port, seat
 
@@ -26,8 +26,8 @@ def panels() -> list[tuple[str, str]]:
     board = json.loads(BOARD.read_text("utf-8"))
     return [
         (f"{panel['title']} {target['refId']}", target["expr"])
-        for panel in board["panels"]
-        for target in panel.get("targets", ())
+        for panel in every_panel(board)
+        for target in panel["targets"]
     ]
 
 

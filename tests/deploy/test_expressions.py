@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
 
 from select_service.planner.edge.planner_metrics import PlannerMetrics
-from tests.deploy.dashboard import BOARD, written
+from tests.deploy.dashboard import BOARD, DOCS, GRAFANA, REFERENCE, every_panel, written
 from tests.deploy.everything import EVERYONE, Family, alerts, exported, expressions, rules
 from tests.deploy.expressions import OF_COUNTERS, Matcher, Use, read
 from tests.select_service.planner.edge.test_loop import loop_of
@@ -83,6 +84,24 @@ def _check_use(use: Use, family: Family) -> None:
 
 def test_the_dashboard_is_what_its_source_says() -> None:
     assert BOARD.read_text("utf-8") == written(), "make dashboard"
+
+
+def test_the_dashboard_opens_with_a_few_panels_and_links_to_what_explains_them() -> None:
+    shown = json.loads(BOARD.read_text("utf-8"))
+    panels = every_panel(shown)
+    in_sight = [one for one in shown["panels"] if one["type"] != "row"]
+    assert 0 < len(in_sight) < len(panels) / 4, "the other rows are folded"
+    rows = [one for one in shown["panels"] if one["type"] == "row"]
+    ids = [one["id"] for one in (*rows, *panels)]
+    assert len(set(ids)) == len(ids)
+    links = [link["url"] for one in (shown, *panels) for link in one["links"]]
+    assert len(links) > len(panels)
+    for url in set(links):
+        page, _, anchor = url.removeprefix(DOCS).removeprefix(REFERENCE).partition("#")
+        folder = GRAFANA.parent / "docs" if url.startswith(DOCS) else GRAFANA.parent / "reference"
+        heads = re.findall(r"^#+ (.+)$", (folder / page).read_text("utf-8"), re.MULTILINE)
+        names = [re.sub(r"[^a-z0-9 -]", "", head.lower()).replace(" ", "-") for head in heads]
+        assert not anchor or anchor in names, url
 
 
 def test_alerts_say_what_to_do() -> None:
