@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import errno
 import os
+import shlex
 import sys
 import traceback
 from typing import TYPE_CHECKING, Final
@@ -16,12 +17,12 @@ from typing import TYPE_CHECKING, Final
 from indexer.redaction import redact
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from types import TracebackType
 
     from _typeshed import SupportsWrite
 
-__all__ = ["CommandParser", "complain", "printing", "redact_tracebacks"]
+__all__ = ["CommandParser", "command_line", "complain", "printing", "redact_tracebacks"]
 
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 _FAILED: Final = 1
@@ -32,6 +33,11 @@ class CommandParser(argparse.ArgumentParser):
 
     def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
         super()._print_message(redact(message) if message else message, file)
+
+
+def command_line(program: str, argv: Sequence[str] | None) -> str:
+    """Return what was typed, as a shell takes it and without secrets; None: of this process."""
+    return redact(shlex.join([program, *(sys.argv[1:] if argv is None else argv)]))
 
 
 def complain(text: str) -> None:

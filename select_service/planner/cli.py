@@ -25,7 +25,13 @@ from select_service.planner.settings import (
     RunSettings,
 )
 from select_service.settings.command_line import add_flags, read_section
-from select_service.standard_output import CommandParser, complain, printing, redact_tracebacks
+from select_service.standard_output import (
+    CommandParser,
+    command_line,
+    complain,
+    printing,
+    redact_tracebacks,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = "select-planner"
     try:
         arguments = _parser().parse_args(argv)
+        arguments.command_line = command_line(command, argv)
         command = f"{command} {arguments.command}"
         run = partial(_COMMANDS[arguments.command], arguments)
         return printing(run, command, unread=_FAILED)
@@ -144,7 +151,7 @@ def _replay(arguments: argparse.Namespace) -> int:
     if told.json:
         _print({"results": [replay_command.brief(one) for one in results]})
     if told.out is not None:
-        _write(told.out, replay_command.html(results, question))
+        _write(told.out, replay_command.html(results, question, arguments.command_line))
     return 0
 
 
@@ -164,7 +171,7 @@ def _profile(arguments: argparse.Namespace) -> int:
     for text in profile_report.findings(profile):
         print(f"repaired: {text}")
     if out is not None:
-        _write(out, profile_report.html(profile, str(arguments.directory)))
+        _write(out, profile_report.html(profile, str(arguments.directory), arguments.command_line))
     return 0
 
 

@@ -30,7 +30,7 @@ from select_service.simulator.command_options import (
 from select_service.simulator.gateway_queue import BadOperation, QueueSettings, carry_out
 from select_service.simulator.results import NotWritten
 from select_service.simulator.traces import BadTrace
-from select_service.standard_output import CommandParser, complain, printing
+from select_service.standard_output import CommandParser, command_line, complain, printing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -104,6 +104,7 @@ def _run(argv: Sequence[str] | None) -> int:
     add_flags(replay, SECTIONS["replay"])
     replay.set_defaults(execute=replay_command.execute)
     args = parser.parse_args(argv)
+    args.command_line = command_line(parser.prog, argv)
     if args.command == "queue":
         try:
             text = read_section(QueueOptions, args).config

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from html import escape
 from typing import TYPE_CHECKING, Final
 
@@ -10,15 +11,21 @@ from select_service.simulator.plots import COLOURS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["figure", "key", "page", "table"]
+__all__ = ["figure", "folded", "key", "page", "table"]
 
+_LIGHT: Final = "--page:#fff;--sunk:#f6f6f6;--line:#ddd;--text:#222;--muted:#555"
+_DARK: Final = "--page:#14181e;--sunk:#1e242c;--line:#39424e;--text:#e4e9f0;--muted:#a3aebb"
 _STYLE: Final = (
-    "body{font:14px system-ui,sans-serif;margin:1.5em;color:#222;background:#fff}"
-    "h1{font-size:1.5em}h1,pre{overflow-wrap:anywhere}p{max-width:75ch}"
+    f":root{{color-scheme:light dark;{_LIGHT}}}"
+    f"@media screen and (prefers-color-scheme:dark){{:root{{{_DARK}}}}}"
+    "body{font:14px system-ui,sans-serif;margin:1.5em;color:var(--text);background:var(--page)}"
+    "h1{font-size:1.5em}h1,pre,code{overflow-wrap:anywhere}p{max-width:75ch}"
+    ".verdict{font-size:1.15em;font-weight:600}.made{color:var(--muted)}summary{cursor:pointer}"
+    "summary h2{display:inline}"
     ".wide{overflow-x:auto}table{border-collapse:collapse;margin:1em 0}"
-    "th,td{padding:.25em .7em;text-align:right;border-bottom:1px solid #ddd}"
+    "th,td{padding:.25em .7em;text-align:right;border-bottom:1px solid var(--line)}"
     "th:first-child,td:first-child{text-align:left}"
-    "pre{background:#f6f6f6;padding:1em;white-space:pre-wrap}"
+    "pre{background:var(--sunk);padding:1em;white-space:pre-wrap}"
     "figure{display:inline-block;vertical-align:top;margin:0 1em 1em 0;max-width:100%}"
     "svg{display:block;max-width:100%;height:auto}figcaption{max-width:460px}"
     ".key span{margin-right:1.2em;white-space:nowrap;display:inline-block}"
@@ -27,13 +34,32 @@ _STYLE: Final = (
 )
 
 
-def page(title: str, parts: Iterable[str]) -> str:
-    """Return an HTML document; the title is also its headline, parts are markup."""
+def page(title: str, parts: Iterable[str], *, verdict: str, command_line: str = "") -> str:
+    """Return an HTML document.
+
+    Args:
+        title: also its headline.
+        parts: markup.
+        verdict: what came of it, in a sentence.
+        command_line: what made it; the date is added.
+    """
     named = escape(title)
+    made = f"Made on {datetime.now(UTC):%Y-%m-%d at %H:%M} UTC"
+    made += f" by <code>{escape(command_line)}</code>" if command_line else ""
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{named}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{_STYLE}</style></head><body><h1>{named}</h1>{''.join(parts)}</body></html>\n"
+        f"<style>{_STYLE}</style></head><body><h1>{named}</h1>"
+        f'<p class="verdict">{escape(verdict)}</p><p class="made">{made}</p>'
+        f"{''.join(parts)}</body></html>\n"
+    )
+
+
+def folded(title: str, told: str, settings: str) -> str:
+    """Return a section that a reader unfolds: long settings, and a sentence about them."""
+    return (
+        f"<details><summary><h2>{escape(title)}</h2></summary><p>{escape(told)}</p>"
+        f"<pre>{escape(settings)}</pre></details>"
     )
 
 

@@ -19,12 +19,15 @@ COLOURS: Final = (
     "#cc79a7",
     "#e69f00",
     "#56b4e9",
-    "#444444",
+    "#808080",
     "#8c564b",
 )
 _WIDTH, _HEIGHT = 460, 280
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 12, 28, 40
 
+
+_READ_MAX: Final = 60
+"""Points of a line whose values are shown where they are pointed at."""
 
 _DASHES: Final = ("", "7 4", "2 3", "7 3 2 3")
 
@@ -131,8 +134,12 @@ def lines(
 def _drawn(one: Series, places: Sequence[tuple[float, float]], number: int) -> str:
     colour, name = COLOURS[number % len(COLOURS)], f"<title>{escape(one.name)}</title>"
     if one.kind == "dots":
-        dots = (f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in places)
-        return f'<g fill="{colour}">{name}{"".join(dots)}</g>'
+        dots = (_dot(one.name, *pair, "") for pair in zip(places, one.points, strict=True))
+        return f'<g fill="{colour}">{"".join(dots)}</g>'
+    # what is pointed at is read out; a line of many points has them at equal steps
+    step = -(-len(places) // _READ_MAX)
+    pairs = list(zip(places, one.points, strict=True))[::step] if places else []
+    read = "".join(_dot(one.name, *pair, ' class="h"') for pair in pairs)
     stroke = f'fill="none" stroke="{colour}" stroke-width="1.6"'
     if one.kind == "step":
         # steps often overlap: the others show through the gaps of one
@@ -141,7 +148,15 @@ def _drawn(one: Series, places: Sequence[tuple[float, float]], number: int) -> s
         corners = [corner for x, y, then in turns for corner in ((x, y), (x, then))]
         places = [*places[:1], *corners, *places[-1:]]
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-    return f'<polyline {stroke} points="{path}">{name}</polyline>'
+    return f'<polyline {stroke} points="{path}">{name}</polyline><g fill="{colour}">{read}</g>'
+
+
+def _dot(name: str, place: tuple[float, float], point: tuple[float, float], kind: str) -> str:
+    said = f"{name}: {_number(point[1])} at {_number(point[0])}"
+    return (
+        f'<circle cx="{place[0]:.1f}" cy="{place[1]:.1f}" r="3"{kind}>'
+        f"<title>{escape(said)}</title></circle>"
+    )
 
 
 def bars(title: str, names: Sequence[str], values: Sequence[float], *, y: str) -> str:
@@ -215,7 +230,9 @@ def _sheet(title: str, parts: Sequence[str]) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
         f'width="{_WIDTH}" height="{_HEIGHT}" role="img" aria-label="{escape(title)}">'
-        "<style>text{font:11px sans-serif;fill:#333}.t{font-weight:600;text-anchor:middle;"
-        "font-size:13px}.v{text-anchor:middle}.y{text-anchor:end}.g{stroke:#e4e4e4}</style>"
+        "<style>text{font:11px sans-serif;fill:var(--text,#333)}.t{font-weight:600;"
+        "text-anchor:middle;font-size:13px}.v{text-anchor:middle}.y{text-anchor:end}"
+        ".g{stroke:var(--line,#e4e4e4)}.h{opacity:0;stroke:transparent;stroke-width:8}"
+        ".h:hover{opacity:1}</style>"
         f"{''.join(parts)}</svg>"
     )

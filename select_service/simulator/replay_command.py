@@ -61,7 +61,7 @@ def execute(args: Namespace) -> int:
     if options.out is not None:
         write_json(options.out, told)
     if options.report is not None:
-        write_whole(options.report, html_of(told).encode())
+        write_whole(options.report, html_of(told, args.command_line).encode())
     for gap in told.missing if told.is_damaged else ():
         sys.stderr.write(f"select-sim replay: missing: {missing(gap)}\n")
     if not told.is_same:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from select_service.simulator.page import figure, key, page, table
+from select_service.simulator.page import figure, folded, key, page, table
 from select_service.simulator.plots import Series, bars, lines
 from select_service.simulator.replay_text import in_words, missing, percent
 
@@ -43,7 +43,7 @@ _KINDS: Final = {
 }
 
 
-def html_of(told: ReplayResult) -> str:
+def html_of(told: ReplayResult, command_line: str = "") -> str:
     """Return the whole page."""
     body = [f"<p>{escape(_summary(told))}</p>"]
     body.append(table(["what came of it", "decisions"], _outcomes(told)))
@@ -57,11 +57,24 @@ def html_of(told: ReplayResult) -> str:
         body.append(_differences([told.first_difference]))
     if told.what_if is not None:
         body += _what_if(told.what_if, told.course)
-    body.append(
-        "<h2>Settings</h2><p>In force when the first file began. Every decision is made again with "
-        f"those it met.</p><pre>{escape(_json(told.config))}</pre>"
-    )
-    return page(_title(told), body)
+    about = "In force when the first file began. Every decision is made again with those it met."
+    body.append(folded("Settings", about, _json(told.config)))
+    return page(_title(told), body, verdict=_verdict(told), command_line=command_line)
+
+
+def _verdict(told: ReplayResult) -> str:
+    if told.what_if is not None:
+        moved = told.what_if
+        more = moved.prefill_tokens - moved.prefill_tokens_recorded
+        than = f"{abs(more):,} {'more' if more > 0 else 'fewer'} tokens to prefill"
+        return (
+            f"With {_weights(moved)}, {moved.changed:,} of {moved.decisions:,} decisions go "
+            f"elsewhere, with {than if more else 'as many tokens to prefill'}."
+        )
+    others = told.decisions - told.reproduced
+    if others:
+        return f"{others:,} of {told.decisions:,} decisions are other ones now."
+    return f"All {told.decisions:,} decisions are made again as they were recorded."
 
 
 def _title(told: ReplayResult) -> str:

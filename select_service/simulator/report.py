@@ -10,7 +10,7 @@ import msgspec
 
 from select_service.simulator.comparison import Comparison, by_policy
 from select_service.simulator.comparison import table as told
-from select_service.simulator.page import figure, key, page, table
+from select_service.simulator.page import figure, folded, key, page, table
 from select_service.simulator.plots import Series, bars, lines, stacked
 from select_service.simulator.statistics import estimate
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["html_of"]
 
 
-def html_of(result: Comparison) -> str:
+def html_of(result: Comparison, command_line: str = "") -> str:
     """Return the whole page."""
     groups = by_policy(result.runs)
     settings = result.settings
@@ -42,10 +42,27 @@ def html_of(result: Comparison) -> str:
         *_reasons(groups),
         "<h2>Ends</h2>",
         table(["policy", "end", "requests"], _ends(groups)),
-        "<h2>Settings</h2><p>Of the first run; others differ in policy and seed.</p>"
-        f"<pre>{escape(text)}</pre>",
+        folded("Settings", "Of the first run; others differ in policy and seed.", text),
     ]
-    return page(f"select-sim: {_named(groups)} on {what}", body)
+    title = f"select-sim: {_named(groups)} on {what}"
+    return page(title, body, verdict=_verdict(groups), command_line=command_line)
+
+
+def _verdict(groups: Mapping[str, Sequence[Measures]]) -> str:
+    """Say which policy brings first tokens soonest, and whether the seeds bear that out."""
+    found = {
+        name: estimate([one.ttft_s.p90 * 1e3 for one in group]) for name, group in groups.items()
+    }
+    first, *others = sorted(found, key=lambda name: found[name].mean)
+    best, hits = found[first], 100 * estimate([one.hit_rate for one in groups[first]]).mean
+    text = f"TTFT p90 of {best.mean:,.0f} ms, hit rate of {hits:.1f} %"
+    if not others:
+        return f"{first}: {text}."
+    second = found[others[0]]
+    if best.mean + (best.half or 0.0) >= second.mean - (second.half or 0.0):
+        return f"{first} ({text}) is not clearly ahead of {others[0]} ({second.mean:,.0f} ms)."
+    less = 100 * (1 - best.mean / second.mean)
+    return f"{first} is ahead: {text}; the TTFT p90 is {less:.0f} % below that of {others[0]}."
 
 
 def _named(names: Iterable[str]) -> str:

@@ -55,7 +55,7 @@ def execute(args: Namespace) -> int:
     if options.out is not None:
         write_json(options.out, result)
     if options.report is not None:
-        write_whole(options.report, html_of(result).encode())
+        write_whole(options.report, html_of(result, args.command_line).encode())
     return 0
 
 

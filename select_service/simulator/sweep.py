@@ -11,7 +11,6 @@ import math
 import os
 import random
 import sys
-from html import escape
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -26,7 +25,7 @@ from select_service.simulator.comparison import (
     perform,
     shown_progress,
 )
-from select_service.simulator.page import figure, key, page, table
+from select_service.simulator.page import figure, folded, key, page, table
 from select_service.simulator.plots import Series, lines
 from select_service.simulator.results import expect_writable, write_whole
 from select_service.simulator.run_command import loaded, write_json
@@ -96,7 +95,8 @@ def execute(args: Namespace) -> int:
     if options.out is not None:
         write_json(options.out, Sweep(settings=settings, aims=aims, candidates=candidates))
     if options.report is not None:
-        write_whole(options.report, _page(settings, candidates, aims, table(head, rows)).encode())
+        text = _page(settings, candidates, aims, table(head, rows), args.command_line)
+        write_whole(options.report, text.encode())
     return 0
 
 
@@ -193,14 +193,17 @@ def _table(
     rows = []
     order = sorted(candidates, key=lambda one: _cost(one.metrics[aims[0]].mean, aims[0]))
     for one in order:
-        name = " ".join(f"{key}={value:g}" for key, value in one.weights.items()) or one.policy
         cells = [one.metrics[aim].text(METRICS[aim][3], METRICS[aim][2]) for aim in aims]
-        rows.append([name, *cells, "*" if one.is_on_front else ""])
+        rows.append([_called(one), *cells, "*" if one.is_on_front else ""])
     return head, rows
 
 
 def _page(
-    settings: SimulationSettings, candidates: Sequence[SweepResult], aims: Sequence[str], told: str
+    settings: SimulationSettings,
+    candidates: Sequence[SweepResult],
+    aims: Sequence[str],
+    told: str,
+    command_line: str,
 ) -> str:
     """Return an HTML page: the table, and plots of each further aim against the first."""
     text = msgspec.json.format(msgspec.json.encode(settings), indent=2).decode()
@@ -227,9 +230,20 @@ def _page(
         "interval is no finding.</p>",
         key(kinds),
         *map(figure, plots),
-        f"<h2>Settings</h2><p>Of all but what is varied.</p><pre>{escape(text)}</pre>",
+        folded("Settings", "Of all but what is varied.", text),
     ]
-    return page("select-sim: sweep", body)
+    best = min(candidates, key=lambda one: _cost(one.metrics[aims[0]].mean, aims[0]))
+    label, _, scale, digits = METRICS[aims[0]]
+    verdict = (
+        f"{sum(one.is_on_front for one in candidates)} of {len(candidates)} settings are on the "
+        f"front; the best {label} has {_called(best)}, "
+        f"with {best.metrics[aims[0]].text(digits, scale)}."
+    )
+    return page("select-sim: sweep", body, verdict=verdict, command_line=command_line)
+
+
+def _called(one: SweepResult) -> str:
+    return " ".join(f"{key}={value:g}" for key, value in one.weights.items()) or one.policy
 
 
 def _place(one: SweepResult, across: str, up: str) -> tuple[float, float]:

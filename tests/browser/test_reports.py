@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from select_service.planner.cli import main as select_planner
 from select_service.simulator.cli import main as select_sim
+from tests.browser.tab import CONTRAST
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -75,8 +77,9 @@ def test_a_report_can_be_read(
     browser: Browser, tmp_path: Path, made: Callable[[Path], tuple[str, list[str]]]
 ) -> None:
     address, words = made(tmp_path)
-    for width in (1280, 420):
-        context = browser.new_context(viewport={"width": width, "height": 900})
+    looks: tuple[tuple[int, Any], ...] = ((1280, "light"), (420, "dark"))
+    for width, theme in looks:
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)
         tab = context.new_page()
         asked: list[str] = []
         complaints: list[str] = []
@@ -91,5 +94,14 @@ def test_a_report_can_be_read(
         assert tab.locator("svg").evaluate_all(nameless) == 0
         assert tab.evaluate(MUDDLED) == []
         assert tab.evaluate(WIDER) == 0
+        assert tab.evaluate(CONTRAST) == []
+        assert re.fullmatch(r"[^.].{20,}\.", tab.inner_text(".verdict"))
+        commands = ("select-sim run", "select-planner profile inspect", "select-planner replay")
+        assert tab.inner_text(".made code").startswith(commands)
+        assert re.search(r"Made on \d{4}-\d\d-\d\d at", tab.inner_text(".made"))
+        read = tab.locator("circle title").evaluate_all("all => all.map((one) => one.textContent)")
+        assert len(read) > 20
+        assert all(re.fullmatch(r".+: [-\d.,e+]+ at [-\d.,e+]+", one) for one in read)
+        assert tab.locator("details[open]").count() == 0, "settings are unfolded by who wants them"
         assert (asked, complaints) == ([address], [])
         context.close()

@@ -49,7 +49,7 @@ def findings(profile: Profile) -> list[str]:
     return told
 
 
-def html(profile: Profile, name: str) -> str:
+def html(profile: Profile, name: str, command_line: str = "") -> str:
     """Return one HTML document with a plot per curve."""
     surface = Surface(profile)
     prefill, decode = profile.prefill, profile.decode
@@ -76,7 +76,16 @@ def html(profile: Profile, name: str) -> str:
             table(["repaired"], rows),
             *(figure(plot, [one.name for one in series]) for plot, series in plots),
         ],
+        verdict=_verdict(profile),
+        command_line=command_line,
     )
+
+
+def _verdict(profile: Profile) -> str:
+    repaired = len(findings(profile))
+    if not repaired:
+        return "The measurements can be planned with as they are: they are monotone."
+    return f"{repaired} of the measurements contradict others and were repaired: listed below."
 
 
 def _itl(surface: Surface, max_kv_tokens: float, context: float) -> Series:

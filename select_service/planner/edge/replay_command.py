@@ -32,6 +32,8 @@ __all__ = ["ReplayQuestion", "brief", "html", "question_of", "replay"]
 SPAN_MOST_S: Final = 366 * 86400.0
 """The longest trace. With one stray time a replay would simulate ages without requests."""
 _PREDICTING = ("slo", "compatible")
+_AS_MANY = 0.005
+"""Shares of requests in time that differ by less are as many."""
 _UNITS = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
 
 
@@ -131,7 +133,7 @@ def brief(result: Result) -> dict[str, object]:
     }
 
 
-def html(results: list[Result], question: ReplayQuestion) -> str:
+def html(results: list[Result], question: ReplayQuestion, command_line: str = "") -> str:
     """Return one HTML document: a table, then replicas over time against load."""
     rows = [
         [
@@ -167,7 +169,24 @@ def html(results: list[Result], question: ReplayQuestion) -> str:
             "turns back: those against the one before, within ten minutes.</p>",
             *plots,
         ],
+        verdict=_verdict(results),
+        command_line=command_line,
     )
+
+
+def _verdict(results: Sequence[Result]) -> str:
+    """Name the policy that needs the fewest GPU-hours of those that serve as many in time."""
+    real = [one for one in results if one.name != "oracle"] or list(results)
+    most = max(one.attainment for one in real)
+    best = min((one for one in real if one.attainment >= most - _AS_MANY), key=_hours)
+    text = f"{100 * best.attainment:.2f} % in time with {best.gpu_hours:.2f} GPU-hours"
+    if len(real) == 1:
+        return f"{best.name}: {text}."
+    return f"{best.name} does best: {text}, the fewest of those that serve as many in time."
+
+
+def _hours(one: Result) -> float:
+    return one.gpu_hours
 
 
 def _summary(result: Result, question: ReplayQuestion) -> str:
