@@ -125,7 +125,12 @@ def create_application(
     )
     console: ConsoleApp | None = None
     if not settings.no_console:
-        console = ConsoleApp(service, traffic, clients_max=settings.console_clients_max)
+        console = ConsoleApp(
+            service,
+            traffic,
+            clients_max=settings.console_clients_max,
+            grafana_url=settings.console_grafana_url,
+        )
     bytes_max, access_log = settings.max_body_bytes, settings.access_log
     authority = None if service.security is None else service.security.authority
     if authority is not None:

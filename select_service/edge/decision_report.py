@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, cast
 import msgspec
 from msgspec import UNSET
 
-from select_service.core.decisions.decision_log import is_of, only_scope
+from select_service.core.decisions.decision_log import is_of, only_scope, outcome_of
 from select_service.core.decisions.record import DecisionRecord
 from select_service.errors import DecisionNotFound, DecisionsOff
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from select_service.core.decisions.explain import ExplainedRecord
     from select_service.errors import ServiceError
     from select_service.types import Answer, SelectRequest
-    from select_service.types.decisions import Candidate, Decision
+    from select_service.types.decisions import Candidate, Decision, Outcome
 
 __all__ = ["LISTED", "LISTED_MAX", "DecisionReporter", "Wanted", "as_told"]
 
@@ -51,6 +51,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     worker_id: int | None = None  # that they chose
     model_name: str | None = None
     tenant_id: str | None = None
+    outcome: Outcome | None = None
     tenants: frozenset[str] | None = None  # visible to the caller; None: all
     limit: int = LISTED
     candidates: bool = False  # include every rank
@@ -172,8 +173,10 @@ class DecisionReporter:
         for record in self._decisions.newest_first():
             looked_at += 1 if record.fleet_slots is fleet_slots else _SEATING
             fleet_slots = record.fleet_slots
-            if is_of(record, wanted.tenants) and only_scope(
-                record, wanted.model_name, wanted.tenant_id, wanted.worker_id
+            if (
+                is_of(record, wanted.tenants)
+                and only_scope(record, wanted.model_name, wanted.tenant_id, wanted.worker_id)
+                and wanted.outcome in {None, outcome_of(record)}
             ):
                 found.append(record)
                 if len(found) >= wanted.limit:

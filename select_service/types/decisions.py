@@ -30,6 +30,7 @@ __all__ = [
 Excluded = Literal[
     "busy",
     "cache_hit",
+    "draining",
     "full",
     "not_allowed",
     "not_schedulable",
@@ -43,6 +44,10 @@ Excluded = Literal[
 """Why a rank was no candidate. `refused`: nobody was, the request was turned away before;
 `session`: its session is on another; `wave`: the rank was chosen for all of a batch together (POST
 /select_batch)."""
+
+
+Outcome = Literal["placed", "refused", "cache_threshold"]
+"""How a decision ended."""
 
 
 class DecisionPrompt(Struct, frozen=True, kw_only=True):
@@ -225,7 +230,7 @@ class Decision(Struct, kw_only=True):
     waited_s: float
     model_name: str
     tenant_id: str
-    outcome: Literal["placed", "refused", "cache_threshold"]
+    outcome: Outcome
     refusal: DecisionRefusal | None
     prompt: DecisionPrompt
     weights: DecisionWeights

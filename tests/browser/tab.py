@@ -52,6 +52,17 @@ NAMELESS = """() => [
   .map((node) => node.outerHTML.slice(0, 120))"""
 
 
+TOUCHING = """() => {
+  const boxes = [...document.querySelectorAll("#content .panel")]
+    .filter((one) => one.checkVisibility()).map((one) => [one, one.getBoundingClientRect()]);
+  return boxes.flatMap(([one, a]) => boxes.filter(([other, b]) => one !== other
+    && !one.contains(other) && !other.contains(one) && a.left < b.right && b.left < a.right
+    && b.top >= a.bottom - 1 && b.top - a.bottom < 4).map(([other]) =>
+      `${one.ariaLabel} and ${other.ariaLabel}`));
+}"""
+"""Panels with nothing between them."""
+
+
 class Tab:
     """One page. Leaving it fails the test if anything was odd."""
 
@@ -88,7 +99,7 @@ class Tab:
         """Open a view; it is live when this returns."""
         self.page.goto(f"{self.origin}/console#{view}")
         self.live()
-        self.page.wait_for_selector(f"#content[data-view={view.partition('/')[0]}]")
+        self.page.wait_for_selector(f"#content[data-view={re.split('[/?]', view)[0]}]")
 
     def live(self) -> None:
         self.page.wait_for_selector("#connection[data-state=live]")
@@ -134,5 +145,9 @@ class Tab:
         return wide
 
     def flaws(self) -> list[str]:
-        """Text that can hardly be read, controls without a name, words nobody meant to write."""
-        return [one for look in (CONTRAST, NAMELESS, SLIPS) for one in self.page.evaluate(look)]
+        """Text hard to read, controls without a name, words nobody meant, panels that touch."""
+        return [
+            one
+            for look in (CONTRAST, NAMELESS, SLIPS, TOUCHING)
+            for one in self.page.evaluate(look)
+        ]

@@ -80,6 +80,33 @@ def test_a_clock_that_is_set_back_does_not_stop_the_charts(run: Callable[..., An
     assert [one["selections"] for one in series] == [2]
 
 
+def test_what_a_rank_was_chosen_for_is_counted_from_when_it_was_first_seen(
+    run: Callable[..., Any],
+) -> None:
+    """Over the time asked for; one that comes anew under the same id begins at nothing."""
+    rows = [
+        *([0, 100, 6400, 6400], [2000, 110, 7040, 6400], [4000, 120, 7680, 6400]),
+        *([40_000, 120, 7680, 6400], [50_000, 124, 8080, 6500], [60_000, 0, 0, 0]),
+    ]
+    script = """
+      const s = new m.Store();
+      const told = [];
+      for (const [at, ...totals] of arg) {
+        s.atMs = at;
+        s.notePast("1/0", [at, ...totals]);
+        told.push(s.servedBy("1/0", 30000));
+      }
+      return told;"""
+    told = run("store.js", script, rows)
+    assert told[0] is None, "nothing has passed yet"
+    assert told[1] == {"at_ms": 2000, "selections": 5, "hitRate": 1}
+    assert (told[2]["selections"], told[2]["hitRate"]) == (5, 1)
+    assert (told[3]["selections"], told[3]["hitRate"]) == (0, None), "idle for half a minute"
+    assert told[4]["selections"] == pytest.approx(4 / 30)
+    assert told[4]["hitRate"] == 0.75
+    assert told[5] is None
+
+
 def test_ids_are_ordered_as_the_numbers_they_are(run: Callable[..., Any]) -> None:
     ids = ["2/10", "10/0", "18446744073709551615/0", "2/9", "18446744073709551614/0", "9", "b", "a"]
     assert run("table.js", "return arg.sort(m.compare);", ids) == [

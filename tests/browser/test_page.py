@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from select_service.version import __version__
 from tests.browser.fleet import BIG, book, call, register
 from tests.browser.tab import Tab
 from tests.live.server import Server
@@ -17,7 +18,7 @@ Tabs = Callable[..., Tab]
 
 VIEWS = (
     *("fleet", "traffic", "admission", "decisions", "shadow", "prefix"),
-    *("reservations", "replicas", "doctor"),
+    *("reservations", "replicas", "doctor", "about"),
 )
 HOSTILE = (
     '<img src=x onerror="window.pwned=1">',
@@ -62,6 +63,8 @@ def test_a_restart_is_survived(serve: Serve, tab: Tabs) -> None:
     server.stop()
     page.page.wait_for_selector("#connection[data-state=lost]")
     page.until("#connection", "last update")
+    assert page.text("[data-vital=ready] dd") == "unknown"
+    assert page.find("[data-vital=ready]").get_attribute("data-tone") is None
     assert page.text('[data-key="1/0"]'), "what was known stays to be read"
     assert page.find("#reconnect").is_visible()
     again = serve(port=server.port)
@@ -71,6 +74,7 @@ def test_a_restart_is_survived(serve: Serve, tab: Tabs) -> None:
     page.live()
     page.page.wait_for_selector('[data-key="2/0"]')
     assert page.order("fleet") == ["2/0"], "what is gone is gone"
+    assert page.text("[data-vital=ready] dd") == "ready"
     page.open("traffic")
     page.page.wait_for_selector("[data-chart=rate] .restart", state="attached")
     book(again, "b")
@@ -107,7 +111,7 @@ def test_hostile_names_are_text(serve: Serve, tab: Tabs) -> None:
         book(server, f"{number}{name}", lease_id=name, model_name=name, tenant_id=name)
     register(server, 99, endpoint=None, model_name=HOSTILE[0])
     page = tab(server)
-    for view in VIEWS:
+    for view in (*VIEWS, "worker/1"):
         page.open(view)
         page.page.wait_for_timeout(700)
         assert page.page.evaluate("window.pwned") is None, view
@@ -115,9 +119,8 @@ def test_hostile_names_are_text(serve: Serve, tab: Tabs) -> None:
         assert page.overflow() == 0, view
     page.open("fleet")
     assert page.rows("fleet")["1/0"]["Model · tenant"] == f"{HOSTILE[0]} · {HOSTILE[0]}"
-    page.find("[data-key='1/0'] button").click()
-    assert HOSTILE[0] in page.text("dialog")
-    page.page.keyboard.press("Escape")
+    page.find("[data-key='1/0'] a").click()
+    page.until("#content[data-view=worker] .facts", HOSTILE[0])
     page.open("decisions")
     page.find("[data-decision^='0']").first.click()
     page.until("#decision-title", HOSTILE[0])
@@ -156,15 +159,20 @@ def test_the_keyboard_is_enough(serve: Serve, tab: Tabs) -> None:
     page.until('[data-key="2/0"]', "8 of 1,000")
     assert page.page.evaluate(focused) == "2", "numbers change, the focus stays"
     keys.press("Enter")
+    page.page.wait_for_selector("#content[data-view=worker]")
+    assert page.rows("ranks")["2/0"]["Trust"] == "100 %"
+    for _ in range(30):
+        keys.press("Tab")
+        if page.page.evaluate(focused).startswith("Drain"):
+            break
+    keys.press("Enter")
     page.page.wait_for_selector("dialog[open]")
     assert page.page.evaluate("document.querySelector('dialog').contains(document.activeElement)")
     keys.press("Escape")
     page.page.wait_for_selector("dialog", state="detached")
-    assert page.page.evaluate(focused) == "2", "and comes back"
+    assert page.page.evaluate(focused).startswith("Drain"), "and comes back"
     keys.press("Enter")
     page.page.wait_for_selector("dialog[open]")
-    assert "Trust" in page.text("dialog thead")
-    assert "100 %" in page.text("dialog tbody")
     page.page.evaluate("location.hash = 'traffic'")  # as the browser's way back does
     page.page.wait_for_selector("#content[data-view=traffic]")
     page.page.wait_for_selector("dialog", state="detached")
@@ -215,6 +223,132 @@ def test_256_workers(serve: Serve, tab: Tabs) -> None:
     assert page.flaws() == []
 
 
+LIGHTNESS = """() => {
+  const light = (name) => {
+    const paper = document.createElement("canvas").getContext("2d");
+    paper.fillStyle = getComputedStyle(document.body).getPropertyValue(name);
+    paper.fillRect(0, 0, 1, 1);
+    const bent = (v) => (v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    const [r, g, b] = [...paper.getImageData(0, 0, 1, 1).data].map((v) => bent(v / 255));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b + 0.05;
+  };
+  const ratio = (a, b) => Math.max(light(a) / light(b), light(b) / light(a));
+  const key = (tone) => {
+    const node = document.createElement("i");
+    node.className = "piece";
+    node.dataset.tone = tone;
+    document.body.append(node);
+    return getComputedStyle(node).backgroundImage;
+  };
+  const patterns = ["delay", "eviction", "credit", "disk"].map(key);
+  return [ratio("--prefill", "--decode"), ratio("--device", "--host"), patterns];
+}"""
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_parts_of_a_bar_differ_in_more_than_hue(serve: Serve, tab: Tabs, theme: str) -> None:
+    page = tab(serve(), theme=theme)
+    page.open("fleet")
+    cost, tier, patterns = page.page.evaluate(LIGHTNESS)
+    assert min(cost, tier) > 2
+    assert all("gradient" in one for one in patterns)
+    assert len(set(patterns)) == len(patterns)
+
+
+def test_a_narrowed_view_has_an_address(serve: Serve, tab: Tabs) -> None:
+    server = serve()
+    register(server, 1, model_name="llama")
+    register(server, 2)
+    call(server, "POST", "/workers/2/drain", {})
+    book(server, "a", model_name="llama")
+    nobody = {"token_ids": [1], "model_name": "llama", "allowed_worker_ids": [9]}
+    assert server.request("POST", "/select", nobody).status >= 400
+    page = tab(server)
+    page.open("fleet")
+    page.find("#fleet-filter").fill("llama")
+    page.until("#fleet-shown", "1 of 2 rows")
+    page.open("fleet?only=draining")
+    page.until("#fleet-shown", "1 of 2 rows")
+    assert page.order("fleet") == ["2/0"]
+    page.open("decisions")
+    page.page.wait_for_selector("[data-decision=a]")
+    page.find("#decisions-outcome").select_option("refused")
+    page.page.wait_for_selector("[data-decision=a]", state="detached")
+    page.page.wait_for_selector("#decision-list .pill:has-text('refused')")
+    page.page.reload()
+    page.live()
+    page.page.wait_for_selector("#decision-list .pill:has-text('refused')")
+    assert page.page.url.endswith("#decisions?outcome=refused")
+    page.find("#decision-list button").click()
+    page.page.wait_for_selector("#decision-title")
+    assert page.page.url.endswith("?outcome=refused"), "one is picked, and the list stays narrowed"
+    page.open("worker/1")
+    page.find("a:has-text('Decisions for it')").click()
+    page.page.wait_for_selector("[data-decision=a]")
+    assert page.find("#decisions-worker").input_value() == "1"
+    page.find("#decisions-model").select_option("default")
+    page.page.wait_for_selector("[data-empty=no-match]")
+    page.find("#tabs a[data-view=fleet]").click()
+    page.page.wait_for_selector("#content[data-view=fleet]")
+    page.page.go_back()
+    page.page.wait_for_selector("[data-empty=no-match]")
+
+
+def test_a_part_of_the_time_is_looked_at(serve: Serve, tab: Tabs) -> None:
+    server = serve()
+    register(server, 1)
+    page = tab(server)
+    page.open("traffic")
+    page.page.wait_for_selector("[data-chart=rate] .u-over")
+    page.until("[data-value=selections]", "/s")
+    page.find("#range").select_option("1")
+    assert page.page.url.endswith("#traffic?minutes=1")
+    box = page.find("[data-chart=rate] .u-over").bounding_box()
+    assert box is not None
+    mouse, y = page.page.mouse, box["y"] + box["height"] / 2
+    mouse.move(box["x"] + box["width"] * 0.5, y)
+    mouse.down()
+    mouse.move(box["x"] + box["width"] * 0.75, y, steps=4)
+    mouse.up()
+    page.until("#range-shown", " to ")
+    shown = page.text("#range-shown")
+    address = page.page.url
+    begin, end = (int(part.partition("=")[2]) for part in address.partition("&")[2].split("&"))
+    assert end - begin == pytest.approx(15_000, abs=1_000)
+    page.page.goto("about:blank")
+    page.page.goto(address)
+    page.live()
+    page.until("#range-shown", shown)
+    assert page.flaws() == []
+    page.find("[data-chart=latency] .chart").focus()
+    page.page.keyboard.press("0")
+    page.page.wait_for_selector("#range-whole", state="hidden")
+    assert page.page.url.endswith("#traffic?minutes=1")
+    page.page.keyboard.press("+")
+    page.page.wait_for_selector("#range-whole")
+
+
+def test_the_service_says_what_it_is(serve: Serve, tab: Tabs) -> None:
+    grafana = "http://grafana.example/d/select-service"
+    server = serve("--console-grafana-url", grafana, "--decision-ring", "77")
+    page = tab(server)
+    page.open("about")
+    page.until("#version", __version__)
+    page.page.wait_for_selector("[data-table=settings] [data-key=decision_ring]")
+    row = page.rows("settings")["decision_ring"]
+    assert (row["In force"], row["Said by"], row["Changes"]) == ("77", "flag", "with a restart")
+    assert "log_format" not in page.rows("settings")
+    page.find("#settings-only").uncheck()
+    assert page.rows("settings")["log_format"]["Said by"] == "default"
+    assert page.rows("settings").keys() == call(server, "GET", "/config")["settings"].keys()
+    assert page.flaws() == []
+    links = page.find(".links a").evaluate_all("all => all.map((one) => one.href)")
+    for address in links:
+        if address.startswith(page.origin):
+            assert server.request("GET", address.removeprefix(page.origin)).status in {200, 503}
+    assert grafana in links
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 800, 420])
 def test_widths_and_themes(serve: Serve, tab: Tabs, theme: str, width: int) -> None:
@@ -227,7 +361,7 @@ def test_widths_and_themes(serve: Serve, tab: Tabs, theme: str, width: int) -> N
             model_name="meta-llama/Llama-3.3-70B-Instruct-with-a-long-name",
         )
     page = tab(server, width=width, theme=theme)
-    for view in VIEWS:
+    for view in (*VIEWS, f"worker/{BIG}"):
         page.open(view)
         page.page.wait_for_timeout(300)
         assert page.overflow() == 0, view

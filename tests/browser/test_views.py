@@ -92,14 +92,14 @@ def test_fleet_shows_events_gaps_and_the_index(serve: Serve, tab: Tabs) -> None:
         publish(engine, 0, list(range(64)), 100, told)
         page.until('[data-key="1/0"]', "current")
         row = page.rows("fleet")["1/0"]
-        assert (row["Cached"], row["Gaps · lost"]) == ("4", "0 · 0")
+        assert (row["Cached blocks"], row["Gaps · lost"]) == ("4", "0 · 0")
         assert row["Last event"].startswith("5 min")
-        page.until('[data-key="1/0"] > :nth-child(10)', "0 s")  # later than itself it is not
+        page.until('[data-key="1/0"] > :nth-child(11)', "0 s")  # later than itself it is not
         # later than the first by all that has passed since; more would be a clock that was set
         publish(engine, 5, list(range(500, 532)), 200, told - 0.9)
         page.until('[data-key="1/0"]', "uncertain")  # nobody can be asked for what is missing
         row = page.rows("fleet")["1/0"]
-        assert (row["Cached"], row["Gaps · lost"]) == ("6", "1 · 4")
+        assert (row["Cached blocks"], row["Gaps · lost"]) == ("6", "1 · 4")
         assert page.text("[data-card=events] b") == "1 in trouble"
         number = 6  # the lag of who says no more is over when that has passed: it goes on
         while page.rows("fleet")["1/0"]["Lag"] in {"0 s", "unknown"}:
@@ -110,10 +110,37 @@ def test_fleet_shows_events_gaps_and_the_index(serve: Serve, tab: Tabs) -> None:
         assert page.rows("fleet")["1/0"]["Lag"].endswith("s")
 
 
+def test_a_worker_has_a_page_with_what_it_was_chosen_for(serve: Serve, tab: Tabs) -> None:
+    server = serve()
+    page = tab(server)
+    tokens = list(range(64))
+    with FakeEngine(free_port()) as engine:
+        register(server, BIG, kv_events_endpoint=engine.endpoint)
+        page.open(f"worker/{BIG}")
+        page.until("[data-table=ranks]", "silent")
+        publish(engine, 0, tokens[:48], 100, time.time())
+        page.until("[data-table=ranks]", "current")
+        for _ in range(4):
+            call(server, "POST", "/select", {"token_ids": tokens})
+        page.page.wait_for_function(
+            "() => /[1-9].*s · 75 %/.test(document.querySelector('[data-table=ranks]').innerText)"
+        )
+        page.page.wait_for_function(
+            "() => document.querySelector('[data-value=hitRate]').innerText === '75 %'"
+        )
+        assert page.text("[data-value=selections]").endswith("/s")
+        assert page.text("[data-value=selections]") != "0.0/s"
+        assert page.flaws() == []
+        call(server, "DELETE", f"/workers/{BIG}")
+        page.page.wait_for_selector("[data-empty=no-worker]")
+    page.complaints = [one for one in page.complaints if "404" not in one]  # it was just asked for
+
+
 def test_decisions_are_explained(serve: Serve, tab: Tabs) -> None:
     server = serve()
-    for worker_id in (1, 2, BIG):
+    for worker_id in (1, 2, 3, BIG):
         register(server, worker_id)
+    call(server, "POST", "/workers/3/drain", {})
     book(server, "load", 640, allowed_worker_ids=[1])
     book(server, "why", 64, allowed_worker_ids=[1, BIG])
     told = call(server, "GET", "/decisions/why")
@@ -138,6 +165,7 @@ def test_decisions_are_explained(serve: Serve, tab: Tabs) -> None:
             assert parts.keys() == {"prefill", "delay of others", "eviction", "decode"}
             assert sum(parts.values()) == pytest.approx(one["cost"], abs=0.02)
     assert page.find(f'[data-rank="{BIG}/0"]').get_attribute("data-chosen") == "true"
+    assert "takes no new work" in page.text('[data-rank="3/0"]')
     # a new one appears by itself, and one is found by its id
     book(server, "later")
     page.page.wait_for_selector("[data-decision=later]")
@@ -184,9 +212,14 @@ def test_prefixes_are_found_by_tokens_and_by_decision(serve: Serve, tab: Tabs) -
         page.until("#prefix-held", "2 of 3 ranks")
         assert list(page.rows("holders")) == [f"{BIG} · 0", "2 · 0"]
         page.open("prefix")
+        page.find("#prefix-tokens").fill(str(tokens))
+        page.find("button:has-text('Look it up')").click()
+        page.until("#prefix-held", "2 of 3 ranks")
         page.find("#prefix-tokens").fill("tokens: one, two")
         page.find("button:has-text('Look it up')").click()
         page.until(".prefix-form .problem", "letters")
+        page.page.wait_for_selector("#prefix-result [data-empty=no-lookup]")
+        assert page.find("#prefix-held").count() == 0, "of another prompt"
         page.find("#prefix-tokens").fill("1 2 3 4294967296")
         page.find("button:has-text('Look it up')").click()
         page.until(".prefix-form .problem", "4294967296")
@@ -249,7 +282,7 @@ def test_leases_and_reservations(serve: Serve, tab: Tabs) -> None:
     rows = page.rows("reservations")
     assert list(rows) == ["two", "one"], "newest first"
     assert rows["one"]["Worker · rank"] == f"{BIG} · 0"
-    assert (rows["one"]["Phase"], rows["one"]["Prompt"]) == ("prefill", "64 / 64")
+    assert (rows["one"]["Phase"], rows["one"]["Prompt / prefill, tokens"]) == ("prefill", "64 / 64")
     assert rows["one"]["Lives by"] == "lease proxy-1"
     assert page.rows("leases")["proxy-1"]["Reservations"] == "1"
     call(server, "POST", "/reservations/one/prefill_complete")
@@ -382,6 +415,7 @@ def test_traffic_is_what_metrics_say(serve: Serve, tab: Tabs) -> None:
 
 EMPTY = {
     "fleet": ["no-workers"],
+    "worker/9": ["no-worker"],
     "traffic": ["none-refused"],
     "admission": ["admission-off", "no-scopes", "no-sheds", "no-thresholds"],
     "decisions": ["no-decisions", "no-choice"],
@@ -432,6 +466,7 @@ def test_the_shadow_is_what_the_api_says(serve: Serve, tab: Tabs) -> None:
             call(server, "POST", "/select", {"token_ids": tokens})
         page.open("shadow")
         page.until("[data-card=agreement] .muted", "0 of 3")
+        assert page.flaws() == []
         told = call(server, "GET", "/shadow")["total"]
         assert page.text("[data-card=agreement] b") == "0.0 %"
         for card, member in (
@@ -450,7 +485,7 @@ def test_the_shadow_is_what_the_api_says(serve: Serve, tab: Tabs) -> None:
         counts = (told[f"regret_by_{side}_weights"]["counts"] for side in ("live", "shadow"))
         assert shown == list(zip(*counts, strict=True))
         assert page.rows("shadow-skipped")["there was one candidate"]["Decisions"] == "1"
-        assert page.rows("shadow-scopes")["default"]["Scored"] == "3"
+        assert page.rows("shadow-scopes")["default"]["Scored decisions"] == "3"
         call(server, "POST", "/select", {"token_ids": tokens, "selection_id": "now"})
         page.until("[data-chart=agreement] [data-value=agreement]", "0 %")
         page.until("[data-chart=shadow-prefill] [data-value=shadow]", "64")

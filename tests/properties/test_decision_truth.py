@@ -48,7 +48,7 @@ TIERS = ((Tier.DEVICE,), (Tier.DEVICE, Tier.DEVICE, Tier.HOST_PINNED, Tier.DISK)
 HERE = Scope("default", "default")
 REASONS = {
     *("not_allowed", "pinned_elsewhere", "taint", "role", "full", "busy", "cache_hit"),
-    *("not_schedulable", "refused"),
+    *("draining", "not_schedulable", "refused"),
 }
 
 
@@ -135,7 +135,7 @@ def check(told: dict[str, Any]) -> None:
     least = min((load for load in loads if load is not None), default=0.0)
     scale = told["weights"]["prefill_load_scale"]
     for one in told["candidates"]:
-        if one["excluded"] == "not_schedulable":
+        if one["excluded"] in {"draining", "not_schedulable"}:
             assert one["cost"] is None
             continue
         assert one["cost"] == priced(told, one, least)

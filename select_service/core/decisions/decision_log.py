@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from select_service.core.pricing.weights import Weights
     from select_service.errors import ServiceError
     from select_service.types import CacheHit
+    from select_service.types.decisions import Outcome
 
 EXPLAINED_MAX: Final = 64
 """Explained bookings whose records stay even without a ring, for repeats: a client repeats within
@@ -430,6 +431,13 @@ def only_scope(
     if tenant_id is not None and scope.tenant_id != tenant_id:
         return False
     return worker_id is None or worker_id in chosen_workers(record)
+
+
+def outcome_of(record: DecisionRecord) -> Outcome:
+    """Return how a decision ended."""
+    if record.odds is not None and record.odds.refusal is not None:
+        return "refused"
+    return "placed" if record.slot >= 0 else "cache_threshold"
 
 
 def chosen_workers(record: DecisionRecord) -> list[int]:

@@ -13,7 +13,7 @@ import numpy as np
 from indexer.core.hashing import unpack_u64
 from indexer.core.progress import PLAUSIBLE_LAG_S
 from indexer.types import HASH_BYTES
-from select_service.core.decisions.decision_log import decision_id
+from select_service.core.decisions.decision_log import decision_id, outcome_of
 from select_service.core.decisions.explained_pair import PairTerms
 from select_service.core.decisions.explained_terms import RankTerms
 from select_service.core.decisions.record import HASHES_KEPT, REPLAYING, STREAM_STATES
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Literal
 
-    from select_service.core.decisions.record import DecisionRecord, Odds, RankState
+    from select_service.core.decisions.record import Absent, DecisionRecord, Odds, RankState
     from select_service.core.decisions.shadow_regret import Side, Sighting
     from select_service.types.decisions import Excluded
 
@@ -92,7 +92,7 @@ class ExplainedRecord:
             waited_s=0.0 if record.since < 0.0 else record.at - record.since,
             model_name=scope.model_name,
             tenant_id=scope.tenant_id,
-            outcome=_outcome(record),
+            outcome=outcome_of(record),
             refusal=None if odds is None else odds.refusal,
             prompt=_prompt(record),
             weights=DecisionWeights(
@@ -156,7 +156,7 @@ class ExplainedRecord:
         attached = len(fleet_slots.rank_states)
         told = self._attached(slice(min(start, attached), min(stop, attached)))
         absent = fleet_slots.absent[max(0, start - attached) : max(0, stop - attached)]
-        return told + [_absent(*one) for one in absent]
+        return told + [_absent(one) for one in absent]
 
     def _attached(self, some: slice[int, int, None]) -> list[Candidate]:
         terms, rank_states = self._terms, self._record.fleet_slots.rank_states[some]
@@ -265,12 +265,12 @@ def _unfit(odds: Odds, rank: RankState, *, holds_to_cache: bool) -> Excluded:
     return "role" if odds.is_pair else "cache_hit"
 
 
-def _absent(worker_id: int, dp_rank: int, endpoint: str | None) -> Candidate:
+def _absent(one: Absent) -> Candidate:
     return Candidate(
-        worker_id,
-        dp_rank,
-        endpoint,
-        "not_schedulable",
+        one.worker_id,
+        one.dp_rank,
+        one.endpoint,
+        "draining" if one.drains else "not_schedulable",
         None,
         None,
         None,
@@ -292,12 +292,6 @@ def _route(record: DecisionRecord) -> Literal["select", "select_and_reserve", "s
     if record.odds is not None and record.odds.is_pair:
         return "select_pair"
     return "select" if record.reservation_id is None else "select_and_reserve"
-
-
-def _outcome(record: DecisionRecord) -> Literal["placed", "refused", "cache_threshold"]:
-    if record.odds is not None and record.odds.refusal is not None:
-        return "refused"
-    return "placed" if record.slot >= 0 else "cache_threshold"
 
 
 def _prompt(record: DecisionRecord) -> DecisionPrompt:

@@ -162,8 +162,8 @@ class FleetSnapshot:
         absent = self._catalog.find(worker_id)
         if absent is None or absent.scope != self._scope:
             return None
-        endpoint = absent.spec.endpoint
-        return _Part((), (), tuple([Absent(worker_id, rank, endpoint) for rank in absent.ranks]))
+        fixed = absent.spec.endpoint, absent.lifecycle == "draining"
+        return _Part((), (), tuple([Absent(worker_id, rank, *fixed) for rank in absent.ranks]))
 
     def _attached(self, worker: Worker) -> _Part:
         worker_id = worker.worker_id

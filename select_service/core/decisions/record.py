@@ -45,11 +45,12 @@ class RankState(NamedTuple):
 
 
 class Absent(NamedTuple):
-    """A rank of a worker that cannot be scheduled."""
+    """A rank of a worker that cannot be scheduled, or takes no new work because it drains."""
 
     worker_id: int
     dp_rank: int
     endpoint: str | None
+    drains: bool
 
 
 class RankStates:

@@ -8,12 +8,23 @@ booking to the first token (a proxy of TTFT), and from there to the end.
 
 from __future__ import annotations
 
-__all__ = ["DemandTally"]
+__all__ = ["DemandTally", "RankTally"]
 
 FADES_S = 600.0
 
 _SIZES = 65
 """Prompt sizes, by bit length: tokens are counted in 64 bits at most."""
+
+
+class RankTally:
+    """What one rank was chosen for."""
+
+    __slots__ = ("isl_tokens", "prefill_tokens", "selections")
+
+    def __init__(self) -> None:
+        self.selections = 0
+        self.isl_tokens = 0  # of their prompts
+        self.prefill_tokens = 0  # the part of them that was not cached
 
 
 class DemandTally:
@@ -32,6 +43,7 @@ class DemandTally:
         "isl_tokens",
         "output_tokens",
         "prefill_tokens",
+        "ranks",
         "refused",
         "request_s",
         "reused",
@@ -57,6 +69,8 @@ class DemandTally:
         self.found_on_departed = 0.0  # the same, of all workers that have left
         self.fades_at = 0.0
         self.forgotten = 0.0  # the part of `isl_tokens` that has decayed
+        self.ranks: dict[int, dict[int, RankTally]] = {}
+        """By worker that is there, and by its ranks."""
 
     @property
     def asked_lately(self) -> float:
@@ -68,11 +82,20 @@ class DemandTally:
         """Of those, the tokens that were found in a cache."""
         return sum(self.reused.values()) + self.found_on_departed
 
-    def place(self, worker_id: int, isl_tokens: int, prefill_tokens: int) -> None:
-        """Count a prompt that was given a worker, which has to compute `prefill_tokens` of it."""
+    def place(self, worker_id: int, dp_rank: int, isl_tokens: int, prefill_tokens: int) -> None:
+        """Count a prompt that was given a rank, which has to compute `prefill_tokens` of it."""
         self.isl_counts[isl_tokens.bit_length()] += 1
         self.isl_tokens += isl_tokens
         self.prefill_tokens += prefill_tokens
+        ranks = self.ranks.get(worker_id)
+        if ranks is None:
+            ranks = self.ranks[worker_id] = {}
+        rank = ranks.get(dp_rank)
+        if rank is None:
+            rank = ranks[dp_rank] = RankTally()
+        rank.selections += 1
+        rank.isl_tokens += isl_tokens
+        rank.prefill_tokens += prefill_tokens
         if prefill_tokens < isl_tokens:
             found = self.reused.get(worker_id, 0.0)
             self.reused[worker_id] = found + (isl_tokens - prefill_tokens)
@@ -80,6 +103,7 @@ class DemandTally:
     def leave(self, worker_id: int) -> None:
         """A worker has gone, with its cache: who comes under its id has found nothing."""
         self.found_on_departed += self.reused.pop(worker_id, 0.0)
+        self.ranks.pop(worker_id, None)
 
     def fade(self, now: float) -> None:
         """Halve what was reused and asked for every ten minutes; part of housekeeping."""

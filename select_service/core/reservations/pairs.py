@@ -84,8 +84,8 @@ class Pairs:
         # Everything that can fail has been checked: from here on both are booked.
         for slot, order in ((couple.prefill_slot, computing), (couple.decode_slot, decoding)):
             effects = self._lifecycle.book(partition, slot, order, request, answer, effects, now)
-        computes, _ = partition.fleet_slots.rank_at(couple.prefill_slot)
-        self._count(plan, ticket, computes.worker_id, tokens)
+        computes, dp_rank = partition.fleet_slots.rank_at(couple.prefill_slot)
+        self._count(plan, ticket, computes.worker_id, dp_rank, tokens)
         return answer, effects
 
     def book_one(
@@ -118,13 +118,15 @@ class Pairs:
         effects = self._lifecycle.book(
             partition, placement.slot, order, request, answer, effects, now
         )
-        self._count(plan, ticket, placement.worker.worker_id, tokens)
+        self._count(plan, ticket, placement.worker.worker_id, placement.dp_rank, tokens)
         return answer, effects
 
-    def _count(self, plan: PairPlan, ticket: Ticket, worker_id: int, prefill_tokens: int) -> None:
+    def _count(
+        self, plan: PairPlan, ticket: Ticket, worker_id: int, dp_rank: int, prefill_tokens: int
+    ) -> None:
         key, counters = (plan.mode, plan.reason), self._counters
         isl_tokens = ticket.prompt.isl_tokens
-        ticket.partition.demand.place(worker_id, isl_tokens, prefill_tokens)
+        ticket.partition.demand.place(worker_id, dp_rank, isl_tokens, prefill_tokens)
         counters.selections += 1
         counters.selected_isl_tokens += isl_tokens
         counters.selected_prefill_tokens += prefill_tokens

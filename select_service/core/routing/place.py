@@ -294,7 +294,7 @@ class Placer:
         if placement.forgone_tokens:
             counters.selected_forgone_tokens += placement.forgone_tokens
             counters.selections_forgoing += 1
-        partition.demand.place(worker.worker_id, isl_tokens, computed)
+        partition.demand.place(worker.worker_id, placement.dp_rank, isl_tokens, computed)
         answer = Selection(
             model_name=scope.model_name,
             tenant_id=scope.tenant_id,

@@ -56,11 +56,19 @@ class ConsoleApp:
 
     path: Final = CONSOLE_PATH
 
-    def __init__(self, service: Driver, traffic: Traffic, *, clients_max: int) -> None:
+    def __init__(
+        self,
+        service: Driver,
+        traffic: Traffic,
+        *,
+        clients_max: int,
+        grafana_url: str | None = None,
+    ) -> None:
         self.history = History(service, traffic)
         self._service = service
         self._traffic = traffic
         self._clients_max = clients_max
+        self._grafana_url = grafana_url
         self._console: Console | None = None
         self._is_closed = False
 
@@ -86,7 +94,11 @@ class ConsoleApp:
 
             self.start(asyncio.get_running_loop())  # for embedding apps, which do not call `start`
             self._console = Console(
-                self._service, self._traffic, self.history, clients_max=self._clients_max
+                self._service,
+                self._traffic,
+                self.history,
+                clients_max=self._clients_max,
+                grafana_url=self._grafana_url,
             )
             if self._is_closed:
                 self._console.close()

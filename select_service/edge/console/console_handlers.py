@@ -6,7 +6,7 @@ Changes go through the routes of the API, like everybody's.
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast, get_args
 
 import orjson
 
@@ -22,6 +22,8 @@ from select_service.edge.console.stream import INTERVAL_S, LiveView
 from select_service.edge.decision_report import Wanted
 from select_service.edge.http.traffic import LATENCY_BUCKETS_S
 from select_service.edge.routing import read_count, read_id, read_query
+from select_service.errors import InvalidQuery
+from select_service.types.decisions import Outcome
 from select_service.version import __version__
 
 if TYPE_CHECKING:
@@ -37,6 +39,9 @@ LISTED: Final = 50
 LISTED_MAX: Final = 200
 """Most rows in one list, whatever limit is requested: some 300 µs of event loop."""
 
+DOCUMENTATION: Final = "https://github.com/select-service/select-service/tree/main/deploy/docs"
+"""As in pyproject.toml."""
+
 _JSON: Final = ((b"content-type", b"application/json"), (b"cache-control", b"no-store"), *SAFE)
 _EVENTS: Final = (
     (b"content-type", b"text/event-stream"),
@@ -44,14 +49,20 @@ _EVENTS: Final = (
     (b"x-accel-buffering", b"no"),  # nginx would buffer messages up to 4 KiB
     *SAFE,
 )
-_DECISION_QUERY: Final = ("limit", "worker_id", "model_name", "tenant_id")
+_DECISION_QUERY: Final = ("limit", "worker_id", "model_name", "tenant_id", "outcome")
 
 
 class Console:
     """The handlers, under the names used in `console_app.py`."""
 
     def __init__(
-        self, service: Driver, traffic: Traffic, history: History, *, clients_max: int
+        self,
+        service: Driver,
+        traffic: Traffic,
+        history: History,
+        *,
+        clients_max: int,
+        grafana_url: str | None,
     ) -> None:
         self._service = service
         self._assets = Assets()
@@ -65,6 +76,7 @@ class Console:
             "latency_bounds_s": LATENCY_BUCKETS_S,
             "rank_fields": RANK_FIELDS,
             "actions": actions(),
+            "links": {"documentation": DOCUMENTATION, "grafana": grafana_url},
         }
         self._live = LiveView(service, history, traffic.console, about, clients_max=clients_max)
 
@@ -99,6 +111,7 @@ class Console:
             worker_id=read_id("worker_id", values.get("worker_id")),
             model_name=values.get("model_name"),
             tenant_id=values.get("tenant_id"),
+            outcome=_outcome(values.get("outcome")),
             limit=_limit(values.get("limit")),
         )
         return _written(await sources.decisions(self._service, wanted))
@@ -140,6 +153,15 @@ def _written(text: bytes) -> Response:
 
 def _limit(text: str | None) -> int:
     return min(LISTED_MAX, read_count("limit", text, LISTED))
+
+
+def _outcome(text: str | None) -> Outcome | None:
+    for one in get_args(Outcome):
+        if text == one:
+            return cast("Outcome", one)
+    if text is not None:
+        raise InvalidQuery(f"`outcome` must be one of {get_args(Outcome)}", field="outcome")
+    return None
 
 
 def _reservations(service: Driver, limit: int) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import orjson
 
 from indexer.types import U64_MASK, WorkerRank
 from select_service.core.diagnostics.causes import EVENTS_UNREACHABLE
+from select_service.core.ledger.demand_tally import RankTally
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -43,8 +44,12 @@ RANK_FIELDS: Final = (
     "requests_waiting",
     "busy",
     "trust",
+    "selections",
+    "isl_tokens",
+    "selected_prefill_tokens",
 )
-"""The fields of a rank's row; `kv_used_blocks` to `requests_waiting` are reported by the worker."""
+"""The fields of a rank's row: `kv_used_blocks` to `requests_waiting` by the word of the worker, and
+those after `trust` as totals."""
 
 UNREACHABLE_AFTER_S: Final = EVENTS_UNREACHABLE.after_s
 """A publisher without a connection for this long is unreachable; the doctor's threshold."""
@@ -137,11 +142,18 @@ class FleetTable:
         core = self._service.core
         partition = core.partitions[worker.scope]
         reports = core.admitting.reports.by_worker.get(worker.worker_id, _NO_REPORTS)
+        tallies = partition.demand.ranks.get(worker.worker_id, _NOT_CHOSEN)
         for rank_source in seen.rank_sources:
             dp_rank, stream = rank_source.rank.dp_rank, rank_source.stream
             lag_s = None if stream is None else core.trust_monitor.lag_of(stream)
             kv_state = "none" if stream is None else self._state_of(stream)
-            numbers = _numbers(rank_source, partition, reports.get(dp_rank), kv_state, lag_s)
+            tally = tallies.get(dp_rank, _NOTHING)
+            numbers = (
+                *_numbers(rank_source, partition, reports.get(dp_rank), kv_state, lag_s),
+                tally.selections,
+                min(tally.isl_tokens, U64_MASK),
+                min(tally.prefill_tokens, U64_MASK),
+            )
             if seen.ranks.get(dp_rank) != numbers:
                 seen.ranks[dp_rank] = numbers
                 row = seen.rows[dp_rank] = orjson.dumps((str(worker.worker_id), dp_rank, *numbers))
@@ -164,6 +176,8 @@ class FleetTable:
 
 
 _NO_REPORTS: Final[Mapping[int, TimedReport]] = {}
+_NOT_CHOSEN: Final[Mapping[int, RankTally]] = {}
+_NOTHING: Final = RankTally()
 
 
 def _numbers(

@@ -4,7 +4,16 @@ from typing import Annotated, Final
 
 from select_service.settings.choices import SAMPLERS, LogFormat, TracesTo
 from select_service.settings.table.durability import DurabilitySettings
-from select_service.settings.value_types import choice, count, number, seconds, size, switch, whole
+from select_service.settings.value_types import (
+    choice,
+    count,
+    http_url,
+    number,
+    seconds,
+    size,
+    switch,
+    whole,
+)
 from select_service.types import CoreLimits
 from select_service.types.doctor import DoctorLimits
 
@@ -51,6 +60,9 @@ class ObservabilitySettings(DurabilitySettings, frozen=True, kw_only=True):
         count().watched("console_clients"),
         "pages of the console that are kept up to date at a time",
     ] = 16  # each costs a socket and a few seconds of unread messages
+    console_grafana_url: Annotated[
+        str | None, http_url(), "your Grafana dashboard, linked from the console; off: no link"
+    ] = None
     log_level: Annotated[
         str, choice("debug", "info", "warning", "error"), "least important record to log"
     ] = "info"

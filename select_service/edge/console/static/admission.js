@@ -7,8 +7,8 @@ import { LiveTable } from "./table.js";
 
 const LIMITS = [
   ["active_prefill_tokens_threshold", "Prefill tokens", "1", "whole number of tokens"],
-  ["active_prefill_tokens_threshold_frac", "Prefill, of the batch", "any", "multiple of max_num_batched_tokens"],
-  ["active_decode_blocks_threshold", "KV blocks, share", "any", "0 to 1 of the rank's blocks"],
+  ["active_prefill_tokens_threshold_frac", "Prefill, batches", "any", "multiple of max_num_batched_tokens"],
+  ["active_decode_blocks_threshold", "KV blocks, share of all", "any", "0 to 1 of the rank's blocks"],
 ];
 
 export class Admission {
@@ -54,7 +54,7 @@ export class Admission {
         { id: "scope", title: "Model · tenant", sort: (row) => row.model_name, once: true, wide: true, cell: (row) => `${row.model_name} · ${row.tenant_id}` },
         { id: "saturation", title: "Saturation", numeric: true, sort: (row) => row.saturation, cell: (row) => ({ bar: row.saturation, text: percent(row.saturation), tone: row.saturation >= 1 ? "bad" : "load" }) },
         { id: "rate", title: "Tokens/s of a rank", numeric: true, sort: (row) => row.prefill_tokens_per_s, cell: (row) => count(row.prefill_tokens_per_s) },
-        { id: "waiting", title: "Waiting", numeric: true, sort: (row) => row.waiting, cell: (row) => count(row.waiting) },
+        { id: "waiting", title: "Requests waiting", numeric: true, sort: (row) => row.waiting, cell: (row) => count(row.waiting) },
         { id: "busy", title: "Busy ranks", numeric: true, sort: (row) => row.busy_ranks, cell: (row) => count(row.busy_ranks) },
         { id: "full", title: "Full ranks", numeric: true, sort: (row) => row.full_ranks, cell: (row) => count(row.full_ranks) },
         { id: "promises", title: "Promises", numeric: true, sort: (row) => row.promises, cell: (row) => count(row.promises) },
@@ -73,7 +73,7 @@ export class Admission {
         { id: "change", title: "", cell: (row) => this.changer(row), once: true },
       ],
     });
-    this.node = h("div", {}, this.off, h("div", { class: "columns" }, panel("In force", this.policy), panel("Classes", this.classes.node)), panel("Pools", this.scopes.node), panel("Shed, by reason", this.reasons.node), panel("Busy thresholds", this.thresholds.node));
+    this.node = h("div", {}, this.off, h("div", { class: "columns" }, panel("In force", this.policy), panel("Classes, by requests", this.classes.node)), panel("Pools", this.scopes.node), panel("Shed, by reason", this.reasons.node), panel("Busy thresholds", this.thresholds.node));
     this.update();
   }
 

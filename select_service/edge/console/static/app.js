@@ -1,5 +1,7 @@
 // The frame: which view is open, how the connection stands, the numbers that are always there.
 
+import { About } from "./about.js";
+import { read, written } from "./address.js";
 import { Admission } from "./admission.js";
 import { Follower, get } from "./api.js";
 import { Bookings } from "./bookings.js";
@@ -13,6 +15,7 @@ import { Shadow } from "./shadow.js";
 import { Store } from "./store.js";
 import { askForToken, forgetForChanges } from "./token.js";
 import { Traffic } from "./traffic.js";
+import { WorkerPage } from "./worker.js";
 
 const VIEWS = [
   ["fleet", "Fleet", Fleet],
@@ -24,7 +27,9 @@ const VIEWS = [
   ["reservations", "Reservations", Bookings],
   ["replicas", "Replicas", Replicas],
   ["doctor", "Doctor", Doctor],
+  ["about", "About", About],
 ];
+const PAGES = [...VIEWS, ["worker", "Worker", WorkerPage]]; // with an address, and no tab of its own
 const FINDINGS_MS = 10000;
 const NOTICE_MS = 8000;
 
@@ -37,23 +42,18 @@ let link = { state: "connecting" };
 // -- views ---------------------------------------------------------------------------------------
 
 function address() {
-  const [name, ...rest] = location.hash.slice(1).split("/");
-  const known = VIEWS.some(([id]) => id === name) ? name : "fleet";
-  let argument = null;
-  try {
-    argument = rest.length ? decodeURIComponent(rest.join("/")) : null;
-  } catch {
-    argument = null;
-  }
-  return { name: known, argument };
+  const at = read(location.hash.slice(1));
+  return PAGES.some(([id]) => id === at.name) ? at : { ...at, name: "fleet" };
 }
 
 function open() {
   if (!store.about) return;
-  const { name, argument } = address();
-  const wanted = `${name}/${argument ?? ""}`;
+  const at = address();
+  const { name, argument, filters } = at;
+  const wanted = written(at);
   if (wanted === current) return;
-  const isOther = name !== current.split("/")[0];
+  const before = read(current);
+  const isOther = name !== before.name || String(filters) !== String(before.filters);
   current = wanted;
   for (const node of document.querySelectorAll("dialog")) node.close(); // it asks about what was there
   if (view && !isOther && name === "decisions") {
@@ -61,13 +61,14 @@ function open() {
     return;
   }
   view?.close?.();
-  const [, title, View] = VIEWS.find(([id]) => id === name);
-  view = new View(store, { argument, go, changed: announce });
-  place("content").replaceChildren(h("h2", { class: "unseen" }, title), view.node);
+  const [, title, View] = PAGES.find(([id]) => id === name);
+  view = new View(store, { argument, filters, keep, go, changed: announce });
+  const heading = name === "worker" ? `${title} ${argument ?? ""}` : title;
+  place("content").replaceChildren(h("h2", { class: "unseen" }, heading), view.node);
   place("content").dataset.view = name;
-  document.title = `${title} · select-service`;
+  document.title = `${heading} · select-service`;
   for (const tab of document.querySelectorAll("#tabs a")) {
-    if (tab.dataset.view === name) tab.setAttribute("aria-current", "page");
+    if (tab.dataset.view === (name === "worker" ? "fleet" : name)) tab.setAttribute("aria-current", "page");
     else tab.removeAttribute("aria-current");
   }
   view.update();
@@ -75,6 +76,12 @@ function open() {
 
 function go(hash) {
   if (location.hash !== `#${hash}`) location.hash = hash;
+}
+
+// A view was narrowed: its address says so, and it stays as it is.
+function keep(filters) {
+  current = written({ ...address(), filters });
+  history.replaceState(null, "", `#${current}`);
 }
 
 function announce(text) {
@@ -99,22 +106,25 @@ function showConnection() {
   }
   if (node.textContent !== text) node.textContent = text;
   node.dataset.state = link.state;
+  const isOther = document.documentElement.dataset.link !== link.state;
   document.documentElement.dataset.link = link.state;
   place("reconnect").hidden = link.state !== "lost";
+  if (isOther && store.about) showVitals();
 }
 
 function showVitals() {
   const last = store.series().findLast((one) => !one.isBreak);
   const { state } = store;
-  const ready = state.ready ? "ready" : `not ready: ${[...(state.schedulable_workers ? [] : ["no schedulable worker"]), ...state.waiting_for].join(", ")}`;
+  const isLost = link.state === "lost"; // whether it is ready now, nobody here knows
+  const ready = isLost ? "unknown" : state.ready ? "ready" : `not ready: ${[...(state.schedulable_workers ? [] : ["no schedulable worker"]), ...state.waiting_for].join(", ")}`;
   const vital = (name, title, value, tone) => h("div", { "data-vital": name, "data-tone": tone }, h("dt", {}, title), h("dd", {}, value));
   place("vitals").replaceChildren(
-    vital("ready", "Service", ready, state.ready ? "good" : "bad"),
+    vital("ready", "Service", ready, isLost ? null : state.ready ? "good" : "bad"),
     vital("rate", "Selections", last ? `${decimal(last.selections, last.selections < 10 ? 1 : 0)}/s` : "–"),
-    vital("p99", "p99", last ? duration(last.p99) : "–"),
+    vital("p99", "Latency, p99", last ? duration(last.p99) : "–"),
     vital("hits", "Hit rate", last ? percent(last.hitRate) : "–"),
-    vital("waiting", "Waiting", count(state.waiting)),
-    vital("reservations", "Reserved", count(state.reservations)),
+    vital("waiting", "Requests waiting", count(state.waiting)),
+    vital("reservations", "Reservations", count(state.reservations)),
   );
 }
 

@@ -1,6 +1,7 @@
 // Why this worker? The decisions made last, and one of them with every candidate: what it would
 // have cost in which parts, who was left out and why, and by how much the winner won.
 
+import { setFilter, written } from "./address.js";
 import { get } from "./api.js";
 import { clock, count, decimal, duration, emptiness, facts, h, NONE, panel, percent, pill, plural } from "./dom.js";
 import { Poll } from "./poll.js";
@@ -14,11 +15,14 @@ const REASONS = {
   full: "at its cap of requests",
   role: "its role does not take this part",
   cache_hit: "holds too little of the prompt",
-  not_schedulable: "not schedulable",
+  draining: "drains and takes no new work",
+  not_schedulable: "its record is incomplete or contradicts others",
+  wave: "the rank was chosen for a whole batch",
   refused: "the request was refused before",
   session: "its session is on another",
 };
 const SHOWN = 40;
+const ENDS = [["", "all"], ["placed", "placed"], ["refused", "refused"], ["cache_threshold", "below its cache threshold"]];
 
 // The parts of a candidate's cost, in blocks; they add up to its cost, as the formula has them:
 // (prefill_load_scale · (prefill_cost − credit + delay_cost + eviction_cost)
@@ -39,9 +43,11 @@ export function parts(one, weights) {
 const nameOf = (one) => `${one.worker_id} · ${one.dp_rank}`;
 
 export class Decisions {
-  constructor(store, { argument, go }) {
+  constructor(store, { argument, filters, keep, go }) {
     this.store = store;
     this.go = go;
+    this.filters = filters;
+    this.keep = keep;
     this.chosen = argument ?? null;
     this.list = h("ol", { class: "choices", id: "decision-list" });
     this.detail = h("div", { class: "detail", id: "decision" }, emptiness("Pick a decision", "Its candidates are shown here.", "no-choice"));
@@ -53,16 +59,37 @@ export class Decisions {
       event.preventDefault();
       if (this.find.value.trim()) this.pick(this.find.value.trim());
     });
-    this.node = h("div", {}, this.trouble, search, h("div", { class: "split" }, h("section", { class: "panel", "aria-label": "Decisions, newest first" }, h("h2", {}, "Newest first"), this.list), this.detail));
+    const models = new Set([...store.workers.values()].map((one) => one.model_name));
+    const chosen = filters.get("model");
+    if (chosen) models.add(chosen);
+    const select = (name, title, options) => h("select", { id: `decisions-${name}`, "aria-label": title, onchange: (event) => this.narrow(name, event.target.value) }, options.map(([value, text]) => h("option", { value, selected: value === filters.get(name) }, text)));
+    const worker = h("input", { id: "decisions-worker", "aria-label": "Worker", placeholder: "any worker", inputmode: "numeric", autocomplete: "off", value: filters.get("worker") ?? "", onchange: (event) => this.narrow("worker", event.target.value.trim()) });
+    const narrowed = h("div", { class: "filter" }, h("span", {}, "Only"), worker, select("model", "Model", [["", "any model"], ...[...models].sort().map((one) => [one, one])]), select("outcome", "Outcome", ENDS.map(([value, text]) => [value, value ? text : "any outcome"])));
+    this.node = h("div", {}, this.trouble, search, narrowed, h("div", { class: "split" }, h("section", { class: "panel", "aria-label": "Decisions, newest first" }, h("h2", {}, "Newest first"), this.list), this.detail));
     this.poll = new Poll(2000, () => this.look(), this.trouble);
     if (this.chosen) this.show(this.chosen);
   }
 
+  narrow(name, value) {
+    setFilter(this.filters, name, value);
+    this.keep(this.filters);
+    this.list.replaceChildren();
+    this.poll.once();
+  }
+
   async look() {
-    if (this.hold.checked) return;
-    const told = await get("console/api/decisions?limit=50");
+    if (this.hold.checked && this.list.querySelector("button")) return;
+    const narrowed = String(this.filters);
+    const asked = new URLSearchParams({ limit: 50 });
+    for (const [name, field] of [["worker", "worker_id"], ["model", "model_name"], ["outcome", "outcome"]]) if (this.filters.get(name)) asked.set(field, this.filters.get(name));
+    const told = await get(`console/api/decisions?${asked}`);
+    if (String(this.filters) !== narrowed) return; // it was narrowed otherwise meanwhile
     if (!told.available) {
       this.list.replaceChildren(emptiness("No decisions are kept", told.why, "ring-off"));
+      return;
+    }
+    if (!told.decisions.length && asked.size > 1) {
+      this.list.replaceChildren(emptiness("No decision matches", "Of those that are kept, none is about this worker, model and outcome.", "no-match"));
       return;
     }
     if (!told.decisions.length) {
@@ -87,7 +114,7 @@ export class Decisions {
 
   line(one) {
     const what = one.chosen ? `worker ${nameOf(one.chosen)}` : (one.refusal?.code ?? one.outcome.replaceAll("_", " "));
-    const margin = one.chosen && one.chosen.margin !== null && one.chosen.margin !== undefined ? `+${decimal(one.chosen.margin)}` : "";
+    const margin = one.chosen && one.chosen.margin !== null && one.chosen.margin !== undefined ? `+${decimal(one.chosen.margin)} blocks` : "";
     return h(
       "li",
       {},
@@ -95,7 +122,7 @@ export class Decisions {
         "button",
         { type: "button", "data-decision": one.decision_id, "aria-current": one.decision_id === this.chosen ? "true" : null, onclick: () => this.pick(one.decision_id) },
         h("span", { class: "choice-top" }, h("time", {}, clock(one.at_ms)), h("b", {}, what), one.outcome !== "placed" && pill(one.outcome.replaceAll("_", " "), OUTCOMES[one.outcome])),
-        h("span", { class: "choice-bottom" }, h("span", { class: "mono" }, one.decision_id), h("span", { title: "Margin to the runner-up, in blocks" }, margin)),
+        h("span", { class: "choice-bottom" }, h("span", { class: "mono" }, one.decision_id), h("span", { title: "Margin to the runner-up" }, margin)),
       ),
     );
   }
@@ -106,7 +133,7 @@ export class Decisions {
       if (button.dataset.decision === id) button.setAttribute("aria-current", "true");
       else button.removeAttribute("aria-current");
     }
-    this.go(`decisions/${encodeURIComponent(id)}`);
+    this.go(written({ name: "decisions", argument: id, filters: this.filters }));
     this.show(id);
   }
 

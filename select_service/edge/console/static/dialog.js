@@ -10,12 +10,6 @@ function open(node) {
   return node;
 }
 
-export function sheet(title, content, actions = []) {
-  const close = h("button", { type: "button", onclick: () => node.close() }, "Close");
-  const node = h("dialog", { "aria-label": title, class: "sheet" }, h("h2", {}, title), content, h("div", { class: "buttons" }, actions, close));
-  return open(node);
-}
-
 // Asks, and does it only then. `act` may throw: what it says is shown, and the question stays.
 export function confirmed({ title, text, verb, danger = false, fields = [], act }) {
   const problem = h("p", { class: "problem", role: "alert", hidden: true });

@@ -32,6 +32,9 @@ export function percent(value, digits = 0) {
   return value === null || value === undefined || !Number.isFinite(value) ? NONE : `${(value * 100).toFixed(digits)} %`;
 }
 
+// A second; of a unit of its own.
+export const rate = (value) => (value >= 100 ? count(value) : decimal(value, value >= 10 ? 0 : 1));
+
 export function duration(seconds) {
   if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) return NONE;
   const s = Math.max(0, seconds);

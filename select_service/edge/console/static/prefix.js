@@ -65,6 +65,7 @@ export class Prefix {
     } catch (error) {
       this.problem.textContent = error.message;
       this.problem.hidden = false;
+      this.result.replaceChildren(emptiness("Nothing to show", "The prompt could not be looked up.", "no-lookup"));
     }
   }
 

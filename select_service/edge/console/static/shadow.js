@@ -5,8 +5,8 @@ import { LineChart } from "./chart.js";
 import { count, decimal, duration, emptiness, facts, h, NONE, panel, percent, plural } from "./dom.js";
 import { scopeOf } from "./fleet.js";
 import { Poll } from "./poll.js";
+import { TimeRange } from "./range.js";
 
-const MINUTES = 5;
 const WHY = {
   sample: "not drawn (--shadow-sample)",
   budget: "the time for it was spent (--shadow-cost-max)",
@@ -38,17 +38,18 @@ export function classes(bounds, live, shadow) {
 }
 
 export class Shadow {
-  constructor(store) {
+  constructor(store, { filters, keep }) {
     this.store = store;
-    const spanMs = MINUTES * 60000;
+    this.range = new TimeRange({ filters, keep });
+    const { range } = this;
     this.charts = [
-      new LineChart({ name: "agreement", title: "Agreement", spanMs, top: 1, format: (value) => percent(value), note: "Share of the decisions scored in which both chose the same rank, over ten seconds.", lines: [{ id: "agreement", label: "agreement", tone: "a", of: (one) => one.agreement }] }),
-      new LineChart({ name: "shadow-prefill", title: "Prompt tokens to prefill per request", spanMs, format: count, note: "As predicted for the rank chosen, over ten seconds; less is better.", lines: [{ id: "live", label: "live", tone: "a", of: (one) => one.livePrefill }, { id: "shadow", label: "shadow", tone: "b", of: (one) => one.shadowPrefill }] }),
+      new LineChart({ name: "agreement", title: "Agreement", range, top: 1, format: (value) => percent(value), note: "Share of the decisions scored in which both chose the same rank, over ten seconds.", lines: [{ id: "agreement", label: "agreement", tone: "a", of: (one) => one.agreement }] }),
+      new LineChart({ name: "shadow-prefill", title: "Prompt tokens to prefill per request", range, format: count, unit: " tokens", note: "As predicted for the rank chosen, over ten seconds; less is better.", lines: [{ id: "live", label: "live", tone: "a", of: (one) => one.livePrefill }, { id: "shadow", label: "shadow", tone: "b", of: (one) => one.shadowPrefill }] }),
     ];
     this.cards = h("div", { class: "cards", role: "list", "aria-label": "In numbers" });
     this.told = h("div");
     this.trouble = h("p", { class: "problem", role: "status", hidden: true });
-    this.plots = h("div", { class: "charts", hidden: true }, this.charts.map((chart) => chart.node));
+    this.plots = h("div", { hidden: true }, range.node, h("div", { class: "charts" }, this.charts.map((chart) => chart.node)));
     this.node = h("div", {}, this.trouble, this.cards, this.plots, this.told);
     this.poll = new Poll(2000, () => this.look(), this.trouble);
     this.update();
@@ -100,7 +101,7 @@ export class Shadow {
         panel("Regret in blocks, by decisions", total.scored ? this.bars(regrets, total.scored) : nothing("no-regret")),
       ),
       panel("Predicted per request", gains ? table("shadow-gain", ["", "Live", "Shadow", "Gain"], gains) : nothing("no-gain"), h("p", { class: "note" }, "Open loop: the shadow sees the loads and caches that the live choices made. What it would make of its own, the simulator tells.")),
-      panel("By model and tenant", table("shadow-scopes", ["Model · tenant", "Scored", "Agreement", "Regret, live", "Regret, shadow", "Prefill saved"], scopes), told.scopes_total > scopes.length && h("p", { class: "note" }, `${plural(told.scopes_total - scopes.length, "more scope")} in GET /shadow.`)),
+      panel("By model and tenant", table("shadow-scopes", ["Model · tenant", "Scored decisions", "Agreement", "Regret, live, blocks", "Regret, shadow, blocks", "Prefill saved, tokens a request"], scopes), told.scopes_total > scopes.length && h("p", { class: "note" }, `${plural(told.scopes_total - scopes.length, "more scope")} in GET /shadow.`)),
       panel("Not scored", skipped.length ? table("shadow-skipped", ["Why", "Decisions"], skipped) : facts([["Decisions", "0"]])),
     );
   }

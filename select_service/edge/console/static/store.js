@@ -3,6 +3,8 @@
 const KEPT_MS = 15 * 60 * 1000;
 const JUMP_MS = 60 * 1000;
 const WINDOW_MS = 10 * 1000; // latency is of the requests of so long
+const SERVED_STEP_MS = 5000; // between two points of what a rank was chosen for
+const SERVED_WINDOW_MS = 30 * 1000; // what a worker was chosen for is of so long: few are for each
 
 // What was scored for a shadow between two points; where nothing was, nothing is known.
 function shadowOf(now, then) {
@@ -21,6 +23,7 @@ export class Store {
     this.workers = new Map(); // by worker id
     this.ranks = new Map(); // by "worker/rank"
     this.points = []; // newest last; {life, at_ms, …, buckets}
+    this.pasts = new Map(); // by "worker/rank": [at_ms, …totals], newest last, since the page knows it
     this.admission = this.replicas = this.state = null;
     this.assets = null;
     this.heardAt = 0;
@@ -36,6 +39,8 @@ export class Store {
       const first = data.history.length ? data.history[0][0] : data.at_ms;
       const life = data.about.life;
       this.points = this.points.filter((one) => one.life !== life || one.at_ms < first);
+      if (life !== this.life) this.pasts.clear();
+      this.life = life;
       for (const numbers of data.history) this.note(numbers);
     }
     this.atMs = data.at_ms;
@@ -51,7 +56,9 @@ export class Store {
     const fields = this.about.rank_fields;
     for (const row of data.ranks) {
       const rank = Object.fromEntries(fields.map((name, at) => [name, row[at]]));
-      this.ranks.set(`${rank.worker_id}/${rank.dp_rank}`, rank);
+      const key = `${rank.worker_id}/${rank.dp_rank}`;
+      this.ranks.set(key, rank);
+      this.notePast(key, [data.at_ms, rank.selections, rank.isl_tokens, rank.selected_prefill_tokens]);
       dirty.add(rank.worker_id);
     }
     this.note(data.point);
@@ -59,14 +66,18 @@ export class Store {
   }
 
   forget(id) {
-    this.workers.delete(id);
+    for (const key of this.keysOf(id)) this.pasts.delete(key);
     this.forgetRanks(id);
+    this.workers.delete(id);
+  }
+
+  keysOf(id) {
+    const [start, size] = this.workers.get(id)?.ranks ?? [0, 0];
+    return Array.from({ length: size }, (_, at) => `${id}/${start + at}`);
   }
 
   forgetRanks(id) {
-    const worker = this.workers.get(id);
-    const ranks = worker ? worker.ranks[1] : 0;
-    for (let n = 0; n < ranks; n += 1) this.ranks.delete(`${id}/${worker.ranks[0] + n}`);
+    for (const key of this.keysOf(id)) this.ranks.delete(key);
   }
 
   note(numbers) {
@@ -132,6 +143,52 @@ export class Store {
       });
     }
     return out;
+  }
+
+  // Totals that only grow; the first stays, as what all others are counted from.
+  notePast(key, point) {
+    const past = this.pasts.get(key);
+    const last = past?.at(-1);
+    if (!last || last[0] > point[0] + JUMP_MS || last[1] > point[1]) {
+      this.pasts.set(key, [point]); // new to us, or it came anew
+      return;
+    }
+    if (last[1] === point[1]) return;
+    const step = (ms) => Math.floor(ms / SERVED_STEP_MS);
+    if (past.length > 1 && step(last[0]) === step(point[0])) past.pop();
+    past.push(point);
+    while (past.length > 2 && past[1][0] < point[0] - KEPT_MS) past.shift();
+  }
+
+  // What ranks were chosen for until a moment, over so long: {at_ms, selections (a second), hitRate}.
+  chosenFor(pasts, atMs, overMs) {
+    const from = Math.max(atMs - overMs, Math.min(...pasts.map((past) => past[0][0])));
+    const seconds = (atMs - from) / 1000;
+    if (!(seconds >= 1)) return null;
+    const until = (past, ms) => past.findLast((point) => point[0] <= ms) ?? past[0];
+    const sums = [0, 0, 0];
+    for (const past of pasts) {
+      const [now, then] = [until(past, atMs), until(past, from)];
+      for (let at = 0; at < sums.length; at += 1) sums[at] += now[at + 1] - then[at + 1];
+    }
+    const [selections, isl, prefill] = sums;
+    return { at_ms: atMs, selections: selections / seconds, hitRate: isl > 0 ? 1 - prefill / isl : null };
+  }
+
+  servedBy(key, overMs) {
+    const past = this.pasts.get(key);
+    return past ? this.chosenFor([past], this.atMs, overMs) : null;
+  }
+
+  // A worker's rates since the page knows it, every few seconds, and now.
+  served(id) {
+    const pasts = this.keysOf(id).map((key) => this.pasts.get(key)).filter(Boolean);
+    if (!pasts.length) return [];
+    const first = Math.max(this.atMs - KEPT_MS, Math.min(...pasts.map((past) => past[0][0])));
+    const out = [];
+    for (let at = Math.ceil(first / SERVED_STEP_MS) * SERVED_STEP_MS; at < this.atMs; at += SERVED_STEP_MS) out.push(this.chosenFor(pasts, at, SERVED_WINDOW_MS));
+    out.push(this.chosenFor(pasts, this.atMs, SERVED_WINDOW_MS));
+    return out.filter(Boolean);
   }
 
   quantile(counts, asked, share) {

@@ -215,6 +215,8 @@ def test_who_may_not_be_chosen_is_told_why() -> None:
     fleet.worker(2, taints=["gpu"], data_parallel_size=2)
     fleet.worker(3)
     fleet.worker(4, endpoint=None)
+    fleet.worker(5)
+    fleet.drain(5)
     fleet.select(1, pinned_worker=PinnedWorker(2, 1))
     reasons = {
         (one["worker_id"], one["dp_rank"]): one["excluded"] for one in newest(fleet)["candidates"]
@@ -225,6 +227,7 @@ def test_who_may_not_be_chosen_is_told_why() -> None:
         (2, 1): None,
         (3, 0): "pinned_elsewhere",
         (4, 0): "not_schedulable",
+        (5, 0): "draining",
     }
     assert newest(fleet)["chosen"]["picked_by"] == "only"
 

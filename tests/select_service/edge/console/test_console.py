@@ -18,7 +18,7 @@ from tests.coroutines import run_by
 from tests.select_service.edge.serving import in_process, seat
 
 BIG = 2**64 - 1
-OURS_BYTES_MAX, EVERYTHING_BYTES_MAX = 160_000, 190_000  # the latter with uPlot
+OURS_BYTES_MAX, EVERYTHING_BYTES_MAX = 160_000, 215_000  # the latter with uPlot
 STATIC = "/console/static/"
 STATIC_FILES = Path(select_service.edge.console.__file__).with_name("static")
 VENDORED = {
@@ -131,6 +131,24 @@ async def test_lists_are_bounded_and_newest_first(
     assert names == [str(number) for number in range(299, 99, -1)]
     assert len((await client.get("/console/api/reservations?limit=2")).json()["reservations"]) == 2
     assert (await client.get("/console/api/reservations?limit=x")).status_code == 400
+
+
+@run_by(in_process)
+async def test_decisions_are_narrowed(client: httpx.AsyncClient, service: Driver) -> None:
+    seat(service, 1)
+    seat(service, 2)
+    for name, body in (("a", {"allowed_worker_ids": [1]}), ("b", {"allowed_worker_ids": [3]})):
+        await client.post("/select", json={"token_ids": [1], "selection_id": name, **body})
+    for query, names in (
+        ("", ["b", "a"]),
+        ("?outcome=refused", ["b"]),
+        ("?outcome=placed&worker_id=1", ["a"]),
+        ("?worker_id=2", []),
+    ):
+        told = (await client.get(f"/console/api/decisions{query}")).json()["decisions"]
+        assert [one["decision_id"] for one in told] == names, query
+    refused = await client.get("/console/api/decisions?outcome=lost")
+    assert (refused.status_code, refused.json()["field"]) == (400, "outcome")
 
 
 @run_by(in_process)

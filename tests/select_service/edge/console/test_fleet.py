@@ -36,7 +36,9 @@ def test_a_backlog_beyond_64_bits_is_told_as_the_largest_number() -> None:
                 reservation_id=name, block_hashes=[], sequence_hashes=[], isl_tokens=2**64 - 1
             )
         )
-    assert row(look(FleetTable(service)))["prefill_tokens"] == 2**64 - 1
+    told = row(look(FleetTable(service)))
+    assert told["prefill_tokens"] == told["isl_tokens"] == 2**64 - 1
+    assert told["selections"] == 2
 
 
 def test_a_worker_that_cannot_be_scheduled_has_reasons_and_no_ranks() -> None:

@@ -51,9 +51,9 @@ async def test_one_snapshot_then_what_changes(port: int, service: Driver) -> Non
         assert "admission" not in quiet, "only what is different"
         _book(service, "a")
         told = await page.until("ranks")
-        assert ranks_of(told, fields) == {
-            (str(BIG), 0): row | {"prefill_tokens": 64, "decode_blocks": 4, "requests": 1}
-        }
+        booked = {"prefill_tokens": 64, "decode_blocks": 4, "requests": 1}
+        counted = {"selections": 1, "isl_tokens": 64, "selected_prefill_tokens": 64}
+        assert ranks_of(told, fields) == {(str(BIG), 0): row | booked | counted}
         assert told["state"]["reservations"] == 1
         seat(service, 7)
         assert [one["worker_id"] for one in (await page.until("workers"))["workers"]] == ["7"]
