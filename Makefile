@@ -121,7 +121,7 @@ test-heavy: downloads
 
 # All that the heavy tests and those on Ray are run with, one after the other. What cannot be had is
 # noted, and the tests that need it skip.
-downloads: $(VENV)/.installed-browser $(VENV)/.installed-fuzz $(VENV)/.installed-docs
+downloads: $(VENV)/.installed-browser $(VENV)/.installed-fuzz $(VENV)/.installed-docs $(VENV)/.installed-gateway
 	$(MAKE) --no-print-directory chromium
 	-$(MAKE) --no-print-directory peer
 	-$(MAKE) --no-print-directory promtool
@@ -321,6 +321,13 @@ $(VENV)/.installed-fuzz: $(VENV)/.installed-test
 	@$(BIN)/python .ci/listed.py pyproject.toml project.optional-dependencies.fuzz > $(VENV)/fuzz.in
 	@$(BIN)/python $(PIP_INSTALL) --requirement $(VENV)/fuzz.in || \
 		echo "no schemathesis or atheris here: what needs them will be skipped" >&2
+	@touch $@
+
+$(VENV)/.installed-gateway: $(VENV)/.installed-test
+	@echo "installing what gateways tokenize with into $(VENV)"
+	@$(BIN)/python .ci/listed.py pyproject.toml project.optional-dependencies.gateway > $(VENV)/gateway.in
+	@$(BIN)/python $(PIP_INSTALL) --requirement $(VENV)/gateway.in || \
+		echo "no transformers here: the test of its tokenizers will be skipped" >&2
 	@touch $@
 
 $(VENV)/.installed-bench: pyproject.toml setup.py $(KERNELS) | $(VENV)/bin/python

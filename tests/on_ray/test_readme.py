@@ -1,4 +1,4 @@
-"""The example of deploy/docs/ray.md does what it says."""
+"""`examples/ray`, which deploy/docs/ray.md shows, does what it says."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ pytestmark = [pytest.mark.heavy, pytest.mark.e2e]
 
 def test_the_example(cluster: Cluster) -> None:
     module = types.ModuleType("example")
-    exec(compile(document.ray_program(), "ray.md", "exec"), module.__dict__)
+    example = document.README.parent / "examples/ray/engines.py"
+    exec(compile(example.read_text("utf-8"), str(example), "exec"), module.__dict__)
     selectors = Selectors(cluster, "select-service")
     wait_until(lambda: len(selectors.urls()) == 2, "both selectors are there")
     wait_until(selectors.loads_are_zero, "what was booked is freed")

@@ -27,6 +27,7 @@ SOURCES: Final = (
     "deploy/docs/*",
     "deploy/pictures/*",
     "deploy/reference/*.md",
+    "examples/*/*",
 )
 
 

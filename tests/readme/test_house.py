@@ -18,7 +18,7 @@ INDENT = 2  # columns for each floor
 WHOLE = ("indexer", "select_service", "select_service/core", "select_service/edge")
 """Folders whose rooms are all told, each by a line of its own."""
 TOP = {
-    *("indexer", "select_service", "tests", "bench", "deploy", ".ci"),
+    *("indexer", "select_service", "tests", "bench", "deploy", "examples", ".ci"),
     *("pyproject.toml", "setup.py", "README.md", "CHANGELOG.md", "LICENSE", "Makefile"),
     *("CONTRIBUTING.md", "SECURITY.md", "mkdocs.yml"),
 }

@@ -174,6 +174,8 @@ class Attempts:
                 if len(selectors) > 1:
                     self.stats.failovers += 1
                     selectors.failed(selector)
+            if outcome.retry_after_s is not None and not self._options.retry_refused:
+                break
             if number + 1 < rounds:
                 pause = outcome.retry_after_s or self._backoff(number + 1)
                 if outcome.now + pause >= until:
@@ -218,6 +220,8 @@ class Attempts:
                 if tries >= most:
                     return outcome
                 pause = self._backoff(tries)
+            elif not self._options.retry_refused:
+                return outcome
             else:
                 told = outcome.retry_after_s or self._options.backoff_max_ms / 1e3
                 pause = told * (1.0 + _JITTER * self._rng.random())

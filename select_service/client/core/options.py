@@ -40,6 +40,11 @@ class Options(Struct, frozen=True, kw_only=True):
     attempts_max: int = 3
     """Attempts at one selector, if replies are lost, before the next one is asked."""
 
+    retry_refused: bool = True
+    """Ask again, within the call's time, when the service refuses for load and says when to come
+    again (429, 503). False: the refusal is raised once every selector was asked that may know
+    better, for callers that pass it on."""
+
     rounds_max: int = 3
     """Rounds over all selectors before a call ends with the last outcome."""
 

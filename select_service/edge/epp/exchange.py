@@ -17,9 +17,15 @@ from select_service.edge.epp.messages import (
     BUFFERED_PARTIAL,
     FULL_DUPLEX_STREAMED,
 )
-from select_service.edge.epp.openai_body import BYTES_PER_TOKEN, PromptBody, read_body
 from select_service.edge.epp.picker import Wishes
 from select_service.errors import BodyTooLarge, BoundReached
+from select_service.tokenization.openai_body import (
+    BYTES_PER_TOKEN,
+    FAIRNESS_HEADER,
+    OBJECTIVE_HEADER,
+    PromptBody,
+    read_body,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -33,9 +39,9 @@ __all__ = ["Exchange", "OutOfOrder", "TooMuchHeld"]
 _SUBSET: Final = "envoy.lb.subset_hint"
 _SUBSET_KEY: Final = "x-gateway-destination-endpoint-subset"
 _SERVED_KEY: Final = "x-gateway-destination-endpoint-served"
-_OBJECTIVE: Final = "x-gateway-inference-objective"
-_FAIRNESS: Final = "x-gateway-inference-fairness-id"
-_HEARD: Final = frozenset({":path", "content-type", "content-length", _OBJECTIVE, _FAIRNESS})
+_HEARD: Final = frozenset(
+    {":path", "content-type", "content-length", OBJECTIVE_HEADER, FAIRNESS_HEADER}
+)
 
 _SIGN_OF_LIFE_S: Final = 30.0
 """How often a response that goes on touches its reservation, which would expire otherwise."""
@@ -184,8 +190,8 @@ class Exchange:
         headers = self._headers or {}
         wishes = Wishes(
             tenant_id=self._tenant_id,
-            slo_class=headers.get(_OBJECTIVE) or None,
-            fairness_id=headers.get(_FAIRNESS) or None,
+            slo_class=headers.get(OBJECTIVE_HEADER) or None,
+            fairness_id=headers.get(FAIRNESS_HEADER) or None,
             among=self._among,
         )
         try:

@@ -7,7 +7,6 @@ its length counts and nothing matches.
 
 from __future__ import annotations
 
-import os
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
@@ -15,29 +14,25 @@ from uuid import uuid4
 
 from msgspec import UNSET, Struct
 
-from indexer.types import HASH_BYTES, Scope
-from select_service.edge.epp.tokenizer import Tokenizer
+from indexer.types import Scope
 from select_service.edge.withdrawal import withdrawn_if_lost
 from select_service.errors import NoEligibleWorker, ReservationNotFound, ServiceError
+from select_service.tokenization.engine_tokenizer import EngineTokenizer
+from select_service.tokenization.openai_body import model_to_serve, unknown_hashes
 from select_service.types import ReservationRequest, SelectAndReserveRequest, Selection
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from select_service.core.fleet.catalog import Worker
     from select_service.edge.driver.driver import Driver
-    from select_service.edge.epp.openai_body import PromptBody
     from select_service.edge.epp.traffic import PickerTraffic
+    from select_service.tokenization.openai_body import PromptBody
     from select_service.types.endpoint_picker import PickerLimits
 
 __all__ = ["Choice", "EndpointUnusable", "Picker", "Wishes", "address_of"]
 
 _PORTS: Final = {"http": 80, "https": 443}
-_NAMELESS: Final = "default"
-"""The model of workers that were registered without one: they serve whatever is asked for."""
-
-_BLOCKS_MAX: Final = 1 << 16
-"""Made-up hashes of a prompt without tokens; its length is counted beyond them, too."""
 
 
 class EndpointUnusable(NoEligibleWorker):
@@ -78,7 +73,7 @@ class Picker:
 
     def __init__(self, driver: Driver, limits: PickerLimits, traffic: PickerTraffic) -> None:
         self._driver, self._traffic = driver, traffic
-        self._tokenizer = Tokenizer(driver.addresses, limits, traffic, driver.now)
+        self._tokenizer = EngineTokenizer(driver.addresses, limits, traffic, driver.now)
 
     async def close(self) -> None:
         """Close the connections to engines. Idempotent."""
@@ -149,8 +144,7 @@ class Picker:
         traffic.prompts["load_alone"] += 1
         traffic.load_alone[reason] += 1
         block_size = next((one.spec.block_size or 1 for one in workers.values()), 1)
-        blocks = min(body.length // block_size, _BLOCKS_MAX)
-        request.block_hashes = request.sequence_hashes = os.urandom(blocks * HASH_BYTES)
+        request.block_hashes = request.sequence_hashes = unknown_hashes(body.length, block_size)
         request.isl_tokens = body.length
 
     def _choice(self, selection: object, request: SelectAndReserveRequest) -> Choice:
@@ -171,16 +165,16 @@ class Picker:
 
     def _scope(self, model: str | None, tenant_id: str) -> Scope:
         """Return where to look for a worker; without a model, the tenant's first with workers."""
-        scope, nameless = Scope(model or _NAMELESS, tenant_id), Scope(_NAMELESS, tenant_id)
-        if self._workers(scope):
-            return scope
-        if self._workers(nameless):
-            return nameless
-        if model is None:
-            partitions = self._driver.core.partitions
-            mine = [one for one in partitions if one.tenant_id == tenant_id and self._workers(one)]
-            return min(mine, default=scope)
-        return scope
+        partitions = self._driver.core.partitions
+
+        def is_served(model: str) -> bool:
+            return bool(self._workers(Scope(model, tenant_id)))
+
+        def served() -> Iterable[str]:
+            mine = (one.model_name for one in partitions if one.tenant_id == tenant_id)
+            return filter(is_served, mine)
+
+        return Scope(model_to_serve(model, is_served, served), tenant_id)
 
     def _workers(self, scope: Scope) -> Mapping[int, Worker]:
         partition = self._driver.core.partitions.get(scope)

@@ -5,26 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-__all__ = ["LOAD_ALONE", "PROMPTS", "SERVED", "PickerTraffic"]
+from select_service.tokenization.openai_body import LOAD_ALONE
+
+__all__ = ["PROMPTS", "SERVED", "PickerTraffic"]
 
 PROMPTS: Final = ("token_ids", "tokenized", "cached", "load_alone")
 """Where the tokens of a prompt came from: the body, an engine, an engine's earlier answer, nowhere.
 """
-
-LOAD_ALONE: Final = (
-    "no_body",  # the gateway sends none, or not before its headers
-    "not_json",
-    "other_route",  # neither completions nor chat completions
-    "no_prompt",
-    "batch",  # several prompts in one body
-    "media",
-    "engine_off",  # --epp-tokenize-timeout-s 0
-    "engine_busy",  # --epp-tokenize-calls-max
-    "engine_timeout",
-    "engine_failed",
-    "no_engine",  # none that may be asked
-)
-"""Why a prompt was placed by load alone."""
 
 SERVED: Final = ("chosen", "moved", "unknown")
 """Whom the gateway named as the endpoint that served a request: the chosen one, another worker, to
@@ -76,3 +63,7 @@ class PickerTraffic:
         self.buffered_bytes = 0
         self.cache_bytes = 0
         self.limit_hits = dict.fromkeys(_LIMITS, 0)
+
+    def hit_limit(self, name: str) -> None:
+        """Count that a limit of the tokenizer was in the way."""
+        self.limit_hits[f"epp_{name}"] += 1

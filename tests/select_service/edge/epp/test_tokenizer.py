@@ -12,8 +12,8 @@ import pytest
 from indexer.core.packing import pack_tokens
 from indexer.edge.addresses import Addresses
 from indexer.types import EgressSettings
-from select_service.edge.epp.tokenizer import PAUSE_S, Tokenizer
 from select_service.edge.epp.traffic import PickerTraffic
+from select_service.tokenization.engine_tokenizer import PAUSE_S, EngineTokenizer
 from select_service.types.endpoint_picker import PickerLimits
 from tests.coroutines import run_by
 from tests.select_service.edge.epp.gateway import Gateway, endpoint_in, gateway, headers, hear, say
@@ -76,7 +76,7 @@ class Asking:
         self.now = 0.0
         self.traffic = PickerTraffic()
         self.addresses = Addresses(reach)
-        self.tokenizer = Tokenizer(self.addresses, limits, self.traffic, lambda: self.now)
+        self.tokenizer = EngineTokenizer(self.addresses, limits, self.traffic, lambda: self.now)
 
     async def ask(self, *urls: str, text: bytes = TEXT, partition: str = "m") -> bytes | str:
         return await self.tokenizer.tokens(partition, text, lambda: urls)
@@ -158,6 +158,15 @@ def test_an_engine_that_fails_is_left_alone_for_a_while(status: int, answer: byt
             assert await at.ask(bad.url) == pack_tokens(TOKENS)
 
     run(use())
+
+
+@run_by(alone)
+async def test_a_text_that_is_refused_leaves_the_engine_to_others() -> None:
+    async with engine() as one, asking() as at:
+        one.status = 400
+        assert await at.ask(one.url) == "engine_refused"
+        one.status = 200
+        assert await at.ask(one.url, text=b"{}") == pack_tokens(TOKENS)
 
 
 @run_by(alone)

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indexer.core.packing import unpack_tokens
-from select_service.edge.epp.openai_body import PromptBody, read_body
-from select_service.edge.epp.traffic import LOAD_ALONE
 from select_service.errors import InvalidJson, InvalidRequest
+from select_service.tokenization.openai_body import LOAD_ALONE, PromptBody, read_body
 
 PATH = "/v1/completions"
 CHAT = "/v1/chat/completions"

@@ -7,16 +7,59 @@ refused, as the engine would refuse it.
 from __future__ import annotations
 
 import math
-from typing import Annotated, Final
+import os
+from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 from msgspec import Meta, Raw, Struct
 from msgspec.structs import replace
 
 from indexer.core.packing import pack_tokens
+from indexer.types import HASH_BYTES
 from select_service.errors import InvalidJson, InvalidRequest
 
-__all__ = ["BYTES_PER_TOKEN", "PromptBody", "read_body"]
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+__all__ = [
+    "BYTES_PER_TOKEN",
+    "FAIRNESS_HEADER",
+    "LOAD_ALONE",
+    "NAMELESS",
+    "OBJECTIVE_HEADER",
+    "PromptBody",
+    "model_to_serve",
+    "read_body",
+    "unknown_hashes",
+]
+
+OBJECTIVE_HEADER: Final = "x-gateway-inference-objective"
+"""Names the priority class of a request."""
+
+FAIRNESS_HEADER: Final = "x-gateway-inference-fairness-id"
+"""Names who shares fairly."""
+
+NAMELESS: Final = "default"
+"""The model of workers that were registered without one: they serve whatever is asked for."""
+
+LOAD_ALONE: Final = (
+    "no_body",  # the gateway sends none, or not before its headers
+    "not_json",
+    "other_route",  # neither completions nor chat completions
+    "no_prompt",
+    "batch",  # several prompts in one body
+    "media",
+    "engine_off",  # --epp-tokenize-timeout-s 0
+    "engine_busy",  # --epp-tokenize-calls-max
+    "engine_timeout",
+    "engine_failed",
+    "engine_refused",  # the engine says that the prompt is at fault, as it will again
+    "no_engine",  # none that may be asked
+)
+"""Why a prompt was placed by load alone."""
+
+_BLOCKS_MAX: Final = 1 << 16
+"""Made-up hashes of a prompt without tokens; its length is counted beyond them, too."""
 
 BYTES_PER_TOKEN: Final = 4
 """Of English text, about; by it a prompt without tokens is estimated."""
@@ -76,7 +119,7 @@ class PromptBody(Struct, frozen=True, kw_only=True):
     length: int = 1
     """Tokens, estimated unless `token_ids` are there."""
     reason: str = ""
-    """Why there are neither tokens nor a text; one of `traffic.LOAD_ALONE`."""
+    """Why there are neither tokens nor a text; one of `LOAD_ALONE`."""
 
 
 def read_body(body: bytes, path: str, content_type: str) -> PromptBody:
@@ -105,6 +148,35 @@ def read_body(body: bytes, path: str, content_type: str) -> PromptBody:
     if found.prompt:
         return _completion(found, known)
     return replace(known, reason="no_prompt")
+
+
+def model_to_serve(
+    asked: str | None, is_served: Callable[[str], bool], served: Callable[[], Iterable[str]]
+) -> str:
+    """Return the model in whose partition a request is placed.
+
+    Args:
+        asked: what the body names.
+        is_served: whether a model has workers.
+        served: the models with workers; called for bodies that name none.
+    """
+    if asked is not None and is_served(asked):
+        return asked
+    if is_served(NAMELESS):
+        return NAMELESS
+    return min(served(), default=NAMELESS) if asked is None else asked
+
+
+def unknown_hashes(length: int, block_size: int) -> bytes:
+    """Return made-up block hashes of a prompt whose tokens are not known.
+
+    Nobody holds them, so the prompt counts by its length and matches nothing.
+
+    Args:
+        length: of the prompt, in tokens.
+        block_size: of the workers.
+    """
+    return os.urandom(min(length // block_size, _BLOCKS_MAX) * HASH_BYTES)
 
 
 def _decoded(body: bytes) -> _Body:

@@ -8,9 +8,7 @@ wrong leaves a prompt to be placed by load alone.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
-from hashlib import blake2b
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, Protocol
 
 import msgspec
 from msgspec import Meta, Struct
@@ -18,17 +16,16 @@ from msgspec import Meta, Struct
 from indexer.core.packing import pack_tokens
 from indexer.errors import IndexerError
 from indexer.http_client import http_client
+from select_service.tokenization.token_cache import TokenCache, cache_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import httpx
 
-    from indexer.edge.addresses import Addresses
-    from select_service.edge.epp.traffic import PickerTraffic
-    from select_service.types.endpoint_picker import PickerLimits
+    from indexer.edge.addresses import CheckedUrl
 
-__all__ = ["PAUSE_S", "Tokenizer"]
+__all__ = ["PAUSE_S", "EngineTokenizer", "TokenizerLimits", "TokenizerTraffic", "UrlResolver"]
 
 PAUSE_S: Final = 5.0
 """How long an engine is not asked after it has failed: it restarts, or has no such route."""
@@ -37,10 +34,10 @@ _ANSWER_BYTES_PER_TOKEN: Final = 16
 _ANSWER_BYTES: Final = 4096
 """An answer's bytes are bounded by those of the text: a text has at most one token per byte."""
 
-_ENTRY_BYTES: Final = 200
-"""What a remembered prompt costs besides its tokens."""
-
 _OK: Final = 200
+_AT_FAULT: Final = (400, 413, 422)
+"""Statuses by which an engine refuses the text, not the question."""
+
 _HEADERS: Final = {"content-type": "application/json"}
 
 
@@ -51,14 +48,59 @@ class _Answer(Struct):
 _ANSWERS: Final = msgspec.json.Decoder(_Answer)
 
 
-class Tokenizer:
+class UrlResolver(Protocol):
+    """Says how to request a URL, or refuses it."""
+
+    async def route(self, url: str) -> CheckedUrl:
+        """Return how to request it.
+
+        Raises:
+            IndexerError: it must not be requested, or its host is not found.
+        """
+        ...
+
+
+class TokenizerLimits(Protocol):
+    """How long engines are asked, how many at a time, and how much is remembered."""
+
+    @property
+    def tokenize_timeout_s(self) -> float:
+        """The wait for one answer; 0: no engine is asked."""
+        ...
+
+    @property
+    def tokenize_calls_max(self) -> int:
+        """Prompts that engines tokenize at one time."""
+        ...
+
+    @property
+    def tokenize_cache_bytes(self) -> int:
+        """Memory of answers."""
+        ...
+
+
+class TokenizerTraffic(Protocol):
+    """What is counted."""
+
+    prompts: dict[str, int]
+    """By where the tokens came from: `tokenized`, `cached`."""
+    tokenize_calls: int
+    tokenize_seconds: float
+    cache_bytes: int
+
+    def hit_limit(self, name: str) -> None:
+        """Count that one of `TokenizerLimits` was in the way."""
+        ...
+
+
+class EngineTokenizer:
     """Asks engines, of one event loop. Close it in the end."""
 
     def __init__(
         self,
-        addresses: Addresses,
-        limits: PickerLimits,
-        traffic: PickerTraffic,
+        addresses: UrlResolver,
+        limits: TokenizerLimits,
+        traffic: TokenizerTraffic,
         clock: Callable[[], float],
     ) -> None:
         """Connect to nobody yet.
@@ -73,7 +115,7 @@ class Tokenizer:
         self._clock = clock
         self._client: httpx.AsyncClient | None = None
         self._paused: dict[str, float] = {}  # endpoints that failed, and until when
-        self._known: OrderedDict[bytes, bytes] = OrderedDict()
+        self._known = TokenCache(limits.tokenize_cache_bytes)
         self._turn = 0
         self._running = 0
 
@@ -94,19 +136,17 @@ class Tokenizer:
             engines: returns their base URLs; called only if one has to be asked.
 
         Returns:
-            The tokens, or why there are none: one of `traffic.LOAD_ALONE`.
+            The tokens, or why there are none: one of `openai_body.LOAD_ALONE`.
         """
-        named = partition.encode("utf-8", "surrogatepass")
-        key = blake2b(b"%d:%b%b" % (len(named), named, text), digest_size=16).digest()
+        key = cache_key(partition, text)
         known = self._known.get(key)
         if known is not None:
-            self._known.move_to_end(key)
             self._traffic.prompts["cached"] += 1
             return known
         if not self._limits.tokenize_timeout_s:
             return "engine_off"
         if self._running >= self._limits.tokenize_calls_max:
-            self._traffic.limit_hits["epp_tokenize_calls_max"] += 1
+            self._traffic.hit_limit("tokenize_calls_max")
             return "engine_busy"
         engine = self._next(engines())
         if engine is None:
@@ -114,7 +154,8 @@ class Tokenizer:
         found = await self._tokenized(engine, text)
         if isinstance(found, bytes):
             self._traffic.prompts["tokenized"] += 1
-            self._remember(key, found)
+            self._known.put(key, found)
+            self._traffic.cache_bytes = self._known.bytes
         return found
 
     async def _tokenized(self, engine: str, text: bytes) -> bytes | str:
@@ -126,7 +167,7 @@ class Tokenizer:
             async with asyncio.timeout(limits.tokenize_timeout_s):
                 found = await self._ask(engine, text)
         except TimeoutError:
-            traffic.limit_hits["epp_tokenize_timeout_s"] += 1
+            traffic.hit_limit("tokenize_timeout_s")
             return "engine_timeout"  # perhaps of this prompt: the engine is asked again
         finally:
             self._running -= 1
@@ -148,8 +189,8 @@ class Tokenizer:
                 return engine
         return None
 
-    async def _ask(self, engine: str, text: bytes) -> bytes | None:
-        """Return the packed tokens; None: the engine or the way to it has failed."""
+    async def _ask(self, engine: str, text: bytes) -> bytes | str | None:
+        """Return the packed tokens, or a refusal; None: the engine or the way to it has failed."""
         import httpx  # a tenth of a second, for those who ask
 
         if self._client is None:
@@ -161,6 +202,8 @@ class Tokenizer:
             async with self._client.stream(
                 "POST", where.url, content=text, headers=headers, extensions=where.extensions
             ) as answer:
+                if answer.status_code in _AT_FAULT:
+                    return "engine_refused"
                 if answer.status_code != _OK:
                     return None
                 content = bytearray()
@@ -179,15 +222,3 @@ class Tokenizer:
             RecursionError,
         ):
             return None
-
-    def _remember(self, key: bytes, tokens: bytes) -> None:
-        traffic, most = self._traffic, self._limits.tokenize_cache_bytes
-        size = len(tokens) + _ENTRY_BYTES
-        if size > most:
-            return
-        if key not in self._known:
-            traffic.cache_bytes += size
-        self._known[key] = tokens
-        while traffic.cache_bytes > most:
-            _, oldest = self._known.popitem(last=False)
-            traffic.cache_bytes -= len(oldest) + _ENTRY_BYTES

@@ -1,0 +1,90 @@
+"""Each of `examples/` is run, and is what the documents show.
+
+`gateway` is run by `test_gateway.py`, `ray` by `tests/on_ray/test_readme.py`, `embedded` with all
+programs of the documents by `tests/readme/test_examples.py`.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import runpy
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pytest
+import yaml
+
+from select_service.edge.discovery.objects import Pod, workers_of_pod
+from tests.readme import document
+
+EXAMPLES: Final = document.README.parent / "examples"
+
+
+def test_every_example_is_named() -> None:
+    folders = {path.name for path in EXAMPLES.iterdir() if path.is_dir()}
+    assert folders == {"embedded", "gateway", "kubernetes", "planner", "ray"}
+
+
+def program(file: Path) -> str:
+    """A file's statements, without its docstring."""
+    tree = ast.parse(file.read_text("utf-8"))
+    return ast.unparse(ast.Module(tree.body[1:], []))
+
+
+@pytest.mark.parametrize(
+    ("file", "shown"),
+    [
+        ("embedded/embedded.py", document.blocks(document.DOCS / "embedding.md")[0][1]),
+        ("ray/engines.py", document.ray_program()),
+    ],
+)
+def test_what_the_documents_show_is_the_example(file: str, shown: str) -> None:
+    assert program(EXAMPLES / file) == ast.unparse(ast.parse(shown))
+
+
+def test_a_gateway_is_a_page_of_code() -> None:
+    assert len((EXAMPLES / "gateway/gateway.py").read_text("utf-8").splitlines()) < 150
+
+
+def test_planner(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(EXAMPLES / "planner/plan.py"))
+    told = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
+    plans: Any = {name: json.loads(plan) for name, plan in told.items()}
+    assert list(plans) == ["chats", "documents", "agents"]
+    assert plans["documents"]["num_p"] > plans["chats"]["num_p"] >= 1
+    assert plans["agents"]["num_d"] > plans["chats"]["num_d"] >= 1
+
+
+def test_the_selectors_find_the_engines_of_kubernetes() -> None:
+    (deployment,) = yaml.safe_load_all((EXAMPLES / "kubernetes/vllm.yaml").read_text("utf-8"))
+    template = deployment["spec"]["template"]
+    selectors = yaml.safe_load(
+        (EXAMPLES.parent / "deploy/kubernetes/shared/deployment.yaml").read_text("utf-8")
+    )
+    (container,) = selectors["spec"]["template"]["spec"]["containers"]
+    (label,) = (
+        one.removeprefix("--kubernetes-workers=")
+        for one in container["args"]
+        if one.startswith("--kubernetes-workers=")
+    )
+    assert [label] == [f"{k}={v}" for k, v in template["metadata"]["labels"].items()]
+
+    pod = template | {"status": {"phase": "Running", "podIP": "10.0.0.1", "podIPs": []}}
+    pod["metadata"] = template["metadata"] | {"name": "vllm-0", "namespace": "llm"}
+    pod["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
+    (found,) = workers_of_pod(msgspec.convert(pod, Pod))
+    spec = found.spec
+    (engine,) = template["spec"]["containers"]
+    flags = dict(one.removeprefix("--").split("=", 1) for one in engine["args"] if "=" in one)
+    events = json.loads(flags["kv-events-config"])
+    assert spec is not None
+    assert spec.model_name == flags["model"]
+    assert spec.block_size == int(flags["block-size"])
+    assert spec.max_num_batched_tokens == int(flags["max-num-batched-tokens"])
+    assert spec.endpoint == f"http://10.0.0.1:{flags['port']}"
+    assert [*spec.kv_events_endpoints.values()] == [
+        events["endpoint"].replace("*", "10.0.0.1"),
+    ]
+    assert spec.replay_endpoint == events["replay_endpoint"].replace("*", "10.0.0.1")
