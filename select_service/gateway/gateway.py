@@ -191,7 +191,8 @@ class Gateway:
         async def begin() -> Reservation:
             prompt = read_body(raw, path, "")
             target = await self._catalog.target(prompt.model)
-            fields = await self._prompt(prompt, target) | wishes_of(raw) | wishes
+            fields = await self._prompt(prompt, target) | wishes_of(raw)
+            fields.update(wishes)
             return await self._client.reserve(timeout_ms=timeout_ms, **fields)
 
         return AsyncReserve(begin)

@@ -7,6 +7,7 @@ calls it; the faces carry out the attempts.
 
 from __future__ import annotations
 
+import math
 from enum import Enum
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -174,10 +175,8 @@ class Attempts:
                 if len(selectors) > 1:
                     self.stats.failovers += 1
                     selectors.failed(selector)
-            if outcome.retry_after_s is not None and not self._options.retry_refused:
-                break
             if number + 1 < rounds:
-                pause = outcome.retry_after_s or self._backoff(number + 1)
+                pause = self._between_rounds(number + 1, outcome)
                 if outcome.now + pause >= until:
                     break
                 outcome = outcome._replace(now=(yield Sleep(pause)).now)
@@ -245,6 +244,12 @@ class Attempts:
         if ask.method != "GET":  # answers to changes are short, and their callers wait for them
             whole_s = timeout_s
         return Send(selector, ask.method, ask.path, body, content_type, timeout_s, whole_s)
+
+    def _between_rounds(self, number: int, outcome: ExchangeOutcome) -> float:
+        """Return the wait after a round; infinite: the refusal is told to whoever asked."""
+        if outcome.retry_after_s is not None and not self._options.retry_refused:
+            return math.inf
+        return outcome.retry_after_s or self._backoff(number)
 
     def _backoff(self, tries: int) -> float:
         """Return a random part of an exponential wait; never zero, so that others get a turn."""

@@ -20,7 +20,7 @@ CHAT: list[dict[str, Any]] = [
     {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
     {"role": "assistant", "content": "c", "tool_calls": [CALL]},
 ]
-RENDERED = [
+RENDERED: list[tuple[dict[str, Any], str]] = [
     ({"messages": CHAT}, "<user>a\nb<assistant>cRome<assistant>"),
     ({"messages": CHAT, "tools": [{}, {}]}, "<user>a\nb<assistant>cRome2<assistant>"),
     (
