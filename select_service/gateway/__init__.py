@@ -8,8 +8,9 @@ treats each kind of request; `examples/gateway` is a server made of it.
 
 from __future__ import annotations
 
-from select_service.gateway.gateway import Encode, Gateway
+from select_service.gateway.gateway import Gateway
 from select_service.gateway.hugging_face import HuggingFaceTokenizer
+from select_service.gateway.local_tokenizer import Encode
 from select_service.gateway.options import GatewayOptions
 from select_service.gateway.response import GatewayResponse
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Self
 import httpx
 import msgspec
 
-from select_service.gateway.response import EngineFailed, error_body
+from select_service.gateway.failures import EngineFailed, error_body
 from select_service.gateway.usage_reader import UsageReader
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self, Unpack
+from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 import httpx
 import msgspec
@@ -20,10 +20,11 @@ from select_service.client.reservation import RANK_HEADER, Reservation
 from select_service.client.reserve_context import AsyncReserve
 from select_service.errors import BodyTooLarge
 from select_service.gateway.engine_exchange import EngineExchange
+from select_service.gateway.failures import EngineFailed
 from select_service.gateway.fleet_catalog import FleetCatalog, engine_url
-from select_service.gateway.local_tokenizer import LocalTokenizer
+from select_service.gateway.local_tokenizer import Encode, LocalTokenizer
 from select_service.gateway.options import GatewayOptions
-from select_service.gateway.response import EngineFailed, GatewayResponse, json_response, refusal
+from select_service.gateway.response import GatewayResponse, json_response, refusal
 from select_service.gateway.traffic import GatewayTraffic
 from select_service.tokenization.engine_tokenizer import EngineTokenizer
 from select_service.tokenization.openai_body import (
@@ -36,13 +37,13 @@ from select_service.tokenization.openai_body import (
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from select_service.client import AsyncClient
     from select_service.client.calls import SelectOptions
     from select_service.gateway.fleet_catalog import Target
 
-__all__ = ["Encode", "Gateway"]
+__all__ = ["Gateway"]
 
 _CHAT: Final = "/v1/chat/completions"
 _UNREADY: Final = frozenset((500, 502, 503))
@@ -65,14 +66,6 @@ _NOT_PASSED_ON: Final = frozenset(
         RANK_HEADER.lower(),  # who reserves a rank names it
     )
 )
-
-
-class Encode(Protocol):
-    """Tokenizes in this process; `HuggingFaceTokenizer` is one. Called in threads."""
-
-    def __call__(self, model: str, prompt: Mapping[str, Any], /) -> Sequence[int]:
-        """Return the tokens of the body of a request to vLLM's /tokenize; any error is a no."""
-        ...
 
 
 class _StreamOptions(Struct):

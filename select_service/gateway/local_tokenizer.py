@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
@@ -17,18 +17,25 @@ from indexer.core.packing import pack_tokens
 from select_service.tokenization.token_cache import TokenCache, cache_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from select_service.gateway.gateway import Encode
     from select_service.gateway.options import GatewayOptions
     from select_service.gateway.traffic import GatewayTraffic
 
-__all__ = ["LocalTokenizer"]
+__all__ = ["Encode", "LocalTokenizer"]
 
 _THREADS: Final = 4
 """Tokenizers are made of native code that lets others run; more threads help little."""
 
 _log = logging.getLogger("select_service.gateway")
+
+
+class Encode(Protocol):
+    """Tokenizes in this process; `HuggingFaceTokenizer` is one. Called in threads."""
+
+    def __call__(self, model: str, prompt: Mapping[str, Any], /) -> Sequence[int]:
+        """Return the tokens of the body of a request to vLLM's /tokenize; any error is a no."""
+        ...
 
 
 class LocalTokenizer:

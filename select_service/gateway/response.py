@@ -9,36 +9,18 @@ import msgspec
 from select_service.client import ClientError, NotCached, TimedOut
 from select_service.errors import ServiceError
 from select_service.errors.response import retry_after
+from select_service.gateway.failures import EngineFailed, error_body
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
     from select_service.gateway.engine_exchange import EngineExchange
 
-__all__ = ["EngineFailed", "GatewayResponse", "error_body", "json_response", "refusal"]
+__all__ = ["GatewayResponse", "json_response", "refusal"]
 
-_TOO_MANY: Final = 429
-_BROKE: Final = 500
 _UNAVAILABLE: Final = 503
 _TIMED_OUT: Final = 504
 _JSON: Final = "application/json"
-
-
-class EngineFailed(Exception):
-    """The chosen worker did not answer; the text says why."""
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        status: int = 502,
-        code: str = "engine_failed",
-        may_retry: bool = True,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
-        self.may_retry = may_retry
 
 
 class GatewayResponse:
@@ -86,17 +68,6 @@ def json_response(
     content = msgspec.json.encode(body)
     told = {"content-type": _JSON, "content-length": str(len(content)), **(headers or {})}
     return GatewayResponse(status, list(told.items()), content)
-
-
-def error_body(
-    status: int, message: str, code: str | None, param: str | None = None
-) -> dict[str, object]:
-    """Return an error as OpenAI's clients read it."""
-    if status == _TOO_MANY:
-        kind = "rate_limit_error"
-    else:
-        kind = "server_error" if status >= _BROKE else "invalid_request_error"
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 def refusal(error: ServiceError | ClientError | EngineFailed) -> GatewayResponse:
