@@ -79,6 +79,8 @@ class EventStream(Repair):
     Attributes:
         lost_batches: Batches lost for good; above 0 the rank's blocks are uncertain.
         worker_ranks: Ranks the worker has; the owner may replace it when the worker changes.
+        unreachable_since: When the connection to the publisher was lost; None: there is one, or
+            there never was. Set by whoever has the socket.
     """
 
     def __init__(
@@ -102,6 +104,7 @@ class EventStream(Repair):
         )
         self.scope = scope
         self.closed = False
+        self.unreachable_since: float | None = None
         self._feeder = Feeder(self) if Feeder is not None and Feeder.suits(self) else None
 
     @property

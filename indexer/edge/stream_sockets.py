@@ -108,6 +108,7 @@ class StreamSockets:
         self.has_broken = link is Link.BROKEN and (self.is_connected or self.has_broken)
         if self.is_connected is not (link is Link.CONNECTED):
             self.is_connected, self.changed_at = not self.is_connected, now
+            self.stream.unreachable_since = None if self.is_connected else now
             self.connections += self.is_connected
         if self.follower is not None:
             (self.follower.connected if self.is_connected else self.follower.lost)()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from select_service.client.core.booking import ClientBooking
     from select_service.client.core.session import ClientSession
-    from select_service.types import Overlap, PairLeg, Selection
+    from select_service.types import Outcome, Overlap, PairLeg, Selection
 
 __all__ = ["RANK_HEADER", "PairReservation", "Reservation", "ReservationHandle", "rank_headers"]
 
@@ -38,6 +38,12 @@ def rank_headers(chosen: Selection | PairLeg) -> dict[str, str]:
     if len(ranks) < 2:  # noqa: PLR2004
         return {}
     return {RANK_HEADER: str(ranks.index(chosen.dp_rank))}
+
+
+def _outcome_of(kind: type[BaseException] | None) -> Outcome:
+    if kind is None:
+        return "completed"
+    return "failed" if issubclass(kind, Exception) else "cancelled"  # those are no errors
 
 
 class ReservationHandle:
@@ -95,14 +101,25 @@ class ReservationHandle:
         with self._lock:
             self._session.output_tokens(self._booking, count, decay_fraction, self._clock())
 
-    def free(self) -> None:
-        """End the reservation, as leaving the `with` block does. Idempotent; a no-op in a fork."""
+    def free(self, outcome: Outcome | None = None) -> None:
+        """End the reservation, as leaving the `with` block does. Idempotent; a no-op in a fork.
+
+        Args:
+            outcome: `completed`, `failed` (its engine raised, did not answer or could not be
+                reached) or `cancelled` (it was wanted no longer). Ranks whose reservations fail one
+                after another are passed over for a while. A `with` block tells by how it is left:
+                an exception means `failed`, cancellation `cancelled`; call this in the block where
+                that is wrong.
+
+        Raises:
+            ValueError: no such outcome.
+        """
         try:
             self._refuse_forked()
         except ForkedClient:
             return
         with self._lock:
-            self._session.end(self._booking, self._clock())
+            self._session.end(self._booking, self._clock(), outcome)
 
     def __repr__(self) -> str:
         kind = "degraded choice" if self.degraded else "reservation"
@@ -112,8 +129,13 @@ class ReservationHandle:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.free()
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        self.end_block(kind)
+
+    def end_block(self, kind: type[BaseException] | None) -> None:
+        """Free it at the end of a block that was left by an exception of this type, or by none."""
+        if not self._booking.is_over:  # else its user knows better
+            self.free(_outcome_of(kind))
 
 
 class Reservation(ReservationHandle):

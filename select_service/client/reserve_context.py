@@ -30,6 +30,6 @@ class AsyncReserve(Generic[R]):
         self._reservation = await self
         return self._reservation
 
-    async def __aexit__(self, *exc: object) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *exc: object) -> None:
         if self._reservation is not None:
-            self._reservation.free()  # does not block, so it always happens
+            self._reservation.end_block(kind)  # does not block, so it always happens

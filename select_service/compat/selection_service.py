@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from indexer.types import Scope
     from select_service.edge.driver.driver import Driver
-    from select_service.types import SelectRequest
+    from select_service.types import Outcome, SelectRequest
 
 __all__ = ["SelectionService"]
 
@@ -213,12 +213,14 @@ class SelectionService:
             raise ValueError("decay_fraction must be between 0.0 and 1.0")
         self._now(lambda: self._driver.output_block(name, decay_fraction))
 
-    def free_reservation(self, selection_id: str) -> asyncio.Future[tuple[()]]:
-        """End a reservation."""
+    def free_reservation(
+        self, selection_id: str, *, outcome: Outcome | None = None
+    ) -> asyncio.Future[tuple[()]]:
+        """End a reservation; how, only this service takes: `completed`, `failed`, `cancelled`."""
         name = _text("selection_id", selection_id)
 
         def free() -> tuple[()]:
-            self._driver.free(name)
+            self._driver.free(name, outcome=outcome)
             return ()
 
         return self._begin(free)

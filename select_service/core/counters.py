@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct
 
+from select_service.types import OUTCOMES
+
 
 @dataclass(slots=True)  # a struct is slower to change, and every selection changes three
 class Counters:
@@ -34,6 +36,8 @@ class Counters:
     reservations_expired_early: int = 0  # also by a missed lease; they were called again later
     reservations_lease_ended: int = 0  # with the lease they lived under
     reservations_dropped: int = 0  # their rank or worker left
+    outcomes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0))
+    """Of reservations whose callers said how they ended."""
     cached_tokens_told: dict[str, int] = field(default_factory=dict)
     """By outcome; see `decisions/trust_monitor.py`."""
     drains_begun: int = 0

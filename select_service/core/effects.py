@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from indexer.core.stream import EventStream
     from indexer.types import Scope, WorkerRank
     from select_service.core.admission.queue import Ticket
+    from select_service.core.fleet.outliers import EjectionChange
     from select_service.core.pricing.placement import Placement
     from select_service.core.replication.messages import ReplicaMessage
 
@@ -46,6 +47,14 @@ class TrustNews(Struct, frozen=True):
     missing_share: float
 
 
+class EjectionNews(Struct, frozen=True):
+    """A rank is passed over from now on, is due for a probe, or lives again."""
+
+    rank: WorkerRank
+    scope: Scope
+    change: EjectionChange
+
+
 class Effects(Struct):
     """Things to do, oldest first within each list."""
 
@@ -56,7 +65,8 @@ class Effects(Struct):
     published: list[ReplicaMessage] = []
     pulls: list[Pull] = []
     decided: list[tuple[Placement, Ticket]] = []
-    trusted: list[TrustNews] = []  # to be logged
+    trusted: list[TrustNews] = []  # to be logged, as is the next
+    ejected: list[EjectionNews] = []
     more: bool = False  # housekeeping wants another turn at once
 
     def __bool__(self) -> bool:
@@ -68,6 +78,7 @@ class Effects(Struct):
             or self.decided
             or self.reread
             or self.trusted
+            or self.ejected
             or self.pulls
             or self.more
         )

@@ -19,6 +19,7 @@ from select_service.core.fleet.catalog import (
     missing_parts,
     reconciliation_failed,
 )
+from select_service.core.fleet.outliers import OutlierTally
 from select_service.core.fleet.pins import Pins
 from select_service.core.ledger.drain_meter import PRIOR_TOKENS_PER_S
 from select_service.core.partition import Partition
@@ -86,6 +87,7 @@ class Membership:
         self.is_watched = False  # whether decisions are kept, in partitions opened from now on
         self._follows_queues = False
         self._trust = trust  # when an index counts for less
+        self.outlier_tally = OutlierTally()
         self._sources: dict[WorkerRank, _Source] = {}
         self._limits = bounds = limits or CoreLimits()
         shares = shares or Shares(bounds)
@@ -354,6 +356,7 @@ class Membership:
                 at = WorkerRank(worker.worker_id, rank)
                 dropped.append(Lost(partition, slot, partition.ledger.drop_slot(slot)))
                 partition.trust.forget(slot)
+                partition.outliers.forget(slot)
                 # also a source that is still listed: its cursor must not outlive its blocks
                 self._close(at, partition, effects)
                 partition.index.detach(at)
@@ -446,6 +449,8 @@ class Membership:
             policy,
             prefill_tokens_per_s=self._prefill_tokens_per_s,
             trust=self._trust,
+            limits=self._limits,
+            outliers=self.outlier_tally,
         )
         partition.holds_to_cache = self.cache_hit_threshold > 0.0
         partition.is_watched = self.is_watched

@@ -19,6 +19,7 @@ from select_service.core.admission.drain_rate import DrainRate
 from select_service.core.admission.tallies import HitTally
 from select_service.core.decisions.trust_factors import Trust
 from select_service.core.fleet.eligibility import eligible_slots, wants_everyone
+from select_service.core.fleet.outliers import Outliers, OutlierTally
 from select_service.core.fleet.slots import FleetSlots
 from select_service.core.ledger.demand_tally import DemandTally
 from select_service.core.ledger.ledger import Ledger
@@ -26,7 +27,7 @@ from select_service.core.pricing.cost import Size, TierMatches, preferences, ter
 from select_service.core.pricing.placement import worker_overlap
 from select_service.core.pricing.weights import SEQUENCE_TOKENS, wait_blocks
 from select_service.errors import NoEligibleWorker, NoWorkerForRole, WorkerDraining
-from select_service.types import Overlap, SelectPairRequest, TrustSettings
+from select_service.types import CoreLimits, Overlap, SelectPairRequest, TrustSettings
 
 if not TYPE_CHECKING and usable("select_service.core._pricer", 3):
     from select_service.core._pricer import Pricer
@@ -63,6 +64,8 @@ class Partition:
         *,
         prefill_tokens_per_s: float,
         trust: TrustSettings | None = None,
+        limits: CoreLimits | None = None,
+        outliers: OutlierTally | None = None,
     ) -> None:
         self.scope = scope
         self.index = index
@@ -71,6 +74,7 @@ class Partition:
             sequence_blocks=round(SEQUENCE_TOKENS / index.block_size),
         )
         self.fleet_slots = FleetSlots()
+        self.outliers = Outliers(limits or CoreLimits(), outliers or OutlierTally())
         self.trust = Trust(trust or TrustSettings())
         self.drainage = DrainRate(self.ledger.loads.work, prior_tokens_per_s=prefill_tokens_per_s)
         self.policy = policy
@@ -94,7 +98,7 @@ class Partition:
     # -- the decision --------------------------------------------------------------------------
 
     def candidates(self, request: SelectRequest, number: int | None = None) -> Rows:
-        """Return the rows that may take the prompt.
+        """Return the rows that may take the prompt; without ejected ones, if others are left.
 
         Args:
             request: its constraints.
@@ -112,16 +116,17 @@ class Partition:
             and not fleet_slots.roles.given
             and fleet_slots.workers
         ):
-            return fleet_slots.everyone  # nearly always
+            rows = fleet_slots.everyone
+            return self.outliers.among(rows) if self.outliers.ejected else rows  # nearly always
         try:
             if fleet_slots.roles.given:
-                return self._candidates_by_role(request)
+                return self.outliers.among(self._candidates_by_role(request))
             if wants_everyone(request) and fleet_slots.workers:
-                return fleet_slots.everyone
+                return self.outliers.among(fleet_slots.everyone)
             slots = eligible_slots(request, fleet_slots.workers)
             if not slots:
                 raise fleet_slots.only_draining(request) or NoEligibleWorker()
-            return np.array(slots, dtype=np.int64)
+            return self.outliers.among(np.array(slots, dtype=np.int64))
         except WorkerDraining:
             raise  # requests ahead of it use other workers
         except NoEligibleWorker:
@@ -220,10 +225,16 @@ class Partition:
     def legs(self, request: SelectRequest) -> Legs:
         """Return the candidates for a request by role, decode ranks only if open."""
         legs = self.fleet_slots.roles.legs(request, self.fleet_slots.workers)
-        return legs._replace(decode=self._open_rows(legs.decode))
+        among = self.outliers.among
+        return legs._replace(
+            whole=among(legs.whole),
+            prefill=among(legs.prefill),
+            decode=self._open_rows(legs.decode),
+        )
 
     def _open_rows(self, slots: Slots) -> Slots:
-        """Return the slots that are neither busy nor full, according to the gate, if any."""
+        """Return the slots neither ejected nor, according to the gate, if any, busy or full."""
+        slots = self.outliers.among(slots)
         if self.admission is None or not len(slots):
             return slots
         if not self.admission.can_take(slots):
@@ -348,6 +359,7 @@ class Partition:
         self.trust.check()
         self.queues.check()
         self.fleet_slots.check()
+        self.outliers.check()
         for rank, slot in self.fleet_slots.ranks_and_slots():
             assert self.index.rank_of(slot) == rank
         if self.admission is not None:

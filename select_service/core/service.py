@@ -7,6 +7,7 @@ the time, which concerns all of them, and the state that outlives the process.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -197,7 +198,7 @@ class SelectionCore:
             membership=self.membership,
             bookings=self.lifecycle.bookings,
             counters=self.counters,
-            streams_per_turn=limits.streams_watched_per_turn_max,
+            limits=limits,
         )
         self.replicas = Replicas(
             limits=limits,
@@ -275,6 +276,8 @@ class SelectionCore:
             admitting=self.admitting,
             pairs=self.pairs,
             trust_monitor=self.trust_monitor,
+            outliers=self.membership.outlier_tally,
+            counters=self.counters,
             decisions=self.decisions,
             new_id=self.selection.new_id,
         )
@@ -285,7 +288,7 @@ class SelectionCore:
             counters=self.counters,
             rng=self._rng,
             limits=self.limits,
-            free=self.reservations.free,
+            free=partial(self.reservations.free, outcome="cancelled"),
             recorder=watch.decision_recorder,
         )
         self.admission = AdmissionControl(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from indexer.core.round_robin import RoundRobinNames
+from select_service.core.effects import EjectionNews
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -79,7 +80,12 @@ class Upkeep:
             may_drop -= self._lifecycle.sweep(partition, may_drop, now)
             expired = self._lifecycle.expire(partition, may_expire, now, effects)
             may_expire -= expired
-            if self._room.go_on(partition) or expired or self._rechecks:
+            changes = partition.outliers.advance(now)
+            for change in changes:
+                at = partition.index.rank_of(change.slot)
+                if at is not None:
+                    effects.ejected.append(EjectionNews(at, partition.scope, change))
+            if self._room.go_on(partition) or expired or self._rechecks or changes:
                 self._room.relieve(partition, now, effects)
             self._room.look_on(partition, now, effects)
             ledger = partition.ledger

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         LeaseList,
         LeaseRecord,
         LoadRow,
+        Outcome,
         OverlapScores,
         Ready,
         ReservationAnswer,
@@ -257,9 +258,14 @@ class SelectionService:
         self.driver.output_block(reservation_id, decay_fraction)
 
     @_operation
-    async def free(self, reservation_id: str, cached_tokens: int | None = None) -> None:
+    async def free(
+        self,
+        reservation_id: str,
+        cached_tokens: int | None = None,
+        outcome: Outcome | None = None,
+    ) -> None:
         """End a reservation, with so many tokens cached; DELETE /reservations/{id}. Repeatable."""
-        self.driver.free(reservation_id, cached_tokens)
+        self.driver.free(reservation_id, cached_tokens, outcome)
 
     @_operation
     async def batch(self, request: BatchRequest | Mapping[str, Any]) -> BatchAnswer:

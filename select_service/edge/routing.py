@@ -23,6 +23,7 @@ __all__ = [
     "Route",
     "RouteMatch",
     "Router",
+    "read_choice",
     "read_count",
     "read_id",
     "read_query",
@@ -32,6 +33,7 @@ __all__ = [
 ]
 
 H = TypeVar("H")
+Choice = TypeVar("Choice", bound=str)
 
 OPEN: Final = "open"
 """The scope of routes that need no token."""
@@ -244,6 +246,20 @@ def read_switch(name: str, text: str | None) -> bool:
     if text not in (None, "true", "false"):
         raise InvalidQuery(f"`{name}` must be true or false", field=name)
     return text == "true"
+
+
+def read_choice(name: str, text: str | None, choices: tuple[Choice, ...]) -> Choice | None:
+    """Read one of a few words in a query; None: not given.
+
+    Raises:
+        InvalidQuery: another word.
+    """
+    if text is None:
+        return None
+    for choice in choices:
+        if choice == text:
+            return choice
+    raise InvalidQuery(f"`{name}` must be one of {', '.join(choices)}", field=name)
 
 
 def read_query(raw: bytes, known: tuple[str, ...]) -> dict[str, str]:

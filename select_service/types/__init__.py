@@ -60,6 +60,7 @@ from select_service.types.requests import (
     SelectRequest,
 )
 from select_service.types.reservations import (
+    OUTCOMES,
     BatchAnswer,
     BatchFree,
     BatchOutputBlock,
@@ -67,6 +68,7 @@ from select_service.types.reservations import (
     BatchRequest,
     Operation,
     OperationResult,
+    Outcome,
     OutputBlockRequest,
     OutputBlocks,
     PrefillCompleteRequest,
@@ -98,6 +100,7 @@ from select_service.types.workers import (
     BriefReady,
     Inflight,
     KvRankState,
+    Outlier,
     Ready,
     Role,
     StateStatus,
@@ -108,6 +111,7 @@ from select_service.types.workers import (
 
 __all__ = [
     "I64",
+    "OUTCOMES",
     "U32",
     "U64",
     "Advice",
@@ -147,6 +151,8 @@ __all__ = [
     "NonNegative",
     "Operation",
     "OperationResult",
+    "Outcome",
+    "Outlier",
     "OutputBlockRequest",
     "OutputBlocks",
     "Overlap",

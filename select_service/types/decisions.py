@@ -31,6 +31,7 @@ Excluded = Literal[
     "busy",
     "cache_hit",
     "draining",
+    "failing",
     "full",
     "not_allowed",
     "not_schedulable",
@@ -39,11 +40,13 @@ Excluded = Literal[
     "role",
     "session",
     "taint",
+    "unreachable",
     "wave",
 ]
-"""Why a rank was no candidate. `refused`: nobody was, the request was turned away before;
-`session`: its session is on another; `wave`: the rank was chosen for all of a batch together (POST
-/select_batch)."""
+"""Why a rank was no candidate. `failing` and `unreachable`: it is passed over for a while, because
+its reservations failed or its event publisher is out of reach; `refused`: nobody was, the request
+was turned away before; `session`: its session is on another; `wave`: the rank was chosen for all of
+a batch together (POST /select_batch)."""
 
 
 Outcome = Literal["placed", "refused", "cache_threshold"]

@@ -1,11 +1,17 @@
 """What is booked: by whom, its lifecycle calls one by one and in batches, and their answers."""
 
-from typing import Annotated, TypeAlias
+from typing import Annotated, Literal, TypeAlias, get_args
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from select_service.types.prompts import PromptFields
 from select_service.types.ranges import U32, U64, Seconds, check_u64
+
+Outcome: TypeAlias = Literal["completed", "failed", "cancelled"]
+"""How a reservation ended: its engine did it, its engine failed (an error, no answer, no
+connection), or its caller wanted it no longer. Not said: as `completed`, but nobody vouches."""
+
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 
 class ReservationRequest(PromptFields, kw_only=True):
@@ -81,6 +87,7 @@ class BatchFree(Struct, kw_only=True, tag_field="op", tag="free"):
 
     reservation_id: str
     cached_tokens: U64 | None = None
+    outcome: Outcome | None = None
 
     def __post_init__(self) -> None:
         check_u64("cached_tokens", self.cached_tokens)

@@ -111,6 +111,16 @@ class KvRankState(Struct, frozen=True):
     lost_batches: int
 
 
+class Outlier(Struct, frozen=True):
+    """A rank that is passed over as long as others may be chosen, or is due for a probe."""
+
+    dp_rank: int
+    reason: Literal["failing", "unreachable"]
+    passed_over: bool  # false: it is due for a probe, the next request may go there
+    failures: int  # of its reservations, in a row
+    backoff_s: float  # between its probes
+
+
 class WorkerRecord(Struct, kw_only=True, frozen=True):
     """A worker as every worker route answers it, fields in the wire's order."""
 
@@ -145,6 +155,7 @@ class WorkerRecord(Struct, kw_only=True, frozen=True):
     role: Role | UnsetType = UNSET
     curve_public_key: str | UnsetType = UNSET
     replay_endpoints: dict[str, str] | UnsetType = UNSET
+    outliers: list[Outlier] | UnsetType = UNSET
 
 
 class StateStatus(Struct, frozen=True):

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 
 from select_service.client import Client
@@ -74,7 +75,8 @@ class Scene:
             for name in NAMES
         ]
         self.router.update_replicas(self.replicas)
-        self.client = Client(url(server))
+        self.url = url(server)
+        self.client = Client(self.url)
 
     def request(self, name: str = "r", **kwargs: Any) -> Any:
         from ray.serve._private.common import RequestMetadata
@@ -264,6 +266,23 @@ def test_an_agent_that_takes_two_hours_is_not_forgotten(
         scene.complete(one, "agent")
 
     play(server, act)
+
+
+@run_by(play, "server")
+async def test_a_replica_that_raises_ends_as_failed(scene: Scene) -> None:
+    request = scene.request()
+    best = (await scene.choose(request))[0][0]
+    scene.send(request, best)
+    (replica,) = (one for one in scene.replicas if one.replica_id.unique_id == best)
+    told: list[Callable[[object], None]] = []
+    result = SimpleNamespace(add_done_callback=told.append)
+    scene.router.on_request_routed(request, replica.replica_id, result)
+    await asyncio.sleep(0)
+    scene.complete(best)  # Serve tells of the end first
+    told[0](RuntimeError("the engine is dead"))
+    await scene.until({})
+    text = (await asyncio.to_thread(httpx.get, f"{scene.url}/metrics")).text
+    assert 'reservation_outcomes_total{outcome="failed"} 1.0' in text
 
 
 @run_by(play, "server")

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Container
 
+    from select_service.types import Outcome
+
 __all__ = ["ReportEntry", "ReportOutbox"]
 
 
@@ -26,6 +28,7 @@ class ReportEntry:
         "is_freed",
         "is_prefilled",
         "is_question",
+        "outcome",
     )
 
     def __init__(self) -> None:
@@ -34,6 +37,7 @@ class ReportEntry:
         self.blocks = 0  # total output blocks; 0: nothing to report
         self.decay_fraction: float | None = None
         self.is_freed = False
+        self.outcome: Outcome | None = None  # of the freed one
         self.is_question = False  # ask whether it is known, by its current blocks
 
     def merge(self, later: ReportEntry) -> None:
@@ -45,6 +49,7 @@ class ReportEntry:
         if later.blocks:
             self.decay_fraction = later.decay_fraction
         self.is_freed |= later.is_freed
+        self.outcome = later.outcome or self.outcome
         self.is_question |= later.is_question
 
     def operations(self, reservation_id: str) -> list[dict[str, object]]:
@@ -59,6 +64,8 @@ class ReportEntry:
             end: dict[str, object] = {"op": "free", "reservation_id": reservation_id}
             if self.cached_tokens is not None and not self.is_prefilled:
                 end["cached_tokens"] = self.cached_tokens  # a repeat, for the sake of it
+            if self.outcome is not None:
+                end["outcome"] = self.outcome
             found.append(end)
         elif self.blocks or self.is_question:
             filled: dict[str, object] = {
@@ -149,7 +156,8 @@ class ReportOutbox:
         dropped = len(entry.operations(name))
         self.settle()
         if entry.is_freed and dropped > 1:
-            self.entry(name, now).is_freed = True
+            end = self.entry(name, now)
+            end.is_freed, end.outcome = True, entry.outcome
             dropped -= 1
         return dropped
 

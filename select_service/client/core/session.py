@@ -31,7 +31,7 @@ from select_service.client.core.problems import (
 from select_service.client.core.prompts import Prompts
 from select_service.client.core.report_outbox import ReportOutbox
 from select_service.client.core.selectors import Selectors
-from select_service.types import CacheThreshold
+from select_service.types import OUTCOMES, CacheThreshold
 
 if TYPE_CHECKING:
     import random
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from select_service.client.core.exchange import Run
     from select_service.client.core.lease_book import ClientLease
     from select_service.client.core.options import Options
-    from select_service.types import Selection
+    from select_service.types import Outcome, Selection
 
 
 __all__ = ["ClientSession"]
@@ -406,9 +406,18 @@ class ClientSession:
             entry.blocks = blocks
             entry.decay_fraction = decay_fraction
 
-    def end(self, booking: ClientBooking, now: float) -> None:
-        """End a booking; idempotent."""
+    def end(self, booking: ClientBooking, now: float, outcome: Outcome | None = None) -> None:
+        """End a booking; idempotent. An outcome counts until the end has been sent.
+
+        Raises:
+            ValueError: no such outcome; sent, it would block all later reports.
+        """
+        if outcome is not None and outcome not in OUTCOMES:
+            raise ValueError(f"outcome must be one of {', '.join(OUTCOMES)}, not {outcome!r}")
         if booking.is_over:
+            name = booking.reservation_id
+            if outcome is not None and self.outbox.is_waiting(name):
+                self.outbox.entry(name, now).outcome = outcome
             return
         booking.is_over = True
         self.catalog.end(booking.ranks)
@@ -416,7 +425,8 @@ class ClientSession:
         if self.bookings.pop(name, None) is not None:
             if self.lost.pop(name, None) is not None:
                 self.outbox.drop(name)
-            self.outbox.entry(name, now).is_freed = True
+            entry = self.outbox.entry(name, now)
+            entry.is_freed, entry.outcome = True, outcome
         lease = booking.draft.lease
         if booking.is_unsure and lease is not None:
             lease.doubt(name)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from select_service.client.reservation import Reservation
+    from select_service.types import Outcome
 
 __all__ = ["LOOK_S", "ClientPool", "client_pool_for"]
 
@@ -78,10 +79,15 @@ class ClientPool:
         if client in self._live:
             self._live[client] += 1
 
-    def free(self, client: AsyncClient, reservation: Reservation | None) -> None:
+    def free(
+        self,
+        client: AsyncClient,
+        reservation: Reservation | None,
+        outcome: Outcome | None = None,
+    ) -> None:
         """Count a booking that is over, or was never made."""
         if reservation is not None:
-            reservation.free()
+            reservation.free(outcome)
         if client in self._live:
             self._live[client] -= 1
 

@@ -21,6 +21,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
+from ray.exceptions import TaskCancelledError
 from ray.serve.request_router import LocalityMixin, MultiplexMixin, RequestRouter
 from ray.util.metrics import Counter
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from select_service.client.ray.routing import PendingCall, RoutedRequest
+    from select_service.types import Outcome
 
 __all__ = ["SelectServiceRouter", "ServeWorker", "worker_id_of"]
 
@@ -146,8 +148,13 @@ class SelectServiceRouter(LocalityMixin, MultiplexMixin, RequestRouter):  # type
         """Note that a replica has taken the request, so its end will be reported, however late."""
         super().on_request_routed(pending_request, replica_id, result)
         seen = self._seen.get(id(pending_request))
-        if self._routing is not None and seen is not None and seen.request() is pending_request:
-            self._routing.taken(seen.ticket)
+        routing = self._routing
+        if routing is not None and seen is not None and seen.request() is pending_request:
+            routing.taken(seen.ticket)
+            if result is not None:
+                loop = asyncio.get_running_loop()
+                told = partial(_tell_loop, loop, routing, seen.ticket)  # in any thread
+                result.add_done_callback(told)
 
     def on_request_completed(self, replica_id: Any, internal_request_id: str) -> None:
         """End the booking of a completed request."""
@@ -225,6 +232,20 @@ def _settled(
     routing: Routing, ticket: RoutedRequest, request: str, sent: asyncio.Future[Any]
 ) -> None:
     if sent.cancelled() or sent.exception() is not None:
-        routing.drop(ticket)
+        routing.drop(ticket, "cancelled")
     else:
         routing.routed(ticket, request, worker_id_of(sent.result().replica_id.unique_id))
+
+
+def _tell_loop(
+    loop: asyncio.AbstractEventLoop, routing: Routing, ticket: RoutedRequest, result: object
+) -> None:
+    """Note that the replica raised, or died; of a stream Serve only tells the latter."""
+    if isinstance(result, TaskCancelledError):
+        outcome: Outcome = "cancelled"
+    elif isinstance(result, Exception):
+        outcome = "failed"
+    else:
+        return
+    with contextlib.suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(routing.note_outcome, ticket, outcome)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from select_service.client.ray.client_pool import ClientPool
     from select_service.client.ray.request_prompt import RequestPrompt
     from select_service.client.reservation import Reservation
+    from select_service.types import Outcome
 
     Tokenizer = Callable[[Any], Sequence[int] | Awaitable[Sequence[int] | None] | None]
 
@@ -175,7 +176,7 @@ class Routing:
         explain = 1 < len(worker_ids) <= self._options.ranked_max
         booked = await self._reserve(ticket, worker_ids, explain=explain)
         if booked.degraded:
-            booked.free()
+            booked.free("cancelled")
             self._count("unreachable")
             return None
         self._hold(ticket, booked)
@@ -264,6 +265,11 @@ class Routing:
         """Note that a replica has the request, so Serve will report its end."""
         self._untaken.pop(ticket, None)
 
+    def note_outcome(self, ticket: RoutedRequest, outcome: Outcome) -> None:
+        """Note how a request ended; Serve tells of its end without that, right before."""
+        if ticket.reservation is not None:
+            ticket.reservation.free(outcome)
+
     def completed(self, request: str, worker_id: int) -> None:
         """End a request at a replica; the oldest of that name, if several calls share it."""
         key = (request, worker_id)
@@ -277,21 +283,21 @@ class Routing:
     def abandoned(self, ticket: RoutedRequest) -> None:
         """Drop a request that no longer exists, unless it was sent somewhere."""
         if not ticket.is_routed:
-            self.drop(ticket)
+            self.drop(ticket, "cancelled")
 
-    def drop(self, ticket: RoutedRequest) -> None:
+    def drop(self, ticket: RoutedRequest, outcome: Outcome | None = None) -> None:
         """End a ticket and free its booking. Idempotent."""
         if not ticket.is_over:
             ticket.is_over = True
             self._tickets.pop(ticket, None)
             self._untaken.pop(ticket, None)
             self._release_name(ticket)
-            self._client_pool.free(ticket.client, ticket.reservation)
+            self._client_pool.free(ticket.client, ticket.reservation, outcome)
 
     async def drop_now(self, ticket: RoutedRequest) -> None:
         """End a ticket whose name is about to be booked again."""
         if not ticket.is_over:
-            self.drop(ticket)
+            self.drop(ticket, "cancelled")
             await self._flush(ticket.client)
 
     def _hold(self, ticket: RoutedRequest, booked: Reservation) -> None:
@@ -306,7 +312,7 @@ class Routing:
 
     def _forget(self, ticket: RoutedRequest) -> None:
         self._count("forgotten")
-        self.drop(ticket)
+        self.drop(ticket, "cancelled")
         for key, tickets in list(self._under_way.items()):
             if ticket in tickets:
                 tickets.remove(ticket)
@@ -317,7 +323,7 @@ class Routing:
         """Book the request at its actual replica; if that fails, at least not at another one."""
         self._release_name(ticket)
         if ticket.reservation is not None:
-            ticket.reservation.free()
+            ticket.reservation.free("cancelled")
             ticket.reservation = None
         try:
             await self._flush(ticket.client)
@@ -327,7 +333,7 @@ class Routing:
             return
         if ticket.is_over:
             self._release_name(ticket)
-            booked.free()
+            booked.free("cancelled")
         else:
             ticket.reservation, ticket.fields = booked, {}
 

@@ -382,6 +382,7 @@ def odds_of(ticket: Ticket) -> Odds:
         is_pair=isinstance(request, SelectPairRequest),
         in_wave=ticket.in_wave,
         in_session=ticket.in_session,
+        ejected=ticket.partition.outliers.ejected or None,
     )
     if keeper is not None and (keeper.busy.slots or keeper.caps.slots):
         odds.busy, odds.full = frozenset(keeper.busy.slots), frozenset(keeper.caps.slots)
@@ -390,7 +391,7 @@ def odds_of(ticket: Ticket) -> Odds:
 
 def _size_of(odds: Odds, rows: Rows | None, loads: bytes) -> int:
     """Return the approximate bytes of unusual facts."""
-    size = _ODDS_BYTES + 32 * (len(odds.busy) + len(odds.full))
+    size = _ODDS_BYTES + 32 * (len(odds.busy) + len(odds.full) + len(odds.ejected or ()))
     if rows is not None and not isinstance(rows, slice):
         size += rows.nbytes
     if odds.allowed is not None:

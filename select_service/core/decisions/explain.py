@@ -32,11 +32,12 @@ from select_service.types.decisions import (
 from select_service.types.shadow import ShadowWeights
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from typing import Literal
 
     from select_service.core.decisions.record import Absent, DecisionRecord, Odds, RankState
     from select_service.core.decisions.shadow_regret import Side, Sighting
+    from select_service.core.fleet.outliers import EjectionReason
     from select_service.types.decisions import Excluded
 
 
@@ -66,14 +67,20 @@ class ExplainedRecord:
         self._terms = terms = RankTerms(record)
         self._stamps = np.frombuffer(record.fleet_snapshot[2]).tolist()
         self._pair = None
-        self._in_play = terms.considered
+        in_play = terms.considered
         odds = record.odds
         if odds is not None and odds.plan is not None:
             self._pair = PairTerms(record, terms, transfer_cost)
-            self._in_play = terms.considered | self._pair.is_leg
+            in_play = terms.considered | self._pair.is_leg
+        self._in_play = in_play
         self._allowed = None
         if odds is not None and odds.allowed is not None:
             self._allowed = frozenset(odds.allowed)
+        self._ejected: Mapping[int, EjectionReason] = {}
+        if odds is not None and odds.ejected is not None:
+            playing = {record.fleet_slots.rank_states[at].slot for at in np.flatnonzero(in_play)}
+            if not playing & odds.ejected.keys():  # else all candidates were suspected: none was
+                self._ejected = odds.ejected
 
     def __len__(self) -> int:
         """The number of candidates."""
@@ -212,7 +219,8 @@ class ExplainedRecord:
             return "pinned_elsewhere"
         if odds.constraints and not rank.taints.issuperset(odds.constraints.required_taints):
             return "taint"
-        return _unfit(odds, rank, holds_to_cache=self._record.cache_hit is not None)
+        holds_to_cache = self._record.cache_hit is not None
+        return _unfit(odds, rank, self._ejected, holds_to_cache=holds_to_cache)
 
     def _index(self, position: int) -> DecisionIndex:
         states = self._record.fleet_snapshot[1]
@@ -248,16 +256,22 @@ def _shadow_choice(side: Side, record: DecisionRecord) -> DecisionShadowChoice:
     )
 
 
-def _unfit(odds: Odds, rank: RankState, *, holds_to_cache: bool) -> Excluded:
+def _unfit(
+    odds: Odds,
+    rank: RankState,
+    ejected: Mapping[int, EjectionReason],
+    *,
+    holds_to_cache: bool,
+) -> Excluded:
     """Return why a rank that meets all constraints was no candidate."""
     if not odds.is_pair and not (
         rank.role == "aggregated" or (rank.role == "decode" and holds_to_cache)
     ):
         return "role"
-    if rank.slot in odds.full:
-        return "full"
-    if rank.slot in odds.busy:
-        return "busy"
+    if rank.slot in ejected:
+        return ejected[rank.slot]
+    if rank.slot in odds.full or rank.slot in odds.busy:
+        return "full" if rank.slot in odds.full else "busy"
     if odds.refusal is not None:
         return "refused"
     if (odds.in_wave or odds.in_session) and not holds_to_cache:

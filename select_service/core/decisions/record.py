@@ -17,11 +17,14 @@ from msgspec import Struct
 from indexer.types import HASH_BYTES
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from indexer.types import PackedHashes, Scope
     from select_service.core.admission.gate import AdmissionDecision as GateDecision
     from select_service.core.admission.policy_api import AdmissionRequest
     from select_service.core.columns import Rows, Slots
     from select_service.core.decisions.shadow_regret import Sighting
+    from select_service.core.fleet.outliers import EjectionReason
     from select_service.core.fleet.roles import Legs, Roles
     from select_service.core.pricing.pair import PairPlan
     from select_service.core.pricing.placement import Seen
@@ -95,6 +98,7 @@ class Odds(Struct, gc=False):
     constraints: RoutingConstraints | None = None
     busy: frozenset[int] = frozenset()  # slots
     full: frozenset[int] = frozenset()
+    ejected: Mapping[int, EjectionReason] | None = None  # by slot; None: nobody
     refusal: DecisionRefusal | None = None
     is_threshold: bool = False  # no candidate held enough
     is_pair: bool = False  # whether the request could take a pair

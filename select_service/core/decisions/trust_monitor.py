@@ -2,7 +2,8 @@
 
 `trust_factors.py` does the arithmetic. This module connects it to bookings (the predictions), event
 streams (lag, gaps, rereads of doubtful indexes) and the API. Housekeeping looks at a few event
-streams per turn; a request pays only for the comparison its caller reports.
+streams per turn; a request pays only for the comparison its caller reports. The same look tells
+`fleet/outliers.py` whether a publisher can be reached.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from select_service.core.ledger.reservation_ids import LiveReservation, ReservationIds
     from select_service.core.membership import Membership
     from select_service.core.partition import Partition
-    from select_service.types import TrustSettings
+    from select_service.types import CoreLimits, TrustSettings
 
     TrustedRank: TypeAlias = tuple[Partition, WorkerRank]
 
@@ -110,10 +111,10 @@ class TrustMonitor:
         membership: Membership,
         bookings: ReservationIds,
         counters: Counters,
-        streams_per_turn: int,
+        limits: CoreLimits,
     ) -> None:
         settings.check()
-        self._streams_per_turn = streams_per_turn
+        self._limits = limits
         self.wall_ahead: float | None = None
         """Wall clock minus monotonic clock, roughly; None: unknown, and so is every lag."""
         self._settings = settings
@@ -228,13 +229,17 @@ class TrustMonitor:
             if ended_at > now - FREED_MEMORY_S:
                 break
             del self._freed[name]
-        more = self._settings.weigh_freshness and self._look(now)
+        more = self._looks_at_streams and self._look(now)
         for partition, slot in list(islice(self._doubtful, DOUBTFUL_PER_TURN)):
             del self._doubtful[partition, slot]
             rank = partition.trust.find(slot)
             if rank is not None and rank.is_distrusted:  # it may have gone meanwhile
                 self._reread(partition, slot, rank, now)
         return more or bool(self._doubtful)
+
+    @property
+    def _looks_at_streams(self) -> bool:
+        return self._settings.weigh_freshness or bool(self._limits.outlier_unreachable_s)
 
     def _look(self, now: float) -> bool:
         if self._verdicts:
@@ -245,7 +250,7 @@ class TrustMonitor:
                 return False
             self._next_look = now + LOOK_S
             self._round.extend(self._membership.streams())
-        for _ in range(min(self._streams_per_turn, len(self._round))):
+        for _ in range(min(self._limits.streams_watched_per_turn_max, len(self._round))):
             stream = self._round.popleft()
             if not stream.closed:
                 self._look_at(stream, now)
@@ -255,13 +260,19 @@ class TrustMonitor:
         return bool(self._verdicts)
 
     def _look_at(self, stream: EventStream, now: float) -> None:
+        partition = self._membership.partitions[stream.scope]
+        if stream.unreachable_since is not None or partition.outliers.ranks:
+            slot = partition.fleet_slots.slot_of(stream.rank)
+            if slot is not None:
+                partition.outliers.follow_publisher(slot, stream.unreachable_since, now)
+        if not self._settings.weigh_freshness:
+            return
         watch = self._watches.get(stream) or _Watch()
         watch.look(stream, now, self.wall_ahead)
         self._looked[stream] = watch
         verdict = self._judge(stream, watch, now)
         if not verdict.stale:
             return
-        partition = self._membership.partitions[stream.scope]
         for rank in stream.ranks_written:
             worse = self._found.get((partition, rank), verdict)
             self._found[partition, rank] = min(worse, verdict)
@@ -292,8 +303,9 @@ class TrustMonitor:
         self._watches, self._looked = self._looked, {}
 
     def _announce(self) -> None:
-        some = self._verdicts[-self._streams_per_turn :]
-        del self._verdicts[-self._streams_per_turn :]
+        most = self._limits.streams_watched_per_turn_max
+        some = self._verdicts[-most:]
+        del self._verdicts[-most:]
         for partition, rank, verdict in some:
             worker = partition.fleet_slots.present.get(rank.worker_id)
             slot = None if worker is None else worker.slots.get(rank.dp_rank)

@@ -71,6 +71,14 @@ EVENTS_UNREACHABLE: Final = Cause(
     "whether the port can be reached from where you are.",
     30.0,
 )
+RANK_FAILING: Final = Cause(
+    "rank-failing",
+    "error",
+    "The reservations of the rank failed one after another, so it gets no requests where others "
+    "may take them, but for a probe now and then.",
+    "Look at its engine, and restart it or delete the worker: the first request that is completed "
+    "there puts it back. If the engine is well, look at who ends reservations as failed.",
+)
 EVENTS_REFUSED: Final = Cause(
     "events-refused",
     "error",
@@ -418,6 +426,7 @@ CAUSES: Final = (
     DISCOVERY_STALE,
     WORKER_ID_SHARED,
     EVENTS_UNREACHABLE,
+    RANK_FAILING,
     EVENTS_REFUSED,
     NO_EVENTS,
     WRONG_TOPIC,

@@ -116,6 +116,7 @@ class Examiner:
         yield from self._look_at_prompts(now)
         yield from self._look_at_ranks(now)
         yield from self._look_at_trust(now)
+        yield from self._look_at_outliers(now)
         yield from self._look_at_reports(now)
         found = [*look_at_replicas(peers, replicas, self._replica_timeout_s)]
         found += look_at_sources(sources, self._limits.discovery_stale_s)
@@ -169,7 +170,9 @@ class Examiner:
                     look = look._replace(is_past_missing=True)
                 subject = _subject(scope, rank, endpoint)
                 for cause, what in watch.look(look):
-                    suspect(cause, subject, what, now)
+                    is_ejected = cause is causes.EVENTS_UNREACHABLE and self._is_ejected(stream)
+                    more = ", and it is passed over where others may be chosen"
+                    suspect(cause, subject, what + more if is_ejected else what, now)
             server = self._server_of(rank)
             clash = None if drains else endpoints.name(rank, server, endpoint, replay)
             if clash is not None:
@@ -219,6 +222,10 @@ class Examiner:
         """Whether what a worker caches comes from others, who tell of it."""
         worker = self._catalog.find(worker_id)
         return worker is not None and worker.spec.role == "decode"
+
+    def _is_ejected(self, stream: EventStream) -> bool:
+        partition = self._membership.partitions[stream.scope]
+        return partition.fleet_slots.slot_of(stream.rank) in partition.outliers.ejected
 
     def _drains(self, worker_id: int) -> bool:
         worker = self._catalog.find(worker_id)
@@ -270,6 +277,16 @@ class Examiner:
                 if rank is not None and at is not None:
                     what = f"of the cached tokens expected, {rank.missing_share:.0%} were not there"
                     self.suspicions.suspect(causes.INDEX_UNTRUE, _subject(scope, at), what, now)
+            yield
+
+    def _look_at_outliers(self, now: float) -> Iterator[None]:
+        """Who is passed over is decided elsewhere, too; a lost publisher has its own finding."""
+        for scope, partition in [*self._membership.partitions.items()]:
+            for slot, one in partition.outliers.suspected().items():
+                at = partition.index.rank_of(slot)
+                if at is not None and one.reason == "failing":
+                    what = f"{one.failures} of its reservations failed in a row"
+                    self.suspicions.suspect(causes.RANK_FAILING, _subject(scope, at), what, now)
             yield
 
     def _look_at_reports(self, now: float) -> Iterator[None]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from select_service.core.changes import Changes
-    from select_service.types import CoreLimits, KvRankState
+    from select_service.types import CoreLimits, KvRankState, Outlier
 
 Lifecycle = Literal["incomplete", "schedulable", "draining", "unschedulable"]
 
@@ -120,7 +120,9 @@ class Worker:
         by_rank = {int(rank): at for rank, at in self.spec.replay_endpoints.items()}
         return replay_endpoints(self.event_sources, self.spec.replay_endpoint, by_rank)
 
-    def record(self, kv_ranks: list[KvRankState] | None = None) -> WorkerRecord:
+    def record(
+        self, kv_ranks: list[KvRankState] | None = None, outliers: list[Outlier] | None = None
+    ) -> WorkerRecord:
         """Return the record as every worker route returns it."""
         spec = self.spec
         return WorkerRecord(
@@ -154,6 +156,7 @@ class Worker:
             role=UNSET if spec.role is None else spec.role,
             curve_public_key=UNSET if spec.curve_public_key is None else spec.curve_public_key,
             replay_endpoints=spec.replay_endpoints or UNSET,
+            outliers=outliers or UNSET,
         )
 
 

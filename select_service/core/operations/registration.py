@@ -12,7 +12,7 @@ from select_service.core.effects import Effects
 from select_service.core.fleet.catalog import reconciliation_failed
 from select_service.core.fleet.roster import API
 from select_service.errors import WorkerConflict
-from select_service.types import KvRankState, Ready
+from select_service.types import KvRankState, Outlier, Ready
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -241,7 +241,19 @@ class Registration:
 
     def _record(self, worker: Worker) -> WorkerRecord:
         streams = self._membership.streams_of(worker)
-        return worker.record(_doubts(one for one in streams if one.kv_state == "uncertain"))
+        doubts = _doubts(one for one in streams if one.kv_state == "uncertain")
+        return worker.record(doubts, self._outliers(worker))
+
+    def _outliers(self, worker: Worker) -> list[Outlier]:
+        partition = self._membership.partitions.get(worker.scope)
+        if partition is None or not partition.outliers.ranks:
+            return []
+        ranks, ejected = partition.outliers.ranks, partition.outliers.ejected
+        return [
+            Outlier(rank, one.reason, slot in ejected, one.failures, one.backoff_s)
+            for rank, slot in worker.slots.items()
+            if (one := ranks.get(slot)) is not None and one.reason is not None
+        ]
 
     def workers(
         self, model_name: str | None = None, tenant_id: str | None = None
@@ -249,7 +261,7 @@ class Registration:
         """Return records by ascending id, filtered exactly. O(workers), some 5 µs each."""
         doubtful = self._membership.doubtful_streams()  # read once for all; usually empty
         return [
-            worker.record(_doubts(doubtful.get(worker.worker_id, ())))
+            worker.record(_doubts(doubtful.get(worker.worker_id, ())), self._outliers(worker))
             for worker in self._matching(model_name, tenant_id)
         ]
 

@@ -26,6 +26,7 @@ from select_service.errors import (
     scope_text,
 )
 from select_service.types import (
+    OUTCOMES,
     BatchFree,
     BatchPrefillComplete,
     OperationResult,
@@ -37,9 +38,11 @@ if TYPE_CHECKING:
 
     from select_service.core.admission.controller import AdmissionController
     from select_service.core.columns import Rows
+    from select_service.core.counters import Counters
     from select_service.core.decisions.decision_log import DecisionLog
     from select_service.core.decisions.trust_monitor import TrustMonitor
     from select_service.core.fleet.catalog import Worker
+    from select_service.core.fleet.outliers import OutlierTally
     from select_service.core.ledger.reservation import Lease
     from select_service.core.ledger.reservation_ids import LiveReservation
     from select_service.core.operations.waiting_requests import WaitingRequests
@@ -57,10 +60,12 @@ if TYPE_CHECKING:
         LeaseRenewal,
         LeaseRequest,
         Operation,
+        Outcome,
         ReservationRequest,
     )
 
 _OPERATED: Final = OperationResult(200)
+_OUTCOMES: Final = ", ".join(OUTCOMES)
 
 
 def _is_cared_for(booking: LiveReservation) -> bool:
@@ -91,6 +96,8 @@ class ReservationCalls:
         admitting: AdmissionController,
         pairs: Pairs,
         trust_monitor: TrustMonitor,
+        outliers: OutlierTally,
+        counters: Counters,
         decisions: DecisionLog,
         new_id: Callable[[], str],
     ) -> None:
@@ -102,6 +109,8 @@ class ReservationCalls:
         self._admitting = admitting
         self._pairs = pairs
         self._trust_monitor = trust_monitor
+        self._outliers = outliers
+        self._outcomes = counters.outcomes
         self._decisions = decisions
         self._new_id = new_id
 
@@ -234,6 +243,8 @@ class ReservationCalls:
         """
         if cached_tokens is not None:
             self._trust_monitor.hear(name, cached_tokens, now)
+        if self._outliers.ranks:
+            self._note_life(name)
         lifecycle = self._lifecycle
         of_pair = None
         if lifecycle.bookings.pairs or lifecycle.announcer.speaks:  # else no id is a pair's
@@ -258,9 +269,17 @@ class ReservationCalls:
             )
         if not self._pairs.output_block(name, decay_fraction, now, count):
             self._lifecycle.output_block(name, decay_fraction, now, count)
+        if self._outliers.ranks:
+            self._note_life(name)
         return NOTHING
 
-    def free(self, name: str, now: float, cached_tokens: int | None = None) -> Effects:
+    def free(
+        self,
+        name: str,
+        now: float,
+        cached_tokens: int | None = None,
+        outcome: Outcome | None = None,
+    ) -> Effects:
         """End a reservation; ending a recently freed one is no error.
 
         Args:
@@ -268,16 +287,22 @@ class ReservationCalls:
             now: monotonic seconds.
             cached_tokens: how much of its prompt the engine found cached, if reported; in a repeat
                 as well.
+            outcome: how it ended; None: not said, which is `completed` without anybody's word. In a
+                repeat it says nothing more.
 
         Raises:
-            InvalidField: more than the prompt is long; nothing has ended.
+            InvalidField: more than the prompt is long, or no such outcome; nothing has ended.
             ReservationNotFound: the id was never seen.
         """
         lifecycle = self._lifecycle
+        if outcome is not None and outcome not in OUTCOMES:  # embedding calls without a codec
+            raise InvalidField(f"outcome must be one of {_OUTCOMES}", field="outcome")
         if cached_tokens is not None:
             self._trust_monitor.hear(name, cached_tokens, now)
         else:
             self._trust_monitor.note_freed(name, now)
+        if outcome is not None or self._outliers.ranks:
+            self._note_outcome(name, outcome, now)
         of_pair = None
         if lifecycle.bookings.pairs or lifecycle.announcer.speaks:  # as above
             of_pair = self._pairs.free(name, now)
@@ -285,6 +310,32 @@ class ReservationCalls:
         if partition is None:
             return effects
         return self._room.relieve(partition, now, effects)
+
+    def _note_outcome(self, name: str, outcome: Outcome | None, now: float) -> None:
+        """Judge the rank of a reservation that ends; of a pair, the leg whose turn it was."""
+        live = self._live(name)
+        if outcome is not None and live:
+            self._outcomes[outcome] += 1
+        if outcome == "failed":
+            for one in live[:1]:  # the prefill leg goes first, and ends when it has done its part
+                one.partition.outliers.failed(one.reservation.slot, now)
+        elif outcome != "cancelled":
+            if outcome is not None:
+                self._note_life(name)
+            for one in live:
+                one.partition.outliers.succeeded(one.reservation.slot, one.reservation.created)
+
+    def _note_life(self, name: str) -> None:
+        """Note that the engine of a reservation answers."""
+        for one in self._live(name):
+            one.partition.outliers.answered(one.reservation.slot, one.reservation.created)
+
+    def _live(self, name: str) -> list[LiveReservation]:
+        """Return the live reservation of an id, or the legs of a pair, as far as booked here."""
+        bookings = self._lifecycle.bookings
+        legs = bookings.legs(name) if bookings.pairs else []
+        one = None if legs else bookings.find(name)
+        return legs if one is None else [one]
 
     def withdraw(self, name: str, added: int, now: float) -> Effects:
         """Note that an answer which tells of a booking could not be given; perhaps end that.
@@ -331,7 +382,7 @@ class ReservationCalls:
         name = operation.reservation_id
         try:
             if isinstance(operation, BatchFree):
-                effects = self.free(name, now, operation.cached_tokens)
+                effects = self.free(name, now, operation.cached_tokens, operation.outcome)
             elif isinstance(operation, BatchPrefillComplete):
                 effects = self.prefill_complete(name, now, operation.cached_tokens)
             else:

@@ -343,6 +343,8 @@ class Placer:
             kept = replace(answer)  # without the hashes, which the ledger has
             effects = lifecycle.book(partition, placement.slot, spec, request, kept, effects, now)
             answer.sequence_hashes = lifecycle.show_hashes(prompt.sequence_hashes)
+        if partition.outliers.ranks:
+            partition.outliers.chosen(placement.slot, now)
         # record
         seen, decisions, fleet_snapshot = placement.seen, self.decisions, partition.fleet_snapshot
         ring = decisions.common
@@ -400,11 +402,15 @@ class Placer:
         legs, plan = self._matchmaker.find(ticket, rows)
         if plan.mode == "disaggregated":
             answer, effects = self._matchmaker.pairs.book(ticket, plan, now, effects)
+            if partition.outliers.ranks and plan.couple is not None:
+                partition.outliers.chosen(plan.couple.prefill_slot, now)
+                partition.outliers.chosen(plan.couple.decode_slot, now)
         else:
             placement = choose(
                 partition, request, prompt, plan.whole, ticket.weights, self._rng, now
             )
             answer, effects = self._matchmaker.pairs.book_one(ticket, plan, placement, now, effects)
+            partition.outliers.chosen(placement.slot, now)
         if seen is not None:
             record = self.decisions.paired(ticket, seen, PairMatch(legs, plan, placement), now)
             if record is not None:  # the confirmed answer is kept unchanged for repeats

@@ -15,7 +15,7 @@ from select_service.core.effects import NOTHING
 
 if TYPE_CHECKING:
     from select_service.core.admission.queue import Ticket
-    from select_service.core.effects import Effects, TrustNews
+    from select_service.core.effects import Effects, EjectionNews, TrustNews
     from select_service.core.pricing.placement import Placement
     from select_service.edge.driver.sources import EventSources
     from select_service.edge.driver.waiting_callers import WaitingCallers
@@ -67,6 +67,8 @@ class EffectsExecutor:
             self._tell_decision(placement, ticket)
         for news in effects.trusted:
             _tell_trust(news)
+        for ejection in effects.ejected:
+            _tell_ejection(ejection)
 
     def _tell_decision(self, placement: Placement, ticket: Ticket) -> None:
         with contextlib.nullcontext() if self._tracing is None else self._tracing.about(ticket):
@@ -111,3 +113,21 @@ def _tell_trust(news: TrustNews) -> None:
         _log.warning("a rank's index counts for less", extra=facts)
     else:
         _log.info("a rank's index counts in full again", extra=facts)
+
+
+def _tell_ejection(news: EjectionNews) -> None:
+    change = news.change
+    facts = {
+        "worker_id": news.rank.worker_id,
+        "dp_rank": news.rank.dp_rank,
+        "model_name": news.scope.model_name,
+        "tenant_id": news.scope.tenant_id,
+        "reason": change.reason,
+        "failures": change.failures,
+    }
+    if change.is_ejected:
+        _log.warning("a rank is passed over", extra=facts)
+    elif change.is_alive:
+        _log.info("a rank is no longer passed over", extra=facts)
+    else:
+        _log.info("a rank is due for a probe", extra=facts)

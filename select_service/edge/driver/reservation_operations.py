@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         LeaseRequest,
         Operation,
         OperationResult,
+        Outcome,
         ReservationAnswer,
         ReservationRequest,
     )
@@ -54,16 +55,21 @@ class ReservationOperations(CoreCalls):
             self.core.reservations.output_block(reservation_id, decay_fraction, self._clock())
         )
 
-    def free(self, reservation_id: str, cached_tokens: int | None = None) -> None:
+    def free(
+        self,
+        reservation_id: str,
+        cached_tokens: int | None = None,
+        outcome: Outcome | None = None,
+    ) -> None:
         """DELETE /reservations/{id}."""
-        effects = self.core.reservations.free(reservation_id, self._clock(), cached_tokens)
+        effects = self.core.reservations.free(reservation_id, self._clock(), cached_tokens, outcome)
         if effects is not NOTHING or self.keeper is not None:  # as above
             self._carry_out(effects)
 
-    def take_back(self, reservation_id: str) -> None:
-        """Free a reservation that its client never learned of, if it is still there."""
+    def take_back(self, reservation_id: str, outcome: Outcome | None = "cancelled") -> None:
+        """Free a reservation of which its client knows nothing, if it is still there."""
         if self.core.lifecycle.bookings.live(reservation_id) is not None:
-            self.free(reservation_id)
+            self.free(reservation_id, outcome=outcome)
 
     def batch_now(self, request: BatchRequest) -> BatchAnswer | asyncio.Task[BatchAnswer]:
         """POST /reservations/batch, up to one slice; longer batches return a task with the answer.

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from select_service.edge.epp.picker import Choice, Picker
     from select_service.edge.epp.traffic import PickerTraffic
+    from select_service.types import Outcome
     from select_service.types.endpoint_picker import PickerLimits
 
 __all__ = ["Exchange", "OutOfOrder", "TooMuchHeld"]
@@ -40,8 +41,11 @@ _SUBSET: Final = "envoy.lb.subset_hint"
 _SUBSET_KEY: Final = "x-gateway-destination-endpoint-subset"
 _SERVED_KEY: Final = "x-gateway-destination-endpoint-served"
 _HEARD: Final = frozenset(
-    {":path", "content-type", "content-length", OBJECTIVE_HEADER, FAIRNESS_HEADER}
+    {":path", ":status", "content-type", "content-length", OBJECTIVE_HEADER, FAIRNESS_HEADER}
 )
+
+_ENGINE_FAILED: Final = "5"  # as for Envoy's own outlier detection
+"""How the status of a response begins that tells of a failed engine."""
 
 _SIGN_OF_LIFE_S: Final = 30.0
 """How often a response that goes on touches its reservation, which would expire otherwise."""
@@ -93,6 +97,7 @@ class Exchange:
         self._has_body = False  # a message of the request's body came
         self._has_ended = False  # the request's body
         self._is_done = False  # the response
+        self._has_failed = False  # the engine, as the response says
         self._touched_at = 0.0
 
     async def hear(self, message: Any) -> list[Any]:
@@ -122,7 +127,7 @@ class Exchange:
         self._drop_body()
         if not self._is_done and self._choice is not None:
             self._traffic.broken += 1
-        self._finish()
+            self._finish("cancelled")  # by its client, or an engine: nobody knows
 
     # -- the request -------------------------------------------------------------------------------
 
@@ -236,13 +241,15 @@ class Exchange:
 
     async def _response_headers(self, message: Any) -> list[Any]:
         self._note_served(message)
+        status = _headers(message.response_headers).get(":status", "")
+        self._has_failed = status.startswith(_ENGINE_FAILED)
         if message.response_headers.end_of_stream:
             self._finish()
         return [replies.passed_on("response_headers")]
 
     async def _response_body(self, message: Any) -> list[Any]:
         part = message.response_body
-        if part.body:
+        if part.body and not self._has_failed:  # else it is no word of a prompt
             self._note_progress()
         if part.end_of_stream:
             self._finish()
@@ -275,11 +282,11 @@ class Exchange:
             if not self._picker.prefill_complete(choice):
                 self._choice = None
 
-    def _finish(self) -> None:
+    def _finish(self, outcome: Outcome = "completed") -> None:
         if not self._is_done:
             self._is_done = True
             if self._choice is not None:
-                self._picker.free(self._choice)
+                self._picker.free(self._choice, "failed" if self._has_failed else outcome)
 
 
 def _headers(part: Any) -> dict[str, str]:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from select_service.edge.driver.driver import Driver
     from select_service.edge.epp.traffic import PickerTraffic
     from select_service.tokenization.openai_body import PromptBody
+    from select_service.types import Outcome
     from select_service.types.endpoint_picker import PickerLimits
 
 __all__ = ["Choice", "EndpointUnusable", "Picker", "Wishes", "address_of"]
@@ -194,7 +195,7 @@ class Picker:
             self._traffic.served["unknown"] += 1
             return
         self._traffic.served["moved"] += 1
-        self.free(choice)
+        self.free(choice, "cancelled")
         moved = ReservationRequest(
             reservation_id=uuid4().hex,
             worker_id=found[0],
@@ -226,9 +227,9 @@ class Picker:
             return False
         return True
 
-    def free(self, choice: Choice) -> None:
-        """The request is over."""
-        self._driver.take_back(choice.reservation_id)
+    def free(self, choice: Choice, outcome: Outcome | None) -> None:
+        """The request is over, in this way."""
+        self._driver.take_back(choice.reservation_id, outcome)
 
 
 def address_of(endpoint: str | None) -> str | None:

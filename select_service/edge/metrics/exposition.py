@@ -22,6 +22,7 @@ from select_service.edge.metrics.epp_metrics import epp_table
 from select_service.edge.metrics.http_metrics import http_tables
 from select_service.edge.metrics.index_metrics import index_tables
 from select_service.edge.metrics.limit_metrics import limit_tables
+from select_service.edge.metrics.outlier_metrics import outlier_table
 from select_service.edge.metrics.process_metrics import (
     bounds_table,
     decisions_table,
@@ -75,6 +76,7 @@ class Metrics:
             decisions_table(driver),
             *demand_tables(groups, driver.core.reader.unserved),
             *trust_tables(driver, settings),
+            outlier_table(driver),
             *shadow_tables(driver, groups),
             *replica_tables(driver),
             *recovery_tables(driver),

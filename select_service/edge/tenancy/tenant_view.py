@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         LeaseRenewal,
         LeaseRequest,
         LoadRow,
+        Outcome,
         OverlapScores,
         OverlapScoresRequest,
         PotentialLoadsRequest,
@@ -337,9 +338,15 @@ class TenantView:
         kept = self._names.reservation(reservation_id)
         self._ask(self._service.output_block, kept, decay_fraction)
 
-    def free(self, reservation_id: str, cached_tokens: int | None = None) -> None:
+    def free(
+        self,
+        reservation_id: str,
+        cached_tokens: int | None = None,
+        outcome: Outcome | None = None,
+    ) -> None:
         """DELETE /reservations/{id}."""
-        self._ask(self._service.free, self._names.reservation(reservation_id), cached_tokens)
+        kept = self._names.reservation(reservation_id)
+        self._ask(self._service.free, kept, cached_tokens, outcome)
 
     def _ask(self, verb: Callable[P, A], *args: P.args, **kwargs: P.kwargs) -> A:
         """Call a verb; its refusals use the client's ids."""

@@ -22,6 +22,26 @@ class BookingSettings(SecuritySettings, frozen=True, kw_only=True):
         seconds().live('reservation_events_total{event="expired"}'),
         "longest ttl_s that a reservation may ask for instead, 422 beyond",
     ] = _CORE.reservation_ttl_max_s
+    outlier_failures: Annotated[
+        int,
+        count(0).live('outlier_ejections_total{reason="failing"}'),
+        "reservations of a rank that end as failed in a row before it is passed over, as long as "
+        "others may be chosen; 0 = never",
+    ] = _CORE.outlier_failures
+    outlier_unreachable_s: Annotated[
+        float,
+        seconds(zero=True).live('outlier_ejections_total{reason="unreachable"}'),
+        "a rank is passed over when its event publisher was connected and has been out of reach "
+        "for this long; 0 = never",
+    ] = _CORE.outlier_unreachable_s
+    outlier_ejection_s: Annotated[
+        float,
+        seconds().live("outlier_ranks"),
+        "a rank is passed over for this long before one request probes it, twice as long each time",
+    ] = _CORE.outlier_ejection_s
+    outlier_ejection_max_s: Annotated[
+        float, seconds().live("outlier_ranks"), "longest such pause between two probes of a rank"
+    ] = _CORE.outlier_ejection_max_s
     freed_ids_max: Annotated[
         int,
         count(0).watched("freed_reservation_ids"),

@@ -11,7 +11,7 @@ from select_service.core.replication.message_codec import encode_message
 from select_service.core.replication.messages import Heartbeat
 from select_service.edge.driver.driver import Driver
 from select_service.errors import NoSchedulableWorker
-from select_service.types import ReservationRequest, SelectAndReserveRequest, WorkerSpec
+from select_service.types import Outcome, ReservationRequest, SelectAndReserveRequest, WorkerSpec
 from select_service.types.admission import AdmissionChange, RankMetrics, WorkerMetrics
 from tests.live.ports import HOST, free_port
 from tests.select_service.doctor.remedies import Found, remedy
@@ -55,6 +55,24 @@ async def _(ward: Ward, found: Found) -> None:
     await ward.pass_time(70)
     await found()
     ward.register(1)
+
+
+@remedy("rank-failing", config=NO_EVENTS)
+async def _(ward: Ward, found: Found) -> None:
+    """Restart the engine: the next request is completed."""
+    ward.register(1)
+
+    async def serve(number: int, outcome: Outcome) -> None:
+        body = {"reservation_id": f"f{number}", "worker_id": 1, "token_ids": prompt(number)}
+        ward.service.reserve(msgspec.convert(body, ReservationRequest))
+        await ward.pass_time(1)
+        ward.service.free(f"f{number}", outcome=outcome)
+
+    most = ward.service.core.limits.outlier_failures
+    for number in range(most):
+        await serve(number, "failed")
+    await found()
+    await serve(most, "completed")
 
 
 @remedy("endpoint-shared", streams=UNPOLLED)

@@ -53,7 +53,9 @@ async def test_what_is_told_with_the_end_or_after_it(
     await client.delete("/reservations/r")
     wrong = await client.delete("/reservations/r?cached_tokens=-1")
     problem(wrong, 400, "invalid_query", "cached_tokens")
-    answer = await client.delete("/reservations/r?cached_tokens=32")
+    wrong = await client.delete("/reservations/r?outcome=broken")
+    problem(wrong, 400, "invalid_query", "outcome")
+    answer = await client.delete("/reservations/r?cached_tokens=32&outcome=failed")
     assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
     assert (await row(client))["samples"] == 1
     await book(client)

@@ -18,6 +18,8 @@ const REASONS = {
   draining: "drains and takes no new work",
   not_schedulable: "its record is incomplete or contradicts others",
   wave: "the rank was chosen for a whole batch",
+  failing: "passed over: its requests failed",
+  unreachable: "passed over: its event publisher is out of reach",
   refused: "the request was refused before",
   session: "its session is on another",
 };

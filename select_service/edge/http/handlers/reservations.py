@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Final
 
 from select_service.edge.codec.responses import Status
 from select_service.edge.http.operations import delete, get, post
-from select_service.edge.routing import read_count, read_query
+from select_service.edge.routing import read_choice, read_count, read_query
 from select_service.errors import ServiceError
 from select_service.types import (
+    OUTCOMES,
     BatchAnswer,
     BatchRequest,
     LeaseList,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from select_service.edge.http.api import Answer, Api, Request
 
 LEASE_QUERY: Final = ("owner", "limit")
-FREE_QUERY: Final = ("cached_tokens",)
+FREE_QUERY: Final = ("cached_tokens", "outcome")
 LEASES_LISTED: Final = 100
 _CACHED_TOKENS: Final = b"cached_tokens"
 
@@ -104,12 +105,15 @@ def free(api: Api, request: Request) -> Response:
     """End a reservation. Repeatable.
 
     `cached_tokens`, also in a repeat: tokens of its prompt that the engine has found cached.
+    `outcome`: `completed`, `failed` (by its engine) or `cancelled` (by its caller).
     """
-    cached_tokens = None
+    cached_tokens = outcome = None
     if request.query:
-        told = read_query(request.query, FREE_QUERY).get("cached_tokens")
+        values = read_query(request.query, FREE_QUERY)
+        told = values.get("cached_tokens")
         cached_tokens = None if told is None else read_count("cached_tokens", told, 0, least=0)
-    api.service.free(request.params[0], cached_tokens)
+        outcome = read_choice("outcome", values.get("outcome"), OUTCOMES)
+    api.service.free(request.params[0], cached_tokens, outcome)
     return api.writer.done()
 
 

@@ -30,6 +30,7 @@ class Booked:
         self.dp_rank = 0
         self.degraded = degraded
         self.is_freed = False
+        self.outcome: str | None = None
         self.overlap = Overlap(longest_matched=0, gpu=0, dp={}, cpu=0, disk=0)
         self.selection = Selection(
             model_name="default",
@@ -42,8 +43,9 @@ class Booked:
             effective_prefill_tokens=0,
         )
 
-    def free(self) -> None:
+    def free(self, outcome: str | None = None) -> None:
         self.is_freed = True
+        self.outcome = outcome
 
 
 class Pretender:
