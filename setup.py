@@ -48,8 +48,12 @@ class BuildKernels(build_ext):  # type: ignore[misc] # setuptools has no types
         super().build_extensions()
 
     def build_extension(self, ext: Any) -> None:
-        """Compile one kernel."""
-        super().build_extension(ext)
+        """Compile one kernel; one that cannot be is left out, and not without a word."""
+        try:
+            super().build_extension(ext)
+        except Exception as error:
+            said(f"NOT BUILT, plain Python will be used instead: {ext.name}: {error}")
+            raise
         self._left -= 1
         said(f"{self._all - self._left} of {self._all}: {ext.name}")
 

@@ -11,7 +11,15 @@ import importlib
 import os
 from typing import Final
 
-__all__ = ["PURE_VARIABLE", "complaints", "kernels_in_use", "objections", "usable"]
+__all__ = [
+    "PURE_VARIABLE",
+    "complaints",
+    "kernels_in_use",
+    "kernels_text",
+    "objections",
+    "unwanted",
+    "usable",
+]
 
 PURE_VARIABLE: Final = "SELECT_SERVICE_PURE"
 """Environment variable that forces the plain twins, unless it is empty or 0."""
@@ -43,13 +51,33 @@ def objections() -> dict[str, str]:
     return {kernel: objection for kernel, objection in _OBJECTIONS.items() if objection}
 
 
-def complaints() -> list[str]:
+def kernels_text() -> str:
+    """Return how many of the kernels that were asked for are in use, "8/8"."""
+    used = kernels_in_use()
+    return f"{sum(used.values())}/{len(used)}"
+
+
+def unwanted() -> dict[str, str]:
     """Return the objections that nobody intended."""
-    return [
+    return {name: why for name, why in objections().items() if why != _PURE}
+
+
+def complaints() -> list[str]:
+    """Return a line for each of those; kernels that were not built have one together."""
+    found = unwanted()
+    absent = [name for name, why in found.items() if why == _NOT_BUILT]
+    told = [
         f"{kernel}: {objection}; plain Python is used instead"
-        for kernel, objection in objections().items()
-        if objection not in (_NOT_BUILT, _PURE)
+        for kernel, objection in found.items()
+        if objection != _NOT_BUILT
     ]
+    if absent:
+        told.append(
+            f"{len(absent)} OF {len(_OBJECTIONS)} COMPILED KERNELS ARE MISSING, and all is several "
+            "times slower: install a C compiler and Python's headers, and install again "
+            f"({', '.join(sorted(absent))})"
+        )
+    return told
 
 
 def _objection(kernel: str, abi: int) -> str:

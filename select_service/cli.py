@@ -10,12 +10,13 @@ import gc
 import os
 import sys
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
 from select_service import NOT_OF_THE_CLIENT
 from select_service.settings import (
+    ENVIRONMENT,
     FLAGS,
     SECTIONS,
     ConfigError,
@@ -25,30 +26,51 @@ from select_service.settings import (
 )
 from select_service.settings.command_line import add_flags
 from select_service.settings.layers import read_file
-from select_service.standard_output import CommandParser, complain, printing, redact_tracebacks
-from select_service.version import __version__
+from select_service.standard_output import (
+    CommandParser,
+    complain,
+    parse_command,
+    printing,
+    redact_tracebacks,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from select_service.standard_output import Commands
 
 __all__ = ["main", "parse"]
 
 
 _DESCRIPTION = """\
-Decides which LLM inference worker serves a request. Without a command: serves. Weights and switches
-come from DYN_* environment variables. deploy/reference/flags.md lists the flags as a page.
+Decides which LLM inference worker serves a request. Without a command, it serves.
+`select-service COMMAND --help` says more about a command.
 
 commands:
-  demo                   see it at work: simulated engines with their own traffic
-  doctor                 what is wired wrong with a running service, and what to do about it
-  workers, loads, drain, explain, call
-                         query or change a running service
-  leave                  announce that a running service will stop
-  token new, keys new    make credentials
-
-select-service COMMAND --help says more about each. Below are the flags of the service, by subject.
-"""
-_CLIENT_COMMANDS = ("call", "workers", "loads", "drain", "explain")
+{commands}"""
+_EXAMPLES = """\
+select-service --port 8092 --state-dir /var/lib/select-service
+select-service --config settings.yaml --token-file tokens
+select-service doctor --url http://localhost:8092"""
+_COMMANDS: Final = {
+    "demo": "Show the service at work, with simulated engines and traffic.",
+    "doctor": "Say what is wired wrong with a running service, and how to mend it.",
+    "workers": "List the workers of a running service.",
+    "loads": "List the load of every rank.",
+    "explain": "Explain the last decisions, or one of them.",
+    "drain": "Send a worker nothing new, so that it can be stopped.",
+    "call": "Send one request to any route.",
+    "leave": "Announce that the service on this machine will stop.",
+    "token": "Make a bearer token (token new).",
+    "keys": "Make a key pair for the replica plane (keys new).",
+    "completion": "Print a script that completes commands and flags in a shell.",
+}
+_PROGRAMS: Final = ("select-service", "select-sim", "select-planner")
+_MORE_VARIABLES: Final = {
+    "OTEL_EXPORTER_OTLP_ENDPOINT": "where --tracing otlp sends traces, and others of that name",
+    "OTEL_SDK_DISABLED": "true: as --tracing none",
+    "SELECT_SERVICE_PURE": "1: plain Python instead of the compiled kernels",
+}
 _NEEDS = {
     "tls_key": "tls_cert",
     "tls_client_ca": "tls_cert",
@@ -79,23 +101,13 @@ def _chosen(arguments: list[str]) -> Callable[[], int]:
     if arguments[:1] == ["demo"]:
         from select_service.demo import cli as demo  # the service needs none of it
 
-        return partial(demo.main, arguments[1:])
-    if arguments[:1] in (["token"], ["keys"]):
-        from select_service.edge.security import credentials_cli
-
-        return _printing(partial(credentials_cli.main, arguments), arguments)
+        return partial(demo.main, arguments)
     if arguments[:1] == ["leave"]:
         from select_service.edge import leave_command
 
-        return partial(leave_command.main, arguments[1:])
-    if arguments[:1] == ["doctor"]:
-        from select_service.doctor import cli as doctor
-
-        return _printing(partial(doctor.main, arguments[1:]), arguments)
-    if arguments[:1] and arguments[0] in _CLIENT_COMMANDS:
-        from select_service.client import cli as client
-
-        return _printing(partial(client.main, arguments), arguments)
+        return partial(leave_command.main, arguments)
+    if arguments[:1] and arguments[0] in _COMMANDS:
+        return partial(printing, _asking(arguments), f"select-service {arguments[0]}", unread=2)
     # modules are no garbage; `edge/garbage_collection.py` decides when the service is up
     gc.disable()
     # numpy brings OpenBLAS, which at once starts a thread per core that spins for work: 100 ms of
@@ -107,8 +119,21 @@ def _chosen(arguments: list[str]) -> Callable[[], int]:
     return partial(serve, settings, layers)
 
 
-def _printing(run: Callable[[], int], arguments: list[str]) -> Callable[[], int]:
-    return partial(printing, run, f"select-service {arguments[0]}", unread=2)
+def _asking(arguments: list[str]) -> Callable[[], int]:
+    """Load the command of those whose answers may be read in part."""
+    if arguments[0] == "completion":
+        return partial(_complete, arguments)
+    if arguments[0] in ("token", "keys"):
+        from select_service.edge.security import credentials_cli
+
+        return partial(credentials_cli.main, arguments)
+    if arguments[0] == "doctor":
+        from select_service.doctor import cli as doctor
+
+        return partial(doctor.main, arguments)
+    from select_service.client import cli as client
+
+    return partial(client.main, arguments)
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
@@ -118,7 +143,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
 
 def read(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Settings, Layers]:
     """The same, with who said what."""
-    parser = _parser()
+    parser = service_parser(by_subject="--help-all" in argv)
     known, strange = parser.parse_known_args(argv)
     if strange:
         parser.error(_what_is(strange[0]))
@@ -149,10 +174,12 @@ def _what_is(strange: str) -> str:
     from difflib import get_close_matches  # a service that starts needs none
 
     name = strange.partition("=")[0]
-    commands = ("demo", "doctor", "leave", "token", "keys", *_CLIENT_COMMANDS)
-    known = [*(flag.name for flag in FLAGS), *commands]
-    near = get_close_matches(name, known, n=1)
-    return f"unknown argument: {strange}" + (f" (is {near[0]} meant?)" if near else "")
+    near = get_close_matches(name, [*(flag.name for flag in FLAGS), *_COMMANDS], n=1)
+    if near:
+        meant = f" (is {near[0]} meant?)"
+    else:
+        meant = "" if name.startswith("-") else f" (commands: {', '.join(_COMMANDS)})"
+    return f"unknown argument: {strange}{meant}"
 
 
 def _said_by(environ: Mapping[str, str], warnings: list[str]) -> dict[str, object]:
@@ -191,16 +218,91 @@ def _check_entrances(parser: argparse.ArgumentParser, layers: Layers, settings: 
         )
 
 
-def _parser() -> argparse.ArgumentParser:
+# -- help ----------------------------------------------------------------------------------------
+
+
+def service_parser(*, by_subject: bool = False) -> CommandParser:
+    """Return the parser of the service's own flags.
+
+    Args:
+        by_subject: whether its help has them in the sections of the reference, instead of those
+            that many people need at the beginning.
+    """
+    width = max(map(len, _COMMANDS))
+    listed = "\n".join(f"  {name:{width}}  {text}" for name, text in _COMMANDS.items())
     parser = CommandParser(
         prog="select-service",
-        # with two hundred flags the generated one would bury the error that follows it
-        usage="%(prog)s [--FLAG VALUE ...], %(prog)s COMMAND ... (--help: all of them)",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        usage="%(prog)s [FLAG VALUE ...], %(prog)s COMMAND ... (--help: the commands)",
+        description=_DESCRIPTION.format(commands=listed),
+        examples=_EXAMPLES,
     )
-    parser.add_argument("--version", action="version", version=f"select-service {__version__}")
-    for name, section in SECTIONS.items():
-        add_flags(parser.add_argument_group(name), section)
+    parser.list_seldom_used(_environment())
+    common = [flag for flag in FLAGS if flag.type.is_common]
+    by_use = {"common flags": common, "other flags": [one for one in FLAGS if one not in common]}
+    for name, flags in (SECTIONS if by_subject else by_use).items():
+        add_flags(parser.add_argument_group(name), flags, brief=True)
+    return parser
+
+
+def _environment() -> str:
+    """List the variables that no flag names."""
+    named = {one.name: one.help for one in ENVIRONMENT} | _MORE_VARIABLES
+    width = max(map(len, named))
+    return "environment:\n" + "\n".join(f"  {one:{width}}  {text}" for one, text in named.items())
+
+
+# -- completion ----------------------------------------------------------------------------------
+
+
+def _complete(arguments: list[str]) -> int:
+    """Print a completion script; shtab makes it from the parsers."""
+    try:
+        import shtab
+    except ImportError:
+        complain("completion needs shtab: pip install 'shtab>=1.7'")
+        return 1
+
+    def add(commands: Commands) -> None:
+        made = commands.add_parser(
+            "completion",
+            help=_COMMANDS["completion"],
+            description="Prints a script for a shell, which completes commands and flags.",
+            examples="select-service completion bash > "
+            "~/.local/share/bash-completion/completions/select-service",
+        )
+        made.add_argument("shell", choices=shtab.SUPPORTED_SHELLS, help="The shell.")
+        made.add_argument(
+            "--program",
+            choices=_PROGRAMS,
+            default=_PROGRAMS[0],
+            help="What is completed. Default: %(default)s.",
+        )
+
+    chosen = parse_command(add, arguments)
+    parser = _whole_parser(chosen.program, add)
+    print(shtab.complete(parser, shell=chosen.shell))
+    return 0
+
+
+def _whole_parser(program: str, completion: Callable[[Commands], None]) -> CommandParser:
+    """Return a parser with all commands of a program."""
+    if program == "select-sim":
+        from select_service.simulator import cli as simulator
+
+        return simulator.parser()
+    if program == "select-planner":
+        from select_service.planner import cli as planner
+
+        return planner.parser()
+    from select_service.client import cli as client
+    from select_service.demo import cli as demo
+    from select_service.doctor import cli as doctor
+    from select_service.edge import leave_command
+    from select_service.edge.security import credentials_cli
+
+    parser = service_parser()
+    commands = parser.add_subparsers(metavar="COMMAND")
+    for one in (demo, doctor, client, leave_command, credentials_cli):
+        one.add_commands(commands)
+    completion(commands)
     return parser

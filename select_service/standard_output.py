@@ -1,7 +1,8 @@
-"""What commands print: without secrets, to readers that may stop, as `| head` does, or full disks.
+"""What commands print: help of one screen, and answers without secrets.
 
-Either is no bug of ours and shows no traceback; the interpreter would say so once more at its exit,
-when it flushes what is left, and end with a code of its own.
+Readers may stop, as `| head` does, and disks may be full. Either is no bug of ours and shows no
+traceback; the interpreter would say so once more at its exit, when it flushes what is left, and end
+with a code of its own.
 """
 
 from __future__ import annotations
@@ -10,29 +11,173 @@ import argparse
 import errno
 import os
 import shlex
+import shutil
 import sys
+import textwrap
 import traceback
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from indexer.redaction import redact
+from select_service.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from types import TracebackType
 
     from _typeshed import SupportsWrite
 
-__all__ = ["CommandParser", "command_line", "complain", "printing", "redact_tracebacks"]
+__all__ = [
+    "CommandParser",
+    "Commands",
+    "SeldomUsed",
+    "command_line",
+    "complain",
+    "parse_command",
+    "positive_seconds",
+    "printing",
+    "redact_tracebacks",
+]
 
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 _FAILED: Final = 1
+_WIDEST: Final = 100
+_FLAG_COLUMNS: Final = 30
+
+
+class SeldomUsed(str):
+    """The help of a flag that only `--help-all` lists."""
+
+    __slots__ = ()
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser whose messages show no secrets; an argument that is wrong may contain some."""
+    """The parser of every command and subcommand.
+
+    Each has `--version`. `--help` lists the flags that most people need, on one screen, and
+    `--help-all` those whose help is `SeldomUsed`, too. Messages show no secrets: an argument that
+    is wrong may contain some.
+    """
+
+    def __init__(self, *, examples: str = "", **settings: Any) -> None:
+        """Make a parser without abbreviations.
+
+        Args:
+            examples: lines that are shown below the flags.
+            settings: of `argparse.ArgumentParser`.
+        """
+        epilog = "examples:\n" + "\n".join(f"  {line}" for line in examples.splitlines())
+        usual = {"allow_abbrev": False, "formatter_class": _Brief, "add_help": False}
+        super().__init__(**{**usual, "epilog": epilog if examples else None, **settings})
+        program, version = self.prog.partition(" ")[0], __version__
+        self.add_argument("-h", "--help", action="help", help="Show this help and exit.")
+        self.add_argument(
+            "--version",
+            action="version",
+            version=f"{program} {version}",
+            help="Show the version and exit.",
+        )
+
+    def add_subparsers(self, **settings: Any) -> Any:
+        """Add commands, which are named without the flags of this one."""
+        return super().add_subparsers(**{"prog": self.prog, **settings})
+
+    def list_seldom_used(self, note: str = "") -> None:
+        """Add `--help-all`.
+
+        Args:
+            note: shown below the flags that it lists.
+        """
+        self.add_argument(
+            "--help-all",
+            action=_HelpAll,
+            nargs=0,
+            const=note,
+            default=argparse.SUPPRESS,
+            help="Show every flag and exit.",
+        )
 
     def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
         super()._print_message(redact(message) if message else message, file)
+
+
+Commands: TypeAlias = "argparse._SubParsersAction[CommandParser]"  # noqa: SLF001 - as typeshed has it
+"""What `add_subparsers` returns; each module of commands adds its own."""
+
+
+def parse_command(add: Callable[[Commands], None], arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse one of the commands of `select-service` that a module adds, the command first."""
+    parser = CommandParser(prog="select-service")
+    add(parser.add_subparsers(dest="command", required=True, metavar="COMMAND"))
+    return parser.parse_args(arguments)
+
+
+class _Brief(argparse.HelpFormatter):
+    """Wraps text unless its author has broken the lines; leaves out what is seldom used."""
+
+    lists_all = False
+
+    def __init__(self, prog: str, **settings: Any) -> None:
+        width = min(shutil.get_terminal_size().columns, _WIDEST)
+        super().__init__(prog, max_help_position=_FLAG_COLUMNS, width=width, **settings)
+
+    def add_argument(self, action: argparse.Action) -> None:
+        if self.lists_all or not isinstance(action.help, SeldomUsed):
+            super().add_argument(action)
+
+    def add_usage(
+        self,
+        usage: str | None,
+        actions: Iterable[argparse.Action],
+        groups: Iterable[argparse._MutuallyExclusiveGroup],
+        prefix: str | None = None,
+    ) -> None:
+        """Name what is required: the other flags would bury it, and the error behind it."""
+        flags = argparse.Action([], "", metavar="[FLAG ...]")
+        required = [one for one in actions if one.required or not one.option_strings]
+        super().add_usage(usage, [flags, *required], [], prefix)
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(text, width, break_on_hyphens=False)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if "\n" not in text:
+            return super()._fill_text(text, width, indent)
+        return "\n".join(indent + line for line in text.splitlines())
+
+
+class _Whole(_Brief):
+    lists_all = True
+
+
+class _HelpAll(argparse.Action):
+    """Shows the help with every flag."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        parser.formatter_class = _Whole
+        parser.epilog = "\n\n".join(filter(None, (parser.epilog, self.const)))
+        parser.print_help()
+        parser.exit()
+
+
+def positive_seconds(text: str) -> float:
+    """Read a time limit of a command.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return value
 
 
 def command_line(program: str, argv: Sequence[str] | None) -> str:

@@ -1,6 +1,7 @@
 """Credentials in files: read again for each use, as Kubernetes and others replace them.
 
-A token, or `name:password` for basic authentication, alone in its file.
+A token is alone in its file, or in a line of a token file of the service that has the token itself
+(`edge/security/tokens.py`). `name:password` for basic authentication is alone in its file.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ import base64
 from pathlib import Path
 from typing import Final
 
-from indexer.edge.plain_file import open_plain
+import msgspec
+
+from indexer.plain_file import open_plain
 
 __all__ = ["TOKEN_BYTES_MAX", "TokenUnreadable", "basic_header", "bearer_header", "read_token"]
 
@@ -21,16 +24,38 @@ class TokenUnreadable(Exception):
     """The file cannot be read, or has no credentials; the text names it and nothing in it."""
 
 
+class _Line(msgspec.Struct):
+    """What a client reads of a line of a token file."""
+
+    token: str | None = None
+
+
 def read_token(path: str | Path) -> str:
-    """Return the token of a file.
+    """Return the token of a file, the first if it is a token file of the service.
 
     Raises:
         TokenUnreadable: there is none.
     """
     text = _content(path)
+    if text.startswith(("{", "#")):
+        text = _first_token(path, text)
     if " " in text or not (text.isascii() and text.isprintable()):
         raise TokenUnreadable(f"{path}: not a token alone")
     return text
+
+
+def _first_token(path: str | Path, text: str) -> str:
+    stripped = map(str.strip, text.splitlines())
+    lines = [line for line in stripped if line and not line.startswith("#")]
+    try:
+        read = (msgspec.json.decode(line, type=_Line).token for line in lines)
+        token = next((one for one in read if one is not None), None)
+    except msgspec.DecodeError:  # the error might quote it
+        raise TokenUnreadable(f"{path}: not a JSON object per line") from None
+    if token is None:
+        why = "its lines have no `token`: a hash cannot be shown (`token new --with-token`)"
+        raise TokenUnreadable(f"{path}: {why}")
+    return token
 
 
 def bearer_header(path: str | Path | None) -> dict[str, str]:

@@ -144,7 +144,7 @@ def variants(
         if weights is None:
             yield name, replace(settings, policy=name)
         else:
-            yield name, replace(settings, policy="ours", weights=weights)
+            yield name, replace(settings, policy=weights.policy, weights=weights)
 
 
 def tasks_of(args: argparse.Namespace, capacities: dict[int, float]) -> list[Task]:

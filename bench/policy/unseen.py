@@ -155,7 +155,7 @@ def settings_of(task: Task, capacity: float, directory: Path) -> SimulationSetti
         workers=task.workers,
         trace=trace,
         seed=task.seed,
-        policy="ours",
+        policy=task.policy,
         weights=weights,
         changes=changes if ground.has_faults else [],
     )

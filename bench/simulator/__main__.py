@@ -28,7 +28,13 @@ from select_service.simulator.core.measures import Measures
 from select_service.simulator.core.worker import KV_TOKENS
 from select_service.simulator.plots import COLOURS, Series, lines
 from select_service.simulator.runs import at_load, capacity_of, run
-from select_service.simulator.settings import OURS, POLICIES, EngineSpec, SimulationSettings, Trace
+from select_service.simulator.settings import (
+    FIRST_TOKEN,
+    POLICIES,
+    EngineSpec,
+    SimulationSettings,
+    Trace,
+)
 from select_service.simulator.statistics import Estimate
 
 LOADS = (0.5, 0.8, 1.0, 1.2, 1.5)
@@ -114,7 +120,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--workers", type=int, nargs="+", default=FLEETS)
     parser.add_argument("--loads", type=float, nargs="+", default=LOADS)
-    parser.add_argument("--policies", nargs="+", default=[one for one in POLICIES if one != OURS])
+    parser.add_argument(
+        "--policies", nargs="+", default=[one for one in POLICIES if one != FIRST_TOKEN]
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--out", type=Path, default=Path("build/bench-simulator.json"))
     parser.add_argument("--others", type=Path, help="earlier result, for policies that do not run")

@@ -16,8 +16,8 @@ from typing_extensions import override
 from zmq.utils import z85
 
 from indexer.core.curve_key import is_curve_key
-from indexer.edge.plain_file import open_plain
 from indexer.errors import KeyFileUnusable
+from indexer.plain_file import open_plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

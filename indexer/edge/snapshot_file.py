@@ -19,7 +19,7 @@ import msgspec
 from xxhash import xxh3_64_intdigest
 
 from indexer.core.stream_memory import StreamMemory
-from indexer.edge.plain_file import open_own
+from indexer.plain_file import open_own
 from indexer.types import U64_MASK, Scope, WorkerRank
 
 if TYPE_CHECKING:

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from select_service.types.batches import SelectBatchRequest
 
 __all__ = [
+    "OF_BOOKING",
+    "OF_SELECTION",
     "BookingOptions",
     "Decisions",
     "Readiness",
@@ -88,6 +91,11 @@ class BookingOptions(_Options, total=False):
     track_prefill_tokens: bool
 
 
+OF_SELECTION: Final = SelectOptions.__optional_keys__
+OF_BOOKING: Final = BookingOptions.__optional_keys__
+"""The names of the options."""
+
+
 class Readiness(msgspec.Struct, frozen=True):
     """GET /ready, as far as the token may read it."""
 
@@ -109,13 +117,16 @@ def prompt_body(
     sequence_hashes: Sequence[int] | bytes | None,
     isl_tokens: int | None,
     options: SelectOptions | BookingOptions,
+    known: frozenset[str] = OF_SELECTION,
 ) -> dict[str, Any]:
     """Return the body for a prompt route, its long lists packed.
 
     Raises:
+        TypeError: an option does not exist.
         ValueError: a token or hash is invalid.
         MissingPackage: block hashes without sequence hashes, and no xxhash to chain them.
     """
+    _expect_known(options, known)
     body: dict[str, Any] = packed(token_ids, block_hashes, sequence_hashes)
     if block_hashes is not None and sequence_hashes is None:
         body["sequence_hashes"] = chain(body["block_hashes"])
@@ -125,6 +136,15 @@ def prompt_body(
         builtin = msgspec.to_builtins(options, builtin_types=(bytes,))
         body |= {name: one for name, one in builtin.items() if one is not None}
     return packed_prompt(body)
+
+
+def _expect_known(options: SelectOptions | BookingOptions, known: frozenset[str]) -> None:
+    """Refuse what the service would only warn of: a misspelt option changed nothing."""
+    for name in options:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            meant = f" (is {near[0]} meant?)" if near else ""
+            raise TypeError(f"unexpected keyword argument {name!r}{meant}")
 
 
 def batch_body(wave: SelectBatchRequest) -> dict[str, Any]:

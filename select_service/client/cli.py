@@ -9,7 +9,6 @@ import argparse
 import sys
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlencode
 
@@ -22,18 +21,23 @@ from select_service.client.core.problems import ClientError, MissingPackage
 from select_service.client.synchronous import Client
 from select_service.client.transport import DEFAULT_SELECTOR
 from select_service.errors import ServiceError
-from select_service.standard_output import CommandParser, complain
+from select_service.standard_output import (
+    CommandParser,
+    complain,
+    positive_seconds,
+)
+from select_service.token_file import TokenUnreadable, read_token
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from select_service.standard_output import Commands
     from select_service.types import ScopeLoads
 
-__all__ = ["COMMANDS", "main"]
+__all__ = ["add_commands", "main"]
 
 Found = TypeVar("Found")
 
-COMMANDS: Final = ("call", "workers", "loads", "drain", "explain")
 _ANSWERED, _REFUSED, _NO_ANSWER = 0, 1, 2
 _TIMEOUT_S: Final = 10.0
 _ROUTES: Final = {
@@ -59,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
         return _REFUSED
     except BrokenPipeError:  # the reader has seen enough
         raise
-    except (ClientError, OSError, ValueError) as error:
+    except (ClientError, OSError, TokenUnreadable, ValueError) as error:
         complain(f"select-service {argv[0]}: {error}")
         return _NO_ANSWER
     except KeyboardInterrupt:  # the user has waited long enough
@@ -69,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _client(chosen: argparse.Namespace) -> Client:
     where = chosen.url if chosen.uds is None else f"unix:{chosen.uds}"
-    token = None if chosen.token_file is None else Path(chosen.token_file).read_text().strip()
+    token = None if chosen.token_file is None else read_token(chosen.token_file)
     cert = None if chosen.cert is None else (chosen.cert, chosen.key or chosen.cert)
     options = Options(
         timeout_ms=chosen.timeout_s * 1e3,
@@ -180,7 +184,8 @@ def _unpacked(answer: object) -> object:
 
 def _read(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the arguments; argparse itself does not accept a body after flags."""
-    parser = _parser()
+    parser = CommandParser(prog="select-service")
+    add_commands(parser.add_subparsers(required=True, metavar="COMMAND"))
     chosen, rest = parser.parse_known_args(argv)
     if len(rest) == 1 and getattr(chosen, "body", "-") is None and not rest[0].startswith("--"):
         chosen.body = rest.pop()
@@ -192,67 +197,107 @@ def _read(argv: Sequence[str]) -> argparse.Namespace:
 # -- usage -------------------------------------------------------------------------------------
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = CommandParser(prog="select-service", allow_abbrev=False)
-    verbs = parser.add_subparsers(required=True, metavar="COMMAND")
-    call = _verb(verbs, "call", _call, "one request to any route, and its answer as JSON")
-    call.add_argument("route", type=_route, help=f"a path, or one of {', '.join(_ROUTES)}")
-    call.add_argument("body", nargs="?", help="JSON; - reads it from standard input")
-    call.add_argument(
-        "--tokens", type=_numbers, metavar="N,N-N", help="the prompt: numbers and ranges of them"
+def add_commands(commands: Commands) -> None:
+    """Add the commands of this module."""
+    call = _command(
+        commands,
+        "call",
+        _call,
+        "Sends one request to any route, and prints the answer as JSON.",
+        "select-service call select --tokens 0-511\n"
+        "select-service call /workers\n"
+        "select-service call /workers/7 --method DELETE",
     )
-    call.add_argument("--method", help="for a path (default: POST with a body, GET without)")
-    workers = _verb(verbs, "workers", _workers, "the catalog")
-    loads = _verb(verbs, "loads", _loads, "the load of every rank")
-    loads.add_argument("--watch", action="store_true", help="again and again, in place (rich)")
+    call.add_argument("route", type=_route, help=f"A path, or one of {', '.join(_ROUTES)}.")
+    call.add_argument("body", nargs="?", help="The body as JSON; - reads it from standard input.")
+    call.add_argument(
+        "--tokens",
+        type=_numbers,
+        metavar="N,N-N",
+        help="The prompt: token ids, and ranges of them.",
+    )
+    call.add_argument(
+        "--method", help="The method for a path. Default: POST with a body, GET without."
+    )
+    workers = _command(
+        commands,
+        "workers",
+        _workers,
+        "Lists the workers of a running service, with their state and what they lack.",
+        "select-service workers --model-name llama-3-70b",
+    )
+    loads = _command(
+        commands,
+        "loads",
+        _loads,
+        "Lists the load of every rank: requests, prompt tokens to compute, and KV blocks.",
+        "select-service loads --watch",
+    )
+    loads.add_argument(
+        "--watch", action="store_true", help="Show it again and again, in place (needs rich)."
+    )
     loads.add_argument(
         "--every-s",
-        type=_seconds,
+        type=positive_seconds,
         default=1.0,
         metavar="S",
-        help="with --watch (default: %(default)s)",
+        help="Seconds between two looks of --watch. Default: %(default)s.",
     )
-    drain = _verb(verbs, "drain", _drain, "send a worker nothing new")
-    drain.add_argument("worker_id", type=int, help="whom to empty")
-    drain.add_argument("--reason", help="for people")
+    drain = _command(
+        commands,
+        "drain",
+        _drain,
+        "Sends a worker no new requests; those that it has go on.",
+        "select-service drain 7 --reason upgrade\nselect-service drain 7 --status",
+    )
+    drain.add_argument("worker_id", type=int, help="The worker to drain.")
+    drain.add_argument("--reason", help="Why, for the people who look at it.")
     how = drain.add_mutually_exclusive_group()
-    how.add_argument("--undo", action="store_true", help="let it take requests again")
-    how.add_argument("--status", action="store_true", help="only say how far it is")
-    explain = _verb(verbs, "explain", _explain, "why this worker: the last decisions, or one")
-    explain.add_argument("id", nargs="?", help="a selection, reservation or decision id")
-    explain.add_argument("--limit", type=int, default=20, help="of the last ones (default: 20)")
+    how.add_argument("--undo", action="store_true", help="Let the worker take requests again.")
+    how.add_argument("--status", action="store_true", help="Only say how far the drain is.")
+    explain = _command(
+        commands,
+        "explain",
+        _explain,
+        "Lists the last decisions, or explains one: what each rank would have cost, and why.",
+        "select-service explain\nselect-service explain 5f0c7f0e-6a1c-4b58-a5c1-5d1c2a9b7c11",
+    )
+    explain.add_argument("id", nargs="?", help="The id of a selection, reservation or decision.")
+    explain.add_argument(
+        "--limit", type=int, default=20, help="How many decisions are listed. Default: %(default)s."
+    )
     for one in (call, workers, loads):
-        one.add_argument("--model-name", metavar="NAME", help="the model it is about")
-        one.add_argument("--tenant-id", metavar="NAME", help="the tenant it is about")
+        one.add_argument("--model-name", metavar="NAME", help="Only of this model.")
+        one.add_argument("--tenant-id", metavar="NAME", help="Only of this tenant.")
     for one in (workers, loads, explain):
-        one.add_argument("--json", action="store_true", help="one line of JSON")
-    return parser
+        one.add_argument("--json", action="store_true", help="Print one line of JSON.")
 
 
-def _verb(
-    verbs: Any,
+def _command(
+    commands: Commands,
     name: str,
     verb: Callable[[Client, argparse.Namespace], None],
     text: str,
-) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = verbs.add_parser(
-        name, help=text, description=text, allow_abbrev=False
-    )
+    examples: str,
+) -> CommandParser:
+    parser = commands.add_parser(name, help=text, description=text, examples=examples)
     parser.set_defaults(verb=verb)
     parser.add_argument(
-        "--url", default=DEFAULT_SELECTOR, help="of the service (default: %(default)s)"
+        "--url", default=DEFAULT_SELECTOR, help="URL of the service. Default: %(default)s."
     )
-    parser.add_argument("--uds", metavar="PATH", help="its Unix domain socket, instead of TCP")
-    parser.add_argument("--token-file", metavar="FILE", help="has a token to show")
-    parser.add_argument("--ca", metavar="FILE", help="certificates to trust with https")
-    parser.add_argument("--cert", metavar="FILE", help="a client certificate")
-    parser.add_argument("--key", metavar="FILE", help="its key, unless it is in the same file")
+    parser.add_argument("--uds", metavar="PATH", help="Its Unix domain socket, instead of TCP.")
+    parser.add_argument(
+        "--token-file", metavar="FILE", help="File with the token that the service asks for."
+    )
+    parser.add_argument("--ca", metavar="FILE", help="Certificates to trust with https.")
+    parser.add_argument("--cert", metavar="FILE", help="A client certificate.")
+    parser.add_argument("--key", metavar="FILE", help="Its key, unless it is in the same file.")
     parser.add_argument(
         "--timeout-s",
-        type=_seconds,
+        type=positive_seconds,
         default=_TIMEOUT_S,
         metavar="S",
-        help="longest wait for an answer (default: %(default)s)",
+        help="Longest wait for an answer. Default: %(default)s.",
     )
     return parser
 
@@ -277,10 +322,3 @@ def _numbers(text: str) -> list[int]:
             raise argparse.ArgumentTypeError(f"{part!r} is no number and no range such as 0-511")
         numbers += range(int(ends[0]), int(ends[1]) + 1)
     return numbers
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError("must be above 0")
-    return value

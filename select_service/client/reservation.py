@@ -157,7 +157,7 @@ class Reservation(ReservationHandle):
         return self._booking.selection.dp_rank
 
     @property
-    def endpoint(self) -> str | None:
+    def endpoint(self) -> str:
         """Where to send the request, as the worker was registered."""
         return self._booking.selection.endpoint
 

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from select_service.client.core.exchange import Run
     from select_service.client.reservation import ReservationHandle
     from select_service.types import (
-        CacheThreshold,
         Operation,
         OperationResult,
         Selection,
@@ -80,6 +79,8 @@ class Calls(BaseClient):
             options: the other fields of POST /select_and_reserve.
 
         Raises:
+            TypeError: an option does not exist.
+            UnknownModel: no worker was ever registered for the model.
             ServiceError: the service refuses; see `select_service.errors`.
             NotCached: nobody holds enough of the prompt for `cache_hit_threshold`.
             ClientError: no selector answers, and there is no catalog to choose from.
@@ -138,7 +139,9 @@ class Calls(BaseClient):
             timeout_ms: total time of this call.
             options: the other fields of POST /reservations.
         """
-        body = calls.prompt_body(token_ids, block_hashes, sequence_hashes, isl_tokens, options)
+        body = calls.prompt_body(
+            token_ids, block_hashes, sequence_hashes, isl_tokens, options, calls.OF_BOOKING
+        )
         body |= {"worker_id": worker_id, "dp_rank": dp_rank}
         book = partial(self._session.book, block_size=block_size)
         return self._reserving(book, Reservation, body, reservation_id, timeout_ms)
@@ -152,8 +155,8 @@ class Calls(BaseClient):
         isl_tokens: int | None = None,
         timeout_ms: float | None = None,
         **options: Unpack[calls.SelectOptions],
-    ) -> Selection | CacheThreshold:
-        """Choose a worker and book nothing; arguments as in `reserve`."""
+    ) -> Selection:
+        """Choose a worker and book nothing; arguments and errors as in `reserve`."""
         body = calls.prompt_body(token_ids, block_hashes, sequence_hashes, isl_tokens, options)
         return self._drive(self._session.select(body, monotonic(), seconds(timeout_ms)))
 

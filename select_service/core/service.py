@@ -36,6 +36,7 @@ from select_service.core.dict_compaction import DictCompaction, all_tables
 from select_service.core.effects import NOTHING, Effects
 from select_service.core.fleet.catalog import Catalog
 from select_service.core.fleet.recovered_ranks import RecoveredRanks
+from select_service.core.fleet.unschedulable import UnschedulableWorkers
 from select_service.core.instrumentation.instrumented import CoreObservers
 from select_service.core.membership import Membership
 from select_service.core.operations.admission_control import AdmissionControl
@@ -159,6 +160,7 @@ class SelectionCore:
             config=config,
             partitions=self.partitions,
             pins=self.membership.pins,
+            held_back=UnschedulableWorkers(self.catalog),
             limits=self.limits,
             rng=rng,
         )

@@ -13,31 +13,24 @@ from select_service.client.transport import read_address
 from select_service.demo.client import SelectorRefused
 from select_service.demo.service_process import ServiceDidNotStart, ServiceProcess
 from select_service.simulator.results import expect_writable
-from select_service.standard_output import CommandParser, complain
+from select_service.standard_output import complain, parse_command
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
 
     from select_service.demo.session import DemoSession
     from select_service.demo.view import FleetPicture, LiveTable, PlainView
+    from select_service.standard_output import Commands
 
-__all__ = ["main"]
+__all__ = ["add_commands", "main"]
 
 _FOREIGN_FIRST_WORKER_ID = 990_001  # distinct from the workers of a running service
 _RESTART_EVERY = 200
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Run the demo; return 0 if loads returned to zero and the predictions were right."""
-    parser = CommandParser(
-        prog="select-service demo",
-        description="Simulated engines publish KV events and multi-turn chats are sent to them, in "
-        "front of a service of its own or of one that runs (--url). Ends with an audit; exit "
-        "codes: 0 it passed, 1 it did not.",
-        allow_abbrev=False,
-    )
-    _arguments(parser)
-    args = parser.parse_args(argv)
+    args = parse_command(add_commands, argv)
     try:
         import rich  # noqa: F401 - only to see whether the extra is installed
     except ImportError:
@@ -51,64 +44,78 @@ def main(argv: Sequence[str] | None = None) -> int:
     return asyncio.run(_run(args))
 
 
-def _arguments(parser: argparse.ArgumentParser) -> None:
+def add_commands(commands: Commands) -> None:
+    """Add the command of this module."""
+    parser = commands.add_parser(
+        "demo",
+        help="Shows the service at work, with simulated engines and traffic.",
+        description="Simulated engines publish KV events and multi-turn chats are sent to them, in "
+        "front of a service of its own or of one that runs (--url). Ends with an audit. Exit "
+        "codes: 0 it passed, 1 it did not.",
+        examples="select-service demo --requests 200 --plain\n"
+        "select-service demo --url http://localhost:8092 --engines 2",
+    )
     parser.add_argument(
         "--requests",
         type=_positive_int,
         metavar="N",
-        help="end after N requests with a summary (default: until Ctrl-C)",
+        help="End after so many requests, with a summary. Default: until Ctrl-C.",
     )
     parser.add_argument(
         "--rate",
         type=_positive_float,
         default=20.0,
         metavar="R",
-        help="requests per second on average (default: %(default)s)",
+        help="Requests per second, on average. Default: %(default)s.",
     )
     parser.add_argument(
         "--engines",
         type=_positive_int,
         default=4,
         metavar="N",
-        help="simulated engines (default: %(default)s)",
+        help="Number of simulated engines. Default: %(default)s.",
     )
     parser.add_argument(
         "--blocks",
         type=_positive_int,
         default=512,
         metavar="N",
-        help="KV blocks of 16 tokens per engine (default: %(default)s)",
+        help="KV blocks of 16 tokens that each engine has. Default: %(default)s.",
     )
     parser.add_argument(
-        "--seed", type=int, default=1, help="seed of the traffic (default: %(default)s)"
+        "--seed", type=int, default=1, help="Seed of the traffic. Default: %(default)s."
     )
     parser.add_argument(
         "--restart-every",
         type=int,
         metavar="N",
-        help="restart an engine every N requests, 0 = never"
-        f" (default: once in the middle with --requests, else {_RESTART_EVERY})",
+        help="Restart an engine every N requests; 0: never."
+        f" Default: once in the middle with --requests, else {_RESTART_EVERY}.",
     )
     parser.add_argument(
-        "--url", type=_address, help="use the service that runs there instead of starting one"
+        "--url", type=_address, help="Use the service that runs there, instead of starting one."
     )
     parser.add_argument(
-        "--snapshot", type=Path, metavar="FILE", help="write the last busy picture there, as SVG"
+        "--snapshot", type=Path, metavar="FILE", help="Write the last busy picture there, as SVG."
     )
-    parser.add_argument("--plain", action="store_true", help="lines instead of the live table")
+    parser.add_argument(
+        "--plain", action="store_true", help="Print lines instead of the live table."
+    )
 
 
 def _positive_int(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return value
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
 
 
 def _positive_float(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError("must be greater than 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number greater than 0")
     return value
 
 

@@ -16,7 +16,7 @@ __all__ = ["Answer", "CannotAskError", "ReachableWorker", "ask", "context"]
 ANSWER_BYTES_MAX: Final = 256 << 20
 """Longest answer read: ten thousand workers take some ten megabytes."""
 
-_PATH: Final = "/ready?verbose=true"
+_PATH: Final = "/ready?verbose=true&examine=true"
 _NEEDS_TOKEN: Final = (401, 403)
 _NOT_READY: Final = 503  # with the same body as 200
 
@@ -41,7 +41,7 @@ class ReachableWorker(Struct, frozen=True):
 
 
 class Answer(Struct, frozen=True):
-    """The parts of GET /ready?verbose=true needed here."""
+    """The parts of GET /ready?verbose=true&examine=true needed here."""
 
     ready: bool
     schedulable_workers: int
@@ -49,6 +49,7 @@ class Answer(Struct, frozen=True):
     waiting_for: list[str] = []
     findings: list[Finding] | UnsetType = UNSET
     findings_left_out: int = 0
+    suspected: list[Finding] = []
 
 
 def context(ca: str | None, cert: str | None, key: str | None) -> ssl.SSLContext | None:

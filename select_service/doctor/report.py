@@ -45,6 +45,11 @@ def _lines(who: str, answer: Answer, findings: Sequence[Finding], width: int) ->
         yield from _kind(alike, max(width, 40))
     if answer.findings_left_out:
         yield f"\nand {answer.findings_left_out} more (--doctor-findings-max)"
+    if answer.suspected:
+        yield "\nSeen just now, and a problem if it lasts:"
+    for alike in _kinds(answer.suspected):
+        yield ""
+        yield from _kind(alike, max(width, 40))
 
 
 def _kinds(findings: Sequence[Finding]) -> Iterable[list[Finding]]:

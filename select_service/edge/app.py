@@ -14,7 +14,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Final
 
-from indexer.compiled import complaints, kernels_in_use
+from indexer.compiled import complaints, kernels_text
 from indexer.errors import IndexerError
 from select_service.edge import logs
 from select_service.edge.codec.body_limits import BodyGuard
@@ -230,7 +230,7 @@ async def _serve(settings: Settings, layers: Layers | None, entrances: Listening
         _listen_to_replicas(service, settings.replica_sync_peers)
         await _hold(service, server, settings.recovery_hold_s)
         garbage.start()
-        told: dict[str, object] = {"version": __version__, "kernels": kernels_in_use()}
+        told: dict[str, object] = {"version": __version__, "kernels": kernels_text()}
         if picker is not None:
             await picker.start()
             told["epp_port"] = picker.port

@@ -36,6 +36,9 @@ SLICE_S: Final = 0.0002
 FRESH_S: Final = 2.0
 """A report may show findings of this age; older ones are examined again."""
 
+APART_S: Final = 0.1
+"""Between two examinations that are asked for: whoever asks all the time costs no more."""
+
 LOGGED_MAX: Final = 20
 """Findings logged one by one per examination; the rest are only counted."""
 
@@ -106,10 +109,16 @@ class Doctor:
                 _log.exception("an examination failed")
             await asyncio.sleep(self._limits.interval_s)
 
-    async def report(self) -> Report:
-        """Return findings at most `FRESH_S` old; concurrent callers share one examination."""
+    async def report(self, *, examines: bool = False) -> Report:
+        """Return findings at most `FRESH_S` old; concurrent callers share one examination.
+
+        Args:
+            examines: whether to examine the fleet as it is now, in any case.
+        """
+        since = self._clock() - (0.0 if examines else FRESH_S)
         async with self._turn:
-            if self._clock() - self._examined_at >= FRESH_S:
+            if self._examined_at <= since:
+                await asyncio.sleep(max(0.0, self._examined_at + APART_S - self._clock()))
                 await self._examine()
         return self.examiner.report(self._clock())
 

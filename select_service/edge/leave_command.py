@@ -14,12 +14,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from select_service.standard_output import CommandParser
+from select_service.standard_output import parse_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["main"]
+    from select_service.standard_output import Commands
+
+__all__ = ["add_commands", "main"]
 
 WORD: Final = signal.SIGUSR1
 LOOK_S: Final = 0.1
@@ -34,17 +36,7 @@ def main(
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
     """Signal a process and wait for the news to spread; return 1 if it cannot be signalled."""
-    parser = CommandParser(
-        prog="select-service leave",
-        description="Tells a service on this machine that it will have to go (SIGUSR1): /ready is "
-        "503 from now on, replicas know, every answer closes its connection, and all requests are "
-        "served until SIGTERM. For preStop hooks.",
-    )
-    parser.add_argument("--pid", type=int, default=1, help="of the service (1: in a container)")
-    parser.add_argument(
-        "--wait-s", type=float, default=5.0, help="return after so long, or when it has gone"
-    )
-    args = parser.parse_args(argv)
+    args = parse_command(add_commands, argv)
     if not is_service(args.pid):  # SIGUSR1 kills a process that does not handle it
         return _fail(f"process {args.pid} is no select-service")
     try:
@@ -55,6 +47,31 @@ def main(
     while clock() < until and is_service(args.pid):
         sleep(LOOK_S)
     return 0
+
+
+def add_commands(commands: Commands) -> None:
+    """Add the command of this module."""
+    parser = commands.add_parser(
+        "leave",
+        help="Announces that the service on this machine will stop.",
+        description="Tells a service on this machine that it will have to go (SIGUSR1): /ready is "
+        "503 from now on, replicas know, every answer closes its connection, and all requests are "
+        "served until SIGTERM. For preStop hooks.",
+        examples="select-service leave --pid 4711 --wait-s 5",
+    )
+    parser.add_argument(
+        "--pid",
+        type=int,
+        default=1,
+        help="The process of the service. Default: %(default)s, as in a container.",
+    )
+    parser.add_argument(
+        "--wait-s",
+        type=float,
+        default=5.0,
+        metavar="S",
+        help="Return after so many seconds, or when it has gone. Default: %(default)s.",
+    )
 
 
 def _fail(reason: str) -> int:

@@ -26,6 +26,7 @@ from select_service.errors.placement import (
     NoWorkerForRole,
     PinnedNotAllowed,
     QueueFull,
+    UnknownModel,
     WorkerDraining,
     WouldWait,
 )
@@ -173,6 +174,7 @@ __all__ = [
     "TooMuchInBody",
     "Unauthenticated",
     "UnknownField",
+    "UnknownModel",
     "UnsupportedMediaType",
     "WorkerConflict",
     "WorkerDraining",

@@ -10,7 +10,7 @@ from msgspec import UnsetType
 from select_service.errors.refusal import ServiceError, scope_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from select_service.types import Scope
     from select_service.types.batches import WaveResult
@@ -33,20 +33,46 @@ class PinnedNotAllowed(InvalidRequest):
 
 
 class NoSchedulableWorker(ServiceError):
-    """No schedulable worker, in the process or in the scope: ask again in a second."""
+    """No schedulable worker, in the process or in the scope: ask again in a second.
+
+    `details.reasons` says why, and `details.is_known` whether the scope has had a worker.
+    """
 
     status = 503
     code = "no_schedulable_worker"
 
     @classmethod
-    def anywhere(cls) -> NoSchedulableWorker:
+    def anywhere(cls, reasons: Sequence[str], *, is_known: bool) -> NoSchedulableWorker:
         """The whole process has none."""
-        return cls("no schedulable workers are available")
+        return cls(
+            "no schedulable workers are available",
+            details={"reasons": [*reasons], "is_known": is_known},
+        )
 
     @classmethod
-    def in_scope(cls, scope: Scope) -> NoSchedulableWorker:
-        """The scope asked for has none."""
-        return cls(f"no schedulable workers for {scope_text(scope)}")
+    def in_scope(
+        cls, scope: Scope, reasons: Sequence[str] = (), *, is_known: bool = False
+    ) -> NoSchedulableWorker:
+        """The scope asked for has none; by default, because it has no worker at all."""
+        return cls(
+            f"no schedulable workers for {scope_text(scope)}",
+            details={"reasons": [*reasons] or [none_registered(scope)], "is_known": is_known},
+        )
+
+
+class UnknownModel(NoSchedulableWorker):
+    """Nobody has registered a worker for this model and tenant: clients raise it at once.
+
+    The service answers 503 `no_schedulable_worker`, as the contract has it, and says `is_known`.
+    """
+
+    status = 404
+    code = "unknown_model"
+
+
+def none_registered(scope: Scope) -> str:
+    """Return the reason of a scope without workers."""
+    return f"no worker is registered for {scope_text(scope)}"
 
 
 class NoEligibleWorker(ServiceError):

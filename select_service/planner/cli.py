@@ -36,7 +36,7 @@ from select_service.standard_output import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["main"]
+__all__ = ["main", "parser"]
 
 _FAILED = 1
 _INTERRUPTED = 130
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     redact_tracebacks()
     command = "select-planner"
     try:
-        arguments = _parser().parse_args(argv)
+        arguments = parser().parse_args(argv)
         arguments.command_line = command_line(command, argv)
         command = f"{command} {arguments.command}"
         run = partial(_COMMANDS[arguments.command], arguments)
@@ -62,35 +62,70 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _FAILED
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = CommandParser(
+def parser() -> CommandParser:
+    """Return the parser of all commands."""
+    whole = CommandParser(
         prog="select-planner",
         description="Turns demand into replica counts that meet TTFT and ITL targets.",
-        allow_abbrev=False,
+        examples="select-planner plan --profile-results-dir profile --num-req 3000 --isl 3000 "
+        "--osl 150\n"
+        "select-planner run --help",
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    run = commands.add_parser("run", help="plan for a live fleet", allow_abbrev=False)
-    add_flags(run, SECTIONS["run"])
-    plan = commands.add_parser("plan", help="one calculation", allow_abbrev=False)
-    add_flags(plan, SECTIONS["plan"])
+    commands = whole.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    run = commands.add_parser(
+        "run",
+        help="Plans for a live fleet.",
+        description="Plans for a live fleet, until it is stopped: reads demand, and scales.",
+        examples="select-planner run --model-name llama --profile-results-dir profile "
+        "--metrics-source selector \\\n"
+        "  --selector http://localhost:8092 --connector dry-run",
+    )
+    add_flags(run, SECTIONS["run"], brief=True)
+    run.list_seldom_used()
+    plan = commands.add_parser(
+        "plan",
+        help="Calculates one plan.",
+        description="Calculates how many replicas one interval of demand needs.",
+        examples="select-planner plan --profile-results-dir profile --num-req 3000 --isl 3000 "
+        "--osl 150 --mode slo",
+    )
+    add_flags(plan, SECTIONS["plan"], brief=True)
+    plan.list_seldom_used()
     predict = commands.add_parser(
         "predict",
-        help="forecasts of a series",
+        help="Forecasts a series of numbers.",
         description="Reads a JSON list of numbers (null: nothing was measured) from standard "
         "input and writes the forecast made after each of them.",
-        allow_abbrev=False,
+        examples="echo '[10, 12, 14]' | select-planner predict --predictor kalman",
     )
     add_flags(predict, SECTIONS["predict"])
     replay = commands.add_parser(
-        "replay", help="what planning would have been worth", allow_abbrev=False
+        "replay",
+        help="Compares policies on recorded requests.",
+        description="Plays recorded requests to a simulated fleet under several policies, and "
+        "tells what each would have cost and kept.",
+        examples="select-planner replay --trace requests.jsonl --profile-results-dir profile "
+        "--out replay.html",
     )
-    add_flags(replay, SECTIONS["replay"])
-    profile = commands.add_parser("profile", help="profiling results", allow_abbrev=False)
-    what = profile.add_subparsers(dest="what", required=True, metavar="WHAT")
-    inspect = what.add_parser("inspect", help="check and plot them", allow_abbrev=False)
-    inspect.add_argument("directory", metavar="DIR", type=Path, help="profiling results")
+    add_flags(replay, SECTIONS["replay"], brief=True)
+    replay.list_seldom_used()
+    profile = commands.add_parser(
+        "profile",
+        help="Inspects profiling results (profile inspect).",
+        description="Inspects profiling results.",
+    )
+    what = profile.add_subparsers(dest="what", required=True, metavar="COMMAND")
+    inspect = what.add_parser(
+        "inspect",
+        help="Checks and plots them.",
+        description="Checks and plots profiling results.",
+        examples="select-planner profile inspect profile --out profile.html",
+    )
+    inspect.add_argument(
+        "directory", metavar="DIR", type=Path, help="Directory of the profiling results."
+    )
     add_flags(inspect, SECTIONS["profile inspect"])
-    return parser
+    return whole
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -102,12 +137,14 @@ def _run(arguments: argparse.Namespace) -> int:
 def _plan(arguments: argparse.Namespace) -> int:
     from select_service.planner.edge import what_if  # numpy, for who asks
     from select_service.planner.edge.profile_files import read_profile
+    from select_service.simulator.progress_bar import progress_bar
 
     question = read_section(PlanSettings, arguments)
     profile = read_profile(question.profile_results_dir)
     try:
         plan = what_if.plan_slo if question.mode == "slo" else what_if.plan_compatible
-        answer = plan(profile, question)
+        with progress_bar("planning", None):
+            answer = plan(profile, question)
     except MissingExtra as error:
         if question.mode is not None:
             raise
@@ -147,7 +184,7 @@ def _replay(arguments: argparse.Namespace) -> int:
     told = read_section(ReplayedSettings, arguments)
     _expect_writable(told.out)
     question = replay_command.question_of(told)
-    results = replay_command.replay(question, print_line=_tell)
+    results = replay_command.replay(question, print_line=_tell, quiet=told.quiet)
     if told.json:
         _print({"results": [replay_command.brief(one) for one in results]})
     if told.out is not None:

@@ -76,23 +76,29 @@ def _interval() -> ValueType:
     return number(_SHORTEST_S, metavar="S")
 
 
-_PROFILE: Final = "measured TTFT and ITL of an engine, as the profiler writes them"
-_NO_LIKENESS: Final = "what came in the past after times like this one decides nothing"
+_PROFILE: Final = (
+    "directory with the measured TTFT and ITL of an engine, as the profiler writes them"
+)
+_NO_LIKENESS: Final = "do not let slo forecast from times in the past that were like this one"
 
-Ttft: TypeAlias = Annotated[float, any_number("MS"), "time to first token"]
-Itl: TypeAlias = Annotated[float, any_number("MS"), "time between tokens"]
+Ttft: TypeAlias = Annotated[float, any_number("MS").common(), "target for the time to first token"]
+Itl: TypeAlias = Annotated[float, any_number("MS").common(), "target for the time between tokens"]
 Attainment: TypeAlias = Annotated[
     float | None,
-    between(0.0, 1.0, "SHARE").also("--slo-attainment"),
-    "share of requests for which both hold, 0.99 for example; off: on average",
+    between(0.0, 1.0, "SHARE").also("--slo-attainment").common(),
+    "share of requests for which both targets hold, e.g. 0.99; off: they hold on average",
 ]
-AdjustmentInterval: TypeAlias = Annotated[float, _interval(), "between plans"]
-MaxGpuBudget: TypeAlias = Annotated[int, any_whole("GPUS"), "never more"]
-MinEndpoint: TypeAlias = Annotated[int, count(0), "replicas of a role"]
-EngineGpus: TypeAlias = Annotated[int, count(metavar="GPUS"), "of one engine"]
-LoadInterval: TypeAlias = Annotated[float, _interval(), "fast loop"]
+AdjustmentInterval: TypeAlias = Annotated[float, _interval().common(), "time between two plans"]
+MaxGpuBudget: TypeAlias = Annotated[
+    int, any_whole("GPUS").common(), "GPUs that all engines together never exceed"
+]
+MinEndpoint: TypeAlias = Annotated[int, count(0), "least replicas of each role"]
+EngineGpus: TypeAlias = Annotated[int, count(metavar="GPUS"), "GPUs of one engine of that role"]
+LoadInterval: TypeAlias = Annotated[float, _interval(), "time between two looks of the fast loop"]
 Mode: TypeAlias = Annotated[
-    str, choice("compatible", "slo"), "the reference's formulas and forecasts, or ours"
+    str,
+    choice("compatible", "slo").common(),
+    "compatible: the formulas of Dynamo's planner; slo: ours",
 ]
 
 
@@ -100,11 +106,11 @@ class PlanSettings(Struct, frozen=True, kw_only=True):
     """What `plan` is asked."""
 
     profile_results_dir: Annotated[Path, file("DIR"), _PROFILE]
-    num_req: Annotated[float, any_number("N"), "requests in one interval"]
-    isl: Annotated[float, any_number("TOKENS"), "mean prompt length"]
-    osl: Annotated[float, any_number("TOKENS"), "mean answer length"]
-    p_correction: Annotated[float, any_number(), "measured TTFT over profiled"] = 1.0
-    d_correction: Annotated[float, any_number(), "measured ITL over profiled"] = 1.0
+    num_req: Annotated[float, any_number("N"), "number of requests in one interval"]
+    isl: Annotated[float, any_number("TOKENS"), "mean length of prompts"]
+    osl: Annotated[float, any_number("TOKENS"), "mean length of answers"]
+    p_correction: Annotated[float, any_number(), "measured TTFT divided by the profiled one"] = 1.0
+    d_correction: Annotated[float, any_number(), "measured ITL divided by the profiled one"] = 1.0
     ttft: Ttft = 500.0
     itl: Itl = 50.0
     attainment: Attainment = None
@@ -116,15 +122,15 @@ class PlanSettings(Struct, frozen=True, kw_only=True):
     mode: Annotated[
         str | None,
         optional(choice("compatible", "slo")),
-        "the reference's formulas, or ours; off: the reference's where scipy is installed, whose "
+        "compatible: the formulas of Dynamo's planner; slo: ours; off: the former where scipy is installed, whose "
         "splines they take (the extra planner), else ours",
     ] = None
     pooled: Annotated[
         bool,
         switch(),
-        "slo: no prompt waits while an engine is free (otherwise there is a queue per engine)",
+        "with --mode slo: no prompt waits while an engine is free, instead of a queue per engine",
     ] = False
-    json: Annotated[bool, switch(), "the answer as JSON"] = False
+    json: Annotated[bool, switch(), "print the answer as JSON"] = False
 
 
 class TuningSettings(Struct, frozen=True, kw_only=True):
@@ -152,68 +158,78 @@ class TuningSettings(Struct, frozen=True, kw_only=True):
     load_predictor_fit_deadline: Annotated[
         float,
         seconds().also("--fit-deadline"),
-        "that a decision waits for the fit of a library; then the model from before goes on",
+        "longest time that a decision waits for a library to fit its model; then the last model is "
+        "used",
     ] = 10.0
 
 
 class PredictSettings(TuningSettings, frozen=True, kw_only=True):
     """Which predictor `predict` runs."""
 
-    predictor: Annotated[str, choice(*PREDICTORS), "who forecasts"]
+    predictor: Annotated[str, choice(*PREDICTORS), "how the series is forecast"]
     mode: Mode = "compatible"
-    json: Annotated[bool, switch(), "the only format there is, and the default"] = False
+    json: Annotated[bool, switch(), "print JSON: the only format there is, and the default"] = False
 
 
 class ReplayedSettings(TuningSettings, frozen=True, kw_only=True):
     """What `replay` is asked."""
 
-    trace: Annotated[Path, file("FILE"), "requests, as JSON lines"]
+    trace: Annotated[Path, file("FILE"), "file of requests, as JSON lines"]
     profile_results_dir: Annotated[Path, file("DIR"), _PROFILE]
     policy: Annotated[
-        tuple[str, ...], repeated(choice(*POLICIES)), "once per policy; off: all"
+        tuple[str, ...],
+        repeated(choice(*POLICIES)).common(),
+        "policy to replay; repeat it for several; off: all",
     ] = ()
     load_predictor: Annotated[
         tuple[str, ...],
-        repeated(choice(*PREDICTORS)),
-        "once per predictor that slo and compatible are run with; off: auto",
+        repeated(choice(*PREDICTORS)).common(),
+        "forecast of slo and compatible; repeat it for several; off: auto",
     ] = ()
     ttft: Ttft = 500.0
     itl: Itl = 50.0
     attainment: Attainment = 0.99
     load_predictor_warmup_trace: Annotated[
-        Path | None, file("FILE"), "what came before: slo and compatible have learnt it"
+        Path | None, file("FILE"), "earlier requests, from which slo and compatible have learnt"
     ] = None
     adjustment_interval: AdjustmentInterval = 60.0
     load_interval: LoadInterval = 5.0
-    no_likeness: Annotated[bool, switch(), f"slo: {_NO_LIKENESS}"] = False
-    startup: Annotated[float, seconds(), "of an engine"] = 60.0
+    no_likeness: Annotated[bool, switch(), _NO_LIKENESS] = False
+    startup: Annotated[float, seconds(), "time that an engine takes to start"] = 60.0
     max_gpu_budget: MaxGpuBudget = 64
     prefill_engine_num_gpu: EngineGpus = 1
     decode_engine_num_gpu: EngineGpus = 1
-    start_prefill: Annotated[int, count(), "replicas"] = 1
-    start_decode: Annotated[int, count(), "replicas"] = 1
-    seed: Annotated[int, any_whole(), "of what is drawn"] = 1
-    out: Annotated[Path | None, file("HTML"), "where the charts go"] = None
-    json: Annotated[bool, switch(), "the answer as JSON"] = False
+    start_prefill: Annotated[int, count(), "prefill replicas at the start"] = 1
+    start_decode: Annotated[int, count(), "decode replicas at the start"] = 1
+    seed: Annotated[int, any_whole(), "seed of what is drawn at random"] = 1
+    out: Annotated[Path | None, file("HTML").common(), "page to write the charts to"] = None
+    quiet: Annotated[bool, switch(), "show no progress bar"] = False
+    json: Annotated[bool, switch(), "print the answer as JSON"] = False
 
 
 class InspectSettings(Struct, frozen=True, kw_only=True):
     """What becomes of the profiling results that `profile inspect DIR` checks."""
 
-    out: Annotated[Path | None, file("HTML"), "where the charts go"] = None
+    out: Annotated[Path | None, file("HTML"), "page to write the charts to"] = None
 
 
 class RunSettings(TuningSettings, frozen=True, kw_only=True):
     """What `run` is told."""
 
-    targets: Annotated[Path | None, file("FILE"), "several models, instead of the flags of one"] = (
+    targets: Annotated[
+        Path | None, file("FILE").common(), "file of several models, instead of the flags of one"
+    ] = None
+    model_name: Annotated[str | None, text("NAME").common(), "model whose engines are planned"] = (
         None
     )
-    model_name: Annotated[str | None, text("NAME"), "whose engines are planned"] = None
-    tenant_id: Annotated[str, text("NAME"), "and for whom"] = "default"
-    profile_results_dir: Annotated[Path | None, file("DIR"), _PROFILE] = None
-    prefill_resource: Annotated[str, text("R"), "what the connector scales"] = ""
-    decode_resource: Annotated[str, text("R"), "the same"] = ""
+    tenant_id: Annotated[str, text("NAME"), "tenant whose engines are planned"] = "default"
+    profile_results_dir: Annotated[Path | None, file("DIR").common(), _PROFILE] = None
+    prefill_resource: Annotated[
+        str, text("R").common(), "resource of prefill workers that the connector scales"
+    ] = ""
+    decode_resource: Annotated[
+        str, text("R").common(), "resource of decode workers that the connector scales"
+    ] = ""
     ttft: Ttft = 500.0
     itl: Itl = 50.0
     attainment: Attainment = None
@@ -221,36 +237,46 @@ class RunSettings(TuningSettings, frozen=True, kw_only=True):
     min_endpoint: MinEndpoint = 1
     prefill_engine_num_gpu: EngineGpus = 1
     decode_engine_num_gpu: EngineGpus = 1
-    no_correction: Annotated[bool, switch(), "profiles are taken as they are"] = False
-    load_predictor: Annotated[str, choice(*PREDICTORS), "who forecasts"] = "auto"
-    load_predictor_warmup_trace: Annotated[Path | None, file("FILE"), "it has learnt this"] = None
+    no_correction: Annotated[bool, switch(), "do not correct profiles by what is measured"] = False
+    load_predictor: Annotated[str, choice(*PREDICTORS).common(), "how demand is forecast"] = "auto"
+    load_predictor_warmup_trace: Annotated[
+        Path | None, file("FILE"), "earlier requests, from which it has learnt"
+    ] = None
     metrics_source: Annotated[
-        str, choice("prometheus", "selector", "trace"), "where demand is read"
+        str, choice("prometheus", "selector", "trace").common(), "where demand is read"
     ] = "prometheus"
-    prometheus_url: Annotated[str, _url(with_user=True), "asked"] = "http://127.0.0.1:9090"
+    prometheus_url: Annotated[str, _url(with_user=True).common(), "URL of Prometheus"] = (
+        "http://127.0.0.1:9090"
+    )
     prometheus_token_file: Annotated[
-        Path | None, file("FILE"), "bearer token for it; read again for each query"
+        Path | None,
+        file("FILE"),
+        "file with a bearer token for Prometheus; read again for each query",
     ] = None
     prometheus_basic_auth_file: Annotated[
-        Path | None, file("FILE"), "or NAME:PASSWORD for it; read again for each query"
+        Path | None,
+        file("FILE"),
+        "file with NAME:PASSWORD for Prometheus; read again for each query",
     ] = None
     prometheus_ca: Annotated[
-        Path | None, file("FILE"), "authorities that sign its certificate, PEM; off: the usual ones"
+        Path | None,
+        file("FILE"),
+        "authorities that sign the certificate of Prometheus, PEM; off: the system's",
     ] = None
     prometheus_names: Annotated[
-        str, text("NAMES"), "whose metrics: dynamo, selector, or a YAML file of names"
+        str, text("NAMES"), "names of metrics: dynamo, selector, or a YAML file of names"
     ] = "dynamo"
     selector: Annotated[
         tuple[str, ...],
-        repeated(_url()),
-        "once per selector, or the headless Service that leads to all: every address of a name is "
-        "asked; for --metrics-source selector and for --drain",
+        repeated(_url()).common(),
+        "URL of a selector, or of the headless Service that leads to all; every address of a name "
+        "is asked. For --metrics-source selector and --drain; repeat it for several",
     ] = ()
     selector_lookup_interval: Annotated[
-        float, _interval(), "between two look-ups of the names of selectors"
+        float, _interval(), "time between two look-ups of the names of selectors"
     ] = 10.0
     token_file: Annotated[
-        Path | None, file("FILE"), "bearer token for selectors; read again for each request"
+        Path | None, file("FILE"), "file with the token for selectors; read again for each request"
     ] = None
     proxy_from_environment: Annotated[
         bool,
@@ -259,46 +285,59 @@ class RunSettings(TuningSettings, frozen=True, kw_only=True):
         "HTTPS_PROXY and ALL_PROXY name, except for NO_PROXY; credentials only inside TLS, and "
         "selectors never",
     ] = False
-    trace: Annotated[Path | None, file("FILE"), "requests, for --metrics-source trace"] = None
-    load_interval: LoadInterval = 5.0
-    start_time: Annotated[float, seconds(), "of a replica, until it was measured"] = 120.0
-    no_load_loop: Annotated[bool, switch(), "forecasts alone decide"] = False
-    no_likeness: Annotated[bool, switch(), _NO_LIKENESS] = False
-    connector: Annotated[str, choice("dry-run", "kubernetes", "virtual", "ray"), "who scales"] = (
-        "dry-run"
+    trace: Annotated[Path | None, file("FILE"), "file of requests, for --metrics-source trace"] = (
+        None
     )
-    kubernetes_api: Annotated[str | None, _url(), "API server; off: that of the pod"] = None
-    namespace: Annotated[str | None, text("NAME"), "of the resources; off: that of the pod"] = None
+    load_interval: LoadInterval = 5.0
+    start_time: Annotated[
+        float, seconds(), "time that a replica takes to start, until it was measured"
+    ] = 120.0
+    no_load_loop: Annotated[bool, switch(), "run no fast loop: forecasts alone decide"] = False
+    no_likeness: Annotated[bool, switch(), _NO_LIKENESS] = False
+    connector: Annotated[
+        str,
+        choice("dry-run", "kubernetes", "virtual", "ray").common(),
+        "how the fleet is scaled; dry-run only says how it would be",
+    ] = "dry-run"
+    kubernetes_api: Annotated[str | None, _url(), "URL of the API server; off: that of the pod"] = (
+        None
+    )
+    namespace: Annotated[
+        str | None, text("NAME"), "namespace of the resources; off: that of the pod"
+    ] = None
     lease: Annotated[
         str,
         choice("cluster", "machine"),
-        "where it is kept who acts: in Kubernetes or Ray, or by locks on this machine, as for the "
-        "virtual connector",
+        "where the lease of the acting planner is kept: in Kubernetes or Ray, or by locks on this "
+        "machine, as for the virtual connector",
     ] = "cluster"
-    lease_name: Annotated[str, text("NAME"), "of that"] = "select-planner"
-    ray_dashboard: Annotated[str, _url(), "of Ray"] = "http://127.0.0.1:8265"
+    lease_name: Annotated[str, text("NAME"), "name of that lease"] = "select-planner"
+    ray_dashboard: Annotated[str, _url(), "URL of Ray's dashboard"] = "http://127.0.0.1:8265"
     ray_token_file: Annotated[
         Path | None,
         file("FILE"),
-        "bearer token of a Ray cluster that asks for one; off: RAY_AUTH_TOKEN",
+        "file with the token of a Ray cluster that asks for one; off: the variable RAY_AUTH_TOKEN",
     ] = None
     decision_timeout: Annotated[
         float,
         seconds(),
-        "replicas that are not there are not waited for any longer than that after the last came, "
-        "nor is a report of what became of a decision",
+        "longest wait for the next replica of a decision, and for a report of what became of it",
     ] = 1800.0
     drain: Annotated[
         bool,
         switch(),
-        "engines that go are chosen and drained first: a count is lowered when they are idle",
+        "choose and drain the engines that go, and lower a count when they are idle",
     ] = False
-    drain_timeout: Annotated[float, seconds(), "or after so long"] = 300.0
-    state_dir: Annotated[Path | None, file("DIR"), "history that survives, and the lock"] = None
-    host: Annotated[str, text("ADDRESS"), "listened on; 0.0.0.0: all, of IPv4 and IPv6"] = (
-        "localhost"
-    )
-    port: Annotated[int, tcp_port(0), "the same"] = 9085
+    drain_timeout: Annotated[float, seconds(), "longest wait for an engine to be idle"] = 300.0
+    state_dir: Annotated[
+        Path | None,
+        file("DIR").common(),
+        "directory for the history that survives, and for the lock",
+    ] = None
+    host: Annotated[
+        str, text("ADDRESS"), "address to listen on; 0.0.0.0: all, of IPv4 and IPv6"
+    ] = "localhost"
+    port: Annotated[int, tcp_port(0).common(), "port to listen on"] = 9085
 
     @property
     def fast_s(self) -> float | None:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from select_service.standard_output import SeldomUsed
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
@@ -18,7 +20,11 @@ Section = TypeVar("Section", bound=msgspec.Struct)
 
 
 def add_flags(
-    parser: argparse._ActionsContainer, flags: Iterable[Flag], *, within: str = ""
+    parser: argparse._ActionsContainer,
+    flags: Iterable[Flag],
+    *,
+    within: str = "",
+    brief: bool = False,
 ) -> None:
     """Add a flag per row; the namespace has only those that are given.
 
@@ -26,9 +32,12 @@ def add_flags(
         parser: of the command.
         flags: the rows.
         within: put before the names in the namespace, where other rows have the same ones.
+        brief: whether `--help` leaves out those that are not common.
     """
     for flag in flags:
-        _add(parser, flag, within + flag.field)
+        text = _help(flag)
+        is_shown = flag.is_required or flag.type.is_common or not brief
+        _add(parser, flag, within + flag.field, text if is_shown else SeldomUsed(text))
 
 
 def read_section(section: type[Section], given: argparse.Namespace) -> Section:
@@ -41,16 +50,11 @@ def read_section(section: type[Section], given: argparse.Namespace) -> Section:
     return section(**values)
 
 
-def _add(parser: argparse._ActionsContainer, flag: Flag, dest: str) -> None:
+def _add(parser: argparse._ActionsContainer, flag: Flag, dest: str, text: str) -> None:
     names = (flag.name, *flag.type.aliases)
-    text = flag.help if flag.is_required else f"{flag.help} (default: {flag.default_text})"
     if flag.type.parse is None:
         parser.add_argument(
-            *names,
-            dest=dest,
-            action="store_true",
-            default=argparse.SUPPRESS,
-            help=_help(flag.help),
+            *names, dest=dest, action="store_true", default=argparse.SUPPRESS, help=text
         )
         return
     parser.add_argument(
@@ -61,11 +65,17 @@ def _add(parser: argparse._ActionsContainer, flag: Flag, dest: str) -> None:
         required=flag.is_required,
         default=argparse.SUPPRESS,  # what is not there was not given
         metavar=flag.type.metavar,
-        help=_help(text),
+        help=text,
     )
 
 
-def _help(text: str) -> str:
+def _help(flag: Flag) -> str:
+    """Return the row's text as a sentence, with the default and the variable."""
+    text = f"{flag.help[0].upper()}{flag.help[1:]}."
+    if flag.type.parse is not None and not flag.is_required:
+        text += f" Default: {flag.default_text}."
+    if flag.type.env:
+        text += f" Environment: {flag.type.env}."
     return text.replace("%", "%%")
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from indexer.edge.plain_file import open_plain
+from indexer.plain_file import open_plain
 from indexer.redaction import redact
 from select_service.settings.service_settings import Settings
 from select_service.settings.table import FLAGS

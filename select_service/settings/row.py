@@ -30,6 +30,11 @@ class ValueType(Struct, frozen=True):
     repeats: bool = False  # given once per value; the setting is a tuple of them
     aliases: tuple[str, ...] = ()  # other names on the command line
     flag: str = ""  # its name there, if that is not the field's
+    is_common: bool = False  # whether `--help` lists it, and not only `--help-all`
+
+    def common(self) -> ValueType:
+        """Return the same for a flag that many people need."""
+        return replace(self, is_common=True)
 
     def called(self, flag: str) -> ValueType:
         """Return the same for a setting whose flag has another name than its field."""

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from indexer.core.curve_key import is_curve_key
 from indexer.core.egress import Egress
 from indexer.core.endpoint import SCHEMES, why_elsewhere, why_no_base
-from indexer.edge.plain_file import open_plain
 from indexer.limits import EgressSettings
+from indexer.plain_file import open_plain
 from indexer.redaction import redact
 from select_service.settings.environment import parse_float
 from select_service.settings.row import ValueType

@@ -35,7 +35,7 @@ from select_service.standard_output import CommandParser, command_line, complain
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["main"]
+__all__ = ["main", "parser"]
 
 INTERRUPTED: Final = 130
 """Exit code, by the convention of shells."""
@@ -47,80 +47,112 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    parser = CommandParser(prog="select-sim", description=__doc__, allow_abbrev=False)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    args = parser().parse_args(argv)
+    args.command_line = command_line("select-sim", argv)
+    if args.command in ("admit", "queue"):
+        code: int = args.execute(args)
+        return code
+    return _carry_out(args, args.parser)
+
+
+def parser() -> CommandParser:
+    """Return the parser of all commands."""
+    whole = CommandParser(
+        prog="select-sim",
+        description="Tries a policy in front of simulated engines before it decides about "
+        "anybody. Exit codes: 0 done, 1 input that cannot be read or a result that cannot be "
+        "written, 2 wrong usage, 3 a replayed decision is another one than was recorded, 130 "
+        "Ctrl-C.",
+        examples="select-sim run --workload chat,rate=2,requests=500 --block-size 64\n"
+        "select-sim replay recording --weights policy=first-token --report replay.html",
+    )
+    commands = whole.add_subparsers(dest="command", required=True, metavar="COMMAND")
     admit = commands.add_parser(
         "admit",
-        help="decide about arrivals",
+        help="Asks an admission policy about arrivals.",
         description="Reads arrivals as JSON lines (t_us, tokens, slo_class, tenant, and optionally "
         "output_tokens, slo_ttft_ms, snapshots, tenant_in_flight) from standard input and writes "
         'one line {"admitted": bool, "reason": str} for each, in the same order.',
-        allow_abbrev=False,
+        examples="select-sim admit --policy token-bucket --config '{\"capacity\": 5}' "
+        "< arrivals.jsonl",
     )
     add_flags(admit, SECTIONS["admit"])
+    admit.set_defaults(execute=_admit)
     queue = commands.add_parser(
         "queue",
-        help="the gateway queue of the field's simulator",
+        help="Runs the gateway queue of the field's simulator.",
         description="Reads operations as JSON lines (op: enqueue with id, class, tenant; or "
         "dequeue_gated with saturation, or snapshots for the detector to judge) from standard "
         "input and writes each with what became of it: outcome and victim, or the id that goes.",
-        allow_abbrev=False,
+        examples="select-sim queue < operations.jsonl",
     )
     add_flags(queue, SECTIONS["queue"])
+    queue.set_defaults(execute=_queue)
     run = commands.add_parser(
         "run",
-        help="policies side by side on a simulated cluster",
+        help="Compares policies side by side on a simulated cluster.",
         description="Runs the real selection code, and others to compare, in front of simulated "
         "engines under a fake clock, and tells times to first token, hit rates and spread of load.",
-        allow_abbrev=False,
+        examples="select-sim run --policy all --workload agents,rate=2,requests=600 "
+        "--block-size 64 --report report.html\n"
+        "select-sim run --trace conversation.jsonl --load 0.8 --workers 16 --seeds 5 --jobs 4",
     )
     add_options(run, RunOptions)
     run.set_defaults(execute=run_command.execute)
     sweep = commands.add_parser(
         "sweep",
-        help="many weights, and which of them nobody beats",
+        help="Runs many weights, and tells which of them no others beat.",
         description="Runs the selection code with many weights and several seeds, and prints the "
-        "Pareto front of what was aimed at, with 95 % intervals. kv-cost is the peer's formula.",
-        allow_abbrev=False,
+        "Pareto front of what was aimed at, with 95 % intervals, and kv-cost with its defaults.",
+        examples="select-sim sweep --vary overlap_score_credit=0.5,1 "
+        "--workload agents,rate=2 --block-size 64",
     )
     add_options(sweep, SweepOptions)
     sweep.set_defaults(execute=sweep_command.execute)
     replay = commands.add_parser(
         "replay",
-        help="a recording made again, and with other weights",
+        help="Makes the decisions of a recording again, and with other weights.",
         description="Makes every decision of a recording (select-service --record FILE) again, "
         "with the real code, out of what it met then; exit code 3 if one is another one now. With "
         "--weights it also tells what these would have chosen, one decision at a time: loads and "
         "caches stay as recorded. What would have become of those: select-sim run --trace FILE "
         "--format recording.",
-        allow_abbrev=False,
+        examples="select-sim replay recording --weights overlap_score_credit=0.5 --out told.json",
     )
     replay.add_argument(
         "file",
         metavar="FILE",
-        help="as given to --record; what was put aside of it comes first. FILE.000001 alone is a "
-        "recording, too",
+        help="The file of --record. Its full predecessors are read first; FILE.000001 alone is a "
+        "recording, too.",
     )
     add_flags(replay, SECTIONS["replay"])
     replay.set_defaults(execute=replay_command.execute)
-    args = parser.parse_args(argv)
-    args.command_line = command_line(parser.prog, argv)
-    if args.command == "queue":
-        try:
-            text = read_section(QueueOptions, args).config
-            settings = msgspec.json.decode(text.encode(), type=QueueSettings)
-            lines = carry_out(settings, sys.stdin.buffer)
-        except (msgspec.DecodeError, ValueError) as error:
-            queue.error(f"--config: {error}")
-        return _line_by_line("queue", lines)
-    if args.command != "admit":
-        return _carry_out(args, {"run": run, "sweep": sweep, "replay": replay}[args.command])
+    for one in commands.choices.values():
+        one.set_defaults(parser=one)
+    return whole
+
+
+def _queue(args: argparse.Namespace) -> int:
+    """Carry out operations on a queue."""
+    command: CommandParser = args.parser
+    try:
+        text = read_section(QueueOptions, args).config
+        settings = msgspec.json.decode(text.encode(), type=QueueSettings)
+        lines = carry_out(settings, sys.stdin.buffer)
+    except (msgspec.DecodeError, ValueError) as error:
+        command.error(f"--config: {error}")
+    return _line_by_line("queue", lines)
+
+
+def _admit(args: argparse.Namespace) -> int:
+    """Decide about arrivals."""
+    command: CommandParser = args.parser
     try:
         asked = read_section(AdmitOptions, args)
         config = msgspec.json.decode(asked.config.encode(), type=dict[str, object])
         trial = PolicyTrial(asked.policy, config)
     except (msgspec.DecodeError, ValueError) as error:
-        admit.error(f"--config: {error}")
+        command.error(f"--config: {error}")
     return _line_by_line("admit", trial.decide(read_arrivals(sys.stdin.buffer)))
 
 

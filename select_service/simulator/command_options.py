@@ -1,6 +1,6 @@
 """What each command of `select-sim` is told: a class per command, a row per flag."""
 
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -23,13 +23,16 @@ from select_service.settings.value_types import (
     whole,
 )
 from select_service.simulator.settings import (
+    FIRST_TOKEN,
     PAIRS,
+    PEER,
     POLICIES,
     SimulationSettings,
     Trace,
     changed,
     decoded,
 )
+from select_service.standard_output import CommandParser
 
 __all__ = [
     "SECTIONS",
@@ -53,22 +56,30 @@ class RunsOptions(msgspec.Struct, frozen=True, kw_only=True):
     load: Annotated[
         float | None,
         between(0.0, inf, "SHARE"),
-        "the trace comes as fast as makes this share of capacity, instead of --speed",
+        "the trace comes as fast as takes this share of the fleet's capacity, instead of --speed",
     ] = None
-    settings: Annotated[str | None, path("FILE"), "JSON as in results; flags come on top"] = None
-    seeds: Annotated[int, whole(1, SEEDS_MAX), "runs of each policy"] = 1
-    jobs: Annotated[int, count(), "processes side by side"] = 1
-    out: Annotated[str | None, path("FILE"), "results as JSON"] = None
-    report: Annotated[str | None, path("FILE"), "results as one HTML file with plots"] = None
-    quiet: Annotated[bool, switch(), "no progress bar"] = False
+    settings: Annotated[
+        str | None, path("FILE"), "settings as JSON, as results have them; flags come on top"
+    ] = None
+    seeds: Annotated[
+        int, whole(1, SEEDS_MAX).common(), "runs of each policy, with seeds from --seed on"
+    ] = 1
+    jobs: Annotated[int, count().common(), "processes that run side by side"] = 1
+    out: Annotated[str | None, path("FILE").common(), "file for the results, as JSON"] = None
+    report: Annotated[
+        str | None, path("FILE").common(), "file for the results, as one HTML page with plots"
+    ] = None
+    quiet: Annotated[bool, switch(), "show no progress bar"] = False
 
 
 class RunOptions(RunsOptions, frozen=True, kw_only=True):
     """What `run` compares."""
 
-    policy: Annotated[str, text("NAME,..."), f"all, or some of {', '.join(POLICIES)}"] = (
-        "ours,kv-cost"
-    )
+    policy: Annotated[
+        str,
+        text("NAME,...").common(),
+        f"all, or some of {', '.join(POLICIES)}; the service's default is {PEER}",
+    ] = f"{FIRST_TOKEN},{PEER}"
 
 
 class SweepOptions(RunsOptions, frozen=True, kw_only=True):
@@ -77,14 +88,18 @@ class SweepOptions(RunsOptions, frozen=True, kw_only=True):
     vary: Annotated[
         tuple[str, ...],
         repeated(text("WEIGHT=VALUES")),
-        "values as 0,0.5,1 or begin:end:step; repeat for a grid",
+        "a weight and its values, as 0,0.5,1 or begin:end:step; repeat the flag for a grid",
     ]
-    draw: Annotated[int | None, size(0), "so many points of the grid, drawn"] = None
-    aims: Annotated[str, text("NAME,..."), "what counts, of the measures in results"] = (
-        "ttft_p90,itl_p90,load_cov"
-    )
-    seeds: Annotated[int, whole(1, SEEDS_MAX), "runs of each point"] = 3
-    jobs: Annotated[int, count(0), "processes side by side; 0: one per processor"] = 0
+    draw: Annotated[
+        int | None, size(0).common(), "run so many points of the grid, drawn at random"
+    ] = None
+    aims: Annotated[
+        str, text("NAME,...").common(), "the measures that count, by their names in results"
+    ] = "ttft_p90,itl_p90,load_cov"
+    seeds: Annotated[int, whole(1, SEEDS_MAX).common(), "runs of each point of the grid"] = 3
+    jobs: Annotated[
+        int, count(0).common(), "processes that run side by side; 0: one per processor"
+    ] = 0
 
 
 class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,31 +108,34 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
     weights: Annotated[
         dict[str, str],
         PAIRS,
-        "what if these were in force, e.g. overlap_score_credit=0.5,temperature=0; what a request "
-        "has asked for itself stays",
+        "weights to try instead, e.g. overlap_score_credit=0.5,temperature=0; overrides of "
+        "requests stay",
     ] = {}
-    model_name: Annotated[str | None, text("NAME"), "of this model only"] = None
-    tenant_id: Annotated[str | None, text("NAME"), "of this tenant only"] = None
-    examples: Annotated[int, count(0), "changed decisions told"] = 10
-    json: Annotated[bool, switch(), "the result as JSON"] = False
-    out: Annotated[str | None, path("FILE"), "the result as JSON, too"] = None
-    report: Annotated[str | None, path("FILE"), "the result as one HTML file with plots, too"] = (
-        None
-    )
+    model_name: Annotated[str | None, text("NAME"), "only decisions about this model"] = None
+    tenant_id: Annotated[str | None, text("NAME"), "only decisions about this tenant"] = None
+    examples: Annotated[int, count(0), "changed decisions to show"] = 10
+    json: Annotated[bool, switch(), "print the result as JSON"] = False
+    out: Annotated[str | None, path("FILE"), "file for the result, as JSON"] = None
+    report: Annotated[
+        str | None, path("FILE"), "file for the result, as one HTML page with plots"
+    ] = None
+    quiet: Annotated[bool, switch(), "show no progress bar"] = False
 
 
 class AdmitOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Which policy `admit` asks about the arrivals."""
 
-    policy: Annotated[str, choice(*NAMES), "which policy decides"]
-    config: Annotated[str, text("JSON"), "its configuration"] = "{}"
-    json: Annotated[bool, switch(), "JSON lines; the only format there is, and the default"] = False
+    policy: Annotated[str, choice(*NAMES), "admission policy that decides"]
+    config: Annotated[str, text("JSON"), "configuration of the policy"] = "{}"
+    json: Annotated[
+        bool, switch(), "print JSON lines: the only format there is, and the default"
+    ] = False
 
 
 class QueueOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The queue that `queue` carries operations out on."""
 
-    config: Annotated[str, text("JSON"), "its settings"] = "{}"
+    config: Annotated[str, text("JSON"), "settings of the queue"] = "{}"
 
 
 TRACE: Final = tuple(
@@ -137,11 +155,13 @@ SECTIONS: Final = {
 _OF_TRACE: Final = "trace."
 
 
-def add_options(parser: ArgumentParser, options: type[RunsOptions]) -> None:
+def add_options(parser: CommandParser, options: type[RunsOptions]) -> None:
     """Add the flags of a command that makes runs."""
-    add_flags(parser, flags_of(options, inherited=True))
-    add_flags(parser.add_argument_group("requests of a trace"), TRACE, within=_OF_TRACE)
-    add_flags(parser.add_argument_group("what is simulated"), SIMULATION)
+    add_flags(parser, flags_of(options, inherited=True), brief=True)
+    trace, simulated = map(parser.add_argument_group, ("requests of a trace", "what is simulated"))
+    add_flags(trace, TRACE, within=_OF_TRACE, brief=True)
+    add_flags(simulated, SIMULATION, brief=True)
+    parser.list_seldom_used()
 
 
 def settings_of(args: Namespace, options: RunsOptions) -> SimulationSettings:

@@ -5,9 +5,7 @@ A run is one task and returns only its measures, so that little data is transfer
 
 from __future__ import annotations
 
-import sys
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -19,9 +17,9 @@ from select_service.simulator.statistics import Estimate, estimate
 from select_service.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
-__all__ = ["METRICS", "Comparison", "estimates", "perform", "shown_progress", "table"]
+__all__ = ["METRICS", "Comparison", "estimates", "perform", "table"]
 
 METRICS: Final[dict[str, tuple[str, Callable[[Measures], float], float, int]]] = {
     "ttft_mean": ("TTFT mean, ms", lambda one: one.ttft_s.mean, 1e3, 0),
@@ -100,32 +98,6 @@ def _one(task: SimulationSettings, at: int, progress: Callable[[float], None]) -
     result = run(task, lambda share: progress(at + share))
     progress(at + 1)
     return result
-
-
-@contextmanager
-def shown_progress(total: int, *, quiet: bool) -> Iterator[Callable[[float], None]]:
-    """Show a progress bar on standard error, if that is a terminal."""
-    if quiet or not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    try:
-        from rich.console import Console  # from the extra `demo`
-        from rich.progress import Progress
-    except ImportError:
-        yield _plain(total)
-        sys.stderr.write("\n")
-        return
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("simulating", total=total)
-        yield lambda done: bar.update(task, completed=done)
-
-
-def _plain(total: int) -> Callable[[float], None]:
-    def tell(done: float) -> None:
-        sys.stderr.write(f"\rsimulating {100 * done / total:3.0f} %")
-        sys.stderr.flush()
-
-    return tell
 
 
 def by_policy(runs: Sequence[Measures]) -> dict[str, list[Measures]]:

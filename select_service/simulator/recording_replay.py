@@ -75,12 +75,17 @@ class RecordedRandom(random.Random):
         return int(drawn) if is_fit and drawn is not None else super().getrandbits(k)
 
 
+_ITEMS_PER_LOOK: Final = 256
+"""Items between two reports of the progress."""
+
+
 def replay(
     files: Sequence[Path],
     changes: Mapping[str, object] | None = None,
     *,
     scope: Callable[[str, str], bool] = lambda _, __: True,
     examples: int = 10,
+    progress: Callable[[float], None] = lambda _: None,
 ) -> ReplayResult:
     """Repeat all decisions of some files.
 
@@ -89,6 +94,7 @@ def replay(
         changes: weights to try as well, by name.
         scope: selects models and tenants.
         examples: changed decisions to report.
+        progress: called occasionally with the bytes that were read.
 
     Damage ends its file: what is before it counts, and the other files.
 
@@ -100,12 +106,17 @@ def replay(
     player = _Player(files, dict(changes or {}), scope, examples)
     recorded_files: list[RecordedFile] = []
     damaged: dict[int, DamagedFile] = {}
+    before = 0
     for number, path in enumerate(files):
         try:
-            for played in play([path], recorded_files):
+            for at, played in enumerate(play([path], recorded_files)):
                 player.take(played)
+                if not at % _ITEMS_PER_LOOK:
+                    progress(before + played.recorded_file.offset)
         except DamagedFile as error:
             damaged[number] = error
+        before += path.stat().st_size
+        progress(before)
     if damaged and all(recorded_file.header is None for recorded_file in recorded_files):
         raise next(iter(damaged.values()))
     return player.end(recorded_files, damaged)

@@ -10,6 +10,7 @@ import msgspec
 
 from select_service.settings.command_line import read_section
 from select_service.simulator.command_options import ReplayOptions
+from select_service.simulator.progress_bar import progress_bar
 from select_service.simulator.recording_replay import replay
 from select_service.simulator.recordings import files_of
 from select_service.simulator.replay_report import html_of
@@ -46,14 +47,18 @@ def execute(args: Namespace) -> int:
     options = read_section(ReplayOptions, args)
     changes = _changes(options.weights)
     expect_writable(options.out, options.report)
-    told = replay(
-        files_of(Path(args.file)),
-        changes,
-        scope=lambda model, tenant: (
-            options.model_name in (None, model) and options.tenant_id in (None, tenant)
-        ),
-        examples=options.examples,
-    )
+    files = files_of(Path(args.file))
+    size = sum(file.stat().st_size for file in files)
+    with progress_bar("replaying", size, quiet=options.quiet) as progress:
+        told = replay(
+            files,
+            changes,
+            scope=lambda model, tenant: (
+                options.model_name in (None, model) and options.tenant_id in (None, tenant)
+            ),
+            examples=options.examples,
+            progress=progress,
+        )
     if options.json:
         sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(told), indent=1) + b"\n")
     else:

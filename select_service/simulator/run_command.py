@@ -10,13 +10,8 @@ from msgspec.structs import replace
 
 from select_service.settings.command_line import read_section
 from select_service.simulator.command_options import RunOptions, settings_of
-from select_service.simulator.comparison import (
-    Comparison,
-    as_text,
-    perform,
-    shown_progress,
-    table,
-)
+from select_service.simulator.comparison import Comparison, as_text, perform, table
+from select_service.simulator.progress_bar import progress_bar
 from select_service.simulator.report import html_of
 from select_service.simulator.results import expect_writable, write_whole
 from select_service.simulator.runs import at_load, capacity_of
@@ -48,7 +43,7 @@ def execute(args: Namespace) -> int:
     settings, capacity = loaded(settings, options.load)
     seeds = range(settings.seed, settings.seed + options.seeds)
     tasks = [replace(settings, policy=name, seed=seed) for name in names for seed in seeds]
-    with shown_progress(len(tasks), quiet=options.quiet) as progress:
+    with progress_bar("simulating", len(tasks), quiet=options.quiet) as progress:
         runs = perform(tasks, options.jobs, progress)
     result = Comparison(settings=settings, runs=runs, capacity=capacity, load=options.load)
     sys.stdout.write(as_text(*table(runs)))

@@ -28,7 +28,7 @@ from select_service.simulator.core.requests import ClientRequest
 from select_service.simulator.core.routers import SIMPLE_ROUTERS
 from select_service.simulator.core.workloads import workload_of
 from select_service.simulator.recordings import requests_of
-from select_service.simulator.settings import OURS, PEER
+from select_service.simulator.settings import DEFAULTS, peer_of
 from select_service.simulator.traces import (
     READERS,
     RECORDING,
@@ -103,8 +103,10 @@ def router(settings: SimulationSettings) -> WorkerRouter:
     simple = SIMPLE_ROUTERS.get(settings.policy)
     if simple is not None:
         return _counting(simple, settings)
-    core = CoreSettings(replicas=settings.replicas, sync_delay_s=settings.sync_delay_s)
-    if settings.policy == OURS:
+    core = CoreSettings(
+        DEFAULTS[settings.policy], replicas=settings.replicas, sync_delay_s=settings.sync_delay_s
+    )
+    if settings.policy == settings.weights.policy:
         core = CoreSettings(
             settings.weights,
             settings.admission,
@@ -269,8 +271,7 @@ def capacity_of(settings: SimulationSettings) -> float:
         raise ValueError("a share of capacity needs a trace; of workloads set the rate")
     limit = min(trace.limit or _BACKLOG_REQUESTS, _BACKLOG_REQUESTS)
     door = replace(
-        settings,
-        policy=PEER,
+        peer_of(settings),
         replicas=1,
         changes=[],
         event_lag_s=0.0,

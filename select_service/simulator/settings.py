@@ -7,9 +7,10 @@ accepts, its default and its meaning. A file of settings has the bounds of the c
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_type_hints
 
 import msgspec
+from msgspec.structs import replace
 
 from select_service.settings.row import ValueType, expect_values
 from select_service.settings.value_types import (
@@ -32,7 +33,10 @@ from select_service.types import RouterConfig
 from select_service.types.admission import AdmissionSettings
 
 __all__ = [
+    "DEFAULTS",
+    "FIRST_TOKEN",
     "PAIRS",
+    "PEER",
     "POLICIES",
     "EngineSpec",
     "FleetChange",
@@ -42,17 +46,24 @@ __all__ = [
     "changed",
     "decoded",
     "pairs_of",
+    "peer_of",
     "weights_with",
 ]
 
 T = TypeVar("T")
 Told = TypeVar("Told", bound=msgspec.Struct)
 
-OURS: Final = "ours"
+FIRST_TOKEN: Final = "first-token"  # noqa: S105 - a policy
 PEER: Final = "kv-cost"
-POLICIES: Final = (OURS, PEER, *SIMPLE_ROUTERS)
-"""`ours`: the core with the given settings, `first-token` by default; `kv-cost`: the core with the
-peer's formula and defaults."""
+DEFAULTS: Final[dict[str, RouterConfig]] = {
+    FIRST_TOKEN: RouterConfig(policy="first-token"),
+    PEER: RouterConfig(),
+}
+"""The policies of the core, with their weights where none are given."""
+
+POLICIES: Final = (*DEFAULTS, *SIMPLE_ROUTERS)
+"""Of the first two, the one that `weights` name has these weights, and the admission control and
+the sessions of the settings; the other has its defaults."""
 
 WORKERS_MAX: Final = 10_000
 """Per run: ten thousand take minutes before the first request, and exceed what a service is for."""
@@ -110,18 +121,23 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return settings
 
 
+_ENGINE: Final = EngineSpec.__struct_fields__
+
+
 class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Recorded requests, `speed` times as fast as they came."""
 
-    path: Annotated[str, path("FILE").called("--trace"), "recorded requests"]
-    format: Annotated[str, choice(*sorted(READERS)), "of the trace"] = "mooncake"
-    speed: Annotated[float, between(0.0, math.inf), "so many times as fast as it came"] = 1.0
+    path: Annotated[str, path("FILE").called("--trace").common(), "file of recorded requests"]
+    format: Annotated[str, choice(*sorted(READERS)).common(), "format of the trace"] = "mooncake"
+    speed: Annotated[
+        float, between(0.0, math.inf).common(), "play the trace so many times as fast as it came"
+    ] = 1.0
     jitter_s: Annotated[
         float,
         number(0.0, SPAN_MAX_S, "S").called("--jitter"),
-        "each comes up to so much later, before `--speed`",
+        "each request comes up to so many seconds later, before --speed",
     ] = 0.0
-    limit: Annotated[int, size(0), "so many requests of it; 0: all"] = 0
+    limit: Annotated[int, size(0).common(), "requests of the trace to play; 0: all"] = 0
     block_size: Annotated[
         int,
         size().called("--trace-block-size"),
@@ -214,13 +230,21 @@ def _as(kind: type[T], values: object) -> T:
     try:
         return msgspec.convert(values, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise ValueError(str(error)) from None
+        raise ValueError(_with_choices(str(error), kind)) from None
+
+
+def _with_choices(text: str, kind: type) -> str:
+    """Add the words that a member takes where msgspec only says that another is none of them."""
+    member = text.partition("`$.")[2].rstrip("`")
+    choices = get_args(get_type_hints(kind).get(member)) if "enum value" in text else ()
+    return f"{text}: one of {', '.join(map(str, choices))}" if choices else text
 
 
 def _expect_known(values: Mapping[str, object], kind: type[msgspec.Struct]) -> None:
     unknown = values.keys() - set(kind.__struct_fields__)
     if unknown:
-        raise ValueError(f"there is no {', '.join(sorted(unknown))}")
+        known = ", ".join(kind.__struct_fields__)
+        raise ValueError(f"there is no {', '.join(sorted(unknown))}; there are {known}")
 
 
 def decoded(text: bytes, kind: type[T]) -> T:
@@ -295,51 +319,74 @@ _DELAY: Final = number(0.0, DELAY_MAX_S, "S")
 class SimulationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All settings that determine a run."""
 
-    policy: str = OURS
+    policy: str = FIRST_TOKEN
     trace: Trace | None = None
     workloads: Annotated[
         list[WorkloadSettings],
-        repeated(ValueType(_workload, "KIND[,NAME=VALUE...]")).called("--workload"),
-        f"synthetic requests, side by side: {', '.join(KINDS)}; e.g. "
-        "chat,rate=2,requests=5000,tenant=a",
+        repeated(ValueType(_workload, "KIND[,NAME=VALUE...]")).called("--workload").common(),
+        f"synthetic requests, one of {', '.join(KINDS)}; repeat the flag for several side by side; "
+        "e.g. chat,rate=2,requests=5000,tenant=a",
     ] = []
-    workers: Annotated[int, whole(1, WORKERS_MAX), "how many"] = 8
+    workers: Annotated[int, whole(1, WORKERS_MAX).common(), "number of simulated workers"] = 8
     prefill_workers: Annotated[
-        int, whole(0, WORKERS_MAX), "for prompts only; the others decode"
+        int,
+        whole(0, WORKERS_MAX),
+        "workers that only compute prompts, beside those of --workers, which then decode",
     ] = 0
-    engine: Annotated[EngineSpec, PAIRS, "kv_tokens, base_s, profile, ..."] = EngineSpec()
+    engine: Annotated[
+        EngineSpec, PAIRS, f"what differs in the engines, of {', '.join(_ENGINE)}"
+    ] = EngineSpec()
     # the last of `workers`; their pools are slow-1, slow-2, ...
     slow: Annotated[
         list[Slow],
         repeated(ValueType(_pieces(Slow, _SLOW, 2), _SLOW)),
-        "so many of the workers are slower; 4:0.5 at half the speed of the others",
+        "so many of the workers are slower, e.g. 4:0.5 four at half the speed of the others",
     ] = []
-    block_size: Annotated[int, size(), "tokens"] = 512
+    block_size: Annotated[int, size().common(), "tokens of a KV block"] = 512
     changes: Annotated[
         list[FleetChange],
         repeated(ValueType(_pieces(FleetChange, _CHANGE, 2), _CHANGE)).called("--change"),
-        "add, remove or fail workers on the way; 60:fail:1:30 brings it back after 30 s",
+        "add, remove or fail workers on the way, e.g. 60:fail:1:30 one after 60 s, for 30 s",
     ] = []
     weights: Annotated[
-        RouterConfig, PAIRS, "of `ours`, e.g. overlap_score_credit; off: first-token's"
-    ] = RouterConfig(policy="first-token")
+        RouterConfig,
+        PAIRS,
+        "weights of first-token, e.g. prefill_load_scale=2, or with policy=kv-cost of kv-cost; "
+        "off: the defaults of each",
+    ] = DEFAULTS[FIRST_TOKEN]
     admission: Annotated[
-        AdmissionSettings | None, ValueType(_admission, "JSON"), "who is let in, by `ours`"
+        AdmissionSettings | None,
+        ValueType(_admission, "JSON"),
+        "admission control of the policy with --weights",
     ] = None
     session_ttl_s: Annotated[
         float,
         number(0.0, metavar="S").called("--session-ttl"),
-        "sessions keep their worker, in `ours`; 0: they have none",
+        "seconds that sessions keep their worker, under the policy with --weights; 0: they do not",
     ] = 0.0
-    replicas: Annotated[int, whole(1, REPLICAS_MAX), "of the service"] = 1
-    sync_delay_s: Annotated[float, _DELAY.called("--sync-delay"), "between them"] = 0.005
-    event_lag_s: Annotated[float, _DELAY.called("--event-lag"), "of KV events"] = 0.01
-    load_lag_s: Annotated[float, _DELAY.called("--load-lag"), "of lifecycle calls"] = 0.001
+    replicas: Annotated[
+        int, whole(1, REPLICAS_MAX).common(), "replicas of the service that decide in turn"
+    ] = 1
+    sync_delay_s: Annotated[
+        float,
+        _DELAY.called("--sync-delay"),
+        "seconds until a replica hears what another has reserved",
+    ] = 0.005
+    event_lag_s: Annotated[float, _DELAY.called("--event-lag"), "seconds that KV events take"] = (
+        0.01
+    )
+    load_lag_s: Annotated[
+        float, _DELAY.called("--load-lag"), "seconds that lifecycle calls take"
+    ] = 0.001
     transfer_token_s: Annotated[
-        float, _DELAY.called("--transfer-token"), "to a decode worker, per token"
+        float,
+        _DELAY.called("--transfer-token"),
+        "seconds to move a token's KV blocks to a decode worker",
     ] = 1e-6
-    detect_s: Annotated[float, _DELAY.called("--detect"), "until a failed worker is noticed"] = 1.0
-    seed: Annotated[int, any_whole(), "of the first run"] = 1
+    detect_s: Annotated[
+        float, _DELAY.called("--detect"), "seconds until a failed worker is noticed"
+    ] = 1.0
+    seed: Annotated[int, any_whole().common(), "seed of the first run"] = 1
     check: bool = True  # assert conservation at the end
 
     def validate(self) -> None:
@@ -364,3 +411,8 @@ class SimulationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
             self.trace.check()
         for one in self.workloads:
             one.check()
+
+
+def peer_of(settings: SimulationSettings) -> SimulationSettings:
+    """Return the same with the formula of the contract, its defaults, and nothing around them."""
+    return replace(settings, policy=PEER, weights=DEFAULTS[PEER], admission=None, session_ttl_s=0.0)

@@ -23,13 +23,13 @@ from select_service.simulator.comparison import (
     as_text,
     estimates,
     perform,
-    shown_progress,
 )
 from select_service.simulator.page import figure, folded, key, page, table
 from select_service.simulator.plots import Series, lines
+from select_service.simulator.progress_bar import progress_bar
 from select_service.simulator.results import expect_writable, write_whole
 from select_service.simulator.run_command import loaded, write_json
-from select_service.simulator.settings import OURS, PEER, SimulationSettings, weights_with
+from select_service.simulator.settings import SimulationSettings, peer_of, weights_with
 from select_service.simulator.statistics import Estimate
 from select_service.types import RouterConfig
 
@@ -77,16 +77,17 @@ def execute(args: Namespace) -> int:
     if unknown:
         raise ValueError(f"--aims: there is no {', '.join(unknown)}, but {', '.join(METRICS)}")
     expect_writable(options.out, options.report)
-    settings, _ = loaded(replace(settings_of(args, options), policy=OURS), options.load)
+    asked = settings_of(args, options)
+    settings, _ = loaded(replace(asked, policy=asked.weights.policy), options.load)
     points = _points(_grid(options.vary, settings.weights), options.draw, settings.seed)
     variants = [replace(settings, weights=weights_with(settings.weights, one)) for one in points]
-    variants.append(replace(settings, policy=PEER))
+    variants.append(peer_of(settings))
     tasks = [
         replace(variant, seed=settings.seed + at)
         for variant in variants
         for at in range(options.seeds)
     ]
-    with shown_progress(len(tasks), quiet=options.quiet) as progress:
+    with progress_bar("simulating", len(tasks), quiet=options.quiet) as progress:
         runs = perform(tasks, options.jobs or os.cpu_count() or 1, progress)
     groups = [runs[at : at + options.seeds] for at in range(0, len(runs), options.seeds)]
     candidates = _judged([*points, {}], variants, groups, aims)

@@ -48,6 +48,7 @@ class Report(Struct, frozen=True):
 
     findings: list[Finding]
     left_out: int  # beyond `--doctor-findings-max`
+    suspected: list[Finding] = []  # seen, but not for long enough to be findings
 
 
 class PeerLink(Struct, frozen=True):

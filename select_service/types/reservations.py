@@ -41,7 +41,7 @@ class ReservationAnswer(Struct, frozen=True):
     tenant_id: str
     worker_id: int
     dp_rank: int
-    endpoint: str | None
+    endpoint: str
 
 
 class OutputBlockRequest(Struct, frozen=True, kw_only=True):

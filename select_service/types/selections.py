@@ -33,7 +33,7 @@ class BestWorker(Struct, frozen=True):
 
     worker_id: int
     dp_rank: int
-    endpoint: str | None
+    endpoint: str
 
 
 class PrefillCandidate(Struct, frozen=True, kw_only=True):
@@ -41,7 +41,7 @@ class PrefillCandidate(Struct, frozen=True, kw_only=True):
 
     worker_id: int
     dp_rank: int
-    endpoint: str | None
+    endpoint: str
     effective_prefill_tokens: int
 
 
@@ -79,7 +79,7 @@ class Selection(Struct, kw_only=True):
     tenant_id: str
     worker_id: int
     dp_rank: int
-    endpoint: str | None
+    endpoint: str
     block_size: int
     overlap: Overlap
     effective_prefill_tokens: int
@@ -100,7 +100,7 @@ class PairLeg(Struct, frozen=True, kw_only=True):
     reservation_id: str
     worker_id: int
     dp_rank: int
-    endpoint: str | None
+    endpoint: str
     overlap: Overlap
     effective_prefill_tokens: int  # 0 of a decode leg whose prompt is computed elsewhere
     potential_decode_blocks: int  # 0 of a prefill leg; with this prompt, before it was booked

@@ -182,6 +182,7 @@ class Ready(Struct, frozen=True):
     state: StateStatus | UnsetType = UNSET  # with --state-dir
     findings: list[Finding] | UnsetType = UNSET  # with ?verbose=true; the gravest first
     findings_left_out: int | UnsetType = UNSET  # beyond `--doctor-findings-max`
+    suspected: list[Finding] | UnsetType = UNSET  # with &examine=true; too young to be findings
 
 
 class BriefReady(Struct, frozen=True):

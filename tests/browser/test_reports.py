@@ -48,7 +48,7 @@ def simulated(folder: Path) -> tuple[str, list[str]]:
     workload = "chat,rate=4,requests=120"
     flags = ("--workload", workload, "--block-size", "64", "--workers", "3", "--seeds", "2")
     assert select_sim(["run", *flags, "--policy", "all", "--quiet", "--report", str(page)]) == 0
-    return page.as_uri(), ["ours", "round-robin", "chat", "first run"]
+    return page.as_uri(), ["first-token", "round-robin", "chat", "first run"]
 
 
 def profiled(folder: Path) -> tuple[str, list[str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import http.server
 import json
 import re
@@ -18,7 +17,8 @@ import pytest
 import yaml
 
 from select_service.cli import parse
-from select_service.demo.cli import _arguments
+from select_service.demo.cli import add_commands
+from select_service.standard_output import parse_command
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 LAST_STAGE = (DEPLOY / "Dockerfile").read_text("utf-8").rpartition("\nFROM ")[2]
@@ -152,11 +152,9 @@ def test_compose_starts_what_there_is() -> None:
     assert ours["ports"] == [f"127.0.0.1:{settings.port}:{settings.port}"]
     assert float(ours["stop_grace_period"][:-1]) > settings.leave_grace_s + 5
     engines = services["engines"]
-    demo, *arguments = engines["command"]
-    assert demo == "demo"
-    parser = argparse.ArgumentParser()
-    _arguments(parser)
-    assert parser.parse_args(arguments).url == f"http://127.0.0.1:{settings.port}"
+    asked = parse_command(add_commands, engines["command"])
+    assert asked.command == "demo"
+    assert asked.url == f"http://127.0.0.1:{settings.port}"
     assert engines["network_mode"] == "service:select-service", "engines publish on the loopback"
     for name, service in services.items():
         assert re.search(r":v?\d+\.\d+\.\d+$", service["image"]), "a version"

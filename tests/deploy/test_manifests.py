@@ -19,7 +19,7 @@ import yaml
 
 from select_service.cli import parse
 from select_service.edge.security.exposure import side_address
-from select_service.planner.cli import _parser as planner_parser
+from select_service.planner.cli import parser as planner_parser
 from select_service.planner.settings import RunSettings
 from select_service.settings.command_line import read_section
 from tests.deploy import tools

@@ -13,7 +13,15 @@ from types import ModuleType
 import pytest
 
 import indexer.core.hashing  # noqa: F401 - it takes one
-from indexer.compiled import PURE_VARIABLE, complaints, kernels_in_use, objections, usable
+from indexer.compiled import (
+    PURE_VARIABLE,
+    complaints,
+    kernels_in_use,
+    kernels_text,
+    objections,
+    usable,
+)
+from select_service.core.diagnostics.fleet_checks import look_at_kernels
 
 _REPORT = (
     "import indexer.core.hashing, indexer.compiled as c; print(c.objections()['indexer._speed'])"
@@ -63,7 +71,14 @@ def test_a_kernel_that_finds_other_classes_than_it_was_built_for_is_not_taken(
 def test_a_kernel_may_be_missing() -> None:
     assert not usable("there_is_no_such_kernel", 1)
     assert objections() == {"there_is_no_such_kernel": "not built"}
-    assert complaints() == []
+    assert not usable("nor_this_one", 1)
+    (told,) = complaints()
+    assert told.startswith("2 OF 2 COMPILED KERNELS ARE MISSING")
+    assert "(nor_this_one, there_is_no_such_kernel)" in told
+    assert kernels_text() == "0/2"
+    ((cause, _, what),) = look_at_kernels()
+    assert (cause.code, cause.severity) == ("kernels-missing", "warning")
+    assert "0/2" in what
 
 
 @pytest.mark.parametrize(

@@ -30,18 +30,6 @@ from tests.readme.document import DOCS, README, REFERENCE, anchor, headings
 COMMAND = "make readme"
 CHAPTER = 2  # the level of its headings
 _CONTRACT = re.compile(r" \((contract |D)\d[^)]*\)")
-FIRST_FLAGS: Final = (
-    "--port",
-    "--uds",
-    "--config",
-    "--state-dir",
-    "--policy",
-    "--reservation-ttl-s",
-    "--token-file",
-    "--replica-sync-port",
-    "--kubernetes-workers",
-    "--leave-notice-s",
-)
 FIRST_METRICS: Final = (
     "http_requests_total",
     "http_request_duration_seconds",
@@ -332,6 +320,7 @@ FIXED = (
     ),
     ("select_service.edge.doctor", "SLICE_S", "seconds of an examination between other requests"),
     ("select_service.edge.doctor", "FRESH_S", "seconds findings may be old until it looks again"),
+    ("select_service.edge.doctor", "APART_S", "seconds between examinations that are asked for"),
     ("select_service.edge.doctor", "LOGGED_MAX", "findings logged one by one of an examination"),
     (
         "select_service.core.diagnostics.prompt_checks",
@@ -377,12 +366,10 @@ def _chapter(links: list[str]) -> str:
 
 def first_flags() -> Iterable[str]:
     """The ten flags that most installations turn."""
-    by_name = {flag.name: flag for flag in FLAGS}
     yield "| flag | default | |"
     yield "|---|---|---|"
-    for name in FIRST_FLAGS:
-        flag = by_name[name]
-        yield f"| `{name}` | {flag.default_text} | {_cell(flag.help)} |"
+    for flag in (one for one in FLAGS if one.type.is_common):
+        yield f"| `{flag.name}` | {flag.default_text} | {_cell(flag.help)} |"
 
 
 def first_metrics() -> Iterable[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import gc
 import runpy
 from collections.abc import Iterator
@@ -13,9 +14,22 @@ import pytest
 from select_service import cli
 from select_service.demo import cli as demo
 from select_service.edge import app
-from select_service.settings import FLAGS, SECTIONS, FieldValidation, Layers, Settings
+from select_service.settings import (
+    ENVIRONMENT,
+    FLAGS,
+    SECTIONS,
+    FieldValidation,
+    Layers,
+    Settings,
+)
+from select_service.standard_output import CommandParser
 from select_service.types import TrustSettings
 from select_service.version import __version__
+
+SCREEN = 50
+"""Lines of a terminal of usual size."""
+
+SUBPARSERS = argparse._SubParsersAction
 
 
 def test_no_flags_give_the_defaults() -> None:
@@ -97,9 +111,23 @@ def _as_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
 
 
 @pytest.mark.usefixtures("_as_in_a_process_of_its_own")
-def test_help_lists_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_is_one_screen(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
     with pytest.raises(SystemExit) as ended:
         cli.main(["--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert len(text.splitlines()) <= SCREEN
+    assert all(flag.name in text for flag in FLAGS if flag.type.is_common)
+    assert all(word in text for word in ("--help-all", "--version", "examples:"))
+
+
+@pytest.mark.usefixtures("_as_in_a_process_of_its_own")
+def test_help_lists_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--help-all"])
     assert ended.value.code == 0
     text = capsys.readouterr().out
     squeezed = "".join(text.split())  # lines break wherever they are full
@@ -111,7 +139,10 @@ def test_help_lists_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
     for command in ("demo", "doctor", "leave", "token new", "keys new", "workers", "explain"):
         assert any(command in line for line in head), "who looks for a command reads no 570 lines"
     titles = [line[:-1] for line in text.splitlines() if line.endswith(":") and line[:1].isalpha()]
-    assert titles == ["commands", "options", *SECTIONS], "in the order of the reference, by subject"
+    by_subject = [*SECTIONS, "examples", "environment"]
+    assert titles == ["commands", "options", *by_subject], "in the order of the reference"
+    assert all(flag.type.env in text for flag in FLAGS)
+    assert all(variable.name in text for variable in ENVIRONMENT)
     for name, section in SECTIONS.items():
         begin = text.index(f"\n{name}:")
         assert all(text.index(f"  {flag.name}", begin) for flag in section)
@@ -142,7 +173,49 @@ def test_main_serves(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_main_shows_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "main", len)
-    assert cli.main(["demo", "--requests", "3"]) == 2
+    assert cli.main(["demo", "--requests", "3"]) == 3
+
+
+def parsers(program: str) -> Iterator[CommandParser]:
+    """Every parser of a program, the outer ones first."""
+    left = [cli._whole_parser(program, lambda _: None)]
+    while left:
+        parser = left.pop(0)
+        yield parser
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                left += action.choices.values()
+
+
+@pytest.mark.parametrize("program", ["select-service", "select-sim", "select-planner"])
+def test_every_command_explains_itself(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On one screen, in sentences, with an example, and with its version."""
+    monkeypatch.setenv("COLUMNS", "100")
+    commands = [*parsers(program)]
+    if program == "select-service":
+        named = {parser.prog.split()[1] for parser in commands[1:]}
+        assert named == {*cli._COMMANDS} - {"completion"}
+    for parser in commands[1:]:
+        assert len(parser.format_help().splitlines()) <= SCREEN, parser.prog
+        assert {"--help", "--version"} < set(parser._option_string_actions), parser.prog
+        groups = {"select-service token", "select-service keys", "select-planner profile"}
+        assert parser.epilog or parser.prog in groups, parser.prog
+        for one in parser._actions:
+            if one.help and one.help is not argparse.SUPPRESS and not isinstance(one, SUBPARSERS):
+                assert one.help[0].isupper() or not one.help[0].isalpha(), (parser.prog, one.help)
+                assert one.help.endswith("."), (parser.prog, one.help)
+
+
+def test_a_shell_completes_commands_and_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    for program, words in {
+        "select-service": ("doctor", "token", "--kubernetes-workers", "--probe"),
+        "select-sim": ("sweep", "--vary"),
+        "select-planner": ("replay", "--connector"),
+    }.items():
+        assert cli.main(["completion", "bash", "--program", program]) == 0
+        script = capsys.readouterr().out
+        assert all(word in script for word in words), program
+        assert f"-F _shtab_{program.replace('-', '_')} {program}" in script
 
 
 def test_python_dash_m(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from select_service.client.core.exchange import (
     Trail,
 )
 from select_service.client.core.gateway_errors import heard
-from select_service.client.core.problems import code_of, never_fits
+from select_service.client.core.problems import code_of, is_unknown_model, never_fits
 
 if TYPE_CHECKING:
     import random
@@ -175,11 +175,12 @@ class Attempts:
                 if len(selectors) > 1:
                     self.stats.failovers += 1
                     selectors.failed(selector)
-            if number + 1 < rounds:
-                pause = self._between_rounds(number + 1, outcome)
-                if outcome.now + pause >= until:
-                    break
-                outcome = outcome._replace(now=(yield Sleep(pause)).now)
+            if number + 1 == rounds or is_unknown_model(outcome):  # waiting is of no use
+                break
+            pause = self._between_rounds(number + 1, outcome)
+            if outcome.now + pause >= until:
+                break
+            outcome = outcome._replace(now=(yield Sleep(pause)).now)
         if outcome.failure not in (None, Failure.STRANGE) and not trail.was_slow:
             selectors.is_down = True
         return outcome

@@ -85,7 +85,7 @@ def _alone(found: Selection) -> PairSelection:
     )
 
 
-def booking_of(body: dict[str, Any], block_size: int) -> BookingKind:
+def booking_of(catalog: FallbackCatalog, body: dict[str, Any], block_size: int) -> BookingKind:
     """POST /reservations; if no selector can be reached, the choice stands, unbooked."""
     scope, length = scope_of(body), length_of(body)
     track = body.get("track_prefill_tokens")
@@ -93,7 +93,7 @@ def booking_of(body: dict[str, Any], block_size: int) -> BookingKind:
     if effective is None:
         effective = 0 if track is False else length
 
-    def selection(endpoint: str | None = None) -> Selection:
+    def selection(endpoint: str) -> Selection:
         return Selection(
             model_name=scope.model_name,
             tenant_id=scope.tenant_id,
@@ -112,7 +112,10 @@ def booking_of(body: dict[str, Any], block_size: int) -> BookingKind:
         found.reservation_id = answer.reservation_id
         return found
 
-    return BookingKind("/reservations", read, selection, may_wait=False, again={})
+    def stand_in() -> Selection:
+        return selection(catalog.endpoint_of(scope, body["worker_id"]))
+
+    return BookingKind("/reservations", read, stand_in, may_wait=False, again={})
 
 
 def chosen(outcome: ExchangeOutcome) -> Selection | CacheThreshold:

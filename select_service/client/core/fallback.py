@@ -61,6 +61,11 @@ class FallbackCatalog:
         ranks = self._scopes.get(scope)
         return ranks[0].worker if ranks else None
 
+    def endpoint_of(self, scope: Scope, worker_id: int) -> str:
+        """Return where a worker is reached, "" if it is not known."""
+        found = (one.worker for one in self._scopes.get(scope, ()))
+        return next((one.endpoint or "" for one in found if one.worker_id == worker_id), "")
+
     def begin(self, ranks: Iterable[tuple[int, int]]) -> None:
         """Count a request that goes to these ranks."""
         self.under_way.update(ranks)
@@ -86,7 +91,7 @@ class FallbackCatalog:
             tenant_id=scope.tenant_id,
             worker_id=worker.worker_id,
             dp_rank=rank.dp_rank,
-            endpoint=worker.endpoint,
+            endpoint=worker.endpoint or "",
             block_size=worker.block_size or 1,
             overlap=no_overlap(),
             effective_prefill_tokens=length,

@@ -17,7 +17,14 @@ import msgspec
 from select_service import errors
 from select_service.client.core.exchange import ExchangeOutcome, Failure
 from select_service.client.core.gateway_errors import TEXT_MAX, is_of_service
-from select_service.errors import AdmissionRefused, InvalidField, InvalidRequest, ServiceError
+from select_service.errors import (
+    AdmissionRefused,
+    InvalidField,
+    InvalidRequest,
+    NoSchedulableWorker,
+    ServiceError,
+    UnknownModel,
+)
 
 if TYPE_CHECKING:
     from select_service.types import CacheThreshold
@@ -126,6 +133,9 @@ def refusal(outcome: ExchangeOutcome) -> ServiceError:
     is_gate = "gate" in body
     code = str(body.get("reason" if is_gate else "code") or f"status_{outcome.status}")
     kind = AdmissionRefused if is_gate else _kinds().get(code, _by_status(outcome.status))
+    status = outcome.status
+    if is_unknown_model(outcome):  # 503 in the contract, as for one whose workers are away
+        kind, status, code = UnknownModel, UnknownModel.status, UnknownModel.code
     error = kind.__new__(kind)
     field = body.get("field")
     # one that is no refusal in our form, such as that of /ready, says itself why
@@ -136,7 +146,7 @@ def refusal(outcome: ExchangeOutcome) -> ServiceError:
         field=field if isinstance(field, str) else None,
         details=details if isinstance(details, dict) else None,
     )
-    error.status, error.code = outcome.status, code
+    error.status, error.code = status, code
     error.decision = body.get("decision")
     told: Any = body.get("retry_after_s", outcome.retry_after_s)
     if isinstance(told, int | float) and not isinstance(told, bool):
@@ -162,6 +172,14 @@ def never_fits(outcome: ExchangeOutcome) -> bool:
     if isinstance(details, dict) and "never_fits" in details:
         return True
     return "gate" in body and body.get("retry_after_s", 0.0) is None
+
+
+def is_unknown_model(outcome: ExchangeOutcome) -> bool:
+    """Tell whether the refusal says that the model has never had a worker: waiting is of no use."""
+    if code_of(outcome) != NoSchedulableWorker.code:
+        return False
+    details = _members(outcome).get("details")
+    return isinstance(details, dict) and details.get("is_known") is False
 
 
 def code_of(outcome: ExchangeOutcome) -> str:

@@ -131,14 +131,21 @@ class ClientSession:
         outcome = yield from self.ask(ask, now, timeout_s)
         return decode(outcome, kind)
 
-    def select(
-        self, prompt: dict[str, Any], now: float, timeout_s: float | None
-    ) -> Run[Selection | CacheThreshold]:
-        """POST /select: choose a worker for a prompt; nothing is booked."""
+    def select(self, prompt: dict[str, Any], now: float, timeout_s: float | None) -> Run[Selection]:
+        """POST /select: choose a worker for a prompt; nothing is booked.
+
+        Raises:
+            ServiceError: the service refuses.
+            NotCached: nobody holds enough of the prompt.
+            ClientError: no selector answers.
+        """
         prompt = yield from self.prompts.hashed(prompt, now, timeout_s)
         ask = SelectorRequest("POST", "/select", prompt, is_selection=True)
         outcome = yield from self.ask(ask, now, timeout_s)
-        return chosen(outcome)
+        answer = chosen(outcome)
+        if isinstance(answer, CacheThreshold):
+            raise NotCached(answer)
+        return answer
 
     # -- bookings ------------------------------------------------------------------------------
 
@@ -173,7 +180,7 @@ class ClientSession:
         self._check_open()
         if block_size is None:
             block_size = yield from self.prompts.block_size(scope_of(body), now, timeout_s)
-        booking_kind = booking_of(body, block_size)
+        booking_kind = booking_of(self.catalog, body, block_size)
         return (yield from self._make(booking_kind, body, reservation_id, now, timeout_s))
 
     def _make(

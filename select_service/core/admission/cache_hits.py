@@ -185,5 +185,5 @@ def _refusal(
         best_hit_rate=hits.best_rate or 0.0,
         threshold=threshold.value,
         threshold_source=threshold.source,
-        best_worker=BestWorker(worker.worker_id, dp_rank, worker.spec.endpoint),
+        best_worker=BestWorker(worker.worker_id, dp_rank, worker.spec.endpoint or ""),
     )

@@ -43,6 +43,15 @@ NO_WORKERS: Final = Cause(
     "rights.",
     60.0,
 )
+KERNELS_MISSING: Final = Cause(
+    "kernels-missing",
+    "warning",
+    "Compiled kernels are missing or were built from other source: a compiler or Python's headers "
+    "failed when the service was installed. Plain Python does the same, several times slower.",
+    "Install a C compiler and Python's headers (Debian: gcc and python3-dev), and install the "
+    "service again (`make run` builds what is missing). SELECT_SERVICE_PURE=1 says that plain "
+    "Python is wanted.",
+)
 DISCOVERY_STALE: Final = Cause(
     "discovery-stale",
     "error",
@@ -423,6 +432,7 @@ UNREACHABLE_FROM_HERE: Final = Cause(
 CAUSES: Final = (
     WORKER_INCOMPLETE,
     NO_WORKERS,
+    KERNELS_MISSING,
     DISCOVERY_STALE,
     WORKER_ID_SHARED,
     EVENTS_UNREACHABLE,

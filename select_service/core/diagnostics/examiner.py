@@ -17,6 +17,7 @@ from select_service.core.diagnostics.fleet_checks import (
     EndpointOwners,
     Habits,
     WallClock,
+    look_at_kernels,
     look_at_replicas,
     look_at_sources,
     look_at_worker,
@@ -118,7 +119,7 @@ class Examiner:
         yield from self._look_at_trust(now)
         yield from self._look_at_outliers(now)
         yield from self._look_at_reports(now)
-        found = [*look_at_replicas(peers, replicas, self._replica_timeout_s)]
+        found = [*look_at_kernels(), *look_at_replicas(peers, replicas, self._replica_timeout_s)]
         found += look_at_sources(sources, self._limits.discovery_stale_s)
         found += [*self._habits.look(now), *self._wall_clock.look(now, wall_ahead)]
         for cause, subject, what in found:

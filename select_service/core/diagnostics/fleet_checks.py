@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from indexer.compiled import kernels_text, unwanted
 from select_service.core.diagnostics import causes
 from select_service.core.diagnostics.growth import CounterGrowth
 from select_service.types.doctor import Subject
@@ -82,6 +83,14 @@ def look_at_worker(worker: Worker) -> Suspect | None:
         worker_id=worker.worker_id,
     )
     return causes.WORKER_INCOMPLETE, subject, "; ".join(worker.reasons)
+
+
+def look_at_kernels() -> Iterator[Suspect]:
+    """Name compiled kernels that are wanted and not in use."""
+    found = unwanted()
+    if found:
+        named = "; ".join(f"{name}: {why}" for name, why in sorted(found.items()))
+        yield causes.KERNELS_MISSING, Subject(), f"{kernels_text()} kernels are in use ({named})"
 
 
 def look_at_replicas(

@@ -87,7 +87,17 @@ class Suspicions:
             for code, places in self._places().items()
             for one in islice(self._told[code].values(), places)
         ]
-        return Report(findings, len(self) - len(findings))
+        return Report(findings, len(self) - len(findings), self._suspected(now))
+
+    def _suspected(self, now: float) -> list[Finding]:
+        """What the last round has seen that has not lasted yet, the gravest first."""
+        young = [
+            one
+            for (code, subject), one in self._before.items()
+            if subject not in self._told.get(code, ())
+        ]
+        young.sort(key=lambda one: _GRAVITY.index(one.cause.severity))
+        return [_finding(one, now) for one in young[: self._findings_max]]
 
     def _places(self) -> dict[str, int]:
         """How many of each code are told: as evenly as may be, or the commonest hid all others."""

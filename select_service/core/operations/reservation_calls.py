@@ -164,7 +164,7 @@ class ReservationCalls:
             partition.scope.tenant_id,
             worker.worker_id,
             dp_rank,
-            worker.spec.endpoint,
+            worker.spec.endpoint or "",
         )
         return answer, self._lifecycle.book(partition, slot, order, request, answer, NOTHING, now)
 

@@ -77,7 +77,7 @@ class PairPlan(NamedTuple):
             candidate = PrefillCandidate(
                 worker_id=worker.worker_id,
                 dp_rank=dp_rank,
-                endpoint=worker.spec.endpoint,
+                endpoint=worker.spec.endpoint or "",
                 effective_prefill_tokens=couple.effective_prefill_tokens,
             )
         return Advice(

@@ -117,6 +117,7 @@ class RecordedFile:
         is_torn: whether it ends in the middle of a frame.
         is_ended: whether its writer ended it; not one that was killed, or is still writing.
         frames: whole ones, so far.
+        offset: of the frame that was read last.
     """
 
     def __init__(self, read: Callable[[int], bytes], name: str) -> None:
@@ -128,7 +129,7 @@ class RecordedFile:
         """
         self._read = read
         self._name = name
-        self._offset = 0
+        self.offset = 0
         self.header: Header | None = None
         self.houses: dict[int, House] = {}
         self._columns: dict[tuple[str, int], bytes] = {}
@@ -166,7 +167,7 @@ class RecordedFile:
                     self._fill(item)
                 yield item
         except BadRecording as error:
-            raise DamagedFile(self._name, self._offset, str(error)) from None
+            raise DamagedFile(self._name, self.offset, str(error)) from None
 
     def _begin(self, item: Item) -> Header:
         if not isinstance(item, Header):
@@ -257,7 +258,7 @@ class RecordedFile:
         if opening != OPENING:
             self._complain(opening)
             return
-        self._offset = len(OPENING)
+        self.offset = len(OPENING)
         while (raw := self._frame()) is not None:
             at = 0
             while at < len(raw):
@@ -306,7 +307,7 @@ class RecordedFile:
         if inflate.unconsumed_tail or not inflate.eof:
             raise BadRecording("it is too long, or not all there")
         self.frames += 1
-        self._offset += FRAME.size + size
+        self.offset += FRAME.size + size
         return raw
 
 

@@ -91,7 +91,7 @@ def answer_of(record: ClaimRecord) -> FirstAnswer | None:
         return told.answer
     booked_on = record.model_name, record.tenant_id, record.worker_id, record.dp_rank
     if isinstance(told, _Chosen):
-        return ReservationAnswer(record.reservation_id, *booked_on, told.endpoint)
+        return ReservationAnswer(record.reservation_id, *booked_on, told.endpoint or "")
     return Selection(
         selection_id=UNSET if record.selection_id is None else record.selection_id,
         reservation_id=record.reservation_id,
@@ -99,7 +99,7 @@ def answer_of(record: ClaimRecord) -> FirstAnswer | None:
         tenant_id=record.tenant_id,
         worker_id=record.worker_id,
         dp_rank=record.dp_rank,
-        endpoint=told.endpoint,
+        endpoint=told.endpoint or "",
         block_size=record.block_size,
         overlap=Overlap(*told.overlap),
         effective_prefill_tokens=told.effective_prefill_tokens,

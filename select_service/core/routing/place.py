@@ -300,7 +300,7 @@ class Placer:
             tenant_id=scope.tenant_id,
             worker_id=worker.worker_id,
             dp_rank=placement.dp_rank,
-            endpoint=worker.spec.endpoint,
+            endpoint=worker.spec.endpoint or "",
             block_size=partition.index.block_size,
             overlap=placement.overlap,
             effective_prefill_tokens=computed,

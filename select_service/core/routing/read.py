@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from indexer.types import PackedHashes, Scope
     from select_service.core.fleet.pins import Pins
+    from select_service.core.fleet.unschedulable import UnschedulableWorkers
     from select_service.core.partition import Partition
     from select_service.core.pricing.weights import Weights
     from select_service.types import (
@@ -53,6 +54,7 @@ class RequestReader:
         config: RouterConfig,
         partitions: Mapping[Scope, Partition],
         pins: Pins,
+        held_back: UnschedulableWorkers,
         limits: CoreLimits,
         rng: random.Random,
     ) -> None:
@@ -67,7 +69,7 @@ class RequestReader:
         """The scope of the last of them."""
         self.unserved = UnservedDemand(limits)
         """Requests for scopes without a worker."""
-        self._partitions, self._pins = partitions, pins
+        self._partitions, self._pins, self._held_back = partitions, pins, held_back
         self._overridden: dict[tuple[float | bool | None, ...], Weights] = {}
         self.weights = weights_in_force(config, None)
         """The weights of requests without an override."""
@@ -88,9 +90,7 @@ class RequestReader:
             try:
                 partition = self.usable(request)
             except NoSchedulableWorker:
-                scope = request.scope
-                is_known = scope in self._partitions or self._pins.get(scope) is not None
-                self.unserved.note(scope, is_known=is_known)
+                self.unserved.note(request.scope, is_known=self._is_known(request.scope))
                 raise
         index, override = partition.index, request.router_config_override
         prompt = read_prompt(
@@ -183,17 +183,29 @@ class RequestReader:
         Raises:
             NoSchedulableWorker: it has no worker.
         """
-        if not self.schedulable:
-            raise NoSchedulableWorker.anywhere()
         scope = request.scope
+        if not self.schedulable:
+            is_known = self._is_known(scope)
+            raise NoSchedulableWorker.anywhere(self._held_back.reasons(scope), is_known=is_known)
         partition = self._partitions.get(scope)
         if partition is None or not partition.fleet_slots.workers:
             # else it was the operator's wish
             if partition is None or not partition.fleet_slots.present:
                 self.strayed += 1
                 self.strayed_to = scope
-            raise NoSchedulableWorker.in_scope(scope)
+            is_known = self._is_known(scope)
+            raise NoSchedulableWorker.in_scope(
+                scope, self._held_back.reasons(scope), is_known=is_known
+            )
         return partition
+
+    def _is_known(self, scope: Scope) -> bool:
+        """Whether the scope has or had a worker here, schedulable or not."""
+        return (
+            scope in self._partitions
+            or self._held_back.holds(scope)
+            or self._pins.get(scope) is not None
+        )
 
     def weights_for(self, request: PromptFields) -> Weights:
         """Return the weights of a request: its override on top of the process's configuration."""

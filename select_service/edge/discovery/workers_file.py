@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 from typing_extensions import override
 
-from indexer.edge.plain_file import open_plain
+from indexer.plain_file import open_plain
 from select_service.edge.discovery.source import DiscoverySource, SourceFailed, poll
 from select_service.settings import Settings
 from select_service.types import WorkerSpec

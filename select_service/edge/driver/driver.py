@@ -306,9 +306,9 @@ class Driver(
         """GET /ready?for=traffic: whether to send requests here, even while there is no worker."""
         return self._health.ready_for_traffic()
 
-    async def ready_verbose(self, *, with_workers: bool = True) -> Ready:
+    async def ready_verbose(self, *, with_workers: bool = True, examines: bool = False) -> Ready:
         """GET /ready?verbose=true: includes the doctor's findings."""
-        return await self._health.ready_verbose(with_workers=with_workers)
+        return await self._health.ready_verbose(with_workers=with_workers, examines=examines)
 
     def doctor(self) -> Doctor:
         """Return the doctor, created on first use."""

@@ -98,13 +98,19 @@ class Health:
         missing = self._readiness.missing()
         return BriefReady(not missing, missing)
 
-    async def ready_verbose(self, *, with_workers: bool = True) -> Ready:
-        """GET /ready?verbose=true: includes the doctor's findings."""
-        report = await self.doctor().report()
+    async def ready_verbose(self, *, with_workers: bool = True, examines: bool = False) -> Ready:
+        """GET /ready?verbose=true: includes the doctor's findings.
+
+        Args:
+            with_workers: whether to list the workers.
+            examines: whether to examine the fleet now, and include what is only suspected.
+        """
+        report = await self.doctor().report(examines=examines)
         return msgspec.structs.replace(
             self.ready(with_workers=with_workers),
             findings=report.findings,
             findings_left_out=report.left_out or UNSET,
+            suspected=report.suspected if examines else UNSET,
         )
 
     def doctor(self) -> Doctor:

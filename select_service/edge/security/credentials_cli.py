@@ -12,24 +12,23 @@ import msgspec
 from indexer.edge.curve import new_key_file
 from indexer.errors import KeyFileUnusable
 from select_service.edge.security.tokens import SCOPES, TokenRecord, new_token
-from select_service.standard_output import CommandParser
+from select_service.standard_output import parse_command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["main"]
+    from select_service.standard_output import Commands
+
+__all__ = ["add_commands", "main"]
 
 _DAYS_MAX = 36_500
 """A century: dates end in the year 9999."""
 
-_NEW_BEARER = "print a new token on stderr and its line for --token-file on stdout"
-_NEW_PAIR = "write a new key pair to FILE (0600) and print the public key"
-
 
 def main(arguments: Sequence[str]) -> int:
     """Run one of the two; return the exit code."""
-    chosen = _parser().parse_args(arguments)
-    return _new_token(chosen) if chosen.what == "token" else _new_keys(chosen)
+    chosen = parse_command(add_commands, arguments)
+    return _new_token(chosen) if chosen.command == "token" else _new_keys(chosen)
 
 
 def _new_token(chosen: argparse.Namespace) -> int:
@@ -45,7 +44,8 @@ def _new_token(chosen: argparse.Namespace) -> int:
         expires = datetime.now(UTC).replace(microsecond=0) + timedelta(days=chosen.days)
     fields = {
         "name": chosen.name,
-        "sha256": digest,
+        "sha256": None if chosen.with_token else digest,
+        "token": token if chosen.with_token else None,
         "scopes": chosen.scopes.split(","),
         "tenants": chosen.tenant or None,
         "expires": None if expires is None else expires.isoformat(),
@@ -71,35 +71,51 @@ def _new_keys(chosen: argparse.Namespace) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = CommandParser(prog="select-service", allow_abbrev=False)
-    kinds = parser.add_subparsers(dest="what", required=True)
-    token = kinds.add_parser("token", help="bearer tokens")
-    make = token.add_subparsers(dest="verb", required=True).add_parser(
-        "new",
-        help=_NEW_BEARER,
-        description=f"{_NEW_BEARER[0].upper()}{_NEW_BEARER[1:]}.",
-        allow_abbrev=False,
+def add_commands(commands: Commands) -> None:
+    """Add the commands of this module."""
+    token = commands.add_parser(
+        "token", help="Makes bearer tokens.", description="Makes bearer tokens."
     )
-    make.add_argument("--name", required=True, help="who will bear it")
-    make.add_argument("--scopes", required=True, help=f"of {', '.join(SCOPES)}, with commas")
+    text = "Prints a new token on standard error, and its line for --token-file on standard output."
+    make = token.add_subparsers(required=True, metavar="COMMAND").add_parser(
+        "new",
+        help=text,
+        description=text,
+        examples="select-service token new --name gateway --scopes select,lifecycle >> tokens",
+    )
+    make.add_argument("--name", required=True, help="Name of its bearer.")
     make.add_argument(
-        "--tenant", action="append", help="bind it to this tenant; may be given several times"
+        "--scopes", required=True, help=f"What it allows: some of {', '.join(SCOPES)}, with commas."
     )
-    make.add_argument("--days", type=_days, help="how long it is good for")
-    keys = kinds.add_parser("keys", help="key pairs for CURVE")
-    pair = keys.add_subparsers(dest="verb", required=True).add_parser(
-        "new",
-        help=_NEW_PAIR,
-        description=f"{_NEW_PAIR[0].upper()}{_NEW_PAIR[1:]}.",
-        allow_abbrev=False,
+    make.add_argument(
+        "--tenant",
+        action="append",
+        help="Bind it to this tenant; may be given several times.",
     )
-    pair.add_argument("file", metavar="FILE", help="for both keys; one that exists stays")
-    return parser
+    make.add_argument(
+        "--with-token",
+        action="store_true",
+        help="Put the token itself into the line instead of its hash: one file then serves the "
+        "service and its clients, as --token-file of both.",
+    )
+    make.add_argument("--days", type=_days, help="How many days it is good for. Default: for ever.")
+    keys = commands.add_parser(
+        "keys",
+        help="Makes key pairs for the replica plane (CURVE).",
+        description="Makes key pairs for the replica plane (CURVE).",
+    )
+    text = "Writes a new key pair to a file of mode 0600, and prints the public key."
+    pair = keys.add_subparsers(required=True, metavar="COMMAND").add_parser(
+        "new", help=text, description=text, examples="select-service keys new replica.key"
+    )
+    pair.add_argument("file", metavar="FILE", help="File for both keys; one that exists stays.")
 
 
 def _days(text: str) -> float:
-    days = float(text)
+    try:
+        days = float(text)
+    except ValueError:
+        days = 0.0
     if not 0 < days <= _DAYS_MAX:
         raise argparse.ArgumentTypeError(f"must be above 0 and at most {_DAYS_MAX}")
     return days

@@ -52,7 +52,10 @@ class SecurityFiles:
             )
         self.credentials = Credentials(settings)
         self.reloads = {"done": 0, "refused": 0}
-        for path in (settings.tls_key, settings.curve_key, settings.peer_token_file):
+        secret = [settings.tls_key, settings.curve_key, settings.peer_token_file]
+        if self.authority is not None and any(one.is_plain for one in self.authority.book):
+            secret.append(settings.token_file)
+        for path in secret:
             if path is not None and is_exposed(path):
                 _log.warning("%s can be read by others than its owner: chmod 600", path)
 

@@ -14,7 +14,7 @@ import os
 import ssl
 from typing import Final, NamedTuple, TypeAlias
 
-from indexer.edge.plain_file import check_plain
+from indexer.plain_file import check_plain
 from select_service.errors import CertificatesUnusable
 
 __all__ = ["Certificates"]

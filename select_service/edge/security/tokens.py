@@ -2,8 +2,9 @@
 
 One JSON object per line. A token has 256 random bits and is stored as its SHA-256: slow hashes
 protect secrets that people invent, but nobody can try even a millionth of 2^128 random tokens. For
-the same reason a token too short to be random is refused, whatever the file says. Requests are the
-business of `authority.py`.
+the same reason a token too short to be random is refused, whatever the file says. A line may have
+the token itself instead; then clients can show it out of the same file (`token_file.py`). Requests
+are the business of `authority.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal, get_args
 import msgspec
 from msgspec import Meta, Struct
 
-from indexer.edge.plain_file import open_plain
+from indexer.plain_file import open_plain
 from select_service.errors import TokenFileUnusable
 from select_service.settings import Settings
 
@@ -63,14 +64,15 @@ class TokenRecord(Struct, kw_only=True, forbid_unknown_fields=True, omit_default
 
     name: Annotated[str, Meta(min_length=1, max_length=128)]
     sha256: Annotated[str, Meta(pattern=_HEX)] | None = None  # of the token, in hex
+    token: Annotated[str, Meta(min_length=TOKEN_CHARS_MIN)] | None = None  # or: the token itself
     certificate: Annotated[str, Meta(min_length=1)] | None = None  # or: a name in one (mTLS)
     scopes: Annotated[list[AccessScope], Meta(min_length=1)]
     tenants: Annotated[list[str], Meta(min_length=1)] | None = None  # None: all of them
     expires: Annotated[datetime, Meta(tz=True)] | None = None
 
     def __post_init__(self) -> None:
-        if (self.sha256 is None) == (self.certificate is None):
-            raise ValueError("either `sha256` or `certificate` must be given")
+        if [self.sha256, self.token, self.certificate].count(None) != 2:  # noqa: PLR2004 - of three
+            raise ValueError("either `sha256`, `token` or `certificate` must be given")
         if not self.name.isprintable():
             raise ValueError("the name must be printable")
 
@@ -83,6 +85,7 @@ class TokenEntry(Struct, frozen=True):
     scopes: frozenset[str]
     tenants: tuple[str, ...] | None  # None: all
     expires_at: float  # POSIX seconds; infinity: never
+    is_plain: bool  # the file has its token, and not only a hash
 
 
 class TokenBook:
@@ -159,9 +162,12 @@ class TokenBook:
 def _entry(record: TokenRecord) -> TokenEntry:
     scopes = frozenset(SCOPES if ADMIN in record.scopes else record.scopes)
     digest = b"" if record.sha256 is None else bytes.fromhex(record.sha256)
+    if record.token is not None:
+        digest = hashlib.sha256(record.token.encode()).digest()
     tenants = None if record.tenants is None else tuple(dict.fromkeys(record.tenants))
     expires_at = math.inf if record.expires is None else record.expires.timestamp()
-    return TokenEntry(record.name, digest, scopes, tenants, expires_at)
+    is_plain = record.token is not None
+    return TokenEntry(record.name, digest, scopes, tenants, expires_at, is_plain)
 
 
 def read_token_file(
@@ -203,7 +209,7 @@ def _why(error: Exception) -> str:
         if "unknown field" in text or "enum value" in text:
             return "an unknown field or scope" if "unknown field" in text else "an unknown scope"
         return text
-    return "no JSON object"
+    return "no JSON object (a token alone is a client's: `token new` prints the line of it)"
 
 
 def new_token() -> tuple[str, str]:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import xxhash
 
-from indexer.edge.plain_file import open_own
+from indexer.plain_file import open_own
 from indexer.types import U64_MASK
 from select_service.edge.state import wal
 from select_service.edge.state.rows import (

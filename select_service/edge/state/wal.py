@@ -11,7 +11,7 @@ import os
 import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from indexer.edge.plain_file import open_own
+from indexer.plain_file import open_own
 
 if TYPE_CHECKING:
     from pathlib import Path

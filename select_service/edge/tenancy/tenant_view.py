@@ -263,8 +263,8 @@ class TenantView:
         self._check_scope(request)
         try:
             return self._service.select_now(request, unknown)
-        except NoSchedulableWorker:  # its text would reveal other tenants' workers
-            raise NoSchedulableWorker.in_scope(request.scope) from None
+        except NoSchedulableWorker as refusal:
+            raise _of_scope(refusal, request.scope) from None
 
     def select_and_reserve_now(
         self, request: SelectAndReserveRequest, unknown: bytes = b""
@@ -308,8 +308,8 @@ class TenantView:
         self._names.rename(request)
         try:
             answer = verb(request, unknown)
-        except NoSchedulableWorker:
-            raise NoSchedulableWorker.in_scope(request.scope) from None
+        except NoSchedulableWorker as refusal:
+            raise _of_scope(refusal, request.scope) from None
         except ServiceError as error:
             raise self._names.in_words_of_client(error) from None
         return self._names.named_by_client(answer)
@@ -440,17 +440,24 @@ class TenantView:
         self._check_scope(request)
         try:
             return self._service.potential_loads(request)
-        except NoSchedulableWorker:
-            raise NoSchedulableWorker.in_scope(request.scope) from None
+        except NoSchedulableWorker as refusal:
+            raise _of_scope(refusal, request.scope) from None
 
     def overlap_scores(self, request: OverlapScoresRequest) -> OverlapScores:
         """POST /overlap_scores."""
         self._check_scope(request)
         try:
             return self._service.overlap_scores(request)
-        except NoSchedulableWorker:
-            raise NoSchedulableWorker.in_scope(request.scope) from None
+        except NoSchedulableWorker as refusal:
+            raise _of_scope(refusal, request.scope) from None
 
     def dump(self) -> AsyncIterator[bytes]:
         """GET /dump."""
         return self._service.dump(self._tenants, self._whose)
+
+
+def _of_scope(refusal: NoSchedulableWorker, scope: Scope) -> NoSchedulableWorker:
+    """Word a refusal for its scope alone: its text might tell of other tenants' workers."""
+    told = NoSchedulableWorker.in_scope(scope)
+    told.details = refusal.details  # of the scope in any case
+    return told

@@ -18,6 +18,7 @@ from select_service.planner.errors import TraceError
 from select_service.planner.settings import POLICIES
 from select_service.simulator.page import figure, page, table
 from select_service.simulator.plots import Series, lines
+from select_service.simulator.progress_bar import progress_bar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -79,8 +80,15 @@ def question_of(told: ReplayedSettings) -> ReplayQuestion:
     )
 
 
-def replay(question: ReplayQuestion, print_line: Callable[[str], None]) -> list[Result]:
+def replay(
+    question: ReplayQuestion, print_line: Callable[[str], None], *, quiet: bool = True
+) -> list[Result]:
     """Run every policy, forecasting ones once per predictor; prints a line as each ends.
+
+    Args:
+        question: what is replayed.
+        print_line: prints it.
+        quiet: show no progress bar.
 
     Raises:
         PlannerError: the trace or the profile cannot be read, or something is not installed.
@@ -111,13 +119,18 @@ def replay(question: ReplayQuestion, print_line: Callable[[str], None]) -> list[
         for tuning in (question.tunings if name in _PREDICTING else question.tunings[:1])
     ]
     results = []
-    for policy in policies:
-        result = run.run(policy)
-        results.append(result)
-        print_line(
-            f"{result.name}: {100 * result.attainment:.2f} % in time, "
-            f"{result.gpu_hours:.2f} GPU-hours, {result.changes} changes"
-        )
+    with progress_bar("replaying", len(policies), quiet=quiet) as progress:
+        for done, policy in enumerate(policies):
+
+            def tell(share: float, done: int = done) -> None:
+                progress(done + share)
+
+            result = run.run(policy, tell)
+            results.append(result)
+            print_line(
+                f"{result.name}: {100 * result.attainment:.2f} % in time, "
+                f"{result.gpu_hours:.2f} GPU-hours, {result.changes} changes"
+            )
     return results
 
 

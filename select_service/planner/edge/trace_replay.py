@@ -35,7 +35,7 @@ from select_service.simulator.core.routers import Counting, Placed
 from select_service.simulator.core.worker import EngineSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from select_service.planner.core.demand import Interval
     from select_service.planner.core.profile import Profile
@@ -199,8 +199,15 @@ class TraceReplay:
             "decode": EngineSettings(latency, kv_tokens, 8192, 1024),
         }
 
-    def run(self, policy: ScalingPolicy) -> Result:
-        """Let the policy scale; returns the results over all requests."""
+    def run(
+        self, policy: ScalingPolicy, progress: Callable[[float], None] = lambda _: None
+    ) -> Result:
+        """Let the policy scale; returns the results over all requests.
+
+        Args:
+            policy: decides.
+            progress: called with the share of the trace that is over.
+        """
         settings = self._settings
         cluster = Cluster(
             ClusterSettings(
@@ -221,6 +228,7 @@ class TraceReplay:
         end = (self._requests[-1].at_s if self._requests else 0.0) + settings.interval_s
         while cluster.now < end:
             turn.go_on()
+            progress(min(1.0, cluster.now / end))
         cluster.finish(end + _DRAIN_S)
         cluster.check()
         return _judged(turn.result, cluster.outcomes, settings)

@@ -18,7 +18,7 @@ class CostSettings(BookingSettings, frozen=True, kw_only=True):
 
     policy: Annotated[
         Policy,
-        choice("kv-cost", "first-token", metavar="NAME"),
+        choice("kv-cost", "first-token", metavar="NAME").common(),
         "how ranks are priced: kv-cost, by the contract's formula, or first-token, by the time "
         "until first tokens come",
     ] = _ROUTER.policy

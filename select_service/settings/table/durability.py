@@ -18,7 +18,7 @@ class DurabilitySettings(DiscoverySettings, frozen=True, kw_only=True):
 
     state_dir: Annotated[
         str | None,
-        text("DIR"),
+        text("DIR").common(),
         "keep workers, reservations, leases and the index here and bring them back; one "
         "process per directory",
     ] = None

@@ -33,11 +33,13 @@ class ListeningSettings(Struct, frozen=True, kw_only=True):
         "address or name to listen on; 0.0.0.0 and :: mean all addresses of IPv4 and IPv6",
     ] = "0.0.0.0"  # noqa: S104  # nosec B104
     port: Annotated[
-        int | None, tcp_port(0).watched(limit=False), "port to listen on; 0 picks a free one"
+        int | None,
+        tcp_port(0).watched(limit=False).common(),
+        "port to listen on; 0 picks a free one",
     ] = 8092  # None: no TCP
     uds: Annotated[
         str | None,
-        path("PATH").watched("http_connections", env="SELECT_SERVICE_UDS"),
+        path("PATH").watched("http_connections", env="SELECT_SERVICE_UDS").common(),
         "listen on a Unix domain socket at this path; on TCP, too, only if --port is given",
     ] = None
     uds_mode: Annotated[
@@ -171,7 +173,7 @@ class ListeningSettings(Struct, frozen=True, kw_only=True):
     ] = 2048
     leave_notice_s: Annotated[
         float,
-        seconds(zero=True).watched('waiting_for{name="leaving"}'),
+        seconds(zero=True).watched('waiting_for{name="leaving"}').common(),
         "after SIGTERM /ready answers 503, and all requests are served for at least this long, so "
         "that callers have time to notice",
     ] = 0.0
@@ -188,7 +190,7 @@ class ListeningSettings(Struct, frozen=True, kw_only=True):
     ] = 5
     config: Annotated[
         str | None,
-        path("FILE").watched("config_reloads_total"),
+        path("FILE").watched("config_reloads_total").common(),
         "file of settings in YAML or TOML (.toml), with the names of the flags; flags win over "
         "it; read again on SIGHUP",
     ] = None

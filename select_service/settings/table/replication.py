@@ -23,7 +23,7 @@ class ReplicationSettings(PeerRecoverySettings, frozen=True, kw_only=True):
 
     replica_sync_port: Annotated[
         int | None,
-        tcp_port(),
+        tcp_port().common(),
         "publish reservations to replicas on this ZMQ port; off: replica sync is off",
     ] = None
     replica_sync_peers: Annotated[

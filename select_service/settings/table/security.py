@@ -24,7 +24,7 @@ class SecuritySettings(EndpointPickerSettings, frozen=True, kw_only=True):
 
     token_file: Annotated[
         str | None,
-        path("FILE").watched("auth_refused_total"),
+        path("FILE").watched("auth_refused_total").common(),
         "require of every client a token that is in this file; read again on SIGHUP",
     ] = None
     token_file_bytes_max: Annotated[

@@ -15,7 +15,7 @@ from bench.simulator.__main__ import Before, main
 if TYPE_CHECKING:
     from pathlib import Path
 
-POLICIES = ("kv-cost", "ours", "random")
+POLICIES = ("kv-cost", "first-token", "random")
 
 
 @pytest.fixture
@@ -40,16 +40,18 @@ def test_cells_of_others_are_taken_over(
 ) -> None:
     earlier, later = tmp_path / "earlier.json", tmp_path / "later.json"
     whole = table(monkeypatch, trace, earlier, POLICIES)
-    mixed = table(monkeypatch, trace, later, ("ours",), "--others", str(earlier))
+    mixed = table(monkeypatch, trace, later, ("first-token",), "--others", str(earlier))
     assert mixed.cells == whole.cells  # to the last digit, in the same order
     told = msgspec.json.decode(later.read_bytes())["others"]
     assert told["policies"] == ["kv-cost", "random"]
     assert told["provenance"] == whole.provenance
     latest = tmp_path / "latest.json"
-    table(monkeypatch, trace, latest, ("ours",), "--others", str(later))
+    table(monkeypatch, trace, latest, ("first-token",), "--others", str(later))
     assert msgspec.json.decode(latest.read_bytes())["others"] == told, "where they were run"
     with pytest.raises(ValueError, match="settings"):
-        table(monkeypatch, trace, later, ("ours",), "--others", str(earlier), "--limit", "50")
+        table(
+            monkeypatch, trace, later, ("first-token",), "--others", str(earlier), "--limit", "50"
+        )
     with pytest.raises(ValueError, match="2 seeds, this run 3"):
         whole.expect(whole.settings, 3, {})
     with pytest.raises(ValueError, match="capacity of 2 workers"):

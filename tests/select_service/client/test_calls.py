@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from select_service.client import calls
+import pytest
+
+from select_service.client import Client, calls
 from select_service.client.core.codec import to_jsonable
 from select_service.types.batches import SelectBatchRequest, WaveItem
 
@@ -34,3 +36,14 @@ def test_tokens_around_media_are_packed() -> None:
     assert body["mm_routing_info"] == MEDIA | {"routing_token_ids": PACKED_TOKENS}
     assert to_jsonable(body)["mm_routing_info"] == MEDIA
     assert to_jsonable(body)["token_ids"] == TOKENS
+
+
+@pytest.mark.parametrize("verb", ["reserve", "reserve_pair", "select", "potential_loads"])
+def test_an_option_that_does_not_exist_is_a_type_error(verb: str) -> None:
+    """The service only warned of it, in a header that nobody read."""
+    with Client("http://localhost:1") as client:
+        call = getattr(client, verb)
+        with pytest.raises(TypeError, match=r"argument 'modelname' \(is model_name meant\?\)"):
+            call(token_ids=TOKENS, modelname="m")
+        with pytest.raises(TypeError, match="'pinned_worker'"):
+            client.book(1, token_ids=TOKENS, pinned_worker=1)  # type: ignore[call-arg]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @pytest.mark.e2e
 def test_the_demo_succeeds_against_the_service(capsys: pytest.CaptureFixture[str]) -> None:
-    status = main(["--requests", "60", "--rate", "60", "--engines", "3", "--plain"])
+    status = main(["demo", "--requests", "60", "--rate", "60", "--engines", "3", "--plain"])
     output = capsys.readouterr().out
     assert status == 0, output
     assert "60 of 60 finished" in output
@@ -31,14 +31,14 @@ def test_the_demo_succeeds_against_the_service(capsys: pytest.CaptureFixture[str
 
 def test_without_a_service_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     url = f"http://127.0.0.1:{free_port()}"
-    assert main(["--requests", "1", "--url", url]) == 1
+    assert main(["demo", "--requests", "1", "--url", url]) == 1
     assert "demo:" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("argument", ["--requests=0", "--rate=0", "--rate=inf", "--engines=x"])
 def test_bad_numbers_are_usage_errors(argument: str) -> None:
     with pytest.raises(SystemExit) as caught:
-        main([argument])
+        main(["demo", argument])
     assert caught.value.code == 2
 
 
@@ -47,7 +47,7 @@ def test_an_address_that_cannot_be_asked_is_a_usage_error(
     url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:
-        main(["--url", url])
+        main(["demo", "--url", url])
     assert caught.value.code == 2
     told = capsys.readouterr().err
     assert "--url" in told
@@ -58,7 +58,7 @@ def test_without_its_extra_it_names_what_is_missing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "rich", None)
-    assert main([]) == 1
+    assert main(["demo"]) == 1
     assert "pip install 'rich>=13.7'" in capsys.readouterr().err
 
 
@@ -68,7 +68,9 @@ def test_on_a_terminal_there_is_a_table(
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "160")
-    status = main(["--requests", "20", "--rate", "60", "--engines", "2", "--restart-every", "0"])
+    status = main(
+        ["demo", "--requests", "20", "--rate", "60", "--engines", "2", "--restart-every", "0"]
+    )
     output = capsys.readouterr().out
     assert status == 0, output
     assert "last decisions" in output
@@ -87,7 +89,7 @@ def test_ctrl_c_ends_an_endless_run_with_its_summary(capsys: pytest.CaptureFixtu
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PlainView, "show", interrupt)
         patch.setattr(PlainView, "interval_s", 0.05)
-        status = main(["--rate", "60", "--restart-every", "0", "--plain"])
+        status = main(["demo", "--rate", "60", "--restart-every", "0", "--plain"])
     output = capsys.readouterr().out
     assert status == 0, output
     assert "restarts       0" in output

@@ -46,12 +46,24 @@ async def test_a_healthy_service(port: int, service: Driver, *, capsys: Capture)
     assert await run(*url(port)) == 0
     assert "ready; 1 of 1 workers schedulable\nNo problems found.\n" in capsys.readouterr().out
     assert await run(*url(port), "--json") == 0
-    assert json.loads(capsys.readouterr().out) == {
+    told = json.loads(capsys.readouterr().out)
+    assert isinstance(told.pop("suspected"), list)  # nobody publishes events here
+    assert told == {
         "ready": True,
         "waiting_for": [],
         "findings": [],
         "findings_left_out": 0,
     }
+
+
+@run_by(on_a_port)
+async def test_what_may_pass_is_told_apart(port: int, service: Driver, *, capsys: Capture) -> None:
+    seat(service)
+    service.upsert_worker(WorkerSpec(worker_id=7, endpoint="http://w7"))
+    assert await run(*url(port)) == 0
+    found, _, suspected = capsys.readouterr().out.partition("Seen just now, and a problem if it")
+    assert found.endswith("No problems found.\n\n")
+    assert "worker-incomplete  worker 7" in suspected
 
 
 @run_by(on_a_port)

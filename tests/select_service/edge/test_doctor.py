@@ -172,6 +172,25 @@ async def test_who_asks_at_once_shares_an_examination(
     assert service.doctor().examiner.rounds == 4
 
 
+@run_by(in_process, router=NO_EVENTS, doctor_interval_s=0.0)
+async def test_it_examines_when_it_is_asked_to(client: httpx.AsyncClient, service: Driver) -> None:
+    """What was wired a moment ago is told, apart from what has lasted."""
+    seat(service)
+    path = "/ready?verbose=true&examine=true"
+    assert (await client.get(path)).json()["suspected"] == []
+    incomplete(service, 2)
+    answer = (await client.get(path)).json()
+    assert [one["code"] for one in answer["suspected"]] == ["worker-incomplete"]
+    assert answer["findings"] == []
+    assert service.doctor().examiner.rounds == 2
+    age(service, 100.0)
+    answer = (await client.get(path)).json()
+    assert [one["code"] for one in answer["findings"]] == ["worker-incomplete"]
+    assert answer["suspected"] == []
+    refused = await client.get("/ready?examine=true")
+    assert (refused.status_code, refused.json()["field"]) == (400, "examine")
+
+
 @run_by(in_process, doctor_interval_s=0.01)
 async def test_a_failed_examination_is_counted_and_not_the_last(
     client: httpx.AsyncClient, service: Driver, *, caplog: pytest.LogCaptureFixture

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from select_service.planner.cli import _parser, main
+from select_service.planner.cli import main, parser
 from select_service.planner.edge.predictors import _MODELS, PredictorSettings
 from select_service.planner.edge.run_settings import build_fleet, read_targets
 from select_service.planner.errors import SettingsError
@@ -243,13 +243,13 @@ def test_help_says_what_each_flag_is_and_what_it_is_otherwise() -> None:
                 for command in one.choices.values():
                     yield from silent(command)
                 continue
-            words = re.sub(r"\(default: .*?\)", "", one.help or "")
-            is_said = one.nargs == 0 or one.required or "default" in str(one.help)
+            words = re.sub(r"Default: .*", "", one.help or "")
+            is_said = one.nargs == 0 or one.required or "Default" in str(one.help)
             is_once = words.count("between ") < 2  # "between plans between two numbers" was said
             if not (words.strip() and is_said and is_once):
                 yield f"{parser.prog} {one.option_strings or one.dest}"
 
-    assert list(silent(_parser())) == []
+    assert list(silent(parser())) == []
 
 
 def test_every_row_is_whole_and_every_predictor_can_be_made() -> None:
@@ -353,7 +353,7 @@ def test_the_manifest_has_flags_we_know_and_no_right_too_many() -> None:
     documents = list(yaml.safe_load_all(path.read_text("utf-8")))
     by_kind = {one["kind"]: one for one in documents}
     (container,) = by_kind["Deployment"]["spec"]["template"]["spec"]["containers"]
-    settings = read_section(RunSettings, _parser().parse_args(container["args"]))
+    settings = read_section(RunSettings, parser().parse_args(container["args"]))
     settings.expect_used()
     assert container["ports"] == [{"name": "http", "containerPort": settings.port}]
     assert settings.connector == "kubernetes"

@@ -13,7 +13,7 @@ from select_service.simulator.core.requests import ClientRequest
 from select_service.simulator.runs import workload
 from select_service.simulator.settings import SimulationSettings, Trace
 
-QUICK = ["run", "--policy", "ours", "--workers", "2", "--quiet"]
+QUICK = ["run", "--policy", "first-token", "--workers", "2", "--quiet"]
 
 
 def line(at: int = 0, isl: int = 1500, osl: int = 5, ids: object = (0, 1, 2)) -> bytes:

@@ -351,7 +351,7 @@ def test_requests_of_a_recording_go_through_the_simulator(tmp_path: Path) -> Non
     with pytest.raises(ValueError, match="have 4 tokens"):
         list(requests_of(path, 16))
     settings = ["--trace", str(path), "--format", "recording", "--block-size", "4"]
-    assert main(["run", "--policy", "ours", *settings, "--workers", "2", "--quiet"]) == 0
+    assert main(["run", "--policy", "first-token", *settings, "--workers", "2", "--quiet"]) == 0
 
 
 def test_replay_tells_people_and_programs(

@@ -29,9 +29,11 @@ from select_service.simulator.settings import (
     SimulationSettings,
     Slow,
     Trace,
+    peer_of,
 )
 from select_service.simulator.statistics import estimate
 from select_service.simulator.sweep import pareto
+from select_service.types import RouterConfig
 
 CHAT = "chat,rate=4,requests=150,slo_class=high,slo_ttft_s=0.5"
 
@@ -57,7 +59,7 @@ def trace_file(folder: Path, count: int = 150) -> Path:
 def test_all_policies_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, report = tmp_path / "out.json", tmp_path / "report.html"
     options = ["--workload", CHAT, "--workers", "3", "--block-size", "64", "--seeds", "2"]
-    files = ["--out", str(out), "--report", str(report), "--weights", "policy=kv-cost"]
+    files = ["--out", str(out), "--report", str(report)]
     assert main(["run", "--policy", "all", *options, *files]) == 0
     table = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in table[1:]] == list(POLICIES)
@@ -66,9 +68,25 @@ def test_all_policies_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture
         (policy, seed) for policy in POLICIES for seed in (1, 2)
     ]
     assert all(one["ok"] == one["requests"] == 150 for one in result["runs"])
-    ours, peer = result["runs"][0], result["runs"][2]
-    assert {**ours, "policy": ""} == {**peer, "policy": ""}, "by its weights they are one"
+    first_token, kv_cost = result["runs"][0], result["runs"][2]
+    assert {**first_token, "policy": ""} != {**kv_cost, "policy": ""}
     check_page(report.read_text())
+
+
+def test_weights_are_of_the_policy_that_they_name() -> None:
+    load = WorkloadSettings(kind="chat", rate=4.0, requests=60)
+    base = SimulationSettings(workloads=[load], workers=3, block_size=64)
+    odd = replace(base, weights=RouterConfig(prefill_load_scale=9.0, temperature=2.0))
+    found = {
+        (one is odd, policy): run(replace(one, policy=policy))
+        for one in (base, odd)
+        for policy in ("first-token", "kv-cost")
+    }
+    assert found[True, "first-token"] == found[False, "first-token"], (
+        "kv-cost is the default of them"
+    )
+    assert found[True, "kv-cost"] != found[False, "kv-cost"]
+    assert run(peer_of(odd)) == found[False, "kv-cost"]
 
 
 def check_page(page: str) -> None:
@@ -85,7 +103,7 @@ def check_page(page: str) -> None:
     shares: dict[str, float] = {}
     for policy, share in re.findall(r"<title>([^,<]+), [^:<]+: ([\d.]+)", decisions):
         shares[policy] = shares.get(policy, 0.0) + float(share)
-    assert shares == pytest.approx({"ours": 100.0, "kv-cost": 100.0}, abs=0.2)
+    assert shares == pytest.approx({"first-token": 100.0, "kv-cost": 100.0}, abs=0.2)
 
 
 @pytest.mark.parametrize("policy", ["least-loaded", "power-of-two"])
@@ -192,7 +210,7 @@ def test_a_sweep_as_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     ("argv", "why"),
     [
         (["run"], "a trace or workloads"),
-        (["run", "--workload", "chat", "--policy", "ours,best"], "policy must be one of"),
+        (["run", "--workload", "chat", "--policy", "first-token,best"], "policy must be one of"),
         (["run", "--workload", "chess"], "chess"),
         (["run", "--workload", "chat,pace=2"], "there is no pace"),
         (["run", "--workload", "chat,rate"], "NAME=VALUE"),
@@ -200,7 +218,7 @@ def test_a_sweep_as_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         (["run", "--workload", "chat", "--workers", "0"], "--workers: 0 is not in 1..10000"),
         (["run", "--workload", "chat", "--seeds", "0"], "--seeds: 0 is not in 1.."),
         (["run", "--workload", "chat", "--jobs", "0"], "--jobs: 0 is not in 1.."),
-        (["run", "--workload", "chat", "--policy", "ours,ours"], "named twice"),
+        (["run", "--workload", "chat", "--policy", "first-token,first-token"], "named twice"),
         (["run", "--workload", "chat", "--speed", "2"], "--speed is of a --trace"),
         (["run", "--workload", "chat", "--out", "/nowhere/x.json"], "/nowhere/x.json"),
         (["run", "--workload", "chat", "--report", "/"], "Is a directory"),
@@ -247,7 +265,7 @@ def test_what_cannot_be_run_is_refused_with_the_reason(
 
 
 def test_prompts_may_be_computed_apart(tmp_path: Path) -> None:
-    for policy in ("ours", "least-loaded"):
+    for policy in ("first-token", "least-loaded"):
         settings = SimulationSettings(
             policy=policy,
             workloads=[WorkloadSettings(requests=80, rate=2.0)],
@@ -261,7 +279,7 @@ def test_prompts_may_be_computed_apart(tmp_path: Path) -> None:
         assert (measured.ok, measured.workers) == (80, 6)
 
 
-@pytest.mark.parametrize("policy", ["ours", "kv-cost", "least-loaded"])
+@pytest.mark.parametrize("policy", ["first-token", "kv-cost", "least-loaded"])
 def test_slow_workers_are_those_of_a_slower_engine(policy: str) -> None:
     usual = EngineSpec()
     times = ("base_s", "prefill_token_s", "prefill_pair_s", "sequence_s", "kv_token_s")

@@ -16,11 +16,13 @@ from select_service.errors import InvalidQuery
 from select_service.types import BriefReady, Ready
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from select_service.edge.http.api import Answer, Api, Request
 
-READY_QUERY: Final = ("verbose", "for")
+READY_QUERY: Final = ("verbose", "for", "examine")
 _TRAFFIC: Final = "traffic"
-_VERBOSE: Final = {"true": True, "1": True, "false": False, "0": False, "": False}
+_SWITCH: Final = {"true": True, "1": True, "false": False, "0": False, "": False}
 
 
 @get("/health", Status, scope=OPEN)
@@ -33,13 +35,13 @@ def health(api: Api, _: Request) -> Response:
 def ready(api: Api, request: Request) -> Answer:
     """Say if a worker is schedulable: 200 or 503; `for=traffic` if to send requests; `verbose` why.
 
-    `for=traffic` is for probes: workers do not matter, and none is listed.
+    `for=traffic` is for probes: workers do not matter, and none is listed. With `verbose`, the
+    doctor's findings are told, and with `examine` those of an examination that begins now.
     """
     query = read_query(request.query, READY_QUERY)
-    wanted = query.get("verbose", "")
-    if wanted not in _VERBOSE:
-        raise InvalidQuery("`verbose` must be true or false", field="verbose")
-    is_verbose = _VERBOSE[wanted]
+    is_verbose, examines = _switch(query, "verbose"), _switch(query, "examine")
+    if examines and not is_verbose:
+        raise InvalidQuery("`examine` goes with `verbose=true`", field="examine")
     if "for" in query:
         if query["for"] != _TRAFFIC:
             raise InvalidQuery(f"`for` must be {_TRAFFIC}", field="for")
@@ -55,7 +57,7 @@ def ready(api: Api, request: Request) -> Answer:
         brief = BriefReady(api.service.is_ready())
         return _say_ready(api, brief, is_ready=brief.ready)
     if is_verbose:
-        return _ready_verbose(api)
+        return _ready_verbose(api, examines=examines)
     ids = api.service.worker_ids()
     if len(ids) > AT_ONCE_MAX:
         return _ready_with_many(api, api.service.ready(with_workers=False), ids)
@@ -63,8 +65,15 @@ def ready(api: Api, request: Request) -> Answer:
     return _say_ready(api, ready, is_ready=ready.ready)
 
 
-async def _ready_verbose(api: Api) -> Response:
-    ready = await api.service.ready_verbose(with_workers=False)
+def _switch(query: Mapping[str, str], name: str) -> bool:
+    told = query.get(name, "")
+    if told not in _SWITCH:
+        raise InvalidQuery(f"`{name}` must be true or false", field=name)
+    return _SWITCH[told]
+
+
+async def _ready_verbose(api: Api, *, examines: bool) -> Response:
+    ready = await api.service.ready_verbose(with_workers=False, examines=examines)
     return await _ready_with_many(api, ready, api.service.worker_ids())
 
 

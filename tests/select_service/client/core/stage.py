@@ -75,6 +75,7 @@ class FakeService:
         self.workers = workers
         self.json_only = False
         self.refuse: dict[str, tuple[int, str]] = {}  # path → status, code
+        self.details: dict[str, object] = {}  # of these refusals
         self.retry_after_s: float | None = None
         self.between: dict[str, tuple[int, str, bytes]] = {}
         """Path → what a proxy says in the place of the service, which has done as it was asked."""
@@ -85,7 +86,7 @@ class FakeService:
         self.book.expire(now)
         if send.path in self.refuse:
             status, code = self.refuse[send.path]
-            return self._say(now, status, {"error": code, "code": code})
+            return self._say(now, status, {"error": code, "code": code, "details": self.details})
         is_msgpack = send.content_type == "application/msgpack"
         if is_msgpack and self.json_only:
             return self._say(now, 415, {"error": "no", "code": "unsupported_media_type"})

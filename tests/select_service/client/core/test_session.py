@@ -15,7 +15,13 @@ from select_service.client.core.booking import ClientBooking
 from select_service.client.core.options import Options
 from select_service.client.core.problems import ClientError, TimedOut, Unreachable
 from select_service.client.core.session import ClientSession
-from select_service.errors import NoEligibleWorker, ReservationConflict, ServiceError
+from select_service.errors import (
+    NoEligibleWorker,
+    NoSchedulableWorker,
+    ReservationConflict,
+    ServiceError,
+    UnknownModel,
+)
 from select_service.types import PairSelection
 from tests.effort import examples, share_of
 from tests.select_service.client.core.stage import Book, FakeService, Network, Stage
@@ -166,6 +172,27 @@ def test_what_time_does_not_change_is_said_at_once(
         reserve(on)
     assert len(on.network.services[0].asked) == 1
     assert not on.network.services[1].asked
+
+
+def test_a_model_that_no_selector_knows_is_said_at_once() -> None:
+    on = stage(2, lease_ttl_s=None)
+    for service in on.network.services:
+        service.refuse["/select_and_reserve"] = (503, "no_schedulable_worker")
+        service.details, service.retry_after_s = {"is_known": False}, 1.0
+    begun = on.now
+    with pytest.raises(UnknownModel) as caught:
+        reserve(on)
+    assert (caught.value.status, caught.value.code) == (404, "unknown_model")
+    assert [len(service.asked) for service in on.network.services] == [1, 1]
+    assert on.now - begun < 1.0, "nobody has waited"
+    on.network.services[0].details = {"is_known": True}  # its workers may come back
+    on.network.services[1].details = {"is_known": True}
+    with pytest.raises(NoSchedulableWorker) as away:
+        reserve(on)
+    assert away.value.status == 503
+    assert on.now - begun > 1.0
+    del on.network.services[1].refuse["/select_and_reserve"]
+    assert reserve(on).selection.endpoint
 
 
 def test_json_where_msgpack_is_not_taken() -> None:

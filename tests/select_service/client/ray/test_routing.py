@@ -37,7 +37,7 @@ class Booked:
             tenant_id="default",
             worker_id=worker_id,
             dp_rank=0,
-            endpoint=None,
+            endpoint="http://w",
             block_size=16,
             overlap=self.overlap,
             effective_prefill_tokens=0,

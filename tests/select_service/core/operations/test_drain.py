@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from select_service.core.admission.queue import Ticket
+from select_service.core.fleet.unschedulable import REASONS_MAX
 from select_service.errors import (
     NoEligibleWorker,
     NoSchedulableWorker,
@@ -70,6 +71,49 @@ def test_when_all_drain_there_is_no_schedulable_worker() -> None:
         fleet.book("b", 12, 1)
     assert not fleet.core.workers.ready().ready
     assert fleet.core.reader.strayed == 0
+
+
+def told_of(fleet: Fleet, **wish: Any) -> dict[str, object]:
+    with pytest.raises(NoSchedulableWorker) as refused:
+        fleet.select(1, **wish)
+    assert refused.value.details is not None
+    return refused.value.details
+
+
+def test_a_refusal_names_the_first_reasons() -> None:
+    fleet = busy_fleet(1)
+    nobody = {"reasons": ["no worker is registered for model=m tenant=t"], "is_known": False}
+    assert told_of(fleet, model_name="m", tenant_id="t") == nobody
+    for worker_id in (11, 12, 13):
+        fleet.worker(worker_id, block_size=None)
+    fleet.worker(14, endpoint="")
+    fleet.drain(1, "upgrade")
+    lacks = "worker{} incomplete: block_size must be greater than 0"
+    rest = ["1 worker is incomplete: endpoint is required", "1 worker is draining: upgrade"]
+    expected = {"reasons": [lacks.format("s are").join(("3 ", "")), *rest], "is_known": True}
+    assert told_of(fleet) == told_of(fleet) == expected
+    for worker_id in (11, 12):
+        fleet.delete(worker_id)
+    assert told_of(fleet)["reasons"] == [
+        "1 worker is incomplete: block_size must be greater than 0",
+        *rest,
+    ]
+    for worker_id in (1, 13, 14):
+        fleet.delete(worker_id)
+    assert told_of(fleet)["is_known"], "it has had one"
+    assert told_of(fleet, model_name="m", tenant_id="t") == nobody
+
+
+def test_no_more_than_the_first_reasons() -> None:
+    fleet = Fleet()
+    for number in range(REASONS_MAX + 3):
+        fleet.worker(number, block_size=None)
+        fleet.drain(number, f"why {number}")
+        fleet.worker(number)
+    reasons = told_of(fleet)["reasons"]
+    assert isinstance(reasons, list)
+    assert len(reasons) == REASONS_MAX + 1
+    assert reasons[-1] == "3 more, for other reasons"
 
 
 def test_a_repeat_gets_its_first_answer_whoever_drains(fleet: Fleet) -> None:

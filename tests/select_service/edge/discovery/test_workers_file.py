@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 import pytest
 
-from indexer.edge.plain_file import open_plain
+from indexer.plain_file import open_plain
 from select_service.edge.discovery import workers_file
 from select_service.edge.discovery.source import SourceFailed
 from select_service.edge.discovery.workers_file import WorkersFile

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from select_service.edge.security.authority import Authority
+from select_service.edge.security.credentials_cli import main
+from select_service.edge.security.security_files import SecurityFiles
 from select_service.edge.security.tokens import (
     SCOPES,
     TokenBook,
@@ -20,6 +22,8 @@ from select_service.edge.security.tokens import (
     read_token_file,
 )
 from select_service.errors import TokenFileUnusable
+from select_service.settings import Settings
+from select_service.token_file import TokenUnreadable, read_token
 from tests.harms import HARMS, Harm
 
 TOKEN, DIGEST = new_token()
@@ -91,7 +95,10 @@ def test_hashes_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -
         ('{"name":"x","sha256":"DIGEST"}', "scopes"),
         ('{"name":"x","sha256":"TOKEN"}', "sha256"),
         ('{"name":"x","sha256":"TOKEN","scopes":["read"]}', "sha256"),
-        ('{"name":"x","token":"TOKEN","scopes":["read"]}', "unknown field"),
+        ('{"name":"x","bearer":"TOKEN","scopes":["read"]}', "unknown field"),
+        ('{"name":"x","sha256":"DIGEST","token":"TOKEN","scopes":["read"]}', "either"),
+        ('{"name":"x","token":"too short","scopes":["read"]}', "token"),
+        ("TOKEN", "a token alone is a client's"),
         ('{"name":"x","TOKEN":1,"scopes":["read"]}', "unknown field"),
         ('{"name":"x","sha256":"DIGEST","scopes":["TOKEN"]}', "unknown scope"),
         ('{"name":"x","sha256":"DIGEST","scopes":[]}', "scopes"),
@@ -128,6 +135,31 @@ def test_names_and_tokens_are_unique(tmp_path: Path, others: dict[str, Any]) -> 
     path.write_text("\n".join(map(json.dumps, lines)))
     with pytest.raises(TokenFileUnusable):
         read_token_file(str(path))
+
+
+def test_one_file_serves_both_sides(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The service knows whom it names, and a client shows the first token in it."""
+    path = tmp_path / "tokens"
+    new = ("token", "new", "--scopes", "read")
+    assert main([*new, "--name", "hashed"]) == 0
+    hashed = capsys.readouterr().out
+    assert main([*new, "--name", "shared", "--with-token"]) == 0
+    told = capsys.readouterr()
+    token = told.err.split()[-1]
+    path.write_text(f"# both\n{hashed}{told.out}")
+    assert read_token(path) == token
+    found = read_token_file(str(path)).by_token(token.encode())
+    assert found is not None
+    assert found.name == "shared"
+    path.chmod(0o644)
+    SecurityFiles(Settings(token_file=str(path)))
+    assert "can be read by others" in caplog.text
+    assert token not in caplog.text
+    path.write_text("\n".join(path.read_text().splitlines()[:2]))
+    with pytest.raises(TokenUnreadable, match="a hash cannot be shown"):
+        read_token(path)
 
 
 def test_two_cannot_have_one_certificate() -> None:

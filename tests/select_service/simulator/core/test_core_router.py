@@ -39,7 +39,7 @@ class Apart(CoreRouter):
             index.check()
 
 
-@pytest.mark.parametrize("policy", ["ours", "kv-cost"])
+@pytest.mark.parametrize("policy", ["first-token", "kv-cost"])
 def test_one_index_for_all_replicas_is_as_one_for_each(
     policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

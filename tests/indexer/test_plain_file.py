@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from indexer.edge.plain_file import check_plain, open_own, open_plain
+from indexer.plain_file import check_plain, open_own, open_plain
 
 
 def test_a_file_is_read_through_links(tmp_path: Path) -> None:
