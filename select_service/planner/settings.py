@@ -121,9 +121,9 @@ class PlanSettings(Struct, frozen=True, kw_only=True):
     decode_engine_num_gpu: EngineGpus = 1
     mode: Annotated[
         str | None,
-        optional(choice("compatible", "slo")),
-        "compatible: the formulas of Dynamo's planner; slo: ours; off: the former where scipy is installed, whose "
-        "splines they take (the extra planner), else ours",
+        optional(choice("compatible", "slo")).common(),
+        "compatible: the formulas of Dynamo's planner; slo: ours; off: the former where scipy is "
+        "installed, whose splines they take (the extra planner), else ours",
     ] = None
     pooled: Annotated[
         bool,

@@ -54,7 +54,7 @@ async def test_the_client_of_openai() -> None:
         holder = int(cold.id.split("-")[1])
         tokens = prompt_of({"messages": [RULES]})
         selecting = client.select
-        while not (await selecting(token_ids=tokens)).overlap.longest_matched:  # type: ignore[union-attr]
+        while not (await selecting(token_ids=tokens)).overlap.longest_matched:
             pass  # events are on their way
 
         stream = await api.chat.completions.create(
