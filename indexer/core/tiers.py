@@ -61,17 +61,25 @@ class Matches:
 
     `groups` are (device blocks > 0, mask of holders) with disjoint masks. `host` and `disk` are
     (blocks beyond the previous tiers, mask); disk includes external, so a holder may occur twice.
+    `estimated` are the slots for which the caller has put in something else than the index says.
     """
 
-    __slots__ = ("_table", "disk", "groups", "host")
+    __slots__ = ("_table", "disk", "estimated", "groups", "host")
 
     def __init__(
-        self, table: SlotTable, groups: list[Group], host: list[Group], disk: list[Group]
+        self,
+        table: SlotTable,
+        groups: list[Group],
+        host: list[Group],
+        disk: list[Group],
+        *,
+        estimated: NDArray[np.int64] | None = None,
     ) -> None:
         self._table = table
         self.groups = groups
         self.host = host
         self.disk = disk
+        self.estimated = estimated
 
     @property
     def empty(self) -> bool:

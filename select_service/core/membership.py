@@ -21,6 +21,7 @@ from select_service.core.fleet.catalog import (
 )
 from select_service.core.fleet.outliers import OutlierTally
 from select_service.core.fleet.pins import Pins
+from select_service.core.ledger.cache_estimate import CacheEstimate
 from select_service.core.ledger.drain_meter import PRIOR_TOKENS_PER_S
 from select_service.core.partition import Partition
 from select_service.core.pricing.policy import PolicyBook, PolicyError
@@ -70,7 +71,6 @@ class Membership:
         registry: StreamRegistry,
         policies: PolicyBook | PolicyError,
         *,
-        use_kv_events: bool,
         limits: CoreLimits | None = None,
         cache_hit_threshold: float = 0.0,
         prefill_tokens_per_s: float = PRIOR_TOKENS_PER_S,
@@ -81,7 +81,6 @@ class Membership:
         self.partitions: dict[Scope, Partition] = {}
         self._in_order: list[Scope] = []  # of the partitions; sorting a thousand takes 1 ms
         self._policies = policies
-        self._use_kv_events = use_kv_events
         self.cache_hit_threshold = cache_hit_threshold  # of the process
         self._prefill_tokens_per_s = prefill_tokens_per_s  # of a rank, until it is measured
         self.is_watched = False  # whether decisions are kept, in partitions opened from now on
@@ -95,6 +94,9 @@ class Membership:
         # as many again may have just lost their last worker: what they held is to be swept first
         self._emptied_of = shares.bound("emptied_scopes", lambda: bounds.scopes_max)
         self._sources_of = shares.bound("event_sources_max", lambda: bounds.event_sources_max)
+        self._estimates_of = shares.bound(
+            "kv_estimate_blocks_max", lambda: bounds.kv_estimate_blocks_max
+        )
         self.sources_refused = 0  # worker records that would have opened too many
         self.on_closed: Callable[[Partition], None] = lambda _: None
         """Called with a scope's partition after it has been closed."""
@@ -160,7 +162,7 @@ class Membership:
             is_patch: it was patched: a patch does not change what its own worker has pinned.
         """
         self.waiting_to_pin.pop(worker.worker_id, None)
-        reasons = missing_parts(worker, use_kv_events=self._use_kv_events)
+        reasons = missing_parts(worker)
         if not reasons:
             reasons = self._differs(worker, is_patch=is_patch) or self._clashes(worker, before)
         worker.reasons = reasons
@@ -218,7 +220,7 @@ class Membership:
         crowded = self._crowded(worker, before)
         if crowded is not None:
             return [reconciliation_failed(crowded)]
-        if self._use_kv_events and (bad := bad_sources(worker)):
+        if bad := bad_sources(worker):
             return bad
         if isinstance(self._policies, PolicyError):
             return [reconciliation_failed(str(self._policies))]
@@ -244,21 +246,19 @@ class Membership:
                 if crowded is None:
                     return f"{most} scopes are open, no more may be (--scopes-max)"
                 return f"no more scopes may be open: {crowded.text}"
-        if self._use_kv_events:
-            count, held, left = len(worker.event_sources), 0, tenant
-            if before is not None:
-                left = before.scope.tenant_id
-                held = sum(
-                    WorkerRank(worker.worker_id, rank) in self._sources
-                    for rank in before.event_sources
-                )
-            if not self._sources_of.may_move(left, held, tenant, count):
-                self.sources_refused += 1
-                crowded = self._sources_of.refuse(tenant)
-                if crowded is None:
-                    most = limits.event_sources_max
-                    return f"{most} event sources are open, no more may be (--event-sources-max)"
-                return f"no more event sources may be open: {crowded.text}"
+        count, held, left = len(worker.event_sources), 0, tenant
+        if before is not None:
+            left = before.scope.tenant_id
+            held = sum(
+                WorkerRank(worker.worker_id, rank) in self._sources for rank in before.event_sources
+            )
+        if not self._sources_of.may_move(left, held, tenant, count):
+            self.sources_refused += 1
+            crowded = self._sources_of.refuse(tenant)
+            if crowded is None:
+                most = limits.event_sources_max
+                return f"{most} event sources are open, no more may be (--event-sources-max)"
+            return f"no more event sources may be open: {crowded.text}"
         return None
 
     def close_if_empty(self, scope: Scope, partition: Partition, now: float) -> bool:
@@ -355,6 +355,7 @@ class Membership:
             if rank not in kept:
                 at = WorkerRank(worker.worker_id, rank)
                 dropped.append(Lost(partition, slot, partition.ledger.drop_slot(slot)))
+                partition.estimate.drop(slot)
                 partition.trust.forget(slot)
                 partition.outliers.forget(slot)
                 # also a source that is still listed: its cursor must not outlive its blocks
@@ -376,8 +377,6 @@ class Membership:
             self._scopes_of.take(worker.scope.tenant_id)
             self._no_longer_vacant(worker.scope)
         partition.attach(worker)
-        if not self._use_kv_events:
-            return
         wanted = worker.event_sources
         if before is not None:
             for rank in before.event_sources:
@@ -451,6 +450,9 @@ class Membership:
             trust=self._trust,
             limits=self._limits,
             outliers=self.outlier_tally,
+            estimate=CacheEstimate(
+                self._limits, bound=self._estimates_of, tenant_id=worker.scope.tenant_id
+            ),
         )
         partition.holds_to_cache = self.cache_hit_threshold > 0.0
         partition.is_watched = self.is_watched

@@ -21,9 +21,11 @@ from select_service.core.decisions.trust_factors import Trust
 from select_service.core.fleet.eligibility import eligible_slots, wants_everyone
 from select_service.core.fleet.outliers import Outliers, OutlierTally
 from select_service.core.fleet.slots import FleetSlots
+from select_service.core.ledger.cache_estimate import CacheEstimate
 from select_service.core.ledger.demand_tally import DemandTally
 from select_service.core.ledger.ledger import Ledger
 from select_service.core.pricing.cost import Size, TierMatches, preferences, terms_of
+from select_service.core.pricing.estimated_matches import estimated
 from select_service.core.pricing.placement import worker_overlap
 from select_service.core.pricing.weights import SEQUENCE_TOKENS, wait_blocks
 from select_service.errors import NoEligibleWorker, NoWorkerForRole, WorkerDraining
@@ -66,12 +68,16 @@ class Partition:
         trust: TrustSettings | None = None,
         limits: CoreLimits | None = None,
         outliers: OutlierTally | None = None,
+        estimate: CacheEstimate | None = None,
     ) -> None:
         self.scope = scope
         self.index = index
+        self.estimate = estimate or CacheEstimate()
+        """What ranks without KV events probably hold."""
         self.ledger = Ledger(
             prior_tokens_per_s=prefill_tokens_per_s,
             sequence_blocks=round(SEQUENCE_TOKENS / index.block_size),
+            estimate=self.estimate,
         )
         self.fleet_slots = FleetSlots()
         self.outliers = Outliers(limits or CoreLimits(), outliers or OutlierTally())
@@ -156,14 +162,23 @@ class Partition:
         if prompt.first_hash in self.ledger.first_blocks:
             shared = self.ledger.shared_groups(prompt.sequence_hashes)
         size = Size(prompt.isl_tokens, prompt.blocks, self.index.block_size)
-        present, trust = self.at_present(weights), self.trust.column
+        present, trust = self.at_present(weights), self.believed(found)
         return terms_of(loads, rows, size, present, found, shared, trust, now)
 
+    def match(self, prompt: Prompt) -> Matches:
+        """Return what ranks hold of a prompt, by their KV events or an estimate."""
+        index, estimate = self.index, self.estimate
+        matches = index.find_matches(prompt.block_hashes, prompt.isl_tokens)
+        if estimate.in_force and prompt.first_hash in estimate.first_blocks:
+            likely = estimate.find(prompt.sequence_hashes)
+            return estimated(matches, likely, index.capacity, self.trust.stale())
+        return matches
+
     def found(self, prompt: Prompt, matches: Matches | None = None) -> TierMatches | None:
-        """Return what the index has of a prompt; None: nothing."""
+        """Return what ranks hold of a prompt; None: nothing."""
         if matches is None:
-            matches = self.index.find_matches(prompt.block_hashes, prompt.isl_tokens)
-        return None if matches.empty else TierMatches(*matches.by_slot())
+            matches = self.match(prompt)
+        return None if matches.empty else TierMatches(*matches.by_slot(), matches.estimated)
 
     def preference(self, request: SelectRequest, rows: Rows) -> Floats | None:
         """Return the factor of preferred taints on each row's cost; None: none are preferred."""
@@ -191,11 +206,17 @@ class Partition:
         found, shared = self.found(prompt, matches), None
         if prompt.first_hash in self.ledger.first_blocks:
             shared = self.ledger.shared_groups(prompt.sequence_hashes)
-        return self.ledger.loads.pack(), found, shared, self._believed()
+        trust = self.believed(found)
+        return self.ledger.loads.pack(), found, shared, None if trust is None else trust.tobytes()
 
-    def _believed(self) -> bytes | None:
-        trust = self.trust.column
-        return None if trust is None else trust.tobytes()
+    def believed(self, found: TierMatches | None) -> Floats | None:
+        """Return the factor on what each slot holds; None: full trust.
+
+        How fresh a rank's events are does not matter where they are not what matched.
+        """
+        if self.trust.column is None or found is None or found.estimated is None:
+            return self.trust.column
+        return self.trust.without_freshness(found.estimated)
 
     def no_overlap(self, worker: Worker) -> Overlap:
         """Return a worker's overlap when nothing matched, and keep it."""
@@ -254,6 +275,7 @@ class Partition:
             worker.slots[rank] = slot
         self.make_room()
         self.sit(worker)
+        self._estimate(worker)
         loads, max_num_seqs = self.ledger.loads, worker.spec.max_num_seqs
         wait = 0 if max_num_seqs is None else wait_blocks(max_num_seqs, self.index.block_size)
         for slot in worker.slots.values():
@@ -266,6 +288,17 @@ class Partition:
             else:
                 self._rehouse(self.admission.detach(worker.worker_id))
             self.admission.disregard(self.fleet_slots.leaving())
+
+    def _estimate(self, worker: Worker) -> None:
+        """Estimate the ranks of a worker that sends no KV events.
+
+        Whether those of one that should send some are estimated, `trust_monitor.py` decides.
+        """
+        for slot in worker.slots.values():
+            if worker.kv_events == "predicted":
+                self.estimate.follow(slot, worker.spec.total_kv_blocks, in_force=True)
+            elif worker.kv_events == "none":
+                self.estimate.drop(slot)
 
     def sit(self, worker: Worker) -> None:
         """Update the selectable ranks for a worker that has its slots; O(its ranks)."""
@@ -355,6 +388,7 @@ class Partition:
     def check(self) -> None:
         """Assert all invariants of the partition."""
         self.index.check()
+        self.estimate.check()
         self.ledger.check()
         self.trust.check()
         self.queues.check()

@@ -80,7 +80,7 @@ if TYPE_CHECKING:
     from indexer.types import Scope, WorkerRank
     from select_service.core.partition import Partition
     from select_service.core.pricing.policy import PolicyBook, PolicyError
-    from select_service.types import RouterConfig
+    from select_service.types import KvEvents, RouterConfig
     from select_service.types.shadow import ShadowSettings
 
 
@@ -135,7 +135,8 @@ class SelectionCore:
         self.shares = Shares(self.limits)
         """What each tenant may hold of every bound."""
         registry.budget.parts = self.shares
-        self.catalog = Catalog(self.limits, self.shares)
+        kv_events: KvEvents = config.kv_events_default if config.use_kv_events else "none"
+        self.catalog = Catalog(self.limits, self.shares, kv_events_default=kv_events)
         self._rng = rng
         if watch.decision_recorder is not None:
             watch.decision_recorder.settings = settings
@@ -143,7 +144,6 @@ class SelectionCore:
             registry,
             policies or default_policy(config.queue_threshold, overtaking(config)),
             limits=self.limits,
-            use_kv_events=config.use_kv_events,
             cache_hit_threshold=settings.cache_hit_threshold,
             prefill_tokens_per_s=settings.prefill_tokens_per_s,
             trust=trust,

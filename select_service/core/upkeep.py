@@ -90,7 +90,8 @@ class Upkeep:
             self._room.look_on(partition, now, effects)
             ledger = partition.ledger
             if (
-                self._keep_gate(partition, now, effects)
+                partition.estimate.keep(now, self._limits.expired_per_turn_max)
+                or self._keep_gate(partition, now, effects)
                 or not ledger.is_swept
                 or ledger.next_expiry() <= now
             ):

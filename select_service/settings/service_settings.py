@@ -105,6 +105,7 @@ class Settings(ObservabilitySettings, frozen=True, kw_only=True):
             weigh_freshness=not self.no_freshness_weighting,
             lag_grace_s=self.freshness_grace_s,
             lag_half_s=self.freshness_half_s,
+            estimate_after_s=self.kv_estimate_after_s,
         )
 
     @property

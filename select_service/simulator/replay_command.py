@@ -32,7 +32,7 @@ DAMAGED: Final = 1
 """Exit code: a file is damaged; its decisions before the damage are made again as recorded."""
 
 _NO_WEIGHTS: Final = frozenset(
-    {"use_kv_events", "queue_threshold", "overtaking_s", "overtaking_share"}
+    {"use_kv_events", "kv_events_default", "queue_threshold", "overtaking_s", "overtaking_share"}
 )
 
 

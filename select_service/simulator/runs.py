@@ -104,14 +104,16 @@ def router(settings: SimulationSettings) -> WorkerRouter:
     if simple is not None:
         return _counting(simple, settings)
     core = CoreSettings(
-        DEFAULTS[settings.policy], replicas=settings.replicas, sync_delay_s=settings.sync_delay_s
+        DEFAULTS[settings.policy],
+        replicas=settings.replicas,
+        sync_delay_s=settings.sync_delay_s,
+        kv_events=settings.kv_events,
     )
     if settings.policy == settings.weights.policy:
-        core = CoreSettings(
-            settings.weights,
-            settings.admission,
-            replicas=settings.replicas,
-            sync_delay_s=settings.sync_delay_s,
+        core = dataclasses.replace(
+            core,
+            config=settings.weights,
+            admission=settings.admission,
             session_ttl_s=settings.session_ttl_s,
         )
     return CoreRouter(core, [_rng(settings, "router", at) for at in range(settings.replicas)])

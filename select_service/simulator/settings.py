@@ -29,7 +29,7 @@ from select_service.simulator.core.worker import KV_TOKENS, EngineSettings
 from select_service.simulator.core.workloads import KINDS, WorkloadSettings
 from select_service.simulator.profiles import read_profile
 from select_service.simulator.traces import MOONCAKE_BLOCK, READERS, SPAN_MAX_S
-from select_service.types import RouterConfig
+from select_service.types import KvEvents, RouterConfig
 from select_service.types.admission import AdmissionSettings
 
 __all__ = [
@@ -372,6 +372,11 @@ class SimulationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         _DELAY.called("--sync-delay"),
         "seconds until a replica hears what another has reserved",
     ] = 0.005
+    kv_events: Annotated[
+        KvEvents,
+        choice("engine", "predicted", "none"),
+        "where blocks are known from: KV events, an estimate of what routing put there, or nowhere",
+    ] = "engine"
     event_lag_s: Annotated[float, _DELAY.called("--event-lag"), "seconds that KV events take"] = (
         0.01
     )

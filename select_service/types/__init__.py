@@ -99,6 +99,7 @@ from select_service.types.selections import (
 from select_service.types.workers import (
     BriefReady,
     Inflight,
+    KvEvents,
     KvRankState,
     Outlier,
     Ready,
@@ -137,6 +138,7 @@ __all__ = [
     "HashList",
     "IndexFreshness",
     "Inflight",
+    "KvEvents",
     "KvRankState",
     "LeaseList",
     "LeaseRecord",

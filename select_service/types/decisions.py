@@ -173,6 +173,7 @@ class DecisionIndex(Struct, frozen=True):
     state: Literal["none", "silent", "current", "uncertain", "replaying"]
     lag_s: float | None  # age of the last batch, by the engine's clock
     open_gaps: int  # being mended
+    estimated: bool | UnsetType = UNSET  # true: matched by what routing put there
 
 
 class DecisionLegs(Struct, frozen=True):

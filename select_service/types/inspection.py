@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 
 class LoadRow(Struct, frozen=True):
@@ -37,6 +37,7 @@ class OverlapRow(Struct, frozen=True):
     disk_extension_blocks: int
     shared_beyond_device_blocks: int | None
     router_credit_blocks: float
+    estimated: bool | UnsetType = UNSET  # true: not known from KV events of the rank
 
 
 class SharedCache(Struct, frozen=True):
@@ -83,6 +84,7 @@ class RankTrustRow(Struct, frozen=True, kw_only=True):
     samples: int  # prompts compared of which anything was predicted
     rereads: int  # times its index was read again for that
     index: IndexFreshness
+    estimated: bool | UnsetType = UNSET  # true: matched by what routing put there
 
 
 class TrustTable(Struct, frozen=True):

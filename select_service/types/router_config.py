@@ -6,6 +6,7 @@ One limit, one name: the rows of `settings/table` set them, and take their defau
 from msgspec import Struct
 
 from select_service.types.policy import Policy
+from select_service.types.workers import KvEvents
 
 
 class RouterConfig(Struct, frozen=True, kw_only=True):
@@ -18,7 +19,8 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
     temperature: float = 0.0
     host_cache_hit_weight: float = 0.75
     disk_cache_hit_weight: float = 0.25
-    use_kv_events: bool = True
+    use_kv_events: bool = True  # False: as `kv_events_default="none"`
+    kv_events_default: KvEvents = "engine"  # of workers whose record does not say
     track_prefill_tokens: bool = True
     assume_kv_reuse: bool = True  # blocks that prompts share on a rank are counted once
     queue_threshold: float = 16.0
@@ -46,6 +48,7 @@ class TrustSettings(Struct, frozen=True, kw_only=True):
     weigh_freshness: bool = True
     lag_grace_s: float = 5.0  # events may be late by so much, and a gap open for so long
     lag_half_s: float = 10.0  # beyond, half of the credit goes in so many seconds
+    estimate_after_s: float = 10.0  # without events where some are due; 0: never
 
     def check(self) -> None:
         """Refuse what makes no sense.
@@ -72,6 +75,9 @@ class CoreLimits(Struct, kw_only=True):
     unserved_scopes_max: int = 64  # counted by name; as many again that never had a worker
     event_sources_max: int = 65_535  # ranks listened to; a socket, and four open files each
     scope_linger_s: float = 600.0  # without workers, before a scope is given up
+    kv_estimate_blocks_max: int = 1 << 22  # of all ranks without KV events; some 60 bytes each
+    kv_estimate_rank_blocks: int = 1 << 15  # of one whose record has no `total_kv_blocks`
+    kv_estimate_ttl_s: float = 1800.0  # since a prompt was last computed there
     reservations_max: int = 1_000_000  # 2 to 3 KB each
     tokens_per_request_max: int = 1 << 21  # of a prompt; in blocks of one 130 bytes each if booked
     id_length_max: int = 256  # characters of reservation_id, selection_id

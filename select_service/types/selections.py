@@ -92,6 +92,7 @@ class Selection(Struct, kw_only=True):
     potential_decode_blocks: int | UnsetType = UNSET
     advice: Advice | UnsetType = UNSET  # where workers have roles
     decision: Decision | UnsetType = UNSET  # when it was to be explained
+    overlap_estimated: bool | UnsetType = UNSET  # true: not known from KV events of the rank
 
 
 class PairLeg(Struct, frozen=True, kw_only=True):
@@ -104,6 +105,7 @@ class PairLeg(Struct, frozen=True, kw_only=True):
     overlap: Overlap
     effective_prefill_tokens: int  # 0 of a decode leg whose prompt is computed elsewhere
     potential_decode_blocks: int  # 0 of a prefill leg; with this prompt, before it was booked
+    overlap_estimated: bool | UnsetType = UNSET  # true: not known from KV events of the rank
 
 
 class PairSelection(Struct, kw_only=True):

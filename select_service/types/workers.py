@@ -9,6 +9,9 @@ from select_service.types.doctor import Finding
 from select_service.types.ranges import U32, U64, check_positive, check_scope_names, check_u64
 
 Role = Literal["prefill", "decode", "aggregated"]
+KvEvents = Literal["engine", "predicted", "none"]
+"""Where the blocks of a worker's ranks are known from: the KV events of its engine; an estimate of
+what routing put there; nowhere."""
 Inflight = Annotated[int, Meta(ge=1, le=(1 << 32) - 1)]
 Seats = Annotated[int, Meta(ge=1)]  # upper bound: `__post_init__`, as of U64
 
@@ -50,6 +53,7 @@ class WorkerSpec(Struct, kw_only=True):
     replay_endpoints: dict[
         str, str
     ] = {}  # by dp_rank; the other ranks are asked by `replay_endpoint`
+    kv_events: KvEvents | None = None  # null: `--kv-events-default`
 
     def __post_init__(self) -> None:
         check_u64("worker_id", self.worker_id)
@@ -87,6 +91,7 @@ class WorkerPatch(Struct, kw_only=True):
     role: Role | None = None
     curve_public_key: str | None = None
     replay_endpoints: dict[str, str] | None = None
+    kv_events: KvEvents | None = None
 
     # named in a PATCH, and ignored whatever they are
     worker_id: Any = None
@@ -156,6 +161,7 @@ class WorkerRecord(Struct, kw_only=True, frozen=True):
     curve_public_key: str | UnsetType = UNSET
     replay_endpoints: dict[str, str] | UnsetType = UNSET
     outliers: list[Outlier] | UnsetType = UNSET
+    kv_events: KvEvents | UnsetType = UNSET
 
 
 class StateStatus(Struct, frozen=True):

@@ -67,6 +67,7 @@ def _alone(found: Selection) -> PairSelection:
         overlap=found.overlap,
         effective_prefill_tokens=found.effective_prefill_tokens,
         potential_decode_blocks=0,
+        overlap_estimated=found.overlap_estimated,
     )
     return PairSelection(
         reservation_id="",

@@ -270,6 +270,7 @@ class DecisionLog:
             partition.index.block_size,
             self._catalog,
             self._stream_of,
+            partition.estimate,
         )
         return fleet_snapshot
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import UNSET
 
 from indexer.core.hashing import unpack_u64
 from indexer.core.progress import PLAUSIBLE_LAG_S
@@ -16,7 +17,12 @@ from indexer.types import HASH_BYTES
 from select_service.core.decisions.decision_log import decision_id, outcome_of
 from select_service.core.decisions.explained_pair import PairTerms
 from select_service.core.decisions.explained_terms import RankTerms
-from select_service.core.decisions.record import HASHES_KEPT, REPLAYING, STREAM_STATES
+from select_service.core.decisions.record import (
+    ESTIMATED,
+    HASHES_KEPT,
+    REPLAYING,
+    STREAM_STATES,
+)
 from select_service.types.decisions import (
     Candidate,
     Chosen,
@@ -227,7 +233,9 @@ class ExplainedRecord:
         age = self._wall_at - self._stamps[position]
         lag = max(age, 0.0) if abs(age) < PLAUSIBLE_LAG_S else None  # false for nan, too
         state = states[position]
-        return DecisionIndex(STREAM_STATES[state], lag, int(state == REPLAYING))
+        estimated = state >= ESTIMATED or UNSET
+        state %= ESTIMATED
+        return DecisionIndex(STREAM_STATES[state], lag, int(state == REPLAYING), estimated)
 
 
 def _shadow(sighting: Sighting, record: DecisionRecord) -> DecisionShadow:

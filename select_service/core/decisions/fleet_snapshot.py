@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from indexer.types import WorkerRank
 from select_service.core.decisions.record import (
+    ESTIMATED,
     REPLAYING,
     STREAM_STATES,
     Absent,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from select_service.core.columns import Rows
     from select_service.core.fleet.catalog import Catalog, Worker
     from select_service.core.fleet.slots import FleetSlots
+    from select_service.core.ledger.cache_estimate import CacheEstimate
 
 STREAMS_S: Final = 0.25
 """Maximum age of the noted stream states: reading a thousand takes 0.2 ms."""
@@ -68,6 +70,7 @@ class FleetSnapshot:
     __slots__ = (
         "_block_size",
         "_catalog",
+        "_estimate",
         "_fleet_slots",
         "_fresh",
         "_noted",
@@ -88,6 +91,7 @@ class FleetSnapshot:
         block_size: int,
         catalog: Catalog,
         stream_of: Callable[[WorkerRank], EventStream | None],
+        estimate: CacheEstimate,
     ) -> None:
         """Start without having looked at any worker.
 
@@ -97,7 +101,9 @@ class FleetSnapshot:
             block_size: of its index, in tokens.
             catalog: knows the absent workers.
             stream_of: returns the event stream of a rank.
+            estimate: of the partition.
         """
+        self._estimate = estimate
         self._scope, self._fleet_slots, self._block_size = scope, fleet_slots, block_size
         self._catalog = catalog
         self._stream_of = stream_of
@@ -126,6 +132,8 @@ class FleetSnapshot:
         fleet_slots = self._attached_now() if self._noted else self.told[0]
         streams = self._open
         states = bytes([0 if one is None else _state_of(one) for one in streams])
+        if self._estimate.in_force:
+            states = self._with_estimates(fleet_slots, states)
         stamps = [
             nan if one is None or (stamp := one.last_batch_ts) is None else stamp for one in streams
         ]
@@ -133,6 +141,14 @@ class FleetSnapshot:
         self.everyone = self._fleet_slots.everyone
         self.size += 9 * len(states)
         self.until = now + STREAMS_S
+
+    def _with_estimates(self, fleet_slots: RankStates, states: bytes) -> bytes:
+        is_in_force = self._estimate.is_in_force
+        marked = [
+            state + ESTIMATED if is_in_force(rank.slot) else state
+            for rank, state in zip(fleet_slots.rank_states, states, strict=True)
+        ]
+        return bytes(marked)
 
     def _attached_now(self) -> RankStates:
         for worker_id in list(self._noted):

@@ -89,6 +89,9 @@ STREAM_STATES: Final = ("none", "silent", "current", "uncertain", "replaying")
 
 REPLAYING: Final = STREAM_STATES.index("replaying")
 
+ESTIMATED: Final = 8
+"""Added to the state of a rank whose matches an estimate made."""
+
 
 class Odds(Struct, gc=False):
     """The facts that few decisions have."""

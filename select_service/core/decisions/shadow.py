@@ -208,10 +208,7 @@ class Shadow:
             if override is not None:
                 weights = weights_in_force(self._config, override)
             if matches is None:
-                prompt = ticket.prompt
-                matches = ticket.partition.index.find_matches(
-                    prompt.block_hashes, prompt.isl_tokens
-                )
+                matches = ticket.partition.match(ticket.prompt)
             dice = None
             if weights.temperature > 0.0:
                 dice = self._copied(rng)

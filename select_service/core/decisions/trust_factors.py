@@ -18,7 +18,7 @@ import numpy as np
 from select_service.core.columns import grown
 
 if TYPE_CHECKING:
-    from select_service.core.columns import Floats
+    from select_service.core.columns import Floats, Slots
     from select_service.types import TrustSettings
 
 Reason: TypeAlias = Literal["prediction", "lag", "gaps"]
@@ -81,8 +81,12 @@ class RankTrust:
 
         Exactly 1.0 without a reason.
         """
-        believed = 1.0 - self.missing_share if self.is_distrusted else 1.0
-        return believed * self.freshness
+        return self.believed * self.freshness
+
+    @property
+    def believed(self) -> float:
+        """The part of the factor that does not depend on events."""
+        return 1.0 - self.missing_share if self.is_distrusted else 1.0
 
     @property
     def reasons(self) -> tuple[Reason, ...]:
@@ -135,6 +139,17 @@ class Trust:
     def factor(self, slot: int) -> float:
         """Return the factor on the overlap credit of a slot."""
         return 1.0 if self.column is None else float(self.column[slot])
+
+    def stale(self) -> dict[int, float]:
+        """Return how fresh the events of slots are, where they are not."""
+        return {slot: self._ranks[slot].freshness for slot in self._below}
+
+    def without_freshness(self, slots: Slots) -> Floats:
+        """Return the column with the factors of some slots as if their events were fresh."""
+        factors = self._factors.copy()
+        for slot in self._below.intersection(slots.tolist()):
+            factors[slot] = self._ranks[slot].believed
+        return factors
 
     def find(self, slot: int) -> RankTrust | None:
         """Return the state of a slot, if there is any."""

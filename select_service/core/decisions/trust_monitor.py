@@ -10,8 +10,12 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import islice
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
+from msgspec import UNSET
+
+from indexer.types import HASH_BYTES
+from select_service.core.decisions.event_freshness import FRESH, StreamWatch, Verdict, judge
 from select_service.core.decisions.trust_factors import HOPELESS
 from select_service.core.effects import TrustNews
 from select_service.core.ledger.freed_ids import FREED_MEMORY_S
@@ -32,7 +36,7 @@ if TYPE_CHECKING:
     from indexer.core.stream import EventStream
     from indexer.types import WorkerRank
     from select_service.core.counters import Counters
-    from select_service.core.decisions.trust_factors import RankTrust, Reason
+    from select_service.core.decisions.trust_factors import RankTrust
     from select_service.core.ledger.reservation_ids import LiveReservation, ReservationIds
     from select_service.core.membership import Membership
     from select_service.core.partition import Partition
@@ -43,54 +47,12 @@ if TYPE_CHECKING:
 LOOK_S: Final = 1.0
 """Seconds between two looks at one event stream."""
 
-PLAUSIBLE_S: Final = 86_400.0
-"""If an engine's clock is off by more than a day, no delay can be read from it."""
-
 DOUBTFUL_PER_TURN: Final = 32
 """Distrusted ranks handled per turn of housekeeping: forgetting a rank's blocks takes 5 µs."""
 
 FREED_MAX: Final = 1024
 """Ended reservations whose engines may still tell how much of their prompts was cached."""
 
-LOST_SHARE: Final = 0.05
-"""The share of batches that may be lost before credit is reduced."""
-
-
-class _Watch:
-    """The state of a stream between two looks."""
-
-    __slots__ = ("gap_since", "lag_s")
-
-    def __init__(self) -> None:
-        self.gap_since: float | None = None
-        self.lag_s: float | None = None
-
-    def look(self, stream: EventStream, now: float, wall_ahead: float | None) -> None:
-        """Update the state from the stream."""
-        is_open = stream.is_replaying and bool(stream.backlog)
-        if not is_open:
-            self.gap_since = None
-        elif self.gap_since is None:
-            self.gap_since = now
-        delivery = stream.delivery
-        offset, lag_s = delivery.offset_s, delivery.lag_s
-        if offset is None or not stream.cursor.is_live:
-            self.lag_s = None
-            return
-        if wall_ahead is None or abs(offset + wall_ahead) >= PLAUSIBLE_S:
-            self.lag_s = None
-            return
-        # after that much silence, nothing is still on its way
-        is_over = stream.last_event_at is None or now - stream.last_event_at >= lag_s
-        self.lag_s = 0.0 if is_over else lag_s
-
-
-class _Verdict(NamedTuple):
-    factor: float
-    stale: tuple[Reason, ...]
-
-
-_FRESH: Final = _Verdict(1.0, ())
 _NO_INDEX: Final = IndexFreshness(
     state="none",
     lag_s=None,
@@ -124,14 +86,14 @@ class TrustMonitor:
         self._rereads = counters.rereads
         # ended before their engine was heard, oldest first, with their ranks and when they ended
         self._freed: dict[str, tuple[LiveReservation, WorkerRank | None, float]] = {}
-        self._watches: dict[EventStream, _Watch] = {}
+        self._watches: dict[EventStream, StreamWatch] = {}
         self._round: deque[EventStream] = deque()  # still to be visited
-        self._looked: dict[EventStream, _Watch] = {}  # visited in this round
+        self._looked: dict[EventStream, StreamWatch] = {}  # visited in this round
         # stale ranks found in this round
-        self._found: dict[tuple[Partition, WorkerRank], _Verdict] = {}
+        self._found: dict[tuple[Partition, WorkerRank], Verdict] = {}
         # stale ranks of the last round
-        self._stale: dict[tuple[Partition, WorkerRank], _Verdict] = {}
-        self._verdicts: list[tuple[Partition, WorkerRank, _Verdict]] = []  # still to be told
+        self._stale: dict[tuple[Partition, WorkerRank], Verdict] = {}
+        self._verdicts: list[tuple[Partition, WorkerRank, Verdict]] = []  # still to be told
         self._doubtful: dict[tuple[Partition, int], None] = {}  # still to be handled
         self._next_look = 0.0
         self._rereading: list[EventStream] = []
@@ -163,6 +125,8 @@ class TrustMonitor:
                 field="cached_tokens",
             )
         predicted = None if booking.is_compared else _predicted(booking)
+        if not booking.is_compared and reservation.live:
+            _correct_estimate(booking, cached_tokens, now)
         if predicted is None:
             self._count("repeated" if booking.is_compared else "unpredicted")
             return
@@ -239,7 +203,9 @@ class TrustMonitor:
 
     @property
     def _looks_at_streams(self) -> bool:
-        return self._settings.weigh_freshness or bool(self._limits.outlier_unreachable_s)
+        settings = self._settings
+        looks = settings.weigh_freshness or settings.estimate_after_s > 0.0
+        return looks or bool(self._limits.outlier_unreachable_s)
 
     def _look(self, now: float) -> bool:
         if self._verdicts:
@@ -265,39 +231,39 @@ class TrustMonitor:
             slot = partition.fleet_slots.slot_of(stream.rank)
             if slot is not None:
                 partition.outliers.follow_publisher(slot, stream.unreachable_since, now)
-        if not self._settings.weigh_freshness:
-            return
-        watch = self._watches.get(stream) or _Watch()
-        watch.look(stream, now, self.wall_ahead)
+        settings, watch = self._settings, self._watches.get(stream) or StreamWatch()
         self._looked[stream] = watch
-        verdict = self._judge(stream, watch, now)
-        if not verdict.stale:
+        if settings.weigh_freshness:
+            watch.look(stream, now, self.wall_ahead)
+        if settings.estimate_after_s:
+            watch.look_for_silence(stream, partition, now)
+        verdict = judge(stream, watch, settings, now)
+        if settings.estimate_after_s and not verdict.is_missing:
+            self._prepare_estimate(stream, watch, partition)
+        if verdict == FRESH:
             return
         for rank in stream.ranks_written:
-            worse = self._found.get((partition, rank), verdict)
-            self._found[partition, rank] = min(worse, verdict)
+            known = self._found.get((partition, rank), verdict)
+            self._found[partition, rank] = known.joined(verdict)
 
-    def _judge(self, stream: EventStream, watch: _Watch, now: float) -> _Verdict:
-        """Return how fresh a stream is: lag halves the credit repeatedly, loss takes its share."""
-        settings = self._settings
-        factor = 1.0
-        stale: list[Reason] = []
-        open_s = 0.0 if watch.gap_since is None else now - watch.gap_since
-        late: tuple[tuple[float, Reason], ...] = ((watch.lag_s or 0.0, "lag"), (open_s, "gaps"))
-        for seconds, reason in late:
-            if seconds > settings.lag_grace_s:
-                factor *= 0.5 ** ((seconds - settings.lag_grace_s) / settings.lag_half_s)
-                stale.append(reason)
-        lost = stream.lost_batches - stream.unknown_batches  # others promise nothing false
-        if lost and lost > LOST_SHARE * (lost + stream.tallies.batches):
-            factor *= 1.0 - lost / (lost + stream.tallies.batches)
-            if "gaps" not in stale:
-                stale.append("gaps")
-        return _Verdict(factor, tuple(stale))
+    def _prepare_estimate(
+        self, stream: EventStream, watch: StreamWatch, partition: Partition
+    ) -> None:
+        """Begin to estimate a rank whose events may be missing, and stop if they are not."""
+        worker = partition.fleet_slots.present.get(stream.rank.worker_id)
+        slot, estimate = partition.index.slot_of(stream.rank), partition.estimate
+        if worker is None or slot is None:
+            return
+        if (partition, stream.rank) in self._stale:
+            return  # there is a verdict to come
+        if watch.may_miss_events:
+            estimate.follow(slot, worker.spec.total_kv_blocks, in_force=False)
+        elif slot in estimate.followed:
+            estimate.drop(slot)
 
     def _conclude(self) -> None:
         """End a round: queue the verdicts on ranks that are stale, and on those no longer stale."""
-        fresh = dict.fromkeys(self._stale, _FRESH)
+        fresh = dict.fromkeys(self._stale, FRESH)
         self._verdicts = [(*at, verdict) for at, verdict in (fresh | self._found).items()]
         self._stale, self._found = self._found, {}
         self._watches, self._looked = self._looked, {}
@@ -309,8 +275,12 @@ class TrustMonitor:
         for partition, rank, verdict in some:
             worker = partition.fleet_slots.present.get(rank.worker_id)
             slot = None if worker is None else worker.slots.get(rank.dp_rank)
-            if slot is not None:  # it may have gone meanwhile
-                partition.trust.note_freshness(slot, *verdict)
+            if worker is None or slot is None:  # it may have gone meanwhile
+                continue
+            partition.trust.note_freshness(slot, verdict.factor, verdict.stale)
+            estimate, room = partition.estimate, worker.spec.total_kv_blocks
+            if worker.kv_events == "engine" and (verdict.is_missing or slot in estimate.followed):
+                estimate.follow(slot, room, in_force=verdict.is_missing)
 
     def _reread(self, partition: Partition, slot: int, rank: RankTrust, now: float) -> None:
         """Have the index of a distrusted rank reread, with growing intervals."""
@@ -419,6 +389,7 @@ class TrustMonitor:
             samples=0 if known is None else known.samples,
             rereads=0 if known is None else known.rereads,
             index=_NO_INDEX if slot is None else self.freshness(rank),
+            estimated=(slot is not None and partition.estimate.is_in_force(slot)) or UNSET,
         )
 
     def lag_of(self, stream: EventStream) -> float | None:
@@ -469,6 +440,18 @@ def _predicted(booking: LiveReservation) -> int | None:
     else:
         return None
     return max(isl_tokens - left, min(isl_tokens, overlap.dp.get(str(dp_rank), 0)))
+
+
+def _correct_estimate(booking: LiveReservation, cached_tokens: int, now: float) -> None:
+    """Let an engine's report of a prompt's cached tokens correct the estimate of its rank."""
+    partition, reservation = booking.partition, booking.reservation
+    if reservation.slot not in partition.estimate.followed:
+        return
+    chain = partition.ledger.chain_of(reservation)
+    found = cached_tokens // partition.index.block_size
+    if cached_tokens >= _findable(partition, reservation.isl_tokens):
+        found = len(chain) // HASH_BYTES  # it cannot find more
+    partition.estimate.correct(reservation.slot, chain, found, reservation.created, now)
 
 
 def _findable(partition: Partition, isl_tokens: int) -> int:

@@ -32,8 +32,18 @@ WORKER_INCOMPLETE: Final = Cause(
     "Register it again (POST or PATCH /workers) with what the reasons name. If its block_size or "
     "is_eagle differs from that of the other workers, give it a model_name or tenant_id of its "
     "own, or change or remove the others (POST with the same value, or DELETE): the worker then "
-    "gets requests without further action.",
+    "gets requests without further action. If its engine publishes no KV events, register it with "
+    'kv_events "predicted": its blocks are then estimated from what routing put there.',
     10.0,
+)
+EVENTS_ESTIMATED: Final = Cause(
+    "events-estimated",
+    "info",
+    "Ranks without KV events are matched by an estimate of what routing put there. It does not "
+    "know what came past this service, what engines have evicted early, or what they generated.",
+    "Nothing has to be done. If the engines can publish KV events, switch them on and register "
+    "kv_events_endpoint: matches are then exact. Tell cached_tokens with prefill_complete or free, "
+    "and the estimate is corrected by them.",
 )
 NO_WORKERS: Final = Cause(
     "no-workers",
@@ -465,6 +475,7 @@ CAUSES: Final = (
     SALT_AMBIGUOUS,
     RANK_IGNORED,
     INDEX_UNTRUE,
+    EVENTS_ESTIMATED,
     REPLICA_UNREACHABLE,
     REPLICA_REFUSED,
     REPLICA_SILENT,

@@ -114,6 +114,7 @@ class Examiner:
         self.suspicions.begin()
         yield from self._look_at_workers(now)
         yield from self._look_at_streams(now, wall_now, link_of)
+        yield from self._look_at_estimates(now)
         yield from self._look_at_prompts(now)
         yield from self._look_at_ranks(now)
         yield from self._look_at_trust(now)
@@ -235,6 +236,15 @@ class Examiner:
     def _server_of(self, rank: WorkerRank) -> str | None:
         worker = self._catalog.find(rank.worker_id)
         return None if worker is None else server_of(worker.spec.endpoint or "")
+
+    def _look_at_estimates(self, now: float) -> Iterator[None]:
+        """Tell of each scope with ranks that are matched by an estimate."""
+        for scope, partition in [*self._membership.partitions.items()]:
+            if partition.estimate.in_force:
+                what = f"{partition.estimate.ranks} of {partition.fleet_slots.ranks} ranks"
+                subject = Subject(model_name=scope.model_name, tenant_id=scope.tenant_id)
+                self.suspicions.suspect(causes.EVENTS_ESTIMATED, subject, what, now)
+            yield
 
     # -- prompts -----------------------------------------------------------------------------------
 

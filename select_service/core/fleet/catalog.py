@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from select_service.core.changes import Changes
-    from select_service.types import CoreLimits, KvRankState, Outlier
+    from select_service.types import CoreLimits, KvEvents, KvRankState, Outlier
 
 Lifecycle = Literal["incomplete", "schedulable", "draining", "unschedulable"]
 
@@ -47,6 +47,7 @@ class Worker:
 
     __slots__ = (
         "drain",
+        "kv_events",
         "lifecycle",
         "operator_drain",
         "ranks",
@@ -60,10 +61,13 @@ class Worker:
         "worker_id",
     )
 
-    def __init__(self, spec: WorkerSpec, source: str = "api") -> None:
+    def __init__(
+        self, spec: WorkerSpec, source: str = "api", kv_events_default: KvEvents = "engine"
+    ) -> None:
         self.spec = spec
         self.worker_id = spec.worker_id  # the catalog key
         self.source = source  # who registered it, and may change it
+        self.kv_events = kv_events_of(spec, kv_events_default)
         tenant = spec.tenant_id if spec.tenant_id is not UNSET else spec.routing_group
         self.scope = Scope(spec.model_name, "default" if tenant is UNSET else tenant)
         start = spec.data_parallel_start_rank or 0
@@ -108,6 +112,8 @@ class Worker:
     @property
     def event_sources(self) -> dict[int, str]:
         """Return dp_rank → KV-event endpoint; the map, if given, replaces the single one."""
+        if self.kv_events != "engine":
+            return {}
         if self.spec.kv_events_endpoints:
             return {int(rank): at for rank, at in self.spec.kv_events_endpoints.items()}
         if self.spec.kv_events_endpoint is not None and len(self.ranks) == 1:
@@ -157,10 +163,23 @@ class Worker:
             curve_public_key=UNSET if spec.curve_public_key is None else spec.curve_public_key,
             replay_endpoints=spec.replay_endpoints or UNSET,
             outliers=outliers or UNSET,
+            kv_events=UNSET if spec.kv_events is None else spec.kv_events,
         )
 
 
-def missing_parts(worker: Worker, *, use_kv_events: bool) -> list[str]:
+def kv_events_of(spec: WorkerSpec, default: KvEvents) -> KvEvents:
+    """Return where the blocks of a worker are known from.
+
+    Its record decides, and otherwise the default: "none" is for all workers, "predicted" for those
+    without an endpoint of KV events. With "engine" these lack one, as in the contract.
+    """
+    if spec.kv_events is not None:
+        return spec.kv_events
+    has_endpoint = bool(spec.kv_events_endpoints) or spec.kv_events_endpoint is not None
+    return "engine" if default == "predicted" and has_endpoint else default
+
+
+def missing_parts(worker: Worker) -> list[str]:
     """Return why the record alone cannot be scheduled, in the contract's order."""
     spec = worker.spec
     reasons = []
@@ -170,7 +189,7 @@ def missing_parts(worker: Worker, *, use_kv_events: bool) -> list[str]:
         reasons.append("block_size must be greater than 0")
     if spec.data_parallel_size == 0:
         reasons.append("data_parallel_size must be greater than 0")
-    if use_kv_events:
+    if worker.kv_events == "engine":
         sources = worker.event_sources
         reasons += [
             f"kv_events endpoint is required for dp_rank {rank}"
@@ -208,7 +227,14 @@ def worker_not_found(worker_id: int) -> WorkerNotFound:
 class Catalog:
     """All records by worker id."""
 
-    def __init__(self, limits: CoreLimits, shares: Shares | None = None) -> None:
+    def __init__(
+        self,
+        limits: CoreLimits,
+        shares: Shares | None = None,
+        *,
+        kv_events_default: KvEvents = "engine",
+    ) -> None:
+        self._kv_events_default: KvEvents = kv_events_default
         self._workers: dict[int, Worker] = {}
         shares = shares or Shares(limits)
         self._tenants = shares.bound("workers_max", lambda: limits.workers_max)
@@ -318,7 +344,7 @@ class Catalog:
             raise InvalidField(f"a worker's record must fit {limits.worker_bytes_max} bytes")
         _check_ranks("kv_events_endpoints", spec.kv_events_endpoints)
         _check_ranks("replay_endpoints", spec.replay_endpoints)
-        return Worker(spec, source)
+        return Worker(spec, source, self._kv_events_default)
 
     def patched(self, worker_id: int, patch: WorkerPatch) -> Worker:
         """Return a new worker: the record with the patch merged in.

@@ -102,10 +102,7 @@ class MarkRecorder:
         if marks is not None:
             if matches is None:  # otherwise the gate has looked them up
                 marks.enter(MATCH)
-                prompt = ticket.prompt
-                matches = ticket.partition.index.find_matches(
-                    prompt.block_hashes, prompt.isl_tokens
-                )
+                matches = ticket.partition.match(ticket.prompt)
             marks.enter(PICK)
         return matches
 

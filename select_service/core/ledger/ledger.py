@@ -15,6 +15,7 @@ import numpy as np
 
 from indexer.types import HASH_BYTES
 from select_service.core.ledger.active_blocks import ActiveBlocks, check, positions_of
+from select_service.core.ledger.cache_estimate import CacheEstimate
 from select_service.core.ledger.deadlines import Deadlines
 from select_service.core.ledger.drain_meter import PRIOR_TOKENS_PER_S
 from select_service.core.ledger.exact_sums import rounded
@@ -46,6 +47,7 @@ class Ledger:
         "_outputs",
         "blocks",
         "changes",
+        "estimate",
         "first_blocks",
         "live",
         "loads",
@@ -54,7 +56,11 @@ class Ledger:
     )
 
     def __init__(
-        self, *, prior_tokens_per_s: float = PRIOR_TOKENS_PER_S, sequence_blocks: int = 0
+        self,
+        *,
+        prior_tokens_per_s: float = PRIOR_TOKENS_PER_S,
+        sequence_blocks: int = 0,
+        estimate: CacheEstimate | None = None,
     ) -> None:
         self.loads = SlotLoads(prior_tokens_per_s=prior_tokens_per_s)
         """The load of every slot; always the same object."""
@@ -64,6 +70,8 @@ class Ledger:
         """Number of previous ranks of each slot."""
         self.live = 0
         """Number of reservations."""
+        self.estimate = estimate or CacheEstimate()
+        """Told of every prompt that was computed."""
         self.changes: LoadChanges | None = None
         """Set for a gate that follows changes; see `partition_admission.py`."""
         self.blocks = ActiveBlocks()  # by generation
@@ -202,6 +210,8 @@ class Ledger:
                 head = next(iter(queue.values()), 0)
             loads.rows.complete(slot, left, head, now)
             loads.packed = b""
+            if slot in self.estimate.followed:
+                self.note_computed(reservation, now)
             changes = self.changes
             if (
                 changes is not None
@@ -209,6 +219,12 @@ class Ledger:
                 and (slot in changes.busy or slot in changes.full)
             ):
                 changes.note(slot)
+
+    def note_computed(self, reservation: LedgerReservation, now: float) -> None:
+        """Note that a live reservation's prompt is cached on its rank, where that is estimated."""
+        if reservation.slot in self.estimate.followed:
+            chain = self.blocks.chain(reservation.chain)
+            self.estimate.computed(reservation.slot, chain, now)
 
     def fade_prefill(self, reservation: LedgerReservation, tokens: int) -> None:
         """Reduce the remaining tokens of an incomplete prefill to `tokens`."""
@@ -473,6 +489,7 @@ class Ledger:
     def tables(self) -> Iterator[Sized]:
         """Yield the dicts that grow with reservations; see `dict_compaction.py`."""
         yield self.blocks.root.children
+        yield from self.estimate.tables()
         yield from [generation.reservations for generation in self._generations]
         if self.loads.follows_queues:
             yield from [generation.queue for generation in self._generations]

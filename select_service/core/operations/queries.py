@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import UNSET
 
 from select_service.types import LoadRow, OverlapRow, OverlapScores, ScopeLoads, SharedCache
 
@@ -88,7 +89,7 @@ def _potential_loads(partition: Partition, prompt: Prompt, weights: Weights) -> 
     loads = ledger.loads
     left, requests = loads.prefill_left, loads.requests.tolist()
     isl_tokens = prompt.isl_tokens if weights.track_prefill_tokens else 0
-    matches = partition.index.find_matches(prompt.block_hashes, prompt.isl_tokens)
+    matches = partition.match(prompt)
     # every block is new to every rank
     if matches.empty and prompt.first_hash not in ledger.first_blocks:
         decode = loads.decode.astype(np.int64).tolist()
@@ -116,9 +117,11 @@ def _potential_loads(partition: Partition, prompt: Prompt, weights: Weights) -> 
 def _overlap_rows(partition: Partition, prompt: Prompt, weights: Weights) -> list[OverlapRow]:
     """Return the matched blocks of every rank."""
     found, seats = partition.found(prompt), partition.fleet_slots.ranks_and_slots()
+    estimate = partition.estimate
     if found is None:
         return [
-            OverlapRow(worker_id, rank, 0, 0, 0, 0, 0, None, 0.0) for (worker_id, rank), _ in seats
+            OverlapRow(*rank, 0, 0, 0, 0, 0, None, 0.0, estimate.is_in_force(slot) or UNSET)
+            for rank, slot in seats
         ]
     listed = [column.tolist() for column in found.by_slot(partition.index.capacity)]
     rows = []
@@ -130,5 +133,6 @@ def _overlap_rows(partition: Partition, prompt: Prompt, weights: Weights) -> lis
             + weights.disk_cache_hit_weight * disk
         )
         beyond = device + host
-        rows.append(OverlapRow(*rank, device, beyond, beyond + disk, host, disk, None, credit))
+        row = *rank, device, beyond, beyond + disk, host, disk, None, credit
+        rows.append(OverlapRow(*row, estimate.is_in_force(slot) or UNSET))
     return rows

@@ -37,17 +37,18 @@ class TierMatches(NamedTuple):
     """What the index has of a prompt: slots by how many blocks they hold, tier by tier.
 
     The groups of `device` are disjoint; those of the others extend the tiers before, and a slot's
-    blocks in several groups of `disk` add up.
+    blocks in several groups of `disk` add up. The blocks of slots in `estimated` are no facts.
     """
 
     device: Groups
     host: Groups
     disk: Groups
+    estimated: Slots | None = None
 
     def by_slot(self, slots: int) -> MatchedRows:
         """Return the blocks of each of so many slots."""
         held = MatchedRows(*np.zeros((3, slots)))
-        for column, groups in zip(held, self, strict=True):
+        for column, groups in zip(held, (self.device, self.host, self.disk), strict=True):
             for blocks, of in groups:
                 column[of] += blocks
         return held

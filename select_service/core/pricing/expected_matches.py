@@ -48,4 +48,5 @@ def expecting(matches: Matches, slot: int, blocks: int) -> Matches:
     table = _OneSlotMore(matches, slot)
     groups = [*matches.groups, (blocks, _ALONE)]
     below: Sequence[list[tuple[int, int]]] = (matches.host, matches.disk)
-    return Matches(cast("SlotTable", table), groups, *map(list, below))
+    estimated = matches.estimated
+    return Matches(cast("SlotTable", table), groups, *map(list, below), estimated=estimated)

@@ -300,7 +300,7 @@ def _groups(groups: list[tuple[int, Slots]]) -> list[tuple[int, bytes]]:
 
 
 def _found(found: FoundNow | None) -> RecordedMatches | None:
-    return None if found is None else RecordedMatches(*map(_groups, found))
+    return None if found is None else RecordedMatches(*map(_groups, found[:3]))
 
 
 def _pair(note: DecisionNote, odds: Odds | None) -> Pair | None:

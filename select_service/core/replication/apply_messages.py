@@ -297,7 +297,7 @@ class MessageApplier:
         ours = claim.owner == claims.router_id
         if ours and live:  # a caller there renews the reservation
             self._resolver.touch(claim, now)
-        self._resolver.unbook(claim, now)
+        self._resolver.unbook(claim, now, freed=item.freed)
         heir = item.heir if claim.born == item.born else None
         if ours:
             claims.end_own(claim, now, heir=heir, freed=item.freed)

@@ -33,6 +33,7 @@ class _Selected(Struct, array_like=True, frozen=True, tag="s"):
     needs_prefill: bool
     cache_hit: CacheHit | None
     advice: Advice | None
+    overlap_estimated: bool = False
 
 
 class _Chosen(Struct, array_like=True, frozen=True, tag="r"):
@@ -71,6 +72,7 @@ def packed_answer(answer: FirstAnswer | None) -> bytes:
                 answer.needs_prefill is True,
                 None if answer.cache_hit is UNSET else answer.cache_hit,
                 None if answer.advice is UNSET else answer.advice,
+                answer.overlap_estimated is True,
             )
         )
     return packed if len(packed) <= ANSWER_BYTES_MAX else b""
@@ -109,6 +111,7 @@ def answer_of(record: ClaimRecord) -> FirstAnswer | None:
         track_prefill_tokens=record.track_prefill_tokens,
         potential_decode_blocks=told.potential_decode_blocks,
         advice=UNSET if told.advice is None else told.advice,
+        overlap_estimated=told.overlap_estimated or UNSET,
     )
 
 

@@ -144,8 +144,11 @@ class Resolver:
         booking.partition.ledger.touch(booking.reservation, now)
         self._lifecycle.bookings.touched(booking)
 
-    def unbook(self, claim: Claim, now: float) -> None:
-        """Remove the load of a claim that is about to end, if it is in the ledger."""
+    def unbook(self, claim: Claim, now: float, *, freed: bool = False) -> None:
+        """Remove the load of a claim that is about to end, if it is in the ledger.
+
+        `freed`: its request is over, so its prompt was computed.
+        """
         if not claim.booked:
             if claim.reservation is not None:
                 self._claims.untie(claim, claim.hashes)
@@ -153,6 +156,8 @@ class Resolver:
         booking = self._lifecycle.bookings.live(claim.reservation_id)
         assert booking is not None
         assert booking.reservation is claim.reservation
+        if freed and not booking.reservation.prefill_done:
+            booking.partition.ledger.note_computed(booking.reservation, now)
         self._claims.untie(claim, b"")
         self.release(booking, now)
 

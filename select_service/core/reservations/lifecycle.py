@@ -392,6 +392,8 @@ class Lifecycle:
             self.release(booking, now, "freed")
             self._counters.reservations_withdrawn += 1
             return partition, effects
+        if not reservation.prefill_done:  # nobody said so, and the request is over
+            partition.ledger.note_computed(reservation, now)
         demand = partition.demand
         demand.ended += 1
         demand.request_s += now - reservation.created

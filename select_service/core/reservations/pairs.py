@@ -113,6 +113,7 @@ class Pairs:
             overlap=placement.overlap,
             effective_prefill_tokens=tokens,
             potential_decode_blocks=placement.potential_decode_blocks,
+            overlap_estimated=partition.estimate.is_in_force(placement.slot) or UNSET,
         )
         answer = _answer(ticket, plan, prefill=None, decode=leg)
         effects = self._lifecycle.book(
@@ -151,6 +152,10 @@ class Pairs:
         told = self._computed([leg for leg in legs if leg.reservation.reservation_id in ids], now)
         partition, ended = self._end([one for one in ids if one == prefill_id], now)
         told += ended
+        for leg in legs if done else ():
+            if leg.reservation.reservation_id == prefill_id:  # it was booked without its blocks
+                chain = leg.partition.ledger.chain_of(done[0].reservation)
+                leg.partition.estimate.computed(leg.reservation.slot, chain, now)
         for leg in done:
             partition, effects = self._lifecycle.prefill_complete(
                 leg.reservation.reservation_id, now
@@ -302,6 +307,7 @@ def _leg(
         overlap=worker_overlap(worker, _held_at(partition, plan.found), partition.index.block_size),
         effective_prefill_tokens=prefill_tokens,
         potential_decode_blocks=blocks,
+        overlap_estimated=partition.estimate.is_in_force(slot) or UNSET,
     )
 
 

@@ -88,9 +88,7 @@ class Admitter:
         matches = verdict = None
         if gate.queue is not None and not ticket.in_wave:
             # its predictions need the tokens left to compute
-            matches = partition.index.find_matches(
-                ticket.prompt.block_hashes, ticket.prompt.isl_tokens
-            )
+            matches = partition.match(ticket.prompt)
             if matches.groups or matches.host or matches.disk:
                 ask = _measured(ticket, ask, rows, matches)
         if not (changes.look or gate.returns.size):

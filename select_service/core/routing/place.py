@@ -252,7 +252,7 @@ class Placer:
         hits = self._cache_hits
         if request.cache_hit_threshold is not None or hits.settings.cache_hit_threshold > 0.0:
             if matches is None:
-                matches = partition.index.find_matches(prompt.block_hashes, prompt.isl_tokens)
+                matches = partition.match(prompt)
             hit = hits.at_once(partition, request, prompt, matches)
             if hit is None:
                 found = hits.filter(partition, request, prompt, rows, matches)
@@ -264,7 +264,7 @@ class Placer:
                 rows, hit = found.rows, found.facts
         if planned is not None and planned.shared_tokens:  # a threshold is for what is cached now
             if matches is None:
-                matches = partition.index.find_matches(prompt.block_hashes, prompt.isl_tokens)
+                matches = partition.match(prompt)
             blocks = planned.shared_tokens // partition.index.block_size
             matches = expecting(matches, planned.slot, blocks)
         if request.session_id is not None:
@@ -307,6 +307,8 @@ class Placer:
         )
         if request.selection_id is not None:
             answer.selection_id = request.selection_id
+        if partition.estimate.in_force and partition.estimate.is_in_force(placement.slot):
+            answer.overlap_estimated = True
         if partition.fleet_slots.roles.given:
             answer.advice = self._matchmaker.advise(ticket)
         if hit is not None:
@@ -444,9 +446,11 @@ def choose(  # noqa: PLR0917 - every selection pays for names
     )
     size, trust, found, shared = index.block_size, partition.trust.column, None, None
     if matches is None:
-        matches = index.find_matches(prompt.block_hashes, prompt.isl_tokens)
+        matches = partition.match(prompt)
     if matches.groups or matches.host or matches.disk:
-        found = TierMatches(*matches.by_slot())
+        found = TierMatches(*matches.by_slot(), matches.estimated)
+        if trust is not None:
+            trust = partition.believed(found)
     if prompt.first_hash in ledger.first_blocks:
         shared = ledger.shared_groups(prompt.sequence_hashes)
     if weights is not partition.weights:

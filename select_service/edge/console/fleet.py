@@ -44,12 +44,13 @@ RANK_FIELDS: Final = (
     "requests_waiting",
     "busy",
     "trust",
+    "estimated",
     "selections",
     "isl_tokens",
     "selected_prefill_tokens",
 )
 """The fields of a rank's row: `kv_used_blocks` to `requests_waiting` by the word of the worker, and
-those after `trust` as totals."""
+those after `estimated` as totals."""
 
 UNREACHABLE_AFTER_S: Final = EVENTS_UNREACHABLE.after_s
 """A publisher without a connection for this long is unreachable; the doctor's threshold."""
@@ -203,12 +204,13 @@ def _numbers(
         None if lag_s is None else round(lag_s, 2),
         gaps,
         lost,
-        sum(partition.index.blocks_of(rank_source.rank)),
+        max(sum(partition.index.blocks_of(rank_source.rank)), partition.estimate.blocks_of(slot)),
         None if told is None else told.kv_used_blocks,
         None if told is None else told.kv_total_blocks,
         None if told is None else told.num_requests_waiting,
         keeper is not None and slot in keeper.busy.slots,
         round(partition.trust.factor(slot), 4),
+        partition.estimate.is_in_force(slot),
     )
 
 
@@ -246,7 +248,7 @@ def _describe(worker: Worker) -> bytes:
             "max_inflight": spec.max_inflight,
             "taints": sorted(worker.taints),
             "ranks": [worker.ranks.start, len(worker.ranks)],
-            "kv_events": bool(worker.event_sources),
+            "kv_events": worker.kv_events,
             "replay": bool(worker.replay_sources),
         }
     )

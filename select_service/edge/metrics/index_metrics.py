@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from indexer.types import Tier
-from select_service.edge.metrics.scope_series import RANK, SCOPE
+from select_service.edge.metrics.scope_series import RANK, SCOPE, by_scope
 from select_service.metric_rows import MetricRow, MetricTable, paced, total, value
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from indexer.core.registry import StreamRegistry
     from indexer.core.stream import EventStream
     from indexer.core.stream_counters import StreamCounters
+    from select_service.core.ledger.cache_estimate import CacheEstimate
     from select_service.core.partition import Partition
     from select_service.edge.driver.driver import Driver
     from select_service.edge.metrics.scope_series import ScopeGroups, Sources
@@ -51,6 +52,19 @@ _INDEX: Final[tuple[MetricRow[IndexStats], ...]] = (
         "index_events_refused",
         "Stores that contradict themselves.",
         lambda stats: stats.events_refused,
+    ),
+)
+
+_ESTIMATES: Final[tuple[MetricRow[CacheEstimate], ...]] = (
+    value(
+        "kv_estimate_ranks",
+        "Ranks matched by an estimate, for want of KV events.",
+        lambda estimate: estimate.ranks,
+    ),
+    value(
+        "kv_estimate_blocks",
+        "Blocks that ranks are estimated to hold.",
+        lambda estimate: estimate.blocks,
     ),
 )
 
@@ -183,6 +197,7 @@ def index_tables(driver: Driver, settings: Settings, groups: ScopeGroups) -> tup
 
     return (
         MetricTable(_INDEX, indexes, SCOPE),
+        MetricTable(_ESTIMATES, by_scope(groups, lambda one: one.estimate), SCOPE),
         MetricTable(_LISTENERS, lambda: [((), _by_state(registry))]),
         MetricTable(_STREAMS, lambda: _by_rank(registry, series_max), RANK),
         MetricTable(_EVENTS, events, SCOPE),

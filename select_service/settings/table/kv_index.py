@@ -4,11 +4,21 @@ from typing import Annotated, Final
 
 from indexer.limits import EventLossPolicy, StreamLimits
 from select_service.settings.table.admission import AdmissionControlSettings
-from select_service.settings.value_types import count, member, number, seconds, size, switch, whole
-from select_service.types import TrustSettings
+from select_service.settings.value_types import (
+    choice,
+    count,
+    member,
+    number,
+    seconds,
+    size,
+    switch,
+    whole,
+)
+from select_service.types import CoreLimits, KvEvents, TrustSettings
 
 _STREAMS: Final = StreamLimits()
 _TRUST: Final = TrustSettings()
+_CORE: Final = CoreLimits()
 
 
 class KvIndexSettings(AdmissionControlSettings, frozen=True, kw_only=True):
@@ -120,6 +130,36 @@ class KvIndexSettings(AdmissionControlSettings, frozen=True, kw_only=True):
         count().watched("kv_gaps_total"),
         "KV-event messages queued per rank before they are read",
     ] = _STREAMS.receive_messages_max
+    kv_events_default: Annotated[
+        KvEvents,
+        choice("engine", "predicted", "none"),
+        "where the blocks of workers are known from whose record has no kv_events: engine: KV "
+        "events, without whose endpoint a worker is incomplete; predicted: KV events where it "
+        "has an endpoint, otherwise an estimate of what routing put there; none: nowhere, as "
+        "with DYN_USE_KV_EVENTS=false",
+    ] = "engine"
+    kv_estimate_after_s: Annotated[
+        float,
+        seconds(zero=True).watched("kv_estimate_ranks"),
+        "a rank is matched by the estimate, too, once its publisher was lost, or had not told of "
+        "the prompts that it computed, for this long, or batches are lost; 0 = never",
+    ] = _TRUST.estimate_after_s
+    kv_estimate_rank_blocks: Annotated[
+        int,
+        count().live("kv_estimate_blocks"),
+        "blocks that the estimate keeps of one rank whose record has no total_kv_blocks",
+    ] = _CORE.kv_estimate_rank_blocks
+    kv_estimate_blocks_max: Annotated[
+        int,
+        count().live("kv_estimate_blocks"),
+        "blocks of all ranks that are estimated; beyond, a rank forgets its least recent ones "
+        "for each new one",
+    ] = _CORE.kv_estimate_blocks_max
+    kv_estimate_ttl_s: Annotated[
+        float,
+        seconds().live("kv_estimate_blocks"),
+        "a prompt counts as cached for this long after a rank has computed it, in an estimate",
+    ] = _CORE.kv_estimate_ttl_s
     trust_samples: Annotated[
         int,
         whole(2, 65536).watched('cached_tokens_told_total{outcome="compared"}'),

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from select_service.simulator.core.kv_events import KvEvent
     from select_service.simulator.core.requests import ClientRequest
     from select_service.simulator.core.routers import RouterMember, Verdict
-    from select_service.types import Answer
+    from select_service.types import Answer, KvEvents
 
 __all__ = ["CoreRouter", "CoreSettings"]
 
@@ -68,6 +68,7 @@ class CoreSettings:
     sync_delay_s: float = 0.005
     session_ttl_s: float = 0.0  # 0: sessions have no worker of their own
     decision_ring: int = 0  # records of decisions cost time, and are not read here
+    kv_events: KvEvents = "engine"  # otherwise workers send none
 
 
 class _Registry(StreamRegistry):
@@ -153,7 +154,7 @@ class CoreRouter:
 
     def add(self, member: RouterMember, now: float) -> None:
         """See Router."""
-        uses_events = self.settings.config.use_kv_events
+        uses_events = self.settings.kv_events == "engine" and self.settings.config.use_kv_events
         spec = WorkerSpec(
             worker_id=member.worker_id,
             endpoint=f"sim://{member.worker_id}",
@@ -163,6 +164,7 @@ class CoreRouter:
             total_kv_blocks=member.kv_blocks,
             max_num_seqs=member.sequences_max,
             role=None if member.role == "aggregated" else member.role,
+            kv_events=None if uses_events else self.settings.kv_events,
         )
         self._has_pairs |= member.role != "aggregated"
         for replica in self.replicas:
@@ -252,6 +254,8 @@ class CoreRouter:
 
     def apply(self, worker_id: int, events: Sequence[KvEvent], now: float) -> None:
         """See Router."""
+        if self.settings.kv_events != "engine":
+            return
         rank, index = WorkerRank(worker_id, 0), self._indexes.get(_SCOPE)
         if index is None or index.slot_of(rank) is None:
             return

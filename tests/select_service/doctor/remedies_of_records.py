@@ -50,6 +50,23 @@ async def _(ward: Ward, found: Found) -> None:
     ward.service.delete_worker(1)
 
 
+@remedy("worker-incomplete")
+async def _(ward: Ward, found: Found) -> None:
+    """Its engine publishes no KV events, and its record says so."""
+    ward.register(1)
+    await ward.pass_time(10)
+    await found()
+    ward.register(1, kv_events="predicted")
+
+
+@remedy("events-estimated", streams=UNPOLLED)
+async def _(ward: Ward, found: Found) -> None:
+    """Its engine is made to publish KV events, and registered with them."""
+    ward.register(1, kv_events="predicted")
+    await found()
+    await ward.hire(ward.engine(), 1)
+
+
 @remedy("no-workers", config=NO_EVENTS)
 async def _(ward: Ward, found: Found) -> None:
     await ward.pass_time(70)

@@ -204,7 +204,7 @@ export class Decisions {
     const piece = (tone, value) => h("span", { class: "piece", "data-tone": tone, css: { "inline-size": `${(Math.max(0, value) / most) * 100}%` } });
     const held = other.device_blocks + other.host_blocks + other.disk_blocks;
     const total = one.prompt.blocks || 1;
-    const doubts = [other.index && other.index.state !== "current" && other.index.state !== "none" ? other.index.state : null, other.index?.open_gaps ? plural(other.index.open_gaps, "open gap") : null, other.trust < 1 ? `trusted ${percent(other.trust)}` : null].filter(Boolean);
+    const doubts = [other.index?.estimated ? "estimated, no KV events" : null, other.index && other.index.state !== "current" && other.index.state !== "none" ? other.index.state : null, other.index?.open_gaps ? plural(other.index.open_gaps, "open gap") : null, other.trust < 1 ? `trusted ${percent(other.trust)}` : null].filter(Boolean);
     const lag = other.index && other.index.lag_s !== null ? `index ${duration(other.index.lag_s)} old` : other.index ? `index ${other.index.state}` : null;
     return h(
       "li",

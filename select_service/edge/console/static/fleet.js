@@ -46,9 +46,12 @@ const hasProblem = ({ worker, rank }) => !["schedulable", "draining"].includes(w
 
 function events(rank) {
   if (!rank) return NONE;
-  if (rank.trust < 1) return { pill: `${rank.kv_state}, trusted ${percent(rank.trust)}`, tone: "warn", title: "What its index says counts for less: it was wrong, is late or has gaps" };
-  const title = rank.kv_state === "unreachable" ? "Nothing answers at its KV-event endpoint. Doctor shows cause and remedy." : undefined;
-  return { pill: rank.kv_state, tone: EVENT_TONES[rank.kv_state], title };
+  const estimated = rank.kv_state === "none" ? "estimated" : `${rank.kv_state}, estimated`;
+  const state = rank.estimated ? estimated : rank.kv_state;
+  if (rank.trust < 1) return { pill: `${state}, trusted ${percent(rank.trust)}`, tone: "warn", title: "What its index says counts for less: it was wrong, is late or has gaps" };
+  let title = rank.estimated ? "No KV events: what it has cached is estimated from what routing put there" : undefined;
+  if (rank.kv_state === "unreachable") title = "Nothing answers at its KV-event endpoint. Doctor shows cause and remedy.";
+  return { pill: state, tone: EVENT_TONES[rank.kv_state], title };
 }
 
 function kv(row) {

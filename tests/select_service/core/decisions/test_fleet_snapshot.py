@@ -74,7 +74,7 @@ class Churn(RuleBasedStateMachine):
         record = next(core.decisions.newest_first())
         fresh = FleetSnapshot(
             *(partition.scope, partition.fleet_slots, partition.index.block_size),
-            *(core.catalog, core.membership.stream_at),
+            *(core.catalog, core.membership.stream_at, partition.estimate),
         )
         fresh.look(self.fleet.now)
         assert partition.fleet_snapshot is not None

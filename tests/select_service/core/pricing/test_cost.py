@@ -38,7 +38,8 @@ def priced(
     columns = np.array(rows, dtype=np.float64).T
     nothing = np.zeros(len(rows))
     loads = PackedLoads(columns[0], columns[1], nothing, nothing, 0.0, 0.0, nothing, nothing)
-    found = TierMatches(*map(groups, columns[2:])) if matched else None
+    device, host, disk = map(groups, columns[2:])
+    found = TierMatches(device, host, disk) if matched else None
     size = Size(isl, 0, block_size)
     return terms_of(loads, slice(0, len(rows)), size, chosen, found, None, None, 0.0)
 

@@ -123,7 +123,7 @@ def test_like_the_terms_read_aloud(
         block_size,
         6,
         chosen,
-        None if held is None else TierMatches(*map(groups, held)),
+        None if held is None else TierMatches(groups(held[0]), groups(held[1]), groups(held[2])),
         groups(booked) if booked else None,
         None if trust is None else np.array(trust),
         None if preferred is None else np.array(preferred[: len(slots)]),

@@ -61,6 +61,7 @@ def test_every_annotation() -> None:
             kv_transfer_enforcement="preferred",
             kv_transfer_preferred_weight="0.85",
             role="prefill",
+            kv_events="engine",
         )
     )
     assert spec == WorkerSpec(
@@ -85,6 +86,7 @@ def test_every_annotation() -> None:
         kv_transfer_enforcement="preferred",
         kv_transfer_preferred_weight=0.85,
         role="prefill",
+        kv_events="engine",
     )
 
 
@@ -99,6 +101,7 @@ def test_every_annotation() -> None:
         ("port", "70000"),
         ("kv_events_port", "0"),
         ("max_num_seqs", "0"),
+        ("kv_events", "maybe"),
         ("is_eagle", "yes"),
         ("topology_domains", "zone"),
         ("kv_transfer_preferred_weight", "much"),

@@ -53,6 +53,7 @@ ROUTERS: dict[str, Callable[[], WorkerRouter]] = {
     "core": core,
     "core, queueing": queueing,
     "core, 3 replicas": lambda: core(3),
+    "core, 2 replicas, predicted events": lambda: core(2, kv_events="predicted"),
 }
 
 

@@ -1,0 +1,69 @@
+"""What ranks hold of a prompt, where an estimate says more than their KV events.
+
+`partition.py` merges the two for every decision. A rank counts with the longer of its matches, so
+that the rest of the pricing sees one of each rank.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from indexer.core.tiers import Matches
+
+if TYPE_CHECKING:
+    from indexer.core.radix_tree import Group
+    from indexer.core.tiers import SlotTable
+    from select_service.core.columns import Groups, Slots
+
+__all__ = ["estimated"]
+
+
+class _ListedSlots:
+    """Replaces the slot table of an index: masks are positions in a list."""
+
+    def __init__(self) -> None:
+        self._listed: list[Slots] = []
+
+    def add(self, blocks: int, slots: Slots, groups: list[Group]) -> None:
+        """Add a group, unless it has no slots."""
+        if len(slots):
+            groups.append((blocks, len(self._listed)))
+            self._listed.append(slots)
+
+    def slots(self, mask: int) -> Slots:
+        """Return the slots of a group."""
+        return self._listed[mask]
+
+
+def estimated(matches: Matches, estimate: Groups, rows: int, fresh: dict[int, float]) -> Matches:
+    """Return matches in which the estimate replaces what is shorter; it is all on the device.
+
+    Args:
+        matches: of the index.
+        estimate: blocks and slots, disjoint.
+        rows: the capacity of columns by slot.
+        fresh: factor on what the index has of slots whose events are late or lost.
+    """
+    held, likely = np.zeros((2, rows))
+    tiers = matches.groups, matches.host, matches.disk
+    for groups in tiers:
+        for blocks, mask in groups:
+            held[matches.slots(mask)] += blocks
+    for slot, factor in fresh.items():
+        held[slot] *= factor
+    for blocks, slots in estimate:
+        likely[slots] = blocks
+    is_longer = likely > held
+    if not is_longer.any():
+        return matches
+    table = _ListedSlots()
+    kept: tuple[list[Group], list[Group], list[Group]] = [], [], []
+    for groups, rest in zip(tiers, kept, strict=True):
+        for blocks, mask in groups:
+            slots = matches.slots(mask)
+            table.add(blocks, slots[~is_longer[slots]], rest)
+    for blocks, slots in estimate:
+        table.add(blocks, slots[is_longer[slots]], kept[0])
+    return Matches(cast("SlotTable", table), *kept, estimated=np.flatnonzero(is_longer))
