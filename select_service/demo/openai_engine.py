@@ -44,11 +44,13 @@ class OpenAIEngine:
     Attributes:
         worker: The engine behind them; `up = False` makes it answer 503.
         requests: Completions that were asked for.
+        refused_fields: Members of a completion that it knows nothing of, and refuses.
     """
 
     def __init__(self, worker_id: int, shape: EngineShape | None = None) -> None:
         self.worker = SimulatedWorker(worker_id, shape or EngineShape())
         self.requests = 0
+        self.refused_fields = {"cache_salt"}
         self._numbers = itertools.count()
         self.app = Starlette(
             routes=[
@@ -76,6 +78,10 @@ class OpenAIEngine:
             replay_endpoint=self.worker.replay_endpoint,
         )
 
+    def prompt(self, body: dict[str, Any]) -> list[int]:
+        """Return the tokens that a completion is computed for."""
+        return prompt_of(body)
+
     @contextlib.asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
         async with asyncio.TaskGroup() as group:
@@ -98,7 +104,10 @@ class OpenAIEngine:
     async def _completions(self, request: Request) -> Response:
         body = msgspec.json.decode(await request.body())
         self.requests += 1
-        prompt = prompt_of(body)
+        for name in self.refused_fields & body.keys():
+            error = {"message": f"{name} is not known", "type": "BadRequestError", "code": 400}
+            return JSONResponse({"error": error}, status_code=400)
+        prompt = self.prompt(body)
         most = body.get("max_completion_tokens") or body.get("max_tokens") or _TOKENS
         output = [prompt[-most:][at % min(most, len(prompt))] for at in range(most)]
         name = f"{self.worker.worker_id}-{next(self._numbers)}"

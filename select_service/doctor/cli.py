@@ -5,21 +5,28 @@ Exit codes: 0 nothing of weight, 1 errors or warnings, 2 the service could not b
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import shutil
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from select_service.doctor.query import CannotAskError, ask, context
+from select_service.client import AsyncClient, ClientError, Options, ServiceError
+from select_service.doctor.query import CannotAskError, address_of, ask, context
 from select_service.doctor.report import tell
 from select_service.standard_output import complain, parse_command, positive_seconds
 from select_service.token_file import TokenUnreadable, read_token
 
 if TYPE_CHECKING:
     import argparse
+    import ssl
     from collections.abc import Sequence
 
+    from select_service.doctor.canary import CanaryReport
+    from select_service.doctor.query import Answer
     from select_service.standard_output import Commands
+    from select_service.types.doctor import Finding
 
 __all__ = ["add_commands", "main"]
 
@@ -47,11 +54,21 @@ def _examine(arguments: argparse.Namespace) -> int:
     except (CannotAskError, TokenUnreadable) as error:
         complain(f"{who}: {error}")
         return _NO_ANSWER
-    findings = list(answer.findings or [])
+    probed: CanaryReport | None = None
+    found: list[Finding] = []
     if arguments.probe:
         from select_service.doctor.probe import probe  # starts threads: only if requested
 
-        findings += probe(answer.workers, min(arguments.timeout_s, PROBE_TIMEOUT_S))
+        found = probe(answer.workers, min(arguments.timeout_s, PROBE_TIMEOUT_S))
+        try:
+            probed = asyncio.run(_send_canaries(arguments, token, tls, answer))
+        except (ServiceError, ClientError) as error:
+            complain(f"{who}: no canary prompts were sent, which takes the scope select: {error}")
+        if probed is not None and probed.findings:
+            found += probed.findings
+            with contextlib.suppress(CannotAskError):  # it examines what the engines have told
+                answer = ask(arguments.url, arguments.uds, arguments.timeout_s, token, tls)
+    findings = [*(answer.findings or []), *found]
     if arguments.json:
         told = {
             "ready": answer.ready,
@@ -60,12 +77,27 @@ def _examine(arguments: argparse.Namespace) -> int:
             "findings_left_out": answer.findings_left_out,
             "suspected": answer.suspected,
         }
+        if probed is not None:
+            told["canaries"] = {"ranks": probed.ranks, "asked": probed.asked, "agree": probed.agree}
         print(msgspec.json.encode(told).decode())
     else:
         width = min(shutil.get_terminal_size().columns, _WIDEST)
-        print(tell(who, answer, findings, width), end="")
+        line = "" if probed is None else probed.text
+        print(tell(who, answer, findings, width, line), end="")
     is_ill = any(finding.severity != "info" for finding in findings)
     return _ILL if is_ill else _HEALTHY
+
+
+async def _send_canaries(
+    arguments: argparse.Namespace, token: str | None, tls: ssl.SSLContext | None, answer: Answer
+) -> CanaryReport:
+    from select_service.doctor.canary import EVENTS_S, send_canaries
+
+    address, prefix = address_of(arguments.url, arguments.uds)
+    options = Options.single_attempt(arguments.timeout_s)
+    async with AsyncClient(address, token=token, ca=tls, options=options) as client:
+        events_s = min(arguments.timeout_s, EVENTS_S)
+        return await send_canaries(client, answer.workers, arguments.timeout_s, events_s, prefix)
 
 
 def add_commands(commands: Commands) -> None:
@@ -91,7 +123,9 @@ def add_commands(commands: Commands) -> None:
     parser.add_argument(
         "--probe",
         action="store_true",
-        help="Also look whether the ports of all workers can be reached from here.",
+        help="Also look whether the ports of all workers can be reached from here, and whether "
+        "engines tell of a prompt as the service expects: each is sent up to four short prompts "
+        "of made-up tokens, for one token of output.",
     )
     parser.add_argument(
         "--timeout-s",

@@ -11,7 +11,7 @@ from msgspec import UNSET, Struct, UnsetType
 from select_service.client import Client, ClientError, NotAnAnswer, Options, ServiceError
 from select_service.types.doctor import Finding
 
-__all__ = ["Answer", "CannotAskError", "ReachableWorker", "ask", "context"]
+__all__ = ["Answer", "CannotAskError", "ReachableWorker", "address_of", "ask", "context"]
 
 ANSWER_BYTES_MAX: Final = 256 << 20
 """Longest answer read: ten thousand workers take some ten megabytes."""
@@ -33,7 +33,9 @@ class ReachableWorker(Struct, frozen=True):
     tenant_id: str = "default"
     lifecycle: str = "schedulable"
     endpoint: str | None = None
+    block_size: int | None = None
     data_parallel_start_rank: int | None = None
+    data_parallel_size: int | None = None
     kv_events_endpoint: str | None = None
     kv_events_endpoints: dict[str, str] = {}
     replay_endpoint: str | None = None
@@ -96,12 +98,17 @@ def ask(
     """
     once = Options.single_attempt(timeout_s, answer_bytes_max=ANSWER_BYTES_MAX)
     try:
-        prefix = "" if uds is None else urlsplit(url).path.rstrip("/")
-        client = Client(url if uds is None else f"unix:{uds}", token=token, ca=tls, options=once)
+        address, prefix = address_of(url, uds)
+        client = Client(address, token=token, ca=tls, options=once)
     except (ValueError, OSError) as error:
         raise CannotAskError(f"{url}: {error}") from error
     with client:
         return _asked(client, prefix + _PATH)
+
+
+def address_of(url: str, uds: str | None) -> tuple[str, str]:
+    """Return what the SDK takes as the service's address, and what its paths begin with."""
+    return (url, "") if uds is None else (f"unix:{uds}", urlsplit(url).path.rstrip("/"))
 
 
 def _asked(client: Client, path: str) -> Answer:

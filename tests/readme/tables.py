@@ -15,7 +15,7 @@ from typing import Final
 
 import select_service.errors
 from indexer.errors import EndpointRefused, IndexerError, InvalidEndpoint
-from select_service.core.diagnostics.causes import CAUSES, UNREACHABLE_FROM_HERE
+from select_service.core.diagnostics.causes import CAUSES, OF_THE_COMMAND
 from select_service.edge.app import create_driver
 from select_service.edge.http.traffic import Traffic
 from select_service.edge.metrics.exposition import Metrics
@@ -570,7 +570,7 @@ works: [operating.md](../docs/operating.md#the-doctor).
 | code | | cause | remedy |
 |---|---|---|---|
 """)
-    for cause in (*CAUSES, UNREACHABLE_FROM_HERE):
+    for cause in (*CAUSES, *OF_THE_COMMAND):
         why, remedy = _cell(cause.why), _cell(cause.remedy)
         yield f"| `{cause.code}` | {cause.severity} | {why} | {remedy} |"
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 if TYPE_CHECKING:
     from select_service.types.doctor import Severity
 
-__all__ = ["CAUSES", "UNREACHABLE_FROM_HERE", "Cause"]
+__all__ = ["CAUSES", "OF_THE_COMMAND", "Cause"]
 
 
 class Cause(NamedTuple):
@@ -437,7 +437,39 @@ UNREACHABLE_FROM_HERE: Final = Cause(
     "If the service itself finds nothing wrong with it, only the way from you to the port is "
     "closed. Otherwise start the engine, or open the port.",
 )
-"""Found by the command, not by the service."""
+CANARY_REFUSED: Final = Cause(
+    "canary-refused",
+    "warning",
+    "`select-service doctor --probe` has sent the engine a prompt of known tokens, and got no "
+    "completion: nothing is known of how its cache is told of.",
+    "Look at what the engine says. It must serve /v1/completions with token ids as the prompt.",
+)
+CANARY_NOT_FOUND: Final = Cause(
+    "canary-not-found",
+    "error",
+    "The engine has computed a prompt that `select-service doctor --probe` sent, and the index has "
+    "no block of it under its tokens: no event came, or it named other tokens, another block size, "
+    "pairs of tokens (EAGLE), an adapter or a salt.",
+    "Other findings about this worker say which, if its events came. If none does, look whether "
+    "prefix caching and KV events are on, whether a proxy changes prompts on their way, and "
+    "whether kv_events_endpoint is this engine's.",
+)
+TEMPLATE_MISMATCH: Final = Cause(
+    "template-mismatch",
+    "error",
+    "The engine computes other tokens for a chat than its own /tokenize answers for it, so what "
+    "gateways ask there matches nothing: another chat template, or switches of it that only one of "
+    "the two routes applies.",
+    "Start the engine with the template that requests are to have (vLLM: --chat-template), and "
+    "give both routes the same chat_template_kwargs; or tokenize in the gateway.",
+)
+OF_THE_COMMAND: Final = (
+    UNREACHABLE_FROM_HERE,
+    CANARY_REFUSED,
+    CANARY_NOT_FOUND,
+    TEMPLATE_MISMATCH,
+)
+"""Found by `select-service doctor --probe`, not by the service."""
 
 CAUSES: Final = (
     WORKER_INCOMPLETE,

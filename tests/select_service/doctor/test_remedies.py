@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from select_service.core.diagnostics.causes import CAUSES, UNREACHABLE_FROM_HERE
+from select_service.core.diagnostics.causes import CAUSES, OF_THE_COMMAND
 from tests.live.ports import free_port
 from tests.select_service.doctor import (  # noqa: F401 - they fill the table
     remedies_of_prompts,
@@ -33,12 +33,15 @@ ELSEWHERE: Final = {
     ),
     "replica-refuses-us": ("tests.e2e.test_doctor_refused", "test_replicas_that_refuse_us"),
     "unreachable-from-here": ("tests.select_service.doctor.test_cli", "test_ports_seen_from_here"),
+    "canary-refused": ("tests.select_service.doctor.test_canary", "test_an_engine_that_refuses"),
+    "canary-not-found": ("tests.select_service.doctor.test_canary", "test_no_events"),
+    "template-mismatch": ("tests.select_service.doctor.test_canary", "test_another_template"),
 }
 """By code: the module and the test that finds it, carries out its remedy and sees it go."""
 
 
 def test_every_finding_has_its_remedy_carried_out() -> None:
-    codes = {cause.code for cause in (*CAUSES, UNREACHABLE_FROM_HERE)}
+    codes = {cause.code for cause in (*CAUSES, *OF_THE_COMMAND)}
     assert REMEDIES.keys() | ELSEWHERE.keys() == codes
     assert not REMEDIES.keys() & ELSEWHERE.keys()
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from indexer.core.index import KvIndex
 from indexer.types import BASE_NAMESPACE, Scope
 from select_service.core.diagnostics import prompt_checks
-from select_service.core.diagnostics.causes import CAUSES, UNREACHABLE_FROM_HERE, Cause
+from select_service.core.diagnostics.causes import CAUSES, OF_THE_COMMAND, Cause
 from select_service.core.diagnostics.fleet_checks import server_of
 from select_service.core.diagnostics.growth import WINDOW_S, CounterGrowth
 from select_service.core.diagnostics.prompt_checks import Owner, PromptChecks
@@ -32,7 +32,7 @@ def concluded(suspicions: Suspicions, now: float) -> list[FindingChange]:
 
 
 def test_codes_are_unique_and_every_cause_has_its_words() -> None:
-    every = (*CAUSES, UNREACHABLE_FROM_HERE)
+    every = (*CAUSES, *OF_THE_COMMAND)
     assert len({cause.code for cause in every}) == len(every)
     for cause in every:
         assert cause.code == cause.code.lower().replace("_", "-").replace(" ", "-")
