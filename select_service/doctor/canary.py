@@ -142,12 +142,12 @@ class _Index:
         tokens: list[int],
         *,
         wait_s: float | None = None,
-        **fields: str,
+        **salt: Any,
     ) -> list[tuple[int, int]]:
         """Return who holds the beginning of a prompt, as soon as somebody does."""
         until = monotonic() + (self._wait_s if wait_s is None else wait_s)
         scope = {"model_name": worker.model_name, "tenant_id": worker.tenant_id}
-        body: dict[str, object] = {"token_ids": tokens, **scope, **fields}
+        body: dict[str, object] = {"token_ids": tokens, **scope, **salt}
         while True:
             found = await self._client.call("POST", self._path, body, OverlapScores)
             enough = max(1, found.num_blocks // 2)  # of small blocks, the first may be anybody's
