@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from select_service.client import Reservation
     from select_service.gateway.options import GatewayOptions
     from select_service.gateway.traffic import GatewayTraffic
+    from select_service.types.reservations import Outcome
 
 __all__ = ["EngineExchange"]
 
 _REFUSED: Final = 400
+_BROKE: Final = 500
 _HOP_BY_HOP: Final = frozenset(
     (
         "connection",
@@ -123,10 +125,11 @@ class EngineExchange:
             self._report()
             if rest:
                 yield rest
-            await self._end(has_failed=reader.has_failed or self.status >= _REFUSED)
+            has_failed = reader.has_failed or self.status >= _BROKE
+            await self._end("failed" if has_failed else "completed")
         except httpx.HTTPError as error:
             self._traffic.broken += 1
-            await self._end(has_failed=True)
+            await self._end("failed")
             failure = _failed(self.response.request, error)
             if not self.response.headers.get("content-type", "").startswith("text/event-stream"):
                 raise failure from error  # the client sees a connection that breaks
@@ -137,13 +140,13 @@ class EngineExchange:
 
     async def abandon(self) -> None:
         """End it unread, as failed: another worker takes the request."""
-        await self._end(has_failed=True)
+        await self._end("failed")
 
     async def aclose(self) -> None:
         """Free the reservation and leave the engine, which stops its work for us. Idempotent."""
         if not self._is_over:
             self._traffic.left += 1
-            await self._end(has_failed=False)
+            await self._end("cancelled")
 
     def _report(self) -> None:
         reader = self._reader
@@ -155,14 +158,14 @@ class EngineExchange:
             self.reservation.output_tokens(reader.output_tokens - self._told)
             self._told = reader.output_tokens
 
-    async def _end(self, *, has_failed: bool) -> None:
+    async def _end(self, outcome: Outcome) -> None:
         if self._is_over:
             return
         self._is_over = True
         cached = self._reader.cached_tokens
-        if cached is not None and self._has_tokens and not has_failed:
+        if cached is not None and self._has_tokens and outcome == "completed":
             self.reservation.prefill_complete(cached_tokens=cached)
-        self.reservation.free()
+        self.reservation.free(outcome)
         await self.response.aclose()
 
 

@@ -246,13 +246,13 @@ class Gateway:
                     has_tokens="token_ids" in fields,
                 )
             except EngineFailed as error:
-                reservation.free()
+                reservation.free("failed")
                 self.traffic.engine_failures += 1
                 if not error.may_retry or not self._may_retry(target, reservation, failed, fields):
                     raise
                 continue
             except BaseException:
-                reservation.free()
+                reservation.free("cancelled")
                 raise
             if exchange.status in _UNREADY:
                 self.traffic.engine_failures += 1

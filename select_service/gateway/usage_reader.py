@@ -16,6 +16,8 @@ __all__ = ["UsageReader"]
 
 _END_OF_EVENT: Final = re.compile(rb"\r?\n\r?\n")
 _DONE: Final = b"[DONE]"
+_REFUSED: Final = 400
+_BROKE: Final = 500
 
 
 class _Details(Struct):
@@ -27,10 +29,14 @@ class _Usage(Struct):
     prompt_tokens_details: _Details | None = None
 
 
+class _Error(Struct):
+    code: int | str | None = None
+
+
 class _Answer(Struct):
     usage: _Usage | None = None
     choices: list[msgspec.Raw] | None = None
-    error: msgspec.Raw = msgspec.Raw()
+    error: _Error | str | None = None
 
 
 _ANSWERS: Final = msgspec.json.Decoder(_Answer)
@@ -42,7 +48,7 @@ class UsageReader:
     Attributes:
         output_tokens: Of the answer so far: as the engine counts, or one for each event.
         cached_tokens: Of the prompt, as the engine has found them; None: it does not tell.
-        has_failed: The engine told an error.
+        has_failed: The engine told an error, and not that the request is at fault.
     """
 
     def __init__(self, *, is_stream: bool, drops_usage: bool, bytes_max: int) -> None:
@@ -115,7 +121,7 @@ class UsageReader:
             told = _ANSWERS.decode(data)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return None
-        self.has_failed |= bytes(told.error) not in (b"", b"null")
+        self.has_failed |= told.error is not None and not _is_refusal(told.error)
         usage = told.usage
         if usage is not None:
             if usage.completion_tokens is not None:
@@ -124,3 +130,9 @@ class UsageReader:
             if details is not None and details.cached_tokens is not None:
                 self.cached_tokens = max(0, details.cached_tokens)
         return told
+
+
+def _is_refusal(error: _Error | str) -> bool:
+    """Whether an error says that the request is at fault: a status of 4xx."""
+    code = error.code if isinstance(error, _Error) else None
+    return isinstance(code, int) and _REFUSED <= code < _BROKE

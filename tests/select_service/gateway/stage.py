@@ -125,10 +125,12 @@ class Stage:
             if row.active_requests
         ]
 
-    async def freed(self) -> None:
-        """Wait until nothing is reserved any more."""
+    async def freed(self, **outcomes: int) -> None:
+        """Wait until nothing is reserved any more; `outcomes`, if given, is how all has ended."""
         await self.client.flush()
         await until(lambda: not self.loads(), self.loads)
+        found = {name: count for name, count in self.driver.core.counters.outcomes.items() if count}
+        assert not outcomes or found == outcomes
 
 
 @contextlib.asynccontextmanager

@@ -46,7 +46,7 @@ async def test_an_answer_as_a_whole() -> None:
         assert "x-data-parallel-rank" not in head
         assert at.loads() == [(1, 8, 2, 1)], "32 of 40 are taken to be cached"
         assert msgspec.json.decode(await whole(answer)) == told
-        await at.freed()
+        await at.freed(completed=1)
         assert at.gateway.stats()["prompts"] == {"tokenized": 1}
         assert at.driver.trust().ranks[0].samples == 1, "the engine's count was compared"
 
@@ -62,7 +62,7 @@ async def test_a_stream_is_reported_while_it_lasts() -> None:
             seen += await anext(pieces)
         await until(lambda: at.loads() == [(1, 0, 5, 1)], at.loads)
         await answer.aclose()  # the client has left
-        await at.freed()
+        await at.freed(cancelled=1)
         await until(lambda: one.left)
         assert at.gateway.traffic.left == 1
         await pieces.aclose()  # type: ignore[attr-defined]
@@ -96,7 +96,7 @@ async def test_another_worker_is_tried_before_the_first_byte(fault: dict[str, An
             if at.gateway.traffic.retries:
                 break
         assert at.gateway.traffic.retries == 1
-        await at.freed()
+        await at.freed(failed=1, completed=at.gateway.traffic.requests)
 
 
 async def test_without_another_worker_the_failure_is_told() -> None:
@@ -123,7 +123,7 @@ async def test_a_refusal_of_the_engine_goes_to_the_client() -> None:
         answer = await at.ask(ASK, CHAT)
         assert (answer.status, len(one.asked), len(two.asked)) == (400, 1, 0)
         assert await whole(answer) == b'{"error": {}}'
-        await at.freed()
+        await at.freed(completed=1)
 
 
 async def test_a_stream_that_breaks_off_ends_with_an_error() -> None:
@@ -132,7 +132,7 @@ async def test_a_stream_that_breaks_off_ends_with_an_error() -> None:
         told = await whole(await at.ask(ASK | {"stream": True}, CHAT))
         assert told.startswith(WORD)
         assert b'"code":"engine_failed"' in told
-        await at.freed()
+        await at.freed(failed=1)
         assert at.gateway.traffic.broken == 1
 
 
@@ -155,7 +155,7 @@ async def test_who_leaves_before_the_first_byte_frees_too() -> None:
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
-        await at.freed()
+        await at.freed(cancelled=1)
         await until(lambda: one.left)
 
 
@@ -174,7 +174,7 @@ async def test_the_rank_is_the_reserved_one() -> None:
     ("body", "path", "status", "code"),
     [
         ([], CHAT, 400, "invalid_request"),
-        ({"model": "other", "prompt": [1]}, TEXT, 503, "no_schedulable_worker"),
+        ({"model": "other", "prompt": [1]}, TEXT, 404, "unknown_model"),
         ({"model": 1}, CHAT, 400, "invalid_request"),
         ({"model": "m", "prompt": "x" * 200}, TEXT, 413, "body_too_large"),
     ],

@@ -57,12 +57,15 @@ def test_tokens_are_counted_as_they_come() -> None:
     assert one.output_tokens == 30, "the engine's own count, where it tells"
 
 
+@pytest.mark.parametrize(("code", "is_failure"), [(500, True), (None, True), (400, False)])
 @pytest.mark.parametrize("is_stream", [False, True])
-def test_an_error_in_an_answer_is_noticed(is_stream: bool) -> None:
-    error = {"error": {"message": "engine died", "code": 500}}
+def test_an_error_in_an_answer_is_noticed(
+    is_stream: bool, code: int | None, is_failure: bool
+) -> None:
+    error = {"error": {"message": "engine died", "code": code}}
     one = reader(is_stream=is_stream)
     read(one, [event(**error) if is_stream else msgspec.json.encode(error)])
-    assert one.has_failed
+    assert one.has_failed == is_failure
 
 
 def test_a_whole_answer_is_read_at_its_end_unless_it_is_too_long() -> None:
