@@ -220,7 +220,7 @@ class _Canaries:
         return await self._outcome("chat", answer, tokens)
 
     async def _outcome(
-        self, kind: Kind, answer: httpx.Response | str, tokens: list[int], **fields: str
+        self, kind: Kind, answer: httpx.Response | str, tokens: list[int], **fields: Any
     ) -> CanaryOutcome:
         trouble, holders = "", []
         if isinstance(answer, str):

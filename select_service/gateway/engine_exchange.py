@@ -125,7 +125,7 @@ class EngineExchange:
             self._report()
             if rest:
                 yield rest
-            has_failed = reader.has_failed or self.status >= _BROKE
+            has_failed = reader.has_failed if self.status < _REFUSED else self.status >= _BROKE
             await self._end("failed" if has_failed else "completed")
         except httpx.HTTPError as error:
             self._traffic.broken += 1
