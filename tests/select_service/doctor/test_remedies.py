@@ -33,6 +33,7 @@ ELSEWHERE: Final = {
     ),
     "replica-refuses-us": ("tests.e2e.test_doctor_refused", "test_replicas_that_refuse_us"),
     "unreachable-from-here": ("tests.select_service.doctor.test_cli", "test_ports_seen_from_here"),
+    "kernels-missing": ("tests.indexer.test_compiled", "test_a_kernel_may_be_missing"),
     "canary-refused": ("tests.select_service.doctor.test_canary", "test_an_engine_that_refuses"),
     "canary-not-found": ("tests.select_service.doctor.test_canary", "test_no_events"),
     "template-mismatch": ("tests.select_service.doctor.test_canary", "test_another_template"),
