@@ -45,6 +45,7 @@ WITHOUT: Final = {
     "context, twice": replace(FIRST_TOKEN, context_load_scale=0.125),
     "- delay of others": replace(FIRST_TOKEN, delay_scale=0.0),
     "- eviction": replace(FIRST_TOKEN, eviction_scale=0.0),
+    "- interference": replace(FIRST_TOKEN, interference_scale=0.0),
     "- expected blocks": replace(FIRST_TOKEN, expects_booked=False),
     "- queues worked off": replace(FIRST_TOKEN, pace_scale=0.0),
     "- overtaking": replace(FIRST_TOKEN, overtaking_s=0.0, overtaking_share=0.0),

@@ -19,7 +19,7 @@ from select_service.core.ledger.exact_sums import rounded_sum, units
 cdef extern from * nogil:
     void __builtin_prefetch(const void *)
 
-ABI = 2  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 3  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     HASH = 8  # bytes
@@ -592,27 +592,29 @@ cdef class LoadRows:
 
     def pack(self, double prefilling, double turnover, pace):
         """Return the columns of prices as one byte string."""
-        cdef Py_ssize_t size = self._prefill.shape[0] * sizeof(double)
-        cdef Py_ssize_t columns = 4 if pace is None else 6
-        cdef double numbers[3]
-        cdef bytes packed = PyBytes_FromStringAndSize(
-            NULL, columns * size + (2 if pace is None else 3) * sizeof(double)
-        )
-        cdef char *out = PyBytes_AS_STRING(packed)
-        numbers[0], numbers[1] = prefilling, turnover
+        cdef Py_ssize_t row, ranks = self._prefill.shape[0]
+        cdef Py_ssize_t size = ranks * sizeof(double)
+        cdef Py_ssize_t numbers = 4 * ranks + 2
         if pace is not None:
-            numbers[2] = pace
+            numbers = (7 * ranks + 3 + 3) // 4 * 4
+        cdef bytes packed = PyBytes_FromStringAndSize(NULL, numbers * sizeof(double))
+        cdef double *out = <double *>PyBytes_AS_STRING(packed)
+        cdef double *queues = out + 4 * ranks + 2
         if size:
             memcpy(out, &self._prefill[0], size)
-            memcpy(out + size, &self._decode[0], size)
-            memcpy(out + 2 * size, &self._churn[0], size)
-            memcpy(out + 3 * size, &self._context[0], size)
+            memcpy(out + ranks, &self._decode[0], size)
+            memcpy(out + 2 * ranks, &self._churn[0], size)
+            memcpy(out + 3 * ranks, &self._context[0], size)
             if pace is not None:
-                memcpy(out + 4 * size + 2 * sizeof(double), &self._heard[0], size)
-                memcpy(out + 5 * size + 2 * sizeof(double), &self._ahead[0], size)
-        memcpy(out + 4 * size, numbers, 2 * sizeof(double))
+                memcpy(queues, &self._heard[0], size)
+                memcpy(queues + ranks, &self._ahead[0], size)
+                for row in range(ranks):
+                    queues[2 * ranks + row] = self._requests[row]
+        out[4 * ranks], out[4 * ranks + 1] = prefilling, turnover
         if pace is not None:
-            memcpy(out + 6 * size + 2 * sizeof(double), &numbers[2], sizeof(double))
+            queues[3 * ranks] = pace
+            for row in range(7 * ranks + 3, numbers):
+                out[row] = 0.0
         return packed
 
     def book(

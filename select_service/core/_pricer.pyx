@@ -13,7 +13,7 @@ from libc.stdint cimport int64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
-ABI = 3  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 4  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     LANES = 8  # of a sum
@@ -25,6 +25,7 @@ cdef class Pricer:
     """Reads live columns of load, by slot; scratch space included."""
 
     cdef double[::1] _prefill, _decode, _churn, _context, _heard, _ahead
+    cdef const int64_t[::1] _requests
     cdef double *_held  # of the last prompt, a run of slots for each tier
     cdef double *_booked  # blocks of it in active chains, by slot
     cdef double *_price  # by candidate
@@ -35,7 +36,10 @@ cdef class Pricer:
     def __cinit__(self, *columns):
         if len({len(one) for one in columns}) != 1:
             raise ValueError("columns of one length")
-        self._prefill, self._decode, self._churn, self._context, self._heard, self._ahead = columns
+        (
+            self._prefill, self._decode, self._churn, self._context, self._heard, self._ahead,
+            self._requests,
+        ) = columns
         self._slots = len(self._prefill)
         self._held = <double *>calloc((TIERS + 3) * self._slots + 1, sizeof(double))
         if self._held == NULL:
@@ -68,14 +72,14 @@ cdef class Pricer:
         cdef const double *wish = NULL
         cdef Py_ssize_t count, at, row, ties = 0, best = 0, tier
         cdef double credit, decay, scale, host_weight, disk_weight, temperature
-        cdef double decode_scale, delay, eviction, context_scale, pace
+        cdef double decode_scale, delay, eviction, context_scale, pace, interference
         cdef bint track, expects, is_chosen = False
         cdef double isl = isl_tokens, size = block_size, least = 0.0, prompt = 1.0, weight
-        cdef double tokens, cached, credited, held, expected, raw, own, worked, most, cost
+        cdef double tokens, cached, credited, held, expected, raw, own, worked, most, cost, more
         cdef double low = 0.0, here = 0.0, most_cached = 0.0, booked, bare
         (
             credit, decay, scale, host_weight, disk_weight, temperature, track,
-            decode_scale, delay, eviction, expects, context_scale, pace,
+            decode_scale, delay, eviction, expects, context_scale, pace, interference,
         ) = weights
         cdef const double *device = self._held
         cdef const double *host = device + self._slots
@@ -156,7 +160,8 @@ cdef class Pricer:
                 raw = raw if raw > 0.0 else 0.0
                 own = own if own > 0.0 else 0.0
                 bare = self._decode[row] + blocks - booked
-                cost = scale * (raw + (delay + eviction * self._churn[row]) * own)
+                more = delay + eviction * self._churn[row] + interference * self._requests[row]
+                cost = scale * (raw + more * own)
                 cost += decode_scale * bare
                 cost += context_scale * (self._context[row] + blocks)
                 if wish != NULL:

@@ -31,7 +31,7 @@ from select_service.core.pricing.weights import SEQUENCE_TOKENS, wait_blocks
 from select_service.errors import NoEligibleWorker, NoWorkerForRole, WorkerDraining
 from select_service.types import CoreLimits, Overlap, SelectPairRequest, TrustSettings
 
-if not TYPE_CHECKING and usable("select_service.core._pricer", 3):
+if not TYPE_CHECKING and usable("select_service.core._pricer", 4):
     from select_service.core._pricer import Pricer
 else:
     from select_service.core.pricing.plain_pricer import Pricer
@@ -314,7 +314,7 @@ class Partition:
     def _new_pricer(self) -> Pricer:
         loads = self.ledger.loads
         columns = loads.prefill, loads.decode, loads.churn, loads.context
-        return Pricer(*columns, loads.heard, loads.ahead)
+        return Pricer(*columns, loads.heard, loads.ahead, loads.requests)
 
     def make_room(self) -> None:
         """Grow the columns with the index, which may have gained ranks of its own."""

@@ -166,7 +166,9 @@ class SelectionCore:
         )
         self.shadowing = Shadowing(config, self.partitions, watch.stopwatch)
         # a recording must be able to tell what any other policy would have done
-        self._prices_queues = watch.decision_recorder is not None or self.reader.weights.pace > 0.0
+        self._prices_queues = (
+            watch.decision_recorder is not None or self.reader.weights.reads_queues
+        )
         self.membership.follow_queues(self._prices_queues)
         self._open_line(config, watch)
         self._open_operations(watch)
@@ -349,7 +351,7 @@ class SelectionCore:
     def follow_shadow(self, settings: ShadowSettings | None, now: float) -> None:
         """Compare decisions with other weights from now on; None: stop."""
         shadow = self.selection.shadow = self.shadowing.follow(settings, now)
-        looks = shadow is not None and shadow.weights.pace > 0.0
+        looks = shadow is not None and shadow.weights.reads_queues
         self.membership.follow_queues(self._prices_queues or looks)
 
     # -- an index from a dump --------------------------------------------------------------------

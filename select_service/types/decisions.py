@@ -80,6 +80,7 @@ class DecisionWeights(Struct, frozen=True, kw_only=True):
     expects_booked: bool  # whether what others are booked with counts as cached
     context_load_scale: float
     pace: float  # at that time: tokens a second that a queue counts as worked off
+    interference: float  # at that time: of its own prefill, for each request of its rank
 
 
 class DecisionAdmission(Struct, frozen=True, kw_only=True):
@@ -190,7 +191,8 @@ class Candidate(Struct, frozen=True):
     `context_cost` adds up, for each of its requests and this one, the blocks it attends to and a
     fixed part for being one, and a part for waiting for a seat where all are taken.
 
-    cost = (prefill_load_scale · (prefill_cost - credit + delay_cost + eviction_cost)
+    cost = (prefill_load_scale · (prefill_cost - credit + delay_cost + eviction_cost
+                                  + interference_cost)
             + decode_load_scale · decode_cost + context_load_scale · context_cost) · taint_factor
     """
 
@@ -217,9 +219,11 @@ class Candidate(Struct, frozen=True):
     delay_cost: float | None = None
     eviction_cost: float | None = None
     context_cost: float | None = None
+    interference_cost: float | None = None
     unheard_s: float | None = None  # since its queue was known; None: no policy here asks
     ahead_tokens: int | None = None  # of its queue, computed since at most
     worked_off_tokens: float | None = None  # the part that counts as computed, in `prefill_cost`
+    requests: int | None = None  # live ones of the rank
     legs: DecisionLegs | UnsetType = UNSET  # of /select_pair
 
 

@@ -32,6 +32,7 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
     expects_booked: bool | None = None
     context_load_scale: float | None = None
     pace_scale: float | None = None
+    interference_scale: float | None = None
     overtaking_s: float | None = None  # of the queue, where no policy file orders it
     overtaking_share: float | None = None
 

@@ -99,6 +99,7 @@ _READERS: Final[Mapping[str, Callable[[object], dict[str, Weight] | None]]] = {
     "expects_booked": _switch,
     "context_load_scale": _number,
     "pace_scale": _number,
+    "interference_scale": _number,
     # a request's override calls them so
     "router_temperature": _router_temperature,
     "overlap_score_weight": _overlap_score_weight,
@@ -148,6 +149,7 @@ class ShadowWeights(Struct, frozen=True, kw_only=True):
     expects_booked: bool
     context_load_scale: float
     pace: float
+    interference: float
 
 
 class ShadowRegret(Struct, frozen=True, kw_only=True):

@@ -132,6 +132,7 @@ class RecordedFleet:
                 [None, None, None, 0.0, 0.7]
             ),
             pace_scale=random.Random(f"pace {seed}").choice([None, None, None, 0.0, 0.03]),
+            interference_scale=random.Random(f"interference {seed}").choice([None, None, 0.0, 0.4]),
         )
         admission = None
         if draw.random() < 0.4:

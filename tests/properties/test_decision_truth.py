@@ -113,7 +113,9 @@ def ours(told: dict[str, Any], one: dict[str, Any], raw: float, credited: float)
     eviction = weights["eviction_weight"] * one["churn_tokens"]
     assert one["delay_cost"] == weights["delay_weight"] * own
     assert one["eviction_cost"] == eviction * own
-    more = (weights["delay_weight"] + eviction) * own
+    interference = weights["interference"] * one["requests"]
+    assert one["interference_cost"] == interference * own
+    more = (weights["delay_weight"] + eviction + interference) * own
     prefill: float = weights["prefill_load_scale"] * (left + more)
     decode = one["decode_blocks"] + prompt["blocks"] - one["shared_blocks"]
     assert (weights["decode_load_scale"], weights["context_load_scale"]) == (0.0, 0.0625)
@@ -140,6 +142,7 @@ def check(told: dict[str, Any]) -> None:
             continue
         assert one["cost"] == priced(told, one, least)
         prefill = one["prefill_cost"] - one["credit"] + one["delay_cost"] + one["eviction_cost"]
+        prefill += one["interference_cost"]
         terms = scale * prefill + told["weights"]["decode_load_scale"] * one["decode_cost"]
         terms += told["weights"]["context_load_scale"] * one["context_cost"]
         terms *= one["taint_factor"] or 1.0

@@ -52,8 +52,9 @@ def cost_by(weights: dict[str, Any], told: dict[str, Any], one: dict[str, Any]) 
         expected = max(0, one["shared_blocks"] - device - host - disk)
     if weights["track_prefill_tokens"]:
         own = max(0.0, max(isl, cached) / size - credited - expected)
-    if weights["delay_weight"] or weights["eviction_weight"]:
-        more = (weights["delay_weight"] + weights["eviction_weight"] * one["churn_tokens"]) * own
+    if weights["delay_weight"] or weights["eviction_weight"] or weights["interference"]:
+        more = weights["delay_weight"] + weights["eviction_weight"] * one["churn_tokens"]
+        more = (more + weights["interference"] * (one["requests"] or 0)) * own
     cost = weights["prefill_load_scale"] * (max(0.0, raw - credited - expected) + more)
     cost += weights["decode_load_scale"] * decode
     cost += weights["context_load_scale"] * one["context_cost"]
@@ -236,7 +237,7 @@ def test_decisions_are_the_same_with_it_and_without(
         for told in (*texts, *alone):  # told where anybody prices by it
             for one in told["candidates"] if told["weights"]["pace"] == 0.0 else ():
                 assert one.pop("worked_off_tokens") in {None, 0.0}
-                del one["unheard_s"], one["ahead_tokens"]
+                del one["unheard_s"], one["ahead_tokens"], one["requests"]
         assert texts == alone
         assert within.core._rng.getstate() == without.core._rng.getstate()
         assert loads(within) == loads(without)

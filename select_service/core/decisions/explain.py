@@ -200,16 +200,18 @@ class ExplainedRecord:
             columns.append(list(map(int, priced.expected[some].tolist())))
             delay = weights.delay_weight * priced.own
             eviction = weights.eviction_weight * priced.churn * priced.own
-            ours = (priced.churn, delay, eviction, priced.context)
+            interference = weights.interference * priced.requests * priced.own
+            ours = (priced.churn, delay, eviction, priced.context, interference)
             columns += [column[some].tolist() for column in ours]
         else:
-            columns += [[None] * count] * 5
+            columns += [[None] * count] * 6
         if terms.is_priced and terms.unheard is not None:
             columns.append(terms.unheard[some].tolist())
             columns.append(list(map(int, terms.ahead[some].tolist())))
             columns.append(priced.worked[some].tolist())
+            columns.append(list(map(int, priced.requests[some].tolist())))
         else:
-            columns += [[None] * count] * 3
+            columns += [[None] * count] * 4
         if self._pair is not None:
             columns.append(self._pair.legs(some))
         return list(map(Candidate, *columns))

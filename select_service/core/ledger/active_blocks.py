@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from indexer.compiled import usable
 from indexer.types import HASH_BYTES
 
-if not TYPE_CHECKING and usable("select_service.core._ledger", 2):
+if not TYPE_CHECKING and usable("select_service.core._ledger", 3):
     from select_service.core._ledger import ActiveBlocks, BlockCounts, ChainNode, positions_of
 else:
     from select_service.core.ledger.plain_active_blocks import (

@@ -11,9 +11,18 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
-    from select_service.core.columns import Floats
+    from select_service.core.columns import Floats, Slots
 
-__all__ = ["COLUMNS", "PACE", "TOTALS", "PackedLoads", "ranks_in", "unpacked", "worked_off"]
+__all__ = [
+    "COLUMNS",
+    "PACE",
+    "TOTALS",
+    "PackedLoads",
+    "padding",
+    "ranks_in",
+    "unpacked",
+    "worked_off",
+]
 
 COLUMNS: Final = 4
 """Columns by slot, as doubles: P, D, the churn, and the context."""
@@ -21,11 +30,16 @@ COLUMNS: Final = 4
 TOTALS: Final = Layout("=dd")
 """After them: the number of prompts not computed yet, and the turnover, which no column has."""
 
-QUEUE_COLUMNS: Final = 2
-"""With queues, two more columns follow: the time of each queue's last report, and `ahead`, ..."""
+QUEUE_COLUMNS: Final = 3
+"""With queues, three more columns follow: the time of each queue's last report, `ahead`, and the
+live requests, ..."""
 
 PACE: Final = Layout("=d")
-"""... and the tokens a rank computes per second. The length tells whether they are present."""
+"""... then the tokens a rank computes per second, and zeros up to a multiple of four numbers: the
+length tells which form it is. Recordings of before have neither requests nor zeros."""
+
+_FORM: Final = 4
+_OF_PLAIN: Final = 2  # what remains of 4 columns and 2 totals
 
 _VALUE: Final = 8
 
@@ -42,6 +56,7 @@ class PackedLoads(NamedTuple):
     heard: Floats | None = None  # monotonic seconds; None: no queues included
     ahead: Floats | None = None  # tokens that a rank may have computed since
     pace: float = 0.0  # tokens per second of one rank
+    requests: Floats | Slots | None = None  # live ones; None: not included
 
 
 def worked_off(heard: Floats, ahead: Floats, pace: float, now: float) -> Floats:
@@ -60,21 +75,35 @@ def worked_off(heard: Floats, ahead: Floats, pace: float, now: float) -> Floats:
     return worked
 
 
+def padding(ranks: int) -> int:
+    """Return how many zeros follow the queues of so many ranks."""
+    return -((COLUMNS + QUEUE_COLUMNS) * ranks + 3) % _FORM
+
+
 def ranks_in(packed: bytes) -> int:
     """Return the number of slots in packed loads.
 
     Raises:
         ValueError: the bytes are not packed loads.
     """
-    ranks, rest = divmod(len(packed) - TOTALS.size, COLUMNS * _VALUE)
-    if ranks >= 0 and not rest:
-        return ranks
-    # never a multiple of the other, so the two forms cannot be confused
-    more = len(packed) - TOTALS.size - PACE.size
-    ranks, rest = divmod(more, (COLUMNS + QUEUE_COLUMNS) * _VALUE)
-    if ranks < 0 or rest:
-        raise ValueError(f"loads of {len(packed)} bytes")
-    return ranks
+    return _form_of(packed)[0]
+
+
+def _form_of(packed: bytes) -> tuple[int, int]:
+    """Return the number of slots, and how many columns follow the totals."""
+    numbers, rest = divmod(len(packed), _VALUE)
+    form = numbers % _FORM
+    if not rest and form == _OF_PLAIN:
+        return numbers // COLUMNS, 0  # 4 columns and 2 totals
+    if not rest and form:  # an odd number: 6 columns and 3 totals
+        ranks, rest = divmod(numbers - 3, COLUMNS + 2)
+        if ranks >= 0 and not rest:
+            return ranks, 2
+    elif not rest and numbers:
+        ranks = (numbers - 3) // (COLUMNS + QUEUE_COLUMNS)
+        if (COLUMNS + QUEUE_COLUMNS) * ranks + 3 + padding(ranks) == numbers:
+            return ranks, QUEUE_COLUMNS
+    raise ValueError(f"loads of {len(packed)} bytes")
 
 
 def unpacked(packed: bytes) -> PackedLoads:
@@ -83,13 +112,14 @@ def unpacked(packed: bytes) -> PackedLoads:
     Raises:
         ValueError: the bytes are not packed loads.
     """
-    ranks = ranks_in(packed)
+    ranks, more = _form_of(packed)
     columns = np.frombuffer(packed, count=COLUMNS * ranks).reshape(COLUMNS, ranks)
     end = COLUMNS * ranks * _VALUE
     loads = PackedLoads(*columns, *TOTALS.unpack_from(packed, end))
-    end += TOTALS.size
-    if end == len(packed):
+    if not more:
         return loads
-    heard, ahead = np.frombuffer(packed, count=2 * ranks, offset=end).reshape(2, ranks)
-    (pace,) = PACE.unpack_from(packed, end + QUEUE_COLUMNS * ranks * _VALUE)
-    return loads._replace(heard=heard, ahead=ahead, pace=pace)
+    end += TOTALS.size
+    queues = np.frombuffer(packed, count=more * ranks, offset=end).reshape(more, ranks)
+    (pace,) = PACE.unpack_from(packed, end + more * ranks * _VALUE)
+    requests = queues[2] if more == QUEUE_COLUMNS else None
+    return loads._replace(heard=queues[0], ahead=queues[1], pace=pace, requests=requests)

@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, cast
 
-from select_service.core.ledger.loads import PACE, TOTALS
+import numpy as np
+
+from select_service.core.ledger.loads import PACE, TOTALS, padding
 
 if TYPE_CHECKING:
     from select_service.core.columns import Floats, Slots
@@ -72,7 +74,9 @@ class LoadRows:
             TOTALS.pack(prefilling, turnover),
         ]
         if pace is not None:
-            told += self._heard, self._ahead, PACE.pack(pace)
+            requests = np.array(self._requests, dtype=np.float64).data
+            told += self._heard, self._ahead, requests, PACE.pack(pace)
+            told.append(bytes(8 * padding(len(self._requests))))
         return b"".join(told)
 
     def book(

@@ -14,10 +14,10 @@ import numpy as np
 
 from indexer.compiled import usable
 from select_service.core.ledger.drain_meter import PRIOR_TOKENS_PER_S, DrainMeter
-from select_service.core.ledger.loads import PACE, TOTALS
+from select_service.core.ledger.loads import PACE, TOTALS, padding
 from select_service.core.ledger.work_done import WorkDone
 
-if not TYPE_CHECKING and usable("select_service.core._ledger", 2):
+if not TYPE_CHECKING and usable("select_service.core._ledger", 3):
     from select_service.core._ledger import LoadRows
 else:
     from select_service.core.ledger.plain_load_rows import LoadRows
@@ -234,7 +234,9 @@ class SlotLoads:
         loads = b"".join(column.tobytes() for column in columns)
         loads += TOTALS.pack(self.prefilling, self.recent.turnover)
         if self.follows_queues:
-            loads += self.heard.tobytes() + self.ahead.tobytes() + PACE.pack(self.recent.pace)
+            loads += self.heard.tobytes() + self.ahead.tobytes()
+            loads += self.requests.astype(np.float64).tobytes() + PACE.pack(self.recent.pace)
+            loads += bytes(8 * padding(len(self.requests)))
         assert self.pack() == loads, "a true copy"
         assert (self.ahead >= 0.0).all()
         assert (self.ahead <= self.prefill).all(), "no more can be done than there is to do"

@@ -78,6 +78,7 @@ class Terms(NamedTuple):
     left: Floats  # what remains to be computed before its first token
     decode: Floats  # including the prompt's new blocks
     churn: Floats  # tokens
+    requests: Floats | Slots  # live on the rank
     context: Floats  # including the prompt
     prefill_cost: Floats  # the part of the cost for computing
     cost: Floats
@@ -103,10 +104,11 @@ def terms_of(  # noqa: PLR0917 - what is known, and for whom
 
     That is `kv-cost` (`deploy/docs/contract.md` 3.2), where `worked` and `expected` are 0.
     `first-token` counts blocks booked by live requests as cached, takes what may already be
-    computed (`worked_off`) off the queue P, and adds three terms:
+    computed (`worked_off`) off the queue P, and adds four terms:
 
     own      = max(0, track ? max(isl, cached)/block_size : 0 - credit - expected)
-    cost     = prefill_load_scale · (left + (delay_weight + eviction_weight · churn) · own)
+    cost     = prefill_load_scale · (left + (delay_weight + eviction_weight · churn
+                                             + interference · requests) · own)
                + decode_load_scale · decode blocks with this prompt
                + context_load_scale · context with this prompt
 
@@ -151,7 +153,9 @@ def terms_of(  # noqa: PLR0917 - what is known, and for whom
     own = np.maximum(own - credit - expected, 0.0)
     decode = loads.decode[rows] + blocks - booked
     churn, context = loads.churn[rows], loads.context[rows] + blocks
-    more = (weights.delay_weight + weights.eviction_weight * churn) * own
+    others = nothing if loads.requests is None else loads.requests[rows]
+    more = weights.delay_weight + weights.eviction_weight * churn + weights.interference * others
+    more *= own
     computing = weights.prefill_load_scale * (left + more)
     cost = computing + weights.decode_load_scale * decode
     cost += weights.context_load_scale * context
@@ -169,6 +173,7 @@ def terms_of(  # noqa: PLR0917 - what is known, and for whom
         left=left,
         decode=decode,
         churn=churn,
+        requests=others,
         context=context,
         prefill_cost=computing,
         cost=cost,

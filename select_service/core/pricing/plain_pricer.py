@@ -76,11 +76,14 @@ class Pricer:
         context: Floats,
         heard: Floats,
         ahead: Floats,
+        requests: Slots,
     ) -> None:
-        columns = prefill, decode, churn, context, heard, ahead
+        columns = prefill, decode, churn, context, heard, ahead, requests
         if len({len(one) for one in columns}) > 1:
             raise ValueError("columns of one length")
-        self._loads = PackedLoads(*columns[:4], 0.0, 0.0, heard, ahead)
+        self._loads = PackedLoads(
+            prefill, decode, churn, context, 0.0, 0.0, heard, ahead, 0.0, requests
+        )
         self._held: MatchedRows | None = None  # by slot, of the last call
 
     def choose(

@@ -58,10 +58,15 @@ Otherwise queues fall by a whole step at once, just when the next step has begun
 arrives then waits for all of it."""
 
 
+INTERFERENCE_SCALE: Final = 0.05
+"""`first-token`: each token that a rank computes makes every request that decodes there wait; that
+wait counts a twentieth of what the prompt's own caller waits."""
+
+
 class Weights(NamedTuple):
     """The weights of the formula in force for one request.
 
-    The last six default to those of `kv-cost`. As configured, `delay_weight` is per prompt that a
+    The last seven default to those of `kv-cost`. As configured, `delay_weight` is per prompt that a
     rank computes on average, `eviction_weight` per multiple of the average churn of a cache, given
     that all of every prompt is found, and `pace` a share of a rank's pace. `at_present` turns them
     into the factors of one decision, where `pace` is in tokens per second.
@@ -80,11 +85,17 @@ class Weights(NamedTuple):
     expects_booked: bool = False
     context_load_scale: float = 0.0
     pace: float = 0.0
+    interference: float = 0.0
 
     @property
     def is_kv_cost(self) -> bool:
         """Whether the weights are nothing but the contract's formula."""
         return self[_OF_CONTRACT:] == _NOTHING_MORE
+
+    @property
+    def reads_queues(self) -> bool:
+        """Whether prices need more of a rank's queue than its length."""
+        return self.pace > 0.0 or self.interference > 0.0
 
     def kv_cost(self) -> Weights:
         """Return the weights without anything beyond the contract's formula."""
@@ -108,10 +119,11 @@ class Weights(NamedTuple):
             self.expects_booked,
             self.context_load_scale,
             self.pace * pace,
+            self.interference / (1.0 + computing),
         )
 
 
-_NOTHING_MORE: Final = (1.0, 0.0, 0.0, False, 0.0, 0.0)
+_NOTHING_MORE: Final = (1.0, 0.0, 0.0, False, 0.0, 0.0, 0.0)
 
 _OF_CONTRACT: Final = 7
 """Number of weights in the contract's formula."""
@@ -145,13 +157,13 @@ def weights_in_force(config: RouterConfig, override: RouterConfigOverride | None
     )
 
 
-def _terms(config: RouterConfig) -> tuple[float, float, float, bool, float, float]:
+def _terms(config: RouterConfig) -> tuple[float, float, float, bool, float, float, float]:
     """Return the weights that the contract's formula does not have."""
-    terms: tuple[float, float, float, bool, float, float] = _NOTHING_MORE
+    terms: tuple[float, float, float, bool, float, float, float] = _NOTHING_MORE
     if config.policy == "first-token":
         scales = DECODE_LOAD_SCALE, DELAY_SCALE, EVICTION_SCALE
-        terms = (*scales, True, CONTEXT_LOAD_SCALE, PACE_SCALE)
-    decode, delay, eviction, expects, context, pace = terms
+        terms = (*scales, True, CONTEXT_LOAD_SCALE, PACE_SCALE, INTERFERENCE_SCALE)
+    decode, delay, eviction, expects, context, pace, interference = terms
     return (
         _bounded(decode if config.decode_load_scale is None else config.decode_load_scale),
         _bounded(delay if config.delay_scale is None else config.delay_scale),
@@ -159,6 +171,7 @@ def _terms(config: RouterConfig) -> tuple[float, float, float, bool, float, floa
         expects if config.expects_booked is None else config.expects_booked,
         _bounded(context if config.context_load_scale is None else config.context_load_scale),
         _bounded(pace if config.pace_scale is None else config.pace_scale),
+        _bounded(interference if config.interference_scale is None else config.interference_scale),
     )
 
 

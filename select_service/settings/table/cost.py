@@ -55,6 +55,12 @@ class CostSettings(BookingSettings, frozen=True, kw_only=True):
         "share of what a rank can have computed since it was last heard of that counts as "
         "gone from its queue; off: as --policy has it",
     ] = None
+    interference_scale: Annotated[
+        float | None,
+        number(0.0, 1000000.0, metavar="X"),
+        "what a prompt's own prefill costs each request that its rank has, less where prompts "
+        "wait; off: as --policy has it",
+    ] = None
     overtaking_s: Annotated[
         float | None,
         number(0.0, 1000000.0, metavar="S").watched("selections_queued_total"),

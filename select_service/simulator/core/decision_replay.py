@@ -8,7 +8,7 @@ recorded random draws, or with other weights.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 from msgspec import UNSET
@@ -428,10 +428,15 @@ def changed_weights(config: RouterConfig, changes: dict[str, object]) -> Weights
     return lambda _, asked: weights_in_force(other, asked.override)
 
 
+_LATER_WEIGHTS: Final = 2
+"""The last so many weights came after the first recordings: pace and interference. 0 is without."""
+
+
 def _as_recorded(recorded: list[float | bool], _: Asked) -> Weights:
     count = len(Weights._fields)
-    if len(recorded) == count - 1:  # from before queues counted as worked off, equal to pace 0
-        recorded = [*recorded, 0.0]
+    missing = count - len(recorded)
+    if 0 < missing <= _LATER_WEIGHTS:
+        recorded = [*recorded, *[0.0] * missing]
     if len(recorded) != count:
         raise BadRecording(f"{len(recorded)} weights, where this version has {count}")
     return Weights._make(recorded)

@@ -106,6 +106,7 @@ class RecordedLedger:
         self._recent.pace = told.pace  # 0 without information on queues
         loads.heard[:] = 0.0 if told.heard is None else told.heard
         loads.ahead[:] = 0.0 if told.ahead is None else told.ahead
+        loads.requests[:] = 0 if told.requests is None else told.requests
 
     def share(self, shared: list[tuple[int, Slots]] | None) -> None:
         """Set the slots booked with the beginning of the prompt; None: there are none."""

@@ -94,6 +94,7 @@ def test_they_have_the_names_of_settings_and_overrides() -> None:
     for weight in weights:
         name = weight.replace("delay_weight", "delay_scale")
         name = name.replace("eviction_weight", "eviction_scale").replace("pace", "pace_scale")
+        name = name.replace("interference", "interference_scale")
         assert hasattr(RouterConfig(), name)
         read_shadow_weights({name: True if name in switches else 1.0})
     idle = {"assume_kv_reuse", "shared_cache_multiplier"}

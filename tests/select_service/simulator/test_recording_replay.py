@@ -15,7 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from select_service.core.ledger.loads import ranks_in, unpacked
-from select_service.core.pricing.weights import weights_in_force
+from select_service.core.pricing.weights import Weights, weights_in_force
 from select_service.core.recording.decoder import BadRecording, House, slots_of
 from select_service.core.recording.items import Decided, Item, Prompted, Wave
 from select_service.simulator.cli import main
@@ -28,6 +28,8 @@ from select_service.simulator.recording_replay import RecordedRandom, replay
 from select_service.simulator.recordings import play, requests_of
 from select_service.types import RouterConfig
 from tests.models.recorded_fleet import RecordedFleet
+
+PACE = Weights._fields.index("pace")
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 
@@ -136,7 +138,7 @@ def test_queues_that_count_as_worked_off_decide_what_is_made_again(tmp_path: Pat
             loads = unpacked(one.load.whole or b"")
             assert loads.heard is not None, "whatever the policy was: another may be tried"
             assert loads.ahead is not None
-            worked += bool((loads.ahead > 0.0).any()) and one.weights[-1] > 0.0
+            worked += bool((loads.ahead > 0.0).any()) and one.weights[PACE] > 0.0
     assert worked > 20
     assert otherwise > 0
 
@@ -232,7 +234,10 @@ def naive_costs(item: Decided, house: House, config: RouterConfig) -> dict[int, 
         if weights.expects_booked:
             credited += max(0, shared - device - host - disk)
         decode = weights.decode_load_scale * (float(loads.decode[slot]) + blocks - shared)
-        more = (delayed + evicting * float(loads.churn[slot])) * max(0.0, own - credited)
+        others = 0.0 if loads.requests is None else float(loads.requests[slot])
+        slowed = weights.interference / (1.0 + loads.prefilling / is_open) * others
+        evicted = evicting * float(loads.churn[slot])
+        more = (delayed + evicted + slowed) * max(0.0, own - credited)
         context = weights.context_load_scale * (float(loads.context[slot]) + blocks)
         left = max(0.0, raw - credited)
         costs[slot] = weights.prefill_load_scale * (left + more) + decode + context
@@ -327,7 +332,7 @@ def test_weights_of_another_version_are_refused(tmp_path: Path) -> None:
             one.item.weights.append(0.5)
             one.item.prompt.hashes = []
         other.recorded_file.add(one.item)
-    with pytest.raises(BadRecording, match="decision 1: 14 weights, where this version has 13"):
+    with pytest.raises(BadRecording, match="decision 1: 15 weights, where this version has 14"):
         replay([other.recorded_file.into(tmp_path / "other")])
 
 

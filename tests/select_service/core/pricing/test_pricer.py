@@ -46,13 +46,14 @@ OF_CONTRACT = st.tuples(
 OF_OURS = st.tuples(
     *(weights, weights, shares, st.booleans(), weights),
     st.just(0.0) | st.floats(0.0, 1e5) | st.sampled_from([1e-300, 1e200]),
+    shares,
 )
 CHOSEN = st.tuples(OF_CONTRACT, st.just(()) | OF_OURS).map(lambda two: Weights(*two[0], *two[1]))
 
 
 @EITHER
 @given(
-    loads=st.tuples(*(column(counts) for _ in range(5))),
+    loads=st.tuples(*(column(counts) for _ in range(6))),
     heard=column(st.floats(0.0, 20.0) | st.just(1e15)),
     held=st.none() | st.tuples(*(column(blocks) for _ in range(3))),
     booked=st.none() | column(blocks),
@@ -81,7 +82,7 @@ def test_like_the_terms_read_aloud(
     seed: int,
 ) -> None:
     """Slot by slot, in the order in which `cost.py` states the formula."""
-    prefill, decode, churn, context, ahead = loads
+    prefill, decode, churn, context, ahead, requests = loads
     slots = list(range(rows)) if isinstance(rows, int) else rows
     device, host, disk = held or ([0] * ROWS,) * 3
     least, whole = min(prefill[slot] for slot in slots), -(-isl // block_size)
@@ -108,7 +109,9 @@ def test_like_the_terms_read_aloud(
         raw, own = max(0.0, raw - credited - expected), max(0.0, own - credited - expected)
         bare = float(decode[slot] + 6 - here)
         cost = w.prefill_load_scale * (
-            raw + (w.delay_weight + w.eviction_weight * churn[slot]) * own
+            raw
+            + (w.delay_weight + w.eviction_weight * churn[slot] + w.interference * requests[slot])
+            * own
         )
         cost += w.decode_load_scale * bare
         cost += w.context_load_scale * float(context[slot] + 6)
@@ -116,7 +119,8 @@ def test_like_the_terms_read_aloud(
         cached_there.append(cached)
     at = pick(np.array(costs), w.temperature, random.Random(seed))
     columns = [np.array(one, dtype=np.float64) for one in (prefill, decode, churn, context)]
-    pricer = twin.Pricer(*columns, np.array(heard), np.array(ahead, dtype=np.float64))
+    columns += [np.array(heard), np.array(ahead, dtype=np.float64)]
+    pricer = twin.Pricer(*columns, np.array(requests))
     found = pricer.choose(
         rows if isinstance(rows, int) else np.array(rows),
         isl,
@@ -134,6 +138,10 @@ def test_like_the_terms_read_aloud(
     left = decode[slot] + 6 - (booked[slot] if booked else 0)
     assert found == (slot, costs[at], left, cached_there[at], max(cached_there))
     assert pricer.held_at(slot) == (device[slot], host[slot], disk[slot])
+
+
+def empty(twin: ModuleType, rows: int) -> Any:
+    return twin.Pricer(*np.zeros((6, rows)), np.zeros(rows, dtype=np.int64))
 
 
 def ask(pricer: Any, rows: Any, **more: Any) -> Any:
@@ -156,7 +164,7 @@ def ask(pricer: Any, rows: Any, **more: Any) -> Any:
 
 @EITHER
 def test_it_does_not_read_beyond_its_columns(twin: ModuleType) -> None:
-    pricer = twin.Pricer(*np.zeros((6, 4)))
+    pricer = empty(twin, 4)
     for rows in (0, 5, -1, np.array([], dtype=np.int64)):
         with pytest.raises(ValueError, match="rows"):
             ask(pricer, rows)
@@ -180,9 +188,10 @@ def test_it_does_not_read_beyond_its_columns(twin: ModuleType) -> None:
         ask(pricer, 4, trust=np.ones(3))
     with pytest.raises(ValueError, match=r"rows|shapes"):
         ask(pricer, 4, preference=np.ones(3))
-    for shorter in range(6):
+    for shorter in range(7):
+        columns = [np.zeros(3 if at == shorter else 4) for at in range(7)]
         with pytest.raises(ValueError, match="length"):
-            twin.Pricer(*(np.zeros(3 if at == shorter else 4) for at in range(6)))
+            twin.Pricer(*columns[:6], columns[6].astype(np.int64))
 
 
 @EITHER
@@ -192,7 +201,8 @@ def test_factors_of_one_change_nothing(twin: ModuleType) -> None:
         columns = [np.array([float(rng.randrange(5000)) for _ in range(ROWS)]) for _ in range(6)]
         device = groups([rng.randrange(9) for _ in range(ROWS)])
         asked = {"isl_tokens": rng.randrange(1, 300), "found": TierMatches(device, [], [])}
-        pricer, ones = twin.Pricer(*columns), np.ones(ROWS)
+        pricer = twin.Pricer(*columns, np.arange(ROWS))
+        ones = np.ones(ROWS)
         drawn = [
             ask(pricer, ROWS, **asked, **more, rng=random.Random(1))
             for more in ({}, {"trust": ones}, {"preference": ones})
@@ -207,12 +217,12 @@ class AlmostOne(random.Random):
 
 @EITHER
 def test_a_draw_of_almost_one_is_the_last_of_equals(twin: ModuleType) -> None:
-    assert ask(twin.Pricer(*np.zeros((6, 3))), 3, rng=AlmostOne())[0] == 2
+    assert ask(empty(twin, 3), 3, rng=AlmostOne())[0] == 2
 
 
 @EITHER
 def test_what_an_earlier_prompt_held_is_forgotten(twin: ModuleType) -> None:
-    pricer = twin.Pricer(*np.zeros((6, 3)))
+    pricer = empty(twin, 3)
     ask(
         pricer,
         3,
@@ -264,11 +274,12 @@ def test_columns_are_packed_as_they_are_now(rows: int) -> None:
     for at, one in enumerate((loads.prefill, loads.decode, loads.churn, loads.context), 1):
         one[:] = np.arange(rows) + at
     loads.heard[:], loads.ahead[:], loads.prefilling = 1.25, 3.0, 3
+    loads.requests[:] = np.arange(rows) * 7
     told = unpacked(loads.pack())
     assert ranks_in(loads.pack()) == rows
     columns = loads.prefill, loads.decode, loads.churn, loads.context
     assert [one.tolist() for one in told[:4]] == [one.tolist() for one in columns]
-    assert told[4:] == (3.0, loads.recent.turnover, None, None, 0.0)
+    assert told[4:] == (3.0, loads.recent.turnover, None, None, 0.0, None)
     before, loads.follows_queues, loads.packed = loads.pack(), True, b""
     paced = unpacked(loads.pack())
     assert loads.pack().startswith(before)
@@ -276,17 +287,23 @@ def test_columns_are_packed_as_they_are_now(rows: int) -> None:
     assert paced.ahead is not None
     assert (paced.heard.tolist(), paced.ahead.tolist()) == ([1.25] * rows, [3.0] * rows)
     assert paced.pace == loads.recent.pace
+    assert paced.requests is not None
+    assert paced.requests.tolist() == loads.requests.tolist()
 
 
 def test_the_length_says_what_is_told() -> None:
-    told = {16 + 32 * ranks: ranks for ranks in range(40)}
-    paced = {24 + 48 * ranks: ranks for ranks in range(40)}
-    assert not told.keys() & paced.keys()
-    for length in range(1200):
-        ranks = told.get(length, paced.get(length))
+    told = {16 + 32 * ranks: ranks for ranks in range(60)}
+    before = {24 + 48 * ranks: ranks for ranks in range(40)}  # recordings without requests
+    paced = {-(-(24 + 56 * ranks) // 32) * 32: ranks for ranks in range(40)}
+    known = told | before | paced
+    assert len(known) == len(told) + len(before) + len(paced)
+    for length in range(1800):
+        ranks = known.get(length)
         if ranks is None:
             with pytest.raises(ValueError, match="loads of"):
                 ranks_in(bytes(length))
-        else:
-            assert ranks_in(bytes(length)) == ranks
-            assert (unpacked(bytes(length)).heard is None) == (length in told)
+            continue
+        assert ranks_in(bytes(length)) == ranks
+        loads = unpacked(bytes(length))
+        assert (loads.heard is None) == (length in told)
+        assert (loads.requests is None) == (length not in paced)
