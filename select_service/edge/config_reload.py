@@ -58,23 +58,31 @@ class ConfigChange(Struct, kw_only=True):
     """PUT /config: settings to change at once; null takes back what was put."""
 
     settings: dict[str, Any]
+    """Values by the name of the setting; null takes back what was put."""
 
 
 class Setting(Struct, frozen=True, kw_only=True):
     """One setting: what is in force, who said so, and whether it may change without a restart."""
 
     value: Any
+    """The value in force."""
     source: Source
+    """Where the value comes from."""
     default: Any
+    """The value that it has where nobody sets it."""
     reloads: bool
+    """Whether it may change without a restart."""
     after_restart: Any | UnsetType = UNSET  # the file's value, which only a restart can apply
+    """The file's value, which only a restart can apply."""
 
 
 class ConfigStatus(Struct, frozen=True):
     """GET and PUT /config."""
 
     file: str | None
+    """File of `--config`, e.g. `"/etc/select-service/settings.yaml"`."""
     settings: dict[str, Setting]
+    """Settings by name."""
 
 
 class ConfigReload:

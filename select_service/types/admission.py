@@ -74,6 +74,7 @@ class BusyThresholdChange(Struct, kw_only=True):
     active_prefill_tokens_threshold: int | None = None
     active_prefill_tokens_threshold_frac: float | None = None
     clear: list[str] = []
+    """Names of thresholds to clear, e.g. `["active_decode_blocks_threshold"]`."""
 
 
 class BusyThreshold(Struct, frozen=True, kw_only=True):
@@ -90,6 +91,7 @@ class BusyThresholds(Struct, frozen=True):
     """GET /busy_threshold."""
 
     thresholds: list[BusyThreshold]
+    """Thresholds by model and tenant."""
 
 
 # -- policies ----------------------------------------------------------------------------------
@@ -100,16 +102,22 @@ class AdmissionChange(Struct, kw_only=True):
 
     policy: str
     config: dict[str, Any] = {}
+    """Configuration of the policy."""
 
 
 class ClassCounts(Struct, frozen=True, kw_only=True):
     """What became of a class: offered = admitted + refused + withdrawn + waiting."""
 
     offered: int
+    """Requests that came, e.g. `100`."""
     admitted: int
+    """Requests that were let in, e.g. `90`."""
     refused: int
+    """Requests that were refused, e.g. `5`."""
     withdrawn: int
+    """Requests that were given up while they waited, e.g. `1`."""
     waiting: int
+    """Requests that wait now, e.g. `4`."""
 
 
 class ScopeAdmission(Struct, frozen=True, kw_only=True):
@@ -118,12 +126,19 @@ class ScopeAdmission(Struct, frozen=True, kw_only=True):
     model_name: str
     tenant_id: str
     saturation: float
-    prefill_tokens_per_s: float  # of one rank, as measured
+    """How full the ranks are, as the policy sees it; 1 is full, e.g. `0.6`."""
+    prefill_tokens_per_s: float
+    """Prompt tokens that one rank computes per second, as measured, e.g. `8000.0`."""
     waiting: int
+    """Requests that wait, e.g. `4`."""
     busy_ranks: int
+    """Ranks above a busy threshold, e.g. `1`."""
     full_ranks: int
+    """Ranks that have as many requests as they may, e.g. `0`."""
     promises: int
-    flaps: int  # how often a band was closed
+    """Places that are held for refused requests that were told when to return, e.g. `2`."""
+    flaps: int
+    """How often a band of priorities was closed, e.g. `0`."""
 
 
 class AdmissionStatus(Struct, frozen=True, kw_only=True):
@@ -131,11 +146,17 @@ class AdmissionStatus(Struct, frozen=True, kw_only=True):
 
     policy: str
     config: dict[str, Any]
+    """Configuration of the policy."""
     mode: Mode
+    """Whether busy thresholds are in force (`--admission-control`)."""
     thresholds: list[BusyThreshold]
-    classes: dict[str, int]  # name → priority
+    """Busy thresholds by model and tenant."""
+    classes: dict[str, int]
+    """Priority of each service class, by name."""
     counters: dict[str, ClassCounts]
+    """What became of the requests of each class."""
     scopes: list[ScopeAdmission]
+    """What the gate sees of each model and tenant."""
 
 
 # -- what workers tell -------------------------------------------------------------------------
@@ -146,9 +167,13 @@ class RankMetrics(Struct, frozen=True, kw_only=True):
 
     dp_rank: U32 = 0
     kv_used_blocks: Count | None = None
+    """KV blocks in use, e.g. `12000`."""
     kv_total_blocks: U64 | None = None
+    """KV blocks that there are, e.g. `25000`."""
     num_requests_waiting: U32 | None = None
+    """Requests that wait in the engine, e.g. `3`."""
     num_requests_running: U32 | None = None
+    """Requests that the engine runs, e.g. `24`."""
 
     def __post_init__(self) -> None:
         if self.kv_total_blocks is not None and self.kv_total_blocks > U64_MASK:
@@ -159,10 +184,13 @@ class WorkerMetrics(Struct, kw_only=True):
     """POST /workers/{id}/metrics."""
 
     ranks: Annotated[list[RankMetrics], Meta(min_length=1, max_length=1024)]
+    """Reports of ranks."""
 
 
 class WorkerMetricsAnswer(Struct, frozen=True):
     """Which ranks were taken, and which the worker has not declared."""
 
     accepted: list[int]
+    """Ranks whose report was taken, e.g. `[0]`."""
     dropped: list[int]
+    """Ranks that the worker has not declared, e.g. `[]`."""

@@ -25,26 +25,36 @@ class WaveItem(SelectAndReserveRequest, kw_only=True):
     """
 
     n: Samples = 1
+    """Samples of the prompt; sample k has the item's ids with `.k` behind them, e.g. `8`."""
 
 
 class SelectBatchRequest(Struct, kw_only=True):
     """POST /select_batch: choose workers for a whole batch of prompts in one call."""
 
     requests: list[WaveItem]
-    reserve: bool = False  # book what is chosen, as /select_and_reserve does
-    atomic: bool = False  # with `reserve`: all of them, or none
-    load_limit: LoadLimit = 1.1  # requests of a rank, as a multiple of its even share
-    keep_together: Together = 4  # of equal prompts, so many on one rank whatever its share is
+    """Prompts to place together."""
+    reserve: bool = False
+    """Whether to book what is chosen, as `/select_and_reserve` does."""
+    atomic: bool = False
+    """With `reserve`: place all of them, or none."""
+    load_limit: LoadLimit = 1.1
+    """Most requests of a rank, as a multiple of its even share, e.g. `1.1`."""
+    keep_together: Together = 4
+    """How many equal prompts go to one rank, whatever its share is, e.g. `4`."""
 
 
 class WaveResult(Struct, frozen=True, omit_defaults=True):
     """The result of one sample: the answer it would have had alone."""
 
-    request: int  # its position in `requests`
+    request: int
+    """Position of the item in `requests`, from 0, e.g. `0`."""
     status: int
-    selection: Selection | UnsetType = UNSET  # without `sequence_hashes`
-    cache_threshold: CacheThreshold | UnsetType = UNSET  # nobody holds enough of it
-    shared_tokens: int = 0  # of the prompt, computed by another of the batch on the same rank
+    selection: Selection | UnsetType = UNSET
+    """The selection, without `sequence_hashes`."""
+    cache_threshold: CacheThreshold | UnsetType = UNSET
+    """The answer where nobody holds enough of the prompt."""
+    shared_tokens: int = 0
+    """Tokens of the prompt that another one of the batch computes on the same rank, e.g. `1024`."""
     error: str | UnsetType = UNSET
     code: str | UnsetType = UNSET
     field: str | UnsetType = UNSET
@@ -59,14 +69,21 @@ class WaveRank(Struct, frozen=True):
     worker_id: int
     dp_rank: int
     requests: int
-    prefill_tokens: int  # to compute for them
+    """Number of requests placed there, e.g. `4`."""
+    prefill_tokens: int
+    """Tokens to compute for them, e.g. `4096`."""
 
 
 class WaveAnswer(Struct, frozen=True):
     """POST /select_batch: a result for each sample, in order; `n` of one request side by side."""
 
     results: list[WaveResult]
+    """A result for each sample, in order; those of one request are side by side."""
     placed: int
-    groups: int  # of prompts with a common prefix; a prompt like no other is one
+    """Number of samples that were placed, e.g. `8`."""
+    groups: int
+    """Number of groups of prompts with a common prefix; a prompt like no other is one, e.g. `2`."""
     prefixes_computed: int  # as often a group's prefix is computed anew: at best once each
+    """How often the prefix of a group is computed anew; at best once each, e.g. `2`."""
     ranks: list[WaveRank]
+    """What was placed on each rank."""

@@ -57,10 +57,13 @@ class DecisionPrompt(Struct, frozen=True, kw_only=True):
     """The prompt a decision was about."""
 
     isl_tokens: int
-    blocks: int  # whole ones
+    blocks: int
+    """Whole blocks of the prompt, e.g. `32`."""
     block_size: int
-    block_hashes: list[str]  # u64 as decimal text, the first 512
-    is_cut: bool  # whether there are more
+    block_hashes: list[str]
+    """The first 512 block hashes, as decimal text, e.g. `["81093"]`."""
+    is_cut: bool
+    """Whether the prompt has more blocks than are listed."""
 
 
 class DecisionWeights(Struct, frozen=True, kw_only=True):
@@ -88,10 +91,14 @@ class DecisionAdmission(Struct, frozen=True, kw_only=True):
 
     policy: str
     slo_class: str | None
+    """Service class of the request, e.g. `"standard"`."""
     tenant: str
+    """Who the request was counted for, e.g. `"default"`."""
     outcome: Literal["admit", "wait", "refuse"]
+    """What became of it."""
     reason: str
-    gate: str | None  # who refused, or made it wait
+    gate: str | None
+    """Gate that refused it or made it wait, e.g. `"busy"`."""
 
 
 class DecisionRefusal(Struct, frozen=True, kw_only=True):
@@ -100,6 +107,7 @@ class DecisionRefusal(Struct, frozen=True, kw_only=True):
     code: str
     error: str
     gate: str | None
+    """Gate that refused it, e.g. `"busy"`."""
     reason: str | None
 
 
@@ -109,6 +117,7 @@ class RunnerUp(Struct, frozen=True):
     worker_id: int
     dp_rank: int
     cost: float
+    """Cost of the best other rank, in blocks, e.g. `14.0`."""
 
 
 class Chosen(Struct, frozen=True, kw_only=True):
@@ -117,11 +126,16 @@ class Chosen(Struct, frozen=True, kw_only=True):
     worker_id: int
     dp_rank: int
     endpoint: str | None
-    cost: float  # of a pair: of both legs
+    cost: float
+    """Cost of the chosen rank, in blocks; of a pair: of both legs, e.g. `12.5`."""
     margin: float | None  # cost of the best other minus this one's
+    """Cost of the best other rank less this one's, in blocks, e.g. `1.5`."""
     runner_up: RunnerUp | None
-    ties: int  # how many had the lowest cost
+    """The best other rank."""
+    ties: int
+    """Ranks that had the lowest cost, e.g. `1`."""
     picked_by: Literal["lowest", "tie", "softmax", "only"]
+    """How it was picked."""
 
 
 class DecisionLeg(Struct, frozen=True, kw_only=True):
@@ -140,8 +154,10 @@ class DecisionPair(Struct, frozen=True, kw_only=True):
     reason: str
     aggregated_cost: float | None
     disaggregated_cost: float | None
-    prefill: DecisionLeg | None  # of the best pair, whether it was taken or not
+    prefill: DecisionLeg | None
+    """Prefill rank of the best pair, whether it was taken or not."""
     decode: DecisionLeg | None
+    """Decode rank of the best pair, whether it was taken or not."""
 
 
 class DecisionShadowChoice(Struct, frozen=True, kw_only=True):
@@ -150,10 +166,15 @@ class DecisionShadowChoice(Struct, frozen=True, kw_only=True):
     worker_id: int
     dp_rank: int
     cost_by_live_weights: float
+    """Its cost by the weights in force, in blocks, e.g. `12.5`."""
     cost_by_shadow_weights: float
-    prefill_tokens: int  # of the prompt, to compute
-    cached_tokens: int  # of the prompt, on the rank
-    queued_prefill_tokens: int  # of others, before it
+    """Its cost by the shadow weights, in blocks, e.g. `11.0`."""
+    prefill_tokens: int
+    """Tokens of the prompt to compute there, e.g. `128`."""
+    cached_tokens: int
+    """Tokens of the prompt that it has cached, e.g. `384`."""
+    queued_prefill_tokens: int
+    """Tokens of other prompts before it, e.g. `2048`."""
     decode_blocks: int  # with the prompt's
 
 
@@ -161,19 +182,28 @@ class DecisionShadow(Struct, frozen=True, kw_only=True):
     """What the shadow weights would have chosen; regrets in blocks."""
 
     weights: ShadowWeights
+    """The shadow weights."""
     agrees: bool
+    """Whether both would choose the same rank."""
     regret_by_live_weights: float  # what the shadow's choice costs more
-    regret_by_shadow_weights: float  # what the live choice costs more
+    """Blocks that the shadow's choice costs more by the weights in force, e.g. `0.0`."""
+    regret_by_shadow_weights: float
+    """Blocks that the live choice costs more by the shadow weights, e.g. `0.0`."""
     live: DecisionShadowChoice
+    """The choice of the weights in force."""
     shadow: DecisionShadowChoice
+    """The choice of the shadow weights."""
 
 
 class DecisionIndex(Struct, frozen=True):
     """What was known of a rank's KV events, a quarter of a second before at most."""
 
     state: Literal["none", "silent", "current", "uncertain", "replaying"]
+    """How the rank's KV events stand."""
     lag_s: float | None  # age of the last batch, by the engine's clock
-    open_gaps: int  # being mended
+    """Age of the last batch of KV events in seconds, by the engine's clock, e.g. `0.02`."""
+    open_gaps: int
+    """Gaps in its KV events that are being mended, e.g. `0`."""
     estimated: bool | UnsetType = UNSET  # true: matched by what routing put there
 
 
@@ -181,8 +211,12 @@ class DecisionLegs(Struct, frozen=True):
     """The cost of a rank as a leg of a pair; None: not in that place."""
 
     prefill_cost: float | None
-    decode_cost: float | None  # behind the prefill rank chosen, moving blocks included
+    """Cost of the rank as the prefill leg, in blocks; null: not in that place, e.g. `10.0`."""
+    decode_cost: float | None
+    """Cost of the rank as the decode leg of the chosen prefill rank, moving blocks included, e.g.
+    `4.0`."""
     blocks_to_move: int | None
+    """KV blocks to move to it, e.g. `32`."""
 
 
 class Candidate(Struct, frozen=True):
@@ -200,31 +234,54 @@ class Candidate(Struct, frozen=True):
     dp_rank: int
     endpoint: str | None
     excluded: Excluded | None
-    prefill_tokens: int | None  # active, P
-    decode_blocks: int | None  # active, D
-    shared_blocks: int | None  # of this prompt, already among those
+    """Why the rank was not eligible; null: it was."""
+    prefill_tokens: int | None
+    """Prompt tokens that it has to compute for other requests, e.g. `2048`."""
+    decode_blocks: int | None
+    """KV blocks that it holds for other requests, e.g. `96`."""
+    shared_blocks: int | None
+    """Blocks of this prompt that are already among those, e.g. `8`."""
     device_blocks: int | None
     host_blocks: int | None
+    """Blocks of the prompt that it has in host memory, e.g. `0`."""
     disk_blocks: int | None
-    cached_tokens: int | None  # as far as its index is believed
+    cached_tokens: int | None
+    """Tokens of the prompt that count as cached, as far as its index is believed, e.g. `128`."""
     prefill_cost: float | None
-    credit: float | None  # what overlap takes off
+    """Cost of the prompt tokens to compute, in blocks, e.g. `140.0`."""
+    credit: float | None
+    """What overlap takes off, in blocks, e.g. `8.0`."""
     decode_cost: float | None
-    taint_factor: float | None  # None: no taint is preferred
+    """Cost of the blocks that it holds, in blocks, e.g. `96.0`."""
+    taint_factor: float | None
+    """Factor of preferred taints; null: none is preferred, e.g. `0.8`."""
     cost: float | None
     index: DecisionIndex | None
+    """What was known of its KV events."""
     trust: float  # multiplies the credit and what is cached
-    expected_blocks: int | None = None  # not cached yet, and booked: taken off with the credit
-    churn_tokens: float | None = None  # computed lately, older ones for less
+    expected_blocks: int | None = None
+    """Blocks of the prompt that are booked and not cached yet; taken off with the credit, e.g. `0`.
+    """
+    churn_tokens: float | None = None
+    """Tokens that it has computed lately; older ones count for less, e.g. `4096.0`."""
     delay_cost: float | None = None
+    """Cost of the wait of requests behind this one, in blocks, e.g. `0.0`."""
     eviction_cost: float | None = None
+    """Cost of the blocks that this prompt evicts, in blocks, e.g. `0.0`."""
     context_cost: float | None = None
+    """Cost of the blocks that its requests attend to, in blocks, e.g. `0.0`."""
     interference_cost: float | None = None
-    unheard_s: float | None = None  # since its queue was known; None: no policy here asks
-    ahead_tokens: int | None = None  # of its queue, computed since at most
-    worked_off_tokens: float | None = None  # the part that counts as computed, in `prefill_cost`
-    requests: int | None = None  # live ones of the rank
-    legs: DecisionLegs | UnsetType = UNSET  # of /select_pair
+    """Cost of the prompt's own prefill for the requests of the rank, in blocks, e.g. `0.0`."""
+    unheard_s: float | None = None
+    """Seconds since its queue was known; null: the policy does not ask, e.g. `0.1`."""
+    ahead_tokens: int | None = None
+    """Tokens of its queue that it can have computed since, e.g. `512`."""
+    worked_off_tokens: float | None = None
+    """The part of those that counts as computed, in `prefill_cost`, e.g. `400.0`."""
+    requests: int | None = None
+    """Live requests of the rank, e.g. `4`."""
+    legs: DecisionLegs | UnsetType = UNSET
+    """Its cost as a leg of a pair; for `/select_pair`."""
 
 
 class Decision(Struct, kw_only=True):
@@ -234,23 +291,37 @@ class Decision(Struct, kw_only=True):
     selection_id: str | None
     reservation_id: str | None
     route: Literal["select", "select_and_reserve", "select_pair"]
-    at_ms: float  # unix time
+    """Route of the request."""
+    at_ms: float
+    """When it was decided, in milliseconds since 1970, e.g. `1764250000000.0`."""
     waited_s: float
+    """Seconds that the request waited, e.g. `0.0`."""
     model_name: str
     tenant_id: str
     outcome: Outcome
+    """What became of the request."""
     refusal: DecisionRefusal | None
+    """Error that the caller was given."""
     prompt: DecisionPrompt
+    """The prompt."""
     weights: DecisionWeights
+    """Weights in force."""
     admission: DecisionAdmission | None
+    """What the gate said."""
     chosen: Chosen | None
+    """The chosen rank; null: none was."""
     pair: DecisionPair | UnsetType = UNSET
-    shadow: DecisionShadow | UnsetType = UNSET  # where other weights scored it, too
-    withdrawn: bool | UnsetType = UNSET  # true: its answer could not be written, nothing is booked
+    """The best pair, compared with the best rank; for `/select_pair`."""
+    shadow: DecisionShadow | UnsetType = UNSET
+    """What the shadow weights would have chosen; where they scored it."""
+    withdrawn: bool | UnsetType = UNSET
+    """True where the answer could not be written: nothing is booked then."""
     candidates: list[Candidate] | UnsetType = UNSET
+    """All ranks with every term of their cost."""
 
 
 class DecisionList(Struct, frozen=True):
     """GET /decisions: newest first."""
 
     decisions: list[Decision]
+    """Decisions, newest first."""

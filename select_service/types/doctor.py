@@ -27,20 +27,29 @@ class Subject(Struct, frozen=True, kw_only=True):
     worker_id: int | UnsetType = UNSET
     dp_rank: int | UnsetType = UNSET
     endpoint: str | UnsetType = UNSET  # of the worker's events or replays
+    """Endpoint of the worker's KV events or replays, e.g. `"tcp://10.0.0.7:5557"`."""
     peer: str | UnsetType = UNSET  # endpoint of a replica
-    source: str | UnsetType = UNSET  # of discovery
+    source: str | UnsetType = UNSET
+    """Source of discovery, e.g. `"kubernetes"`."""
 
 
 class Finding(Struct, frozen=True):
     """Something is wired wrong: what is seen, what causes it, what to do."""
 
     code: str
+    """Kind of finding, listed in deploy/reference/findings.md, e.g. `"worker-incomplete"`."""
     severity: Severity
+    """How grave it is."""
     subject: Subject
+    """What it is about."""
     what: str
+    """What is seen, e.g. `"block_size must be greater than 0"`."""
     why: str
+    """What causes it, e.g. `"The worker's record lacks something."`."""
     remedy: str
+    """What to do about it, e.g. `"Register it again with what the reasons name."`."""
     since_s: float
+    """For how many seconds it has looked like that, e.g. `20.0`."""
 
 
 class Report(Struct, frozen=True):

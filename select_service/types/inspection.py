@@ -13,6 +13,7 @@ class LoadRow(Struct, frozen=True):
     potential_prefill_tokens: int
     potential_decode_blocks: int
     active_requests: int
+    """Live reservations on the rank, e.g. `4`."""
 
 
 class ScopeLoads(Struct, frozen=True):
@@ -21,8 +22,11 @@ class ScopeLoads(Struct, frozen=True):
     model_name: str
     tenant_id: str
     loads: list[LoadRow]
+    """Load of each rank."""
     pending_count: int
+    """Requests that wait for a rank, e.g. `0`."""
     pending_isl_tokens: int
+    """Tokens of their prompts, e.g. `0`."""
 
 
 class OverlapRow(Struct, frozen=True):
@@ -32,11 +36,17 @@ class OverlapRow(Struct, frozen=True):
     dp_rank: int
     device_blocks: int
     host_pinned_blocks: int
+    """Blocks of the prompt that the rank has on its device or in host memory, e.g. `8`."""
     disk_blocks: int
+    """Blocks of the prompt that the rank has on any tier, e.g. `8`."""
     host_pinned_extension_blocks: int
+    """Blocks that host memory adds to those on the device, e.g. `0`."""
     disk_extension_blocks: int
+    """Blocks that the disk adds to those, e.g. `0`."""
     shared_beyond_device_blocks: int | None
+    """Always null: there is no shared cache, e.g. `null`."""
     router_credit_blocks: float
+    """Blocks that the overlap takes off the cost, e.g. `8.0`."""
     estimated: bool | UnsetType = UNSET  # true: not known from KV events of the rank
 
 
@@ -44,9 +54,13 @@ class SharedCache(Struct, frozen=True):
     """Kept for compatibility; this service has no shared cache."""
 
     enabled: bool = False
+    """Always false: this service has no shared cache."""
     total_hit_blocks: int = 0
+    """Always 0, e.g. `0`."""
     ranges: list[list[int]] = []
+    """Always empty, e.g. `[]`."""
     error: str | None = None
+    """Always null, e.g. `null`."""
 
 
 class OverlapScores(Struct, frozen=True):
@@ -54,20 +68,30 @@ class OverlapScores(Struct, frozen=True):
 
     block_size: int
     num_blocks: int
+    """Whole blocks of the prompt, e.g. `32`."""
     workers: list[OverlapRow]
+    """Matched blocks of each rank."""
     shared_cache: SharedCache
+    """Kept for compatibility."""
 
 
 class IndexFreshness(Struct, frozen=True, kw_only=True):
     """How a rank's event stream stands."""
 
     state: Literal["current", "uncertain", "replaying", "silent", "none"]
-    lag_s: float | None  # by how much later than its fastest its last batch came; null: unknown
-    open_gaps: int  # holes that are being mended while newer batches wait
-    lost_batches: int  # that will never come
-    unknown_batches: int  # of these, from before anything was held: they make nothing held wrong
-    known_share: float  # of all batches, those that were applied
+    """How the rank's stream of KV events stands."""
+    lag_s: float | None
+    """Seconds by which its last batch came later than its fastest; null: unknown, e.g. `0.02`."""
+    open_gaps: int
+    """Gaps that are being mended while newer batches wait, e.g. `0`."""
+    lost_batches: int
+    """Batches that will never come, e.g. `0`."""
+    unknown_batches: int
+    """Of these, batches from before anything was held, which make nothing wrong, e.g. `0`."""
+    known_share: float
+    """Share of all batches that was applied, e.g. `1.0`."""
     last_batch: int | None  # the engine's number of the last one applied; null: none was
+    """The engine's number of the last batch that was applied; null: none was, e.g. `4711`."""
 
 
 class RankTrustRow(Struct, frozen=True, kw_only=True):
@@ -79,11 +103,18 @@ class RankTrustRow(Struct, frozen=True, kw_only=True):
     dp_rank: int
     trust: float  # by what its overlap credit is multiplied
     reasons: list[Literal["prediction", "lag", "gaps"]]
-    prediction_error: float | None  # predicted - actual tokens, mean of late; null: never told
-    missing_share: float  # of what was predicted lately, not found by the engine
-    samples: int  # prompts compared of which anything was predicted
-    rereads: int  # times its index was read again for that
+    """Why the factor is below 1, e.g. `["lag"]`."""
+    prediction_error: float | None
+    """Predicted less actual cached tokens, mean of the last prompts; null: never told, e.g. `12.0`.
+    """
+    missing_share: float
+    """Share of what was predicted lately that the engine has not found, e.g. `0.01`."""
+    samples: int
+    """Prompts compared of which anything was predicted, e.g. `64`."""
+    rereads: int
+    """How often its index was read again for that, e.g. `0`."""
     index: IndexFreshness
+    """How its KV events stand."""
     estimated: bool | UnsetType = UNSET  # true: matched by what routing put there
 
 
@@ -91,6 +122,7 @@ class TrustTable(Struct, frozen=True):
     """GET /trust."""
 
     ranks: list[RankTrustRow]
+    """Trust in each rank."""
 
 
 class LoadDifference(Struct, frozen=True, kw_only=True):
@@ -98,29 +130,42 @@ class LoadDifference(Struct, frozen=True, kw_only=True):
 
     model_name: str
     tenant_id: str
-    worker_id: int | None  # null: of nobody, or of the whole scope
+    worker_id: int | None
+    """Id of the worker; null: the load is nobody's, or of the whole scope, e.g. `7`."""
     dp_rank: int | None
+    """Data-parallel rank; null as above, e.g. `0`."""
     what: Literal["requests", "computing", "prefill", "decode", "context"]
+    """Kind of load."""
     carried: int
+    """The load that the ledger carries, e.g. `5`."""
     recomputed: int
+    """The sum over its reservations, e.g. `4`."""
 
 
 class Consistency(Struct, frozen=True, kw_only=True):
     """GET /debug/consistency."""
 
     consistent: bool
+    """Whether nothing differs."""
     scopes: int
+    """Scopes that were compared, e.g. `1`."""
     ranks: int
+    """Ranks that were compared, e.g. `8`."""
     reservations: int  # when their scope's turn came
-    seconds: float  # how long it took, others served meanwhile
+    """Reservations that were added up, e.g. `40`."""
+    seconds: float
+    """Seconds that it took, others being served meanwhile, e.g. `0.004`."""
     differences_total: int
-    differences: list[LoadDifference]  # the first hundred
+    """Number of differences, e.g. `0`."""
+    differences: list[LoadDifference]
+    """The first hundred of them."""
 
 
 class ReplicaStatus(Struct, frozen=True):
     """What is known of one publisher of the replica plane."""
 
     router_id: int
+    """Id of the replica, e.g. `81093`."""
     peer: str  # the endpoint it was last heard from
     state: Literal["synced", "behind", "leaving", "gone", "foreign"]
     epoch: int

@@ -10,13 +10,17 @@ class LeaseRequest(Struct, kw_only=True):
 
     owner: str
     ttl_s: Seconds
-    lease_id: str | None = None  # chosen by the client: safe to repeat
+    """Seconds without a renewal after which the lease ends, e.g. `30.0`."""
+    lease_id: str | None = None
+    """Id of the lease, chosen by the client so that the call is safe to repeat; null: one is made,
+    e.g. `"router-1"`."""
 
 
 class LeaseRenewal(Struct, kw_only=True):
     """POST /leases/{id}/renew."""
 
-    ttl_s: Seconds | None = None  # from now on
+    ttl_s: Seconds | None = None
+    """Another time to live from now on, in seconds; null: as before, e.g. `30.0`."""
 
 
 class LeaseState(Struct, frozen=True, omit_defaults=True):
@@ -36,15 +40,19 @@ class LeaseRecord(Struct, frozen=True):
 
     lease_id: str
     owner: str
-    ttl_s: float  # as asked for, rounded up to three significant digits
+    ttl_s: float
+    """Seconds without a renewal after which it ends, rounded up to three digits, e.g. `30.0`."""
     expires_in_s: float
+    """Seconds until it ends, unless it is renewed, e.g. `21.4`."""
     reservations: int
     router_ids: list[int] | UnsetType = UNSET
-    """Replicas it is known through, by whose reservations; absent: it is open here."""
+    """Replicas by whose reservations it is known; absent: it is open here, e.g. `[81093]`."""
 
 
 class LeaseList(Struct, frozen=True):
     """GET /leases: oldest first, as many as fit, and how many there are."""
 
     leases: list[LeaseRecord]
+    """Open leases, oldest first."""
     total: int
+    """Number of open leases, e.g. `1`."""

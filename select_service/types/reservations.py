@@ -19,13 +19,17 @@ class ReservationRequest(PromptFields, kw_only=True):
 
     reservation_id: str
     worker_id: U64
+    """Worker that the caller has chosen, e.g. `7`."""
     dp_rank: U32 | None = None
     expected_output_tokens: U32 | None = None
     effective_prefill_tokens: U64 | None = None
+    """Tokens of the prompt that are left to compute; null: all of them, e.g. `128`."""
     track_prefill_tokens: bool | None = None
     selection_id: str | None = None
-    lease_id: str | None = None  # lives as long as this lease is renewed
-    ttl_s: Seconds | None = None  # without a lease: since the last lifecycle call
+    lease_id: str | None = None
+    """Lease under which the reservation lives, e.g. `"router-1"`."""
+    ttl_s: Seconds | None = None
+    """Without a lease: seconds since its last lifecycle call after which it ends, e.g. `300.0`."""
 
     def __post_init__(self) -> None:
         PromptFields.__post_init__(self)
@@ -48,12 +52,14 @@ class OutputBlockRequest(Struct, frozen=True, kw_only=True):
     """POST /reservations/{id}/output_block; the core checks the range of the fraction (400)."""
 
     decay_fraction: float | None = None
+    """Weight of the reservation's output blocks from now on, 0 to 1; null: 1, e.g. `0.5`."""
 
 
 class PrefillCompleteRequest(Struct, frozen=True, kw_only=True):
     """POST /reservations/{id}/prefill_complete; the body may be empty."""
 
-    cached_tokens: U64 | None = None  # tokens the engine has found cached, as it reports it
+    cached_tokens: U64 | None = None
+    """Prompt tokens that the engine has found in its cache, e.g. `384`."""
 
     def __post_init__(self) -> None:
         check_u64("cached_tokens", self.cached_tokens)
@@ -67,6 +73,7 @@ class BatchPrefillComplete(Struct, kw_only=True, tag_field="op", tag="prefill_co
 
     reservation_id: str
     cached_tokens: U64 | None = None
+    """Prompt tokens that the engine has found in its cache, e.g. `384`."""
 
     def __post_init__(self) -> None:
         check_u64("cached_tokens", self.cached_tokens)
@@ -77,9 +84,11 @@ class BatchOutputBlock(Struct, kw_only=True, tag_field="op", tag="output_block")
 
     reservation_id: str
     decay_fraction: float | None = None
+    """Weight of the reservation's output blocks from now on, 0 to 1; null: 1, e.g. `0.5`."""
     count: OutputBlocks = 1
+    """Output blocks to add, e.g. `1`."""
     total: Annotated[int, Meta(ge=0, le=1 << 16)] | None = None
-    """Of the whole reservation: safe to repeat, as `count` is not."""
+    """Output blocks of the whole reservation: safe to repeat, as `count` is not, e.g. `3`."""
 
 
 class BatchFree(Struct, kw_only=True, tag_field="op", tag="free"):
@@ -87,7 +96,9 @@ class BatchFree(Struct, kw_only=True, tag_field="op", tag="free"):
 
     reservation_id: str
     cached_tokens: U64 | None = None
+    """Prompt tokens that the engine has found in its cache, e.g. `384`."""
     outcome: Outcome | None = None
+    """How the request ended; null: it is not said."""
 
     def __post_init__(self) -> None:
         check_u64("cached_tokens", self.cached_tokens)
@@ -100,6 +111,7 @@ class BatchRequest(Struct, kw_only=True):
     """POST /reservations/batch: lifecycle calls, carried out in order, each for itself."""
 
     operations: list[BatchPrefillComplete | BatchOutputBlock | BatchFree]
+    """Calls to carry out, in order."""
 
 
 class OperationResult(Struct, frozen=True, omit_defaults=True):
@@ -115,3 +127,4 @@ class BatchAnswer(Struct, frozen=True):
     """POST /reservations/batch: one result for each operation, in order."""
 
     results: list[OperationResult]
+    """A result for each call, in order."""

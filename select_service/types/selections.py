@@ -14,18 +14,26 @@ class Overlap(Struct, frozen=True):
     """
 
     longest_matched: int
-    gpu: int  # the greatest of `dp`
-    dp: dict[str, int]  # on the device, by rank
+    """Most tokens of the prompt that any tier holds, e.g. `384`."""
+    gpu: int
+    """Most tokens that any rank of the worker has on its device, e.g. `384`."""
+    dp: dict[str, int]
+    """Tokens on the device, by rank."""
     cpu: int
+    """Tokens on the device or in host memory, e.g. `384`."""
     disk: int
+    """Tokens on any tier up to the disk, e.g. `384`."""
 
 
 class CacheHit(Struct, frozen=True, kw_only=True):
     """A selection compared with its cache-hit threshold."""
 
-    best_hit_rate: float | None  # of all candidates; null: the prompt is empty
+    best_hit_rate: float | None
+    """Best share of all candidates; null: the prompt is empty, e.g. `0.75`."""
     threshold: float
+    """Share that was asked for, e.g. `0.5`."""
     threshold_source: Literal["request", "global", "loop_guard"]
+    """Who asked for it."""
 
 
 class BestWorker(Struct, frozen=True):
@@ -49,8 +57,10 @@ class Advice(Struct, frozen=True, kw_only=True):
     """Whether one worker or a pair should serve a request: `core/pricing/pair.py` says why."""
 
     mode: Literal["aggregated", "disaggregated"]
+    """Whether one worker (`aggregated`) or a pair (`disaggregated`) should serve it."""
     reason: str
-    prefill: PrefillCandidate | None  # of the pair, when that is advised
+    prefill: PrefillCandidate | None
+    """Prefill rank of the pair, where that is advised."""
     aggregated_cost: float | None  # of the best worker, in blocks; null: there is none
     disaggregated_cost: float | None  # of the best pair, its transfer included; null likewise
 
@@ -60,12 +70,17 @@ class CacheThreshold(Struct, kw_only=True):
 
     selection_id: str | UnsetType = UNSET
     finish_reason: Literal["cache_threshold"] = "cache_threshold"
+    """Says that this is no selection."""
     model_name: str
     tenant_id: str
     best_hit_rate: float
+    """Best share of the prompt that any candidate has cached, e.g. `0.25`."""
     threshold: float
+    """Share that was asked for, e.g. `0.5`."""
     threshold_source: Literal["request", "global", "loop_guard"]
+    """Who asked for it."""
     best_worker: BestWorker
+    """The rank that came nearest."""
     advice: Advice | UnsetType = UNSET  # where workers have roles
     decision: Decision | UnsetType = UNSET  # when it was to be explained
 
@@ -75,6 +90,8 @@ class Selection(Struct, kw_only=True):
 
     selection_id: str | UnsetType = UNSET
     reservation_id: str | UnsetType = UNSET
+    """Id of the reservation; with `/select_and_reserve`, e.g.
+    `"5f0c7f0e-6a1c-4b58-a5c1-5d1c2a9b7c11"`."""
     model_name: str
     tenant_id: str
     worker_id: int
@@ -83,11 +100,14 @@ class Selection(Struct, kw_only=True):
     block_size: int
     overlap: Overlap
     effective_prefill_tokens: int
-    needs_prefill: bool | UnsetType = UNSET  # nobody reached the threshold, and it goes anyway
-    cache_hit: CacheHit | UnsetType = UNSET  # when a cache-hit threshold was in force
+    needs_prefill: bool | UnsetType = UNSET
+    """True where nobody reached the cache-hit threshold and it goes there anyway."""
+    cache_hit: CacheHit | UnsetType = UNSET
+    """The comparison with the cache-hit threshold, where one was in force."""
     # the booking facts (/select_and_reserve only)
     sequence_hashes: list[int] | UnsetType = UNSET  # signed 64 bit
     isl_tokens: int | UnsetType = UNSET
+    """Length of the prompt, in tokens; with `/select_and_reserve`, e.g. `512`."""
     track_prefill_tokens: bool | UnsetType = UNSET
     potential_decode_blocks: int | UnsetType = UNSET
     advice: Advice | UnsetType = UNSET  # where workers have roles
@@ -103,8 +123,12 @@ class PairLeg(Struct, frozen=True, kw_only=True):
     dp_rank: int
     endpoint: str
     overlap: Overlap
-    effective_prefill_tokens: int  # 0 of a decode leg whose prompt is computed elsewhere
-    potential_decode_blocks: int  # 0 of a prefill leg; with this prompt, before it was booked
+    effective_prefill_tokens: int
+    """Tokens of the prompt to compute there; 0 of a decode leg whose prompt is computed elsewhere,
+    e.g. `128`."""
+    potential_decode_blocks: int
+    """KV blocks of the rank with this prompt's, before it was booked; 0 of a prefill leg, e.g.
+    `96`."""
     overlap_estimated: bool | UnsetType = UNSET  # true: not known from KV events of the rank
 
 
@@ -112,15 +136,20 @@ class PairSelection(Struct, kw_only=True):
     """The answer of /select_pair."""
 
     selection_id: str | UnsetType = UNSET
-    reservation_id: str  # of the pair: lifecycle calls under it reach the leg they mean
+    reservation_id: str
+    """Id of the pair: calls under it reach the leg that they mean, e.g.
+    `"5f0c7f0e-6a1c-4b58-a5c1-5d1c2a9b7c11"`."""
     model_name: str
     tenant_id: str
     block_size: int
     mode: Literal["aggregated", "disaggregated"]
     reason: str
-    prefill: PairLeg | None  # send it there first; null: `decode` does both
+    prefill: PairLeg | None
+    """Where to send the request first; null: `decode` does both."""
     decode: PairLeg
-    transfer_blocks: int  # to be moved from the one to the other
+    """The worker that answers."""
+    transfer_blocks: int
+    """KV blocks to be moved from the one to the other, e.g. `32`."""
     isl_tokens: int
     track_prefill_tokens: bool
     aggregated_cost: float | None  # of the best worker alone, in blocks; null: there is none

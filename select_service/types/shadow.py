@@ -159,37 +159,54 @@ class ShadowRegret(Struct, frozen=True, kw_only=True):
     """
 
     total: float
-    mean: float | None  # of the decisions scored; None: none was
-    counts: list[int]  # by class of `regret_bounds`, and above
+    """Sum over the decisions, in blocks, e.g. `12.0`."""
+    mean: float | None
+    """Mean of the decisions, in blocks; null: none was scored, e.g. `0.1`."""
+    counts: list[int]
+    """Decisions by class of `regret_bounds`, and above the last, e.g. `[90, 10, 0]`."""
 
 
 class ShadowMean(Struct, frozen=True, kw_only=True):
     """What the chosen rank meant for a request, on average, as the live weights predict it."""
 
-    prefill_tokens: float  # of the prompt, to compute
-    cached_tokens: float  # of the prompt, on the rank
-    queued_prefill_tokens: float  # of others, before it
+    prefill_tokens: float
+    """Tokens of the prompt to compute, e.g. `128.0`."""
+    cached_tokens: float
+    """Tokens of the prompt that the rank has cached, e.g. `384.0`."""
+    queued_prefill_tokens: float
+    """Tokens of other prompts before it, e.g. `2048.0`."""
     decode_blocks: float  # with the prompt's
+    """KV blocks of the rank, with the prompt's, e.g. `96.0`."""
 
 
 class ShadowChoices(Struct, frozen=True, kw_only=True):
     """Both sides' choices, and what the shadow's would save; negative: what they would cost."""
 
     live: ShadowMean
+    """Choices of the weights in force."""
     shadow: ShadowMean
-    gain: ShadowMean  # live less shadow; of cached tokens: shadow less live
+    """Choices of the shadow weights."""
+    gain: ShadowMean
+    """What the shadow's would save; negative: what they would cost."""
 
 
 class ShadowNumbers(Struct, frozen=True, kw_only=True):
     """The results since these weights are in force as a shadow."""
 
     scored: int
+    """Decisions that were scored, e.g. `100`."""
     agreed: int
-    agreement: float | None  # share; None: nothing was scored
-    skipped: dict[str, int]  # decisions by why they were not scored
+    """Decisions in which both choose the same rank, e.g. `90`."""
+    agreement: float | None
+    """Share of those; null: nothing was scored, e.g. `0.9`."""
+    skipped: dict[str, int]
+    """Decisions that were not scored, by reason."""
     regret_by_live_weights: ShadowRegret  # of the shadow's choice
-    regret_by_shadow_weights: ShadowRegret  # of the live choice
-    choices: ShadowChoices | None  # None: nothing was scored
+    """Regret of the shadow's choice, by the weights in force."""
+    regret_by_shadow_weights: ShadowRegret
+    """Regret of the live choice, by the shadow weights."""
+    choices: ShadowChoices | None
+    """Means of the choices; null: nothing was scored."""
 
 
 class ShadowScope(Struct, frozen=True, kw_only=True):
@@ -198,19 +215,31 @@ class ShadowScope(Struct, frozen=True, kw_only=True):
     model_name: str
     tenant_id: str
     numbers: ShadowNumbers
+    """The results."""
 
 
 class ShadowStatus(Struct, frozen=True, kw_only=True):
     """GET /shadow."""
 
     enabled: bool
+    """Whether there are shadow weights."""
     live_weights: ShadowWeights
-    shadow_weights: ShadowWeights | None  # None: there is no shadow
+    """Weights in force."""
+    shadow_weights: ShadowWeights | None
+    """Shadow weights; null: there are none."""
     sample: float | None = None
+    """Share of the decisions that they score, e.g. `0.05`."""
     cost_max: float | None = None
-    since_s: float | None = None  # for so long these weights have been looked at
-    cost_s: float | UnsetType = UNSET  # spent on it since the start; of the whole process
+    """Share of the time that scoring may take, e.g. `0.01`."""
+    since_s: float | None = None
+    """Seconds for which these weights have been looked at, e.g. `60.0`."""
+    cost_s: float | UnsetType = UNSET
+    """Seconds spent on it since the start, of the whole process, e.g. `0.2`."""
     regret_bounds: list[float] = field(default_factory=lambda: list(REGRET_BOUNDS))
+    """Upper bounds of the classes of regret, in blocks, e.g. `[0.0, 1.0]`."""
     total: ShadowNumbers | None = None
+    """The results of all scopes."""
     scopes: list[ShadowScope] = []
+    """The results of the scopes that are listed."""
     scopes_total: int = 0
+    """Number of scopes with results, e.g. `1`."""

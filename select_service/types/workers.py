@@ -95,9 +95,13 @@ class WorkerPatch(Struct, kw_only=True):
 
     # named in a PATCH, and ignored whatever they are
     worker_id: Any = None
+    """Ignored: it cannot be changed."""
     model_name: Any = None
+    """Ignored: it cannot be changed."""
     tenant_id: Any = None
+    """Ignored: it cannot be changed."""
     routing_group: Any = None
+    """Ignored: it cannot be changed."""
 
     def __post_init__(self) -> None:
         _check_curve_key(self.curve_public_key)
@@ -113,7 +117,9 @@ class KvRankState(Struct, frozen=True):
 
     dp_rank: int
     kv_state: Literal["current", "uncertain"]
+    """Whether the rank's index is known to be right."""
     lost_batches: int
+    """Batches of KV events that were lost, e.g. `2`."""
 
 
 class Outlier(Struct, frozen=True):
@@ -121,9 +127,14 @@ class Outlier(Struct, frozen=True):
 
     dp_rank: int
     reason: Literal["failing", "unreachable"]
-    passed_over: bool  # false: it is due for a probe, the next request may go there
-    failures: int  # of its reservations, in a row
-    backoff_s: float  # between its probes
+    """Whether its requests fail, or it cannot be reached."""
+    passed_over: bool
+    """Whether it gets no requests; false: it is due for a probe, and the next request may go there.
+    """
+    failures: int
+    """Reservations that failed there in a row, e.g. `5`."""
+    backoff_s: float
+    """Seconds between its probes, e.g. `8.0`."""
 
 
 class WorkerRecord(Struct, kw_only=True, frozen=True):
@@ -148,11 +159,16 @@ class WorkerRecord(Struct, kw_only=True, frozen=True):
     topology_domains: dict[str, str]
     kv_transfer_domain: str | None
     kv_transfer_enforcement: str | None
+    """Whether a pair has to share that domain (`required`), or is only cheaper if it does
+    (`preferred`), e.g. `"preferred"`."""
     kv_transfer_preferred_weight: float | None
     not_schedulable_reasons: list[str] | UnsetType = UNSET
+    """Why it takes no requests, in words, e.g. `["block_size must be greater than 0"]`."""
     # additions of this product
     kv_state: Literal["uncertain"] | UnsetType = UNSET
+    """Present where the index of a rank may be wrong."""
     kv_ranks: list[KvRankState] | UnsetType = UNSET
+    """The ranks whose index may be wrong."""
     source: str = "api"  # or "file", "kubernetes": who registered it, and may change it
     max_inflight: int | UnsetType = UNSET
     max_queued: int | UnsetType = UNSET
@@ -161,6 +177,7 @@ class WorkerRecord(Struct, kw_only=True, frozen=True):
     curve_public_key: str | UnsetType = UNSET
     replay_endpoints: dict[str, str] | UnsetType = UNSET
     outliers: list[Outlier] | UnsetType = UNSET
+    """Ranks that are passed over as long as others may be chosen."""
     kv_events: KvEvents | UnsetType = UNSET
 
 
@@ -169,13 +186,21 @@ class StateStatus(Struct, frozen=True):
 
     epoch: int  # lives of the process that used it
     durability: Literal["strict", "relaxed"]
+    """When a change is acknowledged: once it is on disk (`strict`), or at once."""
     writable: bool
-    pending: int  # changes not on disk yet
-    restored: dict[str, int]  # by kind, at the start
-    dropped: dict[str, int]  # what they referred to was gone
-    damage: list[str] = []  # found at the start; the damaged files lie beside, as `.corrupt`
+    """Whether changes can be written."""
+    pending: int
+    """Changes that are not on disk yet, e.g. `0`."""
+    restored: dict[str, int]
+    """Rows that were brought back at the start, by kind."""
+    dropped: dict[str, int]
+    """Rows whose worker or lease was gone at the start, by kind."""
+    damage: list[str] = []
+    """Damage found at the start; the damaged files lie beside, as `.corrupt`, e.g. `[]`."""
     rows_saved: int = 0
+    """Rows of damaged files that could be read, e.g. `0`."""
     rows_lost: int = 0
+    """Rows of damaged files that could not be read, e.g. `0`."""
 
 
 class Ready(Struct, frozen=True):
@@ -183,12 +208,18 @@ class Ready(Struct, frozen=True):
 
     ready: bool
     schedulable_workers: int
+    """Number of workers that take requests, e.g. `2`."""
     workers: list[WorkerRecord]
+    """All workers, by ascending id."""
     waiting_for: list[str] = []  # what is missing until it is ready; an addition of this product
-    state: StateStatus | UnsetType = UNSET  # with --state-dir
-    findings: list[Finding] | UnsetType = UNSET  # with ?verbose=true; the gravest first
-    findings_left_out: int | UnsetType = UNSET  # beyond `--doctor-findings-max`
-    suspected: list[Finding] | UnsetType = UNSET  # with &examine=true; too young to be findings
+    state: StateStatus | UnsetType = UNSET
+    """The state directory; with `--state-dir`."""
+    findings: list[Finding] | UnsetType = UNSET
+    """What is wired wrong, the gravest first; with `verbose=true`."""
+    findings_left_out: int | UnsetType = UNSET
+    """Findings beyond `--doctor-findings-max`, e.g. `3`."""
+    suspected: list[Finding] | UnsetType = UNSET
+    """What looks wrong, but not for long enough to be a finding; with `examine=true`."""
 
 
 class BriefReady(Struct, frozen=True):

@@ -74,13 +74,15 @@ def _statuses(operations: Iterable[dict[str, Any]]) -> Iterator[str]:
 
 
 def _operation(name: str, one: dict[str, Any]) -> Iterator[str]:
-    yield from (f"### `{name}`", "", one["summary"], "")
+    yield from (f"### `{name}`", "", one["description"], "")
     for parameter in one.get("parameters", ()):
         where = "path" if parameter["in"] == "path" else "query"
-        yield f"* {where} `{parameter['name']}`: {_type(parameter['schema'])}"
+        text = f"{parameter['description'].rstrip('.')}, e.g. {_code(parameter['example'])}"
+        yield f"* {where} `{parameter['name']}`: {_type(parameter['schema'])}. {text}"
     if "requestBody" in one:
         optional = "" if one["requestBody"].get("required") else " (may be empty)"
-        yield f"* body: {_content(one['requestBody'])}{optional}"
+        example = _code(one["requestBody"]["content"]["application/json"]["example"])
+        yield f"* body: {_content(one['requestBody'])}{optional}, e.g. {example}"
     refusals = []
     for status, answer in one["responses"].items():
         if status.startswith("2") or "Problem" not in _content(answer):
@@ -106,17 +108,21 @@ def _schema(name: str, schema: dict[str, Any]) -> Iterator[str]:
         yield from (_type(schema), "")
         return
     required = set(schema.get("required", ()))
-    yield from ("| field | type | unless given |", "|---|---|---|")
+    yield from ("| field | type | unless given | |", "|---|---|---|---|")
     for field, one in schema["properties"].items():
         default = "always" if field in required else _default(one)
-        yield f"| `{field}` | {_cell(_type(one))} | {default} |"
+        text = one["description"].rstrip(".")
+        text += "".join(f", e.g. {_code(example)}" for example in one.get("examples", ()))
+        yield f"| `{field}` | {_cell(_type(one))} | {default} | {_cell(text)} |"
     yield ""
 
 
+def _code(value: object) -> str:
+    return f"`{msgspec.json.encode(value).decode()}`"
+
+
 def _default(one: dict[str, Any]) -> str:
-    if one.get("default") is None:
-        return ""
-    return f"`{msgspec.json.encode(one['default']).decode()}`"
+    return "" if one.get("default") is None else _code(one["default"])
 
 
 def _type(schema: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""The routes of the console; their handlers are loaded with the first call.
+"""The routes of the console and of /docs; their handlers are loaded with the first call.
 
 They are not part of the API in /openapi.json: page and service always have the same version, and
 ids are strings here, because a browser's integers end at 2^53.
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["CONSOLE_PATH", "ConsoleApp"]
 
 CONSOLE_PATH: Final = "/console"
+DOCS_PATH: Final = "/docs"
 
 _ROOMS: Final = (
     "browser",
@@ -37,17 +38,21 @@ _ROOMS: Final = (
 _READ: Final = "read"
 _GETS: Final = (
     # Static and without data; the page asks its user for a token.
-    ("", "page", OPEN),
-    ("/", "folder", OPEN),
-    ("/static/{name}", "static", OPEN),
+    (CONSOLE_PATH, "page", OPEN),
+    (f"{CONSOLE_PATH}/", "folder", OPEN),
+    (f"{CONSOLE_PATH}/static/{{name}}", "static", OPEN),
     # Shows the whole process.
-    ("/events", "events", _READ),
-    ("/api/decisions", "decisions", _READ),
-    ("/api/decisions/{id}", "decision", _READ),
-    ("/api/leases", "leases", _READ),
-    ("/api/reservations", "reservations", _READ),
-    ("/api/findings", "findings", _READ),
-    ("/api/shadow", "shadow", _READ),
+    (f"{CONSOLE_PATH}/events", "events", _READ),
+    (f"{CONSOLE_PATH}/api/decisions", "decisions", _READ),
+    (f"{CONSOLE_PATH}/api/decisions/{{id}}", "decision", _READ),
+    (f"{CONSOLE_PATH}/api/leases", "leases", _READ),
+    (f"{CONSOLE_PATH}/api/reservations", "reservations", _READ),
+    (f"{CONSOLE_PATH}/api/findings", "findings", _READ),
+    (f"{CONSOLE_PATH}/api/shadow", "shadow", _READ),
+    # The same of the API's page, which shows /openapi.json.
+    (DOCS_PATH, "docs_page", OPEN),
+    (f"{DOCS_PATH}/", "docs_folder", OPEN),
+    (f"{DOCS_PATH}/static/{{name}}", "docs_static", OPEN),
 )
 
 
@@ -106,11 +111,11 @@ class ConsoleApp:
 
     @property
     def routes(self) -> tuple[Route[Handler], ...]:
-        """All routes under /console."""
+        """All routes under /console and /docs."""
         gets = (
             Route(
                 "GET",
-                CONSOLE_PATH + path,
+                path,
                 self._handler(verb),
                 scope=scope,
                 of_process=scope != OPEN,

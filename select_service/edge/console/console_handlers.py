@@ -12,7 +12,7 @@ import orjson
 
 from select_service.edge.codec.responses import Feed, Response
 from select_service.edge.console import sources
-from select_service.edge.console.assets import PAGE, SAFE, Assets
+from select_service.edge.console.assets import DOCS, PAGE, SAFE, Assets
 from select_service.edge.console.browser import for_browser
 from select_service.edge.console.fleet import RANK_FIELDS
 from select_service.edge.console.history import HISTORY_STEP_S, POINT
@@ -66,6 +66,7 @@ class Console:
     ) -> None:
         self._service = service
         self._assets = Assets()
+        self._docs: Assets | None = None
         about = {
             "version": __version__,
             "life": secrets.token_hex(8),  # changes when the service restarts
@@ -97,6 +98,23 @@ class Console:
     def static(self, request: Request) -> Response:
         """Return a file of the page."""
         return self._assets.get(request.params[0])
+
+    def docs_page(self, _: Request) -> Response:
+        """Return the page of the API."""
+        return self._docs_assets().get(PAGE)
+
+    def docs_folder(self, _: Request) -> Response:
+        """Redirect from the URL with a trailing slash, as in `folder`."""
+        return Response(308, b"", ((b"location", b"../docs"), *SAFE))
+
+    def docs_static(self, request: Request) -> Response:
+        """Return a file of that page."""
+        return self._docs_assets().get(request.params[0])
+
+    def _docs_assets(self) -> Assets:
+        if self._docs is None:
+            self._docs = Assets(DOCS)
+        return self._docs
 
     def events(self, _: Request) -> Response:
         """Open the stream of events."""

@@ -1,21 +1,27 @@
 """GET /openapi.json: the route table and the types that validate, as OpenAPI 3.1.
 
-Generated, so it cannot disagree with the service about fields, types and ranges. What JSON Schema
-cannot express (u64, duplicate keys) is in the descriptions.
+Generated, so it cannot disagree with the service about fields, types and ranges: texts are those of
+the handlers and of the types. What JSON Schema cannot express (u64, duplicate keys) is in the
+descriptions.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
+import sys
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 import msgspec
 import orjson
+from msgspec import inspect as types
 
+from select_service.edge.http.field_texts import text_of
 from select_service.edge.http.routes import ROUTES
 from select_service.edge.routing import OPEN
 from select_service.types import (
+    OUTCOMES,
     PromptFields,
     ReservationRequest,
     SelectAndReserveRequest,
@@ -38,11 +44,63 @@ _PARAM: Final = re.compile(r"\{(\w+)\}")
 _REF: Final = "#/components/schemas/{name}"
 _U64_MAX: Final = (1 << 64) - 1
 _U64: Final[dict[str, object]] = {"type": "integer", "minimum": 0, "maximum": _U64_MAX}
-_QUERY: Final[dict[str, dict[str, object]]] = {  # those that are not text
-    "worker_id": _U64,
-    "limit": {"type": "integer", "minimum": 1},
-    "candidates": {"type": "boolean"},
+_TEXT: Final[dict[str, object]] = {"type": "string"}
+_SWITCH: Final[dict[str, object]] = {"type": "boolean"}
+_COUNT: Final[dict[str, object]] = {"type": "integer", "minimum": 1}
+_NAME: Final = "5f0c7f0e-6a1c-4b58-a5c1-5d1c2a9b7c11"
+_PARAMETERS: Final[dict[str, tuple[str, dict[str, object], object]]] = {
+    "worker_id": ("Id of the worker.", _U64, 7),
+    "reservation_id": ("Id of the reservation.", _TEXT, _NAME),
+    "lease_id": ("Id of the lease.", _TEXT, "router-1"),
+    "id": ("Id of the decision, or of its selection or reservation.", _TEXT, _NAME),
+    "model_name": ("Only of this model.", _TEXT, "llama-3-70b"),
+    "tenant_id": ("Only of this tenant.", _TEXT, "default"),
+    "routing_group": ("Another name of `tenant_id`.", _TEXT, "default"),
+    "model": ("Model whose thresholds are meant.", _TEXT, "llama-3-70b"),
+    "owner": ("Only leases of this owner.", _TEXT, "router-1:4711"),
+    "limit": ("How many are listed at most.", _COUNT, 20),
+    "count": ("How many workers to name. Default: 1.", _COUNT, 2),
+    "hit_rate_loss_max": ("Loss of the hit rate that is advised. Default: 0.02.", _TEXT, "0.02"),
+    "role": ("Only workers of this role.", _TEXT, "decode"),
+    "candidates": ("Whether to list all ranks of each decision.", _SWITCH, True),
+    "verbose": ("Whether to tell the findings of the doctor. Default: false.", _SWITCH, True),
+    "examine": ("With `verbose`: examine the fleet now. Default: false.", _SWITCH, True),
+    "for": ("`traffic`: whether to send requests here, even without a worker.", _TEXT, "traffic"),
+    "cached_tokens": ("Prompt tokens that the engine has found in its cache.", _U64, 384),
+    "outcome": ("How the request ended.", {"enum": [*OUTCOMES]}, "failed"),
 }
+"""Parameters of paths and queries: text, schema, example."""
+
+_PROMPT: Final[dict[str, object]] = {"token_ids": [1, 15043, 3186]}
+_EXAMPLES: Final[dict[str, dict[str, object]]] = {
+    "upsert_worker": {
+        "worker_id": 7,
+        "endpoint": "http://10.0.0.7:8000",
+        "block_size": 16,
+        "kv_events_endpoint": "tcp://10.0.0.7:5557",
+    },
+    "patch_worker": {"max_num_seqs": 256},
+    "drain_worker": {"reason": "upgrade"},
+    "report": {"ranks": [{"dp_rank": 0, "kv_used_blocks": 12000, "kv_total_blocks": 25000}]},
+    "select": _PROMPT,
+    "select_and_reserve": {**_PROMPT, "reservation_id": _NAME, "expected_output_tokens": 256},
+    "select_pair": {**_PROMPT, "reservation_id": _NAME},
+    "select_batch": {"requests": [_PROMPT, {**_PROMPT, "n": 2}]},
+    "reserve": {**_PROMPT, "reservation_id": _NAME, "worker_id": 7, "dp_rank": 0},
+    "prefill_complete": {"cached_tokens": 2},
+    "output_block": {"decay_fraction": 0.5},
+    "batch": {"operations": [{"op": "prefill_complete", "reservation_id": _NAME}]},
+    "open_lease": {"owner": "router-1:4711", "ttl_s": 30.0, "lease_id": "router-1"},
+    "renew_lease": {"ttl_s": 30.0},
+    "change_admission": {"policy": "always-admit"},
+    "change_threshold": {"model": "llama-3-70b", "active_decode_blocks_threshold": 0.85},
+    "change_config": {"settings": {"header_timeout_s": 5.0}},
+    "potential_loads": _PROMPT,
+    "overlap_scores": _PROMPT,
+    "register_peer": {"endpoint": "tcp://10.0.0.2:9091"},
+    "deregister_peer": {"endpoint": "tcp://10.0.0.2:9091"},
+}
+"""A body for each operation that takes one."""
 _RANKS: Final[dict[str, object]] = {"propertyNames": {"pattern": "^(0|[1-9][0-9]*)$"}}
 _FRACTION: Final[dict[str, object]] = {"minimum": 0, "maximum": 1}
 _NARROWER: Final[dict[tuple[str, str], dict[str, object]]] = {
@@ -59,6 +117,10 @@ _NARROWER: Final[dict[tuple[str, str], dict[str, object]]] = {
     ("LeaseRequest", "lease_id"): {"minLength": 1},
     ("PeerRequest", "endpoint"): {"pattern": "^(tcp|ipc|inproc)://."},
 }
+_INSIDE: Final = ("type", "types", "item_type", "item_types", "key_type", "value_type")
+"""Where `msgspec.inspect` keeps the types within another."""
+
+_HOME: Final = "https://github.com/select-service/select-service"
 _EVERYWHERE: Final = {500: "An error of this service."}
 _WITH_PARAMS: Final = {400: "The path cannot be read."}
 _WITH_QUERY: Final = {400: "A key appears twice in the query."}
@@ -107,21 +169,34 @@ class Problem(msgspec.Struct):
     """Every answer of status 400 and above."""
 
     error: str
-    code: str | int  # a number, the status, only when all workers are busy
+    code: str | int
+    """What is wrong, for programs; stable. The status where all workers are busy, e.g.
+    `"worker_not_found"`."""
     field: str | msgspec.UnsetType = msgspec.UNSET
     details: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
     # Of refusals by the gate.
-    reason: str | msgspec.UnsetType = msgspec.UNSET  # stable
+    reason: str | msgspec.UnsetType = msgspec.UNSET
+    """Why the gate refused it; stable, e.g. `"class_shed"`."""
     gate: str | msgspec.UnsetType = msgspec.UNSET
+    """Gate that refused it, e.g. `"policy"`."""
     policy: str | msgspec.UnsetType = msgspec.UNSET
-    retry_after_s: float | msgspec.UnsetType | None = msgspec.UNSET  # null: it never fits
-    promised: bool | msgspec.UnsetType = msgspec.UNSET  # a place is held for the return
+    retry_after_s: float | msgspec.UnsetType | None = msgspec.UNSET
+    """Seconds until a repeat may succeed; null: the same request never fits, e.g. `1.5`."""
+    promised: bool | msgspec.UnsetType = msgspec.UNSET
+    """Whether a place is held until then."""
     knob: str | msgspec.UnsetType | None = msgspec.UNSET
+    """Setting that was crossed, e.g. `"max_inflight"`."""
     value: float | msgspec.UnsetType | None = msgspec.UNSET
+    """Value that crossed it, e.g. `65.0`."""
     limit: float | msgspec.UnsetType | None = msgspec.UNSET
-    message: str | msgspec.UnsetType = msgspec.UNSET  # when all workers are busy
-    type: str | msgspec.UnsetType = msgspec.UNSET  # likewise
-    decision: Decision | msgspec.UnsetType = msgspec.UNSET  # if `explain` was set
+    """Value of the setting, e.g. `64.0`."""
+    message: str | msgspec.UnsetType = msgspec.UNSET
+    """The text in the reference's form; where all workers are busy, e.g.
+    `"Service temporarily unavailable: all workers are busy"`."""
+    type: str | msgspec.UnsetType = msgspec.UNSET
+    """Kind of error in the reference's form; where all workers are busy, e.g.
+    `"service_unavailable"`."""
+    decision: Decision | msgspec.UnsetType = msgspec.UNSET
 
 
 def describe(overload_status: int = 503) -> bytes:
@@ -156,6 +231,10 @@ def describing(overload_status: int = 503) -> Generator[None, None, bytes]:
                 _bound(part)
                 components[name] = part
         yield
+    for name, kind in _structs(described).items():
+        if "properties" in components[name]:
+            _explain(components[name]["properties"], kind)
+            yield
     for (name, member), narrower in _NARROWER.items():
         described_as = components[name]["properties"][member]
         (described_as["anyOf"][0] if "anyOf" in described_as else described_as).update(narrower)
@@ -177,7 +256,10 @@ def describing(overload_status: int = 503) -> Generator[None, None, bytes]:
                 " bodies say so in Content-Type, answers are asked for in Accept, under the name"
                 " application/msgpack, application/x-msgpack or application/vnd.msgpack.",
                 "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+                "contact": {"name": "select-service", "url": _HOME},
             },
+            "servers": [{"url": "/", "description": "Where this document comes from."}],
+            "tags": _topics(),
             "paths": paths,
             "components": {
                 "schemas": components,
@@ -193,14 +275,67 @@ def describing(overload_status: int = 503) -> Generator[None, None, bytes]:
     )
 
 
+def _topic(route: Route[Handler]) -> str:
+    """Return the tag of a route: the module of its handler."""
+    return route.handler.__module__.rpartition(".")[2]
+
+
+def _topics() -> list[dict[str, str]]:
+    """Return the tags in the order of the table, with what their modules say."""
+    modules = dict.fromkeys(route.handler.__module__ for route in ROUTES)
+    return [
+        {
+            "name": name.rpartition(".")[2],
+            "description": inspect.cleandoc(sys.modules[name].__doc__ or "").partition("\n\n")[0],
+        }
+        for name in modules
+    ]
+
+
+def _structs(described: list[Any]) -> dict[str, type]:
+    """Return the classes within some types, by the name of their component."""
+    found: dict[str, type] = {"Problem": Problem}
+    left: list[Any] = list(types.multi_type_info([Problem, *described]))
+    while left:
+        one = left.pop()
+        if isinstance(one, types.StructType):
+            if found.get(one.cls.__name__) is one.cls and one.cls is not Problem:
+                continue
+            found[one.cls.__name__] = one.cls
+            left += [field.type for field in one.fields]
+        else:
+            inner = (getattr(one, name, ()) for name in _INSIDE)
+            left += [part for within in inner for part in _listed(within)]
+    return found
+
+
+def _listed(within: object) -> tuple[Any, ...]:
+    return within if isinstance(within, tuple) else (within,)
+
+
+def _explain(properties: dict[str, dict[str, Any]], kind: type) -> None:
+    """Add what each field means, and an example."""
+    for name, property_ in properties.items():
+        told = text_of(kind, name)
+        if told is not None:
+            property_["description"] = told.text
+            if told.examples:
+                property_["examples"] = told.examples
+
+
 def _kinds(answers: object) -> list[Any]:
     """Return the types of an answer that may be a union."""
     return list(get_args(answers)) if isinstance(answers, UnionType) else [answers]
 
 
 def _bound(schema: object) -> None:
-    """Add the upper bound of 64-bit integers, which msgspec cannot express as a range."""
+    """Add the upper bound of 64-bit integers, which msgspec cannot express as a range.
+
+    Pairs of numbers have the type of their members in the place that readers of 3.0 know.
+    """
     if isinstance(schema, dict):
+        if schema.get("items") is False:
+            schema["items"] = schema["prefixItems"][0]
         if schema.get("type") == "integer" and "minimum" in schema:
             schema.setdefault("maximum", _U64_MAX)
         schema = list(schema.values())
@@ -216,30 +351,23 @@ def _operation(
     if route.method == "GET" and route.pattern.endswith("}"):  # distinguishes it from the list
         words.append("one")
     operation: dict[str, object] = {
+        "tags": [_topic(route)],
         "summary": route.summary,
+        "description": inspect.getdoc(route.handler),
         "operationId": "_".join(word for word in words if word),
         "responses": _responses(route, schema_of, overload_status),
     }
-    parameters = [_path_parameter(name) for name in _PARAM.findall(route.pattern)]
-    parameters += [
-        {
-            "name": name,
-            "in": "query",
-            "required": name == "model",
-            "schema": _QUERY.get(name, {"type": "string"}),
-        }
-        for name in route.query
-    ]
+    parameters = [_parameter(name, "path") for name in _PARAM.findall(route.pattern)]
+    parameters += [_parameter(name, "query") for name in route.query]
     if parameters:
         operation["parameters"] = parameters
     if route.scope != OPEN:
         operation |= {"security": [{}, {"token": []}], "x-scope": route.scope}
     if route.takes is not None:
         note = _PACKED if issubclass(route.takes, _PROMPTS) else ""
-        operation["requestBody"] = {
-            "required": not route.body_optional,
-            "content": _in_both_forms(_taken(route, schema_of), note),
-        }
+        content = _in_both_forms(_taken(route, schema_of), note)
+        content["application/json"]["example"] = _EXAMPLES[route.name]
+        operation["requestBody"] = {"required": not route.body_optional, "content": content}
     return operation
 
 
@@ -254,12 +382,20 @@ def _taken(route: Route[Handler], schema_of: dict[str, Any]) -> dict[str, Any]:
     return {"anyOf": [schema, {"not": {"anyOf": named}}]}
 
 
-def _path_parameter(name: str) -> dict[str, object]:
-    schema = _U64 if name == "worker_id" else {"type": "string"}
-    return {"name": name, "in": "path", "required": True, "schema": schema}
+def _parameter(name: str, place: str) -> dict[str, object]:
+    text, schema, example = _PARAMETERS[name]
+    is_required = place == "path" or name == "model"
+    return {
+        "name": name,
+        "in": place,
+        "required": is_required,
+        "description": text,
+        "schema": schema,
+        "example": example,
+    }
 
 
-def _content(route: Route[Handler], schema_of: dict[str, Any]) -> dict[str, object]:
+def _content(route: Route[Handler], schema_of: dict[str, Any]) -> dict[str, Any]:
     if route.answers is None:
         return {"text/plain": {"schema": {"type": "string"}}}
     if route.answers is bytes:
@@ -271,7 +407,7 @@ def _content(route: Route[Handler], schema_of: dict[str, Any]) -> dict[str, obje
     return _in_both_forms(schema, _PACKED_ANSWER if route.takes in _WITH_HASHES else "")
 
 
-def _in_both_forms(schema: dict[str, Any], note: str) -> dict[str, object]:
+def _in_both_forms(schema: dict[str, Any], note: str) -> dict[str, dict[str, Any]]:
     """Describe a value in JSON and in msgpack, with a note on differences."""
     packed = schema | {"description": note} if note else schema
     return {"application/json": {"schema": schema}, "application/msgpack": {"schema": packed}}

@@ -106,5 +106,7 @@ class ObservabilitySettings(DurabilitySettings, frozen=True, kw_only=True):
         seconds(zero=True).watched('trace_spans_total{outcome="dropped"}'),
         "how long exporting the last spans may take when the process ends",
     ] = 2.0
-    no_console: Annotated[bool, switch(), "serve no console at /console"] = False
+    no_console: Annotated[
+        bool, switch(), "serve no console at /console, and no page of the API at /docs"
+    ] = False
     access_log: Annotated[bool, switch(), "log every request"] = False

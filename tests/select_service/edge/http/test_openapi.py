@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import httpx
 import jsonschema  # type: ignore[import-untyped]
+import pytest
 from openapi_spec_validator import validate
 
 from select_service.edge.http.openapi import describe
@@ -15,6 +20,7 @@ from select_service.types import PromptFields
 from select_service.types.batches import SelectBatchRequest
 from tests.coroutines import run_by
 from tests.select_service.edge.serving import PROMPT, in_process, worker
+from tests.wait import PATIENCE_S
 
 DOCUMENT: dict[str, Any] = json.loads(describe())
 
@@ -120,3 +126,72 @@ async def test_answers_are_as_described(client: httpx.AsyncClient) -> None:
     await ask("GET", "/openapi.json", 200)
     await ask("DELETE", "/workers/1", 200)
     await ask("DELETE", "/workers/1", 404)
+
+
+OPERATIONS = [
+    pytest.param(operation, id=operation["operationId"])
+    for operations in DOCUMENT["paths"].values()
+    for operation in operations.values()
+]
+
+
+@pytest.mark.parametrize("name", DOCUMENT["components"]["schemas"])
+def test_every_field_is_described_and_has_an_example(name: str) -> None:
+    """Units are in the texts; a number or a word says more with an example."""
+    schema = DOCUMENT["components"]["schemas"][name]
+    assert schema.get("description") or "properties" not in schema
+    for field, property_ in schema.get("properties", {}).items():
+        text = property_.get("description", "")
+        assert text.endswith("."), f"{name}.{field} needs a text below it, or in COMMON_FIELDS"
+        assert "e.g. `" not in text, f"{name}.{field}: its example is not read"
+        assert property_.get("examples") or not _is_scalar(property_), f"{name}.{field}: e.g.?"
+        for example in property_.get("examples", ()):
+            _conforms(example, {key: property_[key] for key in property_ if key != "examples"})
+
+
+def _is_scalar(schema: dict[str, Any]) -> bool:
+    """Whether any number or text is allowed, and not only some words."""
+    if "anyOf" in schema:
+        return any(map(_is_scalar, schema["anyOf"]))
+    kinds = {"string", "integer", "number"}
+    return schema.get("type") in kinds and not {"enum", "const"} & schema.keys()
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_every_operation_is_described(operation: dict[str, Any]) -> None:
+    """What Spectral's rules for OpenAPI ask for."""
+    assert operation["description"].startswith(operation["summary"])
+    (tag,) = operation["tags"]
+    assert tag in {one["name"] for one in DOCUMENT["tags"] if one["description"]}
+    for parameter in operation.get("parameters", ()):
+        assert parameter["description"].endswith(".")
+        jsonschema.validate(parameter["example"], parameter["schema"])
+    body = operation.get("requestBody", {}).get("content", {}).get("application/json")
+    if body is not None:
+        _conforms(body["example"], body["schema"])
+
+
+def test_it_says_who_and_where() -> None:
+    assert DOCUMENT["info"]["contact"]["url"]
+    assert [one["url"] for one in DOCUMENT["servers"]] == ["/"]
+    used = {*re.findall(r'"#/components/schemas/(\w+)"', json.dumps(DOCUMENT))}
+    assert used == set(DOCUMENT["components"]["schemas"]), "none is unused"
+
+
+@pytest.mark.heavy
+def test_spectral_has_nothing_to_say(tmp_path: Path) -> None:
+    """With its own rules; from npm, where that can be had."""
+    document, rules = tmp_path / "openapi.json", tmp_path / "rules.yaml"
+    document.write_bytes(describe())
+    rules.write_text("extends: ['spectral:oas']\n")
+    command = shutil.which("spectral")
+    words = [command] if command else ["npx", "--yes", "@stoplight/spectral-cli@6"]
+    if not command and shutil.which("npx") is None:
+        pytest.skip("neither spectral nor npx here")
+    ended = subprocess.run(
+        [*words, "lint", str(document), "--ruleset", str(rules), "--fail-severity", "hint"],
+        capture_output=True, text=True, check=False, timeout=PATIENCE_S,
+    )  # fmt: skip
+    if "lint" not in ended.stderr and "npm error" in ended.stderr:
+        pytest.skip(f"spectral cannot be had: {ended.stderr[-200:]}")
+    assert ended.returncode == 0, ended.stdout
