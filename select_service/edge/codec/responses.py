@@ -36,6 +36,7 @@ class Status(msgspec.Struct, frozen=True):
     """The answer of /health and of the lifecycle routes."""
 
     status: str = "ok"
+    """Always the same: the call was carried out, e.g. `"ok"`."""
 
 
 class Response(msgspec.Struct, eq=False):

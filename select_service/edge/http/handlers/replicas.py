@@ -23,6 +23,7 @@ class PeerRequest(msgspec.Struct):
     """Body of /replica_sync/register_peer and deregister_peer."""
 
     endpoint: str
+    """ZMQ endpoint of the replica's `--replica-sync-port`, e.g. `"tcp://10.0.0.2:9091"`."""
 
 
 @get("/replica_sync/peers", list[str], scope="read", of_process=True)
