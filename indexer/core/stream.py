@@ -266,6 +266,23 @@ class EventStream(Repair):
         self._writer.forget_blocks()
         self.unknown_batches = self.lost_batches
 
+    @property
+    def awaits_past(self) -> bool:
+        """Whether the engine is still to say, for the first time, what it told before we heard it.
+
+        Never where it cannot be asked, or is not to be asked by itself.
+        """
+        if self.closed or not self.has_replay or not self._limits.poll_after_s:
+            return False
+        return self.is_replaying or not (
+            self.tallies.replays_asked or self.last_event_at is not None
+        )
+
+    def on_connect(self) -> None:
+        """Ask at the next `on_timer` what the engine told before; an idle one would stay silent."""
+        if self.awaits_past and not self.is_replaying:
+            self._quiet_since = float("-inf")
+
     def on_reconnect(self, now: float) -> None:
         """Verify the engine's identity after the publisher was out of reach.
 

@@ -120,6 +120,8 @@ class StreamSockets:
         if link is Link.CONNECTED:
             if self.was_connected:
                 self.stream.on_reconnect(now)
+            else:
+                self.stream.on_connect()
             self.was_connected = True
             self.backoff.holds(now)
 

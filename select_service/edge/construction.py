@@ -50,6 +50,7 @@ def create_driver(settings: Settings) -> Driver:
             snapshot=settings.snapshot_limits,
             recovery=settings.recovery_limits,
             ready_timeout_s=settings.ready_timeout_s,
+            ready_past_events_s=settings.ready_past_events_s,
         ),
         policies=_policies(router.policy, router.config.queue_threshold),
         companions=DriverOptions(

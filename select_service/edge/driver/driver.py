@@ -152,6 +152,7 @@ class Driver(
         self._recovering = StartupRecovery(self.core, self.readiness, clock)
         self._recovering.ask_peers(indexer_peers, bounds.recovery, self.credentials, self.addresses)
         self._recovering.look_back(keeper, bounds.snapshot, self._is_fleet_known)
+        self._recovering.ask_engines(bounds.ready_past_events_s, self._is_fleet_known)
         self._effects_executor = EffectsExecutor(keeper, self.tracing)
         self._carry_out = self._effects_executor.carry_out
         self.turn = turn = CallContext(self.core, clock, self._carry_out)

@@ -25,6 +25,9 @@ __all__ = ["DriverOptions", "EdgeLimits"]
 READY_TIMEOUT_S: Final = 120.0
 """Default time that /ready waits for recoveries."""
 
+READY_PAST_EVENTS_S: Final = 5.0
+"""Default time that it waits for the engines' past."""
+
 
 class EdgeLimits(Struct, frozen=True, kw_only=True):
     """Bounds of the parts around the core."""
@@ -43,6 +46,8 @@ class EdgeLimits(Struct, frozen=True, kw_only=True):
     """Budgets of recovering the index from a peer."""
     ready_timeout_s: float = READY_TIMEOUT_S
     """How long /ready waits for recoveries."""
+    ready_past_events_s: float = READY_PAST_EVENTS_S
+    """How long it waits for what engines replay of their past; 0: not at all."""
 
 
 class DriverOptions(Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Fills the index before the first event: from a peer's dump, or from an earlier run's snapshot.
+"""Fills the index before the first event: from a dump, a snapshot, or what engines replay.
 
 `indexer/edge/recovery.py` and `edge/state/warm_start.py` do the work, each imported only if used,
 which keeps other starts fast. This file starts and stops them and makes /ready wait for them.
@@ -10,11 +10,12 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING
 
-from select_service.edge.readiness import INDEX_RECOVERY, INDEX_SNAPSHOT
+from select_service.edge.readiness import DISCOVERY, INDEX_RECOVERY, INDEX_SNAPSHOT, PAST_EVENTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from indexer.core.stream import EventStream
     from indexer.edge.addresses import Addresses
     from indexer.edge.listener import Listeners
     from indexer.edge.recovery import Recovery
@@ -51,6 +52,8 @@ class StartupRecovery:
         self.warm_start: WarmStart | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_stopped = False
+        self._is_fleet_known: Callable[[], bool] = lambda: True
+        self._untold: list[EventStream] | None = None  # None: it is not known yet who there is
 
     @property
     def is_running(self) -> bool:
@@ -133,6 +136,27 @@ class StartupRecovery:
             lambda: not self.is_running and is_fleet_known() and warm.is_judged,
         )
 
+    def ask_engines(self, within_s: float, is_fleet_known: Callable[[], bool]) -> None:
+        """Make /ready wait for what the engines known at the start replay of their past.
+
+        Args:
+            within_s: for so long at most; 0: not at all.
+            is_fleet_known: whether they are registered by now.
+        """
+        if within_s:
+            self._is_fleet_known = is_fleet_known
+            self._readiness.wait_for(
+                PAST_EVENTS, self._have_engines_told, within_s=within_s, after=DISCOVERY
+            )
+
+    def _have_engines_told(self) -> bool:
+        if self._untold is None:
+            if not self._is_fleet_known():
+                return False
+            self._untold = self._core.registry.streams()
+        self._untold = [stream for stream in self._untold if stream.awaits_past]
+        return not self._untold
+
     async def open(self, listeners: Listeners) -> None:
         """Read what is on disk, before the first stream is opened."""
         if self.warm_start is not None:
@@ -149,6 +173,7 @@ class StartupRecovery:
             self._task = asyncio.get_running_loop().create_task(work)
         if self.warm_start is not None:
             self.warm_start.start(self._core.membership.sources)
+        self._readiness.missing()  # engines that are registered later are not waited for
 
     async def finished(self, timeout_s: float) -> bool:
         """Wait for the end of index recovery, successful or not; False on timeout."""

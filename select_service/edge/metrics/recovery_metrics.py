@@ -16,7 +16,14 @@ if TYPE_CHECKING:
 __all__ = ["recovery_tables"]
 
 _OUTCOMES: Final = ("running", "recovered", "failed")
-_GATES: Final = ("index_recovery", "index_snapshot", "replica_ledgers", "state", "discovery")
+_GATES: Final = (
+    "index_recovery",
+    "index_snapshot",
+    "replica_ledgers",
+    "state",
+    "discovery",
+    "past_events",
+)
 
 _RECOVERY: Final[tuple[MetricRow[Recovery], ...]] = (
     value(

@@ -68,3 +68,9 @@ class PeerRecoverySettings(KvIndexSettings, frozen=True, kw_only=True):
         seconds(zero=True).watched("ready_given_up"),
         "/ready waits this long for what is being recovered, then no longer",
     ] = 120.0
+    ready_past_events_s: Annotated[
+        float,
+        seconds(zero=True).watched('ready_given_up{name="past_events"}'),
+        "/ready waits this long after the start for what the engines known by then replay of "
+        "their past; 0 = not at all",
+    ] = 5.0

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from indexer.types import StreamLimits, WorkerRank
 from tests.indexer.core.streams import Bench, batch, tokens
 from tests.indexer.encoding import CLEARED, encode_batch, stored
@@ -82,6 +86,44 @@ def test_polling_can_be_off_and_waits_its_turn() -> None:
     bench = Bench(has_replay=False)
     bench.live(0)
     bench.wait(1_000)
+    assert bench.asked() is None
+
+
+def awaits_past(bench: Bench) -> bool:
+    return bench.stream.awaits_past
+
+
+def test_the_past_of_an_idle_engine_is_asked_for_once_it_is_connected() -> None:
+    bench = Bench()
+    assert awaits_past(bench)
+    bench.stream.on_timer(bench.now)
+    assert bench.asked() is None, "nobody is there yet"
+    bench.stream.on_connect()
+    assert bench.stream.due(bench.now) <= bench.now
+    bench.stream.on_timer(bench.now, may_poll=False)
+    assert bench.asked() is None, "too many are asked at present"
+    bench.wait(0.25)
+    assert bench.asked() == 0
+    assert awaits_past(bench)
+    bench.reply(0, 1)
+    bench.end()
+    assert bench.blocks() == {0, 1}
+    assert not awaits_past(bench)
+    bench.stream.on_connect()
+    bench.wait(0.25)
+    assert bench.asked() is None, "only once"
+
+
+@pytest.mark.parametrize(
+    "options", [{"has_replay": False}, {"limits": StreamLimits(poll_after_s=0)}, {}]
+)
+def test_a_past_that_is_not_asked_for_is_not_awaited(options: Any) -> None:
+    bench = Bench(**options)
+    if not options:
+        bench.live(0)  # the first batch of all
+    assert not awaits_past(bench)
+    bench.stream.on_connect()
+    bench.wait(0.25)
     assert bench.asked() is None
 
 

@@ -170,6 +170,16 @@ def test_the_last_batches_are_asked_for_after_silence(context: Any) -> None:
     play(context, scenario, limits)
 
 
+@housed(replace(LIMITS, poll_after_s=3_600.0))
+async def test_the_past_of_an_idle_engine_needs_no_poll(house: House) -> None:
+    engine = house.engine()
+    for number in range(3):
+        engine.publish(batch(number))  # nobody listens yet
+    stream = await house.follow(engine)
+    await house.until(lambda: house.holds(stream, 2))
+    assert not stream.awaits_past
+
+
 @housed(StreamLimits(turn_s=0.0, tick_s=0.02, poll_after_s=0))
 async def test_a_tick_of_many_streams_gives_way(
     house: House, monkeypatch: pytest.MonkeyPatch

@@ -20,6 +20,9 @@ class _Stream:
     def on_reconnect(self, now: float) -> None:
         pass
 
+    def on_connect(self) -> None:
+        pass
+
 
 @pytest.mark.parametrize(
     ("news", "breaches"),

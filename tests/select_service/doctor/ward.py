@@ -140,7 +140,7 @@ class Ward:
     async def hire(
         self, engine: Engine, worker_id: int = 1, *, replay: bool = True, **fields: Any
     ) -> None:
-        """Register an engine as a worker, and wait until it is listened to."""
+        """Register an engine; wait until it is listened to, and was asked for its past."""
         before = self.streams(worker_id)
         sources = {
             "kv_events_endpoint": engine.sockets.endpoint,
@@ -154,6 +154,7 @@ class Ward:
             if one is not None and stream in new:  # each has a connection of its own
                 await self.until(one.sockets.has_subscriber)
         await self.until(lambda: all(self.is_connected(s) for s in self.streams(worker_id)))
+        await self.until(lambda: not any(s.awaits_past for s in self.streams(worker_id)))
 
     def register(self, worker_id: int = 1, **fields: Any) -> None:
         body = {"worker_id": worker_id, "endpoint": f"http://w{worker_id}", "block_size": BLOCK}

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from select_service.edge.driver.core_calls import CallContext
 from select_service.edge.driver.replica_sync import ReplicaSync
+from select_service.edge.driver.startup_recovery import StartupRecovery
 from select_service.edge.readiness import ReadinessGate
 from select_service.types import ReplicaLimits
+
+if TYPE_CHECKING:
+    from select_service.core.service import SelectionCore
 
 
 def test_each_is_waited_for_until_it_is_there() -> None:
@@ -25,6 +29,43 @@ def test_each_is_waited_for_until_it_is_there() -> None:
     there.add("state")
     assert readiness.missing() == []
     assert readiness.given_up == []
+
+
+def test_engines_known_at_the_start_are_waited_for_a_little() -> None:
+    now, is_listed = 0.0, False
+    streams = [SimpleNamespace(awaits_past=True) for _ in range(3)]
+    registry = SimpleNamespace(streams=lambda: streams[:2])
+    readiness = ReadinessGate(60.0, lambda: now)
+    recovering = StartupRecovery(
+        cast("SelectionCore", SimpleNamespace(registry=registry)), readiness, lambda: now
+    )
+    recovering.ask_engines(5.0, lambda: is_listed)
+    readiness.wait_for("discovery", lambda: is_listed)
+    readiness.start()
+    recovering.start(lambda: None)
+    assert readiness.missing() == ["discovery"], "nobody knows yet who there is"
+    is_listed = True
+    assert readiness.missing() == ["past_events"]
+    registry.streams = lambda: streams  # one more is registered
+    streams[0].awaits_past = False
+    assert readiness.missing() == ["past_events"]
+    streams[1].awaits_past = False
+    assert readiness.missing() == []
+    assert readiness.given_up == []
+
+
+def test_an_engine_that_does_not_answer_is_not_waited_for_as_long_as_others() -> None:
+    now = 0.0
+    readiness = ReadinessGate(60.0, lambda: now)
+    readiness.wait_for("past_events", lambda: False, within_s=5.0, after="discovery")
+    readiness.wait_for("state", lambda: False)
+    readiness.start()
+    assert readiness.missing() == ["past_events", "state"]
+    now = 5.0
+    assert readiness.missing() == ["state"]
+    assert readiness.given_up == ["past_events"]
+    now = 60.0
+    assert readiness.missing() == []
 
 
 def test_the_ledgers_of_replicas_are_waited_for() -> None:
