@@ -8,10 +8,11 @@ ever by a thread that does not exist there.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Self
 
 from select_service.client.core.problems import ForkedClient
 from select_service.types import PairSelection
+from select_service.types.selections import RANK_HEADER
 
 if TYPE_CHECKING:
     import threading
@@ -21,10 +22,7 @@ if TYPE_CHECKING:
     from select_service.client.core.session import ClientSession
     from select_service.types import Outcome, Overlap, PairLeg, Selection
 
-__all__ = ["RANK_HEADER", "PairReservation", "Reservation", "ReservationHandle", "rank_headers"]
-
-RANK_HEADER: Final = "X-data-parallel-rank"
-"""By which vLLM's server knows the rank; it counts the ranks behind its address from 0."""
+__all__ = ["PairReservation", "Reservation", "ReservationHandle", "rank_headers"]
 
 
 def rank_headers(chosen: Selection | PairLeg) -> dict[str, str]:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from select_service.client import AsyncClient, ClientError, Options, ServiceError
+from select_service.canaries import CannotLook
+from select_service.client import AsyncClient, Options
 from select_service.doctor.query import CannotAskError, address_of, ask, context
 from select_service.doctor.report import tell
 from select_service.standard_output import complain, parse_command, positive_seconds
@@ -62,7 +63,7 @@ def _examine(arguments: argparse.Namespace) -> int:
         found = probe(answer.workers, min(arguments.timeout_s, PROBE_TIMEOUT_S))
         try:
             probed = asyncio.run(_send_canaries(arguments, token, tls, answer))
-        except (ServiceError, ClientError) as error:
+        except CannotLook as error:
             complain(f"{who}: no canary prompts were sent, which takes the scope select: {error}")
         if probed is not None and probed.findings:
             found += probed.findings
@@ -91,7 +92,8 @@ def _examine(arguments: argparse.Namespace) -> int:
 async def _send_canaries(
     arguments: argparse.Namespace, token: str | None, tls: ssl.SSLContext | None, answer: Answer
 ) -> CanaryReport:
-    from select_service.doctor.canary import EVENTS_S, send_canaries
+    from select_service.canaries import EVENTS_S
+    from select_service.doctor.canary import send_canaries
 
     address, prefix = address_of(arguments.url, arguments.uds)
     options = Options.single_attempt(arguments.timeout_s)

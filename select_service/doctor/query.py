@@ -40,6 +40,13 @@ class ReachableWorker(Struct, frozen=True):
     kv_events_endpoints: dict[str, str] = {}
     replay_endpoint: str | None = None
     replay_endpoints: dict[str, str] = {}
+    kv_events: str | None = None
+
+    @property
+    def tells(self) -> bool:
+        """Whether its engine tells of its cache."""
+        has_events = bool(self.kv_events_endpoint or self.kv_events_endpoints)
+        return has_events and self.kv_events in (None, "engine")
 
 
 class Answer(Struct, frozen=True):

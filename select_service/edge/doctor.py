@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from indexer.core.stream import EventStream
     from indexer.types import LinkState
+    from select_service.core.diagnostics.parity import Suspect
     from select_service.core.diagnostics.suspicions import FindingChange
     from select_service.core.service import SelectionCore
     from select_service.types.doctor import DoctorLimits, PeerLink, Report, SourceLink
@@ -60,6 +61,7 @@ class Doctor:
         link_of: Callable[[EventStream], LinkState | None],
         peers: Callable[[], Sequence[PeerLink]],
         sources: Callable[[], Sequence[SourceLink]],
+        canaries: Callable[[], Sequence[Suspect]] = tuple,
         clock: Callable[[], float],
         wall_clock: Callable[[], float] = time.time,  # noqa: TID251 - engines stamp events with it
     ) -> None:
@@ -71,6 +73,7 @@ class Doctor:
             link_of: the state of a stream's connection; None: nobody listens yet.
             peers: the replicas this process listens to.
             sources: of discovery.
+            canaries: what canary prompts have found.
             clock: monotonic seconds.
             wall_clock: seconds since 1970.
         """
@@ -79,6 +82,7 @@ class Doctor:
         self._link_of = link_of
         self._peers = peers
         self._sources = sources
+        self._canaries = canaries
         self._clock = clock
         self._wall_clock = wall_clock
         self._machine_clock = time.monotonic  # never `clock`: reveals steps of the wall clock
@@ -147,6 +151,7 @@ class Doctor:
             peers=self._peers(),
             replicas=self._core.replica_operations.status(now),
             sources=self._sources(),
+            canaries=self._canaries(),
         )
 
 

@@ -13,10 +13,9 @@ import httpx
 import msgspec
 from msgspec import Raw, Struct
 
-from indexer.edge.addresses import CheckedUrl
 from indexer.http_client import http_client
 from select_service.client import ClientError, ServiceError
-from select_service.client.reservation import RANK_HEADER, Reservation
+from select_service.client.reservation import Reservation
 from select_service.client.reserve_context import AsyncReserve
 from select_service.errors import BodyTooLarge
 from select_service.gateway.engine_exchange import EngineExchange
@@ -26,7 +25,7 @@ from select_service.gateway.local_tokenizer import Encode, LocalTokenizer
 from select_service.gateway.options import GatewayOptions
 from select_service.gateway.response import GatewayResponse, json_response, refusal
 from select_service.gateway.traffic import GatewayTraffic
-from select_service.tokenization.engine_tokenizer import EngineTokenizer
+from select_service.tokenization.engine_tokenizer import AnyUrl, EngineTokenizer
 from select_service.tokenization.openai_body import (
     FAIRNESS_HEADER,
     OBJECTIVE_HEADER,
@@ -34,6 +33,7 @@ from select_service.tokenization.openai_body import (
     read_body,
     unknown_hashes,
 )
+from select_service.types.selections import RANK_HEADER
 
 if TYPE_CHECKING:
     import ssl
@@ -85,13 +85,6 @@ _WISHES: Final = msgspec.json.Decoder(_Wishes)
 _MEMBERS: Final = msgspec.json.Decoder(dict[str, Raw])
 
 
-class _Anywhere:
-    """Every URL may be requested: the service lists the engines."""
-
-    async def route(self, url: str) -> CheckedUrl:
-        return CheckedUrl(url, {}, {})
-
-
 class Gateway:
     """Forwards OpenAI requests to reserved workers; used on one event loop.
 
@@ -135,7 +128,7 @@ class Gateway:
         )
         self._tokenizer: EngineTokenizer | LocalTokenizer
         if tokenizer is None:
-            self._tokenizer = EngineTokenizer(_Anywhere(), options, self.traffic, time.monotonic)
+            self._tokenizer = EngineTokenizer(AnyUrl(), options, self.traffic, time.monotonic)
         else:
             self._tokenizer = LocalTokenizer(tokenizer, options, self.traffic)
 

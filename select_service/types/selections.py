@@ -1,10 +1,13 @@
 """Answers: the worker that was chosen, the pair, or why nobody was near enough."""
 
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from msgspec import UNSET, Struct, UnsetType
 
 from select_service.types.decisions import Decision
+
+RANK_HEADER: Final = "X-data-parallel-rank"
+"""By which vLLM's server knows the rank; it counts the ranks behind its address from 0."""
 
 
 class Overlap(Struct, frozen=True):

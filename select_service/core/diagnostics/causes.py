@@ -440,16 +440,17 @@ UNREACHABLE_FROM_HERE: Final = Cause(
 CANARY_REFUSED: Final = Cause(
     "canary-refused",
     "warning",
-    "`select-service doctor --probe` has sent the engine a prompt of known tokens, and got no "
-    "completion: nothing is known of how its cache is told of.",
+    "The engine was sent a canary prompt of known tokens (`select-service doctor --probe`, or "
+    "--doctor-probe-workers), and returned no completion: nothing is known of how its cache is "
+    "told of.",
     "Look at what the engine says. It must serve /v1/completions with token ids as the prompt.",
 )
 CANARY_NOT_FOUND: Final = Cause(
     "canary-not-found",
     "error",
-    "The engine has computed a prompt that `select-service doctor --probe` sent, and the index has "
-    "no block of it under its tokens: no event came, or it named other tokens, another block size, "
-    "pairs of tokens (EAGLE), an adapter or a salt.",
+    "The engine has computed a canary prompt of known tokens, and the index has no block of it "
+    "under these tokens: no event came, or it named other tokens, another block size, pairs of "
+    "tokens (EAGLE), an adapter or a salt.",
     "Other findings about this worker say which, if its events came. If none does, look whether "
     "prefix caching and KV events are on, whether a proxy changes prompts on their way, and "
     "whether kv_events_endpoint is this engine's.",
@@ -463,13 +464,8 @@ TEMPLATE_MISMATCH: Final = Cause(
     "Start the engine with the template that requests are to have (vLLM: --chat-template), and "
     "give both routes the same chat_template_kwargs; or tokenize in the gateway.",
 )
-OF_THE_COMMAND: Final = (
-    UNREACHABLE_FROM_HERE,
-    CANARY_REFUSED,
-    CANARY_NOT_FOUND,
-    TEMPLATE_MISMATCH,
-)
-"""Found by `select-service doctor --probe`, not by the service."""
+OF_THE_COMMAND: Final = (UNREACHABLE_FROM_HERE,)
+"""Found by the command alone, not by the service."""
 
 CAUSES: Final = (
     WORKER_INCOMPLETE,
@@ -518,5 +514,8 @@ CAUSES: Final = (
     NEVER_FREED,
     EXPIRED_EARLY,
     REPORTS_STALE,
+    CANARY_REFUSED,
+    CANARY_NOT_FOUND,
+    TEMPLATE_MISMATCH,
 )
 """All that the service can find; the labels of the metric."""

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from select_service.core.admission.load_reports import LoadReports
     from select_service.core.counters import Counters, ReplicaCounters
     from select_service.core.diagnostics.causes import Cause
+    from select_service.core.diagnostics.parity import Suspect
     from select_service.core.diagnostics.prompt_sample import PromptSampler
     from select_service.core.diagnostics.suspicions import FindingChange
     from select_service.core.fleet.catalog import Catalog
@@ -99,6 +100,7 @@ class Examiner:
         peers: Sequence[PeerLink] = (),
         replicas: Sequence[ReplicaStatus] = (),
         sources: Sequence[SourceLink] = (),
+        canaries: Sequence[Suspect] = (),
     ) -> Iterator[None]:
         """Examine the fleet; each step takes some ten microseconds.
 
@@ -110,6 +112,7 @@ class Examiner:
             peers: replicas that are listened to.
             replicas: what is known of those heard.
             sources: of discovery.
+            canaries: what canary prompts have found.
         """
         self.suspicions.begin()
         yield from self._look_at_workers(now)
@@ -122,6 +125,7 @@ class Examiner:
         yield from self._look_at_reports(now)
         found = [*look_at_kernels(), *look_at_replicas(peers, replicas, self._replica_timeout_s)]
         found += look_at_sources(sources, self._limits.discovery_stale_s)
+        found += canaries
         found += [*self._habits.look(now), *self._wall_clock.look(now, wall_ahead)]
         for cause, subject, what in found:
             self.suspicions.suspect(cause, subject, what, now)

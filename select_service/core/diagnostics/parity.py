@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from msgspec import Struct
 
 from select_service.core.diagnostics import causes
-from select_service.types.doctor import Finding, Subject
+from select_service.types.doctor import Subject
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,6 +35,9 @@ _TOKENS: Final = range(3, 100)
 _LETTERS: Final = "abcdefghijklmnopqrstuvwxyz"
 
 Kind = Literal["tokens", "salt", "chat"]
+
+Suspect = tuple["Cause", Subject, str]
+"""A cause, what it is about, and what was seen."""
 
 
 class CanaryOutcome(Struct, frozen=True, kw_only=True):
@@ -66,22 +69,22 @@ def canary_text(block_size: int, rng: Random) -> str:
     return " ".join("".join(rng.choices(_LETTERS, k=3)) for _ in range(length))
 
 
-def judge(outcome: CanaryOutcome) -> Finding | None:
+def judge(outcome: CanaryOutcome) -> Suspect | None:
     """Return what a canary prompt has found; None: the engine and this service agree."""
     me = outcome.worker_id, outcome.dp_rank
     if outcome.trouble:
-        return _finding(outcome, causes.CANARY_REFUSED, outcome.trouble)
+        return _suspect(outcome, causes.CANARY_REFUSED, outcome.trouble)
     if me in outcome.holders:
         return None
     if outcome.holders:
         worker_id, rank = outcome.holders[0]
         if worker_id == outcome.worker_id:
             what = f"a prompt that was sent to rank {outcome.dp_rank} is told of by rank {rank}"
-            return _finding(outcome, causes.RANK_OFFSET, what)
+            return _suspect(outcome, causes.RANK_OFFSET, what)
         what = f"a prompt that was sent to its endpoint is told of by worker {worker_id}"
-        return _finding(outcome, causes.ENDPOINT_SHARED, what)
+        return _suspect(outcome, causes.ENDPOINT_SHARED, what)
     cause, what = _UNTOLD[outcome.kind]
-    return _finding(outcome, cause, what)
+    return _suspect(outcome, cause, what)
 
 
 _UNTOLD: Final[dict[Kind, tuple[Cause, str]]] = {
@@ -100,7 +103,7 @@ _UNTOLD: Final[dict[Kind, tuple[Cause, str]]] = {
 }
 
 
-def _finding(outcome: CanaryOutcome, cause: Cause, what: str) -> Finding:
+def _suspect(outcome: CanaryOutcome, cause: Cause, what: str) -> Suspect:
     subject = Subject(
         model_name=outcome.model_name,
         tenant_id=outcome.tenant_id,
@@ -108,4 +111,4 @@ def _finding(outcome: CanaryOutcome, cause: Cause, what: str) -> Finding:
         dp_rank=outcome.dp_rank,
         endpoint=outcome.endpoint,
     )
-    return Finding(cause.code, cause.severity, subject, what, cause.why, cause.remedy, 0.0)
+    return cause, subject, what

@@ -174,7 +174,8 @@ class Driver(
             self.readiness,
             self.keeper,
             bounds.doctor,
-            lambda: [] if self.discovery is None else self.discovery.links(),
+            sources=lambda: [] if self.discovery is None else self.discovery.links(),
+            addresses=self.addresses,
         )
 
     def _listen_to_workers(self, turn: CallContext, admission: AdmissionSettings) -> None:

@@ -18,6 +18,8 @@ from select_service.types import BriefReady, Ready
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from indexer.edge.addresses import Addresses
+    from select_service.edge.canary_watch import CanaryWatch
     from select_service.edge.doctor import Doctor
     from select_service.edge.driver.core_calls import CallContext
     from select_service.edge.driver.effects_executor import EffectsExecutor
@@ -45,7 +47,9 @@ class Health:
         readiness: ReadinessGate,
         keeper: Keeper | None,
         limits: DoctorLimits,
+        *,
         sources: Callable[[], Sequence[SourceLink]],
+        addresses: Addresses,
     ) -> None:
         """Examine nothing yet.
 
@@ -56,6 +60,7 @@ class Health:
             keeper: has the state on disk.
             limits: how often to examine the fleet.
             sources: of discovery.
+            addresses: says which endpoints may be asked.
         """
         self._core, self._clock, _ = turn
         self._effects_executor = effects_executor
@@ -63,20 +68,28 @@ class Health:
         self._keeper = keeper
         self._limits = limits
         self._sources = sources
-        self._examining: asyncio.Task[None] | None = None
+        self._addresses = addresses
+        self._canaries: CanaryWatch | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self.diagnosed: Doctor | None = None
 
     def start(self) -> None:
-        """Start periodic examinations, unless they are turned off."""
+        """Start periodic examinations and canary prompts, unless they are turned off."""
+        loop = asyncio.get_running_loop()
         if self._limits.interval_s:
-            self._examining = asyncio.get_running_loop().create_task(self._examine())
+            self._tasks.append(loop.create_task(self._examine()))
+        if self._limits.probe_workers:
+            from select_service.edge.canary_watch import CanaryWatch  # with httpx, for who asks
+
+            self._canaries = CanaryWatch(self._core, self._addresses, self._clock)
+            self._tasks.append(loop.create_task(self._canaries.watch()))
 
     async def close(self) -> None:
         """Stop. Idempotent."""
-        task, self._examining = self._examining, None
-        if task is not None:
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
             task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def ready(self, *, with_workers: bool = True) -> Ready:
         """GET /ready."""
@@ -129,6 +142,7 @@ class Health:
                     else effects_executor.replicas.subscriptions.links()
                 ),
                 sources=self._sources,
+                canaries=lambda: () if self._canaries is None else self._canaries.suspects(),
                 clock=self._clock,
             )
         return self.diagnosed

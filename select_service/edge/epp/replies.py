@@ -8,6 +8,7 @@ import orjson
 
 from select_service.edge.epp.messages import ProcessingResponse
 from select_service.errors import AdmissionRefused, QueueFull, problem, retry_after
+from select_service.types.selections import RANK_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,9 +28,6 @@ __all__ = [
 
 DESTINATION: Final = "x-gateway-destination-endpoint"
 NAMESPACE: Final = "envoy.lb"
-_RANK: Final = "X-data-parallel-rank"
-"""By this header vLLM serves a request on one of its data-parallel ranks."""
-
 _PIECE_BYTES: Final = 62_000
 """Envoy refuses pieces of more than 64 KiB in a full-duplex stream."""
 
@@ -53,7 +51,7 @@ def destination(kind: str, choice: Choice) -> Any:
     headers = common.header_mutation
     _set(headers, DESTINATION, choice.endpoint)
     if choice.dp_rank is not None:
-        _set(headers, _RANK, str(choice.dp_rank))
+        _set(headers, RANK_HEADER, str(choice.dp_rank))
     if not kind.endswith("trailers"):
         common.clear_route_cache = True  # a route may look at the header
     answer.dynamic_metadata.update({NAMESPACE: {DESTINATION: choice.endpoint}})

@@ -45,6 +45,12 @@ class ObservabilitySettings(DurabilitySettings, frozen=True, kw_only=True):
         count().watched('limit_hits_total{name="doctor_findings_max"}'),
         "findings listed by /ready?verbose=true, some of each kind; the metric counts all",
     ] = _DOCTOR.findings_max
+    doctor_probe_workers: Annotated[
+        bool,
+        switch(),
+        "send each new worker a few short prompts of made-up tokens, and say what its events tell "
+        "otherwise than expected; no other request ever goes from here to an engine's model",
+    ] = _DOCTOR.probe_workers
     metrics_rank_series_max: Annotated[
         int,
         count(0).watched("ranks_unlisted"),
