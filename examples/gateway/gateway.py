@@ -1,7 +1,7 @@
 """An OpenAI-compatible gateway in front of engines that a select-service chooses from.
 
-    pip install 'select-service[gateway]'
-    python gateway.py --service http://localhost:8092 --port 8080
+    pip install '.[gateway]'  # in a checkout; without the extra if --tokenizer is not used
+    python examples/gateway/gateway.py --service http://localhost:8092 --port 8080
 
 It works with vLLM as it is. Engines whose /tokenize applies no chat template (SGLang) need the
 model's tokenizer here: `--tokenizer Qwen/Qwen3-0.6B`. OpenAI's clients ask it as they ask OpenAI:

@@ -116,7 +116,7 @@ def _of_transformers() -> Callable[[str], Any]:
         from transformers import AutoTokenizer  # seconds, and an extra
     except ImportError as error:
         raise MissingPackage(
-            "tokenizers of Hugging Face need transformers: pip install 'select-service[gateway]'"
+            "tokenizers of Hugging Face need more: pip install 'jinja2>=3.1' 'transformers>=4.48'"
         ) from error
     load: Callable[[str], Any] = AutoTokenizer.from_pretrained
     return load
