@@ -1,7 +1,7 @@
 """Selectors and engines on Ray Serve, with the request router between: see deploy/docs/ray.md.
 
-pip install 'select-service[ray]'
-python engines.py
+pip install '.[ray]'  # in a checkout
+python examples/ray/engines.py
 """
 
 from ray import serve
