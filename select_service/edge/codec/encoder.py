@@ -6,6 +6,8 @@ here; those of a booking are usually copied from the body it came with (`json_co
 
 from __future__ import annotations
 
+from array import array
+from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
 __all__ = [
     "ECHOED",
     "JSON_WRITER",
-    "ShownHashes",
     "Writer",
     "echo",
     "encode",
@@ -55,24 +56,15 @@ _ZERO: Final = bytes(HASH_BYTES)
 _POSITIVE: Final = bytes(range(128))  # possible highest bytes of a non-negative signed number
 
 
-class ShownHashes:
-    """Hashes in an answer whose format is not known yet."""
-
-    __slots__ = ("packed",)
-
-    def __init__(self, packed: PackedHashes) -> None:
-        self.packed = packed
-
-
-show_hashes = cast("Callable[[PackedHashes], list[int]]", ShownHashes)
-"""Wraps hashes for an answer: encoded as signed numbers in JSON, packed in MessagePack."""
+show_hashes = cast("Callable[[PackedHashes], list[int]]", partial(array, "q"))
+"""Puts hashes into an answer: encoded as signed numbers in JSON, packed in MessagePack."""
 
 
 class Echo:
     """The hashes read last, with their text in the body if an answer would print them the same way.
 
     A booking's answer repeats its hashes, usually before anything else is read, so that nothing
-    needs to be printed. They are recognized by identity: equal ones may be from another request.
+    needs to be printed.
     """
 
     __slots__ = ("last",)
@@ -113,16 +105,16 @@ echo: Final = Echo()
 
 
 def _in_json(shown: object) -> object:
-    if type(shown) is not ShownHashes:
-        return _packed_in(shown)
-    packed, text = echo.last
-    return text if shown.packed is packed else _printed(shown.packed)
+    if type(shown) is not array:
+        return _packed_in(shown)  # which refuses it
+    packed = shown.tobytes()
+    return echo.last[1] if packed == echo.last[0] else _printed(packed)
 
 
 def _packed_in(shown: object) -> PackedHashes:
     """Encode types unknown to the encoders; anything else is a bug, and reported."""
-    if isinstance(shown, ShownHashes):
-        return shown.packed
+    if isinstance(shown, array):
+        return shown.tobytes()
     raise TypeError(f"no form for {type(shown).__name__}")
 
 

@@ -7,6 +7,7 @@ in this process.
 
 from __future__ import annotations
 
+from array import array
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -162,10 +163,7 @@ class SelectionOperations(CoreCalls):
 
 def _legible(answer: Answer) -> Answer:
     """Decode the hashes of an answer for a caller in this process."""
-    if not isinstance(answer, Selection):
+    shown: object = answer.sequence_hashes if isinstance(answer, Selection) else None
+    if not isinstance(shown, array):
         return answer
-    shown: object = answer.sequence_hashes
-    if not isinstance(shown, msgspec.Raw):
-        return answer
-    hashes = msgspec.json.decode(shown, type=list[int])
-    return msgspec.structs.replace(answer, sequence_hashes=hashes)
+    return msgspec.structs.replace(answer, sequence_hashes=shown.tolist())

@@ -12,6 +12,7 @@ import pytest
 from select_service import AdmissionRefused, AdmissionSettings
 from select_service.core.admission.queue import Ticket
 from select_service.core.effects import Effects
+from select_service.edge.codec.encoder import show_hashes
 from select_service.edge.driver import housekeeping
 from select_service.edge.driver.driver import Driver
 from select_service.edge.embedded import SelectionService
@@ -70,6 +71,14 @@ async def waits(task: asyncio.Task[object], service: Driver, count: int) -> None
     while service.loads()[0].pending_count != count:
         assert not task.done()
         await asyncio.sleep(0)
+
+
+async def test_callers_in_this_process_get_numbers_where_others_ask_over_http() -> None:
+    async with driver() as service:
+        service.show_hashes_with(show_hashes)
+        booked = await service.select_and_reserve(prompt("a"))
+        assert isinstance(booked, Selection)
+        assert booked.sequence_hashes == [1]
 
 
 async def test_a_caller_that_goes_in_the_turn_of_its_answer_keeps_nothing_booked() -> None:
