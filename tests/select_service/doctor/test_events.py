@@ -251,6 +251,8 @@ async def test_a_replay_endpoint_of_another_rank(ward: Ward) -> None:
     assert finding.code == "replay-wrong-rank"
     assert finding.subject.dp_rank == 1
     ward.register(1, kv_events_endpoints=events, data_parallel_size=2)  # no replays at all
+    for engine in (first, second):
+        await ward.until(engine.sockets.has_subscriber)
     assert await ward.pass_time(10) == []
     own = {"0": first.sockets.replay_endpoint, "1": second.sockets.replay_endpoint}
     ward.register(1, kv_events_endpoints=events, replay_endpoints=own, data_parallel_size=2)
