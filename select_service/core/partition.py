@@ -194,9 +194,7 @@ class Partition:
         return preferences(constraints.preferred_taints, taints)
 
     def at_present(self, weights: Weights) -> Weights:
-        """Return the weights that apply to a decision made now; see `Weights`."""
-        if weights.is_kv_cost:
-            return weights
+        """Return the factors of a decision made now; see `Weights`."""
         loads, ranks = self.ledger.loads, max(1, self.fleet_slots.ranks)
         recent = loads.recent
         return weights.at_present(loads.prefilling / ranks, recent.turnover / ranks, recent.pace)

@@ -240,7 +240,7 @@ class SelectionCore:
             tracing=watch.recorder,
             recorder=watch.decision_recorder,
         )
-        self.sessions = placing.sessions = Sessions(self.limits, self.shares)
+        self.sessions = placing.filters.sessions = Sessions(self.limits, self.shares)
         self.room = WaitingRequests(
             placing=placing,
             lifecycle=self.lifecycle,
@@ -350,7 +350,7 @@ class SelectionCore:
 
     def follow_shadow(self, settings: ShadowSettings | None, now: float) -> None:
         """Compare decisions with other weights from now on; None: stop."""
-        shadow = self.selection.shadow = self.shadowing.follow(settings, now)
+        shadow = self.selection.filters.shadow = self.shadowing.follow(settings, now)
         looks = shadow is not None and shadow.weights.reads_queues
         self.membership.follow_queues(self._prices_queues or looks)
 

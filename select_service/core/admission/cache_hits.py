@@ -48,22 +48,6 @@ class CacheHits:
         self.settings = settings  # read on every call: they may change
         self._said = CacheHit(best_hit_rate=None, threshold=0.0, threshold_source="global")
 
-    def at_once(
-        self, partition: Partition, request: SelectRequest, prompt: Prompt, matches: Matches
-    ) -> CacheHit | None:
-        """Return the facts if the threshold is 0 and nothing is cached; None: use `filter`."""
-        if (
-            request.cache_hit_threshold != 0.0
-            or matches.groups
-            or matches.host
-            or matches.disk
-            # there may be no whole block to hold
-            or prompt.isl_tokens <= partition.index.block_size
-        ):
-            return None
-        partition.hit_tally.rates[0] += 1
-        return _NOTHING
-
     def filter(
         self,
         partition: Partition,
@@ -74,6 +58,14 @@ class CacheHits:
     ) -> ThresholdCandidates:
         """Keep the candidates that hold enough, and count the outcome."""
         tally = partition.hit_tally
+        if (
+            request.cache_hit_threshold == 0.0
+            and matches.empty
+            # else there may be no whole block to hold
+            and prompt.isl_tokens > partition.index.block_size
+        ):
+            tally.rates[0] += 1
+            return ThresholdCandidates(rows, _NOTHING)
         threshold = threshold_in_force(
             request.cache_hit_threshold,
             self.settings.cache_hit_threshold,

@@ -79,14 +79,18 @@ class ClassQueues:
 
     # -- waiting -------------------------------------------------------------------------------
 
-    def must_wait(self, number: int, rows: Rows) -> bool:
-        """Tell whether a new request waits: others of its class do, or all its ranks are busy."""
-        if self.of_class[number].pending > 0:
-            return True
-        return self.all_busy(number, rows)
+    def must_wait(self, number: int, rows: Rows, *, is_new: bool = True) -> bool:
+        """Tell whether a request waits: all its ranks are busy, or others of its class are ahead.
 
-    def all_busy(self, number: int, rows: Rows) -> bool:
-        """Tell whether every candidate carries more prefill than its threshold (strictly)."""
+        A rank is busy if it carries more prefill than its threshold (strictly).
+
+        Args:
+            number: of its class.
+            rows: its candidates.
+            is_new: whether those of its class that wait are ahead of it.
+        """
+        if is_new and self.of_class[number].pending:
+            return True
         if not self.bounded[number]:
             return False
         first = 0 if type(rows) is slice else rows[0]

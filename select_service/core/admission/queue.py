@@ -40,6 +40,10 @@ class Planned(NamedTuple):
     group: int  # the number of its group in the wave
     shared_tokens: int  # of its prompt, computed on that slot by another of the wave
 
+    def booked_on(self, slot: int) -> tuple[int, int]:
+        """Return the group and shared tokens of a booking on a slot, as planned or not."""
+        return self.group, self.shared_tokens if slot == self.slot else 0
+
 
 class BatchSample(NamedTuple):
     """What a batch knows of a request before it is placed."""

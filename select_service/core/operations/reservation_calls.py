@@ -12,9 +12,8 @@ import numpy as np
 from msgspec import UNSET
 
 from select_service.core.effects import NOTHING, Effects
-from select_service.core.reservations.fingerprints import fingerprint_of
 from select_service.core.reservations.lifecycle import BookingSpec
-from select_service.core.routing.read import read_booking
+from select_service.core.routing.read import fingerprint_of, read_booking
 from select_service.errors import (
     InvalidField,
     InvalidRequest,
@@ -143,20 +142,13 @@ class ReservationCalls:
             return known, NOTHING
         worker, dp_rank = self._rank_asked(partition, request)
         self._lifecycle.check_room(request)
-        lease, ttl_s = self._lifecycle.terms(request)
+        self._lifecycle.terms(request)
         if worker.drain is not None:
             raise WorkerDraining([worker.worker_id])
         slot = worker.slots[dp_rank]
         self._check_cap(partition, slot, now)
         order = BookingSpec(
-            request.reservation_id,
-            fingerprint_of(request, unknown),
-            prompt,
-            prefill,
-            track,
-            lease,
-            ttl_s,
-            partition.scope.tenant_id,
+            request.reservation_id, fingerprint_of(request, unknown), prompt, prefill, track
         )
         answer = ReservationAnswer(
             request.reservation_id,

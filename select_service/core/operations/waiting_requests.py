@@ -362,7 +362,7 @@ def _take_next(partition: Partition) -> Ticket | None:
             if not keeper.can_take(rows):
                 return False
             rows = keeper.usable(rows)
-        return not queues.all_busy(number, rows)
+        return not queues.must_wait(number, rows, is_new=False)
 
     return queues.take_next(may_go)
 

@@ -1,6 +1,6 @@
 """The first answer of a booking, as replicas tell it: a repeat gets it wherever the id is known.
 
-A claim carries the fingerprint of the request (`booking/fingerprints.py`) and what the answer says
+A claim carries the fingerprint of the request (`routing/read.py`) and what the answer says
 beyond the claim. Both are missing from claims of Dynamo's selectors and of our older versions:
 nothing says what was asked there, so no request is a repeat of it.
 """

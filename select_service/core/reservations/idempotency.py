@@ -1,6 +1,6 @@
 """Idempotency: a request under the id of a live reservation, or of one that waits.
 
-The same body on the same route (`fingerprints.py`) gets the first answer again, and nothing
+The same body on the same route (`fingerprint_of`) gets the first answer again, and nothing
 changes; anything else is refused. The reservation may have been made at another replica
 (`replication/first_answers.py`), and its worker need not be here.
 """

@@ -49,7 +49,6 @@ if TYPE_CHECKING:
         ReservationRequest,
         SelectAndReserveRequest,
         Selection,
-        SelectRequest,
     )
 
 
@@ -59,11 +58,9 @@ class BookingSpec(msgspec.Struct, frozen=True):
     reservation_id: str
     fingerprint: bytes
     prompt: Prompt
-    prefill_tokens: int
-    track_prefill_tokens: bool  # sent to replicas, with the tokens only if true (6.3)
-    lease: Lease | None  # the lease it lives under
-    ttl_s: float  # without a lease: seconds after its last lifecycle call; 0: for ever
-    fairness_id: str = ""  # whose share of the pool it counts against
+    computed_tokens: int  # of the prompt, that its rank has to compute
+    track_prefill_tokens: bool  # whether these count, and are sent to replicas (6.3)
+    fairness_id: str | None = None  # whose share of the pool it counts against; None: its tenant's
     pair: str | None = None  # the pair it is a leg of
     wave: tuple[int, int] | None = None  # its group in the wave that books it, and shared tokens
 
@@ -85,8 +82,6 @@ class Lifecycle:
         shares = shares or Shares(limits)
         self._tracing = tracing
         self._recorder = recorder
-        self.ttl_s = limits.reservation_ttl_s
-        """Of a reservation without a lease and a time to live of its own; 0: for ever."""
         self.bookings = ReservationIds(freed_ids_max=limits.freed_ids_max, shares=shares)
         self._tenants = shares.bound("reservations_max", lambda: limits.reservations_max)
         self.leases = Leases(limits, shares)
@@ -160,12 +155,12 @@ class Lifecycle:
 
     # -- begin ---------------------------------------------------------------------------------
 
-    def book(  # noqa: PLR0917 - every booking pays for names
+    def book(  # noqa: C901, PLR0917 - every booking pays for names and frames
         self,
         partition: Partition,
         slot: int,
         order: BookingSpec,
-        request: SelectRequest | ReservationRequest,
+        request: SelectAndReserveRequest | ReservationRequest,
         answer: Selection | PairSelection | ReservationAnswer,
         effects: Effects,
         now: float,
@@ -180,29 +175,37 @@ class Lifecycle:
             answer: what a repeat of the request gets.
             effects: to add to.
             now: monotonic seconds.
+
+        Raises:
+            ServiceError: as `terms`; then nothing has changed.
         """
-        name, isl_tokens = order.reservation_id, order.prompt.isl_tokens
+        prompt, track = order.prompt, order.track_prefill_tokens
+        name, isl_tokens = order.reservation_id, prompt.isl_tokens
+        lease, ttl_s, whose = None, self._limits.reservation_ttl_s, order.fairness_id
+        if request.lease_id is not None or request.ttl_s is not None:
+            lease, ttl_s = self.terms(request)
+        prefill_tokens = order.computed_tokens if track else 0
         if self._recorder is not None:
-            facts = name, order.prefill_tokens, isl_tokens
+            facts = name, prefill_tokens, isl_tokens
             self._recorder.begun("booked", partition, slot, facts, now)
         if self._tracing is not None:
             self._tracing.booking(partition, slot, name, isl_tokens)
         reservation = partition.ledger.book(
             name,
             slot,
-            order.prompt.sequence_hashes,
-            order.prefill_tokens,
+            prompt.sequence_hashes,
+            prefill_tokens,
             now,
             isl_tokens=isl_tokens,
-            ttl_s=order.ttl_s,
-            fairness_id=order.fairness_id,
+            ttl_s=ttl_s,
+            fairness_id=partition.scope.tenant_id if whose is None else whose,
         )
-        if order.lease is not None:
-            self.leases.join(order.lease, reservation)
-            self.leases.touch(order.lease, now)
+        if lease is not None:
+            self.leases.join(lease, reservation)
+            self.leases.touch(lease, now)
         reservation.fingerprint = order.fingerprint
         reservation.selection_id = request.selection_id
-        if not order.track_prefill_tokens:
+        if not track:
             reservation.track_prefill_tokens = False
         if order.pair is not None or order.wave is not None:
             reservation.pair, reservation.wave = order.pair, order.wave
@@ -213,8 +216,8 @@ class Lifecycle:
         self.bookings.add(LiveReservation(partition, reservation, answer))
         self._counters.reservations_booked += 1
         index = partition.index
-        if index.groups.has_sparse and isl_tokens == order.prompt.blocks * index.block_size:
-            index.groups.note_whole_prompt(order.prompt.block_hashes)
+        if index.groups.has_sparse and isl_tokens == prompt.blocks * index.block_size:
+            index.groups.note_whole_prompt(prompt.block_hashes)
         if self.announcer.speaks:
             effects = Effects() if effects is NOTHING else effects
             effects.published.append(self.announcer.booked(partition, reservation, answer))

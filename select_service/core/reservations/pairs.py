@@ -60,19 +60,22 @@ class Pairs:
         ids = leg_ids(pair)
         for name in ids:
             self._lifecycle.repeats.check_unused(name)
-        terms = *self._lifecycle.terms(request), _fairness_of(ticket)
+        self._lifecycle.terms(request)
         track = ticket.weights.track_prefill_tokens
         tokens = couple.effective_prefill_tokens
+        computed = prompt_of(prompt.block_hashes, b"", prompt.isl_tokens)
         computing = BookingSpec(
-            ids[0],
-            ticket.fingerprint,
-            prompt_of(prompt.block_hashes, b"", prompt.isl_tokens),
-            tokens if track else 0,
-            track,
-            *terms,
-            pair,
+            ids[0], ticket.fingerprint, computed, tokens, track, request.fairness_id, pair
         )
-        decoding = BookingSpec(ids[1], ticket.fingerprint, prompt, 0, False, *terms, pair)  # noqa: FBT003
+        decoding = BookingSpec(
+            ids[1],
+            ticket.fingerprint,
+            prompt,
+            0,
+            track_prefill_tokens=False,
+            fairness_id=request.fairness_id,
+            pair=pair,
+        )
         answer = _answer(
             ticket,
             plan,
@@ -101,9 +104,8 @@ class Pairs:
         assert isinstance(request, SelectPairRequest)
         track = ticket.weights.track_prefill_tokens
         tokens = placement.effective_prefill_tokens
-        terms = *self._lifecycle.terms(request), _fairness_of(ticket)
         order = BookingSpec(
-            name, ticket.fingerprint, ticket.prompt, tokens if track else 0, track, *terms
+            name, ticket.fingerprint, ticket.prompt, tokens, track, request.fairness_id
         )
         leg = PairLeg(
             reservation_id=name,
@@ -279,11 +281,6 @@ class Pairs:
             for name in leg_ids(pair)
             if any(claim.record.pair == pair for claim in announcer.claims.alive(name))
         ]
-
-
-def _fairness_of(ticket: Ticket) -> str:
-    fairness_id = ticket.request.fairness_id
-    return ticket.partition.scope.tenant_id if fairness_id is None else fairness_id
 
 
 def _held_at(

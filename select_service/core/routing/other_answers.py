@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from select_service.core.admission.queue import Ticket
 from select_service.core.decisions.decision_log import odds_of
 from select_service.core.decisions.record import DecisionRecord
-from select_service.core.reservations.fingerprints import fingerprint_of
+from select_service.core.routing.read import fingerprint_of
 from select_service.errors import NoSchedulableWorker, WouldWait
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-import numpy as np
 from msgspec import UNSET
 from msgspec.structs import replace
 
@@ -18,12 +17,12 @@ from select_service.core.admission.queue import BatchSample, Ticket
 from select_service.core.decisions.decision_log import odds_of
 from select_service.core.effects import NOTHING, Effects
 from select_service.core.pricing.cost import TierMatches
-from select_service.core.pricing.expected_matches import expecting
 from select_service.core.pricing.placement import PairMatch, Placement, worker_overlap
-from select_service.core.reservations.fingerprints import fingerprint_of
 from select_service.core.reservations.lifecycle import BookingSpec
 from select_service.core.routing.admit import Admitter
+from select_service.core.routing.filters import Filters, planned_rows
 from select_service.core.routing.other_answers import OtherAnswers, explain
+from select_service.core.routing.read import fingerprint_of
 from select_service.errors import ServiceError, WouldWait
 from select_service.types import (
     Answer,
@@ -38,12 +37,11 @@ if TYPE_CHECKING:
 
     from indexer.core.tiers import Matches
     from select_service.core.admission.cache_hits import CacheHits
-    from select_service.core.admission.cache_hits import ThresholdCandidates as CacheHitRows
     from select_service.core.admission.controller import AdmissionController
     from select_service.core.columns import Rows
     from select_service.core.counters import Counters
     from select_service.core.decisions.decision_log import DecisionLog
-    from select_service.core.decisions.shadow import Shadow
+    from select_service.core.decisions.shadow_regret import Sighting
     from select_service.core.diagnostics.prompt_sample import PromptSampler
     from select_service.core.observers import DecisionRecorder, Tracer
     from select_service.core.operations.pair_selection import PairSelector
@@ -52,7 +50,6 @@ if TYPE_CHECKING:
     from select_service.core.pricing.prompt import Prompt
     from select_service.core.pricing.weights import Weights
     from select_service.core.reservations.lifecycle import Lifecycle
-    from select_service.core.reservations.sessions import Sessions
     from select_service.core.routing.read import RequestReader
     from select_service.types import PairSelection, SelectRequest
 
@@ -85,8 +82,13 @@ class Placer:
             counters=counters,
             tracing=tracing,
         )
+        self.filters = Filters(
+            cache_hits=cache_hits,
+            advise=matchmaker.advise,
+            other_answers=self.other_answers,
+            rng=rng,
+        )
         self._lifecycle = lifecycle
-        self._cache_hits = cache_hits
         self._matchmaker = matchmaker
         self.decisions = decisions
         self._counters = counters
@@ -95,8 +97,6 @@ class Placer:
         self._tracing = tracing
         self._recorder = recorder
         self.sampler: PromptSampler | None = None  # set once an examiner samples the fleet
-        self.sessions: Sessions | None = None  # set where requests may name their session
-        self.shadow: Shadow | None = None  # set while other weights run in shadow
 
     def select(
         self, request: SelectRequest, now: float, *, sample: BatchSample | None = None
@@ -187,12 +187,7 @@ class Placer:
                 if len(queues.of_class) > 1:
                     number = partition.class_of(prompt, weights)
                 rows = partition.candidates(request, number)
-                first = 0 if type(rows) is slice else rows[0]
-                left = partition.ledger.loads.prefill_left
-                if (  # nearly always: nobody waits, and the first candidate is not busy
-                    not queues.of_class[number].pending
-                    and left[first] <= queues.busy_above_of[number][first]
-                ) or not queues.must_wait(number, rows):
+                if not queues.must_wait(number, rows):
                     answer, effects = self.place(ticket, rows, now, NOTHING)
                 elif sample is not None:
                     raise WouldWait(queues.return_s(now))
@@ -236,65 +231,46 @@ class Placer:
             matches: what the index has of the prompt; None: it is looked up.
         """
         partition, request, prompt = ticket.partition, ticket.request, ticket.prompt
-        tracing, lifecycle, counters = self._tracing, self._lifecycle, self._counters
-        planned = ticket.planned
-        if planned is not None:
-            rows = _guided(partition, planned.slot, rows)
+        tracing, filtered, hit, sighting = self._tracing, None, None, None
         if self._recorder is not None:
             self._recorder.begin()
         if tracing is not None:
             matches = tracing.begin(ticket, matches)
         if request.is_pair:
             return self._place_pair(ticket, rows, now, effects)
-        # match
-        found: CacheHitRows | None = None
-        hit: CacheHit | None = None
-        hits = self._cache_hits
-        if request.cache_hit_threshold is not None or hits.settings.cache_hit_threshold > 0.0:
-            if matches is None:
-                matches = partition.match(prompt)
-            hit = hits.at_once(partition, request, prompt, matches)
-            if hit is None:
-                found = hits.filter(partition, request, prompt, rows, matches)
-                if found.refused is not None:
-                    found.refused.advice = self._matchmaker.advise(ticket)
-                    return self.other_answers.too_few_hits(
-                        ticket, rows, matches, found, now
-                    ), effects
-                rows, hit = found.rows, found.facts
-        if planned is not None and planned.shared_tokens:  # a threshold is for what is cached now
-            if matches is None:
-                matches = partition.match(prompt)
-            blocks = planned.shared_tokens // partition.index.block_size
-            matches = expecting(matches, planned.slot, blocks)
-        if request.session_id is not None:
-            rows = self._attached(ticket, request.session_id, rows, now)
-        sighting = watch = None
-        if self.shadow is not None:
-            watch = self.shadow.watch(ticket, rows, matches, now, self._rng)
-            matches = matches if watch is None else watch.matches
-        # price and pick
+        # filter the candidates, where that is asked for
+        filters = self.filters
+        if (
+            ticket.planned is not None
+            or request.session_id is not None
+            or request.cache_hit_threshold is not None
+            or filters.cache_hits.settings.cache_hit_threshold > 0.0
+            or filters.shadow is not None
+        ):
+            filtered = filters.apply(ticket, rows, matches, now)
+            if filtered.refused is not None:
+                return filtered.refused, effects
+            rows, matches, hit = filtered.rows, filtered.matches, filtered.hit
+        # match, price and pick
         placement = choose(
             partition, request, prompt, rows, ticket.weights, self._rng, now, matches
         )
-        if watch is not None:  # before anything is booked
-            sighting = watch.score(placement)
-        if request.session_id is not None:
-            self._note_session(ticket, request.session_id, placement.slot, now)
+        if filtered is not None:
+            sighting = filters.follow_up(ticket, filtered, placement, now)
         if self.sampler is not None and self.sampler.left:
             self.sampler.take(partition.scope, request, prompt, placement, now)
         if tracing is not None:
             tracing.chosen(placement)
         # answer
-        worker, scope, isl_tokens = placement.worker, partition.scope, prompt.isl_tokens
+        worker, scope, counters = placement.worker, partition.scope, self._counters
         computed = placement.effective_prefill_tokens
         counters.selections += 1
-        counters.selected_isl_tokens += isl_tokens
+        counters.selected_isl_tokens += prompt.isl_tokens
         counters.selected_prefill_tokens += computed
         if placement.forgone_tokens:
             counters.selected_forgone_tokens += placement.forgone_tokens
             counters.selections_forgoing += 1
-        partition.demand.place(worker.worker_id, placement.dp_rank, isl_tokens, computed)
+        partition.demand.place(worker.worker_id, placement.dp_rank, prompt.isl_tokens, computed)
         answer = Selection(
             model_name=scope.model_name,
             tenant_id=scope.tenant_id,
@@ -313,61 +289,37 @@ class Placer:
             answer.advice = self._matchmaker.advise(ticket)
         if hit is not None:
             answer.cache_hit = hit
-            if found is not None and found.needs_prefill:
+            if filtered is not None and filtered.needs_prefill:
                 answer.needs_prefill = True
         # book
         name = ticket.reservation_id
         if name is not None:
             assert isinstance(request, SelectAndReserveRequest)
-            lease, ttl_s = None, lifecycle.ttl_s
-            if request.lease_id is not None or request.ttl_s is not None:
-                lease, ttl_s = lifecycle.terms(request)
-            fairness_id = request.fairness_id
-            track, wave = placement.weights.track_prefill_tokens, None
-            if planned is not None:
-                shared = planned.shared_tokens if placement.slot == planned.slot else 0
-                wave = planned.group, shared
+            track = placement.weights.track_prefill_tokens
             spec = BookingSpec(
-                reservation_id=name,
-                fingerprint=ticket.fingerprint,
-                prompt=prompt,
-                prefill_tokens=computed if track else 0,
-                track_prefill_tokens=track,
-                lease=lease,
-                ttl_s=ttl_s,
-                fairness_id=scope.tenant_id if fairness_id is None else fairness_id,
-                wave=wave,
+                name, ticket.fingerprint, prompt, computed, track, request.fairness_id
             )
-            answer.reservation_id = name
-            answer.isl_tokens = isl_tokens
+            if ticket.planned is not None:
+                spec = replace(spec, wave=ticket.planned.booked_on(placement.slot))
+            answer.reservation_id, answer.isl_tokens = name, prompt.isl_tokens
             answer.track_prefill_tokens = track
             answer.potential_decode_blocks = placement.potential_decode_blocks
             kept = replace(answer)  # without the hashes, which the ledger has
-            effects = lifecycle.book(partition, placement.slot, spec, request, kept, effects, now)
-            answer.sequence_hashes = lifecycle.show_hashes(prompt.sequence_hashes)
+            effects = self._lifecycle.book(
+                partition, placement.slot, spec, request, kept, effects, now
+            )
+            answer.sequence_hashes = self._lifecycle.show_hashes(prompt.sequence_hashes)
         if partition.outliers.ranks:
             partition.outliers.chosen(placement.slot, now)
         # record
-        seen, decisions, fleet_snapshot = placement.seen, self.decisions, partition.fleet_snapshot
-        ring = decisions.common
-        if ring is None and seen is not None:
-            ring = decisions.ring_of(scope.tenant_id)
-        if seen is not None and (
-            fleet_snapshot is None
+        ring = self.decisions.common
+        if placement.seen is not None and (
+            ring is None
             or sighting is not None
-            or ring is None
-            or not ring.keep_usual(ticket, placement, rows, now, hit, fleet_snapshot)
+            or partition.fleet_snapshot is None
+            or not ring.keep_usual(ticket, placement, rows, now, hit, partition.fleet_snapshot)
         ):
-            odds = None
-            if sighting is not None:
-                odds = odds_of(ticket)
-                odds.shadow = sighting
-            record = decisions.keep(
-                ticket, seen, rows, placement.slot, now, odds, hit, placement.weights
-            )
-            if record is not None:
-                explain(answer, record)
-                decisions.note_explained(ticket, record)
+            self._record(ticket, placement, rows, answer, now, hit, sighting)
         if self._trace_decisions:
             effects = Effects() if effects is NOTHING else effects
             effects.decided.append((placement, ticket))
@@ -375,28 +327,44 @@ class Placer:
             tracing.end()
         return answer, effects
 
-    def _attached(self, ticket: Ticket, session_id: str, rows: Rows, now: float) -> Rows:
-        """Return only the rank of the request's session if it stays there; else all rows.
-
-        A wave decides for all its requests together, so sessions do not apply to them.
-        """
-        if self.sessions is None or not self.sessions.is_on or ticket.in_wave:
-            return rows
-        isl_tokens = ticket.prompt.isl_tokens
-        alone = self.sessions.rows(ticket.partition, session_id, rows, isl_tokens, now)
-        ticket.in_session = alone is not None
-        return rows if alone is None else alone
-
-    def _note_session(self, ticket: Ticket, session_id: str, slot: int, now: float) -> None:
-        if self.sessions is not None and not ticket.in_wave:
-            self.sessions.note(ticket.partition, session_id, slot, now)
+    def _record(  # noqa: PLR0917 - all pay for names
+        self,
+        ticket: Ticket,
+        placement: Placement,
+        rows: Rows,
+        answer: Selection,
+        now: float,
+        hit: CacheHit | None,
+        sighting: Sighting | None,
+    ) -> None:
+        """Keep the record of a decision that has something unusual, or whose tenant has a ring."""
+        decisions, partition, seen = self.decisions, ticket.partition, placement.seen
+        assert seen is not None
+        odds = None
+        if sighting is not None:
+            odds = odds_of(ticket)
+            odds.shadow = sighting
+        elif decisions.common is None and partition.fleet_snapshot is not None:
+            ring = decisions.ring_of(partition.scope.tenant_id)
+            if ring is not None and ring.keep_usual(
+                ticket, placement, rows, now, hit, partition.fleet_snapshot
+            ):
+                return
+        record = decisions.keep(
+            ticket, seen, rows, placement.slot, now, odds, hit, placement.weights
+        )
+        if record is not None:
+            explain(answer, record)
+            decisions.note_explained(ticket, record)
 
     def _place_pair(
         self, ticket: Ticket, rows: Rows, now: float, effects: Effects
     ) -> tuple[Answer, Effects]:
         partition, request, prompt = ticket.partition, ticket.request, ticket.prompt
-        if self.shadow is not None:
-            self.shadow.skip(ticket, "pair")
+        if ticket.planned is not None:
+            rows = planned_rows(partition, ticket.planned.slot, rows)
+        if self.filters.shadow is not None:
+            self.filters.shadow.skip(ticket, "pair")
         seen = placement = None
         if self.decisions.is_wanted or request.explain:
             seen = partition.see(prompt)  # before anything is booked
@@ -504,12 +472,3 @@ def choose(  # noqa: PLR0917 - every selection pays for names
         present,
         seen,
     )
-
-
-def _guided(partition: Partition, slot: int, rows: Rows) -> Rows:
-    """Return only the rank that a batch has planned for a request, if it may be chosen."""
-    there = 0 <= slot < rows.stop if isinstance(rows, slice) else bool((rows == slot).any())
-    if not there:
-        return rows
-    alone, keeper = np.array([slot], dtype=np.int64), partition.admission
-    return alone if keeper is None or keeper.can_take(alone) else rows

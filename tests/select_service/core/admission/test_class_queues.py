@@ -150,13 +150,13 @@ def test_a_rank_is_busy_above_its_threshold(
     loads = line._loads
     for slot in range(2):
         loads.give_up(slot, 0 if busy_above is None else busy_above)
-    assert not line.all_busy(0, slice(0, 2)), "at the threshold it is not"
+    assert not line.must_wait(0, slice(0, 2)), "at the threshold it is not"
     for slot in range(2):
         loads.give_up(slot, 10**9 if busy_above is None else busy_above + 1)
-    assert line.all_busy(0, slice(0, 2)) == (busy_above is not None)
+    assert line.must_wait(0, slice(0, 2)) == (busy_above is not None)
     loads.give_up(1, 0)
-    assert not line.all_busy(0, slice(0, 2)), "one is free"
-    assert not line.all_busy(0, np.array([1]))
+    assert not line.must_wait(0, slice(0, 2)), "one is free"
+    assert not line.must_wait(0, np.array([1]))
 
 
 def test_a_full_class_refuses_but_who_waited_before() -> None:

@@ -72,7 +72,7 @@ def test_a_requests_own_weights_count_for_both_sides() -> None:
 def test_the_sample_is_its_share_at_any_time(share: float, count: int) -> None:
     """However many decisions there were; drawn ones would be off by their square root."""
     fleet = watched(sample=share)
-    shadow = fleet.core.selection.shadow
+    shadow = fleet.core.selection.filters.shadow
     assert shadow is not None
     request = SelectRequest(block_hashes=[1], sequence_hashes=[1], isl_tokens=16)
     partition, prompt, weights = fleet.core.reader.selection(request)

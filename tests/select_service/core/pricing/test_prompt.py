@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from indexer.core.hashing import block_hashes, pack_tokens, pack_u64, sequence_hashes
 from select_service.core.pricing.prompt import Prompt
-from select_service.core.reservations.fingerprints import fingerprint_of, packed
-from select_service.core.routing.read import read_booking, read_prompt
+from select_service.core.routing.read import fingerprint_of, packed, read_booking, read_prompt
 from select_service.edge.codec.json_codec import RequestDecoder
 from select_service.errors import InvalidField, InvalidRequest
 from select_service.settings import FieldValidation

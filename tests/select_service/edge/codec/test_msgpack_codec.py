@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from select_service.core.reservations.fingerprints import fingerprint_of
+from select_service.core.routing.read import fingerprint_of
 from select_service.edge.codec.json_codec import Decoded, RequestDecoder
 from select_service.edge.codec.msgpack_codec import MsgpackDecoder
 from select_service.edge.http.routes import ROUTES

@@ -25,8 +25,8 @@ ROOT: Final = Path(__file__).parents[4]
 ROW: Final = "W4"
 """Lifecycles, whose first request is a plain POST /select_and_reserve."""
 EDGE: Final = "select_service/edge/"
-FRAMES_MAX, FILES_MAX = 29, 20
-EDGE_FRAMES_MAX, EDGE_FILES_MAX = 11, 7
+FRAMES_MAX, FILES_MAX = 30, 20
+EDGE_FRAMES_MAX, EDGE_FILES_MAX = 10, 7
 
 
 def _file_of(code: CodeType) -> str | None:

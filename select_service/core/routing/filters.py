@@ -1,0 +1,125 @@
+"""Which candidates are left where a request, or its batch, asks for more than a free rank.
+
+`place.py` applies this only where something is asked for: to stay where the session is, to go where
+enough of the prompt is cached, or where the batch has planned. Other weights in shadow are put to
+work here, too, since they judge the same candidates.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from select_service.core.pricing.expected_matches import expecting
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable
+
+    from msgspec import UnsetType
+
+    from indexer.core.tiers import Matches
+    from select_service.core.admission.cache_hits import CacheHits
+    from select_service.core.admission.queue import Ticket
+    from select_service.core.columns import Rows
+    from select_service.core.decisions.shadow import Shadow, ShadowScoring
+    from select_service.core.decisions.shadow_regret import Sighting
+    from select_service.core.partition import Partition
+    from select_service.core.pricing.placement import Placement
+    from select_service.core.reservations.sessions import Sessions
+    from select_service.core.routing.other_answers import OtherAnswers
+    from select_service.types import Advice, CacheHit, CacheThreshold
+
+
+class Filtered(NamedTuple):
+    """The candidates that are left, and what was found out about them."""
+
+    rows: Rows
+    matches: Matches | None  # of the prompt, if it was looked up
+    hit: CacheHit | None  # hit rate and threshold, if one is in force
+    needs_prefill: bool = False  # nobody reached the threshold, and it goes anyway
+    scoring: ShadowScoring | None = None  # by other weights
+    refused: CacheThreshold | None = None  # too little is cached on any candidate
+
+
+class Filters:
+    """Applies thresholds, sessions and plans to the candidates of a request."""
+
+    def __init__(
+        self,
+        *,
+        cache_hits: CacheHits,
+        advise: Callable[[Ticket], Advice | UnsetType],
+        other_answers: OtherAnswers,
+        rng: random.Random,
+    ) -> None:
+        self.cache_hits = cache_hits
+        self._advise = advise
+        self._other_answers = other_answers
+        self._rng = rng
+        self.sessions: Sessions | None = None  # set where requests may name their session
+        self.shadow: Shadow | None = None  # set while other weights run in shadow
+
+    def apply(self, ticket: Ticket, rows: Rows, matches: Matches | None, now: float) -> Filtered:
+        """Return the candidates that are left; at least one, unless the request is refused.
+
+        Args:
+            ticket: the request.
+            rows: its candidates; at least one.
+            matches: of its prompt, if already looked up.
+            now: monotonic seconds.
+        """
+        partition, request, planned = ticket.partition, ticket.request, ticket.planned
+        hits = scoring = None
+        if planned is not None:
+            rows = planned_rows(partition, planned.slot, rows)
+        if request.cache_hit_threshold is not None or self.cache_hits.settings.cache_hit_threshold:
+            matches = matches or partition.match(ticket.prompt)
+            hits = self.cache_hits.filter(partition, request, ticket.prompt, rows, matches)
+            if hits.refused is not None:
+                hits.refused.advice = self._advise(ticket)
+                refused = self._other_answers.too_few_hits(ticket, rows, matches, hits, now)
+                return Filtered(rows, matches, hits.facts, refused=refused)
+            rows = hits.rows
+        if planned is not None and planned.shared_tokens:  # a threshold is for what is cached now
+            blocks = planned.shared_tokens // partition.index.block_size
+            matches = expecting(matches or partition.match(ticket.prompt), planned.slot, blocks)
+        if request.session_id is not None:
+            rows = self._attached(ticket, request.session_id, rows, now)
+        if self.shadow is not None:
+            scoring = self.shadow.watch(ticket, rows, matches, now, self._rng)
+            matches = matches if scoring is None else scoring.matches
+        hit, needs_prefill = (None, False) if hits is None else (hits.facts, hits.needs_prefill)
+        return Filtered(rows, matches, hit, needs_prefill, scoring)
+
+    def _attached(self, ticket: Ticket, session_id: str, rows: Rows, now: float) -> Rows:
+        """Return only the rank of the request's session if it stays there; else all rows.
+
+        A wave decides for all its requests together, so sessions do not apply to them.
+        """
+        if self.sessions is None or not self.sessions.is_on or ticket.in_wave:
+            return rows
+        isl_tokens = ticket.prompt.isl_tokens
+        alone = self.sessions.rows(ticket.partition, session_id, rows, isl_tokens, now)
+        ticket.in_session = alone is not None
+        return rows if alone is None else alone
+
+    def follow_up(
+        self, ticket: Ticket, filtered: Filtered, placement: Placement, now: float
+    ) -> Sighting | None:
+        """Note a choice with its session; return what the shadow says, before it is booked."""
+        session_id = ticket.request.session_id
+        sighting = None if filtered.scoring is None else filtered.scoring.score(placement)
+        if session_id is not None and self.sessions is not None and not ticket.in_wave:
+            self.sessions.note(ticket.partition, session_id, placement.slot, now)
+        return sighting
+
+
+def planned_rows(partition: Partition, slot: int, rows: Rows) -> Rows:
+    """Return only the rank that a batch has planned for a request, if it may be chosen."""
+    there = 0 <= slot < rows.stop if isinstance(rows, slice) else bool((rows == slot).any())
+    if not there:
+        return rows
+    alone, keeper = np.array([slot], dtype=np.int64), partition.admission
+    return alone if keeper is None or keeper.can_take(alone) else rows
