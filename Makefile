@@ -30,7 +30,7 @@ NOT_AGAIN := CC=false
 # What drives the console in tests: Debian's browser, and a font so that its text has a width.
 BROWSER_PACKAGES := chromium fonts-dejavu-core
 
-.PHONY: run demo bench bench-middle bench-quick bench-plot wheel docs fuzz test lint test-light coverage test-pure test-full test-floors test-beside-soak test-heavy downloads test-faults test-ray test-vllm test-ray-llm test-engines test-forecast soak iproute test-long test-browser chromium peer vllm promtool manifests pins sbom client twin readme dashboard pictures clean
+.PHONY: run demo bench bench-middle bench-quick bench-plot wheel docs fuzz test lint test-light coverage test-pure test-full test-floors test-beside-soak test-heavy downloads test-faults test-ray test-vllm test-ray-llm test-engines test-forecast soak iproute test-long test-browser chromium peer vllm promtool manifests buildah pins sbom client twin readme dashboard pictures clean
 
 run: $(VENV)/.installed
 	exec $(BIN)/select-service --port $(PORT) $(ARGS)
@@ -126,6 +126,7 @@ downloads: $(VENV)/.installed-browser $(VENV)/.installed-fuzz $(VENV)/.installed
 	-$(MAKE) --no-print-directory peer
 	-$(MAKE) --no-print-directory promtool
 	-$(MAKE) --no-print-directory manifests
+	-$(MAKE) --no-print-directory buildah
 	$(BIN)/python -m tests.e2e.engines
 	$(MAKE) --no-print-directory $(RAY)/.installed
 
@@ -216,6 +217,14 @@ promtool:
 # fetched is said, and the tests that need it skip.
 manifests: $(VENV)/.installed-test
 	$(BIN)/python -m tests.deploy.tools
+
+# Debian's buildah, which builds deploy/Dockerfile, and debootstrap, which makes a base image; where
+# they cannot be installed the test that needs them says so and skips.
+buildah:
+	@command -v buildah >/dev/null && command -v debootstrap >/dev/null || { \
+	  echo "installing Debian's buildah and debootstrap" && export DEBIAN_FRONTEND=noninteractive && \
+	  apt-get update --quiet=2 && \
+	  apt-get install --quiet=2 --yes --no-install-recommends buildah debootstrap >/dev/null; }
 
 # deploy/grafana/select-service.json out of panels.yaml beside it; a test compares them.
 dashboard: $(VENV)/.installed-test
