@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Self
 
+from tests.deploy.tools import AXE
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Request
 
@@ -143,6 +145,14 @@ class Tab:
             "document.documentElement.scrollWidth - document.documentElement.clientWidth"
         )
         return wide
+
+    def axe(self) -> list[str]:
+        """What axe finds, by the rules of WCAG 2.2 AA and its own best practice."""
+        self.page.evaluate(AXE.read_text("utf-8"))
+        found: list[dict[str, Any]] = self.page.evaluate(
+            "axe.run().then((told) => told.violations)"
+        )
+        return [f"{one['id']}: {one['nodes'][0]['html'][:200]}" for one in found]
 
     def flaws(self) -> list[str]:
         """Text hard to read, controls without a name, words nobody meant, panels that touch."""

@@ -9,6 +9,7 @@ import pytest
 from select_service.version import __version__
 from tests.browser.fleet import BIG, book, call, register
 from tests.browser.tab import Tab
+from tests.deploy.tools import AXE
 from tests.live.server import Server
 
 pytestmark = [pytest.mark.heavy, pytest.mark.e2e]
@@ -221,6 +222,25 @@ def test_256_workers(serve: Serve, tab: Tabs) -> None:
     book(server, "late", 64, allowed_worker_ids=[BIG - 200], model_name="model-0")
     page.until("[data-card=requests] b", "21")
     assert page.flaws() == []
+
+
+@pytest.mark.skipif(not AXE.exists(), reason="no axe-core here: make manifests")
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing(serve: Serve, tab: Tabs, theme: str) -> None:
+    server = serve("--admission-policy", "slo-shed")
+    register(server, 1)
+    register(server, 2, endpoint=None)
+    book(server, "a", 200)
+    page = tab(server, theme=theme)
+    found = {}
+    for view in (*VIEWS, "decisions/a", "prefix/a", "worker/1"):
+        page.open(view)
+        page.page.wait_for_timeout(500)
+        found[view] = page.axe()
+    page.find("button:has-text('Drain')").click()
+    page.page.wait_for_selector("dialog[open]")
+    found["dialog"] = page.axe()
+    assert {view: told for view, told in found.items() if told} == {}
 
 
 LIGHTNESS = """() => {

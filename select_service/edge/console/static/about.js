@@ -12,7 +12,7 @@ function said(value) {
   return typeof value === "object" ? JSON.stringify(value) : String(value);
 }
 
-const SOURCES = { default: "default", environment: "environment", file: "file", flag: "flag", api: "PUT /config" };
+const SOURCES = { env: "environment", put: "PUT /config" };
 
 export class About {
   constructor(store, { filters, keep }) {
@@ -48,7 +48,7 @@ export class About {
     this.node = h(
       "div",
       {},
-      h("div", { class: "columns" }, panel("This service", facts([["Version", h("span", { id: "version" }, about.version)], ["Router id", replicas?.router_id ?? "runs alone"]])), panel("Links", h("ul", { class: "links" }, links), credentials().authorization && h("p", { class: "note" }, "A link shows no token: what needs one answers 401 there."))),
+      h("div", { class: "columns" }, panel("This service", facts([["Version", h("span", { id: "version" }, about.version)], ["Replication", replicas?.enabled ? `router ${replicas.router_id}` : "off: it runs alone"]])), panel("Links", h("ul", { class: "links" }, links), credentials().authorization && h("p", { class: "note" }, "A link shows no token: what needs one answers 401 there."))),
       panel("Settings", h("div", { class: "filter" }, h("label", { for: "settings-filter" }, "Filter"), this.search, h("label", { class: "check" }, this.only, "Only what was set")), this.problem, this.other, this.table.node),
     );
     this.load(() => ask("GET", "config", undefined, credentialsForChanges()));

@@ -70,7 +70,7 @@ export class Admission {
       columns: [
         { id: "model", title: "Model · tenant", sort: (row) => row.model, once: true, wide: true, cell: (row) => (row.tenant_id === undefined ? row.model : `${row.model} · ${row.tenant_id}`) },
         ...LIMITS.map(([name, title]) => ({ id: name, title, numeric: true, sort: (row) => row[name], cell: (row) => (row[name] === null ? "not checked" : String(row[name])) })),
-        { id: "change", title: "", cell: (row) => this.changer(row), once: true },
+        { id: "change", title: "Change", cell: (row) => this.changer(row), once: true },
       ],
     });
     this.node = h("div", {}, this.off, h("div", { class: "columns" }, panel("In force", this.policy), panel("Classes, by requests", this.classes.node)), panel("Pools", this.scopes.node), panel("Shed, by reason", this.reasons.node), panel("Busy thresholds", this.thresholds.node));

@@ -18,7 +18,7 @@ function about(one) {
 
 export class Doctor {
   constructor() {
-    this.list = h("div", { class: "findings", role: "list", "aria-label": "Findings" }, emptiness("Asking the doctor …", "Its findings appear here when it has answered.", "asking"));
+    this.list = h("section", { class: "findings", "aria-label": "Findings" }, emptiness("Asking the doctor …", "Its findings appear here when it has answered.", "asking"));
     this.trouble = h("p", { class: "problem", role: "status", hidden: true });
     this.unfolded = new Set();
     this.node = h("div", {}, this.trouble, this.list);
@@ -51,7 +51,7 @@ export class Doctor {
     const single = alike.length === 1;
     return h(
       "article",
-      { class: "panel finding", role: "listitem", "data-severity": one.severity, "data-code": single ? one.code : null },
+      { class: "panel finding", "data-severity": one.severity, "data-code": single ? one.code : null },
       h("h2", {}, pill(one.severity, TONES[one.severity]), single ? ` ${one.what}` : ` ${plural(alike.length, "finding")}`),
       h("p", { class: "muted" }, h("code", {}, one.code), single && about(one)),
       !single && this.members(alike),

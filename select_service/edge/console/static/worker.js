@@ -29,7 +29,7 @@ export class WorkerPage {
     this.reasons = h("p", { class: "problem", hidden: true });
     this.progress = h("p", { class: "note", role: "status", id: "drain-progress", hidden: true });
     this.trouble = h("p", { class: "problem", hidden: true });
-    this.facts = h("div");
+    this.facts = h("div", { class: "many-facts" });
     const can = store.about.actions;
     const button = (there, text, onclick, tone) => h("button", { type: "button", class: tone, disabled: !there, title: there ? null : "There is no route for it", onclick }, text);
     this.switcher = button(can.drain_worker, "Drain …", () => (this.drains ? this.putBack() : this.drain()));
