@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -142,6 +141,8 @@ def _expect_known(options: SelectOptions | BookingOptions, known: frozenset[str]
     """Refuse what the service would only warn of: a misspelt option changed nothing."""
     for name in options:
         if name not in known:
+            from difflib import get_close_matches  # calls that are right need none
+
             near = get_close_matches(name, known, n=1)
             meant = f" (is {near[0]} meant?)" if near else ""
             raise TypeError(f"unexpected keyword argument {name!r}{meant}")

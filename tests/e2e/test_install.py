@@ -107,8 +107,19 @@ def test_without_a_compiler(tmp_path: Path) -> None:
     )
     where, *report = _report(sys.executable, tmp_path, target)
     assert Path(str(where)).is_relative_to(target)
-    assert report == [dict.fromkeys(KERNELS, False), []]
-    assert (target / "select_service/edge/console/static/index.html").is_file()
+    used, complaints = report
+    assert used == dict.fromkeys(KERNELS, False)
+    assert isinstance(complaints, list)
+    (told,) = complaints
+    assert told.startswith(f"{len(KERNELS)} OF {len(KERNELS)} COMPILED KERNELS ARE MISSING")
+    for page in ("static", "docs"):
+        assert (target / f"select_service/edge/console/{page}/index.html").is_file()
+
+
+def test_an_editable_install_is_a_path() -> None:
+    """Type checkers follow that, and not the finder that setuptools makes without this line."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    assert project["tool"]["setuptools"]["package-dir"] == {"": "."}
 
 
 def test_what_makes_wheels_for_others_looks_for_every_kernel() -> None:
