@@ -469,7 +469,8 @@ def check_admission(settings: AdmissionSettings) -> bool:
     built: Built[None] = build(settings.policy, settings.policy_config)
     cap = settings.slo_class_max
     if cap is not None and cap not in built.classes.priorities:
-        raise ValueError(f"--slo-class-max: there is no class {cap!r}")
+        known = ", ".join(built.classes.priorities)
+        raise ValueError(f"--slo-class-max: there is no class {cap!r}; there are {known}")
     given = read_thresholds({field: getattr(settings, field) for field in FIELDS})
     return settings.mode == "none" and given.any
 
