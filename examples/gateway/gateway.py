@@ -99,7 +99,14 @@ async def serve(arguments: argparse.Namespace) -> None:
     options = Options(retry_refused=False)  # clients hear at once when to come again
     async with AsyncClient(*arguments.service, options=options) as client:
         app = application(Gateway(client, tokenizer=tokenizer))
-        config = uvicorn.Config(app, arguments.host, arguments.port, log_level="warning")
+        config = uvicorn.Config(
+            app,
+            arguments.host,
+            arguments.port,
+            log_level="warning",
+            server_header=False,  # the engine's are passed on
+            date_header=False,
+        )
         await uvicorn.Server(config).serve()
 
 

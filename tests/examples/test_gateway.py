@@ -29,6 +29,7 @@ def requests(driver: Driver) -> int:
     return sum(row.active_requests for scope in driver.loads() for row in scope.loads)
 
 
+@pytest.mark.heavy
 @pytest.mark.e2e
 async def test_the_client_of_openai() -> None:
     openai = pytest.importorskip("openai")

@@ -27,7 +27,8 @@ SOURCES: Final = (
     "deploy/docs/*",
     "deploy/pictures/*",
     "deploy/reference/*.md",
-    "examples/*/*",
+    "examples/*/*.py",
+    "examples/*/*.yaml",
 )
 
 
