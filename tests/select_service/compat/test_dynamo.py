@@ -22,6 +22,7 @@ from select_service.compat.dynamo import (
     SelectionServiceError,
 )
 from select_service.errors import ReservationNotFound
+from tests.live.ports import free_base
 from tests.wait import block_until, run, until
 
 WORKER = {
@@ -319,6 +320,39 @@ def test_provided_by_a_line_in_site_packages(tmp_path: Any) -> None:
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert told.stdout == "select_service.compat.selection_service\n", told.stderr
+
+
+def test_two_stay_in_step_by_our_own_sync() -> None:
+    """Without anybody's broadcast: what one books, computes and frees, the other carries."""
+    with free_base((0, 1)) as base:
+        ports = base, base + 1
+
+    async def play() -> None:
+        pair = [
+            SelectionService(
+                replica_sync_port=own, replica_sync_peers=[f"tcp://127.0.0.1:{other}"]
+            )
+            for own, other in (ports, reversed(ports))
+        ]
+        first, second = pair
+        try:
+            for one in pair:
+                await one.upsert_worker(WORKER)
+            await first.select_and_reserve({"selection_id": "r", "token_ids": TOKENS})
+            await second.create_reservation(
+                {"selection_id": "s", "worker_id": 1, "token_ids": TOKENS[:32]}
+            )
+            await until(lambda: loads(first) == loads(second) == [96, 4, 2])
+            await second.prefill_complete("r")
+            await until(lambda: loads(first) == loads(second) == [32, 4, 2])
+            await first.free_reservation("s")
+            await second.free_reservation("r")
+            await until(lambda: loads(first) == loads(second) == [0, 0, 0])
+        finally:
+            for one in pair:
+                await one.shutdown_async()
+
+    run(play())
 
 
 def test_prompts_that_share_no_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
