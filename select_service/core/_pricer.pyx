@@ -13,7 +13,7 @@ from libc.stdint cimport int64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
-ABI = 4  # change it with every change of what is offered here: see `indexer/compiled.py`
+ABI = 5  # change it with every change of what is offered here: see `indexer/compiled.py`
 
 cdef enum:
     LANES = 8  # of a sum
@@ -72,14 +72,14 @@ cdef class Pricer:
         cdef const double *wish = NULL
         cdef Py_ssize_t count, at, row, ties = 0, best = 0, tier
         cdef double credit, decay, scale, host_weight, disk_weight, temperature
-        cdef double decode_scale, delay, eviction, context_scale, pace, interference
+        cdef double decode_scale, delay, eviction, context_scale, pace, interference, each
         cdef bint track, expects, is_chosen = False
         cdef double isl = isl_tokens, size = block_size, least = 0.0, prompt = 1.0, weight
         cdef double tokens, cached, credited, held, expected, raw, own, worked, most, cost, more
         cdef double low = 0.0, here = 0.0, most_cached = 0.0, booked, bare
         (
             credit, decay, scale, host_weight, disk_weight, temperature, track,
-            decode_scale, delay, eviction, expects, context_scale, pace, interference,
+            decode_scale, delay, eviction, expects, context_scale, pace, interference, each,
         ) = weights
         cdef const double *device = self._held
         cdef const double *host = device + self._slots
@@ -164,6 +164,7 @@ cdef class Pricer:
                 cost = scale * (raw + more * own)
                 cost += decode_scale * bare
                 cost += context_scale * (self._context[row] + blocks)
+                cost += each * self._requests[row]
                 if wish != NULL:
                     cost *= wish[at]
                 price[at] = cost

@@ -31,7 +31,7 @@ from select_service.core.pricing.weights import SEQUENCE_TOKENS, wait_blocks
 from select_service.errors import NoEligibleWorker, NoWorkerForRole, WorkerDraining
 from select_service.types import CoreLimits, Overlap, SelectPairRequest, TrustSettings
 
-if not TYPE_CHECKING and usable("select_service.core._pricer", 4):
+if not TYPE_CHECKING and usable("select_service.core._pricer", 5):
     from select_service.core._pricer import Pricer
 else:
     from select_service.core.pricing.plain_pricer import Pricer

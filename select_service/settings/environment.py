@@ -71,6 +71,12 @@ ENVIRONMENT: Final = (
         "weight of prefill blocks against decode blocks",
     ),
     Variable(
+        "DYN_ROUTER_DECODE_ACTIVE_REQUEST_WEIGHT",
+        "decode_active_request_weight",
+        "float",
+        "blocks that each request of a rank adds to its cost",
+    ),
+    Variable(
         "DYN_ROUTER_KV_OVERLAP_SCORE_WEIGHT",
         None,
         "float",

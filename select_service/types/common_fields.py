@@ -75,6 +75,7 @@ COMMON_FIELDS: Final = {
     "interference": (
         "Cost of the prompt's own prefill for each request of the rank, at that time, e.g. `0.0`."
     ),
+    "decode_active_request_weight": "Cost of each request of the rank, in blocks, e.g. `0.0`.",
     "eviction_weight": (
         "Cost of that for each token that the rank has computed lately, at that time, e.g. `0.0`."
     ),

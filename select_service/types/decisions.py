@@ -84,6 +84,7 @@ class DecisionWeights(Struct, frozen=True, kw_only=True):
     context_load_scale: float
     pace: float  # at that time: tokens a second that a queue counts as worked off
     interference: float  # at that time: of its own prefill, for each request of its rank
+    decode_active_request_weight: float
 
 
 class DecisionAdmission(Struct, frozen=True, kw_only=True):
@@ -227,7 +228,8 @@ class Candidate(Struct, frozen=True):
 
     cost = (prefill_load_scale · (prefill_cost - credit + delay_cost + eviction_cost
                                   + interference_cost)
-            + decode_load_scale · decode_cost + context_load_scale · context_cost) · taint_factor
+            + decode_load_scale · decode_cost + context_load_scale · context_cost
+            + decode_active_request_weight · requests) · taint_factor
     """
 
     worker_id: int

@@ -100,6 +100,7 @@ _READERS: Final[Mapping[str, Callable[[object], dict[str, Weight] | None]]] = {
     "context_load_scale": _number,
     "pace_scale": _number,
     "interference_scale": _number,
+    "decode_active_request_weight": _number,
     # a request's override calls them so
     "router_temperature": _router_temperature,
     "overlap_score_weight": _overlap_score_weight,
@@ -150,6 +151,7 @@ class ShadowWeights(Struct, frozen=True, kw_only=True):
     context_load_scale: float
     pace: float
     interference: float
+    decode_active_request_weight: float
 
 
 class ShadowRegret(Struct, frozen=True, kw_only=True):

@@ -120,7 +120,8 @@ def ours(told: dict[str, Any], one: dict[str, Any], raw: float, credited: float)
     decode = one["decode_blocks"] + prompt["blocks"] - one["shared_blocks"]
     assert (weights["decode_load_scale"], weights["context_load_scale"]) == (0.0, 0.0625)
     whole: float = prefill + weights["decode_load_scale"] * decode
-    return whole + float(weights["context_load_scale"] * one["context_cost"])
+    whole += float(weights["context_load_scale"] * one["context_cost"])
+    return whole + float(weights["decode_active_request_weight"] * one["requests"])
 
 
 def check(told: dict[str, Any]) -> None:
@@ -145,6 +146,7 @@ def check(told: dict[str, Any]) -> None:
         prefill += one["interference_cost"]
         terms = scale * prefill + told["weights"]["decode_load_scale"] * one["decode_cost"]
         terms += told["weights"]["context_load_scale"] * one["context_cost"]
+        terms += told["weights"]["decode_active_request_weight"] * (one["requests"] or 0)
         terms *= one["taint_factor"] or 1.0
         if told["weights"]["decode_load_scale"] != 1.0:  # another order of the same sum
             terms = pytest.approx(terms, rel=1e-9)

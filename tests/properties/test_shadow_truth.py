@@ -58,6 +58,7 @@ def cost_by(weights: dict[str, Any], told: dict[str, Any], one: dict[str, Any]) 
     cost = weights["prefill_load_scale"] * (max(0.0, raw - credited - expected) + more)
     cost += weights["decode_load_scale"] * decode
     cost += weights["context_load_scale"] * one["context_cost"]
+    cost += weights["decode_active_request_weight"] * (one["requests"] or 0)
     return float(cost * (1.0 if one["taint_factor"] is None else one["taint_factor"]))
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from indexer.compiled import usable
 from select_service.core.ledger.drain_meter import DrainMeter
 
-if not TYPE_CHECKING and usable("select_service.core._pricer", 4):
+if not TYPE_CHECKING and usable("select_service.core._pricer", 5):
     from select_service.core._pricer import Fill
 else:
     from select_service.core.pricing.plain_pricer import Fill

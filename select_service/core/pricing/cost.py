@@ -111,6 +111,9 @@ def terms_of(  # noqa: PLR0917 - what is known, and for whom
                                              + interference · requests) · own)
                + decode_load_scale · decode blocks with this prompt
                + context_load_scale · context with this prompt
+               + decode_active_request_weight · requests
+
+    The last term is Dynamo 1.6's, and 0 unless it is set.
 
     Args:
         loads: of every slot, live or recorded.
@@ -159,6 +162,7 @@ def terms_of(  # noqa: PLR0917 - what is known, and for whom
     computing = weights.prefill_load_scale * (left + more)
     cost = computing + weights.decode_load_scale * decode
     cost += weights.context_load_scale * context
+    cost += weights.decode_active_request_weight * others
     return Terms(
         prefill=prefill,
         worked=worked,

@@ -66,7 +66,7 @@ wait counts a twentieth of what the prompt's own caller waits."""
 class Weights(NamedTuple):
     """The weights of the formula in force for one request.
 
-    The last seven default to those of `kv-cost`. As configured, `delay_weight` is per prompt that a
+    The last eight default to those of `kv-cost`. As configured, `delay_weight` is per prompt that a
     rank computes on average, `eviction_weight` per multiple of the average churn of a cache, given
     that all of every prompt is found, and `pace` a share of a rank's pace. `at_present` turns them
     into the factors of one decision, where `pace` is in tokens per second.
@@ -86,6 +86,7 @@ class Weights(NamedTuple):
     context_load_scale: float = 0.0
     pace: float = 0.0
     interference: float = 0.0
+    decode_active_request_weight: float = 0.0
 
     @property
     def is_kv_cost(self) -> bool:
@@ -95,7 +96,9 @@ class Weights(NamedTuple):
     @property
     def reads_queues(self) -> bool:
         """Whether prices need more of a rank's queue than its length."""
-        return self.pace > 0.0 or self.interference > 0.0
+        return (
+            self.pace > 0.0 or self.interference > 0.0 or self.decode_active_request_weight != 0.0
+        )
 
     def kv_cost(self) -> Weights:
         """Return the weights without anything beyond the contract's formula."""
@@ -120,10 +123,11 @@ class Weights(NamedTuple):
             self.context_load_scale,
             self.pace * pace,
             self.interference / (1.0 + computing),
+            self.decode_active_request_weight,
         )
 
 
-_NOTHING_MORE: Final = (1.0, 0.0, 0.0, False, 0.0, 0.0, 0.0)
+_NOTHING_MORE: Final = (1.0, 0.0, 0.0, False, 0.0, 0.0, 0.0, 0.0)
 
 _OF_CONTRACT: Final = 7
 """Number of weights in the contract's formula."""
@@ -154,12 +158,13 @@ def weights_in_force(config: RouterConfig, override: RouterConfigOverride | None
         temperature,
         track,
         *_terms(config),
+        _bounded(config.decode_active_request_weight),
     )
 
 
 def _terms(config: RouterConfig) -> tuple[float, float, float, bool, float, float, float]:
     """Return the weights that the contract's formula does not have."""
-    terms: tuple[float, float, float, bool, float, float, float] = _NOTHING_MORE
+    terms: tuple[float, float, float, bool, float, float, float] = _NOTHING_MORE[:-1]
     if config.policy == "first-token":
         scales = DECODE_LOAD_SCALE, DELAY_SCALE, EVICTION_SCALE
         terms = (*scales, True, CONTEXT_LOAD_SCALE, PACE_SCALE, INTERFERENCE_SCALE)

@@ -322,6 +322,39 @@ def test_provided_by_a_line_in_site_packages(tmp_path: Any) -> None:
     assert told.stdout == "select_service.compat.selection_service\n", told.stderr
 
 
+@pytest.mark.parametrize(("weight", "chosen"), [("0", 1), ("1.4", 1), ("1.6", 2)])
+def test_each_request_of_a_rank_costs(
+    weight: str, chosen: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three requests of a block each against one of six blocks: 1.6.1 chooses the same."""
+    monkeypatch.setenv("DYN_ROUTER_DECODE_ACTIVE_REQUEST_WEIGHT", weight)
+
+    async def play() -> None:
+        service = SelectionService()
+        for worker_id in (1, 2):
+            await service.upsert_worker(WORKER | {"worker_id": worker_id})
+        for worker_id, blocks in ((1, 1), (1, 1), (1, 1), (2, 6)):
+            name = f"r{len(names)}"
+            first = 1000 * len(names)
+            names.append(name)
+            await service.create_reservation(
+                {
+                    "selection_id": name,
+                    "worker_id": worker_id,
+                    "token_ids": list(range(first, first + 16 * blocks)),
+                    "effective_prefill_tokens": 0,
+                }
+            )
+        asked = {"token_ids": list(range(90_000, 90_032))}
+        assert (await service.select(asked))["worker_id"] == chosen
+        ignored = {"router_config_override": {"decode_active_request_weight": 10.0}}
+        assert (await service.select(asked | ignored))["worker_id"] == chosen, "as there"
+        await service.shutdown_async()
+
+    names: list[str] = []
+    run(play())
+
+
 def test_two_stay_in_step_by_our_own_sync() -> None:
     """Without anybody's broadcast: what one books, computes and frees, the other carries."""
     with free_base((0, 1)) as base:
@@ -329,9 +362,7 @@ def test_two_stay_in_step_by_our_own_sync() -> None:
 
     async def play() -> None:
         pair = [
-            SelectionService(
-                replica_sync_port=own, replica_sync_peers=[f"tcp://127.0.0.1:{other}"]
-            )
+            SelectionService(replica_sync_port=own, replica_sync_peers=[f"tcp://127.0.0.1:{other}"])
             for own, other in (ports, reversed(ports))
         ]
         first, second = pair

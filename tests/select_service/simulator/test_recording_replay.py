@@ -240,7 +240,8 @@ def naive_costs(item: Decided, house: House, config: RouterConfig) -> dict[int, 
         more = (delayed + evicted + slowed) * max(0.0, own - credited)
         context = weights.context_load_scale * (float(loads.context[slot]) + blocks)
         left = max(0.0, raw - credited)
-        costs[slot] = weights.prefill_load_scale * (left + more) + decode + context
+        each = weights.decode_active_request_weight * others
+        costs[slot] = weights.prefill_load_scale * (left + more) + decode + context + each
     return costs
 
 
@@ -332,7 +333,7 @@ def test_weights_of_another_version_are_refused(tmp_path: Path) -> None:
             one.item.weights.append(0.5)
             one.item.prompt.hashes = []
         other.recorded_file.add(one.item)
-    with pytest.raises(BadRecording, match="decision 1: 15 weights, where this version has 14"):
+    with pytest.raises(BadRecording, match="decision 1: 16 weights, where this version has 15"):
         replay([other.recorded_file.into(tmp_path / "other")])
 
 

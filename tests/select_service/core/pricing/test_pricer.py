@@ -47,6 +47,7 @@ OF_OURS = st.tuples(
     *(weights, weights, shares, st.booleans(), weights),
     st.just(0.0) | st.floats(0.0, 1e5) | st.sampled_from([1e-300, 1e200]),
     shares,
+    weights,
 )
 CHOSEN = st.tuples(OF_CONTRACT, st.just(()) | OF_OURS).map(lambda two: Weights(*two[0], *two[1]))
 
@@ -115,6 +116,7 @@ def test_like_the_terms_read_aloud(
         )
         cost += w.decode_load_scale * bare
         cost += w.context_load_scale * float(context[slot] + 6)
+        cost += w.decode_active_request_weight * float(requests[slot])
         costs.append(cost if preferred is None else cost * preferred[at])
         cached_there.append(cached)
     at = pick(np.array(costs), w.temperature, random.Random(seed))
