@@ -35,14 +35,15 @@ class PinnedNotAllowed(InvalidRequest):
 class NoSchedulableWorker(ServiceError):
     """No schedulable worker, in the process or in the scope: ask again in a second.
 
-    `details.reasons` says why, and `details.is_known` whether the scope has had a worker.
+    `details.reasons` says why, and `details.is_known` whether the scope has had a worker; null
+    where nothing is known of any, as after a restart, or may not be told.
     """
 
     status = 503
     code = "no_schedulable_worker"
 
     @classmethod
-    def anywhere(cls, reasons: Sequence[str], *, is_known: bool) -> NoSchedulableWorker:
+    def anywhere(cls, reasons: Sequence[str], *, is_known: bool | None) -> NoSchedulableWorker:
         """The whole process has none."""
         return cls(
             "no schedulable workers are available",
@@ -51,7 +52,7 @@ class NoSchedulableWorker(ServiceError):
 
     @classmethod
     def in_scope(
-        cls, scope: Scope, reasons: Sequence[str] = (), *, is_known: bool = False
+        cls, scope: Scope, reasons: Sequence[str] = (), *, is_known: bool | None = None
     ) -> NoSchedulableWorker:
         """The scope asked for has none; by default, because it has no worker at all."""
         return cls(

@@ -213,8 +213,10 @@ class RequestReader:
         """
         scope = request.scope
         if not self.schedulable:
-            is_known = self._is_known(scope)
-            raise NoSchedulableWorker.anywhere(self._held_back.reasons(scope), is_known=is_known)
+            raise NoSchedulableWorker.anywhere(
+                self._held_back.reasons(scope),
+                is_known=self._is_known(scope) or None,  # others may not have come yet, either
+            )
         partition = self._partitions.get(scope)
         if partition is None or not partition.fleet_slots.workers:
             # else it was the operator's wish
