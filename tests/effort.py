@@ -13,7 +13,7 @@ from typing import Final
 __all__ = ["LIGHT", "examples", "share_of"]
 
 _EFFORT: Final = os.environ.get("TEST_EFFORT", "")
-LIGHT: Final = {"long": 1.0, "brief": 0.2}.get(_EFFORT, 0.6)
+LIGHT: Final = {"long": 1.0, "brief": 0.2}.get(_EFFORT, 0.5)
 SHARE: Final = 1.0 if _EFFORT == "long" else 0.03
 
 
