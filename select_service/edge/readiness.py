@@ -28,7 +28,7 @@ LEAVING: Final = "leaving"
 class _Gate(NamedTuple):
     is_there: Callable[[], bool]
     limit_s: float
-    after: str
+    after: tuple[str, ...]
 
 
 class ReadinessGate:
@@ -58,7 +58,7 @@ class ReadinessGate:
         is_there: Callable[[], bool],
         *,
         within_s: float | None = None,
-        after: str = "",
+        after: tuple[str, ...] = (),
     ) -> None:
         """Register a condition of readiness; once met, it is not checked again.
 
@@ -66,7 +66,7 @@ class ReadinessGate:
             name: what is waited for.
             is_there: whether it is there.
             within_s: how long after the start; None: as long as for the others.
-            after: it cannot be there before this other one, and is not named before.
+            after: it cannot be there before these others, and is not named before.
         """
         limit_s = self._timeout_s if within_s is None else min(within_s, self._timeout_s)
         self._gates[name] = _Gate(is_there, limit_s, after)
@@ -83,5 +83,6 @@ class ReadinessGate:
                 _log.warning("ready without %s: not there in time", ", ".join(late))
                 for name in late:
                     del self._gates[name]
-        named = [name for name, one in self._gates.items() if one.after not in self._gates]
+        gates = self._gates
+        named = [name for name, one in gates.items() if gates.keys().isdisjoint(one.after)]
         return [LEAVING, *named] if self.is_leaving else named

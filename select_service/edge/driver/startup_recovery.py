@@ -146,7 +146,10 @@ class StartupRecovery:
         if within_s:
             self._is_fleet_known = is_fleet_known
             self._readiness.wait_for(
-                PAST_EVENTS, self._have_engines_told, within_s=within_s, after=DISCOVERY
+                PAST_EVENTS,
+                self._have_engines_told,
+                within_s=within_s,
+                after=(DISCOVERY, INDEX_SNAPSHOT),
             )
 
     def _have_engines_told(self) -> bool:

@@ -57,7 +57,7 @@ def test_engines_known_at_the_start_are_waited_for_a_little() -> None:
 def test_an_engine_that_does_not_answer_is_not_waited_for_as_long_as_others() -> None:
     now = 0.0
     readiness = ReadinessGate(60.0, lambda: now)
-    readiness.wait_for("past_events", lambda: False, within_s=5.0, after="discovery")
+    readiness.wait_for("past_events", lambda: False, within_s=5.0, after=("discovery",))
     readiness.wait_for("state", lambda: False)
     readiness.start()
     assert readiness.missing() == ["past_events", "state"]
