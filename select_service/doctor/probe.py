@@ -61,6 +61,10 @@ def probe(workers: Iterable[ReachableWorker], timeout_s: float) -> list[Finding]
 
 
 def _endpoints(worker: ReachableWorker) -> Iterator[str]:
+    if worker.kv_events != "engine":  # nobody listens to its publishers
+        if worker.endpoint is not None:
+            yield worker.endpoint
+        return
     events = {int(rank): at for rank, at in worker.kv_events_endpoints.items()}
     if not events and worker.kv_events_endpoint is not None:
         events = {worker.data_parallel_start_rank or 0: worker.kv_events_endpoint}

@@ -11,11 +11,13 @@ from select_service.core.decisions.explain import ExplainedRecord
 from select_service.types import (
     KvEvents,
     OverlapScoresRequest,
+    PairSelection,
     RouterConfig,
     SelectAndReserveRequest,
     Selection,
 )
 from tests.select_service.core.decisions.doubted import Late, trust
+from tests.select_service.core.replication.replica import acquainted, tell
 from tests.select_service.core.whole_fleet import DEFAULT, Fleet, selection_of
 
 PROMPT = (1, 2, 3, 4)
@@ -132,6 +134,35 @@ def test_the_longer_of_what_events_and_estimate_say_counts() -> None:
     serve(fleet, 2, 1, 2)
     assert (matched(fleet, 1, *PROMPT), matched(fleet, 2, *PROMPT)) == (3, 2)
     assert selection_of(fleet.select(*PROMPT)).worker_id == 1
+
+
+def test_replicas_share_what_their_reservations_have_brought() -> None:
+    here, there = acquainted()
+    for one in (here, there):
+        blind(3, one)
+    for name, blocks in (("completed", PROMPT), ("only freed", (7, 8, 9))):
+        here.take(name, *blocks, allowed_worker_ids=[3])
+        tell(here, there)
+        if name == "completed":
+            here.done(name)
+            tell(here, there)
+        here.free(name)
+        tell(here, there)
+        assert matched(there, 3, *blocks) == matched(here, 3, *blocks) == len(blocks)
+
+
+def test_both_ranks_of_a_pair_have_its_prompt() -> None:
+    fleet = Fleet()
+    blind(1, fleet, role="prefill")
+    blind(2, fleet, role="decode")
+    pair = fleet.pair("p", *PROMPT)
+    assert isinstance(pair, PairSelection)
+    fleet.done("p")
+    assert [matched(fleet, worker_id, *PROMPT) for worker_id in (1, 2)] == [4, 4]
+    again = fleet.pair("again", *PROMPT)
+    assert isinstance(again, PairSelection)
+    assert again.prefill is None or again.prefill.overlap_estimated is True
+    assert again.decode.overlap_estimated is True
 
 
 def test_prompts_that_share_nothing_by_decree_are_not_estimated_to() -> None:
