@@ -146,7 +146,7 @@ async def test_ports_seen_from_here(port: int, service: Driver, *, capsys: Captu
         events = f"tcp://{HOST}:{silent.getsockname()[1]}"
         seat(service, 2, endpoint="ray://opaque", kv_events_endpoint=events)
         unused = f"tcp://{HOST}:{free_port()}"
-        seat(service, 3, endpoint="ray://3", kv_events="predicted", kv_events_endpoint=unused)
+        seat(service, 3, endpoint="ray://3", kv_events="none", kv_events_endpoint=unused)
         assert await run(*url(port), "--probe", "--json") == 1
         (finding,) = json.loads(capsys.readouterr().out)["findings"]
         assert finding["code"] == "unreachable-from-here"
