@@ -39,7 +39,7 @@ WORKER_INCOMPLETE: Final = Cause(
 EVENTS_ESTIMATED: Final = Cause(
     "events-estimated",
     "info",
-    "Ranks without KV events are matched by an estimate of what routing put there. It does not "
+    "Workers without KV events are matched by an estimate of what routing put there. It does not "
     "know what came past this service, what engines have evicted early, or what they generated.",
     "Nothing has to be done. If the engines can publish KV events, switch them on and register "
     "kv_events_endpoint: matches are then exact. Tell cached_tokens with prefill_complete or free, "

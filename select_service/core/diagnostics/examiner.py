@@ -242,10 +242,15 @@ class Examiner:
         return None if worker is None else server_of(worker.spec.endpoint or "")
 
     def _look_at_estimates(self, now: float) -> Iterator[None]:
-        """Tell of each scope with ranks that are matched by an estimate."""
+        """Tell of each scope with workers that send no events, and not of events that are missing.
+
+        What keeps those away has findings of its own.
+        """
         for scope, partition in [*self._membership.partitions.items()]:
-            if partition.estimate.in_force:
-                what = f"{partition.estimate.ranks} of {partition.fleet_slots.ranks} ranks"
+            workers = partition.fleet_slots.present.values()
+            estimated = [one for one in workers if one.kv_events == "predicted"]
+            if estimated:
+                what = f"{len(estimated)} of {len(workers)} workers send no KV events"
                 subject = Subject(model_name=scope.model_name, tenant_id=scope.tenant_id)
                 self.suspicions.suspect(causes.EVENTS_ESTIMATED, subject, what, now)
             yield
