@@ -247,7 +247,7 @@ class Examiner:
         What keeps those away has findings of its own.
         """
         for scope, partition in [*self._membership.partitions.items()]:
-            workers = partition.fleet_slots.present.values()
+            workers = partition.fleet_slots.present.values() if partition.estimate.in_force else ()
             estimated = [one for one in workers if one.kv_events == "predicted"]
             if estimated:
                 what = f"{len(estimated)} of {len(workers)} workers send no KV events"
