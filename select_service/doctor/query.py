@@ -47,7 +47,6 @@ class ReachableWorker(Struct, frozen=True):
         """Whether its engine tells of its cache."""
         has_events = bool(self.kv_events_endpoint or self.kv_events_endpoints)
         return has_events and self.kv_events in (None, "engine")
-    kv_events: str = "engine"
 
 
 class Answer(Struct, frozen=True):
