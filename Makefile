@@ -99,6 +99,9 @@ test-pure: $(VENV)/.installed-test
 test-full: $(VENV)/.installed-test
 	$(MAKE) --no-print-directory --jobs=2 downloads test-floors
 	$(MAKE) --no-print-directory test-beside-soak
+	$(MAKE) --no-print-directory test-vllm
+	@if test -e $(VLLM)/.installed-ray; then $(MAKE) --no-print-directory test-ray-llm; \
+	  else echo "no Ray beside a whole vLLM here: the test of Ray Serve LLM is skipped"; fi
 	$(MAKE) --no-print-directory test-faults
 
 # These take ten minutes in any case, and so long a soak lives beside them: at the lowest priority
@@ -128,6 +131,7 @@ downloads: $(VENV)/.installed-browser $(VENV)/.installed-fuzz $(VENV)/.installed
 	-$(MAKE) --no-print-directory manifests
 	-$(MAKE) --no-print-directory buildah
 	$(BIN)/python -m tests.e2e.engines
+	-$(MAKE) --no-print-directory $(VLLM)/.installed-ray
 	$(MAKE) --no-print-directory $(RAY)/.installed
 
 # What is broken on purpose, one test at a time: /health is timed while it lasts.
@@ -138,9 +142,8 @@ test-faults: $(VENV)/.installed-test iproute
 test-ray: $(RAY)/.installed
 	$(RAY)/bin/python -m pytest tests/on_ray --timeout=150 -W ignore
 
-# A whole vLLM on this machine's processors, two engines at a time: it takes both processors. Not in
-# test-full yet: in one request of a hundred the service hears of a block half a second after the
-# test does, and nobody knows why.
+# A whole vLLM on this machine's processors, two engines at a time: eight minutes. It takes both
+# processors, and so nothing runs beside it.
 test-vllm: vllm
 	$(BIN)/python -m pytest tests/engines -m "not long" --timeout=600 --durations=10
 
@@ -358,7 +361,7 @@ $(RAY)/.installed: $(VENV)/.installed-test
 	@touch $@
 
 # Of `ray[llm]`, what is not built for CUDA.
-$(VLLM)/.installed-ray: | vllm
+$(VLLM)/.installed-ray: $(VENV)/.installed-test | vllm
 	@test -e $(VLLM)/.done || { echo "no whole vLLM here" >&2; exit 1; }
 	@echo "installing the service and Ray into $(VLLM), some 150 MB"
 	@$(NOT_AGAIN) $(VLLM)/bin/python $(PIP_INSTALL) --editable '.[ray]' 'hypothesis>=6.112' 'pytest>=8.3' 'pytest-timeout>=2.3.1' \

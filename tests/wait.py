@@ -51,9 +51,14 @@ async def until(
         await asyncio.sleep(pause_s)
 
 
-def block_until(holds: Callable[[], object], saying: Callable[[], object] | None = None) -> None:
-    """Do nothing until it holds, where there is no loop."""
-    for _ in _looks(holds, saying):
+def block_until(
+    holds: Callable[[], object],
+    saying: Callable[[], object] | None = None,
+    *,
+    deadline_s: float = PATIENCE_S,
+) -> None:
+    """Do nothing until it holds, where there is no loop; a whole engine is given more time."""
+    for _ in _looks(holds, saying, deadline_s):
         sleep(POLL_S)
 
 

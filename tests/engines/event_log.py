@@ -71,7 +71,9 @@ class EventLog:
         names = self._tokens[rank]
         if event["type"] == "BlockStored":
             size = event["block_size"]
-            for at, block_hash in enumerate(event["block_hashes"]):
+            hidden = len(event["token_ids"]) // size - len(event["block_hashes"])
+            # windows' ends alone are named, with the tokens of what comes before them
+            for at, block_hash in enumerate(event["block_hashes"], hidden):
                 names[block_hash] = tuple(event["token_ids"][at * size : (at + 1) * size])
                 self.stored[rank][names[block_hash]].append(told)
         elif event["type"] == "BlockRemoved":

@@ -42,7 +42,7 @@ async def evidence(
         lines.append(f"at {at}: {blocks} blocks; batch {log.last[rank]} was heard, {index}")
     metrics = (await http.get(f"{service}/metrics")).text
     said = (line for line in metrics.splitlines() if line.startswith(SERIES))
-    return [*lines, *(line for line in said if not line.endswith(" 0"))]
+    return [*lines, *(line for line in said if float(line.rpartition(" ")[2]))]
 
 
 def _rank_of(row: dict[str, Any]) -> Rank:

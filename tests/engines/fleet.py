@@ -57,7 +57,8 @@ class Fleet:
             workers=[engine.worker_id for engine in self.engines],
             log=self.log,
             block_size=self.config.block_size,
-            told_blocks=2 if self.config.model == "mistral" else 1,  # only windows' ends are kept
+            # of windows alone nothing is kept of an answer, which fills two blocks at most
+            told_blocks=3 if self.config.model == "mistral" else 1,
             requests=requests,
             **how,
         )

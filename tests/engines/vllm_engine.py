@@ -18,6 +18,8 @@ from tests.live.ports import HOST, is_free
 from tests.wait import PATIENCE_S, block_until
 
 LOG_TAIL_CHARS: Final = 4000
+START_S: Final = 3 * PATIENCE_S
+"""For one to start, which takes half a minute on a quiet machine."""
 SERVED_NAME: Final = "tiny"
 HTTP, EVENTS, REPLAY, INTERNAL = 0, 10, 30, 50
 """Offsets of an engine's ports; of events and replays, each rank has the next one."""
@@ -141,7 +143,8 @@ class VllmEngine:
             )
 
     def wait_until_up(self) -> None:
-        block_until(self._answers, lambda: f"no answer:\n{self.log_tail()}")
+        saying = f"no answer of engine {self.worker_id}"
+        block_until(self._answers, lambda: f"{saying}:\n{self.log_tail()}", deadline_s=START_S)
         pages = [line for line in self.log().splitlines() if "Setting attention block size" in line]
         size = f"to {self.config.block_size} tokens"
         assert all(size in line for line in pages), f"the engine chose another block size: {pages}"
