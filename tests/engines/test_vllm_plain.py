@@ -122,7 +122,8 @@ def test_killed_engine(fleet: Fleet, told: Recorder) -> None:
     assert_foretold(told(fleet.drive("an engine is killed", REQUESTS, after=rising, retry=True)))
     first.wait_until_up()
     first.complete(young)
-    block_until(lambda: fleet.matched(old)[1] == 0)
+    block_until(lambda: fleet.matched(young)[1] == _whole(young))  # it has heard the new engine
+    assert fleet.matched(old)[1] == 0
     assert_foretold(told(fleet.drive("it is back", REQUESTS)))
 
 
