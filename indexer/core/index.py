@@ -44,7 +44,7 @@ from indexer.types import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator, Sequence, Sized
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Sized
 
     from indexer.core.sparse_stores import SparseStore
     from indexer.types import PackedHashes
@@ -92,6 +92,8 @@ class KvIndex:
         self._dumps = 0  # dumps in progress; ids and nodes must keep their identity meanwhile
         self._orphan_blocks_dropped = 0
         self._events_refused = 0
+        self.on_clear: Callable[[WorkerRank], None] | None = None
+        """Is told of every rank whose cache is empty, whether or not the index had any of it."""
 
     @property
     def orphan_blocks_max(self) -> int:
@@ -143,6 +145,8 @@ class KvIndex:
 
     def clear(self, rank: WorkerRank) -> None:
         """Forget all blocks, counts and orphans of a rank on every tier. O(1), see `detach`."""
+        if self.on_clear is not None:
+            self.on_clear(rank)
         holder = self._ranks.get(rank)
         is_unproven = holder is not None and self._unproven & holder.bit
         if holder is not None and (

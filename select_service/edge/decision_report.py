@@ -15,6 +15,7 @@ from msgspec import UNSET
 from select_service.core.decisions.decision_log import is_of, only_scope, outcome_of
 from select_service.core.decisions.record import DecisionRecord
 from select_service.errors import DecisionNotFound, DecisionsOff
+from select_service.types.decisions import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from select_service.core.decisions.explain import ExplainedRecord
     from select_service.errors import ServiceError
     from select_service.types import Answer, SelectRequest
-    from select_service.types.decisions import Candidate, Decision, Outcome
+    from select_service.types.decisions import Candidate, Decision
 
 __all__ = ["LISTED", "LISTED_MAX", "DecisionReporter", "Wanted", "as_told"]
 

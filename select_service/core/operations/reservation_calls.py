@@ -298,7 +298,8 @@ class ReservationCalls:
         of_pair = None
         if lifecycle.bookings.pairs or lifecycle.announcer.speaks:  # as above
             of_pair = self._pairs.free(name, now)
-        partition, effects = of_pair or lifecycle.free(name, now)
+        is_computed = outcome in {None, "completed"}
+        partition, effects = of_pair or lifecycle.free(name, now, is_computed=is_computed)
         if partition is None:
             return effects
         return self._room.relieve(partition, now, effects)

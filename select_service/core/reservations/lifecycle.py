@@ -364,7 +364,7 @@ class Lifecycle:
     # -- end -----------------------------------------------------------------------------------
 
     def free(
-        self, name: str, now: float, *, is_withdrawn: bool = False
+        self, name: str, now: float, *, is_withdrawn: bool = False, is_computed: bool = True
     ) -> tuple[Partition | None, Effects]:
         """End a reservation; ending a recently freed one is no error and frees nothing.
 
@@ -372,6 +372,7 @@ class Lifecycle:
             name: its reservation_id or selection_id.
             now: monotonic seconds.
             is_withdrawn: nobody was told of it, so no request has ended.
+            is_computed: whether a prompt that nobody completed may have been computed all the same.
 
         Raises:
             ReservationNotFound: the id was never seen.
@@ -395,7 +396,7 @@ class Lifecycle:
             self.release(booking, now, "freed")
             self._counters.reservations_withdrawn += 1
             return partition, effects
-        if not reservation.prefill_done:  # nobody said so, and the request is over
+        if is_computed and not reservation.prefill_done:  # nobody said so, and it is over
             partition.ledger.note_computed(reservation, now)
         demand = partition.demand
         demand.ended += 1

@@ -56,7 +56,7 @@ SMALL: list[Workload] = [
     Served(Mixed("W7", seconds=0.1, isl=512, sequences=16, blocks_rate=6400, ring=4)),
     Served(Ingest("W6", blocks=4096)),
     Served(Dump("W9", blocks=4096)),
-    Memory("W8", pairs=1024, holders=2),
+    Memory("W8", pairs=8192, holders=2),
     Start("W10", starts=1),
     InProcess("W11", operations=40, isl=512, ring=4),
 ]

@@ -10,6 +10,7 @@ from msgspec import UNSET
 from select_service.core.decisions.explain import ExplainedRecord
 from select_service.types import (
     KvEvents,
+    Outcome,
     OverlapScoresRequest,
     PairSelection,
     RouterConfig,
@@ -239,6 +240,28 @@ def test_an_engine_whose_publisher_is_lost_is_estimated() -> None:
     fleet.stream.unreachable_since = None
     fleet.tick(1.0)
     assert (matched(fleet, 1, *PROMPT), fleet.row.estimated) == (0, UNSET)
+
+
+def test_an_engine_that_was_started_again_holds_nothing() -> None:
+    """From its first word on, not from the next look at the freshness of events."""
+    fleet = Late()
+    fleet.event(0.1)
+    fleet.stream.unreachable_since = fleet.now
+    fleet.tick(1.0)
+    serve(fleet, 1, *PROMPT)
+    fleet.tick(10.0)
+    assert matched(fleet, 1, *PROMPT) == 4
+    fleet.core.partitions[DEFAULT].index.clear(fleet.stream.rank)
+    assert matched(fleet, 1, *PROMPT) == 0
+
+
+@pytest.mark.parametrize("outcome", ["failed", "cancelled"])
+def test_a_prompt_that_was_not_computed_is_not_estimated_to_be(outcome: Outcome) -> None:
+    fleet = Fleet()
+    blind(1, fleet)
+    fleet.take("r", *PROMPT)
+    fleet.core.reservations.free("r", fleet.now, outcome=outcome)
+    assert matched(fleet, 1, *PROMPT) == 0
 
 
 def test_an_engine_whose_batches_are_awaited_is_estimated_and_its_estimate_counts_in_full() -> None:

@@ -416,7 +416,7 @@ def test_first_tokens_come_sooner(workload: WorkloadSettings) -> None:
     """On workloads nothing was tuned on; simulated, so the numbers are the same every time."""
     ours, peer = (
         run(SimulationSettings(policy=policy, workloads=[workload], block_size=64))
-        for policy in ("ours", "kv-cost")
+        for policy in ("first-token", "kv-cost")
     )
     assert ours.ttft_s.p90 < 0.7 * peer.ttft_s.p90
     assert ours.hit_share > peer.hit_share
@@ -430,7 +430,7 @@ def test_a_prompt_that_all_share_does_not_gather_them() -> None:
     workload = WorkloadSettings(kind="shared-prompts", rate=60.0, requests=1_000, prompts=4)
     ours, peer = (
         run(SimulationSettings(policy=policy, workloads=[workload], block_size=64))
-        for policy in ("ours", "kv-cost")
+        for policy in ("first-token", "kv-cost")
     )
     assert ours.ttft_s.p90 < peer.ttft_s.p90
     assert ours.itl_s.p90 < peer.itl_s.p90

@@ -100,8 +100,9 @@ def test_the_page_is_for_everybody_and_what_it_shows_for_who_may_read_all(tmp_pa
         wire = await Wire.to(port)
         statuses = {}
         for route in ConsoleApp(service, Traffic(), clients_max=1).routes:
-            path = route.pattern.replace("{name}", "app.js").replace("{id}", "x")
-            is_page = path in ("/console", "/console/") or "/static/" in path
+            file_name = "docs.js" if route.pattern.startswith("/docs") else "app.js"
+            path = route.pattern.replace("{name}", file_name).replace("{id}", "x")
+            is_page = path.rstrip("/") in {"/console", "/docs"} or "/static/" in path
             assert route.scope == ("open" if is_page else "read")
             assert route.of_process is not is_page
             if route.pattern.endswith("/events"):
