@@ -92,8 +92,11 @@ class KvIndex:
         self._dumps = 0  # dumps in progress; ids and nodes must keep their identity meanwhile
         self._orphan_blocks_dropped = 0
         self._events_refused = 0
-        self.on_clear: Callable[[WorkerRank], None] | None = None
-        """Is told of every rank whose cache is empty, whether or not the index had any of it."""
+        self.on_clear: Callable[[int], None] | None = None
+        """Is told the slot of a rank whose cache is empty, whether or not the index had any of it.
+
+        It must not lead back here, or whoever lets go of an index keeps it until the collector
+        comes."""
 
     @property
     def orphan_blocks_max(self) -> int:
@@ -145,9 +148,9 @@ class KvIndex:
 
     def clear(self, rank: WorkerRank) -> None:
         """Forget all blocks, counts and orphans of a rank on every tier. O(1), see `detach`."""
-        if self.on_clear is not None:
-            self.on_clear(rank)
         holder = self._ranks.get(rank)
+        if holder is not None and self.on_clear is not None:
+            self.on_clear(holder.slot)
         is_unproven = holder is not None and self._unproven & holder.bit
         if holder is not None and (
             holder.where or holder.waiting or holder.limiting is not None or is_unproven

@@ -74,7 +74,7 @@ class Partition:
         self.index = index
         self.estimate = estimate or CacheEstimate()
         """What ranks without KV events probably hold."""
-        index.on_clear = self._forget_estimate
+        index.on_clear = self.estimate.drop  # its engine has told so, or is another one
         self.ledger = Ledger(
             prior_tokens_per_s=prefill_tokens_per_s,
             sequence_blocks=round(SEQUENCE_TOKENS / index.block_size),
@@ -298,12 +298,6 @@ class Partition:
                 self.estimate.follow(slot, worker.spec.total_kv_blocks, in_force=True)
             elif worker.kv_events == "none":
                 self.estimate.drop(slot)
-
-    def _forget_estimate(self, rank: WorkerRank) -> None:
-        """Estimate nothing of a cache that is empty: its engine has told so, or is another one."""
-        slot = self.index.slot_of(rank)
-        if slot is not None and slot in self.estimate.followed:
-            self.estimate.drop(slot)
 
     def sit(self, worker: Worker) -> None:
         """Update the selectable ranks for a worker that has its slots; O(its ranks)."""
