@@ -42,6 +42,11 @@ def loads(service: SelectionService) -> list[int]:
     return [row[name] for name in names]
 
 
+def heard(service: SelectionService) -> int:
+    """How many other services one has heard."""
+    return len(service._driver.core.replicas.publishers.views)
+
+
 def test_a_request_as_ray_makes_it() -> None:
     async def play() -> None:
         service = SelectionService(indexer_threads=4)
@@ -369,6 +374,8 @@ def test_two_stay_in_step_by_our_own_sync() -> None:
         try:
             for one in pair:
                 await one.upsert_worker(WORKER)
+            # what is published before somebody listens is lost: no snapshots are served here
+            await until(lambda: all(heard(one) for one in pair))
             await first.select_and_reserve({"selection_id": "r", "token_ids": TOKENS})
             await second.create_reservation(
                 {"selection_id": "s", "worker_id": 1, "token_ids": TOKENS[:32]}
