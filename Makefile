@@ -336,10 +336,12 @@ $(VENV)/.installed-fuzz: $(VENV)/.installed-test
 	@touch $@
 
 $(VENV)/.installed-gateway: $(VENV)/.installed-test
-	@echo "installing what gateways tokenize with into $(VENV)"
-	@$(BIN)/python .ci/listed.py pyproject.toml project.optional-dependencies.gateway > $(VENV)/gateway.in
+	@echo "installing what gateways tokenize with, and their client, into $(VENV)"
+	@for extra in gateway gateway-test; do \
+	  $(BIN)/python .ci/listed.py pyproject.toml project.optional-dependencies.$$extra || exit 1; \
+	  done > $(VENV)/gateway.in
 	@$(BIN)/python $(PIP_INSTALL) --requirement $(VENV)/gateway.in || \
-		echo "no transformers here: the test of its tokenizers will be skipped" >&2
+		echo "no transformers here: the tests with them and with the client of OpenAI will be skipped" >&2
 	@touch $@
 
 $(VENV)/.installed-bench: pyproject.toml setup.py $(KERNELS) | $(VENV)/bin/python
