@@ -431,10 +431,10 @@ def _responses(
     is_gated = route.takes in _GATED
     if is_gated:
         texts.setdefault(overload_status, _OF_LOAD)
-    if route.scope != OPEN:
+    if route.scope != OPEN or route.pattern == "/ready":  # whose `verbose` is not for everybody
         texts |= _WITH_TOKENS
-        if not route.of_process:  # for tokens bound to other tenants
-            texts.setdefault(404, _TEXTS[404])
+    if route.scope != OPEN and not route.of_process:  # for tokens bound to other tenants
+        texts.setdefault(404, _TEXTS[404])
     responses: dict[str, object] = {
         str(status): {"description": text, "content": problem}
         for status, text in sorted(texts.items())
