@@ -61,7 +61,7 @@ _COMMANDS: Final = {
     "drain": "Send a worker nothing new, so that it can be stopped.",
     "call": "Send one request to any route.",
     "leave": "Announce that the service on this machine will stop.",
-    "token": "Make a bearer token (token new).",
+    "token": "Make a bearer token (token new).",  # nosec B105 - a help text
     "keys": "Make a key pair for the replica plane (keys new).",
     "completion": "Print a script that completes commands and flags in a shell.",
 }
@@ -280,7 +280,7 @@ def _complete(arguments: list[str]) -> int:
 
     chosen = parse_command(add, arguments)
     parser = _whole_parser(chosen.program, add)
-    print(shtab.complete(parser, shell=chosen.shell))
+    print(shtab.complete(parser, chosen.shell))
     return 0
 
 
