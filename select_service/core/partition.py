@@ -74,7 +74,7 @@ class Partition:
         self.index = index
         self.estimate = estimate or CacheEstimate()
         """What ranks without KV events probably hold."""
-        index.on_clear = self.estimate.drop  # its engine has told so, or is another one
+        index.on_clear = self.estimate.clear  # its engine has told so, or is another one
         self.ledger = Ledger(
             prior_tokens_per_s=prefill_tokens_per_s,
             sequence_blocks=round(SEQUENCE_TOKENS / index.block_size),

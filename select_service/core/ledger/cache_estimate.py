@@ -113,6 +113,13 @@ class CacheEstimate:
         self._give(self._tries.counts.count(rank.number))
         self._left.append(rank)
 
+    def clear(self, slot: int) -> None:
+        """Forget the prompts of a rank whose cache is empty; it is estimated on as before."""
+        rank = self._ranks.get(slot)
+        if rank is not None and rank.prompts:
+            self.drop(slot)
+            self.follow(slot, rank.capacity, in_force=rank.in_force)
+
     def is_in_force(self, slot: int) -> bool:
         """Whether what matches say of a rank may be an estimate."""
         rank = self._ranks.get(slot)

@@ -295,10 +295,9 @@ class ReservationCalls:
             self._trust_monitor.note_freed(name, now)
         if outcome is not None or self._outliers.ranks:
             self._note_outcome(name, outcome, now)
-        of_pair = None
+        of_pair, is_computed = None, outcome in {None, "completed"}
         if lifecycle.bookings.pairs or lifecycle.announcer.speaks:  # as above
-            of_pair = self._pairs.free(name, now)
-        is_computed = outcome in {None, "completed"}
+            of_pair = self._pairs.free(name, now, is_computed=is_computed)
         partition, effects = of_pair or lifecycle.free(name, now, is_computed=is_computed)
         if partition is None:
             return effects

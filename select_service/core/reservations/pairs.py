@@ -205,23 +205,32 @@ class Pairs:
         return None if known is None else sum(map(self._lifecycle.outputs, self._ids(*known)))
 
     def free(
-        self, name: str, now: float, *, is_withdrawn: bool = False
+        self, name: str, now: float, *, is_withdrawn: bool = False, is_computed: bool = True
     ) -> tuple[Partition | None, Effects] | None:
         """End both legs, or the remaining one; None: there is no such pair."""
         known = self._legs(name)
         if known is None:
             return None
         self._end_unheard(known[0], now)
-        partition, told = self._end(self._ids(*known), now, is_withdrawn=is_withdrawn)
+        partition, told = self._end(
+            self._ids(*known), now, is_withdrawn=is_withdrawn, is_computed=is_computed
+        )
         return partition, Effects(published=told) if told else NOTHING
 
     def _end(
-        self, ids: Iterable[str], now: float, *, is_withdrawn: bool = False
+        self,
+        ids: Iterable[str],
+        now: float,
+        *,
+        is_withdrawn: bool = False,
+        is_computed: bool = True,
     ) -> tuple[Partition | None, list[ReplicaMessage]]:
         lighter: Partition | None = None
         told: list[ReplicaMessage] = []
         for name in ids:
-            partition, effects = self._lifecycle.free(name, now, is_withdrawn=is_withdrawn)
+            partition, effects = self._lifecycle.free(
+                name, now, is_withdrawn=is_withdrawn, is_computed=is_computed
+            )
             lighter = partition or lighter
             told += effects.published
         return lighter, told

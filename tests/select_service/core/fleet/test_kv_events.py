@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from msgspec import UNSET
 
+from indexer.types import WorkerRank
 from select_service.core.decisions.explain import ExplainedRecord
 from select_service.types import (
     KvEvents,
@@ -262,6 +263,26 @@ def test_a_prompt_that_was_not_computed_is_not_estimated_to_be(outcome: Outcome)
     fleet.take("r", *PROMPT)
     fleet.core.reservations.free("r", fleet.now, outcome=outcome)
     assert matched(fleet, 1, *PROMPT) == 0
+
+
+def test_a_cache_that_is_empty_fills_again() -> None:
+    fleet = Fleet()
+    blind(1, fleet)
+    for _ in range(2):
+        serve(fleet, 1, *PROMPT)
+        assert matched(fleet, 1, *PROMPT) == 4
+        fleet.core.partitions[DEFAULT].index.clear(WorkerRank(1, 0))
+        assert matched(fleet, 1, *PROMPT) == 0
+
+
+@pytest.mark.parametrize("outcome", ["failed", "cancelled"])
+def test_neither_is_that_of_a_pair(outcome: Outcome) -> None:
+    fleet = Fleet()
+    blind(1, fleet, role="prefill")
+    blind(2, fleet, role="decode")
+    assert isinstance(fleet.pair("p", *PROMPT), PairSelection)
+    fleet.core.reservations.free("p", fleet.now, outcome=outcome)
+    assert [matched(fleet, worker_id, *PROMPT) for worker_id in (1, 2)] == [0, 0]
 
 
 def test_an_engine_whose_batches_are_awaited_is_estimated_and_its_estimate_counts_in_full() -> None:
