@@ -214,8 +214,8 @@ class DecisionLegs(Struct, frozen=True):
     prefill_cost: float | None
     """Cost of the rank as the prefill leg, in blocks; null: not in that place, e.g. `10.0`."""
     decode_cost: float | None
-    """Cost of the rank as the decode leg of the chosen prefill rank, moving blocks included, e.g.
-    `4.0`."""
+    """Cost of the rank as the decode leg of the chosen prefill rank, by the policy in force, moving
+    blocks included, e.g. `4.0`."""
     blocks_to_move: int | None
     """KV blocks to move to it, e.g. `32`."""
 

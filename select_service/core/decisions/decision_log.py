@@ -239,7 +239,7 @@ class DecisionLog:
         else:
             assert plan.couple is not None
             slot = plan.couple.decode_slot
-        return self.keep(ticket, seen, plan.whole, slot, now, odds)
+        return self.keep(ticket, seen, plan.whole, slot, now, odds, None, plan.weights)
 
     def refused(self, ticket: Ticket, refusal: ServiceError, now: float) -> DecisionRecord | None:
         """Record a refusal before pricing, if it is a decision."""

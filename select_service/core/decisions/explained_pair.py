@@ -1,6 +1,7 @@
 """The comparison behind a request that may take a pair: each rank's cost as a leg, the best two.
 
-Recomputed from the record by the formulas of `pricing/pairing.py`; `explain.py` presents it.
+Recomputed from the record by the formulas of `pricing/cost.py` and `pricing/pair.py`; `explain.py`
+presents it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from select_service.core.pricing.cost import decode_cost
 from select_service.types.decisions import Chosen, DecisionLeg, DecisionLegs, DecisionPair
 
 if TYPE_CHECKING:
@@ -49,7 +51,8 @@ class PairTerms:
             self._computing[prefill] = (terms.among(mask).prefill_cost * factors)[prefill]
         couple = odds.plan.couple
         if couple is not None:
-            costs = (priced.decode + transfer_cost * self._to_move) * factors
+            decoding = decode_cost(priced, record.weights)
+            costs = (decoding + transfer_cost * self._to_move) * factors
             self._decoding[decode] = self._moved(costs, couple)[decode]
 
     @property

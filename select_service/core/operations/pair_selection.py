@@ -1,7 +1,7 @@
 """Requests that may take a prefill/decode pair, and advice for those that did not ask for one.
 
 The verbs of selection call it; it combines the candidates of each role (`roles.py`), the cheaper
-plan (`pricing/pairing.py`) and its booking (`booking/pairs.py`).
+plan (`pricing/pair.py`) and its booking (`reservations/pairs.py`).
 """
 
 from __future__ import annotations
@@ -59,39 +59,40 @@ class PairSelector:
         self._rng = rng
         self._transfer_cost = transfer_cost
 
-    def find(self, ticket: Ticket, rows: Rows) -> tuple[Legs, PairPlan]:
+    def find(self, ticket: Ticket, rows: Rows, now: float) -> tuple[Legs, PairPlan]:
         """Return the candidates of each role, and whether a pair or one rank is cheaper.
 
         Args:
             ticket: the request.
             rows: the usable candidates, for the whole request and for its prefill leg.
+            now: monotonic seconds.
 
         Raises:
             NoEligibleWorker: no candidate is left.
         """
         partition = ticket.partition
         legs = _within(partition, partition.legs(ticket.request), rows)
-        found = self._plan(ticket, legs)
+        found = self._plan(ticket, legs, now)
         if found.mode != "disaggregated" and not len(found.whole):
             raise _nobody(legs)
         return legs, found
 
-    def advise(self, ticket: Ticket) -> Advice | UnsetType:
+    def advise(self, ticket: Ticket, now: float) -> Advice | UnsetType:
         """Return whether a pair would be cheaper than one worker; UNSET if no worker has a role."""
         if not ticket.partition.fleet_slots.roles.given:
             return UNSET
-        found = self._plan(ticket, ticket.partition.legs(ticket.request))
+        found = self._plan(ticket, ticket.partition.legs(ticket.request), now)
         key = found.mode, found.reason
         self._advised[key] = self._advised.get(key, 0) + 1
         return found.advice(ticket.partition.fleet_slots)
 
-    def _plan(self, ticket: Ticket, legs: Legs) -> PairPlan:
-        partition, prompt, weights = ticket.partition, ticket.prompt, ticket.weights.kv_cost()
+    def _plan(self, ticket: Ticket, legs: Legs, now: float) -> PairPlan:
+        partition, prompt = ticket.partition, ticket.prompt
         question = PairQuery(
             fleet_slots=partition.fleet_slots,
             request=ticket.request,
             prompt=prompt,
-            weights=weights,
+            weights=partition.at_present(ticket.weights),
             block_size=partition.index.block_size,
             transfer_cost=self._transfer_cost,
         )
@@ -99,7 +100,7 @@ class PairSelector:
         holders = partial(self._cache_hits.holders, ticket.request, prompt, partition)
 
         def priced(slots: Slots) -> Terms:
-            return partition.terms(prompt, slots, weights, 0.0, found)  # kv-cost follows no queue
+            return partition.terms(prompt, slots, ticket.weights, now, found)
 
         return plan(question, legs, priced, found, self._rng, holders)
 

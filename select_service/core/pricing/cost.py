@@ -22,7 +22,15 @@ if TYPE_CHECKING:
     from select_service.core.ledger.slot_loads import SlotLoads
     from select_service.core.pricing.weights import Weights
 
-__all__ = ["MatchedRows", "Size", "Terms", "TierMatches", "preferences", "terms_of"]
+__all__ = [
+    "MatchedRows",
+    "Size",
+    "Terms",
+    "TierMatches",
+    "decode_cost",
+    "preferences",
+    "terms_of",
+]
 
 
 class MatchedRows(NamedTuple):
@@ -160,9 +168,6 @@ def terms_of(  # noqa: PLR0917 - what is known, and for whom
     more = weights.delay_weight + weights.eviction_weight * churn + weights.interference * others
     more *= own
     computing = weights.prefill_load_scale * (left + more)
-    cost = computing + weights.decode_load_scale * decode
-    cost += weights.context_load_scale * context
-    cost += weights.decode_active_request_weight * others
     return Terms(
         prefill=prefill,
         worked=worked,
@@ -180,8 +185,24 @@ def terms_of(  # noqa: PLR0917 - what is known, and for whom
         requests=others,
         context=context,
         prefill_cost=computing,
-        cost=cost,
+        cost=_decoding(computing, weights, decode, context, others),
     )
+
+
+def decode_cost(terms: Terms, weights: Weights) -> Floats:
+    """Return the part of the cost for decoding: all that a pair's decode rank does, but moving."""
+    nothing = np.zeros(len(terms.decode))
+    return _decoding(nothing, weights, terms.decode, terms.context, terms.requests)
+
+
+def _decoding(
+    computing: Floats, weights: Weights, decode: Floats, context: Floats, requests: Floats | Slots
+) -> Floats:
+    """Return the cost for computing with what decoding adds to it."""
+    cost = computing + weights.decode_load_scale * decode
+    cost += weights.context_load_scale * context
+    cost += weights.decode_active_request_weight * requests
+    return cost
 
 
 def _cached_tokens(held: MatchedRows, weights: Weights, block_size: int) -> Floats:

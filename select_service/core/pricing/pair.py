@@ -1,9 +1,10 @@
 """One worker for the whole request, or a prefill and a decode worker: which costs less.
 
-Both are priced by the contract's formula, in blocks: the whole request on its best rank, against
-the prefill part on the best prefill rank, plus the decode part (active and new blocks) on the best
-decode rank, plus the cost of moving the blocks that the decode rank does not hold. On equal cost
-the single worker wins. Nothing is booked here; `booking/pairs.py` does.
+Both are priced by the policy in force, in blocks: the whole request on its best rank, against the
+policy's part for computing on the best prefill rank (queue, own prefill and what that does to
+others), plus its part for decoding on the best decode rank (blocks, context, requests), plus the
+cost of moving the blocks that the decode rank does not hold. On equal cost the single worker wins.
+Nothing is booked here; `reservations/pairs.py` does.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 import numpy as np
 from msgspec import UNSET
 
-from select_service.core.pricing.cost import preferences
+from select_service.core.pricing.cost import decode_cost, preferences
 from select_service.core.pricing.pick import pick
 from select_service.types import Advice, PrefillCandidate
 
@@ -67,6 +68,7 @@ class PairPlan(NamedTuple):
     whole_cost: float | None  # of the best of them
     couple: WorkerPair | None  # the best one, whichever the mode
     found: TierMatches | None  # of the prompt in the index
+    weights: Weights  # as they applied
 
     def advice(self, fleet_slots: FleetSlots) -> Advice:
         """Say it to a caller, by who sits where."""
@@ -95,7 +97,7 @@ class PairQuery(NamedTuple):
     fleet_slots: FleetSlots
     request: SelectRequest
     prompt: Prompt
-    weights: Weights
+    weights: Weights  # as they apply now
     block_size: int
     transfer_cost: float  # of one block, in blocks of prefill
 
@@ -132,7 +134,7 @@ def plan(
         mode = "disaggregated", "not_cached"
     else:
         mode = _compare(cost, couple, legs)
-    return PairPlan(*mode, alone, cost, couple, found)
+    return PairPlan(*mode, alone, cost, couple, found, question.weights)
 
 
 def _alone(
@@ -166,7 +168,7 @@ def _couple(
     weights = question.weights
     computing_costs = _preferred(question, prefill.prefill_cost, legs.prefill)
     to_move = _to_move(question, decode)
-    decoding_costs = decode.decode + question.transfer_cost * to_move
+    decoding_costs = decode_cost(decode, weights) + question.transfer_cost * to_move
     decoding_costs = _preferred(question, decoding_costs, legs.decode)
     found: list[tuple[int, int]] = []
     totals: list[float] = []

@@ -50,7 +50,7 @@ class Filters:
         self,
         *,
         cache_hits: CacheHits,
-        advise: Callable[[Ticket], Advice | UnsetType],
+        advise: Callable[[Ticket, float], Advice | UnsetType],
         other_answers: OtherAnswers,
         rng: random.Random,
     ) -> None:
@@ -78,7 +78,7 @@ class Filters:
             matches = matches or partition.match(ticket.prompt)
             hits = self.cache_hits.filter(partition, request, ticket.prompt, rows, matches)
             if hits.refused is not None:
-                hits.refused.advice = self._advise(ticket)
+                hits.refused.advice = self._advise(ticket, now)
                 refused = self._other_answers.too_few_hits(ticket, rows, matches, hits, now)
                 return Filtered(rows, matches, hits.facts, refused=refused)
             rows = hits.rows

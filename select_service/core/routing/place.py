@@ -286,7 +286,7 @@ class Placer:
         if partition.estimate.in_force and partition.estimate.is_in_force(placement.slot):
             answer.overlap_estimated = True
         if partition.fleet_slots.roles.given:
-            answer.advice = self._matchmaker.advise(ticket)
+            answer.advice = self._matchmaker.advise(ticket, now)
         if hit is not None:
             answer.cache_hit = hit
             if filtered is not None and filtered.needs_prefill:
@@ -369,7 +369,7 @@ class Placer:
         if self.decisions.is_wanted or request.explain:
             seen = partition.see(prompt)  # before anything is booked
         answer: PairSelection
-        legs, plan = self._matchmaker.find(ticket, rows)
+        legs, plan = self._matchmaker.find(ticket, rows, now)
         if plan.mode == "disaggregated":
             answer, effects = self._matchmaker.pairs.book(ticket, plan, now, effects)
             if partition.outliers.ranks and plan.couple is not None:

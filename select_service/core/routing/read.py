@@ -132,8 +132,6 @@ class RequestReader:
             prompt = self.set_apart(request, prompt)
         if request.pinned_worker is not None:
             check_wishes(request)
-        if request.is_pair:  # its legs are compared in the contract's blocks
-            weights = weights.kv_cost()
         return partition, prompt, weights
 
     def prompt(self, request: PromptFields) -> tuple[Partition, Prompt, Weights]:

@@ -267,17 +267,16 @@ class DecisionReplay:
         told = item.pair.whole, item.pair.prefill, item.pair.decode
         legs = Legs(*(slots_of(one, self.capacity) for one in told))
         request, hits = _request(SelectPairRequest, asked), _cache_hits(item)
-        weights = weights.kv_cost()  # pairs are always priced like this
         partition = self.partition
-        size = self._index.block_size
+        size, present = self._index.block_size, self.partition.at_present(weights)
         question = PairQuery(
-            partition.fleet_slots, request, prompt, weights, size, self._transfer_cost
+            partition.fleet_slots, request, prompt, present, size, self._transfer_cost
         )
         held = partition.found(prompt)
         found = plan(
             question,
             legs,
-            lambda slots: partition.terms(prompt, slots, weights, 0.0, held),
+            lambda slots: partition.terms(prompt, slots, weights, item.at, held),
             held,
             rng,
             lambda slots, terms: hits.holders(request, prompt, partition, slots, terms),
