@@ -86,7 +86,7 @@ class Naive:
         for one, other in ((prefill, decode), (decode, prefill)):
             if one["enforcement"] == "required" and not together(one, other):
                 return math.inf
-        cost = self.decode(decode) + MOVE * (len(PROMPT) - decode["held"])
+        cost: float = self.decode(decode) + MOVE * (len(PROMPT) - decode["held"])
         if prefill["enforcement"] == "preferred" and together(prefill, decode):
             cost *= math.exp(-math.tanh(1.0 if prefill["weight"] is None else prefill["weight"]))
         return self.prefill(prefill) + cost
@@ -122,7 +122,7 @@ def test_nobody_is_cheaper_than_what_is_chosen(
     record = fleet.core.decisions.find("p")
     assert record is not None
     told = ExplainedRecord(record, 0.0, MOVE).decision()
-    assert told.pair is not None
+    assert told.pair
     assert told.chosen is not None
     if answer.prefill is None:
         assert naive.whole(decode) == pytest.approx(whole)
