@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import msgspec
 
 from indexer.types import HASH_BYTES
-from select_service.compat.errors import dynamo_error
+from select_service.compat.dynamo_errors import dynamo_error
 from select_service.edge.arguments import taken
 from select_service.errors import ServiceError
 from select_service.types import (

@@ -11,7 +11,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from select_service.compat.errors import DynamoException, SelectionServiceError
+from select_service.compat.dynamo_errors import DynamoException, SelectionServiceError
 from select_service.compat.provider import install
 from select_service.compat.selection_cache import SelectionCacheConfig
 

@@ -36,7 +36,7 @@ from select_service.compat.dictionaries import (
     worker_patch,
     worker_spec,
 )
-from select_service.compat.errors import SelectionServiceError, dynamo_error
+from select_service.compat.dynamo_errors import SelectionServiceError, dynamo_error
 from select_service.compat.loop_owner import LoopOwner
 from select_service.compat.selection_cache import SelectionCache, SelectionCacheConfig
 from select_service.core.pricing.policy import read_policy

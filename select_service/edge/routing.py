@@ -39,7 +39,7 @@ OPEN: Final = "open"
 """The scope of routes that need no token."""
 
 _SHARE: Final = re.compile(r"[0-9]{1,20}(\.[0-9]{1,20})?")
-_NUMBER: Final = re.compile(r"\+?0*([0-9]{1,20})")  # what the u64 parsers of the reference accept
+_NUMBER: Final = re.compile(r"\+?0*" r"([0-9]{1,20})")  # as the reference's u64 parsers
 
 
 class Route(Struct, Generic[H], frozen=True):

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from select_service.client import Reservation
+    from select_service.gateway.gateway_traffic import GatewayTraffic
     from select_service.gateway.options import GatewayOptions
-    from select_service.gateway.traffic import GatewayTraffic
     from select_service.types.reservations import Outcome
 
 __all__ = ["EngineExchange"]

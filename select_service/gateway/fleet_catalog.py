@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from select_service.client import AsyncClient
+    from select_service.gateway.gateway_traffic import GatewayTraffic
     from select_service.gateway.options import GatewayOptions
-    from select_service.gateway.traffic import GatewayTraffic
     from select_service.types import WorkerRecord
 
-__all__ = ["FleetCatalog", "Target", "engine_url"]
+__all__ = ["FleetCatalog", "ModelTarget", "engine_url"]
 
 _OK: Final = 200
 
 
-class Target(NamedTuple):
+class ModelTarget(NamedTuple):
     """Where a request is placed."""
 
     model_name: str
@@ -88,22 +88,22 @@ class FleetCatalog:
                 self._workers = dict(found)
             self._workers_at = self._clock()
 
-    async def target(self, model: str | None) -> Target:
+    async def target(self, model: str | None) -> ModelTarget:
         """Return where a request for a model, or for an adapter, is placed."""
         await self.read()
         if model is not None and model not in self._workers:
             await self._read_models()
             base = self._options.adapters.get(model) or self._adapters.get(model)
             if base is not None:
-                return Target(base if base in self._workers else NAMELESS, model)
+                return ModelTarget(base if base in self._workers else NAMELESS, model)
         chosen = model_to_serve(model, self._workers.__contains__, self._workers.keys)
-        return Target(chosen, None)
+        return ModelTarget(chosen, None)
 
-    def block_size(self, target: Target) -> int:
+    def block_size(self, target: ModelTarget) -> int:
         """Return the block size of the workers of a target; 1: none is known."""
         return next((one.block_size or 1 for one in self._workers.get(target.model_name, ())), 1)
 
-    def engines(self, target: Target) -> Sequence[str]:
+    def engines(self, target: ModelTarget) -> Sequence[str]:
         """Return the base URLs of the workers of a target."""
         return [
             engine_url(one.endpoint)
@@ -111,7 +111,7 @@ class FleetCatalog:
             if one.endpoint
         ]
 
-    def others(self, target: Target, failed: set[int]) -> list[int]:
+    def others(self, target: ModelTarget, failed: set[int]) -> list[int]:
         """Return the workers of a target but those that have failed."""
         ids = (one.worker_id for one in self._workers.get(target.model_name, ()))
         return [one for one in ids if one not in failed]
@@ -131,7 +131,7 @@ class FleetCatalog:
             adapters: dict[str, str] = {}
             listed: dict[str, msgspec.Raw] = {}
             for model_name in list(self._workers):
-                for raw in await self._models_of(Target(model_name, None)):
+                for raw in await self._models_of(ModelTarget(model_name, None)):
                     one = msgspec.json.decode(raw, type=_Model)
                     listed.setdefault(one.id, raw)
                     if one.parent is not None:
@@ -142,7 +142,7 @@ class FleetCatalog:
     def _is_fresh(self, read_at: float) -> bool:
         return self._clock() - read_at < self._options.catalog_refresh_s
 
-    async def _models_of(self, target: Target) -> list[msgspec.Raw]:
+    async def _models_of(self, target: ModelTarget) -> list[msgspec.Raw]:
         """Return what one engine of a target lists; its name alone if none answers."""
         for engine in self.engines(target)[: self._options.engines_max]:
             try:

@@ -21,10 +21,10 @@ from select_service.errors import BodyTooLarge
 from select_service.gateway.engine_exchange import EngineExchange
 from select_service.gateway.failures import EngineFailed
 from select_service.gateway.fleet_catalog import FleetCatalog, engine_url
+from select_service.gateway.gateway_traffic import GatewayTraffic
 from select_service.gateway.local_tokenizer import Encode, LocalTokenizer
 from select_service.gateway.options import GatewayOptions
 from select_service.gateway.response import GatewayResponse, json_response, refusal
-from select_service.gateway.traffic import GatewayTraffic
 from select_service.tokenization.engine_tokenizer import AnyUrl, EngineTokenizer
 from select_service.tokenization.openai_body import (
     FAIRNESS_HEADER,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from select_service.client import AsyncClient
     from select_service.client.calls import SelectOptions
-    from select_service.gateway.fleet_catalog import Target
+    from select_service.gateway.fleet_catalog import ModelTarget
 
 __all__ = ["Gateway"]
 
@@ -255,7 +255,11 @@ class Gateway:
             return GatewayResponse(exchange.status, exchange.headers(), exchange=exchange)
 
     def _may_retry(
-        self, target: Target, reservation: Reservation, failed: set[int], fields: dict[str, Any]
+        self,
+        target: ModelTarget,
+        reservation: Reservation,
+        failed: set[int],
+        fields: dict[str, Any],
     ) -> bool:
         """Tell whether another worker is left, and ask for one of those from now on."""
         failed.add(reservation.worker_id)
@@ -266,7 +270,7 @@ class Gateway:
         self.traffic.retries += 1
         return True
 
-    async def _prompt(self, prompt: PromptBody, target: Target) -> dict[str, Any]:
+    async def _prompt(self, prompt: PromptBody, target: ModelTarget) -> dict[str, Any]:
         """Return the fields that stand for the prompt: its tokens, or its length alone."""
         fields: dict[str, Any] = {
             "model_name": target.model_name,

@@ -161,7 +161,8 @@ def _plain(answer: dict[str, object]) -> str:
     lines = [f"{name}: {value}" for name, value in answer.items() if name != "intermediate"]
     terms = answer["intermediate"]
     assert isinstance(terms, dict), "both modes make one"
-    return "\n".join([*lines, *(f"  {name} = {value}" for name, value in terms.items())])
+    lines += [f"  {name} = {value}" for name, value in terms.items()]
+    return "\n".join(lines)
 
 
 def _predict(arguments: argparse.Namespace) -> int:

@@ -183,7 +183,7 @@ def stacked(
     title: str, names: Sequence[str], layers: Sequence[tuple[str, Sequence[float]]], *, y: str
 ) -> str:
     """Draw one bar for each name, of layers with a colour and a value for each name."""
-    totals = [sum(values) for values in zip(*(values for _, values in layers), strict=True)]
+    totals = [sum(values) for values in zip(*[values for _, values in layers], strict=True)]
     across = _Axis(0.0, max(1, len(names)), _LEFT, _WIDTH - _RIGHT)
     up = _Axis(0.0, max(totals, default=1.0) or 1.0, _HEIGHT - _BOTTOM, _TOP)
     parts = [_frame(title, None, up, "", y)]

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     from select_service.core.columns import Floats
     from select_service.core.recording.decoder import House
-    from select_service.simulator.core.decision_replay import Choice, Rank, WeightsFor
+    from select_service.simulator.core.decision_replay import Rank, ReplayChoice, WeightsFor
     from select_service.simulator.recordings import Played
 
 __all__ = ["RecordedRandom", "replay"]
@@ -131,7 +131,7 @@ class _Tally:
         self.sizes: dict[int, int] = {}
         self.total = 0
 
-    def note(self, house: House, choice: Choice) -> None:
+    def note(self, house: House, choice: ReplayChoice) -> None:
         rank = choice.rank if choice.prefill_rank is None else choice.prefill_rank
         assert rank is not None
         at, tokens = (*house.scope, *rank), choice.prefill_tokens or 0
@@ -289,7 +289,7 @@ class _Player:
         self._compare(path, house, item, again, other)
 
     def _compare(
-        self, path: Path, house: House, item: Decided, again: Choice, other: Choice
+        self, path: Path, house: House, item: Decided, again: ReplayChoice, other: ReplayChoice
     ) -> None:
         self._compared += 1
         self._in_session += item.in_session
@@ -309,7 +309,7 @@ class _Player:
             if len(self._examples) < self._examples_max:
                 self._examples.append(self._difference(path, house, item, again, other))
 
-    def _count(self, choice: Choice) -> None:
+    def _count(self, choice: ReplayChoice) -> None:
         told = self.told
         if choice.kind == "placed":
             told.placed += 1
@@ -321,7 +321,7 @@ class _Player:
             told.refused[choice.code] = told.refused.get(choice.code, 0) + 1
 
     def _difference(
-        self, path: Path, house: House, item: Decided, recorded: Choice, again: Choice
+        self, path: Path, house: House, item: Decided, recorded: ReplayChoice, again: ReplayChoice
     ) -> ReplayDifference:
         rows = item.rows
         return ReplayDifference(
@@ -450,7 +450,7 @@ def _rank_work(at: tuple[str, str, int, int], then: _Tally, now: _Tally) -> Rank
     return RankWork(*at, *(one.get(at, 0) for one in counts))
 
 
-def _place(choice: Choice) -> ReplayPlace:
+def _place(choice: ReplayChoice) -> ReplayPlace:
     worker_id, dp_rank = (None, None) if choice.rank is None else choice.rank
     prefill_worker_id, prefill_dp_rank = (
         (None, None) if choice.prefill_rank is None else choice.prefill_rank

@@ -244,7 +244,7 @@ def _ranks(ranks: Sequence[RankWork]) -> str:
         ]
         for one in order[:ROWS_MAX]
     ]
-    names = ["worker", "model", "tenant", *(f"{what}, {side}" for what in _WORK for side in _SIDES)]
+    names = ["worker", "model", "tenant", *[f"{what}, {side}" for what in _WORK for side in _SIDES]]
     more = len(order) - len(rows)
     left = f"<p>And {more:,} more, that change less; --out has all.</p>" if more else ""
     return table(names, rows) + left

@@ -130,7 +130,7 @@ def _reasons(groups: Mapping[str, Sequence[Measures]]) -> list[str]:
         counts[name] = sum((Counter(one.reasons) for one in group), Counter[str]())
     named = sorted({reason for one in counts.values() for reason in one if reason})
     rows = [
-        [name, *(f"{counter[reason]:,}" if any(counter) else "-" for reason in named)]
+        [name, *[f"{counter[reason]:,}" if any(counter) else "-" for reason in named]]
         for name, counter in counts.items()
     ]
     told = [table(["policy", *named], rows)]

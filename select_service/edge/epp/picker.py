@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from select_service.core.fleet.catalog import Worker
     from select_service.edge.driver.driver import Driver
-    from select_service.edge.epp.traffic import PickerTraffic
+    from select_service.edge.epp.picker_traffic import PickerTraffic
     from select_service.tokenization.openai_body import PromptBody
     from select_service.types import Outcome
     from select_service.types.endpoint_picker import PickerLimits

@@ -1,4 +1,4 @@
-"""Builds the answers of an exchange: where a request goes, what passes on, and refusals."""
+"""Builds the answers of a stream: where a request goes, what passes on, and refusals."""
 
 from __future__ import annotations
 

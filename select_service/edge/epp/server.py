@@ -14,13 +14,13 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from select_service.edge.epp import replies
-from select_service.edge.epp.exchange import Exchange, OutOfOrder
 from select_service.edge.epp.messages import (
     HealthCheckRequest,
     HealthCheckResponse,
     ProcessingRequest,
 )
 from select_service.edge.epp.picker import Picker
+from select_service.edge.epp.processing_stream import OutOfOrder, ProcessingStream
 from select_service.edge.http.listening_sockets import CannotListenError
 from select_service.edge.http.routes import OPERATIONS
 from select_service.edge.security.authority import certificate_names
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from select_service.edge.driver.driver import Driver
-    from select_service.edge.epp.traffic import PickerTraffic
+    from select_service.edge.epp.picker_traffic import PickerTraffic
     from select_service.settings import Settings
 
 __all__ = ["EndpointPicker"]
@@ -137,17 +137,19 @@ class EndpointPicker:
             if isinstance(error, MissingScope):
                 code = grpc.StatusCode.PERMISSION_DENIED
             await _abort(context, code, str(error))
-        exchange = Exchange(self._picker, self._limits, self._traffic, self._driver.now, tenant_id)
+        stream = ProcessingStream(
+            self._picker, self._limits, self._traffic, self._driver.now, tenant_id
+        )
         try:
             while (data := await context.read()) is not grpc.aio.EOF:
-                for answer in await exchange.hear(ProcessingRequest.FromString(data)):
+                for answer in await stream.hear(ProcessingRequest.FromString(data)):
                     await context.write(answer.SerializeToString())
         except ServiceError as error:
             await self._refuse(context, error)
         except (OutOfOrder, DecodeError) as error:
             await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error) or "no message")
         finally:
-            exchange.close()
+            stream.close()
 
     async def _refuse(self, context: Any, error: ServiceError) -> None:
         """Let the gateway answer its client; the stream ends with it."""

@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
-from select_service.edge.epp.traffic import PickerTraffic
+from select_service.edge.epp.picker_traffic import PickerTraffic
 
 if TYPE_CHECKING:
     from select_service.core.tenancy.shares import Bound, Shares

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from select_service.metric_rows import MetricRow, Sum, summary, table, total, value
 
 if TYPE_CHECKING:
-    from select_service.edge.epp.traffic import PickerTraffic
+    from select_service.edge.epp.picker_traffic import PickerTraffic
     from select_service.metric_rows import Collector
 
 __all__ = ["epp_table"]

@@ -96,7 +96,7 @@ def runs(
     before: somewhere in it the traffic is that high.
     """
     parts: list[float] = []
-    settled = _settled([*before, *(requests for requests, _ in intervals)])[len(before) :]
+    settled = _settled([*before, *[requests for requests, _ in intervals]])[len(before) :]
     for requests, (_, shape) in zip(settled, intervals, strict=True):
         parts += _level(requests, shape)
     found: list[TrafficStretch] = []

@@ -54,9 +54,9 @@ if TYPE_CHECKING:
     from select_service.core.recording.items import Decided, Prompted, RecordedMatches, Step, Wave
 
 __all__ = [
-    "Choice",
     "DecisionReplay",
     "Rank",
+    "ReplayChoice",
     "SlotTables",
     "WeightsFor",
     "changed_weights",
@@ -75,7 +75,7 @@ WeightsFor: TypeAlias = "Callable[[list[float | bool], Asked], Weights]"
 """From the recorded weights and the options of a request to the weights to use."""
 
 
-class Choice(NamedTuple):
+class ReplayChoice(NamedTuple):
     """The decision on a request."""
 
     kind: Literal["placed", "pair", "refused", "cache_threshold"]
@@ -181,7 +181,7 @@ class DecisionReplay:
 
     # -- one decision --------------------------------------------------------------------------
 
-    def choose(self, item: Decided, weights: Weights, rng: random.Random) -> Choice:
+    def choose(self, item: Decided, weights: Weights, rng: random.Random) -> ReplayChoice:
         """Repeat a decision; a refusal at a gate or by a queue stays one.
 
         Args:
@@ -198,7 +198,7 @@ class DecisionReplay:
             if refused is not None:
                 return refused
         if item.refused is not None or item.rows is None:
-            return Choice("refused", None, code=item.refused or "")
+            return ReplayChoice("refused", None, code=item.refused or "")
         self._ledger.load(item.load.whole)
         self._show(item.found, item.shared, None if item.trust is None else item.trust.whole)
         prompt, rows = _prompt(item.prompt), self.rows(item.rows)
@@ -211,11 +211,11 @@ class DecisionReplay:
             seen = self._index.found
             found = hits.filter(partition, request, prompt, rows, seen)
             if found.refused is not None:
-                return Choice("cache_threshold", None)
+                return ReplayChoice("cache_threshold", None)
             rows = found.rows
         return self._place(request, prompt, rows, weights, rng, item.at)
 
-    def _filter(self, item: Decided, asked: Asked) -> Choice | None:
+    def _filter(self, item: Decided, asked: Asked) -> ReplayChoice | None:
         """Return a refusal if no rank is eligible, or if not all recorded candidates are.
 
         A gate, a cache threshold, a wave or a session may have removed eligible ones.
@@ -225,9 +225,9 @@ class DecisionReplay:
         try:
             eligible = partition.candidates(_request(SelectRequest, asked))
         except NoEligibleWorker as none:
-            return Choice("refused", None, code=none.code)
+            return ReplayChoice("refused", None, code=none.code)
         if item.refused in _FILTERED:
-            return Choice("placed", None)
+            return ReplayChoice("placed", None)
         if item.rows is None:
             return None
         rows = self.rows(item.rows)
@@ -238,7 +238,7 @@ class DecisionReplay:
             is_within = bool(np.isin(every[rows], every[eligible]).all())
         if is_within:
             return None
-        return Choice("refused", None, code=NOT_ELIGIBLE)
+        return ReplayChoice("refused", None, code=NOT_ELIGIBLE)
 
     def _place(
         self,
@@ -248,12 +248,12 @@ class DecisionReplay:
         weights: Weights,
         rng: random.Random,
         now: float,
-    ) -> Choice:
+    ) -> ReplayChoice:
         count = rows.stop if isinstance(rows, slice) else len(rows)
         if not count:
             raise BadRecording("a choice among none")
         chosen = choose(self.partition, request, prompt, rows, weights, rng, now)
-        return Choice(
+        return ReplayChoice(
             "placed",
             self.rank_at(chosen.slot),
             cost=chosen.cost,
@@ -262,7 +262,7 @@ class DecisionReplay:
 
     def _pair(
         self, item: Decided, asked: Asked, prompt: Prompt, weights: Weights, rng: random.Random
-    ) -> Choice:
+    ) -> ReplayChoice:
         assert item.pair is not None
         told = item.pair.whole, item.pair.prefill, item.pair.decode
         legs = Legs(*(slots_of(one, self.capacity) for one in told))
@@ -283,13 +283,13 @@ class DecisionReplay:
         )
         if found.mode == "aggregated":
             if not len(found.whole):
-                return Choice("refused", None, code=NoEligibleWorker.code)
+                return ReplayChoice("refused", None, code=NoEligibleWorker.code)
             return self._place(request, prompt, found.whole, weights, rng, item.at)
         couple = found.couple
         assert couple is not None
         ranks = self.rank_at(couple.decode_slot), self.rank_at(couple.prefill_slot)
         tokens = couple.effective_prefill_tokens
-        return Choice("pair", *ranks, cost=couple.cost, prefill_tokens=tokens)
+        return ReplayChoice("pair", *ranks, cost=couple.cost, prefill_tokens=tokens)
 
     # -- a wave --------------------------------------------------------------------------------
 
@@ -401,18 +401,20 @@ class _Guided(BatchPlan):
         return super()._price(member)
 
 
-def recorded_choice(decision_replay: DecisionReplay, item: Decided) -> Choice:
+def recorded_choice(decision_replay: DecisionReplay, item: Decided) -> ReplayChoice:
     """Return the recorded decision."""
     if item.refused is not None:
-        return Choice("refused", None, code=item.refused)
+        return ReplayChoice("refused", None, code=item.refused)
     if item.is_threshold:
-        return Choice("cache_threshold", None)
+        return ReplayChoice("cache_threshold", None)
     if item.rows is None or item.slot < 0:
         raise BadRecording("a decision for nobody, and no refusal")
     if item.pair is not None and item.pair.couple is not None:
         prefill, decode = item.pair.couple
-        return Choice("pair", decision_replay.rank_at(decode), decision_replay.rank_at(prefill))
-    return Choice("placed", decision_replay.rank_at(item.slot))
+        return ReplayChoice(
+            "pair", decision_replay.rank_at(decode), decision_replay.rank_at(prefill)
+        )
+    return ReplayChoice("placed", decision_replay.rank_at(item.slot))
 
 
 def changed_weights(config: RouterConfig, changes: dict[str, object]) -> WeightsFor:

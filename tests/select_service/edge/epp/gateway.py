@@ -20,8 +20,8 @@ from select_service.edge.epp.messages import (
     ProcessingRequest,
     ProcessingResponse,
 )
+from select_service.edge.epp.picker_traffic import PickerTraffic
 from select_service.edge.epp.server import EndpointPicker
-from select_service.edge.epp.traffic import PickerTraffic
 from select_service.types import WorkerSpec
 from tests import wait
 from tests.coroutines import run_by

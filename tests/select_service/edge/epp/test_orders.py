@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from select_service.edge.app import create_driver
-from select_service.edge.epp.exchange import Exchange, OutOfOrder
 from select_service.edge.epp.messages import ProcessingRequest, ProcessingResponse
 from select_service.edge.epp.picker import Picker
-from select_service.edge.epp.traffic import PickerTraffic
+from select_service.edge.epp.picker_traffic import PickerTraffic
+from select_service.edge.epp.processing_stream import OutOfOrder, ProcessingStream
 from select_service.errors import ServiceError
 from select_service.types import WorkerSpec
 from select_service.types.endpoint_picker import PickerLimits
@@ -67,7 +67,7 @@ def test_any_order_leaves_nothing(
             driver.upsert_worker(msgspec.convert(worker(number, **at), WorkerSpec))
         traffic = PickerTraffic()
         picker = Picker(driver, LIMITS, traffic)
-        exchange = Exchange(picker, LIMITS, traffic, driver.now)
+        stream = ProcessingStream(picker, LIMITS, traffic, driver.now)
         chosen = 0
         try:
             for number, one in enumerate(messages):
@@ -75,7 +75,7 @@ def test_any_order_leaves_nothing(
                     one.protocol_config.request_body_mode = modes[0]
                     one.protocol_config.response_body_mode = modes[1]
                 one.observability_mode = looks_on
-                answers = await exchange.hear(one)
+                answers = await stream.hear(one)
                 assert not (looks_on and answers)
                 kinds = [answer.WhichOneof("response") for answer in answers]
                 assert kinds == sorted(kinds, key=KINDS.index)
@@ -85,8 +85,8 @@ def test_any_order_leaves_nothing(
         except (ServiceError, OutOfOrder):
             pass
         finally:
-            exchange.close()
-            exchange.close()
+            stream.close()
+            stream.close()
         assert chosen == traffic.chosen <= 1
         assert driver.awaited == driver.waiting == traffic.buffered_bytes == 0
         await picker.close()

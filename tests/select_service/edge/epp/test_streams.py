@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from select_service.edge.epp import exchange as exchange_module
+from select_service.edge.epp import processing_stream
 from tests.select_service.edge.epp.gateway import (
     Gateway,
     at_a_gateway,
@@ -227,7 +227,7 @@ async def test_an_unknown_server_moves_nothing(at: Gateway) -> None:
 async def test_a_long_response_keeps_its_reservation(
     at: Gateway, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchange_module, "_SIGN_OF_LIFE_S", 0.0)
+    monkeypatch.setattr(processing_stream, "_SIGN_OF_LIFE_S", 0.0)
     at.seat()
     stream, endpoint = await placed(at, PROMPT)
     await say(stream, response_headers(endpoint))

@@ -12,7 +12,7 @@ import pytest
 from indexer.core.packing import pack_tokens
 from indexer.edge.addresses import Addresses
 from indexer.types import EgressSettings
-from select_service.edge.epp.traffic import PickerTraffic
+from select_service.edge.epp.picker_traffic import PickerTraffic
 from select_service.tokenization.engine_tokenizer import PAUSE_S, EngineTokenizer
 from select_service.types.endpoint_picker import PickerLimits
 from tests.coroutines import run_by

@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from select_service.edge.epp.picker import Choice, Picker
-    from select_service.edge.epp.traffic import PickerTraffic
+    from select_service.edge.epp.picker_traffic import PickerTraffic
     from select_service.types import Outcome
     from select_service.types.endpoint_picker import PickerLimits
 
-__all__ = ["Exchange", "OutOfOrder", "TooMuchHeld"]
+__all__ = ["OutOfOrder", "ProcessingStream", "TooMuchHeld"]
 
 _SUBSET: Final = "envoy.lb.subset_hint"
 _SUBSET_KEY: Final = "x-gateway-destination-endpoint-subset"
@@ -65,7 +65,7 @@ class TooMuchHeld(BoundReached):
     code = "buffered_bytes_exceeded"
 
 
-class Exchange:
+class ProcessingStream:
     """The stream of one HTTP request. `close` it, however it ends."""
 
     def __init__(
