@@ -36,15 +36,6 @@ WORKER_INCOMPLETE: Final = Cause(
     'kv_events "predicted": its blocks are then estimated from what routing put there.',
     10.0,
 )
-EVENTS_ESTIMATED: Final = Cause(
-    "events-estimated",
-    "info",
-    "Workers without KV events are matched by an estimate of what routing put there. It does not "
-    "know what came past this service, what engines have evicted early, or what they generated.",
-    "Nothing has to be done. If the engines can publish KV events, switch them on and register "
-    "kv_events_endpoint: matches are then exact. Tell cached_tokens with prefill_complete or free, "
-    "and the estimate is corrected by them.",
-)
 NO_WORKERS: Final = Cause(
     "no-workers",
     "warning",
@@ -300,26 +291,6 @@ REQUEST_BLOCK_SIZE: Final = Cause(
     "Prompts arrive as hashes of blocks of another size than the workers have, so none matches.",
     "Hash with the block_size that GET /workers shows.",
 )
-RANK_IGNORED: Final = Cause(
-    "rank-ignored",
-    "warning",
-    "Prompts that were reserved for one data-parallel rank of the worker are cached by another: "
-    "the caller sends them to the worker's address without the rank, and the engine balances its "
-    "ranks by itself. Cached prefixes are missed, and load is counted where it is not.",
-    "Pass dp_rank of every selection on: with vLLM as the header X-data-parallel-rank "
-    "(reservation.headers of the Python client). Or give each rank a worker and an address of its "
-    "own.",
-)
-INDEX_UNTRUE: Final = Cause(
-    "index-untrue",
-    "warning",
-    "The engine finds much less of its prompts cached than its events promise: removals do not "
-    "reach this service, another engine's events are credited to it, or prompts are changed on "
-    "their way to it. Its overlap counts for less until its predictions are right again.",
-    "Compare the tokens that reach the engine with those that are routed (GET /trust shows the "
-    "errors). Give the worker its own events endpoint and a replay_endpoint: its index is then "
-    "read again.",
-)
 LORA_MISMATCH: Final = Cause(
     "lora-mismatch",
     "error",
@@ -342,6 +313,35 @@ SALT_AMBIGUOUS: Final = Cause(
     "taken for a media item. Chat template and tokenizer are not to blame.",
     "Run vLLM 0.20.2 or newer, or use salts that are not 64 hex digits (a letter in front is "
     "enough), here and at the engine.",
+)
+RANK_IGNORED: Final = Cause(
+    "rank-ignored",
+    "warning",
+    "Prompts that were reserved for one data-parallel rank of the worker are cached by another: "
+    "the caller sends them to the worker's address without the rank, and the engine balances its "
+    "ranks by itself. Cached prefixes are missed, and load is counted where it is not.",
+    "Pass dp_rank of every selection on: with vLLM as the header X-data-parallel-rank "
+    "(reservation.headers of the Python client). Or give each rank a worker and an address of its "
+    "own.",
+)
+INDEX_UNTRUE: Final = Cause(
+    "index-untrue",
+    "warning",
+    "The engine finds much less of its prompts cached than its events promise: removals do not "
+    "reach this service, another engine's events are credited to it, or prompts are changed on "
+    "their way to it. Its overlap counts for less until its predictions are right again.",
+    "Compare the tokens that reach the engine with those that are routed (GET /trust shows the "
+    "errors). Give the worker its own events endpoint and a replay_endpoint: its index is then "
+    "read again.",
+)
+EVENTS_ESTIMATED: Final = Cause(
+    "events-estimated",
+    "info",
+    "Workers without KV events are matched by an estimate of what routing put there. It does not "
+    "know what came past this service, what engines have evicted early, or what they generated.",
+    "Nothing has to be done. If the engines can publish KV events, switch them on and register "
+    "kv_events_endpoint: matches are then exact. Tell cached_tokens with prefill_complete or free, "
+    "and the estimate is corrected by them.",
 )
 REPLICA_UNREACHABLE: Final = Cause(
     "replica-unreachable",
@@ -410,15 +410,6 @@ NEVER_FREED: Final = Cause(
     "Call DELETE /reservations/{id} at the end of every request, also of those that fail; or "
     "reserve under a lease.",
 )
-REPORTS_STALE: Final = Cause(
-    "load-reports-stale",
-    "warning",
-    "The rank has reported its load but does so no longer: whoever posted /workers/{id}/metrics "
-    "or published kv_metrics has stopped. Thresholds use the reserved load instead. slo-shed "
-    "counts the rank as full, and with enough such ranks admits nothing.",
-    "Start the reporter again, register the worker anew (DELETE, POST) to forget its reports, or "
-    "set --load-report-stale-as unknown, which counts only what is reserved on the rank.",
-)
 EXPIRED_EARLY: Final = Cause(
     "reservations-outlived",
     "warning",
@@ -429,13 +420,14 @@ EXPIRED_EARLY: Final = Cause(
     "long as the caller lives (the Python client does this). output_block also counts as a sign "
     "of life.",
 )
-UNREACHABLE_FROM_HERE: Final = Cause(
-    "unreachable-from-here",
+REPORTS_STALE: Final = Cause(
+    "load-reports-stale",
     "warning",
-    "`select-service doctor --probe` cannot open a TCP connection from where it runs: nothing "
-    "listens there, or a network policy is in the way.",
-    "If the service itself finds nothing wrong with it, only the way from you to the port is "
-    "closed. Otherwise start the engine, or open the port.",
+    "The rank has reported its load but does so no longer: whoever posted /workers/{id}/metrics "
+    "or published kv_metrics has stopped. Thresholds use the reserved load instead. slo-shed "
+    "counts the rank as full, and with enough such ranks admits nothing.",
+    "Start the reporter again, register the worker anew (DELETE, POST) to forget its reports, or "
+    "set --load-report-stale-as unknown, which counts only what is reserved on the rank.",
 )
 CANARY_REFUSED: Final = Cause(
     "canary-refused",
@@ -464,58 +456,18 @@ TEMPLATE_MISMATCH: Final = Cause(
     "Start the engine with the template that requests are to have (vLLM: --chat-template), and "
     "give both routes the same chat_template_kwargs; or tokenize in the gateway.",
 )
+UNREACHABLE_FROM_HERE: Final = Cause(
+    "unreachable-from-here",
+    "warning",
+    "`select-service doctor --probe` cannot open a TCP connection from where it runs: nothing "
+    "listens there, or a network policy is in the way.",
+    "If the service itself finds nothing wrong with it, only the way from you to the port is "
+    "closed. Otherwise start the engine, or open the port.",
+)
 OF_THE_COMMAND: Final = (UNREACHABLE_FROM_HERE,)
 """Found by the command alone, not by the service."""
 
-CAUSES: Final = (
-    WORKER_INCOMPLETE,
-    NO_WORKERS,
-    KERNELS_MISSING,
-    DISCOVERY_STALE,
-    WORKER_ID_SHARED,
-    EVENTS_UNREACHABLE,
-    RANK_FAILING,
-    EVENTS_REFUSED,
-    NO_EVENTS,
-    WRONG_TOPIC,
-    EVENTS_UNREADABLE,
-    BLOCK_SIZE_MISMATCH,
-    EAGLE_MISMATCH,
-    EVENTS_NOT_INDEXED,
-    EVENTS_LOST,
-    EVENTS_TOO_LONG,
-    PAST_EVENTS_MISSING,
-    REPLAY_MUTE,
-    REPLAY_WRONG_RANK,
-    REPLAY_OF_ANOTHER,
-    SEQUENCE_JUMPS,
-    RESTART_STORM,
-    CLOCK_SKEW,
-    CLOCK_SET,
-    RANK_OFFSET,
-    ENDPOINT_SHARED,
-    TOKEN_MISMATCH,
-    FIRST_TOKEN,
-    HASH_MISMATCH,
-    REQUEST_BLOCK_SIZE,
-    LORA_MISMATCH,
-    SALT_MISMATCH,
-    SALT_AMBIGUOUS,
-    RANK_IGNORED,
-    INDEX_UNTRUE,
-    EVENTS_ESTIMATED,
-    REPLICA_UNREACHABLE,
-    REPLICA_REFUSED,
-    REPLICA_SILENT,
-    REPLICA_BEHIND,
-    REPLICA_WORKERS,
-    REPLICA_NAMESAKE,
-    UNKNOWN_MODEL,
-    NEVER_FREED,
-    EXPIRED_EARLY,
-    REPORTS_STALE,
-    CANARY_REFUSED,
-    CANARY_NOT_FOUND,
-    TEMPLATE_MISMATCH,
+CAUSES: Final = tuple(
+    one for one in list(globals().values()) if isinstance(one, Cause) and one not in OF_THE_COMMAND
 )
-"""All that the service can find; the labels of the metric."""
+"""All that the service can find, in the order of reports; the labels of the metric."""
