@@ -78,6 +78,11 @@ class Cursor:
         at = len(self._digests) - self.expected + seq
         return (self._digests[at] or None) if 0 <= at < len(self._digests) else None
 
+    @property
+    def last_digest(self) -> int | None:
+        """Digest of the last batch; None: there is none, or it was given up."""
+        return None if self.last is None else self.digest_of(self.last)
+
     def advance(self, seq: int, digest: int, *, live: bool) -> None:
         """Record that batch `seq`, the expected one, has been applied."""
         assert seq == self.expected

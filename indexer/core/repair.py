@@ -42,8 +42,7 @@ class Repair(ReplayControl):
             self._on_end(now, is_marker=seq == END_MARKER)
 
     def _on_reply(self, seq: int, payload: bytes, now: float) -> None:
-        replay = self._replay
-        assert replay is not None
+        replay = self._running
         digest = self._decoder.digest(payload)
         if not self._is_to_apply(replay, seq, payload, digest, now):
             return
@@ -139,8 +138,7 @@ class Repair(ReplayControl):
 
         If the engine was replaced, what waits is the new one's, and the endpoint must repeat it.
         """
-        replay = self._replay
-        assert replay is not None
+        replay = self._running
         if repeats_last:
             self.tallies.conflicting_replies += 1
         is_fresh = len(self.backlog) > replay.suspects  # something came by the new connection
@@ -173,8 +171,7 @@ class Repair(ReplayControl):
 
         Its past replaces what is held once that has led to this very batch.
         """
-        replay = self._replay
-        assert replay is not None
+        replay = self._running
         if self.is_unproven or not seq:
             self._leave_past(seq)
             self._start_over(now, why, keeps_live=True)
@@ -187,8 +184,7 @@ class Repair(ReplayControl):
 
     def _leave_past(self, seq: int) -> None:
         """Drop waiting batches before `seq`: the past comes with the replay."""
-        replay = self._replay
-        assert replay is not None
+        replay = self._running
         while self.backlog and self.backlog.first < seq:
             self.backlog.pop()
             replay.waiting_before = max(replay.waiting_before - 1, 0)
@@ -199,8 +195,7 @@ class Repair(ReplayControl):
         Waiting batches may be from either engine, unless the endpoint has repeated them; the replay
         has everything up to this moment.
         """
-        replay = self._replay
-        assert replay is not None
+        replay = self._running
         if why == "restarted":
             self.tallies.hidden_restarts += 1
         self._deny(why)
@@ -245,23 +240,16 @@ class Repair(ReplayControl):
 
     def _on_end(self, now: float, *, is_marker: bool) -> None:
         """The endpoint reports the end; only an engine's own end marker is evidence."""
-        replay = self._replay
-        assert replay is not None
+        replay = self._running
         if is_marker and replay.behind is not None and not self._pass_over(replay, now):
             return  # nothing follows it
         if is_marker and replay.is_verified and replay.mode is not Mode.REBUILD:
             self._drop_suspects(replay)
-        last = self.cursor.last
         if replay.mode is Mode.PROBE:
             self._disown(now)
         elif replay.mode is Mode.REBUILD:
             self._end_staging(replay, now, is_marker=is_marker)
-        elif (
-            is_marker
-            and not replay.is_verified
-            and last is not None
-            and self.cursor.digest_of(last) is not None
-        ):
+        elif is_marker and not replay.is_verified and self.cursor.last_digest is not None:
             # our last batch must be among the newest in its buffer, but is not: another engine
             self._judge_stranger(now, repeats_last=False)
         elif not self.backlog:
@@ -395,7 +383,6 @@ class Repair(ReplayControl):
 
     def _end_staging(self, replay: StreamReplay, now: float, *, is_marker: bool) -> None:
         """Handle the end before a rebuild has reached what is known."""
-        last = self.cursor.last
         if replay.staged and replay.progressed and replay.may_ask_again(now):
             self._ask_again(now)  # the end arrived, but not everything before it
         elif replay.target is not None:
@@ -403,12 +390,7 @@ class Repair(ReplayControl):
         elif not replay.staged and not (is_marker and self._may_be_another):
             self._beheaded += 1
             self._end_replay("past_gone", now)
-        elif (
-            is_marker
-            and self._may_be_another
-            and last is not None
-            and self.cursor.digest_of(last) is not None
-        ):
+        elif is_marker and self._may_be_another and self.cursor.last_digest is not None:
             self._judge_stranger(now, repeats_last=False)
         else:
             self._abandon("incomplete", now)

@@ -75,6 +75,12 @@ class ReplayControl(StreamProgress):
         """Whether live messages wait for a replay, or for what it has brought."""
         return self._replay is not None or bool(self._staged)
 
+    @property
+    def _running(self) -> StreamReplay:
+        """The replay, where there is one for certain."""
+        assert self._replay is not None
+        return self._replay
+
     def check(self) -> None:
         """Assert every invariant of the state machine."""
         super().check()
@@ -127,8 +133,7 @@ class ReplayControl(StreamProgress):
 
     def _send_request(self) -> None:
         """Ask from the last applied batch on: its copy shows whether the engine is the same."""
-        replay = self._replay
-        assert replay is not None
+        replay = self._running
         last = self.cursor.last
         if replay.mode is Mode.REBUILD:
             last = len(replay.staged) - 1 if replay.staged else None
@@ -145,8 +150,7 @@ class ReplayControl(StreamProgress):
         self.tallies.replays_asked += 1
 
     def _ask_again(self, now: float) -> None:
-        assert self._replay is not None
-        self._replay.begin_attempt(now)
+        self._running.begin_attempt(now)
         self._send_request()
 
     def _ask_behind(self, replay: StreamReplay, now: float) -> bool:
@@ -248,8 +252,7 @@ class ReplayControl(StreamProgress):
     @property
     def _must_wait(self) -> bool:
         """Whether live batches wait although they would continue what is known."""
-        replay = self._replay
-        assert replay is not None
+        replay = self._running
         if replay.suspects or replay.mode in {Mode.REBUILD, Mode.PROBE}:
             return True
         return self._is_proof_due
