@@ -48,6 +48,18 @@ def audit(tree: RadixTree, holders: Sequence[Holder], retired: Sequence[Holder])
     )
 
 
+def audit_masks(tree: RadixTree, holders: Sequence[Holder], *, below: int, unproven: int) -> None:
+    """Assert that the masks of an index speak of its attached ranks."""
+    assert tree.live | unproven == sum(holder.bit for holder in holders), (
+        "exactly the attached ranks are live, or wait to be proven"
+    )
+    assert not tree.live & unproven, "what is not proven is not seen"
+    for holder in holders:
+        assert not any(holder.blocks[1:]) or (below | unproven) & holder.bit, (
+            "whoever holds something below the device is asked there"
+        )
+
+
 def _audit_shape(tree: RadixTree) -> dict[Node, None]:
     nodes: dict[Node, None] = {}
     orphan_blocks = 0

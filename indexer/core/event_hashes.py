@@ -5,16 +5,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from indexer.core.hashing import block_hashes, unmatchable
 from indexer.core.packing import is_packed
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from indexer.core.events import BlockStored
     from indexer.types import Namespace, PackedHashes
 
-__all__ = ["has_extra_keys", "local_hashes"]
+__all__ = ["COLOURED_SLICE_BLOCKS", "has_extra_keys", "hashes_in_steps", "local_hashes"]
+
+COLOURED_SLICE_BLOCKS: Final = 64
+"""Blocks with media or opaque keys hashed at once."""
+
+_EXTRA_KEYS_COST: Final = 8  # blocks of tokens alone that are hashed in the time of one such block
 
 
 class _Index(Protocol):
@@ -25,7 +32,7 @@ class _Index(Protocol):
 
 
 def has_extra_keys(event: BlockStored) -> bool:
-    """Return whether its blocks depend on more than tokens: each takes as long as eight others."""
+    """Return whether its blocks depend on more than tokens."""
     return event.mm_hashes is not None or event.opaque is not None
 
 
@@ -53,6 +60,22 @@ def local_hashes(
         mm_hashes=mm_hashes,
     )
     return unmatchable(local, opaque) if opaque else local
+
+
+def hashes_in_steps(
+    index: _Index, event: BlockStored, namespace: Namespace, start: int, end: int
+) -> Generator[int, None, PackedHashes]:
+    """Hash blocks with extra keys; yields the cost of each step, in blocks without.
+
+    Raises:
+        ValueError: as `local_hashes`.
+    """
+    hashes = []
+    for at in range(start, end, COLOURED_SLICE_BLOCKS):
+        until = min(at + COLOURED_SLICE_BLOCKS, end)
+        hashes.append(local_hashes(index, event, namespace, at, until))
+        yield COLOURED_SLICE_BLOCKS * _EXTRA_KEYS_COST
+    return b"".join(hashes)
 
 
 def _windows_of_pairs(pairs: list[tuple[int, int]], block_size: int) -> list[int]:

@@ -95,6 +95,17 @@ def cover_block(holder: Holder, tier: int, group: int, place: tuple[Node, int], 
         _count_again(holder, tier, group, name)
 
 
+def cover_named(holder: Holder, tier: int, group: int, names: Sequence[int]) -> int:
+    """Hold blocks that are known by these names on a tier as well; return how many are."""
+    known = 0
+    for name in names:
+        node = holder.where.get(name)
+        if node is not None:
+            cover_block(holder, tier, group, (node, holder.locate(node, name)), name)
+            known += 1
+    return known
+
+
 def _count_again(holder: Holder, tier: int, group: int, name: int) -> None:
     """Count one more reference to a held block, unless only a dump has reported it so far."""
     if not holder.confirm(tier, name):

@@ -11,7 +11,6 @@ from collections import deque
 from contextlib import closing
 from heapq import heappop, heappush
 from itertools import islice
-from struct import Struct
 from typing import TYPE_CHECKING, Final
 
 from indexer.core import (
@@ -20,12 +19,11 @@ from indexer.core import (
     irregular_stores,
     orphans,
     removal,
-    sparse_prefixes,
 )
-from indexer.core.audit import audit
+from indexer.core.audit import audit, audit_masks
 from indexer.core.budget import BlockBudget, TenantBudget
 from indexer.core.checkpoint import CheckpointRestore, CheckpointRun, RankChanged, freeze
-from indexer.core.dump import TIER_OF, DumpEvent, dump_groups, dump_tier
+from indexer.core.dump import dump_groups, dump_tier
 from indexer.core.group_index import GroupIndex
 from indexer.core.group_matches import match_by_group
 from indexer.core.holder import UNDECIDED_GROUP, Holder
@@ -36,7 +34,6 @@ from indexer.core.tiers import Matches, SlotTable, continue_below
 from indexer.types import (
     BASE_NAMESPACE,
     HASH_BYTES,
-    U64_MASK,
     Namespace,
     StreamLimits,
     Tier,
@@ -46,7 +43,7 @@ from indexer.types import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Sized
 
-    from indexer.core.sparse_stores import SparseStore
+    from indexer.core.dump import DumpEvent
     from indexer.types import PackedHashes
 
 _NAMES_PER_VISIT: Final = 64
@@ -72,8 +69,10 @@ class KvIndex:
     ) -> None:
         self.block_size = block_size
         self.is_eagle = is_eagle
-        self._limits = limits or StreamLimits()
-        self.budget = budget or BlockBudget(self._limits).of("")
+        limits = limits or StreamLimits()
+        self.orphan_blocks_max = limits.orphan_blocks_max
+        """Blocks of all ranks together that may wait for a parent."""
+        self.budget = budget or BlockBudget(limits).of("")
         self.capacity = 0
         """Number of slots ever allocated: the length that columns by slot must have."""
         self.tree = RadixTree()
@@ -90,18 +89,13 @@ class KvIndex:
         self._unproven = 0  # mask of holders that no answer and no dump may name yet
         self._retired: deque[Holder] = deque()
         self._dumps = 0  # dumps in progress; ids and nodes must keep their identity meanwhile
-        self._orphan_blocks_dropped = 0
+        self.orphan_blocks_dropped = 0
         self._events_refused = 0
         self.on_clear: Callable[[int], None] | None = None
         """Is told the slot of a rank whose cache is empty, whether or not the index had any of it.
 
         It must not lead back here, or whoever lets go of an index keeps it until the collector
         comes."""
-
-    @property
-    def orphan_blocks_max(self) -> int:
-        """Blocks of all ranks together that may wait for a parent."""
-        return self._limits.orphan_blocks_max
 
     # ---- room
 
@@ -149,12 +143,12 @@ class KvIndex:
     def clear(self, rank: WorkerRank) -> None:
         """Forget all blocks, counts and orphans of a rank on every tier. O(1), see `detach`."""
         holder = self._ranks.get(rank)
-        if holder is not None and self.on_clear is not None:
+        if holder is None:
+            return
+        if self.on_clear is not None:
             self.on_clear(holder.slot)
-        is_unproven = holder is not None and self._unproven & holder.bit
-        if holder is not None and (
-            holder.where or holder.waiting or holder.limiting is not None or is_unproven
-        ):
+        is_unproven = self._unproven & holder.bit
+        if holder.where or holder.waiting or holder.limiting is not None or is_unproven:
             self._retire(holder)
             self._enter(rank, holder.slot)
 
@@ -245,7 +239,7 @@ class KvIndex:
         if live and self.tree.orphan_blocks > self.orphan_blocks_max:
             here, ranks = self.tree.live | self._unproven, len(self._ranks)
             dropped = orphans.drop_old(self.tree, holder, self.orphan_blocks_max, here, ranks)
-            self._orphan_blocks_dropped += dropped
+            self.orphan_blocks_dropped += dropped
         return accepted or 0
 
     def heal(self, rank: WorkerRank) -> bool:
@@ -271,19 +265,7 @@ class KvIndex:
         counts = holder.counts[tier]
         if group == holder.home and (counts is None or counts.are_plain(engine_hashes)):
             return removal.uncover_listed(self.tree, holder, tier, engine_hashes)
-        found = 0
-        for name in engine_hashes:
-            node = holder.where.get(name)
-            if node is None:
-                continue
-            place = (node, holder.locate(node, name))
-            if not holdings.holds(holder, tier, place, name):
-                continue
-            dropped, last = holder.drop_reference(tier, name, group)
-            found += dropped
-            if last:
-                removal.uncover(self.tree, holder, tier, place, name)
-        return found
+        return removal.drop_references(self.tree, holder, tier, group, engine_hashes)
 
     def mark_on_tier(
         self, rank: WorkerRank, tier: Tier, engine_hashes: Sequence[int], *, group: int = 0
@@ -296,13 +278,7 @@ class KvIndex:
         holder = self._ranks[rank]
         if group != holder.home:
             group = holder.group_of_store(group)
-        known = 0
-        for name in engine_hashes:
-            node = holder.where.get(name)
-            if node is not None:
-                place = (node, holder.locate(node, name))
-                holdings.cover_block(holder, tier, group, place, name)
-                known += 1
+        known = holdings.cover_named(holder, tier, group, engine_hashes)
         if tier and known:
             self._below |= holder.bit
         return known
@@ -320,18 +296,9 @@ class KvIndex:
             if holder.limiting is not None:
                 holder.limiting.prefixes, holder.limiting.is_in_force = None, False
 
-    def store_prefix(self, rank: WorkerRank, told: SparseStore) -> Iterator[int]:
-        """Hold the blocks that a store event spans, step by step; yields the blocks of each."""
-        holder = self._ranks[rank]
-        assert holder.limiting is not None
-        prefixes = holder.limiting.prefixes
-        assert prefixes is not None
-        return sparse_prefixes.store(self, holder, prefixes, told)
-
-    def drop_unneeded(self, rank: WorkerRank, engine_hashes: Sequence[int]) -> Iterator[int]:
-        """Let go, step by step, of prefixes that only these blocks needed, if no group has them."""
-        holder = self._ranks[rank]
-        return sparse_prefixes.drop_unneeded(self.tree, holder, engine_hashes)
+    def holder(self, rank: WorkerRank) -> Holder:
+        """Return what an attached rank holds; its home group needs no entry in its counts."""
+        return self._ranks[rank]
 
     def namespace_of(self, rank: WorkerRank, engine_hash: int) -> Namespace | None:
         """Return the namespace that a child of this block inherits; None: unknown block."""
@@ -424,43 +391,6 @@ class KvIndex:
         finally:
             self._dumps -= 1
 
-    def load(self, event: DumpEvent) -> int:
-        """Apply an event of a dump, ours or the reference's; return how many blocks it changed.
-
-        Ranks are attached as needed. Events may come in any order: early ones wait as orphans, and
-        the limit on orphans applies again only with the next live store. Blocks told twice, by
-        dumps or by a dump and then the engine, are held once.
-        """
-        rank = WorkerRank(event.worker_id, event.event.dp_rank)
-        tier = TIER_OF[event.storage_tier]
-        self.attach(rank)
-        change = event.event.data
-        if change == "cleared":
-            self.clear(rank)
-            return 0
-        if change.removed:
-            names = [name & U64_MASK for name in change.removed.block_hashes]
-            return self.remove(rank, tier, names, group=UNDECIDED_GROUP)
-        if not change.stored:
-            return 0
-        stored = change.stored
-        if stored.cache_groups:
-            return self.groups.load(rank, tier, stored.cache_groups)
-        local = [block.tokens_hash & U64_MASK for block in stored.blocks]
-        names = [block.block_hash & U64_MASK for block in stored.blocks]
-        accepted = self.store(
-            rank,
-            tier,
-            None if stored.parent_hash is None else stored.parent_hash & U64_MASK,
-            names,
-            Struct(f"<{len(local)}Q").pack(*local),
-            namespace=Namespace(stored.lora_name or "", stored.cache_salt or ""),
-            group=UNDECIDED_GROUP,
-        )
-        if accepted:
-            self._ranks[rank].note_hearsay(tier, names)
-        return accepted
-
     # ---- a rank's blocks on disk
 
     def holds_anything(self, rank: WorkerRank) -> bool:
@@ -506,10 +436,6 @@ class KvIndex:
         finally:
             self._dumps -= 1
 
-    def home_of(self, rank: WorkerRank) -> int | None:
-        """Return the rank's home group, whose references need no entry in its counts."""
-        return self._ranks[rank].home
-
     def thaw(self, rank: WorkerRank, home: int | None) -> CheckpointRestore:
         """Begin to fill an empty rank with frozen runs; it stays invisible until `credit`.
 
@@ -548,11 +474,6 @@ class KvIndex:
                 stats: IndexStats = told.value
                 return stats
 
-    @property
-    def orphan_blocks_dropped(self) -> int:
-        """This one counter, without counting the rest."""
-        return self._orphan_blocks_dropped
-
     def count_in_steps(self) -> Generator[None, None, IndexStats]:
         """Return the counters, yielding after every few ranks; they may change in between."""
         tree = self.tree
@@ -562,7 +483,7 @@ class KvIndex:
             blocks=tree.blocks,
             holdings=held.holdings,
             orphan_blocks=tree.orphan_blocks,
-            orphan_blocks_dropped=self._orphan_blocks_dropped,
+            orphan_blocks_dropped=self.orphan_blocks_dropped,
             events_refused=self._events_refused,
             unswept=self._unswept(),
             bytes=held.bytes,
@@ -570,16 +491,8 @@ class KvIndex:
 
     def check(self) -> None:
         """Assert every invariant of the index. O(everything)."""
-        audit(self.tree, [*self._ranks.values()], [*self._retired])
-        assert self.tree.live | self._unproven == sum(h.bit for h in self._ranks.values()), (
-            "exactly the attached ranks are live, or wait to be proven"
-        )
-        assert not self.tree.live & self._unproven, "what is not proven is not seen"
-        assert {slot: rank for rank, h in self._ranks.items() for slot in [h.slot]} == (
-            self._rank_of
-        ), "each rank has one slot and each slot one rank"
-        for holder in self._ranks.values():
-            below = (self._below | self._unproven) & holder.bit
-            assert not any(holder.blocks[1:]) or below, (
-                "whoever holds something below the device is asked there"
-            )
+        holders = [*self._ranks.values()]
+        audit(self.tree, holders, [*self._retired])
+        audit_masks(self.tree, holders, below=self._below, unproven=self._unproven)
+        slots = {holder.slot: rank for rank, holder in self._ranks.items()}
+        assert slots == self._rank_of, "each rank has one slot and each slot one rank"

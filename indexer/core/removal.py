@@ -65,6 +65,25 @@ def uncover_listed(tree: RadixTree, holder: Holder, tier: int, names: Sequence[i
     return found
 
 
+def drop_references(
+    tree: RadixTree, holder: Holder, tier: Tier, group: int, names: Sequence[int]
+) -> int:
+    """Drop one reference of a group per block on one tier; return how many existed."""
+    found = 0
+    for name in names:
+        node = holder.where.get(name)
+        if node is None:
+            continue
+        place = (node, holder.locate(node, name))
+        if not holds(holder, tier, place, name):
+            continue
+        dropped, last = holder.drop_reference(tier, name, group)
+        found += dropped
+        if last:
+            uncover(tree, holder, tier, place, name)
+    return found
+
+
 def _drop_tail(tree: RadixTree, holder: Holder, node: Node, names: Sequence[int], done: int) -> int:
     """Cut the end off a leaf that is the rank's own, on the device only, as most evictions do.
 

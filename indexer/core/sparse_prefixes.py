@@ -63,13 +63,14 @@ class _Index(Protocol):
     ) -> int: ...
 
 
-def store(
-    index: _Index, holder: Holder, prefixes: SparsePrefixes, told: SparseStore
-) -> Iterator[int]:
+def store(index: _Index, holder: Holder, told: SparseStore) -> Iterator[int]:
     """Hold the prefix of the blocks named; yield the number of blocks after each step.
 
     A prefix whose beginning is not known is left out.
     """
+    assert holder.limiting is not None
+    prefixes = holder.limiting.prefixes
+    assert prefixes is not None
     yield from _correct(index, holder, prefixes, told)
     span = told.span
     if not told.names and span == 1:

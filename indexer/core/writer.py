@@ -9,8 +9,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from indexer.core import sparse_prefixes
 from indexer.core.cache_groups import GroupRule, rule_of
-from indexer.core.event_hashes import has_extra_keys, local_hashes
+from indexer.core.event_hashes import (
+    COLOURED_SLICE_BLOCKS,
+    has_extra_keys,
+    hashes_in_steps,
+    local_hashes,
+)
 from indexer.core.events import AllBlocksCleared, BadEvent, BlockRemoved, BlockStored
 from indexer.core.name_map import NameMap
 from indexer.core.node import Node
@@ -18,7 +24,7 @@ from indexer.core.sparse_stores import SparseStore
 from indexer.types import BASE_NAMESPACE, Namespace, Tier, WorkerRank
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Iterator
 
     from indexer.core.events import Event, EventBatch, Names
     from indexer.core.index import KvIndex
@@ -36,9 +42,6 @@ SLICE_BLOCKS: Final = 512
 
 CHECK_COST_BLOCKS: Final = SLICE_BLOCKS // 3
 """Cost of validating a slice of a long store before any of it is written."""
-
-COLOURED_SLICE_BLOCKS: Final = SLICE_BLOCKS // 8
-"""Blocks with media or opaque keys hashed at once: each takes as long as eight others."""
 
 EVENT_COST_BLOCKS: Final = 8
 """Cost of an event besides its blocks, in blocks."""
@@ -60,6 +63,7 @@ class IndexWriter:
         are_of_one_model: Whether one batch told of full attention and of groups that limit it; only
             then is it known that a match needs the latter. An engine tells of all groups at once.
         clearings: Times all blocks of a rank went at once, for whatever reason.
+        ranks: Every rank this stream wrote to since it was last cleared.
     """
 
     __slots__ = (
@@ -75,11 +79,11 @@ class IndexWriter:
         "_rank",
         "_slices",
         "_tallies",
-        "_written",
         "are_of_one_model",
         "clearings",
         "is_busy",
         "is_whole",
+        "ranks",
     )
 
     def __init__(self, index: KvIndex, rank: WorkerRank, tallies: StreamCounters) -> None:
@@ -93,7 +97,7 @@ class IndexWriter:
         self._main_told: int | None = None
         self._limiting_told: int | None = None
         self.are_of_one_model = False
-        self._written = {rank}
+        self.ranks = {rank}
         self._batch: EventBatch | None = None
         self._rank = rank  # of the batch being written
         self._next = 0
@@ -109,7 +113,7 @@ class IndexWriter:
         if name is not None and name != rank.dp_rank:
             if name in worker_ranks:
                 rank = WorkerRank(rank.worker_id, name)
-                self._written.add(rank)
+                self.ranks.add(rank)
             else:  # for example a global rank: trust the listener instead
                 self._tallies.foreign_ranks += 1
         self._index.attach(rank)  # costs nothing, and a detached rank may still have a listener
@@ -152,11 +156,6 @@ class IndexWriter:
         self.is_busy = False
 
     @property
-    def ranks(self) -> set[WorkerRank]:
-        """Every rank this stream wrote to since it was last cleared."""
-        return self._written
-
-    @property
     def groups(self) -> dict[int, bool]:
         """Cache groups announced by the engine, and whether a match consists of their blocks."""
         return self._groups
@@ -181,12 +180,10 @@ class IndexWriter:
             if isinstance(event, BlockStored):
                 told.update(names)
                 names = [] if event.parent is None else [event.parent]
-            if any(name not in told and self._is_unknown(name) for name in names):
+            namespace_of = self._index.namespace_of
+            if any(name not in told and not namespace_of(self._own_rank, name) for name in names):
                 return True
         return False
-
-    def _is_unknown(self, name: int) -> bool:
-        return self._index.namespace_of(self._own_rank, name) is None
 
     def _is_filed(self, event: BlockStored | BlockRemoved) -> bool:
         is_main = self._groups.get(event.group, event.group == 0)
@@ -197,10 +194,10 @@ class IndexWriter:
     def forget_blocks(self) -> None:
         """Clear every rank this stream wrote to."""
         self.clearings += 1
-        for rank in self._written:
+        for rank in self.ranks:
             if self._index.slot_of(rank) is not None:
                 self._index.clear(rank)
-        self._written = {self._own_rank}
+        self.ranks = {self._own_rank}
 
     def forget(self) -> None:
         """Forget everything: another engine, with other groups, follows."""
@@ -223,7 +220,7 @@ class IndexWriter:
         elif isinstance(event, AllBlocksCleared):
             self._index.clear(self._rank)
             self.clearings += 1
-            self.is_whole = self._written == {self._rank}
+            self.is_whole = self.ranks == {self._rank}
             outcome = APPLIED
         else:
             outcome = event.reason if isinstance(event, BadEvent) else "no_op"
@@ -238,19 +235,18 @@ class IndexWriter:
         Each slice continues the one before it, so that the index is correct at any time.
         """
         local: list[PackedHashes] = []
-        outcome = APPLIED
-        seen = NameMap()
+        outcome, seen = APPLIED, NameMap()
         for at, names in _slices_of(event.block_hashes):
-            unique = set(names)
+            unique, end = set(names), at + len(names)
             if len(unique) < len(names) or event.parent in unique or not seen.knows_none(names):
                 outcome = "duplicate_hash"  # the index only notices duplicates within a slice
                 break
             seen.file(names, _NODE)
             try:
                 if has_extra_keys(event):
-                    hashes = yield from self._coloured_hashes(event, namespace, at, len(names))
+                    hashes = yield from hashes_in_steps(self._index, event, namespace, at, end)
                 else:
-                    hashes = local_hashes(self._index, event, namespace, at, at + len(names))
+                    hashes = local_hashes(self._index, event, namespace, at, end)
             except ValueError:  # a token beyond 32 bits
                 outcome = "malformed"
                 break
@@ -288,7 +284,10 @@ class IndexWriter:
             self._remove_some(event.tier, names, event.group)
             yield len(names)
             if self._is_sparse(event.group):
-                yield from self._index.drop_unneeded(self._rank, names)
+                index = self._index
+                yield from sparse_prefixes.drop_unneeded(
+                    index.tree, index.holder(self._rank), names
+                )
 
     def _remove_some(self, tier: Tier, names: Names, group: int) -> None:
         if group in self._limiting:
@@ -353,7 +352,7 @@ class IndexWriter:
             names=event.block_hashes,
             namespace=namespace,
         )
-        yield from self._index.store_prefix(self._rank, told)
+        yield from sparse_prefixes.store(self._index, self._index.holder(self._rank), told)
 
     def note_main(self, number: int) -> None:
         """Note that batch `number` names a group of full attention."""
@@ -428,8 +427,9 @@ class IndexWriter:
             # learned from remote blocks as well
             is_main = self._learn_group(event, event.attention)
         else:
-            if group not in self._groups:
-                self._adopt(group)
+            told = None if group in self._groups else self._index.groups.rules(self._rank)
+            if told and group in told:  # by a dump: the engine has not named it yet
+                self._groups[group], self._limiting[group] = False, told[group]
             # removals and old engines do not name the kind: use what is remembered, or group 0
             is_main = self._groups.get(group, group == 0)
         if event.is_remote:
@@ -439,12 +439,6 @@ class IndexWriter:
         if not is_main and group not in self._limiting:
             return "other_group"
         return None if event.block_hashes or self._is_sparse(group) else "empty"
-
-    def _adopt(self, group: int) -> None:
-        """Take over what a dump has told of a group that the engine has not named yet."""
-        rule = self._index.groups.rules(self._rank).get(group)
-        if rule is not None:
-            self._groups[group], self._limiting[group] = False, rule
 
     def _learn_group(self, event: BlockStored, attention: str) -> bool:
         group, is_main = event.group, attention in MAIN_ATTENTION
@@ -458,10 +452,8 @@ class IndexWriter:
             self._limit()
         if event.is_placeholder and group in self._limiting:
             return is_main  # it tells no block size
-        rule = None
-        if not is_main:
-            size = event.block_size or self._index.block_size
-            rule = rule_of(attention, event.window, size, self._index.block_size)
+        own = self._index.block_size
+        rule = None if is_main else rule_of(attention, event.window, event.block_size or own, own)
         if rule is not None:
             self._limiting[group] = rule
             self._limiting_told = self._number
@@ -490,27 +482,14 @@ class IndexWriter:
 
     def _namespace(self, event: BlockStored) -> Namespace:
         """Return adapter and salt of the blocks; later events inherit them from their parent."""
-        inherited = None
+        inherited = BASE_NAMESPACE
         if event.parent is not None:
-            inherited = self._index.namespace_of(self._rank, event.parent)
+            inherited = self._index.namespace_of(self._rank, event.parent) or BASE_NAMESPACE
         if not event.lora_name and not event.cache_salt:
-            return inherited or BASE_NAMESPACE
-        if inherited is None:
-            return Namespace(event.lora_name, event.cache_salt)
+            return inherited
         return Namespace(
             event.lora_name or inherited.lora_name, event.cache_salt or inherited.cache_salt
         )
-
-    def _coloured_hashes(
-        self, event: BlockStored, namespace: Namespace, start: int, blocks: int
-    ) -> Generator[int, None, PackedHashes]:
-        """Hash a slice of a long event whose blocks depend on more than tokens."""
-        hashes = []
-        for at in range(start, start + blocks, COLOURED_SLICE_BLOCKS):
-            end = min(at + COLOURED_SLICE_BLOCKS, start + blocks)
-            hashes.append(local_hashes(self._index, event, namespace, at, end))
-            yield SLICE_BLOCKS
-        return b"".join(hashes)
 
 
 def _slices_of(names: Names) -> Iterator[tuple[int, list[int]]]:

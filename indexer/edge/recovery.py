@@ -2,7 +2,7 @@
 
 The dump is streamed into staged indexes that nobody sees yet, a slice per turn of the loop. Only a
 complete dump is put in place, so a peer that breaks off leaves nothing behind. No failure here is
-fatal. `core/dump_reader` cuts the text, `KvIndex.load` applies it.
+fatal. `core/dump_reader` cuts the text, `load_event` applies it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
-from indexer.core.dump import DumpChange, DumpEvent, DumpKvEvent, DumpStored
+from indexer.core.dump import DumpChange, DumpEvent, DumpKvEvent, DumpStored, load_event
 from indexer.core.dump_reader import UNREADABLE, DumpReader, ScopeOpened
 from indexer.core.index import KvIndex
 from indexer.edge.addresses import Addresses
@@ -221,7 +221,7 @@ class Recovery:
                     continue
                 assert index is not None, "events belong to a scope"
                 for event in self._events_of(found):
-                    self.blocks += index.load(event)
+                    self.blocks += load_event(index, event)
                     await self._give_way()
             await self._give_way()
         reader.finish()

@@ -405,7 +405,7 @@ class IndexSnapshots:
             dp_rank=stream.rank.dp_rank,
             endpoint=source.endpoint,
             replay_endpoint=source.replay_endpoint,
-            home=index.home_of(stream.rank),
+            home=index.holder(stream.rank).home,
             is_uncertain=bool(memory.lost_batches)
             and self._registry.on_event_loss is EventLossPolicy.KEEP,
             memory=memory,

@@ -20,6 +20,7 @@ import msgspec
 from xxhash import xxh3_64_intdigest
 
 from indexer.core import wire
+from indexer.core.dump import load_event
 from indexer.core.dump_reader import DumpReader, ScopeOpened
 from indexer.core.events import BlockRemoved, BlockStored, EventBatch
 from indexer.core.index import KvIndex
@@ -131,7 +132,7 @@ def dumps(data: bytes) -> None:
         except BadDump:
             continue
         if event is not None:
-            index.load(event)
+            load_event(index, event)
             index.check()
     if index is not None:
         for event in index.dump():

@@ -158,7 +158,7 @@ def save(selector: Selector, number: int, between: Any) -> Saved | None:
     for run in selector.index.freeze(stream.rank):
         runs.append(run)
         between()
-    home = selector.index.home_of(stream.rank)
+    home = selector.index.holder(stream.rank).home
     return home, stream.memory(), msgspec.msgpack.encode(runs)
 
 

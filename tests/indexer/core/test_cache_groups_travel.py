@@ -9,7 +9,7 @@ import pytest
 
 from indexer.core.cache_groups import GroupRule
 from indexer.core.checkpoint import CheckpointRun
-from indexer.core.dump import DumpEvent
+from indexer.core.dump import DumpEvent, load_event
 from indexer.core.hashing import block_hashes
 from indexer.core.index import KvIndex
 from indexer.core.stream import EventStream
@@ -46,7 +46,7 @@ def same_matches(one: KvIndex, other: KvIndex) -> None:
 def thawed(index: KvIndex, *, is_proven: bool = True) -> KvIndex:
     encoded = msgspec.msgpack.encode([*index.freeze(RANK)])
     other = KvIndex(4)
-    thaw = other.thaw(RANK, index.home_of(RANK))
+    thaw = other.thaw(RANK, index.holder(RANK).home)
     for run in msgspec.msgpack.decode(encoded, type=list[CheckpointRun]):
         thaw.add(run)
     assert rows(other, 1) == {}, "nobody sees it before it is proven"
@@ -58,7 +58,7 @@ def thawed(index: KvIndex, *, is_proven: bool = True) -> KvIndex:
 def loaded(index: KvIndex) -> KvIndex:
     other = KvIndex(4)
     for event in index.dump():
-        other.load(msgspec.json.decode(msgspec.json.encode(event), type=DumpEvent))
+        load_event(other, msgspec.json.decode(msgspec.json.encode(event), type=DumpEvent))
     return other
 
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from indexer.core.checkpoint import BadCheckpoint, CheckpointRun, RankChanged
-from indexer.core.dump import DumpBlock, DumpChange, DumpEvent, DumpKvEvent, DumpStored
+from indexer.core.dump import DumpBlock, DumpChange, DumpEvent, DumpKvEvent, DumpStored, load_event
 from indexer.core.hashing import pack_u64
 from indexer.core.index import KvIndex
 from indexer.core.node import OrphanRoot
@@ -88,7 +88,7 @@ def survives(index: KvIndex, between: Callable[[int], None] = lambda _: None) ->
     before = portrait(index, MINE)
     runs = frozen(index, between)
     assert portrait(index, MINE) == before, "freezing changes nothing"
-    home = index.home_of(MINE)
+    home = index.holder(MINE).home
     empty, busy = KvIndex(16), KvIndex(16)
     for start in (1, 3, 50):
         store(busy, start, 9, rank=OTHER)
@@ -163,7 +163,7 @@ def test_what_waits_for_its_parent() -> None:
 def test_what_only_a_dump_has_told() -> None:
     index = KvIndex(16)
     blocks = [DumpBlock(block_hash=name, tokens_hash=name) for name in (1, 2, 3)]
-    index.load(DumpEvent(1, DumpKvEvent(DumpChange(DumpStored(blocks)))))
+    load_event(index, DumpEvent(1, DumpKvEvent(DumpChange(DumpStored(blocks)))))
     copy = survives(index)
     store(copy, 1, 3)
     copy.remove(MINE, Tier.DEVICE, [3])

@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 import indexer.core.radix_tree as tree_module
 from indexer.core import holdings
 from indexer.core.checkpoint import CheckpointRestore, CheckpointRun
-from indexer.core.dump import TIER_OF, DumpEvent
+from indexer.core.dump import TIER_OF, DumpEvent, load_event
 from indexer.core.hashing import pack_u64
 from indexer.core.index import KvIndex
 from indexer.types import Tier, WorkerRank
@@ -237,7 +237,7 @@ class IndexMachine(RuleBasedStateMachine):
                 self.frozen.append(msgspec.msgpack.decode(_encode(run), type=CheckpointRun))
                 return
             self.freezing = None
-            home = self.index.home_of(self.moving)
+            home = self.index.holder(self.moving).home
             self.index.clear(self.moving)
             self.thaw = self.index.thaw(self.moving, home)
         assert self.thaw is not None
@@ -264,7 +264,7 @@ class IndexMachine(RuleBasedStateMachine):
         copy = KvIndex(16)
         self._settle_all()
         for event in self.index.dump():
-            copy.load(event)
+            load_event(copy, event)
         copy.check()
         for prompt in self.twin.prompts():
             assert self._rows(copy, prompt) == self.twin.rows(prompt)

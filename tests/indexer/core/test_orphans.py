@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from indexer.core.dump import DumpBlock, DumpChange, DumpEvent, DumpKvEvent, DumpStored
+from indexer.core.dump import DumpBlock, DumpChange, DumpEvent, DumpKvEvent, DumpStored, load_event
 from indexer.core.index import KvIndex
 from indexer.types import Namespace, StreamLimits
 from tests.indexer.core.indices import CPU, GPU, A, B, pack, rows, swept
@@ -27,7 +27,7 @@ def told(index: KvIndex, *names: int, parent: int | None = None) -> None:
     """A dump says that rank A holds these blocks, each with its name as content."""
     blocks = [DumpBlock(block_hash=name, tokens_hash=name) for name in names]
     stored = DumpStored(blocks, parent_hash=parent)
-    index.load(DumpEvent(A.worker_id, DumpKvEvent(DumpChange(stored), dp_rank=A.dp_rank)))
+    load_event(index, DumpEvent(A.worker_id, DumpKvEvent(DumpChange(stored), dp_rank=A.dp_rank)))
 
 
 def test_a_name_that_moves_is_no_hearsay_any_more(index: KvIndex) -> None:

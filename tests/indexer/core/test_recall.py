@@ -46,7 +46,7 @@ class Life:
         self.now = 0.0
         if of is not None:
             assert of.stream.is_at_rest
-            thaw = self.index.thaw(RANK, of.index.home_of(RANK))
+            thaw = self.index.thaw(RANK, of.index.holder(RANK).home)
             for run in of.index.freeze(RANK):
                 thaw.add(run)
             self.stream.recall(of.stream.memory(), self.now)

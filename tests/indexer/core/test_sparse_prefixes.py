@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from indexer.core.checkpoint import CheckpointRun
-from indexer.core.dump import DumpEvent
+from indexer.core.dump import DumpEvent, load_event
 from indexer.core.hashing import block_hashes
 from indexer.core.index import KvIndex
 from indexer.core.stream import EventStream
@@ -235,7 +235,7 @@ def test_what_cannot_be_placed_is_credited_nowhere() -> None:
 def thawed(index: KvIndex) -> KvIndex:
     encoded = msgspec.msgpack.encode([*index.freeze(RANK)])
     other = KvIndex(SIZE)
-    thaw = other.thaw(RANK, index.home_of(RANK))
+    thaw = other.thaw(RANK, index.holder(RANK).home)
     for run in msgspec.msgpack.decode(encoded, type=list[CheckpointRun]):
         thaw.add(run)
     other.credit(RANK)
@@ -245,7 +245,7 @@ def thawed(index: KvIndex) -> KvIndex:
 def loaded(index: KvIndex) -> KvIndex:
     other = KvIndex(SIZE)
     for event in index.dump():
-        other.load(msgspec.json.decode(msgspec.json.encode(event), type=DumpEvent))
+        load_event(other, msgspec.json.decode(msgspec.json.encode(event), type=DumpEvent))
     return other
 
 
