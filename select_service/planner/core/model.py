@@ -20,6 +20,7 @@ from select_service.planner.core.correction import (
 from select_service.planner.core.demand import Demand
 from select_service.planner.core.forecast_errors import EXACT
 from select_service.planner.core.marginal_value import table_of
+from select_service.planner.core.model_report import ModelReport, due
 from select_service.planner.core.parts import PARTS
 from select_service.planner.core.pool import SAME, NeedStretch, PlannedPool, PoolSettings
 from select_service.planner.core.reactive import ArrivalRate, Surge, rate_ended
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from select_service.planner.core.profile import Floats
     from select_service.planner.core.surface import Surface
 
-__all__ = ["ModelReport", "PlannedModel"]
+__all__ = ["PlannedModel"]
 
 MISSED_MAX: Final = 3
 """Intervals without data after which the pool follows its load alone."""
@@ -288,7 +289,7 @@ class PlannedModel:
                 pool.surge()
             if not pool.has_more:
                 if not is_told and pool.slow != pool.state.desired:
-                    told.reasons.append(_due(pool))
+                    told.reasons.append(due(pool))
             elif pool.wanted > pool.state.desired:
                 told.reasons.append(f"{pool.key}: {pool.fast} at once: {pool.surge_why}")
             else:
@@ -472,38 +473,6 @@ class PlannedModel:
             if pool.key.role != "prefill":
                 expected = expected_itl_ms(self.surface, window, engines)
                 self.d_correction.hear(window.itl_ms, expected, samples, steady=steady)
-
-
-class ModelReport:
-    """One model's part of a decision, in words and terms."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.reasons: list[str] = []
-        self.infeasible: list[str] = []
-        self.terms: dict[str, float] = {}
-
-    def take(self, pool: PlannedPool, need: Need) -> None:
-        """Add the need of a pool."""
-        rate = need.terms["rate"]
-        engines = f"{_up(need.engines)} engines serve them"
-        self.reasons.append(f"{pool.key}: {rate:.2f} requests/s are expected, {engines}")
-        if need.infeasible:
-            self.infeasible.append(f"{pool.key}: {need.infeasible}")
-        for name, value in need.terms.items():
-            self.terms[f"{pool.key}:{name}"] = value
-        self.terms[f"{pool.key}:engines"] = need.engines
-
-
-def _due(pool: PlannedPool) -> str:
-    """Say why an unchanged plan asks for another count now."""
-    needed = f"{_up(pool.engines)} engines are planned until engines ordered now have started"
-    return f"{pool.key}: {pool.slow}: {needed}" + (f", and {pool.why}" if pool.why else "")
-
-
-def _up(engines: float) -> str:
-    """Format with two digits, such that it rounds up to the same whole engines."""
-    return f"{math.ceil(100 * (engines - SAME)) / 100:.2f}"
 
 
 def _as_wrong_as_usual(rate: float, usual: float, seconds: float) -> float:
