@@ -4,6 +4,7 @@ Rows are those of `select_service.settings.table`; one that several commands hav
 Names are those of the reference planner where the meaning is the same.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Final, TypeAlias
 from urllib.parse import urlsplit
@@ -355,122 +356,101 @@ class RunSettings(TuningSettings, frozen=True, kw_only=True):
         Raises:
             SettingsError: naming one.
         """
-        is_single = self.targets is None
-        asks_prometheus = self.metrics_source == "prometheus"
-        asks_selectors = self.metrics_source == "selector" or self.drain
         usual = RunSettings()
-        for given, name, is_used in (
-            (
-                self.selector,
-                "--selector is of --metrics-source selector and of --drain",
-                asks_selectors,
-            ),
-            (
-                self.selector_lookup_interval != usual.selector_lookup_interval,
-                "--selector-lookup-interval is of --selector",
-                bool(self.selector),
-            ),
-            (
-                self.token_file,
-                "--token-file is for the selectors of --metrics-source selector and of --drain; "
-                "Prometheus has --prometheus-token-file",
-                asks_selectors,
-            ),
-            *(
-                (
-                    getattr(self, name) != getattr(usual, name),
-                    f"--{name.replace('_', '-')} is of --metrics-source prometheus",
-                    asks_prometheus,
-                )
-                for name in _OF_PROMETHEUS
-            ),
-            (
-                self.prometheus_token_file,
-                "--prometheus-token-file and --prometheus-basic-auth-file: one of them is shown",
-                self.prometheus_basic_auth_file is None,
-            ),
-            (
-                self.prometheus_token_file or self.prometheus_basic_auth_file,
-                "--prometheus-url contains a user's name: a file of credentials replaces it",
-                "@" not in self.prometheus_url,
-            ),
-            (
-                self.prometheus_ca,
-                "--prometheus-ca is for a --prometheus-url with https://",
-                self.prometheus_url.startswith("https:"),
-            ),
-            (
-                self.trace,
-                "--trace is of --metrics-source trace",
-                self.metrics_source == "trace",
-            ),
-            (self.model_name, "--model-name: --targets names them", is_single),
-            (self.profile_results_dir, "--profile-results-dir: --targets names them", is_single),
-            (
-                self.kubernetes_api,
-                "--kubernetes-api is of --connector kubernetes",
-                self.connector == "kubernetes",
-            ),
-            (
-                self.namespace,
-                "--namespace is of --connector kubernetes",
-                self.connector == "kubernetes",
-            ),
-            (
-                self.ray_token_file,
-                "--ray-token-file is of --connector ray",
-                self.connector == "ray",
-            ),
-            (
-                self.ray_dashboard != usual.ray_dashboard,
-                "--ray-dashboard is of --connector ray",
-                self.connector == "ray",
-            ),
-            (
-                self.drain_timeout != usual.drain_timeout,
-                "--drain-timeout is of --drain",
-                self.drain,
-            ),
-            (
-                self.load_interval != usual.load_interval,
-                "--load-interval is of the loop that --no-load-loop leaves out",
-                not self.no_load_loop,
-            ),
-            (
-                self.proxy_from_environment,
-                "--proxy-from-environment is of --metrics-source prometheus, --connector "
-                "kubernetes and --connector ray",
-                asks_prometheus or self.connector in {"kubernetes", "ray"},
-            ),
-        ):
-            if given and not is_used:
-                raise SettingsError(name)
-        for name in () if is_single else _OF_ONE_MODEL:
-            if getattr(self, name) != getattr(usual, name):
-                flag = name.replace("_", "-")
-                raise SettingsError(f"--{flag}: with --targets, the file says so of each model")
+        for names, what, is_used in _USES:
+            for name in names:
+                if getattr(self, name) != getattr(usual, name) and not is_used(self):
+                    raise SettingsError(what.format("--" + name.replace("_", "-")))
 
 
-_OF_PROMETHEUS: Final = (
-    "prometheus_url",
-    "prometheus_token_file",
-    "prometheus_basic_auth_file",
-    "prometheus_ca",
-    "prometheus_names",
+def _asks_prometheus(settings: RunSettings) -> bool:
+    return settings.metrics_source == "prometheus"
+
+
+def _asks_selectors(settings: RunSettings) -> bool:
+    return settings.metrics_source == "selector" or settings.drain
+
+
+_USES: Final[tuple[tuple[tuple[str, ...], str, Callable[[RunSettings], bool]], ...]] = (
+    (("selector",), "{} is of --metrics-source selector and of --drain", _asks_selectors),
+    (("selector_lookup_interval",), "{} is of --selector", lambda one: bool(one.selector)),
+    (
+        ("token_file",),
+        "{} is for the selectors of --metrics-source selector and of --drain; "
+        "Prometheus has --prometheus-token-file",
+        _asks_selectors,
+    ),
+    (
+        (
+            "prometheus_url",
+            "prometheus_token_file",
+            "prometheus_basic_auth_file",
+            "prometheus_ca",
+            "prometheus_names",
+        ),
+        "{} is of --metrics-source prometheus",
+        _asks_prometheus,
+    ),
+    (
+        ("prometheus_token_file",),
+        "{} and --prometheus-basic-auth-file: one of them is shown",
+        lambda one: one.prometheus_basic_auth_file is None,
+    ),
+    (
+        ("prometheus_token_file", "prometheus_basic_auth_file"),
+        "--prometheus-url contains a user's name: a file of credentials replaces it",
+        lambda one: "@" not in one.prometheus_url,
+    ),
+    (
+        ("prometheus_ca",),
+        "{} is for a --prometheus-url with https://",
+        lambda one: one.prometheus_url.startswith("https:"),
+    ),
+    (("trace",), "{} is of --metrics-source trace", lambda one: one.metrics_source == "trace"),
+    (
+        ("model_name", "profile_results_dir"),
+        "{}: --targets names them",
+        lambda one: one.targets is None,
+    ),
+    (
+        ("kubernetes_api", "namespace"),
+        "{} is of --connector kubernetes",
+        lambda one: one.connector == "kubernetes",
+    ),
+    (
+        ("ray_token_file", "ray_dashboard"),
+        "{} is of --connector ray",
+        lambda one: one.connector == "ray",
+    ),
+    (("drain_timeout",), "{} is of --drain", lambda one: one.drain),
+    (
+        ("load_interval",),
+        "{} is of the loop that --no-load-loop leaves out",
+        lambda one: not one.no_load_loop,
+    ),
+    (
+        ("proxy_from_environment",),
+        "{} is of --metrics-source prometheus, --connector kubernetes and --connector ray",
+        lambda one: _asks_prometheus(one) or one.connector in {"kubernetes", "ray"},
+    ),
+    (
+        (
+            "tenant_id",
+            "prefill_resource",
+            "decode_resource",
+            "ttft",
+            "itl",
+            "attainment",
+            "min_endpoint",
+            "start_time",
+            "prefill_engine_num_gpu",
+            "decode_engine_num_gpu",
+        ),
+        "{}: with --targets, the file says so of each model",
+        lambda one: one.targets is None,
+    ),
 )
-_OF_ONE_MODEL: Final = (
-    "tenant_id",
-    "prefill_resource",
-    "decode_resource",
-    "ttft",
-    "itl",
-    "attainment",
-    "min_endpoint",
-    "start_time",
-    "prefill_engine_num_gpu",
-    "decode_engine_num_gpu",
-)
-"""What a targets file has for each model, and flags have for a single one."""
+"""Flags, what they are of, and whether that is asked for; the first that is left aside is told."""
 
 SECTIONS: Final = {
     "run": flags_of(RunSettings, inherited=True),
