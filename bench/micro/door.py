@@ -36,8 +36,9 @@ from bench.micro.variations import FRESH, VARIATIONS, variation
 from indexer.core.hashing import block_hashes, pack_u64
 from indexer.types import Scope, Tier, WorkerRank
 from select_service.edge.app import create_application, create_driver
-from select_service.edge.http.connection import HttpConnection, http_protocol
+from select_service.edge.http.connection import HttpConnection
 from select_service.edge.http.connection_limits import ConnectionLimits
+from select_service.edge.http.protocol import http_protocol
 from select_service.settings import Settings
 from select_service.types import WorkerSpec
 

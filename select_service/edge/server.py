@@ -16,10 +16,11 @@ import uvicorn
 from typing_extensions import override
 
 from select_service.edge.graceful_shutdown import CLOSE
-from select_service.edge.http.connection import HttpConnection, http_protocol
+from select_service.edge.http.connection import HttpConnection
 from select_service.edge.http.connection_limits import ConnectionLimits
 from select_service.edge.http.dates import http_date
 from select_service.edge.http.listening_sockets import NOT_AT_THE_SIDE, SIDE_PATHS
+from select_service.edge.http.protocol import http_protocol
 from select_service.edge.lazy_imports import load_in_turns
 
 if TYPE_CHECKING:

@@ -149,10 +149,7 @@ class Driver(
         self.dumps = Dumps(self.core, bounds.dumps, clock)
         self.discovery: Discovery | None = None
         self.readiness = ReadinessGate(bounds.ready_timeout_s, clock)
-        self._recovering = StartupRecovery(self.core, self.readiness, clock)
-        self._recovering.ask_peers(indexer_peers, bounds.recovery, self.credentials, self.addresses)
-        self._recovering.look_back(keeper, bounds.snapshot, self._is_fleet_known)
-        self._recovering.ask_engines(bounds.ready_past_events_s, self._is_fleet_known)
+        self._prepare_recovery(indexer_peers)
         self._effects_executor = EffectsExecutor(keeper, self.tracing)
         self._carry_out = self._effects_executor.carry_out
         self.turn = turn = CallContext(self.core, clock, self._carry_out)
@@ -162,18 +159,33 @@ class Driver(
         self._recorder = recorder
         self._changing = set()
         self.consistency_checks = Counter(consistent=0, different=0)
-        self._replica_sync = ReplicaSync(
-            turn, self._effects_executor, replica_sync_port, bounds.replicas
-        )
-        self._replica_sync.hold(self.readiness, self._is_fleet_known)
+        self._prepare_replication(turn, replica_sync_port)
         self._listen_to_workers(turn, admission or AdmissionSettings())
         self._housekeeping = Housekeeping(turn, self._effects_executor.hurry)
+        self._prepare_health(turn)
+
+    def _prepare_recovery(self, indexer_peers: Sequence[str]) -> None:
+        """Prepare to find what the index had before the start: at peers, on disk, at engines."""
+        bounds = self._limits
+        self._recovering = found = StartupRecovery(self.core, self.readiness, self._clock)
+        found.ask_peers(indexer_peers, bounds.recovery, self.credentials, self.addresses)
+        found.look_back(self.keeper, bounds.snapshot, self._is_fleet_known)
+        found.ask_engines(bounds.ready_past_events_s, self._is_fleet_known)
+
+    def _prepare_replication(self, turn: CallContext, port: int | None) -> None:
+        """Prepare to share bookings with replicas, which may hold /ready."""
+        executor, bounds = self._effects_executor, self._limits.replicas
+        self._replica_sync = ReplicaSync(turn, executor, port, bounds)
+        self._replica_sync.hold(self.readiness, self._is_fleet_known)
+
+    def _prepare_health(self, turn: CallContext) -> None:
+        """Prepare the doctor and what /ready asks."""
         self._health = Health(
             turn,
             self._effects_executor,
             self.readiness,
             self.keeper,
-            bounds.doctor,
+            self._limits.doctor,
             sources=lambda: [] if self.discovery is None else self.discovery.links(),
             addresses=self.addresses,
         )

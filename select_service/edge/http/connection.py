@@ -30,17 +30,11 @@ from select_service.edge.http.connection_guard import Phase
 from select_service.edge.http.exchange import Exchange, scope_of
 from select_service.edge.http.framing import judge_framing
 from select_service.edge.http.head_memory import Heads, Peers
-from select_service.edge.http.header_cache import GUARDED, KEPT, HeaderCache
+from select_service.edge.http.header_cache import HeaderCache
 from select_service.edge.http.negotiation import CERTIFICATE
 from select_service.edge.http.plain_fields import credentials_in, plain_fields
 from select_service.edge.http.request_reader import PIPELINED_MAX, RequestParser
-from select_service.edge.http.response_head import (
-    CLOSE_LINE,
-    ResponseHead,
-    header_lines,
-    length_line,
-    status_line,
-)
+from select_service.edge.http.response_head import ResponseHead, length_line
 
 if TYPE_CHECKING:
     import asyncio
@@ -48,11 +42,9 @@ if TYPE_CHECKING:
 
     from select_service.edge.http.application import Application
     from select_service.edge.http.calls import Call, Head
-    from select_service.edge.http.connection_limits import ConnectionLimits
-    from select_service.edge.http.traffic import Connections
     from select_service.edge.security.authority import Authority, Grant
 
-__all__ = ["ANSWERS_MAX", "READ_BYTES_MAX", "HttpConnection", "http_protocol"]
+__all__ = ["ANSWERS_MAX", "READ_BYTES_MAX", "HttpConnection"]
 
 ANSWERS_MAX: Final = 16
 """Answers of one turn of the loop are sent at the latest after this many, so that the first does
@@ -71,7 +63,7 @@ _REQUEST_LINE: Final = re.compile(rb"(GET|POST|PUT|PATCH|DELETE) (/[!-~]*) HTTP/
 
 
 class HttpConnection(RequestParser):
-    """One connection. `http_protocol` creates the class, with what all connections share."""
+    """One connection; `protocol.py` makes the class of a server, with what they share."""
 
     application: Application
     heads: Heads
@@ -391,11 +383,7 @@ class HttpConnection(RequestParser):
             ok = preamble.ok if headers is ONLY_JSON else preamble.of(headers)
             data = b"".join((ok, length_line(len(body)), body))
         else:
-            own = header_lines(answer.headers)
-            if self.is_last and CLOSE_LINE not in preamble.lines:
-                own += CLOSE_LINE
-            head = status_line(answer.status) + preamble.lines + own
-            data = b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body)
+            data = preamble.whole(answer, is_last=self.is_last) + body
         outbox = self.outbox
         if not outbox:
             self.loop.call_soon(self.flush)
@@ -426,9 +414,7 @@ class HttpConnection(RequestParser):
     @property
     def default_lines(self) -> bytes:
         """The header lines of every answer, as text."""
-        headers = self.server_state.default_headers
-        if headers is not self.preamble.headers:
-            self.preamble.follow(headers)
+        self.preamble.follow(self.server_state.default_headers)
         return self.preamble.lines
 
     @classmethod
@@ -512,18 +498,3 @@ class HttpConnection(RequestParser):
         self._is_between = self._rests()
         if self.phase is _REST:
             self._idle_since = 0.0
-
-
-def http_protocol(
-    application: Application, limits: ConnectionLimits, counts: Connections
-) -> type[HttpConnection]:
-    """Create the protocol class of one server, which creates the instances itself."""
-    kind: type[HttpConnection] = type("HttpConnection", (HttpConnection,), {})
-    kind.application, kind.limits, kind.counts = application, limits, counts
-    kind.heads, kind.peers, kind.outbox = Heads(), Peers(), []
-    kind.read_bytes_max = min(READ_BYTES_MAX, limits.head_bytes_max)
-    kind.steady = HeaderCache(KEPT if application.authority is None else GUARDED)
-    if application.authority is not None:
-        application.authority.on_change(kind.heads.forget)
-        application.authority.on_change(kind.peers.forget)
-    return kind

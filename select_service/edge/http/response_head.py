@@ -15,6 +15,8 @@ from select_service.edge.codec.responses import ONLY_JSON
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from select_service.edge.codec.responses import Response
+
 __all__ = ["CLOSE_LINE", "ResponseHead", "header_lines", "length_line", "status_line"]
 
 CLOSE_LINE: Final = b"connection: close\r\n"
@@ -50,6 +52,14 @@ class ResponseHead:
             if len(self._others) < _FORMS_MAX:  # a Warning may be as long as a client likes
                 self._others[headers] = found
         return found
+
+    def whole(self, answer: Response, *, is_last: bool) -> bytes:
+        """Return the head of any answer with a body, and its length."""
+        own = header_lines(answer.headers)
+        if is_last and CLOSE_LINE not in self.lines:
+            own += CLOSE_LINE
+        head = status_line(answer.status) + self.lines + own
+        return b"%bcontent-length: %d\r\n\r\n" % (head, len(answer.body))
 
 
 @lru_cache(_LENGTHS_MAX)

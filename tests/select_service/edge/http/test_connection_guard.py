@@ -16,9 +16,10 @@ from uvicorn.server import ServerState
 from select_service.edge.app import create_application, create_driver
 from select_service.edge.driver.driver import Driver
 from select_service.edge.http import connection_guard
-from select_service.edge.http.connection import HttpConnection, http_protocol
+from select_service.edge.http.connection import HttpConnection
 from select_service.edge.http.connection_guard import RESERVED_MAX, Phase
 from select_service.edge.http.connection_limits import ConnectionLimits
+from select_service.edge.http.protocol import http_protocol
 from select_service.edge.http.traffic import Connections
 from select_service.edge.server import Server
 from tests.coroutines import run_by

@@ -12,8 +12,9 @@ from uvicorn.server import ServerState
 
 from select_service.edge.app import create_application, create_driver
 from select_service.edge.codec.responses import Response
-from select_service.edge.http.connection import ANSWERS_MAX, HttpConnection, http_protocol
+from select_service.edge.http.connection import ANSWERS_MAX, HttpConnection
 from select_service.edge.http.connection_limits import ConnectionLimits
+from select_service.edge.http.protocol import http_protocol
 from select_service.edge.http.traffic import Connections
 from tests.select_service.edge.serving import SETTINGS
 
