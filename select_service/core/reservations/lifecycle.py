@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from indexer.core.hashing import unpack_i64
 from select_service.core.effects import NOTHING, Effects
 from select_service.core.fleet.catalog import check_name
@@ -40,8 +38,8 @@ if TYPE_CHECKING:
     from select_service.core.membership import Lost
     from select_service.core.observers import ReservationRecorder, Tracer
     from select_service.core.partition import Partition
-    from select_service.core.pricing.prompt import Prompt
     from select_service.core.replication.messages import ClaimRecord
+    from select_service.core.reservations.booking_spec import BookingSpec
     from select_service.types import (
         CoreLimits,
         PairSelection,
@@ -50,19 +48,6 @@ if TYPE_CHECKING:
         SelectAndReserveRequest,
         Selection,
     )
-
-
-class BookingSpec(msgspec.Struct, frozen=True):
-    """What to book, once the rank is known; replicas hear of it as a claim."""
-
-    reservation_id: str
-    fingerprint: bytes
-    prompt: Prompt
-    computed_tokens: int  # of the prompt, that its rank has to compute
-    track_prefill_tokens: bool  # whether these count, and are sent to replicas (6.3)
-    fairness_id: str | None = None  # whose share of the pool it counts against; None: its tenant's
-    pair: str | None = None  # the pair it is a leg of
-    wave: tuple[int, int] | None = None  # its group in the wave that books it, and shared tokens
 
 
 class Lifecycle:
@@ -116,17 +101,11 @@ class Lifecycle:
             self._counters.reservations_refused += 1
             crowded = self._tenants.refuse(request.scope.tenant_id)
             raise TooManyReservations(limits.reservations_max, crowded)
-        most = limits.id_length_max
-        one = request.reservation_id
-        if one is not None and (len(one) > most or not one.isprintable()):
-            raise NameRefused.of("reservation_id", one, most, "id_length_max")
-        one = request.selection_id
-        if (
-            one is not None
-            and one != request.reservation_id
-            and (len(one) > most or not one.isprintable())
-        ):
-            raise NameRefused.of("selection_id", one, most, "id_length_max")
+        most, name, second = limits.id_length_max, request.reservation_id, request.selection_id
+        if name is not None and (len(name) > most or not name.isprintable()):
+            raise NameRefused.of("reservation_id", name, most, "id_length_max")
+        if second is not None and (len(second) > most or not second.isprintable()):
+            raise NameRefused.of("selection_id", second, most, "id_length_max")
         if request.lora_name is not None:
             check_name("lora_name", request.lora_name, limits.name_length_max)
 
@@ -241,12 +220,11 @@ class Lifecycle:
         if self._recorder is not None:
             facts = record.reservation_id, record.prefill_tokens, record.isl_tokens
             self._recorder.begun("learnt", partition, slot, facts, now)
-        lease = None
-        if origin == "local" and record.lease is not None:
+        lease, is_ours = None, origin == "local"
+        if is_ours and record.lease is not None:
             lease = self.leases.find(record.lease.lease_id)
             assert lease is not None, "it has ended with its lease"
         limits = self._limits
-        is_ours = origin == "local"
         default_s = limits.reservation_ttl_s if is_ours else limits.replica_orphan_ttl_s
         unbound = lease is None and not watched
         reservation = partition.ledger.book(
@@ -391,7 +369,9 @@ class Lifecycle:
         partition, reservation = booking.partition, booking.reservation
         if reservation.lease is not None or reservation.claim is not None:
             self.renewal.renew(booking, now)
-        effects = self._announce_end(booking, now) if self.announcer.speaks else NOTHING
+        effects = NOTHING
+        if self.announcer.speaks:
+            effects = Effects(published=[self.announcer.freed(partition, reservation, now)])
         if is_withdrawn:
             self.release(booking, now, "freed")
             self._counters.reservations_withdrawn += 1
@@ -515,8 +495,3 @@ class Lifecycle:
         if reservation.lease is not None:
             self.leases.leave(reservation)
         self.bookings.forget(reservation, now)
-
-    def _announce_end(self, booking: LiveReservation, now: float) -> Effects:
-        return Effects(
-            published=[self.announcer.freed(booking.partition, booking.reservation, now)]
-        )

@@ -16,7 +16,7 @@ from select_service.core.ledger.reservation_ids import leg_ids
 from select_service.core.pricing.placement import worker_overlap
 from select_service.core.pricing.prompt import prompt_of
 from select_service.core.replication.messages import Ended
-from select_service.core.reservations.lifecycle import BookingSpec
+from select_service.core.reservations.booking_spec import BookingSpec
 from select_service.errors import ReservationNotFound
 from select_service.types import PairLeg, PairSelection, SelectPairRequest
 

@@ -18,7 +18,7 @@ from select_service.core.decisions.decision_log import odds_of
 from select_service.core.effects import NOTHING, Effects
 from select_service.core.pricing.cost import TierMatches
 from select_service.core.pricing.placement import PairMatch, Placement, worker_overlap
-from select_service.core.reservations.lifecycle import BookingSpec
+from select_service.core.reservations.booking_spec import BookingSpec
 from select_service.core.routing.admit import Admitter
 from select_service.core.routing.filters import Filters, planned_rows
 from select_service.core.routing.other_answers import OtherAnswers, explain

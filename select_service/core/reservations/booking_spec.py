@@ -1,0 +1,25 @@
+"""What is booked: a request's load, before its reservation exists."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from select_service.core.pricing.prompt import Prompt
+
+__all__ = ["BookingSpec"]
+
+
+class BookingSpec(Struct, frozen=True):
+    """What to book, once the rank is known; replicas hear of it as a claim."""
+
+    reservation_id: str
+    fingerprint: bytes
+    prompt: Prompt
+    computed_tokens: int  # of the prompt, that its rank has to compute
+    track_prefill_tokens: bool  # whether these count, and are sent to replicas (6.3)
+    fairness_id: str | None = None  # whose share of the pool it counts against; None: its tenant's
+    pair: str | None = None  # the pair it is a leg of
+    wave: tuple[int, int] | None = None  # its group in the wave that books it, and shared tokens
