@@ -24,7 +24,7 @@ async def _mismatch(
         engine.twist = lambda event: event | twist
     await ward.hire(engine)
     await converse(ward, {1: engine}, wrong, first=0)
-    await found()
+    await found("none matched", model_name="default")
     await converse(ward, {1: engine}, right, first=0)
 
 
@@ -76,6 +76,16 @@ async def _(ward: Ward, found: Found) -> None:
         return lambda tokens: plainly(tokens) | {"lora_name": name}
 
     await _mismatch(ward, found, under("b"), under("a"), lora_name="a")
+
+
+@remedy("lora-mismatch")
+async def _(ward: Ward, found: Found) -> None:
+    """Also where only the engine names it."""
+
+    def right(tokens: Sequence[int]) -> dict[str, Any]:
+        return plainly(tokens) | {"lora_name": "a"}
+
+    await _mismatch(ward, found, plainly, right, lora_name="a")
 
 
 @remedy("lora-mismatch")
@@ -254,9 +264,9 @@ async def _(ward: Ward, found: Found) -> None:
     engine.compute(prompt(1))
     await ward.heard(engine)
     await _run_prompt(ward, prompt(1), 3 * BLOCK, 4)
-    await ward.codes()
+    assert await ward.codes() == []
     await _run_prompt(ward, prompt(1), 0, 30)
-    await found()
+    await found(worker_id=1)
     await _run_prompt(ward, prompt(1), 3 * BLOCK, 60)
 
 

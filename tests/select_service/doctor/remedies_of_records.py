@@ -25,8 +25,9 @@ async def _(ward: Ward, found: Found) -> None:
     """Register it again with what the reasons name."""
     ward.register(1, endpoint=None)
     ward.register(2)
+    assert await ward.codes() == [], "perhaps somebody is about to complete it"
     await ward.pass_time(10)
-    await found()
+    await found("endpoint is required", worker_id=1)
     ward.register(1)
 
 
@@ -46,7 +47,7 @@ async def _(ward: Ward, found: Found) -> None:
     ward.register(1)
     ward.register(2, block_size=2 * BLOCK)
     await ward.pass_time(10)
-    await found()
+    await found("existing=16 requested=32")
     ward.service.delete_worker(1)
 
 
@@ -69,7 +70,8 @@ async def _(ward: Ward, found: Found) -> None:
 
 @remedy("no-workers", config=NO_EVENTS)
 async def _(ward: Ward, found: Found) -> None:
-    await ward.pass_time(70)
+    assert await ward.pass_time(50) == [], "they register after us"
+    await ward.pass_time(20)
     await found()
     ward.register(1)
 
@@ -105,15 +107,17 @@ async def _(ward: Ward, found: Found) -> None:
 async def _(ward: Ward, found: Found) -> None:
     ward.register(1, model_name="org/llama")
 
-    async def ask(name: str) -> None:
-        for number in range(6):
+    async def ask(name: str, times: int) -> None:
+        for number in range(times):
             with contextlib.suppress(NoSchedulableWorker):
                 await ward.ask(prompt(number), model_name=name)
 
-    await ask("Llama")
-    await found()
+    await ask("Llama", 3)
+    assert await ward.codes() == [], "somebody's slip"
+    await ask("Llama", 3)
+    await found(model_name="Llama")
     for _ in range(13):
-        await ask("org/llama")
+        await ask("org/llama", 6)
         await ward.pass_time(10)
 
 
@@ -129,6 +133,7 @@ async def _(ward: Ward, found: Found) -> None:
     await found()
     for number in range(30):
         await ward.ask(prompt(number))  # frees what it books
+    await ward.pass_time(120)
 
 
 @remedy("reservations-outlived", config=NO_EVENTS, core={"reservation_ttl_s": 20.0})
@@ -159,10 +164,11 @@ async def _load_reports(ward: Ward, found: Found) -> None:
     for worker_id in (1, 2):
         ward.register(worker_id)
     _report(ward, 2)
-    ward.service.change_admission(AdmissionChange(policy="slo-shed"))
     ward.clock.skipped += 12
     await ward.until(lambda: [*ward.service.core.admitting.reports.stale()])
-    await found()
+    assert await ward.codes() == [], "nobody judges by it"
+    ward.service.change_admission(AdmissionChange(policy="slo-shed"))
+    await found("it last told of its load 1", worker_id=2)
 
 
 def _report(ward: Ward, worker_id: int) -> None:
@@ -204,8 +210,9 @@ async def _(ward: Ward, found: Found) -> None:
     ward.register(1)
     peer = f"tcp://{HOST}:{free_port()}"
     ward.service.register_peer(peer)
-    await ward.pass_time(40)
-    await found()
+    assert await ward.pass_time(20) == []
+    await ward.pass_time(20)
+    await found(peer=peer)
     ward.service.deregister_peer(peer)
 
 
@@ -216,7 +223,8 @@ async def _(ward: Ward, found: Found) -> None:
     with contextlib.closing(Peer(ward.context)) as wrong:
         ward.service.register_peer(wrong.endpoint)
         await ward.until(lambda: links(ward)[0].is_connected and wrong.socket.poll(0))
-        await ward.pass_time(50)
+        assert await ward.pass_time(30) == []
+        await ward.pass_time(20)
         await found()
         ward.service.deregister_peer(wrong.endpoint)
         with contextlib.closing(Peer(ward.context)) as peer:
@@ -234,7 +242,8 @@ async def _(ward: Ward, found: Found) -> None:
         nowhere = free_port()
         ward.service.register_peer(peer.endpoint)
         await ward.until(lambda: peer.socket.poll(0))
-        await wait_together(ward, 80, lambda: peer.beat(nowhere))
+        assert await wait_together(ward, 40, lambda: peer.beat(nowhere)) == []
+        await wait_together(ward, 40, lambda: peer.beat(nowhere))
         await found()
         view = ward.service.core.replicas.publishers.views[5]
         view.pulled(view.high, ward.clock(), ward.service.core.limits)  # as if it had been
@@ -252,6 +261,7 @@ async def _(ward: Ward, found: Found) -> None:
         other.upsert_worker(msgspec.convert(spec, WorkerSpec))
         ward.service.register_peer(f"tcp://{HOST}:{port}")
         await ward.until(lambda: links(ward)[0].is_connected)
+        assert await wait_together(ward, 70, lambda: None) == [], "nothing is booked there"
         body = {"reservation_id": "r", "token_ids": prompt(1)}
         await other.select_and_reserve(msgspec.convert(body, SelectAndReserveRequest))
         await wait_together(ward, 80, lambda: None)

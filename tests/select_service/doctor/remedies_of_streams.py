@@ -9,6 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from indexer.edge.curve import KeyPair
+from select_service.types.drains import DrainRequest
 from tests.indexer.encoding import message, stored
 from tests.live.ports import HOST, free_port
 from tests.select_service.doctor.remedies import Found, remedy
@@ -27,8 +28,12 @@ async def _(ward: Ward, found: Found) -> None:
     ward.engines.remove(engine)
     (stream,) = ward.streams()
     await ward.until(lambda: not ward.is_connected(stream))
-    await ward.pass_time(40)
+    assert await ward.pass_time(20) == [], "engines restart"
+    await ward.pass_time(20)
     await found()
+    ward.service.drain_worker(1, DrainRequest())
+    assert await ward.codes() == [], "who drains may end any time"
+    ward.service.undrain_worker(1)
     ward.engine(ports)
     await ward.until(lambda: ward.is_connected(stream))
 
@@ -67,9 +72,10 @@ async def _(ward: Ward, found: Found) -> None:
     """Switch on enable_kv_cache_events: the engine begins to tell."""
     engine = ward.engine()
     await ward.hire(engine, replay=False)
-    await ward.codes()
+    assert await ward.pass_time(60) == [], "nobody asks anything of it"
     for number in range(4):
         await ward.ask(prompt(number))
+    assert await ward.codes() == [], "it may take its time"
     await ward.pass_time(40)
     await found()
     await serve_prompts(ward, engine, 10)
@@ -125,7 +131,9 @@ async def _(ward: Ward, found: Found) -> None:
         for number in range(6):
             engine.compute(prompt(number))
         await ward.heard(engine, worker_id)
-    await found()
+    await found("16", "32 tokens", worker_id=2, dp_rank=0)
+    await ward.pass_time(200)
+    await found()  # it is not forgotten for being idle
     ward.register(
         1, block_size=32, kv_events_endpoint=engines[1].sockets.endpoint
     )  # waits until the other agrees
@@ -193,7 +201,7 @@ async def _(ward: Ward, found: Found) -> None:
     engine.twist = lambda event: event | {"lora_id": 7}
     await ward.hire(engine)
     await serve_prompts(ward, engine, 0)
-    await found()
+    await found("nameless_adapter")
     newer = engine.restart()
     newer.twist = lambda event: event | {"lora_id": 7, "lora_name": "adapter"}
     await ward.until(newer.sockets.has_subscriber)
@@ -279,7 +287,7 @@ async def _(ward: Ward, found: Found) -> None:
         engine.compute(prompt(1))
     await ward.until(lambda: all(one.cursor.last == 0 for one in ward.streams()))
     await ward.pass_time(30)
-    await found()
+    await found(dp_rank=1)
     own = {str(rank): one.sockets.replay_endpoint for rank, one in enumerate(engines)}
     await ward.hire(engines[0], **fields, replay_endpoints=own)
     for engine in engines:
@@ -298,6 +306,7 @@ async def _(ward: Ward, found: Found) -> None:
     (stream,) = ward.streams()
     mine.compute(prompt(3))
     await ward.until(lambda: not stream.has_replay)
+    assert stream.kv_state == "uncertain"
     await found()
     await ward.hire(mine)
 

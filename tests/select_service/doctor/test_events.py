@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import msgspec
 import pytest
@@ -13,9 +12,8 @@ from msgspec.structs import replace
 from indexer.core.stream import EventStream
 from indexer.types import StreamLimits
 from select_service.types import ReservationRequest, RouterConfig
-from select_service.types.drains import DrainRequest
 from tests.coroutines import run_by
-from tests.indexer.encoding import message, stored
+from tests.indexer.encoding import stored
 from tests.select_service.doctor.ward import BLOCK, STREAMS, Engine, Ward, play, prompt
 
 Context = zmq.Context[zmq.Socket[bytes]]
@@ -27,19 +25,6 @@ async def serve_prompts(ward: Ward, engine: Engine, first: int, count: int = 6) 
         await ward.ask(prompt(number))
         engine.compute(prompt(number))
     await ward.heard(engine)
-
-
-@run_by(play, "context", streams=UNPOLLED)
-async def test_an_engine_that_tells_nothing_of_what_it_was_given(ward: Ward) -> None:
-    engine = ward.engine()
-    await ward.hire(engine, replay=False)
-    assert await ward.pass_time(60) == []  # nobody asks anything of it
-    for number in range(4):
-        await ward.ask(prompt(number))
-    assert await ward.codes() == []  # it may take its time
-    assert await ward.pass_time(40) == ["no-events"]
-    await serve_prompts(ward, engine, 10)
-    assert await ward.codes() == []
 
 
 @run_by(play, "context", streams=UNPOLLED)
@@ -118,71 +103,6 @@ async def test_prompts_below_a_block_need_no_events(ward: Ward) -> None:
 
 
 @run_by(play, "context")
-async def test_nobody_publishes_at_the_endpoint(ward: Ward) -> None:
-    engine = ward.engine()
-    ports = engine.sockets.ports
-    await ward.hire(engine)
-    engine.sockets.close()
-    ward.engines.remove(engine)
-    (stream,) = ward.streams()
-    await ward.until(lambda: not ward.is_connected(stream))
-    assert await ward.pass_time(20) == []  # engines restart
-    assert await ward.pass_time(20) == ["events-unreachable"]
-    ward.service.drain_worker(1, DrainRequest())
-    assert await ward.codes() == [], "who drains may end any time"
-    ward.service.undrain_worker(1)
-    ward.engine(ports)
-    await ward.until(lambda: ward.is_connected(stream))
-    assert await ward.codes() == []
-
-
-@run_by(play, "context", streams=UNPOLLED)
-async def test_only_reports_of_load_come(ward: Ward) -> None:
-    engine = ward.engine()
-    await ward.hire(engine, replay=False)
-    (stream,) = ward.streams()
-    report = msgspec.msgpack.encode({"dp_rank": 0, "kv_used_blocks": 1})
-    engine.sockets.pub.send_multipart([b"kv_metrics", report])
-    await ward.until(lambda: ward.service.sources.link(stream).load_reports)  # type: ignore[union-attr]
-    for number in range(4):
-        await ward.ask(prompt(number))
-    assert await ward.pass_time(40) == ["wrong-topic"]
-    await serve_prompts(ward, engine, 10)
-    assert await ward.codes() == []
-
-
-@run_by(play, "context", streams=UNPOLLED)
-async def test_what_comes_is_no_event(ward: Ward) -> None:
-    engine = ward.engine()
-    await ward.hire(engine, replay=False)
-    (stream,) = ward.streams()
-    for number in range(5):
-        engine.sockets.pub.send_multipart([b"metrics", b"%d" % number])
-    await ward.until(lambda: stream.tallies.messages == 5)
-    assert await ward.codes() == ["events-unreadable"]
-    await serve_prompts(ward, engine, 10)
-    assert await ward.codes() == []
-
-
-@run_by(play, "context")
-async def test_blocks_of_another_size(ward: Ward) -> None:
-    engine = ward.engine()
-    engine.twist = lambda event: event | {"block_size": 8}
-    await ward.hire(engine)
-    await serve_prompts(ward, engine, 0)
-    (finding,) = await ward.examine()
-    assert finding.code == "block-size-mismatch"
-    assert "8 tokens" in finding.what
-    assert "16" in finding.what
-    assert (finding.subject.worker_id, finding.subject.dp_rank) == (1, 0)
-    await ward.pass_time(200)
-    assert await ward.codes() == ["block-size-mismatch"]  # not forgotten for being idle
-    engine.twist = lambda event: event
-    await serve_prompts(ward, engine, 10)
-    assert await ward.codes() == []
-
-
-@run_by(play, "context")
 async def test_a_second_size_beside_the_right_one_is_somebody_elses_business(ward: Ward) -> None:
     """LMCache tells of its own chunks on the engine's stream."""
     engine = ward.engine()
@@ -196,71 +116,12 @@ async def test_a_second_size_beside_the_right_one_is_somebody_elses_business(war
 
 
 @run_by(play, "context")
-async def test_adapters_without_a_name_cannot_be_indexed(ward: Ward) -> None:
-    engine = ward.engine()
-    engine.twist = lambda event: event | {"lora_id": 7}
-    await ward.hire(engine)
-    await serve_prompts(ward, engine, 0)
-    (finding,) = await ward.examine()
-    assert finding.code == "events-not-indexed"
-    assert "nameless_adapter" in finding.what
-    engine.twist = lambda event: event
-    await serve_prompts(ward, engine, 10)
-    assert await ward.codes() == []
-
-
-@run_by(play, "context")
 async def test_groups_that_never_count_are_no_fault(ward: Ward) -> None:
     engine = ward.engine()
     engine.twist = lambda event: event | {"kv_cache_spec_kind": "mamba"}
     await ward.hire(engine)
     await serve_prompts(ward, engine, 0)
     assert await ward.pass_time(60) == []
-
-
-@run_by(play, "context")
-async def test_a_replay_endpoint_that_does_not_answer(ward: Ward) -> None:
-    engine = ward.engine()
-    engine.sockets.is_mute = True
-    await ward.hire(engine)
-    await serve_prompts(ward, engine, 0)
-    assert await ward.pass_time(60) == ["replay-mute"]
-    engine.sockets.is_mute = False
-    assert await ward.pass_time(130) == []
-
-
-@run_by(play, "context")
-async def test_a_replay_endpoint_of_another_rank(ward: Ward) -> None:
-    first, second = ward.engine(), ward.engine()
-    first.dp_rank, second.dp_rank = 0, 1
-    events = {"0": first.sockets.endpoint, "1": second.sockets.endpoint}
-    await ward.hire(
-        first,
-        kv_events_endpoint=None,
-        kv_events_endpoints=events,
-        replay_endpoint=None,
-        replay_endpoints=dict.fromkeys("01", first.sockets.replay_endpoint),
-        data_parallel_size=2,
-    )
-    for engine in (first, second):
-        engine.compute(prompt(1))
-    mine, other = ward.streams()
-    await ward.until(lambda: mine.cursor.last == 0 and other.cursor.last == 0)
-    await ward.pass_time(30)
-    (finding,) = await ward.examine()
-    assert finding.code == "replay-wrong-rank"
-    assert finding.subject.dp_rank == 1
-    ward.register(1, kv_events_endpoints=events, data_parallel_size=2)  # no replays at all
-    for engine in (first, second):
-        await ward.until(engine.sockets.has_subscriber)
-    assert await ward.pass_time(10) == []
-    own = {"0": first.sockets.replay_endpoint, "1": second.sockets.replay_endpoint}
-    ward.register(1, kv_events_endpoints=events, replay_endpoints=own, data_parallel_size=2)
-    for engine in (first, second):
-        await ward.until(engine.sockets.has_subscriber)
-        engine.compute(prompt(2))
-    await ward.until(lambda: all(one.cursor.last == 1 for one in ward.streams()))
-    assert await ward.pass_time(30) == []
 
 
 @run_by(play, "context")
@@ -278,61 +139,6 @@ async def test_a_replay_endpoint_of_another_worker(ward: Ward) -> None:
     assert await ward.codes() == ["replay-of-another-worker"]
     await ward.hire(mine, replay_endpoint=mine.sockets.replay_endpoint)
     assert await ward.pass_time(10) == []
-
-
-@run_by(play, "context")
-async def test_a_replay_endpoint_of_another_worker_that_is_asked_once(ward: Ward) -> None:
-    mine, other = ward.engine(), ward.engine()
-    for number in range(3):
-        mine.compute(prompt(number))  # before anybody listens: the past has to be asked for
-    for number in range(6):
-        other.compute(prompt(50 + number))
-    await ward.hire(mine, replay_endpoint=other.sockets.replay_endpoint)
-    (stream,) = ward.streams()
-    mine.compute(prompt(3))
-    await ward.until(lambda: not stream.has_replay)
-    assert stream.kv_state == "uncertain"
-    assert await ward.codes() == ["replay-of-another-worker"]
-    await ward.hire(mine, replay_endpoint=mine.sockets.replay_endpoint)
-    assert await ward.pass_time(10) == []
-
-
-@run_by(play, "context", streams=UNPOLLED)
-async def test_two_publishers_behind_one_endpoint(ward: Ward) -> None:
-    engine = ward.engine()
-    await ward.hire(engine, replay=False)
-    await serve_prompts(ward, engine, 0)
-    await ward.codes()
-    (stream,) = ward.streams()
-    before = stream.tallies.messages
-    for number in range(4):
-        for seq in (number, 100 + number):  # two engines, one in its hundreds
-            payload = msgspec.msgpack.encode([ward.clock.wall(), [_event(seq)], None])
-            engine.sockets.pub.send_multipart(message(seq, payload))
-    await ward.until(lambda: stream.tallies.messages == before + 8)
-    assert await ward.codes() == ["sequence-jumps"]
-    assert await ward.pass_time(140) == []
-
-
-def _event(seq: int) -> dict[str, Any]:
-    return stored([5000 + seq], [seq * BLOCK + at for at in range(BLOCK)])
-
-
-@run_by(play, "context")
-async def test_an_engine_that_crashes_in_a_loop(ward: Ward) -> None:
-    engine = ward.engine()
-    await ward.hire(engine)
-    await ward.codes()
-    (stream,) = ward.streams()
-    for life in range(1, 5):
-        await serve_prompts(ward, engine, 10 * life, life)
-        engine = engine.restart()
-        await ward.until(engine.sockets.has_subscriber)
-        await ward.until(lambda: ward.is_connected(stream))
-        ward.clock.skipped += 5
-    await serve_prompts(ward, engine, 90, 5)
-    assert await ward.codes() == ["restart-storm"]
-    assert await ward.pass_time(140) == []
 
 
 @run_by(play, "context")
@@ -380,28 +186,6 @@ async def test_old_batches_from_a_replay_are_no_skew(ward: Ward) -> None:
     assert await ward.pass_time(60) == []
     await ward.heard(engine)
     assert await ward.pass_time(60) == []
-
-
-@run_by(play, "context", streams=UNPOLLED)
-async def test_ports_that_are_off_by_a_rank(ward: Ward) -> None:
-    engines = [ward.engine(), ward.engine()]
-    for rank, engine in enumerate(engines):
-        engine.dp_rank = rank
-    swapped = {str(1 - rank): one.sockets.endpoint for rank, one in enumerate(engines)}
-    await ward.hire(
-        engines[0],
-        replay=False,
-        kv_events_endpoint=None,
-        kv_events_endpoints=swapped,
-        data_parallel_size=2,
-    )
-    for engine in engines:
-        engine.compute(prompt(1))
-    await ward.until(lambda: all(s.cursor.last == 0 for s in ward.streams()))
-    assert await ward.codes() == ["rank-offset", "rank-offset"]
-    right = {str(rank): one.sockets.endpoint for rank, one in enumerate(engines)}
-    ward.register(1, kv_events_endpoints=right, data_parallel_size=2)
-    assert await ward.pass_time(10) == []
 
 
 @run_by(play, "context", streams=UNPOLLED)
@@ -453,19 +237,6 @@ async def test_one_publisher_for_all_ranks_is_no_fault(ward: Ward) -> None:
         engine.compute(prompt(rank))
     await ward.until(lambda: all(s.cursor.last == 1 for s in ward.streams()))
     assert await ward.pass_time(40) == []
-
-
-@run_by(play, "context", streams=UNPOLLED)
-async def test_batches_that_keep_getting_lost(ward: Ward) -> None:
-    engine = ward.engine()
-    await ward.hire(engine, replay=False)
-    codes: list[str] = []
-    for round_ in range(3):
-        await serve_prompts(ward, engine, 10 * round_)
-        codes = await ward.pass_time(10)
-        engine.sockets.sequence += 1  # and nobody knows what it was
-    assert codes == ["events-lost"]
-    assert await ward.pass_time(320) == []
 
 
 def has_lost(stream: EventStream, batches: int) -> bool:

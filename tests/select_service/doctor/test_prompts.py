@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
-import pytest
 import zmq
 
 from indexer.core.hashing import block_hashes, sequence_hashes, unpack_i64
-from select_service.types import SelectAndReserveRequest
 from tests.coroutines import run_by
 from tests.indexer.encoding import encode_event, removed, stored
 from tests.select_service.doctor.ward import BLOCK, Engine, Ward, play, prompt
@@ -48,32 +45,7 @@ async def converse(
         await ward.pass_time(10)
 
 
-async def check(ward: Ward, code: str, wrong: Ask, right: Ask = plainly, **twist: Any) -> None:
-    """Wrong: found, alone, for the scope. Right again: gone."""
-    engine = ward.engine()
-    if twist:
-        engine.twist = lambda event: event | twist
-    await ward.hire(engine)
-    await converse(ward, {1: engine}, wrong, first=0)
-    (finding,) = await ward.examine()
-    assert finding.code == code
-    assert finding.subject.model_name == "default"
-    assert "none matched" in finding.what
-    await converse(ward, {1: engine}, right, first=0)
-    assert await ward.codes() == []
-
-
 SALTED = {"extra_keys": [["s3cret"]]}
-
-
-@run_by(play, "context")
-async def test_the_chat_template_is_not_applied(ward: Ward) -> None:
-    await check(ward, "token-mismatch", lambda tokens: plainly([7, 8, *tokens]))
-
-
-@run_by(play, "context")
-async def test_requests_begin_with_a_token_of_their_own(ward: Ward) -> None:
-    await check(ward, "extra-first-token", lambda tokens: plainly([1, *tokens]))
 
 
 @run_by(play, "context")
@@ -92,19 +64,6 @@ async def test_the_first_token_is_no_match_where_blocks_are_tiny(ward: Ward) -> 
     engine.sees = lambda tokens: [1, *(token + 7 for token in tokens[1:])]
     await converse(ward, {1: engine}, after_bos, first=200, rounds=12)
     assert await ward.codes() == ["token-mismatch"]
-
-
-@run_by(play, "context")
-async def test_the_salt_reaches_the_engine_only(ward: Ward) -> None:
-    def with_salt(tokens: Sequence[int]) -> dict[str, Any]:
-        return plainly(tokens) | {"cache_salt": "s3cret"}
-
-    await check(ward, "salt-mismatch", plainly, with_salt, cache_salt="s3cret")
-
-
-@run_by(play, "context")
-async def test_the_salt_reaches_the_service_only(ward: Ward) -> None:
-    await check(ward, "salt-mismatch", lambda tokens: plainly(tokens) | {"cache_salt": "s"})
 
 
 DIGEST = "5a" * 32
@@ -150,34 +109,6 @@ async def test_a_salt_is_written_as_media_are(ward: Ward) -> None:
     assert await ward.codes() == []
 
 
-@pytest.mark.parametrize("sent", ["adapter-b", ""])
-@run_by(play, "context")
-async def test_the_adapter_has_two_names(ward: Ward, *, sent: str) -> None:
-    def under(name: str) -> Ask:
-        return lambda tokens: plainly(tokens) | {"lora_name": name}
-
-    await check(ward, "lora-mismatch", under(sent), under("adapter-a"), lora_name="adapter-a")
-
-
-@run_by(play, "context")
-async def test_the_adapter_is_named_by_requests_only(ward: Ward) -> None:
-    await check(ward, "lora-mismatch", lambda tokens: plainly(tokens) | {"lora_name": "a"})
-
-
-@run_by(play, "context")
-async def test_the_caller_hashes_in_another_way(ward: Ward) -> None:
-    def otherwise(tokens: Sequence[int]) -> dict[str, Any]:
-        body = hashed(tokens)
-        return body | {"block_hashes": [one ^ 1 for one in body["block_hashes"]]}
-
-    await check(ward, "block-hash-mismatch", otherwise, hashed)
-
-
-@run_by(play, "context")
-async def test_the_caller_hashes_blocks_of_another_size(ward: Ward) -> None:
-    await check(ward, "request-block-size", lambda tokens: hashed(tokens, 8), hashed)
-
-
 @run_by(play, "context")
 async def test_one_worker_of_two_caches_something_else(ward: Ward) -> None:
     engines = {1: ward.engine(), 2: ward.engine()}
@@ -201,47 +132,6 @@ async def test_one_worker_of_two_caches_something_else(ward: Ward) -> None:
     assert finding.subject.worker_id == 2
     engines[2].sees = lambda tokens: tokens
     await both(4)
-    assert await ward.codes() == []
-
-
-@run_by(play, "context")
-async def test_what_was_cached_before_we_came_is_not_told_again(ward: Ward) -> None:
-    engine = ward.engine()
-    for number in range(4):
-        engine.compute(prompt(number))
-    await ward.hire(engine, replay=False)
-    await converse(ward, {1: engine}, plainly, first=0)
-    (finding,) = await ward.examine()
-    assert finding.code == "past-events-missing"
-    engine.tell([{"type": "AllBlocksCleared"}])
-    engine.held.clear()
-    await converse(ward, {1: engine}, plainly, first=0)
-    assert await ward.codes() == []
-
-
-@run_by(play, "context")
-async def test_an_engine_that_finds_less_than_its_events_promised(ward: Ward) -> None:
-    engine = ward.engine()
-    await ward.hire(engine)
-    engine.compute(prompt(1))
-    await ward.heard(engine)
-
-    async def report(cached_tokens: int, times: int) -> None:
-        for _ in range(times):
-            ward.reported += 1
-            name = f"told{ward.reported}"
-            body = {"reservation_id": name, "token_ids": prompt(1)}
-            await ward.service.select_and_reserve(msgspec.convert(body, SelectAndReserveRequest))
-            ward.service.prefill_complete(name, cached_tokens)
-            ward.service.free(name)
-
-    await report(3 * BLOCK, 4)
-    assert await ward.codes() == []
-    await report(0, 30)
-    (finding,) = await ward.examine()
-    assert finding.code == "index-untrue"
-    assert finding.subject.worker_id == 1
-    await report(3 * BLOCK, 60)
     assert await ward.codes() == []
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -60,14 +60,20 @@ def test_a_remedy_makes_its_finding_go(code: str, row: Remedy, context: Context)
     async def scenario(ward: Ward) -> None:
         appeared = False
 
-        async def found() -> None:
+        async def found(*words: str, **subject: Any) -> None:
             nonlocal appeared
-            assert code in await ward.codes()
+            findings = await ward.examine()
+            assert {one.code for one in findings} == {code}, findings
+            told = findings[-1]
+            assert all(word in told.what for word in words), told.what
+            assert {name: getattr(told.subject, name) for name in subject} == subject
             appeared = True
 
         await row.scenario(ward, found)
         assert appeared
-        assert code not in await ward.pass_time(20), await ward.examine()
+        await ward.pass_time(20)
+        left = await ward.examine()
+        assert all(one.code != code and one.severity == "info" for one in left), left
 
     settings = dict(row.settings)
     if "replica_sync_port" in settings:
