@@ -259,7 +259,7 @@ class Recovery:
                 self._make_room(scope)
                 for event in index.dump_in_steps():
                     for part in () if event is None else _parts(event):
-                        here.load(part)
+                        load_event(here, part)
                         await self._give_way()
                     await self._give_way()
             else:

@@ -26,7 +26,7 @@ from select_service.planner.types import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from select_service.planner.core.model import ModelReport
+    from select_service.planner.core.model_report import ModelReport
 
 __all__ = ["FleetPlan", "PlannedModel", "PoolSettings"]
 
