@@ -2,7 +2,7 @@
 
 The device tier comes first, parents before children, one event per run and rank; then the lower
 tiers, one event per block. The walk is lazy and the index may change between two events: each node
-is read once, in one go, and its parts are immutable values. `load_event` reads them back.
+is read once, in one go, and its parts are immutable values. `dump_import.py` reads them back.
 """
 
 from __future__ import annotations
@@ -12,16 +12,14 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from indexer.core.hashing import pack_u64, unpack_u64
-from indexer.core.holder import UNDECIDED_GROUP
+from indexer.core.hashing import unpack_u64
 from indexer.core.node import Node, OrphanRoot, bits, leading_run
-from indexer.types import HASH_BYTES, U64_MASK, Namespace, Tier, WorkerRank
+from indexer.types import HASH_BYTES, Namespace, Tier
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from indexer.core.holder import Holder
-    from indexer.core.index import KvIndex
     from indexer.core.radix_tree import RadixTree
 
 NODES_PER_STEP: Final = 64
@@ -316,40 +314,3 @@ def _single_blocks(view: _View, tier: Tier) -> Iterator[_Run]:
 def _hash_at(packed: bytes, position: int) -> int:
     start = position * HASH_BYTES
     return int.from_bytes(packed[start : start + HASH_BYTES], "little")
-
-
-def load_event(index: KvIndex, event: DumpEvent) -> int:
-    """Apply an event of a dump, ours or the reference's; return how many blocks it changed.
-
-    Ranks are attached as needed. Events may come in any order: early ones wait as orphans, and the
-    limit on orphans applies again only with the next live store. Blocks told twice, by dumps or by
-    a dump and then the engine, are held once.
-    """
-    rank = WorkerRank(event.worker_id, event.event.dp_rank)
-    tier = TIER_OF[event.storage_tier]
-    index.attach(rank)
-    change = event.event.data
-    if change == "cleared":
-        index.clear(rank)
-        return 0
-    if change.removed:
-        names = [name & U64_MASK for name in change.removed.block_hashes]
-        return index.remove(rank, tier, names, group=UNDECIDED_GROUP)
-    if not change.stored:
-        return 0
-    stored = change.stored
-    if stored.cache_groups:
-        return index.groups.load(rank, tier, stored.cache_groups)
-    names = [block.block_hash & U64_MASK for block in stored.blocks]
-    accepted = index.store(
-        rank,
-        tier,
-        None if stored.parent_hash is None else stored.parent_hash & U64_MASK,
-        names,
-        pack_u64([block.tokens_hash & U64_MASK for block in stored.blocks]),
-        namespace=Namespace(stored.lora_name or "", stored.cache_salt or ""),
-        group=UNDECIDED_GROUP,
-    )
-    if accepted:
-        index.holder(rank).note_hearsay(tier, names)
-    return accepted

@@ -9,7 +9,8 @@ import pytest
 
 from indexer.core.cache_groups import GroupRule
 from indexer.core.checkpoint import CheckpointRun
-from indexer.core.dump import DumpEvent, load_event
+from indexer.core.dump import DumpEvent
+from indexer.core.dump_import import load_event
 from indexer.core.hashing import block_hashes
 from indexer.core.index import KvIndex
 from indexer.core.stream import EventStream
