@@ -22,6 +22,7 @@ from select_service.core.changes import (
     CONFIG,
     END,
     LEASE,
+    LEASE_TERMS,
     PEER,
     RESERVATION,
     THRESHOLD,
@@ -50,7 +51,12 @@ from select_service.core.operations.scale_down import ScaleDown
 from select_service.core.operations.waiting_requests import WaitingRequests
 from select_service.core.pricing.overtaking import overtaking
 from select_service.core.pricing.policy import default_policy
-from select_service.core.replication.durable_rows import ClaimRows, ClosedLeaseRows, TombstoneRows
+from select_service.core.replication.durable_rows import (
+    ClaimRows,
+    ClosedLeaseRows,
+    LeaseTermsRows,
+    TombstoneRows,
+)
 from select_service.core.replication.plane import Replicas
 from select_service.core.reservations.lifecycle import Lifecycle
 from select_service.core.reservations.pairs import Pairs
@@ -332,6 +338,7 @@ class SelectionCore:
                     nothing=NOTHING,
                 ),
                 CLOSING: ClosedLeaseRows(claims, leases, NOTHING),
+                LEASE_TERMS: LeaseTermsRows(claims, NOTHING),
                 CLAIM: ClaimRows(claims, self.replicas.snapshots, NOTHING),
             }
         )
@@ -424,7 +431,8 @@ class SelectionCore:
         self.catalog.changes = bookings.changes = bookings.freed.changes = changes
         self.lifecycle.leases.changes = self.peer_endpoints.changes = changes
         self.admitting.changes = self.overrides.changes = changes
-        self.lifecycle.announcer.claims.endings.changes = changes
+        claims = self.lifecycle.announcer.claims
+        claims.endings.changes = claims.copies.changes = changes
         return changes
 
     def check(self) -> None:

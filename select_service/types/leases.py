@@ -33,6 +33,8 @@ class LeaseState(Struct, frozen=True, omit_defaults=True):
     """The last statement to replicas before it was opened: what is under it has higher numbers."""
     adopted: bool = False
     """It was opened for what another replica had left under this id."""
+    revision: int = 0
+    """Grows with each change of `ttl_s` by a client, from `born` on: the highest one counts."""
 
 
 class LeaseRecord(Struct, frozen=True):

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from itertools import islice
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
+from indexer.types import U64_MASK
 from select_service.core.changes import LEASE
 from select_service.core.ledger.deadlines import Deadlines, rounded_up
 from select_service.core.ledger.reservation import Lease
@@ -46,6 +47,11 @@ Ending: TypeAlias = Literal["closed", "expired"]
 _Ended: TypeAlias = OrderedDict[str, tuple[Ending, float]]
 
 
+def next_revision(revision: int) -> int:
+    """Return the revision of a changed time to live; see `LeaseState`."""
+    return min(revision + 1, U64_MASK)  # replicas cannot be told of more
+
+
 class Leases:
     """Open leases by id, owner and deadline; ended ones by id, and by what they leave behind."""
 
@@ -65,6 +71,9 @@ class Leases:
 
     def __len__(self) -> int:
         return len(self._open)
+
+    def __iter__(self) -> Iterator[Lease]:
+        return iter(self._open.values())
 
     @property
     def ended_count(self) -> int:
@@ -189,16 +198,30 @@ class Leases:
         self.renewed += 1
         return lease
 
-    def touch(self, lease: Lease, now: float, ttl_s: float | None = None) -> None:
-        """Note a sign of life; ignored for an ended lease. O(1)."""
+    def touch(
+        self, lease: Lease, now: float, ttl_s: float | None = None, revision: int | None = None
+    ) -> None:
+        """Note a sign of life; ignored for an ended lease. O(1).
+
+        Args:
+            lease: whose.
+            now: monotonic seconds.
+            ttl_s: its time to live from now on; None: as before.
+            revision: of that; None: the next one, if it differs.
+        """
         if not lease.is_open:
             return
         lease.touched = now
+        before = lease.revision, lease.ttl_s
         if ttl_s is None or ttl_s == lease.ttl_s:
             self._deadlines.touch(lease, now)
         else:
             self._deadlines.remove(lease)
             self._deadlines.add(lease, ttl_s, now)
+            lease.revision = next_revision(lease.revision)
+        if revision is not None:
+            lease.revision = revision
+        if before != (lease.revision, lease.ttl_s):
             self._changed(lease.lease_id)
 
     # -- reservations of a lease ---------------------------------------------------------------
@@ -354,7 +377,9 @@ class Leases:
 
     def state(self, lease: Lease) -> LeaseState:
         """Return what must be kept of a lease to restore it."""
-        return LeaseState(lease.lease_id, lease.owner, lease.ttl_s, lease.born, lease.adopted)
+        return LeaseState(
+            lease.lease_id, lease.owner, lease.ttl_s, lease.born, lease.adopted, lease.revision
+        )
 
     def tables(self) -> Iterator[Sized]:
         """Yield the dicts that grow with leases; see `dict_compaction.py`."""

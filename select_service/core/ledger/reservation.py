@@ -49,6 +49,7 @@ class Lease:
         "lease_id",
         "owner",
         "reservations",
+        "revision",
         "touched",
         "ttl_s",
     )
@@ -58,6 +59,7 @@ class Lease:
         self.owner = state.owner
         self.born = state.born
         self.adopted = state.adopted
+        self.revision = state.revision or state.born
         self.ancestors: dict[int, int] = {}
         """By replica, the last of its claims under it that was taken over here."""
         self.reservations: OrderedDict[LedgerReservation, SlotGeneration] = OrderedDict()
@@ -70,6 +72,11 @@ class Lease:
         self.ttl_s = 0.0
         self.deadline = 0.0
         self.is_open = True
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether its time to live is not the one that it was opened with, here."""
+        return self.revision != self.born
 
     @property
     def live(self) -> int:

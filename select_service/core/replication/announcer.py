@@ -301,4 +301,6 @@ def _fairness_told(partition: Partition, reservation: LedgerReservation) -> str:
 
 def _lease_of(reservation: LedgerReservation) -> LeaseState | None:
     lease = reservation.lease
-    return None if lease is None else LeaseState(lease.lease_id, lease.owner, lease.ttl_s)
+    if lease is None:
+        return None
+    return LeaseState(lease.lease_id, lease.owner, lease.ttl_s, revision=lease.revision)

@@ -5,6 +5,7 @@ A claim is named (owner, born) and only grows until it has ended. `claims.py` ke
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -174,7 +175,9 @@ class LeaseCopy:
         lease_ttl_s: the lease's time to live; `ttl_s` is that, or the time until it is checked
             again.
         seen_at: its last renewal heard here; `touched` may be the time of a check.
-        renewed_at: when a caller of ours last renewed it, None: never.
+        revision: of `lease_ttl_s`, see `LeaseState`.
+        is_changed_here: a caller of ours changed `lease_ttl_s` last; kept on disk, and retold.
+        renewed_at: when a caller of ours last renewed it, -inf: never.
         told_at: when the others were last told so.
         ageing: its time is up, and its orphans are being released.
         adopting: its orphans are being adopted.
@@ -192,10 +195,12 @@ class LeaseCopy:
         "deadline",
         "ending",
         "freeing",
+        "is_changed_here",
         "lease_id",
         "lease_ttl_s",
         "owner",
         "renewed_at",
+        "revision",
         "seen_at",
         "told_at",
         "touched",
@@ -210,7 +215,9 @@ class LeaseCopy:
         self.seen_at = self.touched = now
         self.lease_ttl_s = self.ttl_s = 0.0
         self.deadline = 0.0
-        self.renewed_at: float | None = None
+        self.revision = 0
+        self.is_changed_here = False
+        self.renewed_at = -inf
         self.told_at: float | None = None
         self.ageing = self.adopting = self.ending = self.freeing = False
         self.closed = False
@@ -218,7 +225,7 @@ class LeaseCopy:
     @property
     def state(self) -> LeaseState:
         """The lease as we would have it open."""
-        return LeaseState(self.lease_id, self.owner, self.lease_ttl_s)
+        return LeaseState(self.lease_id, self.owner, self.lease_ttl_s, revision=self.revision)
 
 
 class ClaimSet:

@@ -156,8 +156,8 @@ class Claims:
             self.copies.join(claim, now)
         if claim.lease is not None and record.lease is not None:
             ttl_s = self.copies.ttl(record.lease.ttl_s)
-            if ttl_s not in (None, claim.lease.lease_ttl_s):
-                self.copies.touch(claim.lease, now, ttl_s)
+            if self.copies.is_later(claim.lease, ttl_s, record.lease.revision):
+                self.copies.touch(claim.lease, now, ttl_s, record.lease.revision)
 
     def correct(self, claim: Claim, record: ClaimRecord, now: float) -> None:
         """Replace the facts of a claim by what its owner states now; it must not be booked.
@@ -450,6 +450,7 @@ class Claims:
         horizon = now - self._limits.replica_ended_s
         self.endings.purge(horizon, limit)
         self._early.purge(horizon, limit)
+        self.copies.purge(horizon, limit)
 
     def tables(self) -> Iterator[Sized]:
         """Yield the dicts that grow with claims; see `dict_compaction.py`."""

@@ -1,7 +1,8 @@
 """What replicas are still to learn from us, as it is kept on disk: see `core/state.py`.
 
 A caller was answered, so it must hold whatever restarts: what is over (`TombstoneRows`,
-`ClosedLeaseRows`), and how far reservations of other replicas have come (`ClaimRows`). Once
+`ClosedLeaseRows`), times to live that leases of other replicas were given (`LeaseTermsRows`), and
+how far their reservations have come (`ClaimRows`). Once
 restored it is retold as before, in snapshots and to whoever states otherwise.
 """
 
@@ -41,6 +42,7 @@ class ClaimKept(msgspec.Struct, array_like=True, frozen=True):
 _encode = msgspec.msgpack.Encoder().encode
 _decode_ends = msgspec.msgpack.Decoder(TombstoneRecord).decode
 _decode_claims = msgspec.msgpack.Decoder(list[ClaimKept]).decode
+_decode_terms = msgspec.msgpack.Decoder(tuple[float, int]).decode
 _decode_closing = msgspec.msgpack.Decoder(dict[int, int]).decode
 
 
@@ -87,6 +89,26 @@ class ClosedLeaseRows:
     def restore(self, name: str, record: bytes, now: float) -> Effects | None:
         """Remember it for as long again."""
         self._leases.recall_closed(name, _decode_closing(record), now)
+        return self._nothing
+
+
+class LeaseTermsRows:
+    """Times to live of other replicas' leases by id; restored before the claims that name them."""
+
+    def __init__(self, claims: Claims, nothing: Effects) -> None:
+        self._claims = claims
+        self._nothing = nothing
+
+    def record(self, name: str) -> bytes | None:
+        """Return the time to live that our callers gave a lease, and its revision."""
+        terms = self._claims.copies.terms(name)
+        return None if terms is None else _encode(terms)
+
+    def restore(self, name: str, record: bytes, now: float) -> Effects | None:
+        """Tell the others of it until they know."""
+        terms = _decode_terms(record)
+        if not self._claims.router_id or not self._claims.copies.recall(name, terms, now):
+            return None
         return self._nothing
 
 

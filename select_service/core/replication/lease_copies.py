@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
+from select_service.core.changes import LEASE_TERMS
 from select_service.core.ledger.deadlines import Deadlines, rounded_up
 from select_service.core.replication.claim import LeaseCopy
 from select_service.core.tenancy.shares import Shares, prefix_in
@@ -21,9 +22,13 @@ from select_service.types import LeaseRecord
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from select_service.core.changes import Changes
     from select_service.core.replication.claim import Claim
     from select_service.core.replication.messages import ClaimRecord
     from select_service.types import CoreLimits, LeaseState
+
+LeaseTerms: TypeAlias = tuple[float, int]
+"""A time to live and its revision."""
 
 
 class LeaseCopies:
@@ -39,6 +44,9 @@ class LeaseCopies:
         self._by_owner: dict[str, dict[str, LeaseCopy]] = {}
         self._deadlines: Deadlines[LeaseCopy] = Deadlines()
         self.adopted_from: dict[str, None] = {}  # leases with an orphan that is now ours
+        self.recalled: dict[str, tuple[LeaseTerms, float]] = {}
+        """Given by our callers in an earlier life, and when that was restored; without a copy."""
+        self.changes: Changes | None = None  # set if the state is kept on disk
         self.refused = 0  # since start
 
     def __len__(self) -> int:
@@ -66,11 +74,11 @@ class LeaseCopies:
             self._by_id[copy.lease_id] = copy
             self._tenants.take(prefix_in(copy.lease_id))
             self._by_owner.setdefault(copy.owner, {})[copy.lease_id] = copy
-            self._let_expire(copy, ttl_s, now)
-            copy.lease_ttl_s = ttl_s
+            self.touch(copy, now, ttl_s, terms.revision)
+            self._take_recalled(copy, now)
         else:
             copy.closed = False  # it is in use again
-            self.touch(copy, now, ttl_s)
+            self.touch(copy, now, ttl_s, terms.revision)
         copy.claims.setdefault(claim.owner, OrderedDict())[claim] = None
         claim.lease = copy
         self.inherit(claim)
@@ -116,6 +124,7 @@ class LeaseCopies:
         del copy.claims[claim.owner]
         if not copy.claims:
             self._deadlines.remove(copy)
+            self._forget_change(copy)
             del self._by_id[copy.lease_id]
             self._tenants.give(prefix_in(copy.lease_id))
             leases = self._by_owner[copy.owner]
@@ -123,10 +132,22 @@ class LeaseCopies:
             if not leases:
                 del self._by_owner[copy.owner]
 
-    def touch(self, copy: LeaseCopy, now: float, ttl_s: float | None = None) -> None:
-        """Renew a copy, for `ttl_s` (see `ttl`) from now if given. O(1)."""
-        if ttl_s is not None:
-            copy.lease_ttl_s = ttl_s
+    @staticmethod
+    def is_later(copy: LeaseCopy, ttl_s: float | None, revision: int) -> bool:
+        """Tell whether a time to live (see `ttl`) of this revision takes the place of a copy's."""
+        if ttl_s is None:
+            return False
+        if not (revision or copy.revision):  # all of older versions: what was said last
+            return ttl_s != copy.lease_ttl_s
+        return (revision, ttl_s) > (copy.revision, copy.lease_ttl_s)
+
+    def touch(
+        self, copy: LeaseCopy, now: float, ttl_s: float | None = None, revision: int = 0
+    ) -> None:
+        """Renew a copy, for `ttl_s` (see `ttl`) from now if that is later. O(1)."""
+        if ttl_s is not None and self.is_later(copy, ttl_s, revision):
+            copy.lease_ttl_s, copy.revision = ttl_s, revision
+            self._forget_change(copy)
         copy.ageing = False
         copy.seen_at = now
         self._let_expire(copy, copy.lease_ttl_s, now)
@@ -134,6 +155,58 @@ class LeaseCopies:
     def look_again(self, copy: LeaseCopy, now: float) -> None:
         """Check an unrenewed copy again soon, as its time is not up yet. O(1)."""
         self._let_expire(copy, self._limits.replica_heartbeat_s, now)
+
+    def change(self, copy: LeaseCopy, ttl_s: float, revision: int, now: float) -> None:
+        """Renew a copy for a caller of ours that has changed its time to live. O(1)."""
+        self.touch(copy, now, ttl_s, revision)
+        copy.is_changed_here = True
+        self._mark(copy.lease_id)
+
+    def _forget_change(self, copy: LeaseCopy) -> None:
+        if copy.is_changed_here:
+            copy.is_changed_here = False
+            self._mark(copy.lease_id)
+
+    def _mark(self, lease_id: str) -> None:
+        if self.changes is not None:
+            self.changes.mark(LEASE_TERMS, lease_id)
+
+    # -- on disk -------------------------------------------------------------------------------
+
+    def terms(self, lease_id: str) -> LeaseTerms | None:
+        """Return what our callers gave a lease last, None: nothing that counts."""
+        copy = self._by_id.get(lease_id)
+        if copy is not None and copy.is_changed_here:
+            return copy.lease_ttl_s, copy.revision
+        return self.recalled[lease_id][0] if lease_id in self.recalled else None
+
+    def recall(self, lease_id: str, terms: LeaseTerms, now: float) -> bool:
+        """Know what our callers gave a lease in an earlier life; False if there is no room."""
+        if len(self.recalled) >= self._limits.lease_copies_max:
+            return False
+        self.recalled[lease_id] = terms, now
+        copy = self._by_id.get(lease_id)
+        if copy is not None:
+            self._take_recalled(copy, now)
+        return True
+
+    def _take_recalled(self, copy: LeaseCopy, now: float) -> None:
+        terms, _ = self.recalled.pop(copy.lease_id, (None, 0.0))
+        if terms is None:
+            return
+        if (copy.revision, copy.lease_ttl_s) > terms[::-1]:
+            self._mark(copy.lease_id)
+        else:  # the same may be from another replica that has heard us, unlike the owner
+            self.change(copy, *terms, now)
+
+    def purge(self, horizon: float, limit: int) -> None:
+        """Forget what was recalled before `horizon` and whose lease nobody has named since."""
+        for _ in range(min(limit, len(self.recalled))):
+            lease_id, (_, at) = next(iter(self.recalled.items()))
+            if at > horizon:
+                break
+            del self.recalled[lease_id]
+            self._mark(lease_id)
 
     def _let_expire(self, copy: LeaseCopy, ttl_s: float, now: float) -> None:
         copy.touched = now
@@ -181,6 +254,7 @@ class LeaseCopies:
             assert copy.claims, "what nobody claims anything under is forgotten"
             for owner, some in copy.claims.items():
                 assert some
+                assert lease_id not in self.recalled
                 for claim in some:
                     assert claim.lease is copy
                     assert claim.owner == owner

@@ -134,12 +134,15 @@ class Ended(Struct, frozen=True, omit_defaults=True, tag="ended"):
 class Renewed(Struct, frozen=True, omit_defaults=True, tag="renewed"):
     """A client renewed a lease at the sender: the replica that has it open renews it.
 
-    `ttl_s` is a new time to live, `age_s` how long ago that was (in a snapshot).
+    `ttl_s` is a new time to live, `age_s` how long ago that was (in a snapshot), `revision` as in
+    `LeaseState`: of two times to live the one with the higher one counts, however late it comes.
+    Older versions do not tell it, and theirs counts if it was said last.
     """
 
     lease_id: Text
     ttl_s: float | None = None
     age_s: float = 0.0
+    revision: U64 = 0
 
 
 class Closed(Struct, frozen=True, omit_defaults=True, tag="closed"):

@@ -8,12 +8,13 @@ those known through others; `apply_messages.py` and `service.py` call this modul
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from indexer.types import HASH_BYTES
-from select_service.core.ledger.leases import LISTED_MAX
+from select_service.core.ledger.leases import LISTED_MAX, next_revision
 from select_service.core.replication.messages import Closed, Ended, Renewed
 from select_service.errors import LeaseConflict
 from select_service.types import LeaseList
@@ -67,8 +68,8 @@ class SharedLeases:
         lease = self._leases.open(lease_id, owner, ttl_s, now, self._claims.outbox.seq)
         if copy is not None:
             copy.closed = False
-            self._claims.outbox.say_of_lease(Renewed(lease_id, lease.ttl_s))
             self._care_for(copy, now, lease.ttl_s)
+            self._lifecycle.renewal.tell_of(lease_id)
         return self._leases.record(lease, now)
 
     def renew(self, lease_id: str, ttl_s: float | None, now: float) -> LeaseRecord:
@@ -87,13 +88,14 @@ class SharedLeases:
             ttl_s = None if ttl_s is None else lease.ttl_s
         elif ttl_s is not None:
             ttl_s = self._leases.checked_ttl(ttl_s)
-        if self._claims.router_id:  # even if none is known: it may be open without load
-            self._claims.outbox.say_of_lease(Renewed(lease_id, ttl_s))
         if copy is None:
             assert lease is not None
+            if self._claims.router_id:  # though none is known: it may be open without load
+                self._lifecycle.renewal.tell_of(lease_id)
             return self._leases.record(lease, now)
         elsewhere = self._copies.record(copy, now).reservations
         lease = self._care_for(copy, now, ttl_s)
+        self._lifecycle.renewal.tell_of(lease_id)
         if lease is None:
             return self._copies.record(copy, now)
         record = self._leases.record(lease, now)
@@ -101,9 +103,12 @@ class SharedLeases:
 
     def _care_for(self, copy: LeaseCopy, now: float, ttl_s: float | None) -> Lease | None:
         """Keep everything under it alive, adopting orphans; return the lease if it is open here."""
-        self._copies.touch(copy, now, ttl_s)
-        copy.renewed_at = copy.told_at = now
         lease = self._leases.find(copy.lease_id)
+        if ttl_s is None:
+            self._copies.touch(copy, now)
+        else:
+            self._give(copy, lease, ttl_s, now)
+        copy.renewed_at = copy.told_at = now
         if not any(router_id in self._claims.gone for router_id in copy.claims):
             return lease
         if lease is None:
@@ -112,6 +117,18 @@ class SharedLeases:
         if lease is not None:  # otherwise they are at least kept alive
             self._adopt(copy)
         return lease
+
+    def _give(self, copy: LeaseCopy, lease: Lease | None, ttl_s: float, now: float) -> None:
+        """Give a lease the time to live that a caller wants: it counts before all others known."""
+        revision = copy.revision if lease is None else max(copy.revision, lease.revision)
+        if ttl_s != copy.lease_ttl_s:
+            revision = next_revision(revision)
+        if (revision, ttl_s) == (copy.revision, copy.lease_ttl_s):
+            self._copies.touch(copy, now)
+        else:
+            self._copies.change(copy, ttl_s, revision, now)
+        if lease is not None:
+            self._leases.touch(lease, now, ttl_s, revision)
 
     def close(self, lease_id: str, now: float) -> Lease | None:
         """End a lease here and wherever it is known; return the one here, if there was one to end.
@@ -167,15 +184,20 @@ class SharedLeases:
 
     def renewed(self, said: Renewed, now: float) -> None:
         """Apply a renewal that came in at another replica."""
-        lease = self._leases.find(said.lease_id)
-        ttl_s = self._copies.ttl(said.ttl_s)
-        if lease is not None and now - said.age_s > lease.touched:
-            fits = ttl_s is not None and ttl_s <= self._limits.lease_ttl_max_s
-            self._leases.touch(lease, now, ttl_s if fits else None)
-            self._claims.counters.leases_renewed += 1
-        copy = self._copies.find(said.lease_id)
-        if copy is not None and now - said.age_s > copy.seen_at:
-            self._copies.touch(copy, now, ttl_s)
+        lease, copy = self._leases.find(said.lease_id), self._copies.find(said.lease_id)
+        ttl_s, revision, at = self._copies.ttl(said.ttl_s), said.revision, now - said.age_s
+        fits = ttl_s is not None and ttl_s <= self._limits.lease_ttl_max_s
+        if lease is not None:
+            if fits and revision and (revision, ttl_s) > (lease.revision, lease.ttl_s):
+                self._leases.touch(lease, now, ttl_s, revision)
+                self._claims.counters.leases_renewed += 1
+            elif at > lease.touched:
+                self._leases.touch(lease, now, ttl_s if fits and not revision else None)
+                self._claims.counters.leases_renewed += 1
+        if copy is not None:
+            is_later = revision and self._copies.is_later(copy, ttl_s, revision)
+            if is_later or at > copy.seen_at:
+                self._copies.touch(copy, now, ttl_s, revision)
 
     def closed(self, said: Closed, now: float) -> None:
         """Apply a close that came in at another replica; housekeeping frees what is under ours."""
@@ -204,8 +226,16 @@ class SharedLeases:
     def retold(self, now: float) -> Iterator[Renewed]:
         """Yield our callers' recent renewals, for replicas that missed them."""
         for copy in list(self._copies):
-            if copy.renewed_at is not None and now - copy.renewed_at < copy.lease_ttl_s:
-                yield Renewed(copy.lease_id, copy.lease_ttl_s, now - copy.renewed_at)
+            age_s = now - copy.renewed_at
+            if copy.is_changed_here:
+                yield Renewed(copy.lease_id, copy.lease_ttl_s, age_s, copy.revision)
+            elif age_s < copy.lease_ttl_s:
+                yield Renewed(copy.lease_id, age_s=age_s)
+        for lease_id, (terms, _) in list(self._copies.recalled.items()):
+            yield Renewed(lease_id, terms[0], inf, terms[1])
+        for lease in list(self._leases):
+            if lease.is_changed:
+                yield Renewed(lease.lease_id, lease.ttl_s, now - lease.touched, lease.revision)
 
     def terms(self, claim: Claim) -> LeaseState | None:
         """Return the lease of a claim with its current time to live."""

@@ -64,7 +64,18 @@ class Renewal:
             copy.renewed_at = now
             if copy.told_at is None or now - copy.told_at >= copy.lease_ttl_s * _TOLD_AGAIN:
                 copy.told_at = now
-                self._announcer.claims.outbox.say_of_lease(Renewed(lease_id))
+                self.tell_of(lease_id)
+
+    def tell_of(self, lease_id: str) -> None:
+        """State that a caller has renewed a lease, with its time to live if callers changed it."""
+        lease = self._leases.find(lease_id)
+        copy = self._announcer.claims.copies.find(lease_id)
+        said = Renewed(lease_id)
+        if copy is not None and copy.is_changed_here:
+            said = Renewed(lease_id, copy.lease_ttl_s, revision=copy.revision)
+        elif lease is not None and lease.is_changed:
+            said = Renewed(lease_id, lease.ttl_s, revision=lease.revision)
+        self._announcer.claims.outbox.say_of_lease(said)
 
     def sign_of_life(self, lease_id: str, now: float, ttl_s: float | None = None) -> None:
         """Renew a lease here or as a copy, for `ttl_s` from now if given."""
