@@ -7,6 +7,7 @@ should go, and `routing/place.py` takes it there like any other request.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from msgspec import UNSET, Struct, UnsetType
@@ -16,7 +17,7 @@ from select_service.core.admission.policy_api import AdmissionRequest
 from select_service.core.admission.queue import BatchSample, Planned
 from select_service.core.batches.batch_plan import BatchMember, BatchPlan
 from select_service.core.changes import Hold
-from select_service.core.effects import NOTHING
+from select_service.core.effects import NOTHING, Effects
 from select_service.errors import (
     BatchNotPlaced,
     InvalidField,
@@ -31,12 +32,11 @@ from select_service.types.batches import WaveAnswer, WaveItem, WaveRank, WaveRes
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
     from typing import TypeAlias
 
     from select_service.core.columns import Rows
     from select_service.core.counters import Counters
-    from select_service.core.effects import Effects
     from select_service.core.observers import BatchRecorder
     from select_service.core.partition import Partition
     from select_service.core.pricing.prompt import Prompt
@@ -65,6 +65,7 @@ class _Sample(Struct, eq=False):
     unknown: bytes
     read: Read | None = None
     rows: Rows | None = None  # None: not planned
+    refusal: ServiceError | None = None  # why it has no candidates; a repeat needs none
     shared_tokens: int = 0
     placed_at: int = -1  # the slot it went to
     result: WaveResult | None = None
@@ -167,6 +168,7 @@ class RunningBatch:
             yield from self.undo(now)
             raise
         self._release()
+        yield from self._tell_kept()
         return self._answer()
 
     def undo(self, now: float) -> Generator[Effects, float, None]:
@@ -192,6 +194,18 @@ class RunningBatch:
         if changes is not None:
             changes.release(self._hold)
 
+    def _tell_kept(self) -> Iterator[Effects]:
+        """Tell the replicas that nothing of it is taken back; until then they let repeats wait."""
+        lifecycle = self._waves.lifecycle
+        booked = (lifecycle.bookings.live(one.booked) for one in self._samples if one.booked)
+        held = (
+            one.reservation.claim
+            for one in booked
+            if one is not None and one.hold is self._hold and one.reservation.claim is not None
+        )
+        while some := list(islice(held, self._waves.limits.replica_items_per_message_max)):
+            yield Effects(published=[lifecycle.announcer.claims.keep(some)])
+
     # -- reading ---------------------------------------------------------------------------------
 
     def _read(self, at: int, item: Item, now: float) -> Generator[None, None, None]:
@@ -208,11 +222,10 @@ class RunningBatch:
         except ServiceError as error:
             refusal = error
         for k in range(request.n):
-            sample = _Sample(at, _alone(request, k), unknown, read, rows)
+            sample = _Sample(at, _alone(request, k), unknown, read, rows, refusal)
             self._samples.append(sample)
             if refusal is not None and not self._is_repeat(sample):
-                self._waves.placing.other_answers.refuse(None, refusal, now)
-                self._refuse(sample, refusal)
+                self._refuse_unread(sample, refusal, now)
             if not (k + 1) % _SAMPLES_PER_STEP:
                 yield
         yield
@@ -228,10 +241,18 @@ class RunningBatch:
     def _repeats(self, now: float) -> Generator[Effects, float, float]:
         """Answer repeats with their first answer, or the conflict; they add no load."""
         for sample in self._samples:
-            if sample.result is None and self._is_repeat(sample):
+            if sample.result is not None:
+                continue
+            if self._is_repeat(sample):
                 sample.rows = None
                 now = yield self._place(sample, None, now)
+            elif sample.refusal is not None:  # what it would have repeated has ended meanwhile
+                self._refuse_unread(sample, sample.refusal, now)
         return now
+
+    def _refuse_unread(self, sample: _Sample, refusal: ServiceError, now: float) -> None:
+        self._waves.placing.other_answers.refuse(None, refusal, now)
+        self._refuse(sample, refusal)
 
     # -- placing ---------------------------------------------------------------------------------
 

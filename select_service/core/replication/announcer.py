@@ -52,11 +52,22 @@ class Announcer:
     # -- what `Lifecycle` calls ------------------------------------------------------------------
 
     def booked(
-        self, partition: Partition, reservation: LedgerReservation, answer: FirstAnswer
+        self,
+        partition: Partition,
+        reservation: LedgerReservation,
+        answer: FirstAnswer,
+        *,
+        held: bool = False,
     ) -> ReplicaEnvelope:
-        """Own a new reservation and return its admission; untracked prefill tokens are not sent."""
+        """Own a new reservation and return its admission; untracked prefill tokens are not sent.
+
+        `held`: a batch may yet take it back.
+        """
         stamp = self.claims.outbox.stamp()
-        record = self.own(partition, reservation, stamp.seq, answer).record
+        claim = self.own(partition, reservation, stamp.seq, answer)
+        if held:
+            claim.record = msgspec.structs.replace(claim.record, held=True)
+        record = claim.record
         stamp = msgspec.structs.replace(
             stamp,
             isl_tokens=reservation.isl_tokens,
@@ -68,6 +79,7 @@ class Announcer:
             fingerprint=record.fingerprint,
             answer=record.answer,
             wave=record.wave,
+            held=held,
         )
         track = reservation.track_prefill_tokens
         add = AddRequest(

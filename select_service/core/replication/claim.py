@@ -44,6 +44,7 @@ class Claim:
         "hashes",
         "hashes_digest",
         "hearsay",
+        "kept",
         "lease",
         "noted",
         "outputs",
@@ -75,6 +76,7 @@ class Claim:
         self.outputs = dict(growth.outputs)
         self.faded_at = growth.faded_at
         self.fraction = growth.fraction
+        self.kept = growth.kept
 
     def learn_facts(self, record: ClaimRecord, hashes_digest: int | None = None) -> None:
         """Take over a record's facts, not its growth; the claim must not be booked."""
@@ -105,6 +107,7 @@ class Claim:
             fingerprint=known.fingerprint,
             answer=known.answer,
             wave=known.wave,
+            held=known.held,
         )
         return facts == known and xxhash.xxh3_64_intdigest(record.hashes) == self.hashes_digest
 
@@ -119,6 +122,11 @@ class Claim:
         return {self.key, *self.record.adopts}
 
     @property
+    def is_held(self) -> bool:
+        """Whether the batch that booked it may yet take it back."""
+        return self.record.held and not self.kept
+
+    @property
     def booked(self) -> bool:
         """Whether our ledger carries its load."""
         return self.reservation is not None and self.reservation.live
@@ -131,11 +139,12 @@ class Claim:
     def succeeded(self, born: int) -> ClaimRecord:
         """Return what an adopter states: the same except for name, growth and terms."""
         adopts = [*self.record.adopts[1 - ANCESTORS_MAX :], self.key]
-        return msgspec.structs.replace(self.record, born=born, adopts=adopts)
+        return msgspec.structs.replace(self.record, born=born, adopts=adopts, held=False)
 
     def growth(self) -> ClaimGrowth:
         """Its state so far."""
-        return ClaimGrowth(self.prefill_done, dict(self.outputs), self.faded_at, self.fraction)
+        outputs = dict(self.outputs)
+        return ClaimGrowth(self.prefill_done, outputs, self.faded_at, self.fraction, self.kept)
 
     def join(self, growth: ClaimGrowth) -> bool:
         """Merge a state; returns whether it was news."""
@@ -152,6 +161,8 @@ class Claim:
         if (growth.faded_at, -growth.fraction) > (self.faded_at, -self.fraction):
             self.faded_at, self.fraction = growth.faded_at, growth.fraction
             news = True
+        if growth.kept and not self.kept:
+            self.kept = news = True
         return news
 
 

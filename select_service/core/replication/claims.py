@@ -144,6 +144,7 @@ class Claims:
         if claim.dead:
             return
         claim.touched = now
+        claim.kept |= claim.is_held and not record.held  # the batch was done in an earlier life
         if record.fingerprint and not claim.record.fingerprint:  # told by an older version before
             claim.record = msgspec.structs.replace(
                 claim.record,
@@ -253,6 +254,12 @@ class Claims:
         if self.tombstones.has(reservation_id, key):
             return
         self._early.keep(key, growth, teller, now)
+
+    def keep(self, claims: list[Claim]) -> Said:
+        """Let a batch that is done keep what it booked; return what is to be told."""
+        for claim in claims:
+            claim.kept = True
+        return self.outbox.say([self._grown(claim) for claim in claims])
 
     def complete(self, reservation_id: str) -> list[Claim]:
         """Complete the prefill of an id for our caller; returns the claims concerned."""

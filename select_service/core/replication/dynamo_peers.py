@@ -260,4 +260,5 @@ def claimed(
         fingerprint=b"" if stamp is None else stamp.fingerprint,
         answer=b"" if stamp is None else stamp.answer,
         wave=None if stamp is None else stamp.wave,
+        held=stamp is not None and stamp.held,
     )

@@ -58,4 +58,5 @@ def _joined(one: ClaimGrowth, other: ClaimGrowth) -> ClaimGrowth:
         if router_id in outputs or len(outputs) < OUTPUT_TELLERS_MAX:
             outputs[router_id] = max(outputs.get(router_id, 0), count)
     faded_at, minus = max((one.faded_at, -one.fraction), (other.faded_at, -other.fraction))
-    return ClaimGrowth(one.prefill_done or other.prefill_done, outputs, faded_at, -minus)
+    is_done, is_kept = one.prefill_done or other.prefill_done, one.kept or other.kept
+    return ClaimGrowth(is_done, outputs, faded_at, -minus, is_kept)

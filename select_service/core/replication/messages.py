@@ -65,12 +65,14 @@ class ClaimGrowth(Struct, frozen=True, omit_defaults=True):
         outputs: output blocks by the router that was told of them.
         faded_at: their number when the last decay fraction came.
         fraction: that fraction.
+        kept: the batch that booked it is done, and will not take it back; see `ClaimRecord.held`.
     """
 
     prefill_done: bool = False
     outputs: Outputs = {}
     faded_at: U64 = 0
     fraction: Fraction = 1.0
+    kept: bool = False
 
 
 class ClaimRecord(Struct, frozen=True, omit_defaults=True, tag="claim"):
@@ -105,6 +107,7 @@ class ClaimRecord(Struct, frozen=True, omit_defaults=True, tag="claim"):
     fingerprint: Fingerprint = b""
     answer: PackedAnswer = b""
     wave: tuple[U64, U64] | None = None  # made by a wave: its group there, shared tokens
+    held: bool = False  # a batch that is not done yet booked it, and may take it back
 
 
 class Grown(Struct, frozen=True, tag="grown"):

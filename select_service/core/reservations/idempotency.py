@@ -158,8 +158,11 @@ class Idempotency:
                 field="reservation_id",
             )
         if booking is not None:
-            if self._bookings.is_under_way(booking):
+            claim = booking.reservation.claim
+            if self._bookings.is_under_way(booking) or self._elsewhere.is_under_way(claim):
                 raise ReservationUnderWay(reservation_id, prefix)
             return answer, booking.partition.ledger.chain_of(booking.reservation)
         assert claim is not None
+        if self._elsewhere.is_under_way(claim):
+            raise ReservationUnderWay(reservation_id, prefix)
         return answer, self._elsewhere.chain_of(claim)

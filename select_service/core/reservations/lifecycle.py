@@ -199,7 +199,9 @@ class Lifecycle:
             index.groups.note_whole_prompt(prompt.block_hashes)
         if self.announcer.speaks:
             effects = Effects() if effects is NOTHING else effects
-            effects.published.append(self.announcer.booked(partition, reservation, answer))
+            held = self.bookings.hold is not None
+            told = self.announcer.booked(partition, reservation, answer, held=held)
+            effects.published.append(told)
         return effects
 
     def learn(

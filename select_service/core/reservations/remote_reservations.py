@@ -68,6 +68,15 @@ class RemoteReservations:
                 return claim
         return None
 
+    def is_under_way(self, claim: Claim | None) -> bool:
+        """Tell whether a batch at another replica may yet take a claim back.
+
+        One whose replica is lost stays for as long as it lives by itself.
+        """
+        if claim is None or not claim.is_held or claim.owner == self._claims.router_id:
+            return False
+        return not self._claims.is_silent(claim.owner)
+
     def tenant_of(self, name: str) -> str | None:
         """Return whose reservation a lifecycle call is for, by its id, selection_id or pair."""
         claim = self.find(name) or self.holder(name)

@@ -18,6 +18,7 @@ from select_service.core.batches.batch_selection import RunningBatch
 from select_service.errors import ReservationUnderWay, ServiceError
 from select_service.types import SelectAndReserveRequest
 from select_service.types.batches import SelectBatchRequest, WaveAnswer
+from select_service.types.drains import DrainRequest
 from tests.select_service.core.batches.test_batch_selection import booked, prompt
 from tests.select_service.core.test_state import Disk, restored
 from tests.select_service.core.whole_fleet import Fleet
@@ -182,6 +183,23 @@ def test_nobody_is_told_of_a_booking_that_may_yet_be_taken_back(*, atomic: bool)
     assert third.answer.placed == SAMPLES
     assert live(fleet) >= {f"w.{n}" for n in range(3)}
     fleet.core.selection.select_and_reserve(repeat("w.0"), fleet.now)  # and now it is told
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+def test_a_repeat_whose_worker_drains_and_whose_first_batch_is_taken_back(*, atomic: bool) -> None:
+    """Its samples were neither refused, as they were known, nor placed: the answer failed."""
+    fleet, _ = house()
+    first = Underway(fleet)
+    first.until_booked(SAMPLES)
+    fleet.core.drains.drain(STAYING, DrainRequest(), fleet.now)
+    again = Underway(fleet, atomic=atomic)
+    again.step()
+    first.give_up()
+    again.end()
+    assert live(fleet) == set()
+    if again.answer is not None:
+        assert {one.status for one in again.answer.results} == {503}
+        assert not atomic
 
 
 def test_what_a_refusing_disk_takes_back_is_the_whole_wave_and_what_others_booked() -> None:

@@ -12,17 +12,18 @@ import msgspec
 import pytest
 from msgspec import UNSET
 
+from select_service.core.effects import Effects
 from select_service.core.replication.dynamo_events import ReplicaEnvelope
 from select_service.core.replication.message_codec import decode_message, encode_message
 from select_service.core.replication.messages import ClaimRecord, Said
-from select_service.errors import ReservationConflict
+from select_service.errors import ReservationConflict, ReservationUnderWay
 from select_service.types import (
     PairSelection,
     ReservationAnswer,
     ReservationRequest,
     RoutingConstraints,
 )
-from select_service.types.batches import WaveAnswer
+from select_service.types.batches import SelectBatchRequest, WaveAnswer
 from tests.select_service.core.batches.test_batch_selection import place, prompt
 from tests.select_service.core.replication.replica import (
     DYNAMO,
@@ -160,6 +161,58 @@ def test_a_repeat_elsewhere_gets_the_first_answer(ask: Ask) -> None:
     agrees(ask, first, there)
     assert here.core.counters.reservations_repeated == 1
     assert here.core.counters.reservations_conflicting == 1
+
+
+def the_rest(steps: Any, now: float | None = None) -> Any:
+    """What a batch, or its undoing, tells from now on."""
+    try:
+        yield steps.send(now)
+        while True:
+            yield steps.send(now or 0.0)
+    except StopIteration:
+        return
+
+
+@pytest.mark.parametrize("by_snapshot", [False, True])
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_repeat_elsewhere_of_a_batch_that_may_yet_be_taken_back(
+    *, kept: bool, by_snapshot: bool
+) -> None:
+    """The answer would tell of what is going; whoever asks again is told what became of it."""
+    here, there = acquainted()
+    item = prompt(*PROMPT, reservation_id="a")
+    request = SelectBatchRequest(requests=[], reserve=True, atomic=True)
+    batch = there.core.batch_selection.begin(request, [(item, b"")])
+    steps = batch.steps(there.now)
+    there.effects = next(steps)
+
+    def tells() -> None:
+        if by_snapshot:
+            tell(there, here, there.turn(there.core.limits.replica_heartbeat_s))
+            here.now = there.now
+            here.turn(here.core.limits.replica_gap_grace_s + 1.0)
+            there.now = here.now
+            pulled(here, there)
+        else:
+            here.hears(*told(there))
+
+    while there.core.lifecycle.bookings.live("a") is None:
+        there.effects = steps.send(there.now)
+    tells()
+    assert here.core.lifecycle.bookings.live("a") is not None
+    with pytest.raises(ReservationUnderWay):
+        taken(here)
+    assert place(here, item, reserve=True).results[0].code == ReservationUnderWay.code
+    conflicts(taken, here, isl=49)
+    there.effects = Effects()
+    for effects in the_rest(steps, there.now) if kept else the_rest(batch.undo(there.now)):
+        there.effects.published += effects.published
+    tells()
+    own = here.core.lifecycle.bookings.own
+    first = alone(place(there, item, reserve=True))
+    here.hears(*told(there))
+    assert in_wave(here) == first
+    assert here.core.lifecycle.bookings.own == own
 
 
 @pytest.mark.parametrize("ask", ASKS)
