@@ -158,7 +158,11 @@ class SelectionCore:
         self.partitions = self.membership.partitions
         """Every scope that ever had a schedulable worker."""
         self.admitting = AdmissionController(
-            settings=settings, catalog=self.catalog, partitions=self.partitions, limits=self.limits
+            settings=settings,
+            catalog=self.catalog,
+            partitions=self.partitions,
+            limits=self.limits,
+            shares=self.shares,
         )
         self.membership.on_closed = self._forget
         self._open_books(trust, life, watch)
@@ -209,6 +213,7 @@ class SelectionCore:
             bookings=self.lifecycle.bookings,
             counters=self.counters,
             limits=limits,
+            shares=self.shares,
         )
         self.replicas = Replicas(
             limits=limits,

@@ -101,6 +101,7 @@ class Doctor:
             replica_timeout_s=core.limits.replica_timeout_s,
             limits=limits,
             now=clock(),
+            shares=core.shares,
         )
 
     async def watch(self) -> None:

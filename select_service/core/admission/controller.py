@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from select_service.core.columns import Rows
     from select_service.core.fleet.catalog import Catalog, Worker
     from select_service.core.partition import Partition
+    from select_service.core.tenancy.shares import Shares
     from select_service.types import SelectRequest
     from select_service.types.admission import (
         AdmissionChange,
@@ -78,6 +79,7 @@ class AdmissionController:
         catalog: Catalog,
         partitions: Mapping[Scope, Partition],
         limits: CoreLimits | None = None,
+        shares: Shares | None = None,
     ) -> None:
         """Read the settings.
 
@@ -96,6 +98,7 @@ class AdmissionController:
         self._catalog = catalog
         self._partitions = partitions
         self._shared: Built[Ticket] | None = None
+        self._returns = RetryPromises(1, counts=self.totals.promises, shares=shares)
         self._shared_returns: RetryPromises | None = None
         self.policy, self.config = OFF, dict[str, object]()
         self.classes: SloClasses
@@ -140,14 +143,12 @@ class AdmissionController:
         built: Built[Ticket] = build(name, config)
         self.policy, self.config, self.classes = built.name, built.config, built.classes
         self._shared = built if name in _PROCESS_WIDE else None
-        self._shared_returns = None
-        if self._shared is not None:
-            self._shared_returns = RetryPromises(
-                len(built.classes.bands),
-                slots_max=self.settings.return_slots_max,
-                horizon_s=self.settings.return_horizon_s,
-                counts=self.totals.promises,
-            )
+        self._returns.begin(
+            len(built.classes.bands),
+            slots_max=self.settings.return_slots_max,
+            horizon_s=self.settings.return_horizon_s,
+        )
+        self._shared_returns = None if self._shared is None else self._returns
 
     def _build(self) -> Built[Ticket]:
         return self._shared or build(self.policy, self.config)
@@ -194,6 +195,7 @@ class AdmissionController:
                 self._shared_returns,
                 partition.drainage.meter,
                 totals=self.totals,
+                tenant_id=partition.scope.tenant_id,
             )
         )
         self._gates[partition.scope.model_name] += 1

@@ -98,6 +98,7 @@ class Gate(Generic[T]):
         caps: WorkerCaps | None = None,
         returns: RetryPromises | None = None,
         by_tenant: ByTenant | None = None,
+        tenant_id: str | None = None,
     ) -> None:
         self.classes = classes
         self.policy = policy
@@ -108,6 +109,7 @@ class Gate(Generic[T]):
         self.busy = busy
         self.caps = caps
         self.returns = returns or RetryPromises(len(classes.bands))
+        self.tenant_id = tenant_id
         self._tallies = Tallies(classes, by_tenant)
         self._know_classes()
         self._traffic = AdmittedTraffic(len(classes.bands))
@@ -213,7 +215,9 @@ class Gate(Generic[T]):
             )
         band = self.classes.band(ask.slo_class)
         room = self._room(ask, gate, verdict, band, now)
-        promise = self.returns.grant(ask.key, band, room, now, is_unique=ask.is_unique)
+        promise = self.returns.grant(
+            ask.key, band, room, now, is_unique=ask.is_unique, tenant=self.tenant_id
+        )
         return AdmissionDecision(
             "refuse",
             verdict.reason,

@@ -66,6 +66,7 @@ class PartitionAdmission:
         meter: DrainMeter,
         *,
         totals: Totals | None = None,
+        tenant_id: str | None = None,
     ) -> None:
         """Follow a ledger from now on; `attach` brings the workers.
 
@@ -77,6 +78,7 @@ class PartitionAdmission:
             returns: promises shared with other gates, if the policy's allowance is shared.
             meter: measures the ledger's drain rate.
             totals: shared counters of all gates; None: this is the only gate.
+            tenant_id: whose promises it gives, where they are shared.
         """
         self._totals = totals or Totals(settings.tenant_labels_max)
         self.pool = PoolLoad(
@@ -97,6 +99,7 @@ class PartitionAdmission:
             caps=self.caps,
             returns=returns or self._own_returns(built),
             by_tenant=self._totals.by_tenant,
+            tenant_id=tenant_id,
         )
         self._shares_returns = returns is not None
         self.waiting: dict[Ticket, None] = {}
@@ -501,7 +504,8 @@ class PartitionAdmission:
         self.refresh(now)
         self._learn_wants()
         if returns is not None:
-            self.gate.returns.give_up()
+            if returns is not self.gate.returns:
+                self.gate.returns.give_up()
             self.gate.returns = returns
         elif self._shares_returns:  # other gates' promises do not bind this pool
             self.gate.returns.give_up()

@@ -10,11 +10,13 @@ are bounded in number and time, and none is made that cannot be kept.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
 from msgspec import Struct
+
+from select_service.core.tenancy.shares import Shares
+from select_service.core.tenancy.tenant_memory import TenantMemory
 
 SLOTS_MAX: Final = 65_536
 """Promises held at once, about 200 bytes each."""
@@ -64,13 +66,22 @@ class Promise(NamedTuple):
     is_kept: bool  # whether a place is held
 
 
+class _Held(NamedTuple):
+    """A promise that may yet be kept."""
+
+    at: float
+    until: float
+    tenant: str | None
+
+
 class _Line:
     """One timeline: the time until which each band's room is promised."""
 
-    __slots__ = ("free_at",)
+    __slots__ = ("free_at", "tenant")
 
-    def __init__(self, bands: int) -> None:
+    def __init__(self, bands: int, tenant: str | None) -> None:
         self.free_at = [0.0] * bands
+        self.tenant = tenant
 
 
 class RetryPromises:
@@ -78,9 +89,10 @@ class RetryPromises:
 
     Args:
         bands: the number of priorities, most important first.
-        slots_max: promises at once.
+        slots_max: promises at once; a tenant of `shares` has a part of them.
         horizon_s: how far ahead.
         counts: shared by successive or parallel books that count together.
+        shares: of the tenants whose pools have this book in common; None: it is of one pool.
     """
 
     def __init__(
@@ -90,12 +102,18 @@ class RetryPromises:
         slots_max: int = SLOTS_MAX,
         horizon_s: float = HORIZON_S,
         counts: PromiseCounts | None = None,
+        shares: Shares | None = None,
     ) -> None:
         self._bands = bands
         self._slots_max = slots_max
         self._horizon_s = horizon_s
-        self._lines: OrderedDict[str, _Line] = OrderedDict()  # least recently used first
-        self._by_key: dict[bytes, list[tuple[float, float]]] = {}  # (at, until), in order given
+        shares = shares or Shares()
+        self._slots = shares.bound("return_slots_max", lambda: self._slots_max)
+        self._lines: TenantMemory[str, _Line] = TenantMemory(
+            shares, "return_lines", lambda: LINES_MAX
+        )
+        """By tenant and name, least recently used first."""
+        self._by_key: dict[bytes, list[_Held]] = {}  # in the order given
         self._expiries: list[tuple[float, bytes]] = []  # a heap of all promises given
         self._given = 0  # spreads the returns of requests without a rate
         self.size = 0
@@ -108,15 +126,30 @@ class RetryPromises:
             bands, slots_max=self._slots_max, horizon_s=self._horizon_s, counts=self.counts
         )
 
+    def begin(self, bands: int, *, slots_max: int, horizon_s: float) -> None:
+        """Begin anew, with other limits; all promises are broken."""
+        self.give_up()
+        self._bands, self._slots_max, self._horizon_s = bands, slots_max, horizon_s
+        for name, line in self._lines.items():
+            self._lines.pop(line.tenant, name)
+
     def give_up(self) -> None:
         """Count all promises as broken: this book will not be consulted again."""
         self.counts.broken += self.size
         self._by_key.clear()
         self._expiries.clear()
+        self._slots.recount({})
         self.size = 0
 
     def grant(
-        self, key: bytes, band: int, room: Room, now: float, *, is_unique: bool = True
+        self,
+        key: bytes,
+        band: int,
+        room: Room,
+        now: float,
+        *,
+        is_unique: bool = True,
+        tenant: str | None = None,
     ) -> Promise:
         """Give a refused request its time to return.
 
@@ -127,18 +160,19 @@ class RetryPromises:
             room: what it waits for.
             now: monotonic seconds.
             is_unique: whether the key names one request, not all that look the same.
+            tenant: whose it is.
         """
         line, work, rate, earliest_s = room
         self._given += 1
         self._forget(now)
         held = self._by_key.get(key) if key else None
         most = 1 if is_unique else SAME_MAX
-        if held and len(held) >= most and held[-1][0] > now + EARLY_S:
-            return Promise(held[-1][0] - now, is_kept=True)  # it came early: repeat the answer
+        if held and len(held) >= most and held[-1].at > now + EARLY_S:
+            return Promise(held[-1].at - now, is_kept=True)  # it came early: repeat the answer
         spread = self._given * _GOLDEN % 1.0
         if rate <= 0.0:
             return Promise(max(earliest_s, UNKNOWN_S) + UNKNOWN_S * spread, is_kept=False)
-        free_at = self._line(line).free_at
+        free_at = self._line(line, tenant).free_at
         at = max(now + earliest_s, free_at[band])
         if at - now > self._horizon_s:
             return Promise(self._horizon_s * (0.5 + 0.5 * spread), is_kept=False)
@@ -147,25 +181,21 @@ class RetryPromises:
         for lower in range(band, self._bands):
             moved = free_at[lower] + takes
             free_at[lower] = max(after, moved)
-        if not key or self.size >= self._slots_max:
+        if key and not self._slots.has_room(tenant):
+            self._slots.refuse(tenant)
+            key = b""
+        if not key:
             return Promise(at - now, is_kept=False)
         until = at + 1.0 + GRACE_S + GRACE_SHARE * (at - now)
-        if held is None:
-            self._by_key[key] = [(at, until)]
-        else:
-            held.append((at, until))
+        self._by_key.setdefault(key, []).append(_Held(at, until, tenant))
         heappush(self._expiries, (until, key))
+        self._slots.take(tenant)
         self.size += 1
         return Promise(at - now, is_kept=True)
 
-    def _line(self, name: str) -> _Line:
-        line = self._lines.get(name)
-        if line is None:
-            line = self._lines[name] = _Line(self._bands)
-            if len(self._lines) > LINES_MAX:
-                self._lines.popitem(last=False)
-        else:
-            self._lines.move_to_end(name)
+    def _line(self, name: str, tenant: str | None) -> _Line:
+        line = self._lines.get(tenant, name) or _Line(self._bands, tenant)
+        self._lines.put(tenant, name, line)
         return line
 
     def is_due(self, key: bytes, now: float) -> bool:
@@ -176,21 +206,21 @@ class RetryPromises:
         held = self._by_key.get(key)
         if held is None:
             return False
-        return any(at <= now + EARLY_S and until > now for at, until in held)
+        return any(one.at <= now + EARLY_S and one.until > now for one in held)
 
     def redeem(self, key: bytes) -> None:
         """Keep the oldest promise of a request that came and goes on."""
         held = self._by_key.get(key)
         if held is None:
             return
-        held.pop(0)
+        self._slots.give(held.pop(0).tenant)
         self.size -= 1
         self.counts.kept += 1
         if not held:
             del self._by_key[key]
         if len(self._expiries) > 2 * self.size + 1024:
             self._expiries = [
-                (until, one) for one, some in self._by_key.items() for _, until in some
+                (each.until, one) for one, some in self._by_key.items() for each in some
             ]
             heapify(self._expiries)
 
@@ -202,10 +232,10 @@ class RetryPromises:
             until, key = heappop(self._expiries)
             held = self._by_key.get(key, [])
             # not always the oldest: a later promise may be for an earlier time
-            at = next((at for at, (_, one) in enumerate(held) if one == until), None)
+            at = next((at for at, one in enumerate(held) if one.until == until), None)
             if at is None:
                 continue  # it was kept
-            held.pop(at)
+            self._slots.give(held.pop(at).tenant)
             self.size -= 1
             self.counts.broken += 1
             if not held:
@@ -215,5 +245,7 @@ class RetryPromises:
         """Assert all invariants of the book."""
         assert self.size == sum(len(held) for held in self._by_key.values())
         assert all(self._by_key.values()), "no key without a promise"
-        assert self.size <= self._slots_max
+        assert self.size <= self._slots_max or self._slots.promised
+        self._slots.check(one.tenant for held in self._by_key.values() for one in held)
+        self._lines.check()
         assert len(self._expiries) >= self.size

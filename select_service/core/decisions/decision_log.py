@@ -7,7 +7,6 @@ records its decisions here; those with nothing unusual go to the ring directly.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
 from msgspec import UNSET
@@ -24,7 +23,8 @@ from select_service.core.decisions.record import (
 from select_service.core.decisions.tenant_rings import TenantRings
 from select_service.core.ledger.freed_ids import key_of
 from select_service.core.ledger.loads import ranks_in
-from select_service.core.tenancy.shares import Shares
+from select_service.core.tenancy.shares import Shares, prefix_in
+from select_service.core.tenancy.tenant_memory import TenantMemory
 from select_service.errors import AdmissionRefused
 from select_service.types import SelectPairRequest
 from select_service.types.decisions import DecisionRefusal
@@ -103,16 +103,24 @@ class DecisionLog:
         self._bytes_max = bytes_max
         self._rings = TenantRings(
             RecordRing,
-            shares or Shares(),
+            shares,
             count_max=count_max,
             bytes_max=bytes_max,
             first=first,
         )
         self.common: RecordRing | None = None if recorder is not None else self._rings.common
         """What `ring_of` returns as long as no tenant has a ring of its own."""
-        self._explained: dict[str, DecisionRecord] = {}
-        self._explained_bytes = 0
-        self._withdrawn: OrderedDict[tuple[str, float], None] = OrderedDict()
+        shares = shares or Shares()
+        self._explained: TenantMemory[str, DecisionRecord] = TenantMemory(
+            shares,
+            "explained_bytes",
+            lambda: EXPLAINED_BYTES_MAX,
+            by_prefix=True,
+            size_of=_explained_size,
+        )
+        self._withdrawn: TenantMemory[tuple[str, float], None] = TenantMemory(
+            shares, "withdrawn_decisions", lambda: count_max, by_prefix=True
+        )
         """By id and time: decisions whose bookings were withdrawn, at most as many as records."""
 
     def __len__(self) -> int:
@@ -195,16 +203,9 @@ class DecisionLog:
 
     def note_explained(self, ticket: Ticket, record: DecisionRecord) -> None:
         """Keep an explained record along with its booking, for repeats of that."""
-        name, explained = ticket.reservation_id, self._explained
-        if name is None:
-            return
-        before = explained.pop(name, None)
-        if before is not None:
-            self._explained_bytes -= _whole_size(before)
-        explained[name] = record
-        self._explained_bytes += _whole_size(record)
-        while len(explained) > EXPLAINED_MAX or self._explained_bytes > EXPLAINED_BYTES_MAX:
-            self._explained_bytes -= _whole_size(explained.pop(next(iter(explained))))
+        name = ticket.reservation_id
+        if name is not None:
+            self._explained.put(prefix_in(name), name, record)
 
     def note_withdrawn(self, reservation_id: str, at: float) -> None:
         """Note that what a decision booked was withdrawn: its answer could not be written.
@@ -215,18 +216,14 @@ class DecisionLog:
         """
         if not self.is_on:
             return
-        self._withdrawn[key_of(reservation_id), at] = None
-        while len(self._withdrawn) > self._count_max:
-            self._withdrawn.popitem(last=False)
+        self._withdrawn.put(prefix_in(reservation_id), (key_of(reservation_id), at), None)
 
     def is_withdrawn(self, record: DecisionRecord) -> bool:
         """Tell whether what a decision booked was withdrawn."""
         name = record.reservation_id
-        return (
-            name is not None
-            and bool(self._withdrawn)
-            and (key_of(name), record.at) in self._withdrawn
-        )
+        if name is None or not self._withdrawn:
+            return False
+        return self._withdrawn.has(prefix_in(name), (key_of(name), record.at))
 
     def paired(
         self, ticket: Ticket, seen: Seen, match: PairMatch, now: float
@@ -310,7 +307,8 @@ class DecisionLog:
         for found in self._rings.named(names):
             if is_of(found, tenants):
                 return found
-        kept = next((self._explained[one] for one in names if one in self._explained), None)
+        found_by_name = (self._explained.get(prefix_in(one), one) for one in names)
+        kept = next((one for one in found_by_name if one is not None), None)
         if kept is None:
             kept = self._numbered(name)
         return (
@@ -329,7 +327,7 @@ class DecisionLog:
 
     def explained(self, name: str) -> DecisionRecord | None:
         """Return the record behind a repeated booking."""
-        found = self._explained.get(name)
+        found = self._explained.get(prefix_in(name), name)
         return self.find(name) if found is None else DecisionRecord._make(found)
 
     def newest_first(self) -> Iterator[DecisionRecord]:
@@ -356,9 +354,8 @@ class DecisionLog:
         assert count == len(self) <= self._count_max
         assert held == self.bytes <= self._bytes_max
         assert len(self._explained) <= EXPLAINED_MAX
-        assert self._explained_bytes == sum(map(_whole_size, self._explained.values()))
-        assert self._explained_bytes <= EXPLAINED_BYTES_MAX
-        assert len(self._withdrawn) <= self._count_max
+        self._explained.check()
+        self._withdrawn.check()
         every = list(self.newest_first())
         assert len(every) == count
         assert [one.at for one in every] == sorted((one.at for one in every), reverse=True)
@@ -414,8 +411,10 @@ def _text_bytes(text: str) -> int:
     return 160 + (len(text) if text.isascii() else _CHAR_BYTES * len(text))
 
 
-def _whole_size(record: DecisionRecord) -> int:
-    return record[SIZE] + len(record[SEEN][0])
+def _explained_size(record: DecisionRecord) -> int:
+    """Return what an explained record counts for: small ones more, which bounds their number."""
+    size: int = record[SIZE] + len(record[SEEN][0])
+    return max(size, EXPLAINED_BYTES_MAX // EXPLAINED_MAX)
 
 
 def is_of(record: DecisionRecord, tenants: frozenset[str] | None) -> bool:

@@ -20,6 +20,8 @@ from select_service.core.decisions.trust_factors import HOPELESS
 from select_service.core.effects import TrustNews
 from select_service.core.ledger.freed_ids import FREED_MEMORY_S
 from select_service.core.ledger.reservation_ids import leg_ids
+from select_service.core.tenancy.shares import Shares, prefix_in
+from select_service.core.tenancy.tenant_memory import TenantMemory
 from select_service.errors import InvalidField
 from select_service.types import (
     IndexFreshness,
@@ -74,6 +76,7 @@ class TrustMonitor:
         bookings: ReservationIds,
         counters: Counters,
         limits: CoreLimits,
+        shares: Shares | None = None,
     ) -> None:
         settings.check()
         self._limits = limits
@@ -84,8 +87,10 @@ class TrustMonitor:
         self._bookings = bookings
         self._told = counters.cached_tokens_told
         self._rereads = counters.rereads
-        # ended before their engine was heard, oldest first, with their ranks and when they ended
-        self._freed: dict[str, tuple[LiveReservation, WorkerRank | None, float]] = {}
+        self._freed: TenantMemory[str, tuple[LiveReservation, WorkerRank | None, float]] = (
+            TenantMemory(shares or Shares(), "freed_unreported", lambda: FREED_MAX, by_prefix=True)
+        )
+        """Ended before their engine was heard, with their ranks and when they ended."""
         self._watches: dict[EventStream, StreamWatch] = {}
         self._round: deque[EventStream] = deque()  # still to be visited
         self._looked: dict[EventStream, StreamWatch] = {}  # visited in this round
@@ -149,18 +154,17 @@ class TrustMonitor:
             return
         if _predicted(booking) is not None:
             rank = booking.partition.index.rank_of(booking.reservation.slot)
-            self._freed[name] = booking, rank, now
-            if len(self._freed) > FREED_MAX:
-                del self._freed[next(iter(self._freed))]
+            self._freed.put(prefix_in(name), name, (booking, rank, now))
 
     def forget(self, partition: Partition) -> None:
         """Forget the ended reservations of a partition that was closed."""
-        for name in [name for name, one in self._freed.items() if one[0].partition is partition]:
-            del self._freed[name]
+        for name, one in self._freed.items():
+            if one[0].partition is partition:
+                self._freed.pop(prefix_in(name), name)
 
     def _just_freed(self, name: str) -> LiveReservation | None:
         """Return an ended reservation, if its rank is still the same."""
-        booking, rank, _ = self._freed.get(name, (None, None, 0.0))
+        booking, rank, _ = self._freed.get(prefix_in(name), name) or (None, None, 0.0)
         if booking is None or booking.partition.index.rank_of(booking.reservation.slot) != rank:
             return None
         return booking
@@ -189,10 +193,7 @@ class TrustMonitor:
 
     def keep(self, now: float) -> bool:
         """Look at some streams, and have doubtful indexes reread; True: there is more to do."""
-        for name, (_, _, ended_at) in list(islice(self._freed.items(), DOUBTFUL_PER_TURN)):
-            if ended_at > now - FREED_MEMORY_S:
-                break
-            del self._freed[name]
+        self._freed.purge(lambda one: one[2] <= now - FREED_MEMORY_S, DOUBTFUL_PER_TURN)
         more = self._looks_at_streams and self._look(now)
         for partition, slot in list(islice(self._doubtful, DOUBTFUL_PER_TURN)):
             del self._doubtful[partition, slot]

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from select_service.core.fleet.catalog import Catalog
     from select_service.core.membership import Membership
     from select_service.core.routing.read import RequestReader
+    from select_service.core.tenancy.shares import Shares
     from select_service.types import ReplicaStatus
     from select_service.types.doctor import DoctorLimits, PeerLink, Report, SourceLink
 
@@ -71,6 +72,7 @@ class Examiner:
         replica_timeout_s: float,
         limits: DoctorLimits,
         now: float,
+        shares: Shares | None = None,
     ) -> None:
         self._catalog = catalog
         self._membership = membership
@@ -81,8 +83,8 @@ class Examiner:
         self._replica_timeout_s = replica_timeout_s
         self._habits = Habits(reader, counters, replica_counters, now)
         self._wall_clock = WallClock()
-        self._prompts = PromptChecks()
-        self._ranks = RankChecks()
+        self._prompts = PromptChecks(shares)
+        self._ranks = RankChecks(shares)
         self._watches: dict[WorkerRank, StreamChecks] = {}
         self._stored: dict[Owner, int] = {}  # blocks reported by engines, as of the last round
         self._past_missing: set[Owner] = set()

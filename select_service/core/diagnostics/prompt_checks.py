@@ -16,6 +16,8 @@ from indexer.core.extra_keys import is_ambiguous_salt, media_hash
 from indexer.core.hashing import block_hashes
 from indexer.types import BASE_NAMESPACE, HASH_BYTES, Namespace, Scope, WorkerRank
 from select_service.core.diagnostics import causes
+from select_service.core.tenancy.shares import Shares
+from select_service.core.tenancy.tenant_memory import TenantMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -76,36 +78,45 @@ class PromptVerdict(NamedTuple):
 class PromptChecks:
     """What became of prompts that came again, by scope and by rank."""
 
-    def __init__(self) -> None:
-        self._seen: dict[tuple[Owner, bytes], float] = {}
-        self._verdicts: dict[Owner, deque[PromptVerdict]] = {}
-        self._misread: dict[Scope, tuple[int, float]] = {}  # prompts whose salt is, and the last
-        self._awaited: dict[tuple[Owner, bytes], PromptSample] = {}
+    def __init__(self, shares: Shares | None = None) -> None:
+        shares = shares or Shares()
+        self._seen: TenantMemory[tuple[Owner, bytes], float] = TenantMemory(
+            shares, "doctor_prompts_seen", lambda: SEEN_MAX
+        )
+        self._verdicts: TenantMemory[Owner, deque[PromptVerdict]] = TenantMemory(
+            shares, "doctor_prompt_verdicts", lambda: OWNERS_MAX
+        )
+        self._misread: TenantMemory[Scope, tuple[int, float]] = TenantMemory(
+            shares, "doctor_salts_misread", lambda: OWNERS_MAX
+        )
+        """Of a scope: prompts whose salt is, and the last."""
+        self._awaited: TenantMemory[tuple[Owner, bytes], PromptSample] = TenantMemory(
+            shares, "doctor_prompts_awaited", lambda: AWAITED_MAX
+        )
         """The last prompts that missed, looked for until the engine must have told of them."""
 
     def judge(self, sample: PromptSample, index: KvIndex, stored: Mapping[Owner, int]) -> None:
         """Look whether what a prompt needs is there, if it has been asked for before."""
-        rank = WorkerRank(sample.worker_id, sample.dp_rank)
+        rank, tenant = WorkerRank(sample.worker_id, sample.dp_rank), sample.scope.tenant_id
         if is_ambiguous_salt(sample.namespace.cache_salt):
             if _holds(index, sample.beginning, None):
-                self._misread.pop(sample.scope, None)
+                self._misread.pop(tenant, sample.scope)
             elif _is_misread(index, sample):
                 self._note_misread(sample)
                 return  # the cause is known, whatever other prompts match
         for owner in (sample.scope, (sample.scope, rank)):
             key = (owner, sample.beginning)
-            seen_at = self._seen.setdefault(key, sample.at)
-            if sample.at - seen_at >= SETTLE_S:
+            seen_at = self._seen.get(tenant, key)
+            if seen_at is None:
+                self._seen.put(tenant, key, sample.at)
+            elif sample.at - seen_at >= SETTLE_S:
                 slot = None if isinstance(owner, Scope) else index.slot_of(rank)
                 is_hit = _holds(index, sample.beginning, slot)
                 self._note(owner, sample, stored.get(owner, 0), is_hit=is_hit)
-                self._awaited.pop(key, None)
-                if not is_hit:
-                    self._awaited[key] = sample
-        while len(self._awaited) > AWAITED_MAX:
-            del self._awaited[next(iter(self._awaited))]
-        while len(self._seen) > SEEN_MAX:
-            del self._seen[next(iter(self._seen))]
+                if is_hit:
+                    self._awaited.pop(tenant, key)
+                else:
+                    self._awaited.put(tenant, key, sample)
 
     def _find_awaited(
         self,
@@ -114,32 +125,32 @@ class PromptChecks:
         now: float,
     ) -> Iterator[None]:
         """Note a hit for what engines have told of; it may be evicted before it recurs."""
-        for key, sample in [*self._awaited.items()]:
+        for key, sample in self._awaited.items():
             owner, beginning = key
+            tenant = sample.scope.tenant_id
             index = index_of(sample.scope)
             if index is not None and now > sample.at:
                 rank = WorkerRank(sample.worker_id, sample.dp_rank)
                 slot = None if isinstance(owner, Scope) else index.slot_of(rank)
                 if _holds(index, beginning, slot):
                     self._note(owner, sample, stored.get(owner, 0), is_hit=True)
-                    del self._awaited[key]
+                    self._awaited.pop(tenant, key)
                     continue
             if index is None or now - sample.at > SETTLE_S:
-                del self._awaited[key]
+                self._awaited.pop(tenant, key)
             yield
 
     def _note_misread(self, sample: PromptSample) -> None:
-        count, _ = self._misread.pop(sample.scope, (0, 0.0))
-        self._misread[sample.scope] = count + 1, sample.at
-        if len(self._misread) > OWNERS_MAX:
-            del self._misread[next(iter(self._misread))]
+        tenant = sample.scope.tenant_id
+        count, _ = self._misread.get(tenant, sample.scope) or (0, 0.0)
+        self._misread.put(tenant, sample.scope, (count + 1, sample.at))
 
     def _note(self, owner: Owner, sample: PromptSample, stored: int, *, is_hit: bool) -> None:
-        verdicts = self._verdicts.get(owner)
+        tenant = sample.scope.tenant_id
+        verdicts = self._verdicts.get(tenant, owner)
         if verdicts is None:
-            verdicts = self._verdicts[owner] = deque(maxlen=VERDICTS_MAX)
-            if len(self._verdicts) > OWNERS_MAX:
-                del self._verdicts[next(iter(self._verdicts))]
+            verdicts = deque(maxlen=VERDICTS_MAX)
+            self._verdicts.put(tenant, owner, verdicts)
         if is_hit and verdicts and verdicts[-1].is_hit:
             verdicts.pop()  # one hit is enough
         verdicts.append(PromptVerdict(sample.at, is_hit, sample, stored))
@@ -155,21 +166,22 @@ class PromptChecks:
 
         Of a scope that matches nothing at all its ranks are not named.
         """
-        for scope, (count, at) in [*self._misread.items()]:
+        for scope, (count, at) in self._misread.items():
             if now - at > MISREAD_S or index_of(scope) is None:
-                del self._misread[scope]
+                self._misread.pop(scope.tenant_id, scope)
             else:
                 what = "1 prompt matches" if count == 1 else f"{count} prompts match"
                 yield scope, causes.SALT_AMBIGUOUS, f"{what} if the salt is read as a media item"
         yield from self._find_awaited(index_of, stored, now)
         mute: set[Scope] = set()
-        owners = sorted(self._verdicts, key=lambda owner: not isinstance(owner, Scope))
+        owners = [owner for owner, _ in self._verdicts.items()]
+        owners.sort(key=lambda owner: not isinstance(owner, Scope))
         for owner in owners:
             yield None
-            scope = owner if isinstance(owner, Scope) else owner[0]
+            scope = _scope_of(owner)
             index = index_of(scope)
             if index is None:
-                self._verdicts.pop(owner, None)
+                self._verdicts.pop(scope.tenant_id, owner)
                 continue
             misses = self._misses(owner, stored.get(owner, 0), now)
             if scope in mute or not misses:
@@ -188,13 +200,14 @@ class PromptChecks:
 
     def _misses(self, owner: Owner, stored: int, now: float) -> list[PromptSample]:
         """The prompts of an owner that matches nothing although it tells of blocks; else none."""
-        verdicts = self._verdicts.get(owner)
+        tenant = _scope_of(owner).tenant_id
+        verdicts = self._verdicts.get(tenant, owner)
         if verdicts is None:
             return []
         while verdicts and now - verdicts[0].at > VERDICTS_S:
             verdicts.popleft()
         if not verdicts:
-            del self._verdicts[owner]
+            self._verdicts.pop(tenant, owner)
             return []
         if any(one.is_hit for one in verdicts) or len(verdicts) < MISSES_MIN:
             return []
@@ -202,6 +215,10 @@ class PromptChecks:
             return []
         # nothing reported since: no engine got a prompt, or `streams` will name the fault
         return [one.sample for one in verdicts] if stored > verdicts[0].stored else []
+
+
+def _scope_of(owner: Owner) -> Scope:
+    return owner if isinstance(owner, Scope) else owner[0]
 
 
 def _holds(index: KvIndex, beginning: bytes, slot: int | None) -> bool:

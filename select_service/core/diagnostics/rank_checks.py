@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from indexer.types import HASH_BYTES, Scope, WorkerRank
 from select_service.core.diagnostics import causes
+from select_service.core.tenancy.shares import Shares
+from select_service.core.tenancy.tenant_memory import TenantMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -52,34 +54,40 @@ class RankVerdict(NamedTuple):
 class RankChecks:
     """Where the prompts of workers with several ranks end up."""
 
-    def __init__(self) -> None:
-        self._awaited: dict[tuple[Scope, int, bytes], PromptSample] = {}
-        self._verdicts: dict[tuple[Scope, int], deque[RankVerdict]] = {}
+    def __init__(self, shares: Shares | None = None) -> None:
+        shares = shares or Shares()
+        self._awaited: TenantMemory[tuple[Scope, int, bytes], PromptSample] = TenantMemory(
+            shares, "doctor_ranks_awaited", lambda: AWAITED_MAX
+        )
+        self._verdicts: TenantMemory[tuple[Scope, int], deque[RankVerdict]] = TenantMemory(
+            shares, "doctor_rank_verdicts", lambda: WORKERS_MAX
+        )
 
     def judge(self, sample: PromptSample) -> None:
         """Look for a prompt later, if its rank has to compute all of it."""
         if sample.new_blocks < sample.blocks:
             return
-        self._awaited.setdefault((sample.scope, sample.worker_id, sample.beginning), sample)
-        while len(self._awaited) > AWAITED_MAX:
-            del self._awaited[next(iter(self._awaited))]
+        tenant = sample.scope.tenant_id
+        key = sample.scope, sample.worker_id, sample.beginning
+        if not self._awaited.has(tenant, key):
+            self._awaited.put(tenant, key, sample)
 
     def suspects(
         self, index_of: Callable[[Scope], KvIndex | None], now: float
     ) -> Iterator[tuple[tuple[Scope, WorkerRank], Cause, str] | None]:
         """Yield the ranks whose prompts go astray; None after each look, for pauses."""
-        for key, sample in [*self._awaited.items()]:
+        for key, sample in self._awaited.items():
             index = index_of(sample.scope)
             if index is None or now - sample.at >= SETTLE_S:
-                del self._awaited[key]
+                self._awaited.pop(sample.scope.tenant_id, key)
                 if index is not None:
                     self._find(sample, index)
                 yield None
-        for owner, verdicts in [*self._verdicts.items()]:
+        for owner, verdicts in self._verdicts.items():
             while verdicts and now - verdicts[0].at > VERDICTS_S:
                 verdicts.popleft()
             if not verdicts or index_of(owner[0]) is None:
-                del self._verdicts[owner]
+                self._verdicts.pop(owner[0].tenant_id, owner)
                 continue
             strays = [one for one in verdicts if one.found_at != one.dp_rank]
             if len(strays) >= STRAYS_MIN and len(strays) * _ONE_OF >= len(verdicts):
@@ -94,10 +102,11 @@ class RankChecks:
         held = _held_by(index, sample)
         if not held:
             return  # nobody told of it
-        owner = sample.scope, sample.worker_id
-        verdicts = self._verdicts.setdefault(owner, deque(maxlen=VERDICTS_MAX))
-        while len(self._verdicts) > WORKERS_MAX:
-            del self._verdicts[next(iter(self._verdicts))]
+        owner, tenant = (sample.scope, sample.worker_id), sample.scope.tenant_id
+        verdicts = self._verdicts.get(tenant, owner)
+        if verdicts is None:
+            verdicts = deque(maxlen=VERDICTS_MAX)
+            self._verdicts.put(tenant, owner, verdicts)
         found_at = sample.dp_rank if sample.dp_rank in held else min(held)
         verdicts.append(RankVerdict(sample.at, sample.dp_rank, found_at))
 

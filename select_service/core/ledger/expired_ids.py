@@ -8,11 +8,11 @@ any ended id.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 from select_service.core.ledger.freed_ids import key_of
 from select_service.core.tenancy.shares import Shares, prefix_in
-from select_service.core.tenancy.tenant_parts import TenantParts
+from select_service.core.tenancy.tenant_memory import TenantMemory
 
 if TYPE_CHECKING:
     from select_service.core.ledger.reservation import LedgerReservation
@@ -21,37 +21,28 @@ LAPSED_MAX: Final = 4096
 """Names remembered, newest first: enough to detect the problem, not to count every case."""
 
 
-_Row: TypeAlias = dict[str, tuple[str, ...]]  # a name's key → all names of its reservation
-
-
 class ExpiredIds:
     """Names of reservations that ended by silence, until they are called once more."""
 
-    __slots__ = ("_rows",)
+    __slots__ = ("_names",)
 
     def __init__(self, shares: Shares | None = None) -> None:
         shares = shares or Shares()
-        bound = shares.bound("lapsed_ids", lambda: LAPSED_MAX, by_prefix=True)
-        self._rows: TenantParts[_Row] = TenantParts(shares, bound, dict)
+        self._names: TenantMemory[str, tuple[str, ...]] = TenantMemory(
+            shares, "lapsed_ids", lambda: LAPSED_MAX, by_prefix=True
+        )
+        """By the key of a name: all names of its reservation."""
 
     def note(self, reservation: LedgerReservation) -> None:
         """Note a reservation that was silent for its time to live, or that of its lease."""
         given = reservation.reservation_id, reservation.selection_id, reservation.pair
         called = tuple({name: None for name in given if name is not None})
         for name in called:
-            self._forget(name)
-            holder, row = self._rows.place(prefix_in(name))
-            row[key_of(name)] = called
-            self._rows.took(holder)
-            crowded = self._rows.crowded(holder)
-            if crowded is not None:
-                holder, row = crowded
-                del row[next(iter(row))]
-                self._rows.left(holder)
+            self._names.put(prefix_in(name), key_of(name), called)
 
     def hear(self, name: str) -> bool:
         """Tell whether a call is the first one for a reservation that has ended by silence."""
-        if not self._rows.bound.total:  # the usual case
+        if not self._names:  # the usual case
             return False
         called = self._forget(name)
         if called is None:
@@ -61,13 +52,7 @@ class ExpiredIds:
         return True
 
     def _forget(self, name: str) -> tuple[str, ...] | None:
-        key = key_of(name)
-        for holder, row in self._rows.where(prefix_in(name)):
-            called = row.pop(key, None)
-            if called is not None:
-                self._rows.left(holder)
-                return called
-        return None
+        return self._names.pop(prefix_in(name), key_of(name))
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._names)

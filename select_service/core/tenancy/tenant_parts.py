@@ -6,6 +6,7 @@ their entries in such rows; `shares.py` says whose oldest entry has to go.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sized
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -69,13 +70,13 @@ class TenantParts(Generic[Row]):
             yield holder, self._rows[holder]
         yield None, self.common
 
-    def took(self, holder: Party) -> None:
-        """Note a new entry in a holder's row."""
-        self._bound.take(holder)
+    def took(self, holder: Party, count: int = 1) -> None:
+        """Note a new entry in a holder's row, and what it counts for."""
+        self._bound.take(holder, count)
 
-    def left(self, holder: Party) -> None:
+    def left(self, holder: Party, count: int = 1) -> None:
         """Note that an entry has left a holder's row."""
-        self._bound.give(holder)
+        self._bound.give(holder, count)
         if holder is not None and not len(self._rows[holder]):
             del self._rows[holder]
 
@@ -103,7 +104,7 @@ class TenantParts(Generic[Row]):
                 self._rows[holder] = self._rows.pop(holder)
             yield holder, row
 
-    def check(self) -> None:
-        """Assert all invariants."""
-        self._bound.check(holder for holder, row in self._rows.items() for _ in range(len(row)))
+    def check(self, size_of: Callable[[Row], int] = len) -> None:
+        """Assert all invariants; `size_of` returns what the entries of a row count for."""
+        self._bound.check(Counter({one: size_of(row) for one, row in self._rows.items() if row}))
         assert all(row or holder is None for holder, row in self._rows.items())

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from indexer.types import Scope
+from indexer.core.index import KvIndex
+from indexer.types import BASE_NAMESPACE, Scope
+from select_service.core.admission import retry_after
+from select_service.core.admission.retry_after import RetryPromises, Room
+from select_service.core.decisions.decision_log import EXPLAINED_MAX
+from select_service.core.decisions.trust_monitor import FREED_MAX
+from select_service.core.diagnostics import prompt_checks, rank_checks
+from select_service.core.diagnostics.prompt_checks import PromptChecks
+from select_service.core.diagnostics.prompt_sample import PromptSample
+from select_service.core.diagnostics.rank_checks import RankChecks
 from select_service.core.fleet import pins
 from select_service.core.fleet.pins import Pins
 from select_service.core.ledger import expired_ids
@@ -16,7 +25,9 @@ from select_service.core.replication.claims import Claims
 from select_service.core.replication.messages import ClaimRecord
 from select_service.core.replication.tombstones import Tombstones
 from select_service.core.tenancy.shares import Shares, prefix_of
-from select_service.types import CoreLimits, LeaseState
+from select_service.core.tenancy.tenant_memory import TenantMemory
+from select_service.types import CoreLimits, LeaseState, SelectAndReserveRequest
+from tests.select_service.core.whole_fleet import Fleet
 
 ACME, RIVAL = prefix_of("acme"), prefix_of("rival")
 
@@ -82,6 +93,126 @@ def test_closed_leases() -> None:
     endings.purge(2.5, 100)
     endings.check()
     assert list(map(len, endings.closings.retold())) == [1]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_memory_of_few(*, late: bool) -> None:
+    """`late`: nobody had a part when it began."""
+    shares = Shares(CoreLimits()) if late else shares_of()
+    memory: TenantMemory[str, int] = TenantMemory(
+        shares, "few", lambda: 12, size_of=lambda size: size
+    )
+    if late:
+        for number in range(20):
+            memory.put("acme", f"early{number}", 1)
+            memory.check()
+        assert [name for name, _ in memory.items()] == [f"early{n}" for n in range(8, 20)]
+        memory.put("rival", "early19", 2)
+        assert memory.pop("rival", "early18") == 1
+        shares.name(("acme", "rival"), others=True)
+    memory.put("rival", "r", 2)
+    for number in range(40):
+        memory.put("acme", f"r{number}", 1 + number % 3)
+        memory.check()
+    assert memory.get("rival", "r") == 2
+    assert memory.get("acme", "r0") is None
+    assert memory.get("acme", "r39") == 1
+    memory.put("acme", "r39", 2)
+    assert memory.pop("acme", "r39") == 2
+    assert not memory.has("acme", "r39")
+    memory.put("acme", "huge", 99)
+    assert memory.get("rival", "r") == 2, "what has no room at all goes with its tenant's own"
+    assert not memory.has("acme", "huge")
+    memory.purge(lambda _: False, 10)
+    assert memory
+    memory.purge(lambda _: True, 100)
+    assert not memory
+    memory.check()
+
+
+def test_explained_bookings_ended_ones_and_the_doctors_prompts() -> None:
+    """What one tenant floods leaves the others' explanations, predictions and findings."""
+    fleet = Fleet()
+    fleet.core.name_tenants(("acme", "rival"), others=True)
+    for worker, tenant in enumerate(("acme", "rival"), 1):
+        fleet.worker(worker, tenant_id=tenant)
+    book(fleet, RIVAL, 0)
+    count = max(EXPLAINED_MAX, FREED_MAX) + 1
+    for number in range(count):
+        book(fleet, ACME, number, explain=number <= EXPLAINED_MAX)
+    core = fleet.core
+    assert core.decisions.explained(RIVAL + "0") is not None
+    assert core.decisions.explained(ACME + "0") is None
+    core.decisions.check()
+    before = core.counters.cached_tokens_told.get("compared", 0)
+    core.reservations.free(RIVAL + "0", fleet.now, 0)
+    assert core.counters.cached_tokens_told["compared"] == before + 1
+
+
+def book(fleet: Fleet, prefix: str, number: int, *, explain: bool = True) -> None:
+    request = SelectAndReserveRequest(
+        tenant_id=prefix[:-1],
+        token_ids=[number] * 16,
+        reservation_id=f"{prefix}{number}",
+        explain=explain,
+    )
+    fleet.core.selection.select_and_reserve(request, fleet.now)
+    fleet.core.reservations.free(f"{prefix}{number}", fleet.now)
+
+
+def test_prompts_that_the_doctor_remembers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_checks, "SEEN_MAX", 12)
+    monkeypatch.setattr(rank_checks, "AWAITED_MAX", 12)
+    shares, index = shares_of(), KvIndex(16)
+    prompts, ranks = PromptChecks(shares), RankChecks(shares)
+
+    def ask(tenant: str, beginning: int, at: float) -> None:
+        scope, key = Scope("m", tenant), beginning.to_bytes(8)
+        sample = PromptSample(scope, 1, 0, at, key, 1, 1, 16, "hashes", BASE_NAMESPACE, [])
+        prompts.judge(sample, index, {})
+        ranks.judge(sample)
+
+    for beginning in range(3):
+        ask("rival", beginning, 1.0)
+    for beginning in range(40):
+        ask("acme", beginning, 2.0)
+    for turn in range(1, 4):
+        for beginning in range(3):
+            ask("rival", beginning, 1.0 + turn * prompt_checks.SETTLE_S)
+    held = {bound.name: bound.held("rival") for bound in shares.bounds.values()}
+    assert held["doctor_prompts_seen"] == held["doctor_prompts_awaited"] == 3 * 2
+    assert held["doctor_ranks_awaited"] == 3
+
+
+def test_returns_that_a_tenant_was_promised() -> None:
+    book = RetryPromises(1, slots_max=12, shares=shares_of())
+
+    def grant(tenant: str, number: int, line: str = "pool") -> bool:
+        key = f"{tenant}{number}".encode()
+        return book.grant(key, 0, Room(line, 1.0, 100.0, 0.0), 0.0, tenant=tenant).is_kept
+
+    assert sum(grant("acme", number) for number in range(40)) == 12 - 2 * 2
+    assert [grant("rival", number) for number in range(3)] == [True, True, False]
+    book.check()
+    book.redeem(b"rival0")
+    assert grant("rival", 3)
+    book.begin(1, slots_max=12, horizon_s=9.0)
+    assert not book.size
+    book.check()
+    assert grant("acme", 1)
+
+
+def test_timelines_of_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retry_after, "LINES_MAX", 12)
+    book = RetryPromises(1, shares=shares_of())
+
+    def wait_s(tenant: str, line: str) -> float:
+        return book.grant(b"", 0, Room(line, 1.0, 1.0, 0.0), 0.0, tenant=tenant).retry_after_s
+
+    assert wait_s("rival", "r") == 0.0
+    for number in range(40):
+        wait_s("acme", f"a{number}")
+    assert wait_s("rival", "r") == 1.0, "behind what was promised before"
 
 
 def test_copies_of_leases() -> None:

@@ -1,0 +1,131 @@
+"""A bounded dict that forgets its oldest entries, of each tenant of the token file apart.
+
+For memories of a few thousand entries that are plain objects; large ones are packed, in rows of
+`tenant_parts.py` as here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from select_service.core.tenancy.tenant_parts import TenantParts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from select_service.core.tenancy.shares import Party, Shares
+
+__all__ = ["TenantMemory"]
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def _one(_: object) -> int:
+    return 1
+
+
+class TenantMemory(Generic[K, V]):
+    """Entries by holder and key, oldest first. All operations are O(1), `items` excepted."""
+
+    def __init__(
+        self,
+        shares: Shares,
+        name: str,
+        most: Callable[[], int],
+        *,
+        by_prefix: bool = False,
+        size_of: Callable[[V], int] = _one,
+    ) -> None:
+        """Start empty.
+
+        Args:
+            shares: says who has a part.
+            name: of the bound, in metrics.
+            most: returns what all entries may count for together.
+            by_prefix: whether holders are named by the prefix of their ids, not as tenants.
+            size_of: what an entry counts for.
+        """
+        self._shares, self._size_of = shares, size_of
+        self._bound = shares.bound(name, most, by_prefix=by_prefix)
+        self._rows: TenantParts[dict[K, V]] = TenantParts(shares, self._bound, dict)
+        self._size: int | None = 0  # of all entries, as long as no tenant has had a part
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __bool__(self) -> bool:
+        return bool(self._bound.total if self._size is None else self._size)
+
+    def has(self, holder: Party, key: K) -> bool:
+        """Tell whether there is an entry."""
+        return any(key in row for _, row in self._rows.where(holder))
+
+    def get(self, holder: Party, key: K) -> V | None:
+        """Return an entry, None if there is none."""
+        for _, row in self._rows.where(holder):
+            if key in row:
+                return row[key]
+        return None
+
+    def put(self, holder: Party, key: K, value: V) -> None:
+        """Add the newest entry, in the place of another one with its key."""
+        if self._size is not None and not self._shares.parties:  # the usual case, at less cost
+            row = self._rows.common
+            if key in row:
+                self._size -= self._size_of(row.pop(key))
+            row[key] = value
+            self._size += self._size_of(value)
+            while self._size > self._bound.most:
+                self._size -= self._size_of(row.pop(next(iter(row))))
+            return
+        if self._size is not None:
+            self._bound.recount({None: self._size})
+            self._size = None
+        self.pop(holder, key)
+        holder, row = self._rows.place(holder)
+        row[key] = value
+        self._rows.took(holder, self._size_of(value))
+        while (crowded := self._rows.crowded(holder)) is not None:
+            self._drop(*crowded, next(iter(crowded[1])))
+
+    def pop(self, holder: Party, key: K) -> V | None:
+        """Remove an entry and return it, None if there is none."""
+        for found, row in self._rows.where(holder):
+            if key in row:
+                return self._drop(found, row, key)
+        return None
+
+    def _drop(self, holder: Party, row: dict[K, V], key: K) -> V:
+        value = row.pop(key)
+        if self._size is None:
+            self._rows.left(holder, self._size_of(value))
+        else:
+            self._size -= self._size_of(value)
+        return value
+
+    def items(self) -> list[tuple[K, V]]:
+        """Return all entries, the oldest of each tenant first."""
+        return [item for row in self._rows.rows for item in row.items()]
+
+    def values(self) -> list[V]:
+        """Return what the entries hold, the oldest of each tenant first."""
+        return [value for row in self._rows.rows for value in row.values()]
+
+    def purge(self, is_over: Callable[[V], bool], limit: int) -> None:
+        """Forget up to so many entries that are over: those of a tenant end in their order."""
+        for holder, row in self._rows.turns(limit):
+            while limit and row and is_over(row[next(iter(row))]):
+                self._drop(holder, row, next(iter(row)))
+                limit -= 1
+
+    def check(self) -> None:
+        """Assert all invariants."""
+        if self._size is None:
+            self._rows.check(self._size_of_row)
+        else:
+            assert self._size == self._size_of_row(self._rows.common)
+        assert (self._bound.total if self._size is None else self._size) <= self._bound.most
+
+    def _size_of_row(self, row: dict[K, V]) -> int:
+        return sum(map(self._size_of, row.values()))
