@@ -101,6 +101,7 @@ class DecisionLog:
         self._stream_of = stream_of
         self._count_max = count_max
         self._bytes_max = bytes_max
+        shares = shares or Shares()
         self._rings = TenantRings(
             RecordRing,
             shares,
@@ -110,7 +111,6 @@ class DecisionLog:
         )
         self.common: RecordRing | None = None if recorder is not None else self._rings.common
         """What `ring_of` returns as long as no tenant has a ring of its own."""
-        shares = shares or Shares()
         self._explained: TenantMemory[str, DecisionRecord] = TenantMemory(
             shares,
             "explained_bytes",
