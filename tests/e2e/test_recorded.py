@@ -167,9 +167,13 @@ def test_a_process_and_its_replica_record_what_they_decide(tmp_path: Path, polic
             for number, engine in enumerate(engines, 1):
                 stages[1].register(number, "t", {0: engine.endpoint})
                 engine.wait_for_subscribers(2)
-                for seq in range(4):
-                    tokens = [SECRET, *range(seq * 1000, seq * 1000 + 16 * number * 4 - 1)]
+                prompts = [
+                    [SECRET, *range(at, at + 16 * number * 4 - 1)] for at in (0, 1000, 2000, 3000)
+                ]
+                for seq, tokens in enumerate(prompts):
                     store(engine, seq, tokens, number)
+                held = {(number, 0): [number * 4] * 3}  # else the traffic may be over before
+                stages[0].wait_for_rows("t", [({"token_ids": prompts[-1]}, held)])
             callers = [*traffic(one.port, "t", 80), *traffic(other.port, "u", 0)]
             for caller in callers:
                 caller.join()

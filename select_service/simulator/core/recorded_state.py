@@ -6,12 +6,12 @@ They implement what `Partition` uses on the way from candidates to a choice, and
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import numpy as np
 
 from indexer.core.tiers import Matches
-from select_service.core.ledger.loads import ranks_in, unpacked
+from select_service.core.ledger.loads import COLUMNS, ranks_in, unpacked
 from select_service.core.ledger.slot_loads import SlotLoads
 from select_service.core.recording.decoder import BadRecording, slots_of
 
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from select_service.core.columns import Floats, Slots
     from select_service.core.ledger.slot_loads import RecentActivity
     from select_service.core.recording.items import RecordedMatches
+
+_NUMBER_MAX: Final = float(1 << 53)
+"""Limit of loads and of times: beyond it whole numbers are no longer exact."""
 
 __all__ = ["RecordedIndex", "RecordedLedger", "RecordedTrust", "matches"]
 
@@ -93,12 +96,17 @@ class RecordedLedger:
         """Carry these loads from now on.
 
         Raises:
-            BadRecording: they are those of other ranks.
+            BadRecording: they are those of other ranks, or beyond all numbers.
         """
         loads = self.loads
         if packed is None or ranks_in(packed) != len(loads.prefill):
             raise BadRecording("loads of other ranks than there are")
         told = unpacked(packed)
+        numbers = np.frombuffer(packed)
+        beyond = np.flatnonzero(~(np.abs(numbers) <= _NUMBER_MAX))
+        endless = COLUMNS * len(told.prefill) + 1  # the turnover, where nothing was asked for yet
+        if any(at != endless or numbers[at] != np.inf for at in beyond):
+            raise BadRecording("loads that no ledger counts")
         loads.prefill[:], loads.decode[:] = told.prefill, told.decode
         loads.churn[:], loads.context[:] = told.churn, told.context
         loads.prefilling = cast("int", told.prefilling)
