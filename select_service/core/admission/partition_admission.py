@@ -1,7 +1,8 @@
-"""The gate of one partition: its books, kept in step with the ledger, and its waiting requests.
+"""The gate of one partition: what it says of requests, and those that wait at it.
 
-The rest of `core/admission` decides and knows neither ledger nor tickets; here its books follow
-both. A partition has a keeper only if there is something to judge: a policy, thresholds or caps.
+The rest of `core/admission` decides and knows neither ledger nor tickets; `rank_limits.py` follows
+the ledger, and this module the tickets. A partition has one only if there is something to judge: a
+policy, thresholds or caps.
 Process-wide state (settings, thresholds by name, which partitions have a gate) is in
 `controller.py`.
 """
@@ -14,11 +15,9 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from select_service.core.admission.busy import BusyRanks
-from select_service.core.admission.capacity import WorkerCaps
 from select_service.core.admission.gate import AT_CAPACITY, OUTRANKED, Gate
 from select_service.core.admission.policy_api import ADMIT, AdmissionRequest
-from select_service.core.admission.pool_load import PoolLoad, SaturationLimits
+from select_service.core.admission.rank_limits import RankLimits
 from select_service.core.admission.refusal_facts import (
     busy_facts,
     cap_facts,
@@ -29,10 +28,9 @@ from select_service.core.admission.retry_after import RetryPromises
 from select_service.core.admission.tallies import WaitTimes
 from select_service.core.admission.tenant_budgets import TenantBudgets
 from select_service.core.admission.totals import Totals
-from select_service.core.ledger.load_changes import LoadChanges
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from select_service.core.admission.gate import AdmissionDecision, GateName
     from select_service.core.admission.policies import Built
@@ -40,10 +38,9 @@ if TYPE_CHECKING:
     from select_service.core.admission.queue import Ticket
     from select_service.core.admission.thresholds import Thresholds
     from select_service.core.columns import Rows
-    from select_service.core.fleet.catalog import Worker
     from select_service.core.ledger.drain_meter import DrainMeter
     from select_service.core.ledger.ledger import Ledger
-    from select_service.types.admission import AdmissionSettings, RankMetrics
+    from select_service.types.admission import AdmissionSettings
 
 SCANNED_MAX: Final = 256
 """Waiting requests examined each time load drops: usually a third of a µs each. A request beyond,
@@ -53,7 +50,7 @@ WAITS_FOR_PREFILL: Final = "waits-for-prefill"
 """The code of a request that waits in the policy file's queues."""
 
 
-class PartitionAdmission:
+class PartitionAdmission(RankLimits):
     """Runs the gate, and keeps the requests that must wait at it."""
 
     def __init__(
@@ -81,15 +78,7 @@ class PartitionAdmission:
             tenant_id: whose promises it gives, where they are shared.
         """
         self._totals = totals or Totals(settings.tenant_labels_max)
-        self.pool = PoolLoad(
-            ledger.loads,
-            SaturationLimits(settings.slo_target_ttft_s),
-            meter,
-        )
-        self.busy = BusyRanks()
-        self.busy.set_thresholds(thresholds)
-        self.caps = WorkerCaps()
-        self._settings = settings
+        super().__init__(ledger, settings, thresholds, meter)
         self.gate: Gate[Ticket] = Gate(
             built.classes,
             built.policy,
@@ -110,15 +99,6 @@ class PartitionAdmission:
         self.rejections: dict[str, int] = {}
         """Refusals for load by endpoint."""
         self.wait_times: dict[str, WaitTimes] = {}
-        self.now = 0.0  # of the last refresh
-        self._ledger, self._loads = ledger, ledger.loads
-        self.changes = LoadChanges(self.busy.slots, self.caps.slots)
-        """What the ledger has noted; unless it asks for a `look`, no `refresh` is needed."""
-        self._has_new_limits = False
-        self._by_slot: dict[int, tuple[int, int]] = {}  # slot → worker id and rank
-        self._slots: dict[int, dict[int, int]] = {}  # worker id → rank → slot
-        self._capped: set[int] = set()  # workers with a cap
-        ledger.changes = self.changes
         self._learn_wants()
 
     def _learn_wants(self) -> None:
@@ -143,134 +123,15 @@ class PartitionAdmission:
 
     # -- workers -------------------------------------------------------------------------------
 
-    def attach(self, worker: Worker) -> None:
-        """Add a worker or update its record or ranks; load and reports of its ranks stay."""
-        spec, worker_id = worker.spec, worker.worker_id
-        before = self._slots.get(worker_id, {})
-        for rank, slot in before.items():
-            if worker.slots.get(rank) != slot:
-                self._unseat_slot(slot)
-        self._slots[worker_id] = dict(worker.slots)
-        for rank, slot in worker.slots.items():
-            if self._by_slot.get(slot) != (worker_id, rank):
-                self._unseat_slot(slot)
-            self._by_slot[slot] = (worker_id, rank)
-            self.pool.attach(slot, spec.total_kv_blocks)
-            self.busy.attach(slot, spec.max_num_batched_tokens, spec.total_kv_blocks)
-            self.changes.note(slot)
-        self._has_new_limits = True
-        most = self._settings.max_inflight if spec.max_inflight is None else spec.max_inflight
-        queued = self._settings.max_queued if spec.max_queued is None else spec.max_queued
-        self.caps.attach(worker_id, worker.slots.values(), most, queued)
-        (self._capped.discard if most is None else self._capped.add)(worker_id)
-        self.changes.look = True
-
     def detach(self, worker_id: int) -> list[Ticket]:
         """Remove a worker; return the tickets that held a place with it and need another."""
-        for slot in self._slots.pop(worker_id, {}).values():
-            self._unseat_slot(slot)
-        self._capped.discard(worker_id)
-        self.changes.look = True
-        if not self.caps.detach(worker_id):
+        if not self._drop(worker_id):
             return []
         both = (*self.waiting, *self.displaced)
         homeless = [ticket for ticket in both if ticket.place == worker_id]
         for ticket in homeless:
             ticket.place = None
         return homeless
-
-    def disregard(self, slots: Collection[int]) -> None:
-        """Exclude these slots from the pool's load: their workers drain."""
-        self.pool.disregard(slots)
-
-    def _unseat_slot(self, slot: int) -> None:
-        self._by_slot.pop(slot, None)
-        self.pool.detach(slot)
-        self.busy.detach(slot)
-
-    def set_thresholds(self, thresholds: Thresholds) -> None:
-        """Put thresholds in force at once."""
-        self.busy.set_thresholds(thresholds)
-        self.changes.slots.update(self._by_slot)
-        self.changes.look = True
-        self._has_new_limits = True
-
-    def report(self, worker: Worker, told: RankMetrics) -> None:
-        """Apply a rank's own load report."""
-        slot = worker.slots.get(told.dp_rank)
-        if slot is None or slot not in self._by_slot:
-            return
-        total = told.kv_total_blocks
-        if worker.spec.total_kv_blocks is None and total is not None:
-            self.pool.attach(slot, total)
-            self.busy.attach(slot, worker.spec.max_num_batched_tokens, total)
-            self._has_new_limits = True
-        self.busy.report(slot, told.kv_used_blocks)
-        self.pool.mark_stale(slot, stale=False)
-        if told.num_requests_waiting is not None:
-            self.pool.tell_waiting(slot, told.num_requests_waiting)
-        self.changes.note(slot)
-
-    def report_stale(self, worker: Worker, dp_rank: int, *, is_full: bool) -> None:
-        """Drop the block count of a rank's stale report; the rank may then count as full."""
-        slot = worker.slots.get(dp_rank)
-        if slot is not None and slot in self._by_slot:
-            self.busy.report(slot, None)
-            self.pool.tell_waiting(slot, None)
-            self.pool.mark_stale(slot, stale=is_full)
-            self.changes.note(slot)
-
-    # -- load ----------------------------------------------------------------------------------
-
-    def refresh(self, now: float) -> None:
-        """Bring the books up to date with the ledger; O(slots that may be judged differently).
-
-        Called before judging, not with every change.
-        """
-        self.now = now
-        changes = self.changes
-        if changes.slots:
-            if self._has_new_limits:
-                self._set_alarms()
-            self._follow(changes.slots)
-            changes.slots.clear()
-        if changes.names_wanted and (changes.begun or changes.ended):
-            for tenant in changes.begun:
-                self.pool.began(tenant)
-            changes.begun.clear()
-            for tenant in changes.ended:
-                self.pool.left(tenant)
-            changes.ended.clear()
-        changes.look = bool(
-            self.busy.slots
-            or self.caps.slots
-            or changes.names_wanted
-            or self._has_new_limits
-            or not self.pool.instances
-        )
-
-    def _set_alarms(self) -> None:
-        """Tell the ledger which loads to report, after limits have changed."""
-        changes = self.changes
-        changes.prefill_alarm, changes.decode_alarm = self.busy.lowest_limits()
-        changes.requests_alarm = self.caps.lowest_limit()
-        self._has_new_limits = False
-
-    def _follow(self, slots: set[int]) -> None:
-        loads, capped = self._loads, self._capped
-        busy = self.busy if self.busy.watches else None
-        for slot in slots:
-            attach = self._by_slot.get(slot)
-            if attach is None:
-                continue
-            if busy is not None:
-                busy.note(slot, loads.prefill_left[slot], loads.decode.item(slot))
-            if attach[0] in capped:
-                self.caps.note(attach[0], self._inflight(attach[0]))
-
-    def _inflight(self, worker_id: int) -> int:
-        requests = self._loads.requests
-        return sum(requests.item(slot) for slot in self._slots[worker_id].values())
 
     # -- judging -------------------------------------------------------------------------------
 
@@ -325,27 +186,9 @@ class PartitionAdmission:
         self.gate.settle(decision, ask, now)
         return decision
 
-    def can_take(self, rows: Rows) -> bool:
-        """Tell whether any of the rows is neither busy nor full."""
-        return not self.busy.all_busy(rows) and not self.caps.all_full(rows)
-
-    def usable(self, rows: Rows) -> Rows:
-        """Return the candidates to choose from: never full ones, busy ones only if all are."""
-        if not (self.busy.slots or self.caps.slots):
-            return rows
-        free = self.busy.free_rows(rows)
-        opened = self.caps.open_rows(free)
-        if not isinstance(opened, slice) and not len(opened):
-            return self.caps.open_rows(rows)
-        return opened
-
     def is_reported(self, rows: Rows) -> bool:
         """Tell whether any of these ranks is judged by what its worker reports."""
         return self.gate.busy is not None and self.gate.busy.is_reported(rows)
-
-    def is_full(self, slot: int) -> bool:
-        """Tell whether the worker of a slot is full."""
-        return bool(self._capped) and bool(self.caps.full[slot])
 
     def full(self, now: float) -> AdmissionDecision:
         """Refuse an explicit booking on a full worker.
@@ -548,18 +391,9 @@ class PartitionAdmission:
         assert self.waiting_isl_tokens == sum(ticket.prompt.isl_tokens for ticket in both)
         assert not self.waiting.keys() & self.displaced.keys()
         held = Counter(ticket.place for ticket in both if ticket.place is not None)
-        for worker_id, slots in self._slots.items():
+        for worker_id in self._slots:
             assert self.caps[worker_id].queued == held[worker_id]
-            cap, inflight = self.caps[worker_id], self._inflight(worker_id)
-            assert not slots or cap.full == (inflight >= cap.max_inflight)
-            assert not cap.full or cap.inflight == inflight, "a full one is followed closely"
-        if self.changes.names_wanted:
-            tenants = Counter(one.fairness_id for one in self._ledger.all_reservations())
-            assert all(self.pool.tenant_in_flight(name) == n for name, n in tenants.items())
-        loads = self._loads
-        assert self.changes.look or not (self.busy.slots or self.caps.slots)
-        for slot in self._by_slot:
-            assert self.busy.is_true(slot, loads.prefill_left[slot], loads.decode.item(slot))
+        self.check_limits()
 
 
 def _first(rows: Rows) -> int:

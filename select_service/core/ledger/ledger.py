@@ -73,7 +73,7 @@ class Ledger:
         self.estimate = estimate or CacheEstimate()
         """Told of every prompt that was computed."""
         self.changes: LoadChanges | None = None
-        """Set for a gate that follows changes; see `partition_admission.py`."""
+        """Set for a gate that follows changes; see `rank_limits.py`."""
         self.blocks = ActiveBlocks()  # by generation
         self.first_blocks: Container[bytes] = self.blocks.root.children
         """The first blocks of all booked prompts: others share nothing with any."""

@@ -1,6 +1,6 @@
 """Which slots may have become busy or full, or free again, since the last check.
 
-Kept only for a partition with a gate (`partition_admission.py`), which reads and clears it when the
+Kept only for a partition with a gate (`rank_limits.py`), which reads and clears it when the
 next request arrives. Only more load can make a rank busy, and only beyond the lowest of all limits;
 only less load can free a busy one. The ledger has the numbers for both at hand, so nearly every
 booking and end costs three comparisons and leaves nothing behind.
