@@ -242,6 +242,7 @@ def picture_of(cells: Sequence[Point], plotted: Sequence[tuple[str, bool]] = PLO
     sheets = []
     fleets = sorted({one.workers for one in cells})
     policies = list(dict.fromkeys(one.policy for one in cells))
+    head = 30 + 20 * ((len(policies) - 1) // 8)
     for row, workers in enumerate(fleets):
         for column, (metric, log_y) in enumerate(plotted):
             series = [
@@ -257,15 +258,17 @@ def picture_of(cells: Sequence[Point], plotted: Sequence[tuple[str, bool]] = PLO
             ]
             title = f"{METRICS[metric][0]}, {workers} workers"
             plot = lines(title, series, x="share of capacity", y="", log_y=log_y)
-            at = f'x="{470 * column}" y="{290 * row + 30}"'
+            at = f'x="{470 * column}" y="{290 * row + head}"'
             sheets.append(re.sub("^<svg ", f"<svg {at} ", plot))
     names = "".join(
-        f'<rect x="{20 + 170 * at}" y="8" width="14" height="10" fill="{COLOURS[at]}"/>'
-        f'<text x="{40 + 170 * at}" y="17" style="font:13px sans-serif">{policy}</text>'
+        f'<rect x="{20 + 170 * (at % 8)}" y="{8 + 20 * (at // 8)}" width="14" height="10" '
+        f'fill="{COLOURS[at % len(COLOURS)]}"/><text x="{40 + 170 * (at % 8)}" '
+        f'y="{17 + 20 * (at // 8)}" style="font:13px sans-serif">{policy}</text>'
         for at, policy in enumerate(policies)
     )
+    height = 290 * len(fleets) + head + 10
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="1410" height="{290 * len(fleets) + 40}">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="1410" height="{height}">'
         f'<rect width="100%" height="100%" fill="white"/>{names}{"".join(sheets)}</svg>\n'
     )
 

@@ -16,12 +16,14 @@ import msgspec
 
 from select_service.core.recording.decoder import BadRecording
 from select_service.settings.command_line import add_flags, read_section
+from select_service.simulator import capacity as capacity_command
 from select_service.simulator import replay_command, run_command
 from select_service.simulator import sweep as sweep_command
 from select_service.simulator.admit import BadArrival, PolicyTrial, read_arrivals
 from select_service.simulator.command_options import (
     SECTIONS,
     AdmitOptions,
+    CapacityOptions,
     QueueOptions,
     RunOptions,
     SweepOptions,
@@ -109,6 +111,18 @@ def parser() -> CommandParser:
     )
     add_options(sweep, SweepOptions)
     sweep.set_defaults(execute=sweep_command.execute)
+    capacity = commands.add_parser(
+        "capacity",
+        help="Finds the load that each policy carries within targets, or the workers that takes.",
+        description="Bisects the load of a trace (as a share of the fleet's capacity) or the rates "
+        "of workloads, until nine of ten requests are just in time by --slo-ttft and --slo-itl. "
+        "With --find workers, the number of workers at the load that was given.",
+        examples="select-sim capacity --trace conversation.jsonl --jitter 3 --workers 16 "
+        "--slo-ttft 2 --slo-itl 0.025 --policy first-token,kv-cost,lmetric --seeds 3\n"
+        "select-sim capacity --find workers --workload agents,rate=8 --block-size 64 --slo-ttft 1",
+    )
+    add_options(capacity, CapacityOptions)
+    capacity.set_defaults(execute=capacity_command.execute)
     replay = commands.add_parser(
         "replay",
         help="Makes the decisions of a recording again, and with other weights.",

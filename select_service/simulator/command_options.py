@@ -37,6 +37,7 @@ from select_service.standard_output import CommandParser
 __all__ = [
     "SECTIONS",
     "AdmitOptions",
+    "CapacityOptions",
     "QueueOptions",
     "ReplayOptions",
     "RunOptions",
@@ -53,11 +54,6 @@ SEEDS_MAX: Final = 10_000
 class RunsOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How runs are carried out, and where results go."""
 
-    load: Annotated[
-        float | None,
-        between(0.0, inf, "SHARE"),
-        "the trace comes as fast as takes this share of the fleet's capacity, instead of --speed",
-    ] = None
     settings: Annotated[
         str | None, path("FILE"), "settings as JSON, as results have them; flags come on top"
     ] = None
@@ -72,17 +68,47 @@ class RunsOptions(msgspec.Struct, frozen=True, kw_only=True):
     quiet: Annotated[bool, switch(), "show no progress bar"] = False
 
 
-class RunOptions(RunsOptions, frozen=True, kw_only=True):
+class LoadedOptions(RunsOptions, frozen=True, kw_only=True):
+    """How fast a trace comes."""
+
+    load: Annotated[
+        float | None,
+        between(0.0, inf, "SHARE"),
+        "the trace comes as fast as takes this share of the fleet's capacity, instead of --speed",
+    ] = None
+
+
+_POLICIES = Annotated[
+    str,
+    text("NAME,...").common(),
+    f"all, or some of {', '.join(POLICIES)}; the service's default is {PEER}",
+]
+
+
+class RunOptions(LoadedOptions, frozen=True, kw_only=True):
     """What `run` compares."""
 
-    policy: Annotated[
+    policy: _POLICIES = f"{FIRST_TOKEN},{PEER}"
+
+
+class CapacityOptions(RunsOptions, frozen=True, kw_only=True):
+    """What `capacity` looks for, and for whom."""
+
+    policy: _POLICIES = f"{FIRST_TOKEN},{PEER}"
+    find: Annotated[
         str,
-        text("NAME,...").common(),
-        f"all, or some of {', '.join(POLICIES)}; the service's default is {PEER}",
-    ] = f"{FIRST_TOKEN},{PEER}"
+        choice("load", "workers").common(),
+        "the highest load that keeps the targets, or the fewest workers that carry this load",
+    ] = "load"
+    share: Annotated[
+        float, between(0.0, 1.0, "SHARE").common(), "of the requests that must be in time"
+    ] = 0.9
+    tolerance: Annotated[
+        float, between(0.0, 1.0, "SHARE"), "how far from each other the last two loads may be"
+    ] = 0.01
 
 
-class SweepOptions(RunsOptions, frozen=True, kw_only=True):
+class SweepOptions(LoadedOptions, frozen=True, kw_only=True):
     """What `sweep` varies."""
 
     vary: Annotated[
@@ -146,6 +172,7 @@ SIMULATION: Final = flags_of(SimulationSettings)
 SECTIONS: Final = {
     "run": (*flags_of(RunOptions, inherited=True), *TRACE, *SIMULATION),
     "sweep": (*flags_of(SweepOptions, inherited=True), *TRACE, *SIMULATION),
+    "capacity": (*flags_of(CapacityOptions, inherited=True), *TRACE, *SIMULATION),
     "replay": flags_of(ReplayOptions),
     "admit": flags_of(AdmitOptions),
     "queue": flags_of(QueueOptions),
@@ -197,7 +224,7 @@ def settings_of(args: Namespace, options: RunsOptions) -> SimulationSettings:
     for flag in TRACE:
         if flag.field in trace and "path" not in trace:
             raise ValueError(f"{flag.name} is of a --trace")
-    if "speed" in trace and options.load is not None:
+    if "speed" in trace and isinstance(options, LoadedOptions) and options.load is not None:
         raise ValueError("--speed or --load, one of them")
     settings = replace(base, **given)
     settings.validate()

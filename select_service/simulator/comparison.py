@@ -1,35 +1,57 @@
-"""Many runs: executed on several processors, collected, and presented as one table.
+"""Many runs: executed on several processors, collected, and presented as tables and a sentence.
 
-A run is one task and returns only its measures, so that little data is transferred.
+A run is one task and returns only its measures, so that little data is transferred. Policies get
+the same requests, so what is told of two of them is the mean of their differences, whose interval
+is a fraction of either's own.
 """
 
 from __future__ import annotations
 
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
-from select_service.simulator.core.measures import Measures
-from select_service.simulator.runs import run
-from select_service.simulator.settings import SimulationSettings
+from select_service.simulator.core.measures import Measures, Part
+from select_service.simulator.core.rivals import BEYOND
+from select_service.simulator.settings import PEER, SimulationSettings
 from select_service.simulator.statistics import Estimate, estimate
 from select_service.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["METRICS", "Comparison", "estimates", "perform", "table"]
+__all__ = [
+    "METRICS",
+    "Comparison",
+    "as_text",
+    "base_of",
+    "by_policy",
+    "changes",
+    "differences",
+    "estimates",
+    "perform",
+    "table",
+    "verdict",
+]
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
 
 METRICS: Final[dict[str, tuple[str, Callable[[Measures], float], float, int]]] = {
+    "ttft_p50": ("TTFT p50, ms", lambda one: one.ttft_s.p50, 1e3, 0),
     "ttft_mean": ("TTFT mean, ms", lambda one: one.ttft_s.mean, 1e3, 0),
     "ttft_p90": ("TTFT p90, ms", lambda one: one.ttft_s.p90, 1e3, 0),
     "ttft_p99": ("TTFT p99, ms", lambda one: one.ttft_s.p99, 1e3, 0),
+    "itl_mean": ("ITL mean, ms", lambda one: one.itl_s.mean, 1e3, 1),
+    "itl_p50": ("ITL p50, ms", lambda one: one.itl_s.p50, 1e3, 1),
     "itl_p90": ("ITL p90, ms", lambda one: one.itl_s.p90, 1e3, 1),
+    "itl_p99": ("ITL p99, ms", lambda one: one.itl_s.p99, 1e3, 1),
     "e2e_mean": ("E2E mean, s", lambda one: one.e2e_s.mean, 1.0, 2),
     "hit_rate": ("hit rate, %", lambda one: one.hit_rate, 1e2, 1),
     "hit_share": ("of ceiling, %", lambda one: one.hit_share, 1e2, 1),
     "load_cov": ("load CoV", lambda one: one.load_cov, 1.0, 3),
+    "good": ("in time, %", lambda one: one.good, 1e2, 1),
     "goodput": ("goodput, 1/s", lambda one: one.goodput_per_s, 1.0, 2),
     "not_ok": (
         "not answered, %",
@@ -41,13 +63,17 @@ METRICS: Final[dict[str, tuple[str, Callable[[Measures], float], float, int]]] =
 """Name → label, value, its scale and digits."""
 
 _SHOWN: Final = (
-    "ttft_mean",
+    "ttft_p50",
     "ttft_p90",
+    "ttft_p99",
+    "itl_p50",
     "itl_p90",
+    "itl_p99",
     "e2e_mean",
     "hit_rate",
     "hit_share",
     "load_cov",
+    "good",
     "goodput",
     "not_ok",
 )
@@ -64,23 +90,27 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def perform(
-    tasks: Sequence[SimulationSettings], jobs: int, progress: Callable[[float], None]
-) -> list[Measures]:
-    """Execute runs on `jobs` processors; results are in the order of the tasks.
+    do: Callable[[Task, Callable[[float], None] | None], Result],
+    tasks: Sequence[Task],
+    jobs: int,
+    progress: Callable[[float], None],
+) -> list[Result]:
+    """Execute tasks on `jobs` processors; results are in the order of the tasks.
 
     Args:
+        do: what to do with a task; it may call its second argument with the share that is done.
         tasks: one per run.
         jobs: processes; 1: only this one.
-        progress: called with the progress, in runs.
+        progress: called with the progress, in tasks.
 
     Raises:
-        ValueError, OSError: a run cannot be carried out.
+        ValueError, OSError: a task cannot be carried out.
     """
     if jobs <= 1 or len(tasks) == 1:
-        return [_one(task, at, progress) for at, task in enumerate(tasks)]
-    results: dict[int, Measures] = {}
+        return [_one(do, task, at, progress) for at, task in enumerate(tasks)]
+    results: dict[int, Result] = {}
     with ProcessPoolExecutor(min(jobs, len(tasks))) as pool:
-        places = {pool.submit(run, task): at for at, task in enumerate(tasks)}
+        places = {pool.submit(do, task, None): at for at, task in enumerate(tasks)}
         try:
             for done in as_completed(places):
                 results[places[done]] = done.result()
@@ -94,8 +124,13 @@ def perform(
     return [results[at] for at in range(len(tasks))]
 
 
-def _one(task: SimulationSettings, at: int, progress: Callable[[float], None]) -> Measures:
-    result = run(task, lambda share: progress(at + share))
+def _one(
+    do: Callable[[Task, Callable[[float], None] | None], Result],
+    task: Task,
+    at: int,
+    progress: Callable[[float], None],
+) -> Result:
+    result = do(task, lambda share: progress(at + share))
     progress(at + 1)
     return result
 
@@ -124,6 +159,123 @@ def table(runs: Sequence[Measures]) -> tuple[list[str], list[list[str]]]:
         cells = [found[name].text(METRICS[name][3], METRICS[name][2]) for name in _SHOWN]
         rows.append([policy, *cells])
     return head, rows
+
+
+# -- one policy beside another -------------------------------------------------------------------
+
+_COMPARED: Final = ("ttft_mean", "ttft_p90", "ttft_p99", "itl_mean", "itl_p90", "e2e_mean", "good")
+_OF_PARTS: Final = frozenset(Part.__struct_fields__)
+
+
+def changes(before: Sequence[Measures], after: Sequence[Measures]) -> dict[str, Estimate]:
+    """Return the mean differences of two policies that had the same requests.
+
+    With several seeds each is a difference. With one, the twentieths of the run are, for what
+    is a mean; other measures then have no interval.
+    """
+    pairs = list(zip(before, after, strict=True))
+    found: dict[str, Estimate] = {}
+    for name in _COMPARED:
+        read = METRICS[name][1]
+        values = [read(other) - read(one) for one, other in pairs]
+        if len(pairs) == 1 and name in _OF_PARTS:
+            one, other = pairs[0]
+            in_parts = zip(one.parts, other.parts, strict=True)
+            half = estimate([getattr(b, name) - getattr(a, name) for a, b in in_parts]).half
+            found[name] = Estimate(values[0], half)
+        else:
+            found[name] = estimate(values)
+    return found
+
+
+def base_of(names: Iterable[str]) -> str:
+    """Return the policy that others are compared with: the service's default, else the last."""
+    known = list(names)
+    return PEER if PEER in known else known[-1]
+
+
+def differences(runs: Sequence[Measures]) -> tuple[list[str], list[list[str]]]:
+    """Return a header, and a row per policy: how it differs from the one that is compared with.
+
+    Times in per cent of that one's, what is in time in percentage points.
+    """
+    groups = by_policy(runs)
+    base = base_of(groups)
+    head = [f"against {base}", *(_label_of_change(name) for name in _COMPARED)]
+    rows = []
+    for policy, group in groups.items():
+        if policy == base:
+            continue
+        row = [policy]
+        for name, change in changes(groups[base], group).items():
+            mean = estimate([METRICS[name][1](one) for one in groups[base]]).mean
+            scale = 1.0 if name == "good" else mean
+            row.append(_signed(change, 100.0 / scale) if scale else "-")
+        rows.append(row)
+    return head, rows
+
+
+def _label_of_change(name: str) -> str:
+    return METRICS[name][0].partition(",")[0] + (", points" if name == "good" else ", %")
+
+
+def _signed(change: Estimate, scale: float) -> str:
+    half = "" if change.half is None else f" ±{change.half * scale:.1f}"
+    return f"{change.mean * scale:+.1f}{half}"
+
+
+def verdict(runs: Sequence[Measures]) -> str:
+    """Say which policy wins and by how much, and whether the interval bears that out.
+
+    Where times were asked for, the most requests in time win, else the shortest TTFT p90. What no
+    router can be does not take part, and is told behind.
+    """
+    groups = by_policy(runs)
+    if not any(one.ok for one in runs):
+        return "No request was answered."
+    by_slo = any(one.slo for one in runs)
+    name = "good" if by_slo else "ttft_p90"
+    sign = -1.0 if by_slo else 1.0
+    means = {policy: estimates(group)[name].mean for policy, group in groups.items()}
+    ranking = sorted(means, key=lambda policy: sign * means[policy])
+    beyond = [policy for policy in ranking if policy in BEYOND and len(ranking) > 1]
+    first, *others = [policy for policy in ranking if policy not in beyond] or ranking
+    text = f"{_amount(groups[first])}"
+    limits = "".join(f"; {policy}: {_short(means[policy], name)}" for policy in beyond)
+    if not others:
+        return f"{first}: {text}{limits}."
+    second = others[0]
+    change = changes(groups[first], groups[second])[name]
+    gap, half = sign * change.mean, change.half
+    interval = "one run, so no interval" if half is None else None
+    if gap <= (half or 0.0):
+        return (
+            f"{first} ({text}) is not clearly ahead of {second} "
+            f"({_short(means[second], name)}){limits}."
+        )
+    if by_slo:
+        told = f"{_signed(Estimate(gap, half), 1e2)} points more than {second}"
+    else:
+        told = f"the TTFT p90 is {_percent(gap, half, means[second])} below that of {second}"
+    more = "" if interval is None else f" ({interval})"
+    return f"{first} is ahead: {text}; {told}{more}{limits}."
+
+
+def _amount(group: Sequence[Measures]) -> str:
+    found = estimates(group)
+    told = f"TTFT p90 of {_short(found['ttft_p90'].mean, 'ttft_p90')}"
+    if any(one.slo for one in group):
+        told = f"{_short(found['good'].mean, 'good')} of requests in time, {told}"
+    return f"{told}, hit rate of {100 * found['hit_rate'].mean:.1f} %"
+
+
+def _short(mean: float, name: str) -> str:
+    return f"{100 * mean:.1f} %" if name == "good" else f"{1e3 * mean:,.0f} ms"
+
+
+def _percent(gap: float, half: float | None, of: float) -> str:
+    width = "" if half is None else f" ±{100 * half / of:.0f}"
+    return f"{100 * gap / of:.0f}{width} %"
 
 
 def as_text(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from select_service.simulator.comparison import Comparison, by_policy
+from select_service.simulator.comparison import Comparison, by_policy, differences, verdict
 from select_service.simulator.comparison import table as told
 from select_service.simulator.page import figure, folded, key, page, table
 from select_service.simulator.plots import Series, bars, lines, stacked
@@ -35,6 +35,7 @@ def html_of(result: Comparison, command_line: str = "") -> str:
         "hit rate of one infinite cache for all. CoV: standard deviation over mean, of requests "
         "per worker; 0 is even. Goodput: requests answered in time, or at all where no times were "
         "asked for.</p>",
+        *_differences(result.runs),
         key([*groups, "ceiling"]),
         *map(figure, _plots(groups)),
         "<p>Distributions and what is drawn over time are of the first run of each policy.</p>",
@@ -45,24 +46,19 @@ def html_of(result: Comparison, command_line: str = "") -> str:
         folded("Settings", "Of the first run; others differ in policy and seed.", text),
     ]
     title = f"select-sim: {_named(groups)} on {what}"
-    return page(title, body, verdict=_verdict(groups), command_line=command_line)
+    return page(title, body, verdict=verdict(result.runs), command_line=command_line)
 
 
-def _verdict(groups: Mapping[str, Sequence[Measures]]) -> str:
-    """Say which policy brings first tokens soonest, and whether the seeds bear that out."""
-    found = {
-        name: estimate([one.ttft_s.p90 * 1e3 for one in group]) for name, group in groups.items()
-    }
-    first, *others = sorted(found, key=lambda name: found[name].mean)
-    best, hits = found[first], 100 * estimate([one.hit_rate for one in groups[first]]).mean
-    text = f"TTFT p90 of {best.mean:,.0f} ms, hit rate of {hits:.1f} %"
-    if not others:
-        return f"{first}: {text}."
-    second = found[others[0]]
-    if best.mean + (best.half or 0.0) >= second.mean - (second.half or 0.0):
-        return f"{first} ({text}) is not clearly ahead of {others[0]} ({second.mean:,.0f} ms)."
-    less = 100 * (1 - best.mean / second.mean)
-    return f"{first} is ahead: {text}; the TTFT p90 is {less:.0f} % below that of {others[0]}."
+def _differences(runs: Sequence[Measures]) -> list[str]:
+    """Return how each policy differs from one of them, where there are several."""
+    head, rows = differences(runs)
+    if not rows:
+        return []
+    return [
+        table(head, rows),
+        "<p>Differences on the same requests ± 95 %: over seeds, or with one seed over its "
+        "twentieths for what is a mean. In time: percentage points.</p>",
+    ]
 
 
 def _named(names: Iterable[str]) -> str:

@@ -10,11 +10,18 @@ from msgspec.structs import replace
 
 from select_service.settings.command_line import read_section
 from select_service.simulator.command_options import RunOptions, settings_of
-from select_service.simulator.comparison import Comparison, as_text, perform, table
+from select_service.simulator.comparison import (
+    Comparison,
+    as_text,
+    differences,
+    perform,
+    table,
+    verdict,
+)
 from select_service.simulator.progress_bar import progress_bar
 from select_service.simulator.report import html_of
 from select_service.simulator.results import expect_writable, write_whole
-from select_service.simulator.runs import at_load, capacity_of
+from select_service.simulator.runs import at_load, capacity_of, run
 from select_service.simulator.settings import POLICIES
 
 if TYPE_CHECKING:
@@ -22,7 +29,7 @@ if TYPE_CHECKING:
 
     from select_service.simulator.settings import SimulationSettings
 
-__all__ = ["execute", "loaded", "write_json"]
+__all__ = ["execute", "loaded", "policies_of", "write_json"]
 
 
 def execute(args: Namespace) -> int:
@@ -33,25 +40,38 @@ def execute(args: Namespace) -> int:
         NotWritten: its results cannot be written.
     """
     options = read_section(RunOptions, args)
-    names = list(POLICIES) if options.policy == "all" else options.policy.split(",")
     settings = settings_of(args, options)
-    for name in names:
-        replace(settings, policy=name).validate()
-    if len(set(names)) < len(names):
-        raise ValueError("--policy: one is named twice, and its runs would count twice")
+    names = policies_of(options.policy, settings)
     expect_writable(options.out, options.report)
     settings, capacity = loaded(settings, options.load)
     seeds = range(settings.seed, settings.seed + options.seeds)
     tasks = [replace(settings, policy=name, seed=seed) for name in names for seed in seeds]
     with progress_bar("simulating", len(tasks), quiet=options.quiet) as progress:
-        runs = perform(tasks, options.jobs, progress)
+        runs = perform(run, tasks, options.jobs, progress)
     result = Comparison(settings=settings, runs=runs, capacity=capacity, load=options.load)
-    sys.stdout.write(as_text(*table(runs)))
+    sys.stdout.write(f"{verdict(runs)}\n{as_text(*table(runs))}")
+    head, rows = differences(runs)
+    if rows:
+        sys.stdout.write(f"\n{as_text(head, rows)}")
     if options.out is not None:
         write_json(options.out, result)
     if options.report is not None:
         write_whole(options.report, html_of(result, args.command_line).encode())
     return 0
+
+
+def policies_of(text: str, settings: SimulationSettings) -> list[str]:
+    """Return the policies that are named.
+
+    Raises:
+        ValueError: there is no such policy, or one is named twice.
+    """
+    names = list(POLICIES) if text == "all" else text.split(",")
+    for name in names:
+        replace(settings, policy=name).validate()
+    if len(set(names)) < len(names):
+        raise ValueError("--policy: one is named twice, and its runs would count twice")
+    return names
 
 
 def loaded(

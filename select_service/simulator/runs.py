@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
+from select_service.simulator.closed_trace import ClosedTraceWorkload
 from select_service.simulator.core.cluster import Cluster, ClusterSettings
 from select_service.simulator.core.cluster_settings import SimulatedPool
 from select_service.simulator.core.core_router import CoreRouter, CoreSettings
@@ -25,10 +26,11 @@ from select_service.simulator.core.latency import SlowedLatency
 from select_service.simulator.core.measures import Measures, measure
 from select_service.simulator.core.replicated import Replicated
 from select_service.simulator.core.requests import ClientRequest
-from select_service.simulator.core.routers import SIMPLE_ROUTERS
-from select_service.simulator.core.workloads import workload_of
+from select_service.simulator.core.rivals.dynamo_agentic import agentic_weights
+from select_service.simulator.core.rivals.oracle import Bound
+from select_service.simulator.core.workloads import WorkloadSettings, workload_of
 from select_service.simulator.recordings import requests_of
-from select_service.simulator.settings import DEFAULTS, peer_of
+from select_service.simulator.settings import DEFAULTS, ROUTERS, peer_of
 from select_service.simulator.traces import (
     READERS,
     RECORDING,
@@ -69,10 +71,17 @@ def workload(settings: SimulationSettings) -> Workload:
     trace = settings.trace
     if trace is None:
         rngs = [_rng(settings, "workload", at) for at in range(len(settings.workloads))]
-        return workload_of(settings.workloads, settings.block_size, rngs)
+        parts = [replace(one, **_targets(settings, one)) for one in settings.workloads]
+        return workload_of(parts, settings.block_size, rngs)
     requests = _read(trace, settings.block_size)
+    for one in requests:
+        for name, value in _targets(settings, one).items():
+            setattr(one, name, value)
     if not requests:
         raise BadTrace(f"{trace.path}: there is no request in it")
+    if trace.users:
+        rng = _rng(settings, "trace")
+        return ClosedTraceWorkload(requests, settings.block_size, rng, trace.users, trace.limit)
     return TraceWorkload(
         requests,
         settings.block_size,
@@ -81,6 +90,17 @@ def workload(settings: SimulationSettings) -> Workload:
         jitter_s=trace.jitter_s,
         limit=trace.limit,
     )
+
+
+def _targets(
+    settings: SimulationSettings, one: WorkloadSettings | ClientRequest
+) -> dict[str, float]:
+    """Return the targets of the run that requests do not have of their own."""
+    return {
+        name: value
+        for name in ("slo_ttft_s", "slo_itl_s")
+        if (value := getattr(settings, name)) is not None and getattr(one, name) is None
+    }
 
 
 def _read(trace: Trace, block_size: int) -> list[ClientRequest]:
@@ -100,16 +120,17 @@ def _read(trace: Trace, block_size: int) -> list[ClientRequest]:
 
 def router(settings: SimulationSettings) -> WorkerRouter:
     """Build the policy's router."""
-    simple = SIMPLE_ROUTERS.get(settings.policy)
-    if simple is not None:
-        return _counting(simple, settings)
+    other = ROUTERS.get(settings.policy)
+    if other is not None:
+        return _counting(other, settings)
+    weights = DEFAULTS.get(settings.policy)
     core = CoreSettings(
-        DEFAULTS[settings.policy],
+        agentic_weights(settings.block_size) if weights is None else weights,
         replicas=settings.replicas,
         sync_delay_s=settings.sync_delay_s,
         kv_events=settings.kv_events,
     )
-    if settings.policy == settings.weights.policy:
+    if settings.policy == settings.weights.policy:  # so it is of the two that take them
         core = dataclasses.replace(
             core,
             config=settings.weights,
@@ -119,12 +140,12 @@ def router(settings: SimulationSettings) -> WorkerRouter:
     return CoreRouter(core, [_rng(settings, "router", at) for at in range(settings.replicas)])
 
 
-def _counting(
-    kind: Callable[[random.Random], Counting], settings: SimulationSettings
-) -> WorkerRouter:
+def _counting(kind: type[Counting], settings: SimulationSettings) -> WorkerRouter:
     if settings.replicas == 1:
-        return kind(_rng(settings, "router"))
-    replicas = [kind(_rng(settings, "router", at)) for at in range(settings.replicas)]
+        return kind(_rng(settings, "router"), settings.kv_events)
+    replicas = [
+        kind(_rng(settings, "router", at), settings.kv_events) for at in range(settings.replicas)
+    ]
     for one in replicas:
         one.begin_anywhere()
     return Replicated(replicas, settings.sync_delay_s)
@@ -164,6 +185,7 @@ def cluster(settings: SimulationSettings, requests: Workload | None = None) -> C
         load_lag_s=settings.load_lag_s,
         transfer_token_s=settings.transfer_token_s,
         detect_s=settings.detect_s,
+        has_common_cache=settings.policy == Bound.name,
     )
     built = Cluster(surroundings, router(settings), requests or workload(settings))
     for pool, size in sizes.items():
@@ -221,7 +243,7 @@ def run(settings: SimulationSettings, progress: Callable[[float], None] | None =
         settings.validate()
         requests = workload(settings)
         total = sum(one.requests for one in settings.workloads)
-        if isinstance(requests, TraceWorkload):
+        if isinstance(requests, TraceWorkload | ClosedTraceWorkload):
             total = requests.total
         built = cluster(settings, requests)
         while not built.is_done:
@@ -238,6 +260,15 @@ _BACKLOG_REQUESTS: Final = 4_000
 _SHORTEST: Final = 20  # requests; fewer do not make a rate
 
 
+def _paced(settings: SimulationSettings) -> Trace:
+    trace = settings.trace
+    if trace is None:
+        raise ValueError("a share of capacity needs a trace; of workloads set the rate")
+    if trace.users:
+        raise ValueError("users of a trace set its pace: there is no share of capacity")
+    return trace
+
+
 def at_load(
     settings: SimulationSettings, load: float, capacity: float | None = None
 ) -> SimulationSettings:
@@ -246,9 +277,7 @@ def at_load(
     Raises:
         ValueError: there is no trace whose speed could be set, or it is too short.
     """
-    trace = settings.trace
-    if trace is None:
-        raise ValueError("a share of capacity needs a trace; of workloads set the rate")
+    trace = _paced(settings)
     if capacity is None:
         capacity = capacity_of(settings)
     source = workload(replace(settings, trace=replace(trace, speed=1.0)))
@@ -268,9 +297,7 @@ def capacity_of(settings: SimulationSettings) -> float:
     Raises:
         ValueError: there is no trace, or it is too short.
     """
-    trace = settings.trace
-    if trace is None:
-        raise ValueError("a share of capacity needs a trace; of workloads set the rate")
+    trace = _paced(settings)
     limit = min(trace.limit or _BACKLOG_REQUESTS, _BACKLOG_REQUESTS)
     door = replace(
         peer_of(settings),

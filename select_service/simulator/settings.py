@@ -24,7 +24,9 @@ from select_service.settings.value_types import (
     whole,
 )
 from select_service.simulator.core.latency import AnalyticLatency, Latency
-from select_service.simulator.core.routers import SIMPLE_ROUTERS
+from select_service.simulator.core.rivals import IMPOSSIBLE, RIVALS
+from select_service.simulator.core.rivals.dynamo_agentic import DYNAMO_AGENTIC
+from select_service.simulator.core.routers import SIMPLE_ROUTERS, Counting
 from select_service.simulator.core.worker import KV_TOKENS, EngineSettings
 from select_service.simulator.core.workloads import KINDS, WorkloadSettings
 from select_service.simulator.profiles import read_profile
@@ -38,6 +40,8 @@ __all__ = [
     "PAIRS",
     "PEER",
     "POLICIES",
+    "ROUTERS",
+    "WORKERS_MAX",
     "EngineSpec",
     "FleetChange",
     "SimulationSettings",
@@ -61,7 +65,12 @@ DEFAULTS: Final[dict[str, RouterConfig]] = {
 }
 """The policies of the core, with their weights where none are given."""
 
-POLICIES: Final = (*DEFAULTS, *SIMPLE_ROUTERS)
+ROUTERS: Final[dict[str, type[Counting]]] = {
+    kind.name: kind for kind in (*RIVALS, *SIMPLE_ROUTERS, *IMPOSSIBLE)
+}
+"""The policies that are not of the core, by the names they have of themselves."""
+
+POLICIES: Final = (*DEFAULTS, DYNAMO_AGENTIC, *ROUTERS)
 """Of the first two, the one that `weights` name has these weights, and the admission control and
 the sessions of the settings; the other has its defaults."""
 
@@ -138,6 +147,12 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         "each request comes up to so many seconds later, before --speed",
     ] = 0.0
     limit: Annotated[int, size(0).common(), "requests of the trace to play; 0: all"] = 0
+    users: Annotated[
+        int,
+        size(0),
+        "users that play the trace in a closed loop, each asking when the last answer has ended, "
+        "instead of its times; 0: none",
+    ] = 0
     block_size: Annotated[
         int,
         size().called("--trace-block-size"),
@@ -151,6 +166,8 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             ValueError: naming it.
         """
         expect_values(self)
+        if self.users and (self.speed != 1.0 or self.jitter_s):
+            raise ValueError("users of a trace set its pace: no speed and no jitter_s")
         if self.block_size != MOONCAKE_BLOCK and self.format != "mooncake":
             raise ValueError(f"block_size of a trace is of the format mooncake, not {self.format}")
 
@@ -391,6 +408,16 @@ class SimulationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     detect_s: Annotated[
         float, _DELAY.called("--detect"), "seconds until a failed worker is noticed"
     ] = 1.0
+    slo_ttft_s: Annotated[
+        float | None,
+        between(0.0, math.inf, "S").called("--slo-ttft").common(),
+        "seconds until the first token in which a request is in time, where it has no target",
+    ] = None
+    slo_itl_s: Annotated[
+        float | None,
+        between(0.0, math.inf, "S").called("--slo-itl").common(),
+        "seconds between its tokens, on average, in which an answer is in time",
+    ] = None
     seed: Annotated[int, any_whole().common(), "seed of the first run"] = 1
     check: bool = True  # assert conservation at the end
 

@@ -29,6 +29,7 @@ from select_service.simulator.plots import Series, lines
 from select_service.simulator.progress_bar import progress_bar
 from select_service.simulator.results import expect_writable, write_whole
 from select_service.simulator.run_command import loaded, write_json
+from select_service.simulator.runs import run
 from select_service.simulator.settings import SimulationSettings, peer_of, weights_with
 from select_service.simulator.statistics import Estimate
 from select_service.types import RouterConfig
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = ["execute", "pareto"]
 
-_MORE_IS_BETTER: Final = frozenset({"hit_rate", "hit_share", "goodput"})
+_MORE_IS_BETTER: Final = frozenset({"hit_rate", "hit_share", "good", "goodput"})
 _RANGE: Final = 3  # begin:end:step
 _POINTS_MAX: Final = 10_000
 """Each takes at least one run: more would take too long, and nobody reads that many."""
@@ -88,7 +89,7 @@ def execute(args: Namespace) -> int:
         for at in range(options.seeds)
     ]
     with progress_bar("simulating", len(tasks), quiet=options.quiet) as progress:
-        runs = perform(tasks, options.jobs or os.cpu_count() or 1, progress)
+        runs = perform(run, tasks, options.jobs or os.cpu_count() or 1, progress)
     groups = [runs[at : at + options.seeds] for at in range(0, len(runs), options.seeds)]
     candidates = _judged([*points, {}], variants, groups, aims)
     head, rows = _table(candidates, aims)

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Final
 
 from select_service.simulator.core.cluster_settings import ClusterSettings, SimulatedPool
 from select_service.simulator.core.fleet import FleetWorker, SimulatedFleet
+from select_service.simulator.core.kv_pool import CommonCache
 from select_service.simulator.core.observation import Observation, Tally, bin_of
 from select_service.simulator.core.requests import (
     LOST,
@@ -91,7 +92,8 @@ class Cluster:
         self._workload = workload
         self._time = Timeline()
         self._at = self._time.at
-        self._fleet = SimulatedFleet(settings.pools, settings.block_size)
+        common = CommonCache() if settings.has_common_cache else None
+        self._fleet = SimulatedFleet(settings.pools, settings.block_size, common)
         self._fleet_workers = self._fleet.fleet_workers
         self._flights: dict[str, _Flight] = {}  # by key of the attempt
         self._open = 0  # requests that arrived and have not ended

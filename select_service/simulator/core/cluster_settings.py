@@ -31,5 +31,6 @@ class ClusterSettings:
     load_lag_s: float = 0.0  # from a first or last token until the router knows
     transfer_token_s: float = 0.0  # per token of the KV cache, from a prefill to a decode worker
     detect_s: float = 1.0  # from a worker's death until the router knows
+    has_common_cache: bool = False  # every engine finds what any has computed
     attempts_max: int = 3  # per request, if its workers die
     sample_s: float = 5.0  # between two samples of the spread of load

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from select_service.simulator.core.cluster_settings import SimulatedPool
+    from select_service.simulator.core.kv_pool import CommonCache
 
 __all__ = ["FleetWorker", "SimulatedFleet"]
 
@@ -43,18 +44,22 @@ class FleetWorker:
             worker.settings.step_tokens_max,
             worker.pool.capacity,
             worker.settings.sequences_max,
+            worker,
         )
 
 
 class SimulatedFleet:
     """Every worker that is not gone, by id."""
 
-    def __init__(self, pools: Mapping[str, SimulatedPool], block_size: int) -> None:
+    def __init__(
+        self, pools: Mapping[str, SimulatedPool], block_size: int, common: CommonCache | None = None
+    ) -> None:
         for pool in pools.values():
             pool.engine.check()
         self.pools = pools
         self.fleet_workers: dict[int, FleetWorker] = {}
         self._block_size = block_size
+        self._common = common
         self._ids = count()
         self._accounted_at = 0.0
         self._jobs: defaultdict[str, float] = defaultdict(float)  # by pool: job-seconds on workers
@@ -67,7 +72,7 @@ class SimulatedFleet:
         kind = self.pools[pool]
         self.account(now)
         worker_id = next(self._ids)
-        worker = EngineWorker(worker_id, kind.engine, self._block_size, kind.role)
+        worker = EngineWorker(worker_id, kind.engine, self._block_size, kind.role, self._common)
         self.fleet_workers[worker_id] = FleetWorker(worker, pool)
         return worker_id
 

@@ -8,15 +8,17 @@ and of one request the last of its chain. `events` collects what an engine would
 from __future__ import annotations
 
 from array import array
-from collections import deque
+from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Final
+
+from typing_extensions import override
 
 from select_service.simulator.core.kv_events import Removed, Stored
 
 if TYPE_CHECKING:
     from select_service.simulator.core.kv_events import KvEvent
 
-__all__ = ["BlockSet", "KvPool"]
+__all__ = ["BlockSet", "CommonCache", "KvPool", "SharingKvPool"]
 
 _NOTED_PER_BLOCK: Final = 3
 """Limit of release notes, as a multiple of the capacity in blocks; beyond it, stale ones go."""
@@ -197,6 +199,63 @@ class KvPool:
         ]
         unused = [block for block, users in self._held.items() if users <= 0]
         assert sorted(kept) == sorted(unused), "who is not used can go, once"
+
+
+class CommonCache:
+    """Blocks that any engine of a fleet has computed, the least recently used of which go.
+
+    As large as the pools that share it, which it grows with.
+    """
+
+    def __init__(self) -> None:
+        self.capacity = 0
+        self._held: OrderedDict[int, None] = OrderedDict()  # least recently used first
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._held
+
+    def add(self, blocks: array[int]) -> None:
+        """Add consecutive blocks, or note that they were used; the last is the oldest."""
+        held = self._held
+        for block in reversed(blocks):
+            held[block] = None
+            held.move_to_end(block)
+        while len(held) > self.capacity:
+            held.popitem(last=False)
+
+
+class SharingKvPool(KvPool):
+    """A pool that finds what any other has computed, and has it at once, where there is room."""
+
+    __slots__ = ("_common",)
+
+    def __init__(self, capacity: int, common: CommonCache) -> None:
+        super().__init__(capacity)
+        self._common = common
+        common.capacity += capacity
+
+    @override
+    def match(self, chain: array[int], most: int) -> tuple[int, int]:
+        own, unused = super().match(chain, most)
+        found = own
+        while found < most and (chain[found] in self._held or chain[found] in self._common):
+            found += 1
+        # what comes from elsewhere needs room, which unused blocks of one's own would give
+        return found, unused + found - own
+
+    @override
+    def use(self, chain: array[int], count: int) -> None:
+        own, _ = super().match(chain, count)
+        super().use(chain, own)
+        if own < count:
+            self.take(count - own)
+            self.name(chain, own, count)
+        self._common.add(chain[:count])
+
+    @override
+    def name(self, chain: array[int], start: int, stop: int) -> None:
+        super().name(chain, start, stop)
+        self._common.add(chain[start:stop])
 
 
 class BlockSet:

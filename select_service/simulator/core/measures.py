@@ -7,6 +7,7 @@ run is not included.
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -21,11 +22,15 @@ if TYPE_CHECKING:
     from select_service.simulator.core.cluster import Cluster
     from select_service.simulator.core.requests import ClientRequest, RequestOutcome
 
-__all__ = ["Distribution", "Measures", "SloRow", "ceiling_of", "measure"]
+__all__ = ["Distribution", "Measures", "Part", "SloRow", "ceiling_of", "measure"]
 
 _POINTS: Final = (*range(0, 100, 2), 99, 100)
 _WINDOWS: Final = 40
 """Parts of a run in charts over time."""
+
+PARTS: Final = 20
+"""Of a run, for intervals where there is one run: enough for a t, long enough to hardly depend on
+each other."""
 
 
 class Distribution(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +54,15 @@ class SloRow(msgspec.Struct, frozen=True, kw_only=True):
     over_time: list[tuple[float, float]]  # (end of window, share of its arrivals)
 
 
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of a run: means of consecutive arrivals, in seconds, zeros where none was answered."""
+
+    ttft_mean: float
+    itl_mean: float
+    e2e_mean: float
+    good: float
+
+
 class Measures(msgspec.Struct, frozen=True, kw_only=True):
     """One run of one policy."""
 
@@ -61,7 +75,8 @@ class Measures(msgspec.Struct, frozen=True, kw_only=True):
     duration_s: float
     requests_per_s: float
     output_tokens_per_s: float
-    goodput_per_s: float  # answered in time if there are SLOs, else answered
+    good: float  # share of requests answered in time if there are SLOs, else answered
+    goodput_per_s: float  # the same, per second
     ttft_s: Distribution
     itl_s: Distribution  # per request, its mean
     gap_s: Distribution  # between any two tokens
@@ -78,6 +93,7 @@ class Measures(msgspec.Struct, frozen=True, kw_only=True):
     slo: list[SloRow]
     reasons: dict[str, int]
     load_over_time: list[tuple[float, float]]
+    parts: list[Part]  # twentieths, in order of arrival
 
     @property
     def hit_share(self) -> float:
@@ -116,6 +132,7 @@ def measure(cluster: Cluster, policy: str, seed: int) -> Measures:
         duration_s=seconds,
         requests_per_s=len(answered) / seconds,
         output_tokens_per_s=sum(one.request.osl for one in answered) / seconds,
+        good=met / len(outcomes) if outcomes else 0.0,
         goodput_per_s=met / seconds,
         ttft_s=_distribution([one.ttft_s for one in answered]),
         itl_s=_distribution([one.itl_s for one in answered if one.request.osl > 1]),
@@ -135,7 +152,26 @@ def measure(cluster: Cluster, policy: str, seed: int) -> Measures:
         slo=_slo_rows(by_arrival, begin, end),
         reasons=dict(sorted(cluster.reasons.items())),
         load_over_time=_thinned([(at, tokens) for at, _, tokens, _ in cluster.spread]),
+        parts=_parts(by_arrival),
     )
+
+
+def _parts(by_arrival: Sequence[RequestOutcome]) -> list[Part]:
+    number = len(by_arrival)
+    bounds = [number * at // PARTS for at in range(PARTS + 1)]
+    parts = []
+    for begin, end in pairwise(bounds):
+        some = by_arrival[begin:end]
+        answered = [one for one in some if one.is_ok]
+        parts.append(
+            Part(
+                ttft_mean=_mean([one.ttft_s for one in answered]),
+                itl_mean=_mean([one.itl_s for one in answered if one.request.osl > 1]),
+                e2e_mean=_mean([one.e2e_s for one in answered]),
+                good=_mean([float(_is_met(one)) for one in some]),
+            )
+        )
+    return parts
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -54,7 +54,7 @@ class Replicated:
         verdict = replica.route(key, request, now)
         if isinstance(verdict, Placed):
             self._home[key] = replica
-            self._tell(replica, lambda other: other.heard(key, verdict), now)
+            self._tell(replica, lambda other: other.heard(key, request, verdict, now), now)
         return verdict
 
     def prefilled(self, key: str, cached_tokens: int, now: float) -> None:
@@ -82,7 +82,9 @@ class Replicated:
                     news(replica)
 
     def apply(self, worker_id: int, events: Sequence[KvEvent], now: float) -> None:
-        """Ignore caches."""
+        """See Router."""
+        for replica in self.replicas:
+            replica.apply(worker_id, events, now)
 
     def tick(self, now: float) -> None:
         """See Router."""

@@ -7,7 +7,7 @@ The real core is in `core_router.py`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
 
 from xxhash import xxh3_64_intdigest
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from select_service.simulator.core.kv_events import KvEvent
     from select_service.simulator.core.requests import ClientRequest, Role
+    from select_service.simulator.core.worker import EngineWorker
+    from select_service.types import KvEvents
 
 __all__ = [
     "SIMPLE_ROUTERS",
@@ -60,6 +62,8 @@ class RouterMember(NamedTuple):
     step_tokens_max: int
     kv_blocks: int
     sequences_max: int
+    engine: EngineWorker | None = None
+    """The engine itself, for policies that read its metrics, and those that cannot exist."""
 
 
 class WorkerRouter(Protocol):
@@ -100,10 +104,24 @@ class WorkerRouter(Protocol):
 
 
 class Counting:
-    """A router that counts its requests in flight, and has no other information."""
+    """A router that counts its requests in flight, and has no other information.
 
-    def __init__(self, rng: random.Random) -> None:
+    Attributes:
+        name: The policy's, in `--policy` and in results.
+        now: The time of the request that is placed.
+    """
+
+    name: ClassVar[str] = ""
+
+    def __init__(self, rng: random.Random, kv_events: KvEvents = "engine") -> None:
+        """Know no workers yet.
+
+        Args:
+            rng: of its own.
+            kv_events: where what workers hold is known from; these routers do not ask.
+        """
         self._rng = rng
+        self.now = 0.0
         self._in_flight: dict[int, int] = {}  # by worker, including draining ones
         self._open: dict[Role, list[int]] = {"prefill": [], "decode": [], "aggregated": []}
         self._placed: dict[str, list[int]] = {}  # by key: the workers where it counts
@@ -130,29 +148,31 @@ class Counting:
 
     def route(self, key: str, request: ClientRequest, now: float) -> Verdict | None:
         """Choose an aggregated worker if there are any, else one for each leg."""
+        self.now = now
         whole = self._open["aggregated"]
         if whole:
             chosen = self.choose(whole, request)
-            return self._place(key, Placed(chosen, None, self.name_reason()), [chosen])
+            return self._place(key, request, Placed(chosen, None, self.name_reason()), [chosen])
         first, second = self._open["prefill"], self._open["decode"]
         if not (first and second):
             return Refused("no_schedulable_worker")
         computing, decoding = self.choose(first, request), self.choose(second, request)
-        return self._place(
-            key, Placed(decoding, computing, self.name_reason()), [decoding, computing]
-        )
+        placed = Placed(decoding, computing, self.name_reason())
+        return self._place(key, request, placed, [decoding, computing])
 
-    def _place(self, key: str, placed: Placed, ids: list[int]) -> Placed:
+    def _place(self, key: str, request: ClientRequest, placed: Placed, ids: list[int]) -> Placed:
+        """Count a request at the workers that decode it and that compute its prompt, in order."""
         for worker_id in ids:
             if worker_id in self._in_flight:  # when this is heard, it may be gone
                 self._in_flight[worker_id] += 1
         self._placed[key] = ids
         return placed
 
-    def heard(self, key: str, placed: Placed) -> None:
+    def heard(self, key: str, request: ClientRequest, placed: Placed, now: float) -> None:
         """Count a request that another replica has placed."""
         ids = (placed.worker_id, placed.prefill_worker_id)
-        self._place(key, placed, [one for one in ids if one is not None])
+        self.now = now
+        self._place(key, request, placed, [one for one in ids if one is not None])
 
     def begin_anywhere(self) -> None:
         """Become one of several replicas, which have not begun together."""
@@ -160,6 +180,12 @@ class Counting:
     def choose(self, ids: list[int], request: ClientRequest) -> int:
         """Return one of these workers; there is at least one."""
         raise NotImplementedError
+
+    def lowest(self, costs: Sequence[tuple[Any, int]]) -> int:
+        """Return the worker of the lowest cost, given as (cost, worker); ties are random."""
+        least = min(cost for cost, _ in costs)
+        equals = [one for cost, one in costs if cost == least]
+        return equals[int(self._rng.random() * len(equals))]
 
     def name_reason(self) -> str:
         """Return the reason of the choice, in a word or two."""
@@ -208,8 +234,10 @@ class Counting:
 class RoundRobinRouter(Counting):
     """Chooses workers in turn."""
 
-    def __init__(self, rng: random.Random) -> None:
-        super().__init__(rng)
+    name = "round-robin"
+
+    def __init__(self, rng: random.Random, kv_events: KvEvents = "engine") -> None:
+        super().__init__(rng, kv_events)
         self._turn = 0
 
     def begin_anywhere(self) -> None:
@@ -225,6 +253,8 @@ class RoundRobinRouter(Counting):
 class RandomChoice(Counting):
     """Chooses a random worker."""
 
+    name = "random"
+
     def choose(self, ids: list[int], request: ClientRequest) -> int:
         """See Counting."""
         return ids[int(self._rng.random() * len(ids))]
@@ -233,16 +263,17 @@ class RandomChoice(Counting):
 class LeastLoaded(Counting):
     """Chooses the worker with the fewest requests; ties are random."""
 
+    name = "least-loaded"
+
     def choose(self, ids: list[int], request: ClientRequest) -> int:
         """See Counting."""
-        loads = [self.load(worker_id) for worker_id in ids]
-        least = min(loads)
-        equals = [one for one, load in zip(ids, loads, strict=True) if load == least]
-        return equals[int(self._rng.random() * len(equals))]
+        return self.lowest([(self.load(worker_id), worker_id) for worker_id in ids])
 
 
 class PowerOfTwo(Counting):
     """Chooses the less loaded of two random workers."""
+
+    name = "power-of-two"
 
     def choose(self, ids: list[int], request: ClientRequest) -> int:
         """See Counting."""
@@ -262,24 +293,18 @@ class PrefixAffinity(Counting):
     That is the last of the first few blocks, to tell prompts with a common beginning apart.
     """
 
-    def __init__(self, rng: random.Random, prefix_blocks: int = 4) -> None:
-        super().__init__(rng)
-        self._prefix_blocks = prefix_blocks
+    name = "prefix-affinity"
 
     def choose(self, ids: list[int], request: ClientRequest) -> int:
         """See Counting."""
         name = request.session
         if not name and request.blocks:
-            name = str(request.blocks[min(self._prefix_blocks, len(request.blocks)) - 1])
+            name = str(request.blocks[min(_PREFIX_BLOCKS, len(request.blocks)) - 1])
         name = name or str(request.number)
         return max(ids, key=lambda one: (xxh3_64_intdigest(f"{name}/{one}".encode()), one))
 
 
-SIMPLE_ROUTERS: Final = {
-    "round-robin": RoundRobinRouter,
-    "random": RandomChoice,
-    "least-loaded": LeastLoaded,
-    "power-of-two": PowerOfTwo,
-    "prefix-affinity": PrefixAffinity,
-}
-"""Those that know only what they count themselves, by the names of `--policy`."""
+_PREFIX_BLOCKS: Final = 4
+
+SIMPLE_ROUTERS: Final = (RoundRobinRouter, RandomChoice, LeastLoaded, PowerOfTwo, PrefixAffinity)
+"""Those that know only what they count themselves."""

@@ -18,10 +18,11 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
-from select_service.simulator.core.kv_pool import KvPool
+from select_service.simulator.core.kv_pool import KvPool, SharingKvPool
 from select_service.simulator.core.latency import AnalyticLatency, Latency
 
 if TYPE_CHECKING:
+    from select_service.simulator.core.kv_pool import CommonCache
     from select_service.simulator.core.requests import ClientRequest, Role
 
 __all__ = ["KV_TOKENS", "EngineJob", "EngineSettings", "EngineWorker", "Happening"]
@@ -104,13 +105,19 @@ class EngineWorker:
     """
 
     def __init__(
-        self, worker_id: int, settings: EngineSettings, block_size: int, role: Role = "aggregated"
+        self,
+        worker_id: int,
+        settings: EngineSettings,
+        block_size: int,
+        role: Role = "aggregated",
+        common: CommonCache | None = None,
     ) -> None:
         self.worker_id = worker_id
         self.role = role
         self.block_size = block_size
         self.settings = settings
-        self.pool = KvPool(max(1, settings.kv_tokens // block_size))
+        blocks = max(1, settings.kv_tokens // block_size)
+        self.pool = KvPool(blocks) if common is None else SharingKvPool(blocks, common)
         self.due = _NEVER
         self.busy_s = 0.0
         self.steps = 0
@@ -155,6 +162,34 @@ class EngineWorker:
         """Prompt tokens not computed yet, as if none of them were cached."""
         waiting = sum(job.total - job.computed for job in self.waiting)
         return waiting + sum(job.total - job.computed for job in self._prefilling)
+
+    @property
+    def decoding(self) -> int:
+        """The number of jobs that decode."""
+        return len(self._phases)
+
+    @property
+    def context(self) -> int:
+        """Tokens in the cache of decoding jobs."""
+        return self._kv_tokens
+
+    def cached(self, request: ClientRequest) -> int:
+        """Return the prompt tokens that a request would find now; the last one is computed."""
+        found, _ = self.pool.match(request.blocks, (request.isl - 1) // self.block_size)
+        return found * self.block_size
+
+    def prefill_ahead_s(self, now: float) -> float:
+        """Return the time to compute all prompts that are here, without steps of decoding."""
+        prefill_s = self._latency.prefill_s
+        under_way = dict(self._chunks)
+        seconds = max(0.0, self.due - now) if under_way else 0.0
+        for job in self._prefilling:
+            done = job.computed + under_way.get(job, 0)
+            seconds += prefill_s(job.total - done, done)
+        for job in self.waiting:
+            done = job.computed or self.cached(job.request)
+            seconds += prefill_s(job.total - done, done)
+        return seconds
 
     def tokens_of(self, job: EngineJob, now: float) -> int:
         """Return the tokens of its answer that a job's client has received until now."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import html
 import json
 import os
 import random
@@ -61,8 +62,14 @@ def test_all_policies_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture
     options = ["--workload", CHAT, "--workers", "3", "--block-size", "64", "--seeds", "2"]
     files = ["--out", str(out), "--report", str(report)]
     assert main(["run", "--policy", "all", *options, *files]) == 0
-    table = capsys.readouterr().out.splitlines()
+    told, rest = capsys.readouterr().out.split("\n", 1)
+    table, differences = (part.splitlines() for part in rest.split("\n\n"))
     assert [line.split()[0] for line in table[1:]] == list(POLICIES)
+    assert [line.split()[0] for line in differences[1:]] == [
+        policy for policy in POLICIES if policy != "kv-cost"
+    ]
+    assert told.endswith(".")
+    assert told in html.unescape(report.read_text()), "it begins with the same sentence"
     result = json.loads(out.read_bytes())
     assert [(one["policy"], one["seed"]) for one in result["runs"]] == [
         (policy, seed) for policy in POLICIES for seed in (1, 2)
@@ -103,7 +110,8 @@ def check_page(page: str) -> None:
     shares: dict[str, float] = {}
     for policy, share in re.findall(r"<title>([^,<]+), [^:<]+: ([\d.]+)", decisions):
         shares[policy] = shares.get(policy, 0.0) + float(share)
-    assert shares == pytest.approx({"first-token": 100.0, "kv-cost": 100.0}, abs=0.2)
+    of_core = ("first-token", "kv-cost", "dynamo-agentic")
+    assert shares == pytest.approx(dict.fromkeys(of_core, 100.0), abs=0.2)
 
 
 @pytest.mark.parametrize("policy", ["least-loaded", "power-of-two"])
@@ -332,7 +340,10 @@ def test_a_run_that_answers_nobody_has_a_report(
     trace, report = trace_file(tmp_path, 3), tmp_path / "report.html"
     argv = ["run", "--trace", str(trace), "--engine", "kv_tokens=1", "--report", str(report)]
     assert main(argv) == 0
-    assert all(line.endswith(" 100.00") for line in capsys.readouterr().out.splitlines()[1:])
+    told, _, *rows = capsys.readouterr().out.split("\n\n")[0].splitlines()
+    assert told == "No request was answered."
+    assert len(rows) == 2
+    assert all(line.endswith(" 100.00") for line in rows)
     assert "<svg" in report.read_text()
     assert "nan" not in report.read_text()
 

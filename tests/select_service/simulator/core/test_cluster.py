@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +16,14 @@ from select_service.simulator.core.core_router import CoreRouter, CoreSettings
 from select_service.simulator.core.observation import ISL_EDGES, middle_of_bin
 from select_service.simulator.core.replicated import Replicated
 from select_service.simulator.core.requests import RequestOutcome
+from select_service.simulator.core.rivals.d2lpm import D2Lpm
+from select_service.simulator.core.rivals.llm_d import LlmD
+from select_service.simulator.core.rivals.lmetric import LMetric
+from select_service.simulator.core.rivals.oracle import Bound, Oracle
+from select_service.simulator.core.rivals.preble import PrebleE2
+from select_service.simulator.core.rivals.sglang import SglangCacheAware
 from select_service.simulator.core.routers import (
+    Counting,
     LeastLoaded,
     PowerOfTwo,
     PrefixAffinity,
@@ -41,6 +49,10 @@ def queueing() -> CoreRouter:
     return core(admission=AdmissionSettings(max_inflight=3, max_queued=2, queue_deadline_s=0.7))
 
 
+def seeded(kind: type[Counting]) -> Counting:
+    return kind(random.Random(1))
+
+
 ROUTERS: dict[str, Callable[[], WorkerRouter]] = {
     "round-robin": lambda: RoundRobinRouter(random.Random(1)),
     "random": lambda: RandomChoice(random.Random(1)),
@@ -50,6 +62,13 @@ ROUTERS: dict[str, Callable[[], WorkerRouter]] = {
     ),
     "power-of-two": lambda: PowerOfTwo(random.Random(1)),
     "prefix-affinity": lambda: PrefixAffinity(random.Random(1)),
+    **{
+        kind.name: partial(seeded, kind)
+        for kind in (LMetric, PrebleE2, D2Lpm, LlmD, SglangCacheAware, Oracle, Bound)
+    },
+    "preble-e2, 3 replicas, predicted events": lambda: Replicated(
+        [PrebleE2(random.Random(seed), "predicted") for seed in range(3)], sync_delay_s=0.02
+    ),
     "core": core,
     "core, queueing": queueing,
     "core, 3 replicas": lambda: core(3),
@@ -68,6 +87,7 @@ def built(
         transfer_token_s=1e-4,
         detect_s=0.3,
         sample_s=0.5,
+        has_common_cache=isinstance(router, Bound),
     )
     cluster = Cluster(surroundings, router, Given(some(seed, requests, 15.0)))
     for pool in pools:

@@ -1,0 +1,288 @@
+"""`select-sim capacity`: what each policy carries within targets, or how many workers that takes.
+
+SLO capacity is the load at which a share of the requests, nine of ten, is just in time. It is found
+by bisection, for each policy and seed by itself; policies have the same requests, so what is told
+of two of them is the difference over seeds. The same search over workers answers what a load takes.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from msgspec.structs import replace
+
+from select_service.settings.command_line import read_section
+from select_service.simulator.command_options import CapacityOptions, settings_of
+from select_service.simulator.comparison import as_text, base_of, perform
+from select_service.simulator.core.rivals import BEYOND
+from select_service.simulator.page import folded, page, table
+from select_service.simulator.progress_bar import progress_bar
+from select_service.simulator.results import expect_writable, write_whole
+from select_service.simulator.run_command import policies_of, write_json
+from select_service.simulator.runs import at_load, capacity_of, run
+from select_service.simulator.settings import WORKERS_MAX, SimulationSettings
+from select_service.simulator.statistics import Estimate, estimate
+from select_service.version import __version__
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Callable, Sequence
+
+__all__ = ["CapacityFound", "CapacitySearch", "execute", "search"]
+
+_FIRST_LOAD: Final = 0.5
+_LOAD_MAX: Final = 64.0
+_LOAD_MIN: Final = 1e-3
+_STEPS: Final = 10
+"""As many runs a search takes, about: for the progress bar."""
+
+
+class CapacitySearch(msgspec.Struct, frozen=True, kw_only=True):
+    """A search: one policy, one seed."""
+
+    settings: SimulationSettings
+    workers: bool  # their number is looked for, else the load
+    share: float
+    tolerance: float
+    capacity: float | None = None  # of the fleet, in requests per second, if a trace is played
+
+
+class CapacityFound(msgspec.Struct, frozen=True, kw_only=True):
+    """What a search has found, and what it tried: load or workers, and the share in time."""
+
+    policy: str
+    seed: int
+    found: float  # 0: no load is light enough
+    trials: list[tuple[float, float]]
+
+
+class Capacities(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of the command."""
+
+    version: str = __version__
+    settings: SimulationSettings
+    find: str
+    share: float
+    capacity: float | None
+    searches: list[CapacityFound]
+
+
+def search(task: CapacitySearch, progress: Callable[[float], None] | None = None) -> CapacityFound:
+    """Find the load, or the number of workers.
+
+    Raises:
+        ValueError, BadTrace, OSError: it cannot be run, or no number of workers is enough.
+    """
+    trials: list[tuple[float, float]] = []
+
+    def good(at: float) -> float:
+        settings = task.settings
+        if task.workers:
+            settings = replace(settings, workers=int(at))
+        else:
+            settings = _scaled(settings, at, task.capacity)
+        trials.append((at, run(settings).good))
+        if progress is not None:
+            progress(min(len(trials) / _STEPS, 0.95))
+        return trials[-1][1]
+
+    found = _workers(task, good) if task.workers else _load(task, good)
+    settings = task.settings
+    return CapacityFound(policy=settings.policy, seed=settings.seed, found=found, trials=trials)
+
+
+def _scaled(
+    settings: SimulationSettings, load: float, capacity: float | None
+) -> SimulationSettings:
+    """Return a trace at this share of capacity, or so many times the rates, or the users."""
+    trace = settings.trace
+    if trace is not None and not trace.users:
+        return at_load(settings, load, capacity)
+    if trace is not None:
+        return replace(settings, trace=replace(trace, users=max(1, round(load * trace.users))))
+    workloads = [
+        replace(one, users=max(1, round(load * one.users)))
+        if one.arrivals == "closed"
+        else replace(one, rate=load * one.rate)
+        for one in settings.workloads
+    ]
+    return replace(settings, workloads=workloads)
+
+
+def _load(task: CapacitySearch, good: Callable[[float], float]) -> float:
+    """Bisect between a load that is good and one that is not; between the last two, in line."""
+    low, share_low, high = 0.0, 1.0, _FIRST_LOAD
+    while (share_high := good(high)) >= task.share:
+        low, share_low, high = high, share_high, 2.0 * high
+        if high > _LOAD_MAX:
+            raise ValueError(
+                f"at {low:g} times the load requests are still in time: more of them, or tighter "
+                "targets"
+            )
+    while high - low > task.tolerance * high:
+        middle = (low + high) / 2
+        if middle < _LOAD_MIN:
+            return 0.0
+        share = good(middle)
+        if share >= task.share:
+            low, share_low = middle, share
+        else:
+            high, share_high = middle, share
+    return low + (high - low) * (share_low - task.share) / (share_low - share_high)
+
+
+def _workers(task: CapacitySearch, good: Callable[[float], float]) -> float:
+    """Bisect between too few workers and enough."""
+    few, enough = 0, task.settings.workers
+    while good(enough) < task.share:
+        if enough >= WORKERS_MAX or enough >= 64 * task.settings.workers:
+            raise ValueError(
+                f"{enough} workers are not enough either: a request that is alone may be late"
+            )
+        few, enough = enough, min(2 * enough, WORKERS_MAX)
+    while enough - few > 1:
+        middle = (few + enough) // 2
+        if good(middle) >= task.share:
+            enough = middle
+        else:
+            few = middle
+    return float(enough)
+
+
+def execute(args: Namespace) -> int:
+    """Run the command; returns the exit code.
+
+    Raises:
+        ValueError, OSError: it cannot be carried out.
+        NotWritten: its results cannot be written.
+    """
+    options = read_section(CapacityOptions, args)
+    settings = settings_of(args, options)
+    _expect_targets(settings)
+    names = policies_of(options.policy, settings)
+    expect_writable(options.out, options.report)
+    by_workers = options.find == "workers"
+    has_pace = settings.trace is not None and not settings.trace.users
+    capacity = capacity_of(settings) if has_pace and not by_workers else None
+    tasks = [
+        CapacitySearch(
+            settings=replace(settings, policy=name, seed=settings.seed + at),
+            workers=by_workers,
+            share=options.share,
+            tolerance=options.tolerance,
+            capacity=capacity,
+        )
+        for name in names
+        for at in range(options.seeds)
+    ]
+    with progress_bar("searching", len(tasks), quiet=options.quiet) as progress:
+        found = perform(search, tasks, options.jobs, progress)
+    result = Capacities(
+        settings=settings,
+        find=options.find,
+        share=options.share,
+        capacity=capacity,
+        searches=found,
+    )
+    head, rows = _table(result)
+    sys.stdout.write(f"{_verdict(result)}\n{as_text(head, rows)}")
+    if options.out is not None:
+        write_json(options.out, result)
+    if options.report is not None:
+        text = msgspec.json.format(msgspec.json.encode(settings), indent=2).decode()
+        body = [
+            table(head, rows),
+            "<p>Means over seeds ± 95 % of Student's t; one seed has no interval.</p>",
+            folded(
+                "Settings", "Of the first search; others differ in policy, seed and load.", text
+            ),
+        ]
+        title = "select-sim: SLO capacity" if not by_workers else "select-sim: workers for targets"
+        whole = page(title, body, verdict=_verdict(result), command_line=args.command_line)
+        write_whole(options.report, whole.encode())
+    return 0
+
+
+def _expect_targets(settings: SimulationSettings) -> None:
+    """Refuse requests that nothing is asked of; a trace's own targets are only known later."""
+    asked = settings.slo_ttft_s is not None or settings.slo_itl_s is not None
+    of_workloads = any(
+        one.slo_ttft_s is not None or one.slo_itl_s is not None for one in settings.workloads
+    )
+    if not (
+        asked
+        or of_workloads
+        or (settings.trace is not None and settings.trace.format != "mooncake")
+    ):
+        raise ValueError("--slo-ttft, --slo-itl or both: when is a request in time?")
+
+
+def _by_policy(result: Capacities) -> dict[str, list[float]]:
+    groups: dict[str, list[float]] = {}
+    for one in result.searches:
+        groups.setdefault(one.policy, []).append(one.found)
+    return groups
+
+
+def _against(values: Sequence[float], base: Sequence[float]) -> Estimate:
+    """Return the mean difference to the base's, as a share of it."""
+    mean = sum(base) / len(base)
+    if not mean:
+        return Estimate(0.0, None)
+    return estimate([(one - other) / mean for one, other in zip(values, base, strict=True)])
+
+
+def _table(result: Capacities) -> tuple[list[str], list[list[str]]]:
+    groups = _by_policy(result)
+    base = base_of(groups)
+    by_workers, capacity = result.find == "workers", result.capacity
+    what = "workers" if by_workers else "of capacity" if capacity else "times the load"
+    head = ["policy", what, *(["requests/s"] if capacity else []), f"against {base}, %"]
+    rows = []
+    for policy, values in groups.items():
+        found = estimate(values)
+        row = [policy, found.text(1 if by_workers else 3)]
+        if capacity:
+            row.append(found.text(2, capacity))
+        rows.append([*row, "-" if policy == base else _signed(_against(values, groups[base]))])
+    return head, rows
+
+
+def _signed(change: Estimate) -> str:
+    half = "" if change.half is None else f" ±{100 * change.half:.1f}"
+    return f"{100 * change.mean:+.1f}{half}"
+
+
+def _verdict(result: Capacities) -> str:
+    """Say who carries the most, or needs the fewest workers, and by how much."""
+    groups = _by_policy(result)
+    by_workers = result.find == "workers"
+    ranking = sorted(
+        groups, key=lambda name: estimate(groups[name]).mean * (1.0 if by_workers else -1.0)
+    )
+    first, *others = [name for name in ranking if name not in BEYOND] or ranking
+    settings = result.settings
+    targets = [
+        f"{name} {1e3 * value:g} ms"
+        for name, value in (("TTFT", settings.slo_ttft_s), ("ITL", settings.slo_itl_s))
+        if value is not None
+    ]
+    amount = estimate(groups[first])
+    if by_workers:
+        told = f"{first} needs {amount.text(1 if amount.half is not None else 0)} workers"
+    elif result.capacity is not None:
+        rate = f"{amount.mean * result.capacity:.2f} requests/s"
+        told = f"{first} carries {amount.text(3)} of capacity, {rate},"
+    else:
+        told = f"{first} carries {amount.text(3)} times the given load"
+    told += f" with {100 * result.share:g} % of requests in time"
+    if targets:
+        told += f" ({', '.join(targets)})"
+    if not others:
+        return f"{told}."
+    gap = _against(groups[first], groups[others[0]])
+    if abs(gap.mean) <= (gap.half or 0.0):
+        return f"{told}, not clearly ahead of {others[0]} ({_signed(gap)} %)."
+    return f"{told}, {_signed(gap)} % against {others[0]}."

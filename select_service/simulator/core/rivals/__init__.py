@@ -1,0 +1,23 @@
+"""Policies of other systems, to compare with: one file each, from their published description.
+
+A new one is a class with a `name` in a file of its own, and a word in `RIVALS`.
+"""
+
+from typing import Final
+
+from select_service.simulator.core.rivals.d2lpm import D2Lpm
+from select_service.simulator.core.rivals.llm_d import LlmD
+from select_service.simulator.core.rivals.lmetric import LMetric
+from select_service.simulator.core.rivals.oracle import Bound, Oracle
+from select_service.simulator.core.rivals.preble import PrebleE2
+from select_service.simulator.core.rivals.sglang import SglangCacheAware
+
+__all__ = ["BEYOND", "IMPOSSIBLE", "RIVALS"]
+
+RIVALS: Final = (LMetric, PrebleE2, D2Lpm, LlmD, SglangCacheAware)
+
+IMPOSSIBLE: Final = (Oracle, Bound)
+"""What no router can be: how much is left to win."""
+
+BEYOND: Final = frozenset(kind.name for kind in IMPOSSIBLE)
+"""Their names: they take no part where a report says who wins."""

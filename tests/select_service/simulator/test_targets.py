@@ -1,0 +1,183 @@
+"""Targets in time: who is good, how much policies differ, and what a fleet carries within them."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from select_service.simulator.capacity import CapacitySearch, search
+from select_service.simulator.cli import main
+from select_service.simulator.closed_trace import ClosedTraceWorkload
+from select_service.simulator.comparison import changes, differences, verdict
+from select_service.simulator.core.measures import Measures
+from select_service.simulator.core.requests import OK, ClientRequest, RequestOutcome, chain_of
+from select_service.simulator.core.workloads import WorkloadSettings
+from select_service.simulator.runs import at_load, run, workload
+from select_service.simulator.settings import SimulationSettings, Trace
+from tests.select_service.simulator.test_select_sim import trace_file
+
+SINGLE = WorkloadSettings(kind="shared-prompts", rate=8.0, requests=100)
+TARGETS = SimulationSettings(
+    workloads=[SINGLE], workers=2, block_size=64, policy="kv-cost", slo_ttft_s=0.2, slo_itl_s=0.02
+)
+
+
+def runs_of(settings: SimulationSettings, *policies: str, seeds: int = 1) -> list[Measures]:
+    return [
+        run(replace(settings, policy=policy, seed=seed))
+        for policy in policies
+        for seed in range(1, seeds + 1)
+    ]
+
+
+def test_a_request_is_good_within_its_own_target_or_that_of_the_run(tmp_path: Path) -> None:
+    strict = replace(SINGLE, slo_ttft_s=1e-6)
+    found = run(replace(TARGETS, workloads=[SINGLE, strict]))
+    assert [(row.offered, row.met) for row in found.slo] == [(200, round(200 * found.good))]
+    assert 0.0 < found.good <= 0.5, "one of two workloads is never in time"
+    trace = Trace(path=str(trace_file(tmp_path)))
+    asked = workload(replace(TARGETS, workloads=[], trace=trace, block_size=512)).next()
+    assert asked is not None
+    assert (asked.slo_ttft_s, asked.slo_itl_s) == (0.2, 0.02), "of a trace without targets"
+    without = run(replace(TARGETS, slo_ttft_s=None, slo_itl_s=None))
+    assert (without.good, without.slo) == (1.0, []), "all are answered"
+
+
+def test_differences_are_of_the_same_requests() -> None:
+    once = runs_of(TARGETS, "kv-cost", "random")
+    twice = runs_of(TARGETS, "kv-cost", "random", seeds=2)
+    for runs, half in ((once, len(once) // 2), (twice, len(twice) // 2)):
+        change = changes(runs[:half], runs[half:])["ttft_mean"]
+        means = [sum(one.ttft_s.mean for one in some) / half for some in (runs[:half], runs[half:])]
+        assert change.mean == pytest.approx(means[1] - means[0])
+        assert change.half is not None
+    assert changes(once[:1], once[1:])["ttft_p90"].half is None, "one run has one p90"
+    same = changes(once[:1], once[:1])["good"]
+    assert same == (0.0, 0.0)
+    head, rows = differences(once)
+    assert head[0] == "against kv-cost"
+    assert [row[0] for row in rows] == ["random"]
+    assert rows[0][1].startswith("+")
+    assert [row[0] for row in differences(runs_of(TARGETS, "random", "least-loaded"))[1]] == [
+        "random"
+    ], "without the default they are compared with the last"
+
+
+def test_the_verdict_says_who_wins_and_by_how_much() -> None:
+    runs = runs_of(replace(TARGETS, slo_ttft_s=0.1), "random", "kv-cost", "bound", seeds=3)
+    told = verdict(runs)
+    assert told.startswith("kv-cost is ahead: ")
+    assert " points more than random; bound: " in told
+    assert "is not clearly ahead of" in verdict(
+        [*runs[3:6], *(replace(one, policy="x") for one in runs[3:6])]
+    )
+    plain = runs_of(replace(TARGETS, slo_ttft_s=None, slo_itl_s=None), "random", "kv-cost")
+    assert "% below that of random (one run, so no interval)." in verdict(plain)
+    assert verdict(plain[:1]).startswith("random: TTFT p90 of ")
+
+
+def test_the_load_that_is_found_is_the_border(tmp_path: Path) -> None:
+    task = CapacitySearch(settings=TARGETS, workers=False, share=0.9, tolerance=0.02)
+    found = search(task)
+    tried = dict(found.trials)
+    below = max(load for load, good in tried.items() if good >= 0.9)
+    above = min(load for load, good in tried.items() if good < 0.9)
+    assert below <= found.found <= above <= below * 1.021
+    never = replace(TARGETS, slo_ttft_s=1e-6)
+    assert search(replace(task, settings=never)).found == 0.0
+    always = replace(
+        TARGETS, slo_ttft_s=1e6, slo_itl_s=None, workloads=[replace(SINGLE, requests=20)]
+    )
+    with pytest.raises(ValueError, match="still in time"):
+        search(replace(task, settings=always))
+
+
+def test_the_fewest_workers_for_a_load() -> None:
+    load = replace(SINGLE, rate=60.0)
+    task = CapacitySearch(
+        settings=replace(TARGETS, workloads=[load], workers=1),
+        workers=True,
+        share=0.9,
+        tolerance=0.01,
+    )
+    found = search(task)
+    tried = dict(found.trials)
+    assert tried[found.found] >= 0.9 > tried.get(found.found - 1, 0.0)
+    with pytest.raises(ValueError, match="are not enough"):
+        search(replace(task, settings=replace(task.settings, slo_ttft_s=1e-6)))
+
+
+def test_capacity_as_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, report = tmp_path / "out.json", tmp_path / "report.html"
+    trace = ["--trace", str(trace_file(tmp_path)), "--workers", "2", "--tolerance", "0.1"]
+    files = ["--out", str(out), "--report", str(report)]
+    argv = ["capacity", *trace, "--slo-ttft", "1", "--policy", "kv-cost,random", "--seeds", "2"]
+    assert main([*argv, *files]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[0].startswith("kv-cost carries 0.")
+    assert [line.split()[0] for line in told[1:]] == ["policy", "kv-cost", "random"]
+    result = json.loads(out.read_bytes())
+    assert [(one["policy"], one["seed"]) for one in result["searches"]] == [
+        ("kv-cost", 1),
+        ("kv-cost", 2),
+        ("random", 1),
+        ("random", 2),
+    ]
+    assert told[0] in report.read_text().replace("&#x27;", "'")
+    users = ["--trace", trace[1], "--users", "40", "--workers", "2", "--tolerance", "0.3"]
+    assert main(["capacity", *users, "--slo-ttft", "1", "--policy", "kv-cost"]) == 0
+    assert "times the given load" in capsys.readouterr().out
+    few = ["--workload", "chat,rate=4,requests=60", "--block-size", "64", "--workers", "1"]
+    assert main(["capacity", "--find", "workers", *few, "--slo-ttft", "2"]) == 0
+    assert "needs 1 workers" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "why"),
+    [
+        (["--workload", "chat"], "--slo-ttft, --slo-itl or both"),
+        (["--trace", "x", "--slo-ttft", "1", "--load", "0.5"], "--load"),
+        (["--workload", "chat", "--slo-ttft", "0"], "--slo-ttft"),
+        (["--workload", "chat", "--slo-ttft", "1", "--share", "1.5"], "--share"),
+        (["--workload", "chat", "--slo-ttft", "1", "--find", "gold"], "--find"),
+        (["--trace", "x", "--slo-ttft", "1", "--users", "3", "--speed", "2"], "users of a trace"),
+    ],
+)
+def test_a_search_for_nothing_is_refused(
+    argv: list[str], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as refused:
+        main(["capacity", *argv])
+    assert refused.value.code == 2
+    assert why in capsys.readouterr().err
+
+
+def test_users_of_a_trace_ask_when_they_have_their_answer(tmp_path: Path) -> None:
+    def one(number: int, session: str = "") -> ClientRequest:
+        return ClientRequest(
+            number=number, arrival=float(number), isl=9, osl=2, blocks=chain_of(), session=session
+        )
+
+    requests = [one(1, "a"), one(2), one(3, "a"), one(4), one(5)]
+    played = ClosedTraceWorkload(requests, 4, random.Random(1), users=2, limit=4)
+    assert played.total == 4
+    first, second = played.next(), played.next()
+    assert first is not None
+    assert second is not None
+    assert played.next() is None
+    assert [first.number, second.number] == [1, 2]
+    assert 0.0 <= first.arrival <= second.arrival <= 1.0
+    (third,) = played.after(RequestOutcome(first, OK, 7.0))
+    assert (third.number, third.arrival) == (3, 7.0), "the same user's"
+    (fourth,) = played.after(RequestOutcome(second, OK, 8.0))
+    assert (fourth.number, fourth.arrival) == (4, 8.0)
+    assert played.after(RequestOutcome(fourth, OK, 9.0)) == ()
+    trace = Trace(path=str(trace_file(tmp_path)), users=3)
+    settings = SimulationSettings(trace=trace, workers=2, policy="kv-cost")
+    assert run(settings).ok == 150
+    with pytest.raises(ValueError, match="users of a trace set its pace"):
+        at_load(settings, 0.5, 1.0)
