@@ -68,7 +68,8 @@ def test_differences_are_of_the_same_requests() -> None:
 
 
 def test_the_verdict_says_who_wins_and_by_how_much() -> None:
-    runs = runs_of(replace(TARGETS, slo_ttft_s=0.1), "random", "kv-cost", "bound", seeds=3)
+    more = replace(TARGETS, slo_ttft_s=0.1, workloads=[replace(SINGLE, requests=200)])
+    runs = runs_of(more, "random", "kv-cost", "bound", seeds=3)
     told = verdict(runs)
     assert told.startswith("kv-cost is ahead: ")
     assert " points more than random; bound: " in told
