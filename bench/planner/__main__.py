@@ -27,11 +27,11 @@ from bench.planner.shapes import HOUR_S, SHAPES, traffic
 from bench.provenance import provenance
 from select_service.planner.core.demand import Interval, intervals_of
 from select_service.planner.core.warm_up import TracedRequest
-from select_service.planner.edge.baselines import POLICIES, make_policy
+from select_service.planner.edge.baselines import Contest
 from select_service.planner.edge.predictors import PredictorSettings
 from select_service.planner.edge.profile_files import read_profile
-from select_service.planner.edge.trace_replay import ReplaySettings, TraceReplay
-from select_service.planner.settings import PREDICTORS
+from select_service.planner.edge.trace_replay import ReplaySettings
+from select_service.planner.settings import POLICIES, PREDICTORS
 
 PROFILE: Final = Path(__file__).parents[2] / "tests" / "golden" / "planner" / "profile_a"
 GPUS_MAX: Final = 64
@@ -93,8 +93,8 @@ def run(task: Task, surrounding: ReplaySettings = SETTINGS) -> Done:
         compatible=compatible,
         fit_deadline_s=FIT_DEADLINE_S,
     )
-    policy = make_policy(task.policy, profile, requests, tuning, settings, GPUS_MAX)
-    result = TraceReplay(profile, requests, settings).run(policy)
+    contest = Contest(profile, requests, settings, GPUS_MAX)
+    result = contest.result(task.policy, contest.policy(task.policy, tuning))
     return Done(
         task=task,
         attainment=result.attainment,

@@ -31,10 +31,10 @@ from select_service.planner.core.lengths import Lengths, from_values
 from select_service.planner.core.sizing import Goals, size_decode, size_prefill
 from select_service.planner.core.surface import Surface
 from select_service.planner.core.warm_up import TracedRequest
-from select_service.planner.edge.baselines import make_policy
+from select_service.planner.edge.baselines import Contest
 from select_service.planner.edge.predictors import PredictorSettings
 from select_service.planner.edge.profile_files import read_profile
-from select_service.planner.edge.trace_replay import DECODE, PREFILL, ReplaySettings, TraceReplay
+from select_service.planner.edge.trace_replay import DECODE, PREFILL, ReplaySettings
 from select_service.planner.types import Load, PoolKey, PoolState, Window
 
 PROFILE: Final = Path(__file__).parents[2] / "tests" / "golden" / "planner" / "profile_a"
@@ -157,14 +157,10 @@ def _replayed(
     )
     profile = read_profile(PROFILE)
     tuning = PredictorSettings(name="auto", interval_s=settings.interval_s)
-    scaler = (
-        Lawful(bursts, prepared, settings)
-        if policy == "law"
-        else make_policy(
-            "slo" if policy == "ours" else policy, profile, requests, tuning, settings, GPUS_MAX
-        )
-    )
-    result = TraceReplay(profile, requests, settings).run(scaler)
+    contest = Contest(profile, requests, settings, GPUS_MAX)
+    name = "slo" if policy == "ours" else policy
+    lawful = Lawful(bursts, prepared, settings)
+    result = contest.result(name, lawful if policy == "law" else contest.policy(name, tuning))
     return Done(
         rise_s=bursts.rise_s,
         seed=seed,

@@ -91,6 +91,44 @@ class Bursts:
         return min(self.risen(now - one.begin_s), self.risen(left))
 
 
+def code_completion(seed: int, seconds: float = HOUR_S) -> list[TracedRequest]:
+    """Requests as in Azure's public trace of code completion of 2023: 2.6/s, in clumps.
+
+    Bursts of 3 to 40 requests/s last some seconds, with quiet seconds to minutes between them;
+    prompts have a median of 1,500 tokens and 7,437 at the most, outputs a median of 13.
+    """
+    rng = random.Random(f"{seed}/code")
+    now = 0.0
+    found: list[TracedRequest] = []
+    while True:
+        ends = now + rng.lognormvariate(math.log(5.0), 0.6)
+        rate = min(40.0, rng.lognormvariate(math.log(9.0), 0.8))
+        while (now := now + rng.expovariate(rate)) < ends:
+            if now >= seconds:
+                return found
+            isl = min(7_437.0, rng.lognormvariate(math.log(1_500.0), 1.2))
+            found.append(TracedRequest(now, isl, 5 + rng.lognormvariate(math.log(8.0), 1.1)))
+        now = ends + rng.lognormvariate(math.log(10.0), 1.25)
+
+
+def conversation(seed: int, seconds: float = HOUR_S) -> list[TracedRequest]:
+    """Requests as in Azure's public trace of conversations of 2023: 5.5/s, that hardly vary.
+
+    Prompts have a median of 1,020 tokens, outputs one of 129 and a mean of 211.
+    """
+    rng = random.Random(f"{seed}/conversation")
+    phase = rng.uniform(0.0, 2 * math.pi)
+    now = 0.0
+    found: list[TracedRequest] = []
+    while True:
+        drift = 1.0 + 0.25 * math.sin(phase + now / 900.0) + 0.1 * math.sin(now / 97.0)
+        now += rng.expovariate(5.5 * drift)
+        if now >= seconds:
+            return found
+        isl = min(14_000.0, rng.lognormvariate(math.log(1_020.0), 0.75))
+        found.append(TracedRequest(now, isl, min(1_000.0, rng.lognormvariate(math.log(129), 1.0))))
+
+
 def traffic(rate: Rate, seconds: float, seed: int, begin: float = 0.0) -> list[TracedRequest]:
     """Draw the requests that come from `begin` on, at 0 the first of them."""
     rng = random.Random(seed + 1000) if begin else random.Random(seed)

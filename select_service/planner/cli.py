@@ -185,11 +185,11 @@ def _replay(arguments: argparse.Namespace) -> int:
     told = read_section(ReplayedSettings, arguments)
     _expect_writable(told.out)
     question = replay_command.question_of(told)
-    results = replay_command.replay(question, print_line=_tell, quiet=told.quiet)
+    replayed = replay_command.replay(question, print_line=_tell, quiet=told.quiet)
     if told.json:
-        _print({"results": [replay_command.brief(one) for one in results]})
+        _print(replay_command.brief(replayed))
     if told.out is not None:
-        _write(told.out, replay_command.html(results, question, arguments.command_line))
+        _write(told.out, replay_command.html(replayed, question, arguments.command_line))
     return 0
 
 

@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 PREDICTORS: Final = ("constant", "kalman", "ets", RECURRING, "arima", "prophet", "auto")
-POLICIES: Final = ("slo", "compatible", "reactive", "oracle")
+POLICIES: Final = ("slo", "compatible", "reactive", "static", "oracle")
 _SHORTEST_S: Final = 0.01
 """Between two looks or plans; below it nothing else would be done."""
 
@@ -180,7 +180,7 @@ class ReplayedSettings(TuningSettings, frozen=True, kw_only=True):
     policy: Annotated[
         tuple[str, ...],
         repeated(choice(*POLICIES)).common(),
-        "policy to replay; repeat it for several; off: all",
+        "policy to replay; repeat it for several; off: all (compatible where scipy is installed)",
     ] = ()
     load_predictor: Annotated[
         tuple[str, ...],
@@ -200,8 +200,16 @@ class ReplayedSettings(TuningSettings, frozen=True, kw_only=True):
     max_gpu_budget: MaxGpuBudget = 64
     prefill_engine_num_gpu: EngineGpus = 1
     decode_engine_num_gpu: EngineGpus = 1
-    start_prefill: Annotated[int, count(), "prefill replicas at the start"] = 1
-    start_decode: Annotated[int, count(), "decode replicas at the start"] = 1
+    start_prefill: Annotated[
+        int | None,
+        optional(count()),
+        "prefill replicas at the start; off: those of the best fixed fleet",
+    ] = None
+    start_decode: Annotated[
+        int | None,
+        optional(count()),
+        "decode replicas at the start; off: those of the best fixed fleet",
+    ] = None
     seed: Annotated[int, any_whole(), "seed of what is drawn at random"] = 1
     out: Annotated[Path | None, file("HTML").common(), "page to write the charts to"] = None
     quiet: Annotated[bool, switch(), "show no progress bar"] = False

@@ -13,28 +13,32 @@ from select_service.planner.core.compatible_sizing import (
     plan_as_they,
     terms_of,
 )
-from select_service.planner.core.demand import Forecast, Predictors
+from select_service.planner.core.demand import Predictors
 from select_service.planner.core.fleet_plan import FleetPlan, PlannedModel, PoolSettings
-from select_service.planner.core.lengths import Lengths, from_values
-from select_service.planner.core.sizing import Goals, size_decode, size_prefill
+from select_service.planner.core.sizing import Goals
 from select_service.planner.core.stabilization_window import PoolLimits
 from select_service.planner.core.surface import Surface
+from select_service.planner.edge.fixed_fleets import FixedFleets
+from select_service.planner.edge.oracle import Oracle, oracle_result
 from select_service.planner.edge.predictors import PredictorSettings, make_predictor
-from select_service.planner.edge.trace_replay import DECODE, KEY, PREFILL
+from select_service.planner.edge.trace_replay import DECODE, KEY, PREFILL, TraceReplay
 from select_service.planner.types import Load, PoolKey, PoolState, Value, Window
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from select_service.planner.core.profile import Profile
     from select_service.planner.core.warm_up import TracedRequest
-    from select_service.planner.edge.trace_replay import ReplaySettings, ScalingPolicy
+    from select_service.planner.edge.trace_replay import (
+        Fleet,
+        ReplaySettings,
+        Result,
+        ScalingPolicy,
+    )
 
-__all__ = ["POLICIES", "Oracle", "Ours", "Reactive", "Reference", "make_policy"]
+__all__ = ["Contest", "Ours", "Reactive", "Reference"]
 
-POLICIES: Final = ("slo", "compatible", "reactive", "oracle")
 _BUSY: Final = 0.7  # utilization a reactive scaler aims for
-_ORACLE_S: Final = 30.0  # shorter intervals would be chance
 States = dict[PoolKey, PoolState]
 
 
@@ -161,10 +165,10 @@ class Reactive:
 
     name = "reactive"
 
-    def __init__(self, profile: Profile, settings: ReplaySettings, gpus_max: int) -> None:
+    def __init__(self, profile: Profile, settings: ReplaySettings, ceiling: Ceiling) -> None:
         self._surface = Surface(profile)
         self._settings = settings
-        self._ceiling = Ceiling(settings, gpus_max)
+        self._ceiling = ceiling
         self._wanted: list[tuple[float, int, int]] = []
 
     def slow(self, window: Window, states: States, now: float) -> dict[PoolKey, int]:
@@ -188,10 +192,18 @@ class Reactive:
         return {}
 
 
-class Oracle:
-    """Knows the traffic: always has what is needed until engines could have started."""
+class Contest:
+    """All policies on one trace, under one budget.
 
-    name = "oracle"
+    Args:
+        profile: of the engines.
+        requests: sorted by time, from 0.
+        settings: the environment.
+        gpus_max: of all engines together.
+
+    Raises:
+        InfeasiblePlan: one engine of each kind costs more GPUs than there are.
+    """
 
     def __init__(
         self,
@@ -200,66 +212,44 @@ class Oracle:
         settings: ReplaySettings,
         gpus_max: int,
     ) -> None:
-        self._surface = Surface(profile)
-        self._settings = settings
+        self._profile, self._requests = profile, requests
+        self._settings, self._gpus_max = settings, gpus_max
         self._ceiling = Ceiling(settings, gpus_max)
-        self._goals = _goals(settings)
-        self._needs: list[tuple[int, int]] = []
-        bins: list[list[TracedRequest]] = []
-        for one in requests:
-            index = int(one.at_s / _ORACLE_S)
-            while len(bins) <= index:
-                bins.append([])
-            bins[index].append(one)
-        for found in bins:
-            self._needs.append(self._need(found))
+        self._run = TraceReplay(profile, requests, settings)
+        self.fixed = FixedFleets(self._run, settings, gpus_max)
 
-    def _need(self, found: Sequence[TracedRequest]) -> tuple[int, int]:
-        if not found:
-            return 1, 1
-        lengths = Lengths.of(from_values(one.isl for one in found))
-        osl = sum(one.osl for one in found) / len(found)
-        forecast = Forecast(len(found) / _ORACLE_S, lengths or Lengths.single(1.0), osl, 1.0)
-        prefill = size_prefill(self._surface, forecast, self._goals, 1.0)
-        gpus = self._settings.decode_gpus
-        decode = size_decode(self._surface, forecast, self._goals, 1.0, gpus=gpus)
-        return max(1, math.ceil(prefill.engines)), max(1, math.ceil(decode.engines))
+    def policy(self, name: str, tuning: PredictorSettings) -> ScalingPolicy | None:
+        """Return a new policy; None: it is found by trying, as `result` does.
 
-    def slow(self, window: Window, states: States, now: float) -> dict[PoolKey, int]:
-        """See Policy."""
-        return self._at(now)
+        Raises:
+            MissingExtra: the reference's look-ups, or the predictor, are not installed.
+        """
+        profile, settings, gpus_max = self._profile, self._settings, self._gpus_max
+        if name == "slo":
+            return Ours(profile, tuning, settings, gpus_max)
+        if name == "compatible":
+            return Reference(profile, tuning, settings, gpus_max)
+        return Reactive(profile, settings, self._ceiling) if name == "reactive" else None
 
-    def fast(self, load: Load, states: States, now: float) -> dict[PoolKey, int]:
-        """See Policy."""
-        return self._at(now)
+    def result(
+        self,
+        name: str,
+        policy: ScalingPolicy | None,
+        start: Fleet | None = None,
+        progress: Callable[[float], None] = lambda _: None,
+    ) -> Result:
+        """Return what a policy attains.
 
-    def _at(self, now: float) -> dict[PoolKey, int]:
-        settings = self._settings
-        first = int(now / _ORACLE_S)
-        # what is requested now is there after the start: look until then, and one look further
-        last = int((now + settings.startup_s + settings.fast_s) / _ORACLE_S)
-        needs = self._needs[max(0, first) : last + 1] or [(1, 1)]
-        return self._ceiling.below(max(one[0] for one in needs), max(one[1] for one in needs))
-
-
-def make_policy(
-    name: str,
-    profile: Profile,
-    requests: Sequence[TracedRequest],
-    tuning: PredictorSettings,
-    settings: ReplaySettings,
-    gpus_max: int,
-) -> ScalingPolicy:
-    """Return a policy by name.
-
-    Raises:
-        MissingExtra: the reference's look-ups, or the predictor, are not installed.
-        InfeasiblePlan: one engine of each kind costs more GPUs than there are.
-    """
-    if name == "slo":
-        return Ours(profile, tuning, settings, gpus_max)
-    if name == "compatible":
-        return Reference(profile, tuning, settings, gpus_max)
-    if name == "reactive":
-        return Reactive(profile, settings, gpus_max)
-    return Oracle(profile, requests, settings, gpus_max)
+        Args:
+            name: of the policy.
+            policy: as `policy` made it.
+            start: engines that are there at the beginning; None: those of the settings. What is
+                found by trying has its own.
+            progress: called with the share that is done.
+        """
+        if policy is not None:
+            return self._run.run(policy, progress, start)
+        if name == "static":
+            return self.fixed.result(self.fixed.best)
+        oracle = Oracle(self._profile, self._requests, self._settings, self._ceiling.below)
+        return oracle_result(oracle, self._run, self.fixed)

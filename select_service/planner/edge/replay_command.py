@@ -9,26 +9,27 @@ import msgspec
 
 from select_service.planner.core.demand import intervals_of
 from select_service.planner.core.warm_up import TracedRequest
-from select_service.planner.edge.baselines import make_policy
+from select_service.planner.edge.baselines import Contest
 from select_service.planner.edge.predictors import predictor_settings
 from select_service.planner.edge.profile_files import read_profile
 from select_service.planner.edge.sources.trace import read_trace
-from select_service.planner.edge.trace_replay import ReplaySettings, TraceReplay
-from select_service.planner.errors import TraceError
+from select_service.planner.edge.trace_replay import ReplaySettings
+from select_service.planner.errors import MissingExtra, TraceError
 from select_service.planner.settings import POLICIES
 from select_service.simulator.page import figure, page, table
 from select_service.simulator.plots import Series, lines
 from select_service.simulator.progress_bar import progress_bar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    from select_service.planner.edge.fixed_fleets import FixedPoint
     from select_service.planner.edge.predictors import PredictorSettings
-    from select_service.planner.edge.trace_replay import Result
+    from select_service.planner.edge.trace_replay import Result, ScalingPolicy
     from select_service.planner.settings import ReplayedSettings
 
-__all__ = ["ReplayQuestion", "brief", "html", "question_of", "replay"]
+__all__ = ["ReplayQuestion", "Replayed", "brief", "html", "question_of", "replay", "verdict"]
 
 SPAN_MOST_S: Final = 366 * 86400.0
 """The longest trace. With one stray time a replay would simulate ages without requests."""
@@ -47,6 +48,20 @@ class ReplayQuestion(NamedTuple):
     tunings: tuple[PredictorSettings, ...]
     settings: ReplaySettings
     gpus_max: int
+    start: tuple[int | None, int | None] = (None, None)
+    """Prefill and decode engines at the beginning; None: those of the best fixed fleet."""
+    skips: bool = False
+    """Whether policies are left out that lack an extra, instead of refused."""
+
+
+class Replayed(NamedTuple):
+    """What came of it."""
+
+    results: list[Result]
+    frontier: list[FixedPoint]
+    """What fixed fleets attain, cheapest first; empty: nobody asked for static."""
+    target: float
+    """Share of requests that are to be in time."""
 
 
 def question_of(told: ReplayedSettings) -> ReplayQuestion:
@@ -64,7 +79,6 @@ def question_of(told: ReplayedSettings) -> ReplayQuestion:
         itl_ms=told.itl,
         prefill_gpus=told.prefill_engine_num_gpu,
         decode_gpus=told.decode_engine_num_gpu,
-        start=(told.start_prefill, told.start_decode),
         seed=told.seed,
         attainment=told.attainment,
         likens=not told.no_likeness,
@@ -77,12 +91,14 @@ def question_of(told: ReplayedSettings) -> ReplayQuestion:
         tuple(predictor_settings(name, told) for name in told.load_predictor or ("auto",)),
         settings,
         told.max_gpu_budget,
+        (told.start_prefill, told.start_decode),
+        skips=not told.policy,
     )
 
 
 def replay(
     question: ReplayQuestion, print_line: Callable[[str], None], *, quiet: bool = True
-) -> list[Result]:
+) -> Replayed:
     """Run every policy, forecasting ones once per predictor; prints a line as each ends.
 
     Args:
@@ -104,50 +120,98 @@ def replay(
             f"{SPAN_MOST_S / 86400:.0f} are replayed at most: is every `timestamp` in milliseconds?"
         )
     requests = [TracedRequest(one.at_s - first, one.isl, one.osl) for one in requests]
-    run = TraceReplay(profile, requests, question.settings)
+    contest = Contest(profile, requests, question.settings, question.gpus_max)
     # all first: what one of them lacks is told before minutes are spent on the others
-    policies = [
-        make_policy(
-            name,
-            profile,
-            requests,
-            msgspec.structs.replace(tuning, compatible=name == "compatible"),
-            question.settings,
-            question.gpus_max,
-        )
-        for name in question.policies
-        for tuning in (question.tunings if name in _PREDICTING else question.tunings[:1])
-    ]
+    entered = list(_policies(question, contest, print_line))
     results = []
-    with progress_bar("replaying", len(policies), quiet=quiet) as progress:
-        for done, policy in enumerate(policies):
+    with progress_bar("replaying", len(entered), quiet=quiet) as progress:
+        start = question.start
+        if None in start:
+            best = contest.fixed.best
+            start = (start[0] or best[0], start[1] or best[1])
+        for done, (name, policy) in enumerate(entered):
 
             def tell(share: float, done: int = done) -> None:
                 progress(done + share)
 
-            result = run.run(policy, tell)
-            results.append(result)
-            print_line(
-                f"{result.name}: {100 * result.attainment:.2f} % in time, "
-                f"{result.gpu_hours:.2f} GPU-hours, {result.changes} changes"
-            )
-    return results
+            results.append(contest.result(name, policy, (start[0] or 1, start[1] or 1), tell))
+            print_line(_line(results[-1]))
+        is_static = any(name == "static" for name, _ in entered)
+        least = min(one.gpu_hours for one in results)
+        frontier = contest.fixed.frontier(least) if is_static else []
+    for one in frontier:
+        print_line(
+            f"frontier, {one.prefill} prefill and {one.decode} decode: "
+            f"{100 * one.attainment:.2f} % in time, {one.gpu_hours:.2f} GPU-hours"
+        )
+    replayed = Replayed(results, frontier, contest.fixed.target)
+    print_line(verdict(replayed))
+    return replayed
 
 
-def brief(result: Result) -> dict[str, object]:
-    """Return the numbers of one policy."""
+def _policies(
+    question: ReplayQuestion, contest: Contest, print_line: Callable[[str], None]
+) -> Iterator[tuple[str, ScalingPolicy | None]]:
+    for name in question.policies:
+        for tuning in question.tunings if name in _PREDICTING else question.tunings[:1]:
+            compatible = name == "compatible"
+            try:
+                yield (
+                    name,
+                    contest.policy(name, msgspec.structs.replace(tuning, compatible=compatible)),
+                )
+            except MissingExtra as error:
+                if not (question.skips and compatible):
+                    raise
+                print_line(f"left out: {error}")
+                break
+
+
+def _line(one: Result) -> str:
+    return (
+        f"{one.name}: {100 * one.attainment:.2f} % in time, "
+        f"{one.gpu_hours:.2f} GPU-hours, {one.changes} changes"
+    )
+
+
+def brief(replayed: Replayed) -> dict[str, object]:
+    """Return the numbers of all policies, the frontier and the verdict.
+
+    `fixed_gpu_hours` is what the cheapest fixed fleet costs that serves as many in time, None: none
+    does; `fixed_attainment` what fixed fleets attain that cost no more.
+    """
     return {
-        "policy": result.name,
-        "requests": result.requests,
-        "attainment": result.attainment,
-        "gpu_hours": result.gpu_hours,
-        "changes": result.changes,
-        "turns": result.turns,
+        "results": [
+            {
+                "policy": one.name,
+                "requests": one.requests,
+                "attainment": one.attainment,
+                "gpu_hours": one.gpu_hours,
+                "changes": one.changes,
+                "turns": one.turns,
+                "fixed_gpu_hours": None
+                if (rival := _as_good(one, replayed)) is None
+                else rival.gpu_hours,
+                "fixed_attainment": max(
+                    (
+                        point.attainment
+                        for point in replayed.frontier
+                        if point.gpu_hours <= one.gpu_hours
+                    ),
+                    default=None,
+                ),
+            }
+            for one in replayed.results
+        ],
+        "frontier": [one._asdict() for one in replayed.frontier],
+        "target": replayed.target,
+        "verdict": verdict(replayed),
     }
 
 
-def html(results: list[Result], question: ReplayQuestion, command_line: str = "") -> str:
+def html(replayed: Replayed, question: ReplayQuestion, command_line: str = "") -> str:
     """Return one HTML document: a table, then replicas over time against load."""
+    results = replayed.results
     rows = [
         [
             one.name,
@@ -166,7 +230,8 @@ def html(results: list[Result], question: ReplayQuestion, command_line: str = ""
         return [(at / length_s, value) for at, value in points]
 
     arrivals = [Series("arrivals", over_time(results[0].load), "step")]
-    plots = [figure(lines("Load", arrivals, x=unit, y="requests/s"), ["arrivals"])]
+    plots = [_frontier(replayed)] if replayed.frontier else []
+    plots.append(figure(lines("Load", arrivals, x=unit, y="requests/s"), ["arrivals"]))
     for pool in results[0].replicas:
         series = [Series(one.name, over_time(one.replicas[pool]), "step") for one in results]
         title = f"{pool.capitalize()} replicas"
@@ -182,20 +247,71 @@ def html(results: list[Result], question: ReplayQuestion, command_line: str = ""
             "turns back: those against the one before, within ten minutes.</p>",
             *plots,
         ],
-        verdict=_verdict(results),
+        verdict=verdict(replayed),
         command_line=command_line,
     )
 
 
-def _verdict(results: Sequence[Result]) -> str:
-    """Name the policy that needs the fewest GPU-hours of those that serve as many in time."""
+def _frontier(replayed: Replayed) -> str:
+    """Draw what is late by price: of fixed fleets a line, of each policy a dot."""
+    series = [
+        Series(
+            "fixed fleets",
+            [(one.gpu_hours, 100 * one.attainment) for one in replayed.frontier],
+        ),
+        *(
+            Series(one.name, [(one.gpu_hours, 100 * one.attainment)], "dots")
+            for one in replayed.results
+        ),
+    ]
+    plot = lines("Price and requests in time", series, x="GPU-hours", y="in time, %", most=100.0)
+    return figure(plot, [one.name for one in series])
+
+
+def verdict(replayed: Replayed) -> str:
+    """Say in a sentence who does best, and how the planner compares with fixed fleets."""
+    results = replayed.results
     real = [one for one in results if one.name != "oracle"] or list(results)
     most = max(one.attainment for one in real)
     best = min((one for one in real if one.attainment >= most - _AS_MANY), key=_hours)
     text = f"{100 * best.attainment:.2f} % in time with {best.gpu_hours:.2f} GPU-hours"
     if len(real) == 1:
-        return f"{best.name}: {text}."
-    return f"{best.name} does best: {text}, the fewest of those that serve as many in time."
+        words = [f"{best.name}: {text}."]
+    else:
+        words = [f"{best.name} does best: {text}, the fewest of those that serve as many in time."]
+    words += [_against_fixed(one, replayed) for one in real if one.name.startswith("slo")]
+    words += [
+        f"Nothing that was tried keeps {100 * replayed.target:g} %, not even the oracle."
+        for one in results
+        if one.name == "oracle" and one.attainment < replayed.target
+    ]
+    return " ".join(one for one in words if one)
+
+
+def _against_fixed(one: Result, replayed: Replayed) -> str:
+    """Compare a policy with the cheapest fixed fleet that serves as many in time."""
+    if not replayed.frontier:
+        return ""
+    rival = _as_good(one, replayed)
+    if rival is None:
+        best = replayed.frontier[-1]
+        return (
+            f"{one.name} serves more in time than any fixed fleet "
+            f"({100 * best.attainment:.2f} % with {best.gpu_hours:.2f} GPU-hours)."
+        )
+    fleet = (
+        f"a fixed fleet of {rival.prefill} prefill and {rival.decode} decode engines serves "
+        f"{100 * rival.attainment:.2f} % with {rival.gpu_hours:.2f} GPU-hours"
+    )
+    share = one.gpu_hours / rival.gpu_hours
+    if rival.gpu_hours > one.gpu_hours:
+        return f"{one.name} beats fixed fleets: as many in time cost them more, {fleet}."
+    return f"{one.name} is beaten by no planning at all: {fleet}, it costs {share:.2f} times that."
+
+
+def _as_good(one: Result, replayed: Replayed) -> FixedPoint | None:
+    """Return the cheapest fixed fleet that serves as many in time."""
+    return next((point for point in replayed.frontier if point.attainment >= one.attainment), None)
 
 
 def _hours(one: Result) -> float:

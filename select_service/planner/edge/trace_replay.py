@@ -36,6 +36,7 @@ from select_service.simulator.core.worker import EngineSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from typing import TypeAlias
 
     from select_service.planner.core.demand import Interval
     from select_service.planner.core.profile import Profile
@@ -44,6 +45,9 @@ if TYPE_CHECKING:
     from select_service.simulator.core.observation import Observation
     from select_service.simulator.core.requests import RequestOutcome
     from select_service.simulator.core.routers import Verdict
+
+    Fleet: TypeAlias = tuple[int, int]
+    """Prefill and decode engines."""
 
 __all__ = ["DECODE", "KEY", "PREFILL", "ReplaySettings", "Result", "ScalingPolicy", "TraceReplay"]
 
@@ -72,7 +76,7 @@ class ReplaySettings:
     """Share of requests that our policy and the oracle size for; None: on average."""
     prefill_gpus: int = 1
     decode_gpus: int = 1
-    start: tuple[int, int] = (1, 1)
+    start: Fleet = (1, 1)
     seed: int = 1
     likens: bool = True
     """Whether similar times in the past may decide, in our policy."""
@@ -110,6 +114,8 @@ class Result:
     """Requests per second of each interval, by its start."""
     attained: list[tuple[float, float]] = field(default_factory=list)
     """Share in time of the requests of each interval, by its start."""
+    late: dict[str, list[float]] = field(default_factory=dict)
+    """By pool, when those requests came that it made late; lost ones came to both too late."""
 
     @property
     def attainment(self) -> float:
@@ -200,13 +206,17 @@ class TraceReplay:
         }
 
     def run(
-        self, policy: ScalingPolicy, progress: Callable[[float], None] = lambda _: None
+        self,
+        policy: ScalingPolicy,
+        progress: Callable[[float], None] = lambda _: None,
+        start: Fleet | None = None,
     ) -> Result:
         """Let the policy scale; returns the results over all requests.
 
         Args:
             policy: decides.
             progress: called with the share of the trace that is over.
+            start: engines that are there at the beginning; None: those of the settings.
         """
         settings = self._settings
         cluster = Cluster(
@@ -221,7 +231,7 @@ class TraceReplay:
             LeastWork(random.Random(settings.seed)),
             _Trace(self._requests),
         )
-        for pool, count in zip(_POOLS.values(), settings.start, strict=True):
+        for pool, count in zip(_POOLS.values(), start or settings.start, strict=True):
             for _ in range(count):
                 cluster.add_worker(pool, 0.0)
         turn = _Turn(cluster, policy, settings)
@@ -379,15 +389,18 @@ def _arrived(seen: Observation) -> Reading:
 def _judged(result: Result, outcomes: Sequence[RequestOutcome], settings: ReplaySettings) -> Result:
     by_interval: Counter[int] = Counter()
     all_of: Counter[int] = Counter()
+    result.late = {name: [] for name in _POOLS.values()}
     for one in outcomes:
         index = int(one.request.arrival / settings.interval_s)
         all_of[index] += 1
-        is_good = (
-            one.is_ok
-            and 1e3 * one.ttft_s <= settings.ttft_ms
-            and 1e3 * one.itl_s <= settings.itl_ms
-        )
-        by_interval[index] += is_good
+        late = {
+            "prefill": not one.is_ok or 1e3 * one.ttft_s > settings.ttft_ms,
+            "decode": not one.is_ok or 1e3 * one.itl_s > settings.itl_ms,
+        }
+        for name, is_late in late.items():
+            if is_late:
+                result.late[name].append(one.request.arrival)
+        by_interval[index] += not any(late.values())
     result.requests, result.in_time = all_of.total(), by_interval.total()
     result.attained = [
         (index * settings.interval_s, by_interval[index] / count)
