@@ -1,16 +1,19 @@
-"""Picks one of several models: the one whose recent forecasts cost least.
+"""Picks one of several models: the last value, unless another one is surely better.
 
-Too few workers hurt more than too many: an error on the low side counts three times. The last value
-is always among the candidates: on bursts nothing is better, and a complex model must beat it.
-Forecasts one and two intervals ahead are judged, as engines take time to start.
+A rolling back-test: all models forecast the same series, one and two intervals ahead, as engines
+take time to start. Nothing is better than the last value on most series, so a model takes over only
+when its errors were smaller by a margin and by more than chance, and it goes as soon as they are
+not. Too few workers hurt more than too many: it must be better, too, where an error on the low side
+counts three times.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import TYPE_CHECKING, Final, Protocol
 
-from select_service.planner.core.recurrence import Recurrence
+from select_service.planner.core.recurrence import Recurrence, SameTime
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,8 +21,10 @@ if TYPE_CHECKING:
 __all__ = ["UNDER_COSTS", "Chooser", "ForecastModel", "loss_of"]
 
 UNDER_COSTS: Final = 3.0
-_MEMORY: Final = 0.96  # factor on a loss per interval: about twenty-five intervals count
-_FAITH: Final = 0.95  # a challenger must be below this share of the loss to take over
+_MEMORY: Final = 0.97  # factor on a loss per interval: about thirty intervals count
+_MARGIN: Final = 0.03  # share of the first candidate's loss that another one has to save
+_DEVIATIONS: Final = 2.0  # of the mean of what it saved: less is chance
+_FAITH: Final = 0.95  # below this share of the loss of the one in use it takes over from that
 _EARLY: Final = 8  # intervals in which the first candidate is used
 _JUDGED: Final = (1, 2)  # intervals ahead
 
@@ -43,48 +48,135 @@ def loss_of(forecast: float, actual: float) -> float:
     return UNDER_COSTS * missing if missing > 0 else -missing
 
 
+def _error(forecast: float, actual: float) -> float:
+    return abs(actual - forecast)
+
+
+_LOSSES: Final = (_error, loss_of)
+
+
+def _new_savings() -> tuple[_Savings, ...]:
+    return tuple(_Savings() for _ in _LOSSES)
+
+
 def _has_opinion(model: ForecastModel) -> bool:
-    return not isinstance(model, Recurrence) or model.period > 0
+    return not isinstance(model, Recurrence | SameTime) or model.period > 0
+
+
+class _Savings:
+    """What a model saved against the last value, per interval; later intervals count for more."""
+
+    def __init__(self) -> None:
+        self._weight = self._squared_weight = 0.0
+        self._saved = self._squares = self._lost = 0.0
+
+    def add(self, first: float, loss: float) -> None:
+        """Add one interval: the loss of the first candidate, and of this model."""
+        saved = first - loss
+        self._weight = _MEMORY * self._weight + 1.0
+        self._squared_weight = _MEMORY**2 * self._squared_weight + 1.0
+        self._saved = _MEMORY * self._saved + saved
+        self._squares = _MEMORY * self._squares + saved * saved
+        self._lost = _MEMORY * self._lost + first
+
+    @property
+    def mean(self) -> float:
+        """What it saved per interval; below 0: it was worse."""
+        return self._saved / self._weight if self._weight else 0.0
+
+    @property
+    def loss(self) -> float:
+        """Its own loss per interval."""
+        return self._lost / self._weight - self.mean if self._weight else math.inf
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether that is more than a margin, and more than chance."""
+        if self._weight < _EARLY / 2:
+            return False
+        variance = max(0.0, self._squares / self._weight - self.mean * self.mean)
+        chance = math.sqrt(variance * self._squared_weight) / self._weight
+        return self.mean > max(_MARGIN * self._lost / self._weight, _DEVIATIONS * chance)
 
 
 class Chooser:
-    """Runs all candidates on the same series, as a rolling backtest.
+    """Runs all candidates on the same series, as a rolling back-test.
 
     Args:
-        candidates: by name; the first one is used until there is enough to judge.
+        candidates: by name; the first one is used unless another one is surely better.
     """
 
     def __init__(self, candidates: Mapping[str, ForecastModel]) -> None:
         self._models = dict(candidates)
-        self.losses = dict.fromkeys(self._models, 0.0)
-        self.chosen = next(iter(self._models))
+        self._first = self.chosen = next(iter(self._models))
         self._seen = 0
-        self._forecasts = {
-            name: deque[dict[int, float]](maxlen=max(_JUDGED)) for name in self._models
-        }
+        self._period = 0
+        self._made: deque[dict[str, tuple[float, ...]]] = deque(maxlen=max(_JUDGED))
+        self._savings = {name: _new_savings() for name in self._models}
 
     def add(self, value: float) -> None:
         """Judge every forecast by the value, then let all models learn it."""
-        for name, model in self._models.items():
-            made = self._forecasts[name]  # the last one is one interval old
-            loss = sum(
-                loss_of(made[-steps][steps], value) for steps in _JUDGED if steps <= len(made)
-            )
-            self.losses[name] = _MEMORY * self.losses[name] + loss
+        self._judge(value)
+        for model in self._models.values():
             model.add(value)
-            made.append({steps: max(0.0, model.predict(steps)) for steps in _JUDGED})
+        self._judge_period()
+        self._made.append(
+            {
+                name: tuple(max(0.0, model.predict(steps)) for steps in _JUDGED)
+                for name, model in self._models.items()
+                if _has_opinion(model)
+            }
+        )
         self._seen += 1
         if self._seen > _EARLY:
-            able = [name for name, model in self._models.items() if _has_opinion(model)]
-            best = min(able, key=self.losses.__getitem__)
-            is_mute = self.chosen not in able
-            if is_mute or self.losses[best] < _FAITH * self.losses[self.chosen]:
-                self.chosen = best
+            self._choose()
+
+    def _judge(self, value: float) -> None:
+        made = list(self._made)[::-1]  # the first one is one interval old
+        for name, savings in self._savings.items():
+            if not made or any(name not in one for one in made):
+                continue
+            for loss, kept in zip(_LOSSES, savings, strict=True):
+                first, own = (
+                    sum(loss(one[told][at], value) for at, one in enumerate(made))
+                    for told in (self._first, name)
+                )
+                kept.add(first, own)
+
+    def _judge_period(self) -> None:
+        """Judge a new period by the past: what it would have forecast there."""
+        found = self.recurring
+        if found is None or found.period == self._period:
+            return
+        self._period = found.period
+        savings = _new_savings()
+        before = None
+        for forecast, actual in found.hindcast():
+            if before is not None:
+                for loss, kept in zip(_LOSSES, savings, strict=True):
+                    kept.add(loss(before, actual), loss(forecast, actual))
+            before = actual
+        self._savings |= {name: savings for name, model in self._models.items() if model is found}
+
+    def _choose(self) -> None:
+        able = {name for name, model in self._models.items() if _has_opinion(model)}
+        if self.chosen not in able or any(one.mean <= 0 for one in self._savings[self.chosen]):
+            self.chosen = self._first
+        sure = [
+            name
+            for name, savings in self._savings.items()
+            if name in able and all(one.is_sure for one in savings)
+        ]
+        best = min(sure, key=self._loss, default=self.chosen)
+        if self.chosen == self._first or self._loss(best) < _FAITH * self._loss(self.chosen):
+            self.chosen = best
+
+    def _loss(self, name: str) -> float:
+        return self._savings[name][0].loss
 
     def skip(self, intervals: int) -> list[float]:
         """Let unknown time pass, as `Recurrence.skip`; forecasts for it are not judged."""
-        for made in self._forecasts.values():
-            made.clear()
+        self._made.clear()
         return self.recurring.skip(intervals) if self.recurring else []
 
     def opinions(self, steps: int = 1) -> dict[str, float]:

@@ -7,6 +7,7 @@ for series without a period, the last value stands in, and the backtest does not
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -14,10 +15,12 @@ import numpy as np
 if TYPE_CHECKING:
     from select_service.planner.core.profile import Floats
 
-__all__ = ["RECURRING", "WINDOW", "Recurrence"]
+__all__ = ["RECURRING", "SAME_TIME", "WINDOW", "Recurrence", "SameTime"]
 
 RECURRING: Final = "recurring"
 """The name of this model."""
+SAME_TIME: Final = "same-time"
+"""The name of the other one."""
 
 WINDOW: Final = 1_440
 """Values remembered: three days of three-minute intervals. Two periods have to fit."""
@@ -30,6 +33,9 @@ _NEARLY: Final = 0.05
 _HELD_MOST: Final = 0.25  # share of all values that may stand in for an unknown time
 _LEVEL_WEIGHT: Final = 0.1  # weight of one interval in the ratio of this period to the last one
 _LEVEL_MOST: Final = 2.0
+_DAMPED: Final = 0.7
+"""Power of the ratio by which past periods went on from this time; the rest is chance."""
+_RATIO_MOST: Final = 3.0
 _WEIGHTS: Final = (0.5, 0.3, 0.2)
 """Weights of the latest periods: three contain less chance than one; the last is the nearest."""
 
@@ -85,6 +91,18 @@ class Recurrence:
         back = self.period - (steps - 1) % self.period
         return self._level * self._before(back)
 
+    def going_on(self, steps: int) -> float:
+        """Return the last value, changed as past periods changed from this time on, but less."""
+        last = self._values[-1] if self._values else 0.0
+        if not self.period:
+            return last
+        now = self._before(self.period + 1)
+        then = self._before(self.period - (steps - 1) % self.period)
+        if now <= 0 or then <= 0:
+            return last
+        ratio = min(max(then / now, 1 / _RATIO_MOST), _RATIO_MOST)
+        return last * math.pow(ratio, _DAMPED)
+
     def hindcast(self) -> list[tuple[float, float]]:
         """Return this period's forecasts of the past, with the actual values. O(n)."""
         if not self.period:
@@ -116,6 +134,32 @@ class Recurrence:
         self.period = _period(_autocorrelation(values), len(values) // 2)
         if not self.period:
             self._level = 1.0
+
+
+class SameTime:
+    """The last value, changed as it changed at this time of past periods.
+
+    Where every period is at another level, or its course is half chance, this errs less than what
+    repeats the periods themselves.
+
+    Args:
+        recurrence: of the same series, which learns each value first.
+    """
+
+    def __init__(self, recurrence: Recurrence) -> None:
+        self._recurrence = recurrence
+
+    @property
+    def period(self) -> int:
+        """In intervals; 0: none has been found."""
+        return self._recurrence.period
+
+    def add(self, value: float) -> None:
+        """Do nothing: the other one has learnt the value."""
+
+    def predict(self, steps: int = 1) -> float:
+        """Return the last value times the damped ratio."""
+        return self._recurrence.going_on(steps)
 
 
 def _period(alike: Floats, longest: int) -> int:

@@ -14,7 +14,7 @@ from msgspec import Struct
 from select_service.planner.core.kalman import Kalman
 from select_service.planner.core.prediction import Constant, Predictor
 from select_service.planner.core.predictor_choice import Chooser
-from select_service.planner.core.recurrence import RECURRING, Recurrence
+from select_service.planner.core.recurrence import RECURRING, SAME_TIME, Recurrence, SameTime
 from select_service.planner.core.smoothing import DampedSmoothing
 from select_service.planner.edge import libraries
 from select_service.planner.edge.fit_thread import DEADLINE_S, Fitter
@@ -89,12 +89,14 @@ def _kalman(settings: PredictorSettings, _: Fitter) -> ForecastModel:
 
 
 def _chooser(settings: PredictorSettings, fitter: Fitter) -> ForecastModel:
+    recurrence = Recurrence()
     return Chooser(
         {
             "constant": Constant(),
             "kalman": _kalman(settings, fitter),
             "ets": DampedSmoothing(),
-            RECURRING: Recurrence(),
+            RECURRING: recurrence,
+            SAME_TIME: SameTime(recurrence),
         }
     )
 

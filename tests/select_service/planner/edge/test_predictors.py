@@ -86,6 +86,32 @@ def test_the_chooser_costs_hardly_more_than_its_best_candidate(kind: str) -> Non
     assert cost("auto") <= 1.25 * best + 1.0
 
 
+def hourly(seed: int, *, is_seasonal: bool, deviation: float) -> list[float]:
+    """Four weeks of requests per hour: days and weekends, or neither, and errors that last."""
+    rng, drift, found = random.Random(seed), 0.0, []
+    for hour in range(672):
+        drift = 0.8 * drift + rng.gauss(0, 0.6 * deviation)
+        day = 1.0 + 0.55 * math.sin(hour * math.pi / 12) if is_seasonal else 1.0
+        weekend = 0.55 if is_seasonal and hour // 24 % 7 >= 5 else 1.0
+        found.append(1000.0 * day * weekend * math.exp(drift))
+    return found
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("is_seasonal", "deviation", "share"),
+    [(True, 0.15, 0.85), (True, 0.4, 1.01), (False, 0.2, 1.01)],
+)
+def test_auto_is_no_worse_than_the_last_value_and_better_where_days_are_alike(
+    seed: int, *, is_seasonal: bool, deviation: float, share: float
+) -> None:
+    """It lost to it on most series of production, by what it took for days and trends."""
+    series = hourly(seed, is_seasonal=is_seasonal, deviation=deviation)
+    told = forecasts(list(series), name="auto")
+    naive = forecasts(list(series), name="constant")
+    assert mean_error(told, series) <= share * mean_error(naive, series)
+
+
 def test_smoothing_follows_a_ramp_and_does_not_shake_with_noise() -> None:
     ramp, noise = traffic("ramp"), traffic("stationary")
     assert mean_error(forecasts(list(ramp), name="ets"), ramp, after=20) < 2.0
