@@ -25,6 +25,8 @@ __all__ = ["FixedFleets", "FixedPoint"]
 TARGET: Final = 0.99
 """Share of requests in time where the settings promise none."""
 _POOLS: Final = ("prefill", "decode")
+_NEARLY: Final = 0.005
+"""Where no number of engines keeps the target, a share this close to the most is as good."""
 _STEPS: Final = 12
 """Fleets tried below the best one, and above it, for the frontier."""
 
@@ -77,6 +79,7 @@ class FixedFleets:
         self._gpus_max = gpus_max
         self._told = told
         self.target = TARGET if settings.attainment is None else settings.attainment
+        """Share of requests that are to be in time."""
         self._results: dict[Fleet, Result] = {}
         self._best: Fleet | None = None
 
@@ -88,8 +91,19 @@ class FixedFleets:
         return self._results[fleet]
 
     @property
+    def reachable(self) -> float:
+        """The target, or less where prompts are too long for any number of engines."""
+        most = self.unlimited.attainment
+        return self.target if most >= self.target else most - _NEARLY
+
+    @property
+    def unlimited(self) -> Result:
+        """What is attained where each pool has as many engines as the other leaves GPUs for one."""
+        return self.result((self._most(0), self._most(1)))
+
+    @property
     def best(self) -> Fleet:
-        """The cheapest fleet that keeps the target; if none does, the one that comes closest.
+        """The cheapest fleet that keeps the target, or comes as close to it as any does.
 
         No engine less would do. About a dozen simulations: each pool is searched while the other
         has all GPUs, and what both do to each other is mended afterwards.
@@ -101,9 +115,8 @@ class FixedFleets:
             self._best = self._trimmed(self._grown((prefill, decode)))
         return self._best
 
-    def keeps(self, fleet: Fleet) -> bool:
-        """Return whether a fleet keeps the target."""
-        return self.result(fleet).attainment >= self.target
+    def _keeps(self, fleet: Fleet) -> bool:
+        return self.result(fleet).attainment >= self.reachable
 
     def frontier(self, gpu_hours: float) -> list[FixedPoint]:
         """Return fleets of which none is cheaper and serves more in time than another.
@@ -144,10 +157,12 @@ class FixedFleets:
 
     def _fewest(self, pool: int, fleet_of: Callable[[int], Fleet]) -> int:
         """Return the fewest engines of a pool that make as few late as the target allows."""
+        name, unlimited = _POOLS[pool], self.unlimited
+        least = len(unlimited.late[name]) + _NEARLY * unlimited.requests
+        allowed = max((1.0 - self.target) * unlimited.requests, least)
 
         def suffice(count: int) -> bool:
-            found = self.result(fleet_of(count))
-            return len(found.late[_POOLS[pool]]) <= (1.0 - self.target) * found.requests
+            return len(self.result(fleet_of(count)).late[name]) <= allowed
 
         most, high = self._most(pool), 1
         while high < most and not suffice(high):
@@ -162,7 +177,7 @@ class FixedFleets:
         """Add engines to the pool that makes more late, until the target is kept."""
         while self._cost(fleet) > self._gpus_max:  # each pool had all GPUs
             fleet = max(self._fewer(fleet), key=self._value)
-        while not self.keeps(fleet):
+        while not self._keeps(fleet):
             more = self._more(fleet)
             if more is None:
                 return fleet
@@ -174,7 +189,7 @@ class FixedFleets:
         kept: Sequence[Fleet] = [fleet]
         while kept:
             fleet = min(kept, key=self._cost)
-            kept = [one for one in self._fewer(fleet) if self.keeps(one)]
+            kept = [one for one in self._fewer(fleet) if self._keeps(one)]
         return fleet
 
     def _more(self, fleet: Fleet) -> Fleet | None:

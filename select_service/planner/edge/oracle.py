@@ -19,7 +19,7 @@ from select_service.planner.core.surface import Surface
 from select_service.planner.edge.trace_replay import DECODE, PREFILL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from select_service.planner.core.profile import Profile
     from select_service.planner.core.warm_up import TracedRequest
@@ -86,22 +86,20 @@ class Oracle:
         """See Policy."""
         return self._at(now)
 
-    def repair(self, result: Result, late_most: float) -> bool:
+    def repair(self, late: Mapping[str, Sequence[float]], spare: float) -> bool:
         """Add engines to the half minutes that made most requests late, all but a few.
 
         Returns whether that changes anything: GPUs may be short.
 
         Args:
-            result: of the plan so far.
-            late_most: share of requests that may be late.
+            late: by pool, when the requests came that more engines may have served in time.
+            spare: how many of them may stay late.
         """
         before = self._affordable
         for pool, plan in self._plan.items():
-            late = Counter(
-                min(int(at / PLANNED_S), len(plan) - 1) for at in result.late[str(pool.role)]
-            )
-            left = _ALLOWED * late_most * result.requests
-            for index, count in sorted(late.items(), key=lambda one: one[1]):
+            counts = Counter(min(int(at / PLANNED_S), len(plan) - 1) for at in late[pool.role])
+            left = _ALLOWED * spare
+            for index, count in sorted(counts.items(), key=lambda one: one[1]):
                 left -= count
                 if left < 0:
                     plan[index] += max(1, round(_GROWTH * plan[index]))
@@ -136,11 +134,16 @@ def oracle_result(oracle: Oracle, run: TraceReplay, fixed: FixedFleets) -> Resul
 
     What never changes is a plan, too: no oracle does worse than the best fixed fleet.
     """
-    target = fixed.target
-    found = [fixed.result(fixed.best)]
+    target, found = fixed.reachable, [fixed.result(fixed.best)]
+    hopeless = {name: set(times) for name, times in fixed.unlimited.late.items()}
+    spare = (1.0 - target) * found[0].requests - len(set[float]().union(*hopeless.values()))
     for _ in range(REPAIRS_MOST):
         found.append(run.run(oracle, start=oracle.start))
-        if found[-1].attainment >= target or not oracle.repair(found[-1], 1.0 - target):
+        late = {
+            name: [at for at in times if at not in hopeless[name]]
+            for name, times in found[-1].late.items()
+        }
+        if found[-1].attainment >= target or not oracle.repair(late, spare):
             break
     kept = [one for one in found if one.attainment >= target]
     if kept:
