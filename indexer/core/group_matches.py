@@ -28,8 +28,10 @@ if TYPE_CHECKING:
 
 def match_by_group(
     tree: RadixTree, found: Found, masks: tuple[int, int], most: int
-) -> tuple[list[Group], list[Group], list[Group]]:
+) -> tuple[list[Group], list[Group], list[Group], int]:
     """Return the groups of a match on the device, the host, and disk and external.
+
+    The last number says how many of the latter are external.
 
     Args:
         tree: the tree that was walked.
@@ -66,9 +68,13 @@ def match_by_group(
             n = further
     host: list[Group] = []
     disk: list[Group] = []
+    external = 0
     if below & ~grouped:
-        host, disk = continue_below(plain, path, matched, below & ~grouped)
-    return [*plain, *device.items()], [*host, *lower[0]], [*disk, *lower[1], *lower[2]]
+        host, disk, external = continue_below(plain, path, matched, below & ~grouped)
+    at = len(disk) - external
+    disk = [*disk[:at], *lower[1], *disk[at:], *lower[2]]
+    external += len(lower[2])
+    return [*plain, *device.items()], [*host, *lower[0]], disk, external
 
 
 class _Names:

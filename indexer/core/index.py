@@ -326,10 +326,12 @@ class KvIndex:
         if grouped and path:
             found = groups, path, matched
             most = matched if isl_tokens is None else (isl_tokens - 1) // self.block_size
-            return Matches(self._table, *match_by_group(self.tree, found, (below, grouped), most))
+            groups, host, disk, external = match_by_group(self.tree, found, (below, grouped), most)
+            return Matches(self._table, groups, host, disk, external=external)
         if not below or not path:
             return Matches(self._table, groups, [], [])
-        return Matches(self._table, groups, *continue_below(groups, path, matched, below))
+        host, disk, external = continue_below(groups, path, matched, below)
+        return Matches(self._table, groups, host, disk, external=external)
 
     # ---- upkeep
 

@@ -60,11 +60,12 @@ class Matches:
     """What one prompt matches, as groups of holders; valid until the index changes.
 
     `groups` are (device blocks > 0, mask of holders) with disjoint masks. `host` and `disk` are
-    (blocks beyond the previous tiers, mask); disk includes external, so a holder may occur twice.
-    `estimated` are the slots for which the caller has put in something else than the index says.
+    (blocks beyond the previous tiers, mask); disk includes external, so a holder may occur twice:
+    its last `external` groups are. `estimated` are the slots for which the caller has put in
+    something else than the index says.
     """
 
-    __slots__ = ("_table", "disk", "estimated", "groups", "host")
+    __slots__ = ("_table", "disk", "estimated", "external", "groups", "host")
 
     def __init__(
         self,
@@ -73,12 +74,14 @@ class Matches:
         host: list[Group],
         disk: list[Group],
         *,
+        external: int = 0,
         estimated: NDArray[np.int64] | None = None,
     ) -> None:
         self._table = table
         self.groups = groups
         self.host = host
         self.disk = disk
+        self.external = external
         self.estimated = estimated
 
     @property
@@ -127,8 +130,11 @@ class Matches:
 
 def continue_below(
     groups: list[Group], path: list[Node], matched: int, candidates: int
-) -> tuple[list[Group], list[Group]]:
+) -> tuple[list[Group], list[Group], int]:
     """Return the extensions on the host, and on disk and external, of the `candidates`.
+
+    The last number says how many of the latter are external.
+
 
     `path` are the nodes of a prompt of which `matched` blocks are known.
     """
@@ -143,6 +149,7 @@ def continue_below(
         standing[0] = elsewhere
     host: list[Group] = []
     disk: list[Group] = []
+    external = 0
     below: list[tuple[int, int, tuple[Coverage, ...]]] = []
     start = 0
     for node in path:
@@ -157,8 +164,10 @@ def continue_below(
             if lower[tier - 1].full or lower[tier - 1].patterns is not None
         ]
         if covered:
+            before = len(disk)
             standing = _extend(standing, covered, host if tier is Tier.HOST_PINNED else disk)
-    return host, disk
+            external = len(disk) - before if tier is Tier.EXTERNAL else 0
+    return host, disk, external
 
 
 def _extend(

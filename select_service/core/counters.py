@@ -17,6 +17,8 @@ class Counters:
     selected_isl_tokens: int = 0  # of their prompts
     selected_prefill_tokens: int = 0  # the part of them that the chosen worker has yet to compute
     selected_forgone_tokens: int = 0  # the part of those that another candidate has cached
+    selected_pulled_tokens: int = 0  # to be pulled from another rank
+    selections_pulling: int = 0
     selections_forgoing: int = 0  # selections that passed over a candidate with more of the prompt
     selections_waited: int = 0
     selections_withdrawn: int = 0  # their client went away while they waited

@@ -27,7 +27,7 @@ from select_service.core.partition import Partition
 from select_service.core.pricing.policy import PolicyBook, PolicyError
 from select_service.core.tenancy.shares import Shares
 from select_service.errors import scope_text
-from select_service.types import CoreLimits
+from select_service.types import CoreLimits, RouterConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -76,8 +76,10 @@ class Membership:
         prefill_tokens_per_s: float = PRIOR_TOKENS_PER_S,
         trust: TrustSettings | None = None,
         shares: Shares | None = None,
+        config: RouterConfig | None = None,
     ) -> None:
         self.registry = registry
+        self._config = config or RouterConfig()
         self.partitions: dict[Scope, Partition] = {}
         self._in_order: list[Scope] = []  # of the partitions; sorting a thousand takes 1 ms
         self._policies = policies
@@ -453,6 +455,7 @@ class Membership:
             estimate=CacheEstimate(
                 self._limits, bound=self._estimates_of, tenant_id=worker.scope.tenant_id
             ),
+            config=self._config,
         )
         partition.holds_to_cache = self.cache_hit_threshold > 0.0
         partition.is_watched = self.is_watched

@@ -21,20 +21,36 @@ from select_service.core.decisions.trust_factors import Trust
 from select_service.core.fleet.eligibility import eligible_slots, wants_everyone
 from select_service.core.fleet.outliers import Outliers, OutlierTally
 from select_service.core.fleet.slots import FleetSlots
+from select_service.core.fleet.transfer_costs import transfer_costs
 from select_service.core.ledger.cache_estimate import CacheEstimate
 from select_service.core.ledger.demand_tally import DemandTally
 from select_service.core.ledger.ledger import Ledger
-from select_service.core.pricing.cost import Size, TierMatches, preferences, terms_of
+from select_service.core.pricing.cost import (
+    Size,
+    TierMatches,
+    delays,
+    preferences,
+    terms_of,
+    tier_matches,
+)
 from select_service.core.pricing.estimated_matches import estimated
+from select_service.core.pricing.kv_sources import KvSources, kv_source
 from select_service.core.pricing.placement import worker_overlap
+from select_service.core.pricing.plain_pricer import Pricer as PlainPricer
 from select_service.core.pricing.weights import SEQUENCE_TOKENS, wait_blocks
 from select_service.errors import NoEligibleWorker, NoWorkerForRole, WorkerDraining
-from select_service.types import CoreLimits, Overlap, SelectPairRequest, TrustSettings
+from select_service.types import (
+    CoreLimits,
+    Overlap,
+    RouterConfig,
+    SelectPairRequest,
+    TrustSettings,
+)
 
 if not TYPE_CHECKING and usable("select_service.core._pricer", 5):
     from select_service.core._pricer import Pricer
 else:
-    from select_service.core.pricing.plain_pricer import Pricer
+    Pricer = PlainPricer
 
 if TYPE_CHECKING:
     from indexer.core.index import KvIndex
@@ -42,17 +58,18 @@ if TYPE_CHECKING:
     from indexer.types import Scope
     from select_service.core.admission.partition_admission import PartitionAdmission
     from select_service.core.admission.queue import Ticket
-    from select_service.core.columns import Floats, Rows, Slots
+    from select_service.core.columns import Floats, Groups, Rows, Slots
     from select_service.core.decisions.fleet_snapshot import FleetSnapshot
     from select_service.core.decisions.shadow_regret import ShadowTally
     from select_service.core.fleet.catalog import Worker
     from select_service.core.fleet.roles import Legs
-    from select_service.core.pricing.cost import Terms
+    from select_service.core.pricing.cost import Pulls, Terms
+    from select_service.core.pricing.kv_sources import Sources
     from select_service.core.pricing.placement import Seen
     from select_service.core.pricing.policy import RoutingPolicy
     from select_service.core.pricing.prompt import Prompt
     from select_service.core.pricing.weights import Weights
-    from select_service.types import SelectRequest
+    from select_service.types import KvSource, SelectRequest
 
 
 class Partition:
@@ -69,6 +86,7 @@ class Partition:
         limits: CoreLimits | None = None,
         outliers: OutlierTally | None = None,
         estimate: CacheEstimate | None = None,
+        config: RouterConfig | None = None,
     ) -> None:
         self.scope = scope
         self.index = index
@@ -80,7 +98,12 @@ class Partition:
             sequence_blocks=round(SEQUENCE_TOKENS / index.block_size),
             estimate=self.estimate,
         )
-        self.fleet_slots = FleetSlots()
+        costs = transfer_costs(config or RouterConfig())
+        self.fleet_slots = FleetSlots(costs)
+        self.kv_sources: Sources | None = None
+        """Where ranks may pull blocks from; None: they may not."""
+        if config is not None and config.kv_pull:
+            self.kv_sources = KvSources(self.fleet_slots, costs)
         self.outliers = Outliers(limits or CoreLimits(), outliers or OutlierTally())
         self.trust = Trust(trust or TrustSettings())
         self.drainage = DrainRate(self.ledger.loads.work, prior_tokens_per_s=prefill_tokens_per_s)
@@ -90,7 +113,9 @@ class Partition:
         self.queues = ClassQueues(policy, self.fleet_slots, self.ledger.loads, self.drainage)
         self.holds_to_cache = False
         """Whether a cache-hit threshold also applies to requests without one of their own."""
-        self.pricer = self._new_pricer()
+        self.pricer = self._new_pricer(Pricer)
+        self.pull_pricer = self._new_pricer(PlainPricer)
+        """Prices what may be pulled, too."""
         self.unmatched: dict[int, Overlap] = {}  # by worker, its overlap if nothing matched
         self.admission: PartitionAdmission | None = None
         """Only if something is to be judged; see `admission/admitting.py`."""
@@ -159,12 +184,16 @@ class Partition:
         self, prompt: Prompt, rows: Rows, weights: Weights, now: float, found: TierMatches | None
     ) -> Terms:
         """Return the terms of each row's cost with this prompt, without preferences."""
-        loads, shared = self.ledger.loads, None
-        if prompt.first_hash in self.ledger.first_blocks:
-            shared = self.ledger.shared_groups(prompt.sequence_hashes)
+        loads, shared = self.ledger.loads, self.booked(prompt)
         size = Size(prompt.isl_tokens, prompt.blocks, self.index.block_size)
         present, trust = self.at_present(weights), self.believed(found)
         return terms_of(loads, rows, size, present, found, shared, trust, now)
+
+    def booked(self, prompt: Prompt) -> Groups | None:
+        """Return blocks of the prompt in active chains, and the slots; None: there are none."""
+        if prompt.first_hash not in self.ledger.first_blocks:
+            return None
+        return self.ledger.shared_groups(prompt.sequence_hashes)
 
     def match(self, prompt: Prompt) -> Matches:
         """Return what ranks hold of a prompt, by their KV events or an estimate."""
@@ -179,7 +208,32 @@ class Partition:
         """Return what ranks hold of a prompt; None: nothing."""
         if matches is None:
             matches = self.match(prompt)
-        return None if matches.empty else TierMatches(*matches.by_slot(), matches.estimated)
+        return None if matches.empty else tier_matches(matches)
+
+    def with_pulls(
+        self, found: TierMatches, shared: Groups | None, weights: Weights
+    ) -> TierMatches:
+        """Return the matches with what ranks could pull from others."""
+        assert self.kv_sources is not None
+        loads, trust = self.ledger.loads, self.trust.column
+        barred = [*self.outliers.ejected]
+        if found.estimated is not None:
+            barred += found.estimated.tolist()
+        if trust is not None:
+            barred += np.flatnonzero(trust[: len(loads.prefill)] < 1.0).tolist()
+        booked = None
+        if weights.expects_booked and shared is not None:
+            booked = np.zeros(len(loads.prefill))
+            for blocks, slots in shared:
+                booked[slots] = blocks
+        worth = 1.0 + delays(loads.churn, loads.requests, weights)
+        pulls = self.kv_sources.pulls(found, booked, weights, barred, loads.prefill, worth)
+        return found if pulls is None else found._replace(pulls=pulls)
+
+    def kv_source(self, pulls: Pulls, slot: int) -> KvSource:
+        """Return the source of what a rank pulls."""
+        worker, dp_rank = self.fleet_slots.rank_at(int(pulls.source[slot]))
+        return kv_source(pulls, slot, worker.worker_id, dp_rank, worker.spec.endpoint)
 
     def preference(self, request: SelectRequest, rows: Rows) -> Floats | None:
         """Return the factor of preferred taints on each row's cost; None: none are preferred."""
@@ -202,9 +256,7 @@ class Partition:
 
     def see(self, prompt: Prompt, matches: Matches | None = None) -> Seen:
         """Return the inputs of a decision, for callers that do not use `place`."""
-        found, shared = self.found(prompt, matches), None
-        if prompt.first_hash in self.ledger.first_blocks:
-            shared = self.ledger.shared_groups(prompt.sequence_hashes)
+        found, shared = self.found(prompt, matches), self.booked(prompt)
         trust = self.believed(found)
         return self.ledger.loads.pack(), found, shared, None if trust is None else trust.tobytes()
 
@@ -310,10 +362,10 @@ class Partition:
         self.queues.leave(slots)
         self.unmatched.pop(worker_id, None)
 
-    def _new_pricer(self) -> Pricer:
+    def _new_pricer(self, kind: type[Pricer]) -> Pricer:
         loads = self.ledger.loads
         columns = loads.prefill, loads.decode, loads.churn, loads.context
-        return Pricer(*columns, loads.heard, loads.ahead, loads.requests)
+        return kind(*columns, loads.heard, loads.ahead, loads.requests)
 
     def make_room(self) -> None:
         """Grow the columns with the index, which may have gained ranks of its own."""
@@ -321,7 +373,8 @@ class Partition:
         self.trust.ensure(self.index.capacity)
         self.fleet_slots.ensure(self.index.capacity)
         self.queues.ensure(self.index.capacity)
-        self.pricer = self._new_pricer()
+        self.pricer = self._new_pricer(Pricer)
+        self.pull_pricer = self._new_pricer(PlainPricer)
 
     def detach(self, worker: Worker) -> None:
         """Remove a worker; its slots must be free of load."""

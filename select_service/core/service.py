@@ -154,6 +154,7 @@ class SelectionCore:
             prefill_tokens_per_s=settings.prefill_tokens_per_s,
             trust=trust,
             shares=self.shares,
+            config=config,
         )
         self.partitions = self.membership.partitions
         """Every scope that ever had a schedulable worker."""
@@ -236,7 +237,6 @@ class SelectionCore:
             cache_hits=cache_hits,
             counters=self.counters,
             rng=rng,
-            transfer_cost=config.kv_transfer_cost_per_block,
         )
         placing = self.selection = Placer(
             reader=self.reader,

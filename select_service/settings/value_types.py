@@ -30,6 +30,7 @@ _COUNT_MAX: Final = (1 << 31) - 1  # the largest C int
 _BYTES_MAX: Final = (1 << 62) - 1  # sums of a few still fit 64 bits
 _LENGTH_MAX: Final = 4096  # replicas accept hardly longer ids and names from each other
 _FILE_BYTES_MAX: Final = 4 << 20
+_COST_MAX: Final = 1_000_000.0
 _FILE_MODE: Final = re.compile("0?[0-7]{3}")
 _BODILESS: Final = frozenset({204, 205, 304})  # HTTP clients expect no body after these
 
@@ -285,21 +286,40 @@ def weights_object() -> ValueType:
     """Read a JSON object, `@FILE` with one in it, or name=value,..."""
 
     def parse(text: str) -> dict[str, Weight]:
-        if text.startswith(("@", "{")):
-            return read_shadow_weights(_json_object(text))
-        said: dict[str, object] = {}
-        for part in filter(None, text.split(",")):
-            name, is_said, value = part.strip().partition("=")
-            if not is_said:
-                raise ValueError(f"{part[:64]!r} is not name=value")
-            if name in said:
-                raise ValueError(f"{name} comes twice")
-            switched = {"true": True, "false": False}.get(value.lower())
-            found = parse_float(value) if switched is None else switched
-            said[name] = value if found is None else found
-        return read_shadow_weights(said)
+        return read_shadow_weights(_named_values(text))
 
     return ValueType(parse, "NAME=VALUE,...|JSON|@FILE")
+
+
+def costs_object() -> ValueType:
+    """Read numbers from 0 by name: a JSON object, `@FILE` with one in it, or name=value,..."""
+
+    def parse(text: str) -> dict[str, float]:
+        costs: dict[str, float] = {}
+        for name, value in _named_values(text).items():
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or not 0.0 <= value <= _COST_MAX:
+                raise ValueError(f"{name[:64]} must be a number from 0 to {_COST_MAX:g}")
+            costs[name] = float(value)
+        return costs
+
+    return ValueType(parse, "NAME=VALUE,...|JSON|@FILE")
+
+
+def _named_values(text: str) -> dict[str, Any]:
+    if text.startswith(("@", "{")):
+        return _json_object(text)
+    said: dict[str, object] = {}
+    for part in filter(None, text.split(",")):
+        name, is_said, value = part.strip().partition("=")
+        if not is_said:
+            raise ValueError(f"{part[:64]!r} is not name=value")
+        if name in said:
+            raise ValueError(f"{name} comes twice")
+        switched = {"true": True, "false": False}.get(value.lower())
+        found = parse_float(value) if switched is None else switched
+        said[name] = value if found is None else found
+    return said
 
 
 # -- addresses -----------------------------------------------------------------------------------

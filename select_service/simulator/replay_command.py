@@ -82,8 +82,8 @@ def _changes(pairs: dict[str, str]) -> dict[str, object]:
     """
     for name in _NO_WEIGHTS & pairs.keys():
         raise ValueError(f"--weights: {name} decides nothing that a recording could tell")
-    if "kv_transfer_cost_per_block" in pairs:
-        raise ValueError("--weights: pairs are priced as recorded: try another transfer cost live")
+    if pairs.keys() & {"kv_transfer_cost_per_block", "kv_transfer_cost_by_domain", "kv_pull"}:
+        raise ValueError("--weights: moving blocks is priced as recorded: try other costs live")
     try:
         config = weights_with(RouterConfig(), pairs)
     except ValueError as error:

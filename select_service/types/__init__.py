@@ -21,6 +21,7 @@ from select_service.types.inspection import (
     SharedCache,
     TrustTable,
 )
+from select_service.types.kv_source import KvSource, KvTier
 from select_service.types.leases import (
     LeaseList,
     LeaseRecord,
@@ -140,6 +141,8 @@ __all__ = [
     "Inflight",
     "KvEvents",
     "KvRankState",
+    "KvSource",
+    "KvTier",
     "LeaseList",
     "LeaseRecord",
     "LeaseRenewal",

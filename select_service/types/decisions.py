@@ -7,6 +7,7 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
+from select_service.types.kv_source import KvSource
 from select_service.types.shadow import ShadowWeights
 
 __all__ = [
@@ -137,6 +138,8 @@ class Chosen(Struct, frozen=True, kw_only=True):
     """Ranks that had the lowest cost, e.g. `1`."""
     picked_by: Literal["lowest", "tie", "softmax", "only"]
     """How it was picked."""
+    kv_source: KvSource | UnsetType = UNSET
+    """Where it pulls blocks of the prompt from."""
 
 
 class DecisionLeg(Struct, frozen=True, kw_only=True):
@@ -226,8 +229,8 @@ class Candidate(Struct, frozen=True):
     `context_cost` adds up, for each of its requests and this one, the blocks it attends to and a
     fixed part for being one, and a part for waiting for a seat where all are taken.
 
-    cost = (prefill_load_scale · (prefill_cost - credit + delay_cost + eviction_cost
-                                  + interference_cost)
+    cost = (prefill_load_scale · (prefill_cost - credit - pulled_blocks + pull_cost + delay_cost
+                                  + eviction_cost + interference_cost)
             + decode_load_scale · decode_cost + context_load_scale · context_cost
             + decode_active_request_weight · requests) · taint_factor
     """
@@ -282,6 +285,10 @@ class Candidate(Struct, frozen=True):
     """The part of those that counts as computed, in `prefill_cost`, e.g. `400.0`."""
     requests: int | None = None
     """Live requests of the rank, e.g. `4`."""
+    pulled_blocks: int | UnsetType = UNSET
+    """Blocks of the prompt that it would pull from another rank; with `--kv-pull`, e.g. `64`."""
+    pull_cost: float | UnsetType = UNSET
+    """What moving those costs, in blocks, e.g. `6.4`."""
     legs: DecisionLegs | UnsetType = UNSET
     """Its cost as a leg of a pair; for `/select_pair`."""
 

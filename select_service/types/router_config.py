@@ -25,6 +25,8 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
     assume_kv_reuse: bool = True  # blocks that prompts share on a rank are counted once
     queue_threshold: float = 16.0
     kv_transfer_cost_per_block: float = 0.1  # of prefill: moving a block costs a tenth of it
+    kv_transfer_cost_by_domain: dict[str, float] = {}  # between workers in the same place of it
+    kv_pull: bool = False  # whether ranks may pull blocks of prompts from others
     # terms of `first-token` (`weights.py`); None: as the policy has them
     decode_load_scale: float | None = None
     delay_scale: float | None = None

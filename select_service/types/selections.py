@@ -5,6 +5,7 @@ from typing import Final, Literal, TypeAlias
 from msgspec import UNSET, Struct, UnsetType
 
 from select_service.types.decisions import Decision
+from select_service.types.kv_source import KvSource
 
 RANK_HEADER: Final = "X-data-parallel-rank"
 """By which vLLM's server knows the rank; it counts the ranks behind its address from 0."""
@@ -116,6 +117,9 @@ class Selection(Struct, kw_only=True):
     advice: Advice | UnsetType = UNSET  # where workers have roles
     decision: Decision | UnsetType = UNSET  # when it was to be explained
     overlap_estimated: bool | UnsetType = UNSET  # true: not known from KV events of the rank
+    kv_source: KvSource | UnsetType = UNSET
+    """Where to pull blocks of the prompt from, with `--kv-pull` and if that costs less than
+    computing them; `effective_prefill_tokens` is without them."""
 
 
 class PairLeg(Struct, frozen=True, kw_only=True):
@@ -133,6 +137,8 @@ class PairLeg(Struct, frozen=True, kw_only=True):
     """KV blocks of the rank with this prompt's, before it was booked; 0 of a prefill leg, e.g.
     `96`."""
     overlap_estimated: bool | UnsetType = UNSET  # true: not known from KV events of the rank
+    kv_source: KvSource | UnsetType = UNSET
+    """Where to pull blocks of the prompt from; of a rank that does both."""
 
 
 class PairSelection(Struct, kw_only=True):

@@ -111,12 +111,19 @@ class RecordedFleet:
     """A random service, what happens to it, and what was answered."""
 
     def __init__(
-        self, seed: int, *, blocks: int = 140, block_size: int = 4, is_whole: bool = False
+        self,
+        seed: int,
+        *,
+        blocks: int = 140,
+        block_size: int = 4,
+        is_whole: bool = False,
+        kv_pull: bool = False,
     ) -> None:
         self.draw = draw = random.Random(seed)
         self.block_size = block_size
         self.config = RouterConfig(
             use_kv_events=False,
+            kv_pull=kv_pull,
             temperature=draw.choice([0.0, 0.0, 0.0, 0.7]),
             overlap_score_credit=draw.choice([1.0, 1.0, 0.3]),
             overlap_score_credit_decay=draw.choice([0.0, 0.0, 0.0, 1.3]),

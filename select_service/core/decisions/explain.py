@@ -23,6 +23,7 @@ from select_service.core.decisions.record import (
     REPLAYING,
     STREAM_STATES,
 )
+from select_service.core.pricing.kv_sources import kv_source
 from select_service.types.decisions import (
     Candidate,
     Chosen,
@@ -41,9 +42,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Literal
 
+    from msgspec import UnsetType
+
+    from select_service.core.columns import Floats
     from select_service.core.decisions.record import Absent, DecisionRecord, Odds, RankState
     from select_service.core.decisions.shadow_regret import Side, Sighting
     from select_service.core.fleet.outliers import EjectionReason
+    from select_service.types import KvSource
     from select_service.types.decisions import Excluded
 
 
@@ -76,7 +81,7 @@ class ExplainedRecord:
         in_play = terms.considered
         odds = record.odds
         if odds is not None and odds.plan is not None:
-            self._pair = PairTerms(record, terms, transfer_cost)
+            self._pair = PairTerms(record, terms)
             in_play = terms.considered | self._pair.is_leg
         self._in_play = in_play
         self._allowed = None
@@ -159,7 +164,17 @@ class ExplainedRecord:
             runner_up=runner_up,
             ties=ties,
             picked_by=how,
+            kv_source=self._kv_source(at),
         )
+
+    def _kv_source(self, at: int) -> KvSource | UnsetType:
+        """Return where the rank in this position pulls blocks from."""
+        found, rank_states = self._record.seen[1], self._record.fleet_slots.rank_states
+        if not self._terms.terms.pulled[at] or found is None or found.pulls is None:
+            return UNSET
+        slot = rank_states[at].slot
+        source = rank_states[self._record.fleet_slots.at[int(found.pulls.source[slot])]]
+        return kv_source(found.pulls, slot, source.worker_id, source.dp_rank, source.endpoint)
 
     # -- the ranks ------------------------------------------------------------------------------
 
@@ -212,9 +227,18 @@ class ExplainedRecord:
             columns.append(list(map(int, priced.requests[some].tolist())))
         else:
             columns += [[None] * count] * 4
+        columns += self._pulls(some, priced.raw - credit)
         if self._pair is not None:
             columns.append(self._pair.legs(some))
         return list(map(Candidate, *columns))
+
+    def _pulls(self, some: slice[int, int, None], left: Floats) -> list[Sequence[object]]:
+        """Return what some ranks would pull, at most what is left, and what that costs."""
+        found, priced = self._record.seen[1], self._terms.terms
+        if not self._terms.is_priced or found is None or found.pulls is None:
+            return [[UNSET] * len(left[some])] * 2
+        pulled = np.minimum(priced.pulled, left)[some]
+        return [list(map(int, pulled.tolist())), priced.pull_cost[some].tolist()]
 
     def _excluded(self, rank: RankState) -> Excluded:
         """Return why a rank was no candidate: the first reason, in the order of evaluation."""

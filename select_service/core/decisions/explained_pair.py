@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from select_service.core.pricing.cost import decode_cost
+from select_service.core.pricing.pair import moving_cost, permitted
 from select_service.types.decisions import Chosen, DecisionLeg, DecisionLegs, DecisionPair
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 class PairTerms:
     """The legs of one record, as columns by rank; nan where a rank cannot be that leg."""
 
-    def __init__(self, record: DecisionRecord, terms: RankTerms, transfer_cost: float) -> None:
+    def __init__(self, record: DecisionRecord, terms: RankTerms) -> None:
         odds = record.odds
         assert odds is not None
         assert odds.plan is not None
@@ -52,8 +53,7 @@ class PairTerms:
         couple = odds.plan.couple
         if couple is not None:
             decoding = decode_cost(priced, record.weights)
-            costs = (decoding + transfer_cost * self._to_move) * factors
-            self._decoding[decode] = self._moved(costs, couple)[decode]
+            self._decoding[decode] = self._moved(decoding, factors, couple)[decode]
 
     @property
     def is_leg(self) -> NDArray[np.bool_]:
@@ -71,7 +71,7 @@ class PairTerms:
         at = self._record.fleet_slots.at
         return np.array([at[slot] for slot in slots.tolist()], dtype=np.int64)
 
-    def _moved(self, costs: Floats, couple: WorkerPair) -> Floats:
+    def _moved(self, decoding: Floats, factors: Floats, couple: WorkerPair) -> Floats:
         """Return decode costs as seen from the prefill rank; infinite: no transfer is possible."""
         odds = self._record.odds
         assert odds is not None
@@ -79,13 +79,10 @@ class PairTerms:
         assert odds.legs is not None
         slots = self._record.fleet_slots.slots
         for positions, transfer in odds.roles.transfers(odds.legs.prefill):
-            if couple.prefill_slot not in odds.legs.prefill[positions]:
-                continue
-            if transfer.factors is not None:
-                costs = costs * transfer.factors[slots]
-            if transfer.allowed is not None:
-                costs = np.where(transfer.allowed[slots], costs, np.inf)
-        return costs
+            if couple.prefill_slot in odds.legs.prefill[positions]:
+                costs = (decoding + moving_cost(self._to_move, slots, transfer)) * factors
+                return permitted(costs, slots, transfer)
+        raise AssertionError("its prefill rank is none of the candidates")
 
     def pair(self) -> DecisionPair:
         """Return the comparison."""

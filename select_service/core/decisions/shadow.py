@@ -16,6 +16,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from select_service.core.decisions.shadow_regret import ShadowTally, Side, Sighting
+from select_service.core.pricing.cost import Size
 from select_service.core.pricing.pick import pick
 from select_service.core.pricing.weights import weights_in_force
 
@@ -273,6 +274,8 @@ class ShadowScoring:
         ticket, rows, slot = self._ticket, self._rows, placement.slot
         partition, prompt = ticket.partition, ticket.prompt
         found = partition.found(prompt, self.matches)
+        if partition.kv_sources is not None and found is not None:
+            found = partition.with_pulls(found, partition.booked(prompt), ticket.weights)
         terms = partition.terms(prompt, rows, ticket.weights, self._now, found)
         costs = terms.cost
         others = partition.terms(prompt, rows, self._weights, self._now, found).cost
@@ -281,7 +284,8 @@ class ShadowScoring:
             costs, others = costs * preference, others * preference
         live = slot if isinstance(rows, slice) else int(np.flatnonzero(rows == slot)[0])
         own = self._pick(others, live)
-        seen = prompt.isl_tokens, terms, costs, others
+        size = Size(prompt.isl_tokens, prompt.blocks, partition.index.block_size)
+        seen = size, terms, costs, others
         return _side(live, rows, *seen), _side(own, rows, *seen)
 
     def _pick(self, costs: Floats, live: int) -> int:
@@ -298,15 +302,13 @@ def _tally(partition: Partition) -> ShadowTally:
     return partition.shadow_tally
 
 
-def _side(
-    at: int, rows: Rows, isl_tokens: int, terms: Terms, costs: Floats, others: Floats
-) -> Side:
-    cached = min(isl_tokens, int(terms.cached_tokens[at]))
+def _side(at: int, rows: Rows, size: Size, terms: Terms, costs: Floats, others: Floats) -> Side:
+    cached = min(size.isl_tokens, int(terms.cached_tokens[at]))
     return Side(
         at if isinstance(rows, slice) else int(rows[at]),
         float(costs[at]),
         float(others[at]),
-        isl_tokens - cached,
+        max(0, size.isl_tokens - cached - int(terms.pulled[at]) * size.block_size),
         cached,
         float(terms.prefill[at]),
         float(terms.decode[at]),

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from select_service.core.fleet.eligibility import eligible_slots, wants_everyone
+from select_service.core.fleet.transfer_costs import TransferCosts, shares_domain
 from select_service.errors import NoEligibleWorker, NoWorkerForRole
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class Transfer(NamedTuple):
 
     allowed: NDArray[np.bool_] | None  # decode ranks that may take their blocks; None: all
     factors: Floats | None  # factors on the decode leg's cost; None: 1
+    costs: Floats | float  # of moving one block there, in blocks of prefill
 
 
 class Roles:
@@ -63,7 +65,8 @@ class Roles:
     When workers come, go or change, `after` creates new ones.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, costs: TransferCosts | None = None) -> None:
+        self._costs = costs or TransferCosts()
         self.given = False
         """Whether any worker has a role; without one, roles have no effect."""
         self._given: frozenset[int] = frozenset()  # worker ids with a role
@@ -89,7 +92,7 @@ class Roles:
             left: its selectable slots before.
             come: the worker, if it is selectable now.
         """
-        fresh = Roles()
+        fresh = Roles(self._costs)
         fresh._workers = tuple(workers)
         fresh._codes = codes = np.zeros(slots, dtype=np.int8)
         codes[: len(self._codes)] = self._codes
@@ -225,11 +228,12 @@ class Roles:
                 transfers.append(self._transfer(worker, decode))
             for slot in worker.slots.values():
                 self._group[slot] = numbers[key]
-        return transfers or [Transfer(None, None)]
+        return transfers or [Transfer(None, None, self._costs.anywhere)]
 
     def _transfer(self, source: Worker, targets: Iterable[Worker]) -> Transfer:
         allowed = np.ones(len(self._codes), dtype=np.bool_)
         factors = np.ones(len(self._codes))
+        costs = np.full(len(self._codes), self._costs.anywhere)
         spec = source.spec
         bias = 1.0
         if spec.kv_transfer_enforcement == "preferred":
@@ -237,11 +241,15 @@ class Roles:
             bias = math.exp(-math.tanh(_PREFERRED_WEIGHT if weight is None else weight))
         for target in targets:
             may = _accepts(source, target) and _accepts(target, source)
-            factor = bias if bias != 1.0 and _shares(source, target) else 1.0
+            is_near = shares_domain(source, target, spec.kv_transfer_domain)
+            factor = bias if bias != 1.0 and is_near else 1.0
+            cost = self._costs.between(source, target)
             for slot in target.slots.values():
-                allowed[slot], factors[slot] = may, factor
+                allowed[slot], factors[slot], costs[slot] = may, factor, cost
         return Transfer(
-            None if allowed.all() else allowed, None if (factors == 1.0).all() else factors
+            None if allowed.all() else allowed,
+            None if (factors == 1.0).all() else factors,
+            costs if self._costs.by_domain else self._costs.anywhere,
         )
 
     def check(self) -> None:
@@ -276,13 +284,4 @@ def _accepts(worker: Worker, other: Worker) -> bool:
     """Whether a worker's own transfer requirement is met."""
     spec = worker.spec
     demands = spec.kv_transfer_enforcement == "required" and spec.kv_transfer_domain is not None
-    return not demands or _shares(worker, other)
-
-
-def _shares(worker: Worker, other: Worker) -> bool:
-    """Whether the other is in the same place of the worker's transfer domain; unknown is not."""
-    domain = worker.spec.kv_transfer_domain
-    if domain is None:
-        return False
-    place = worker.spec.topology_domains.get(domain)
-    return place is not None and place == other.spec.topology_domains.get(domain)
+    return not demands or shares_domain(worker, other, spec.kv_transfer_domain)

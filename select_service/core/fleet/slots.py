@@ -20,6 +20,7 @@ from select_service.errors import WorkerDraining
 if TYPE_CHECKING:
     from select_service.core.columns import Rows
     from select_service.core.fleet.catalog import Worker
+    from select_service.core.fleet.transfer_costs import TransferCosts
     from select_service.types import SelectRequest
 
     RankSlots = list[tuple[WorkerRank, int]]
@@ -31,12 +32,12 @@ class FleetSlots:
     A worker that comes, goes or changes costs O(its ranks), plus a copy of the open slots.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, costs: TransferCosts | None = None) -> None:
         self.workers: dict[int, Worker] = {}
         """Workers that may be chosen."""
         self.present: dict[int, Worker] = {}
         """The same plus those that drain: they keep load and index, but take nothing new."""
-        self.roles = Roles()
+        self.roles = Roles(costs)
         self.everyone: Rows = slice(0, 0)
         self.ranks = 0  # number of rows in `everyone`
         self._open = array("q")  # selectable slots, ascending

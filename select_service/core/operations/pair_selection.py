@@ -41,8 +41,6 @@ class PairSelector:
         cache_hits: CacheHits,
         counters: Counters,
         rng: random.Random,
-        *,
-        transfer_cost: float,
     ) -> None:
         """Take the collaborators.
 
@@ -51,13 +49,11 @@ class PairSelector:
             cache_hits: applies a request's cache-hit threshold.
             counters: count the advice.
             rng: breaks ties.
-            transfer_cost: of moving one block, in blocks of prefill.
         """
         self.pairs = pairs
         self._advised = counters.advised
         self._cache_hits = cache_hits
         self._rng = rng
-        self._transfer_cost = transfer_cost
 
     def find(self, ticket: Ticket, rows: Rows, now: float) -> tuple[Legs, PairPlan]:
         """Return the candidates of each role, and whether a pair or one rank is cheaper.
@@ -94,7 +90,6 @@ class PairSelector:
             prompt=prompt,
             weights=partition.at_present(ticket.weights),
             block_size=partition.index.block_size,
-            transfer_cost=self._transfer_cost,
         )
         found = partition.found(prompt)
         holders = partial(self._cache_hits.holders, ticket.request, prompt, partition)

@@ -17,6 +17,7 @@ from select_service.core.ledger.loads import worked_off
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from indexer.core.tiers import Matches
     from select_service.core.columns import Floats, Groups, Rows, Slots
     from select_service.core.ledger.loads import PackedLoads
     from select_service.core.ledger.slot_loads import SlotLoads
@@ -24,12 +25,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MatchedRows",
+    "Pulls",
     "Size",
     "Terms",
     "TierMatches",
     "decode_cost",
+    "delays",
     "preferences",
     "terms_of",
+    "tier_matches",
 ]
 
 
@@ -39,6 +43,15 @@ class MatchedRows(NamedTuple):
     device: Floats
     host: Floats
     disk: Floats
+
+
+class Pulls(NamedTuple):
+    """What each rank could pull, by slot; it is worth at most what it saves."""
+
+    blocks: Floats  # beyond what it holds, or is to compute for others; 0: nothing
+    cost: Floats  # of all of them, in blocks of prefill
+    source: Slots  # slot that holds them; -1: none
+    tier: Slots  # position in `kv_sources.TIERS` of the farthest of them
 
 
 class TierMatches(NamedTuple):
@@ -52,6 +65,17 @@ class TierMatches(NamedTuple):
     host: Groups
     disk: Groups
     estimated: Slots | None = None
+    external: int = 0
+    """How many of the last groups of `disk` are in the shared store."""
+    pulls: Pulls | None = None
+    """What ranks could pull from others; None: nothing, or they may not."""
+
+    def external_by_slot(self, slots: int) -> Floats:
+        """Return the part of `disk` in the shared store."""
+        column = np.zeros(slots)
+        for blocks, of in self.disk[len(self.disk) - self.external :]:
+            column[of] += blocks
+        return column
 
     def by_slot(self, slots: int) -> MatchedRows:
         """Return the blocks of each of so many slots."""
@@ -60,6 +84,11 @@ class TierMatches(NamedTuple):
             for blocks, of in groups:
                 column[of] += blocks
         return held
+
+
+def tier_matches(matches: Matches) -> TierMatches:
+    """Return what the index found, by slot."""
+    return TierMatches(*matches.by_slot(), matches.estimated, matches.external)
 
 
 class Size(NamedTuple):
@@ -90,6 +119,8 @@ class Terms(NamedTuple):
     context: Floats  # including the prompt
     prefill_cost: Floats  # the part of the cost for computing
     cost: Floats
+    pulled: Floats  # of the prompt, from another rank, where that costs less than computing them
+    pull_cost: Floats  # of moving those
 
 
 def terms_of(  # noqa: PLR0917 - what is known, and for whom
@@ -122,6 +153,9 @@ def terms_of(  # noqa: PLR0917 - what is known, and for whom
                + decode_active_request_weight · requests
 
     The last term is Dynamo 1.6's, and 0 unless it is set.
+
+    Where a rank may pull blocks (`found.pulls`), they are taken off `left` and `own`, and what
+    moving them costs is added to `left`, if that makes computing cheaper there.
 
     Args:
         loads: of every slot, live or recorded.
@@ -160,14 +194,20 @@ def terms_of(  # noqa: PLR0917 - what is known, and for whom
     if weights.track_prefill_tokens:
         tokens = np.maximum(cached, isl)
         raw, own = (prefill - worked + tokens) / block_size, tokens / block_size
-    left = np.maximum(raw - credit - expected, 0.0)
-    own = np.maximum(own - credit - expected, 0.0)
+    left, own = raw - credit - expected, own - credit - expected
     decode = loads.decode[rows] + blocks - booked
     churn, context = loads.churn[rows], loads.context[rows] + blocks
     others = nothing if loads.requests is None else loads.requests[rows]
-    more = weights.delay_weight + weights.eviction_weight * churn + weights.interference * others
-    more *= own
-    computing = weights.prefill_load_scale * (left + more)
+    each = delays(churn, others, weights)
+    pulled = pull_cost = nothing
+    if found is not None and found.pulls is not None and weights.track_prefill_tokens:
+        pulled, pull_cost = found.pulls.blocks[rows], found.pulls.cost[rows]
+        computed = _computing(left, own, each)
+        pays = _computing(left - pulled, own - pulled, each) + pull_cost < computed
+        pulled, pull_cost = np.where(pays, pulled, 0.0), np.where(pays, pull_cost, 0.0)
+        left, own = left - pulled, own - pulled
+    left, own = np.maximum(left, 0.0) + pull_cost, np.maximum(own, 0.0)
+    computing = weights.prefill_load_scale * (left + each * own)
     return Terms(
         prefill=prefill,
         worked=worked,
@@ -186,7 +226,21 @@ def terms_of(  # noqa: PLR0917 - what is known, and for whom
         context=context,
         prefill_cost=computing,
         cost=_decoding(computing, weights, decode, context, others),
+        pulled=pulled,
+        pull_cost=pull_cost,
     )
+
+
+def delays(churn: Floats, requests: Floats | Slots, weights: Weights) -> Floats:
+    """Return what each block of an own prefill costs others, beside what it costs its caller."""
+    cost: Floats = weights.delay_weight + weights.eviction_weight * churn
+    return cost + weights.interference * requests
+
+
+def _computing(left: Floats, own: Floats, each: Floats) -> Floats:
+    """Return what computing costs, before its scale."""
+    cost: Floats = np.maximum(left, 0.0) + each * np.maximum(own, 0.0)
+    return cost
 
 
 def decode_cost(terms: Terms, weights: Weights) -> Floats:

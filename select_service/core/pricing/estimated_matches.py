@@ -58,12 +58,17 @@ def estimated(matches: Matches, estimate: Groups, rows: int, fresh: dict[int, fl
     is_longer = likely > held
     if not is_longer.any():
         return matches
-    table = _ListedSlots()
+    table, local = _ListedSlots(), 0
     kept: tuple[list[Group], list[Group], list[Group]] = [], [], []
     for groups, rest in zip(tiers, kept, strict=True):
-        for blocks, mask in groups:
+        within = len(groups) - matches.external
+        for at, (blocks, mask) in enumerate(groups):
             slots = matches.slots(mask)
+            if groups is matches.disk and at == within:
+                local = len(rest)
             table.add(blocks, slots[~is_longer[slots]], rest)
     for blocks, slots in estimate:
         table.add(blocks, slots[is_longer[slots]], kept[0])
-    return Matches(cast("SlotTable", table), *kept, estimated=np.flatnonzero(is_longer))
+    external = len(kept[2]) - local if matches.external else 0
+    longer = np.flatnonzero(is_longer)
+    return Matches(cast("SlotTable", table), *kept, external=external, estimated=longer)

@@ -12,8 +12,6 @@ import numpy as np
 from indexer.core.tiers import Matches
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     from indexer.core.tiers import SlotTable
@@ -47,6 +45,11 @@ def expecting(matches: Matches, slot: int, blocks: int) -> Matches:
         return matches
     table = _OneSlotMore(matches, slot)
     groups = [*matches.groups, (blocks, _ALONE)]
-    below: Sequence[list[tuple[int, int]]] = (matches.host, matches.disk)
-    estimated = matches.estimated
-    return Matches(cast("SlotTable", table), groups, *map(list, below), estimated=estimated)
+    return Matches(
+        cast("SlotTable", table),
+        groups,
+        [*matches.host],
+        [*matches.disk],
+        external=matches.external,
+        estimated=matches.estimated,
+    )

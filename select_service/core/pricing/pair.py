@@ -99,7 +99,6 @@ class PairQuery(NamedTuple):
     prompt: Prompt
     weights: Weights  # as they apply now
     block_size: int
-    transfer_cost: float  # of one block, in blocks of prefill
 
 
 def plan(
@@ -168,12 +167,12 @@ def _couple(
     weights = question.weights
     computing_costs = _preferred(question, prefill.prefill_cost, legs.prefill)
     to_move = _to_move(question, decode)
-    decoding_costs = decode_cost(decode, weights) + question.transfer_cost * to_move
-    decoding_costs = _preferred(question, decoding_costs, legs.decode)
+    decoding = decode_cost(decode, weights)
     found: list[tuple[int, int]] = []
     totals: list[float] = []
     for positions, transfer in question.fleet_slots.roles.transfers(legs.prefill):
-        prices = _moved(decoding_costs, legs.decode, transfer)
+        prices = decoding + moving_cost(to_move, legs.decode, transfer)
+        prices = permitted(_preferred(question, prices, legs.decode), legs.decode, transfer)
         open_to = np.isfinite(prices).nonzero()[0]
         if not len(open_to):
             continue
@@ -206,7 +205,13 @@ def _to_move(question: PairQuery, decode: Terms) -> Floats:
     return np.maximum(blocks - held, 0.0)
 
 
-def _moved(prices: Floats, slots: Slots, transfer: Transfer) -> Floats:
+def moving_cost(blocks: Floats, slots: Slots, transfer: Transfer) -> Floats:
+    """Return the cost of moving blocks to each slot from one kind of prefill rank."""
+    cost = transfer.costs
+    return blocks * (cost if isinstance(cost, float) else cost[slots])
+
+
+def permitted(prices: Floats, slots: Slots, transfer: Transfer) -> Floats:
     """Return decode costs as seen from one kind of prefill rank; infinite if blocks cannot move."""
     if transfer.factors is not None:
         prices = prices * transfer.factors[slots]

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from select_service.core.pricing.cost import TierMatches
     from select_service.core.pricing.pair import PairPlan
     from select_service.core.pricing.weights import Weights
+    from select_service.types import KvSource
 
 
 Seen: TypeAlias = "tuple[bytes, TierMatches | None, Groups | None, bytes | None]"
@@ -42,6 +43,7 @@ class Placement(Struct, frozen=True):
     potential_decode_blocks: int
     weights: Weights
     seen: Seen | None = None  # inputs of the decision, if they are kept
+    kv_source: KvSource | None = None  # where it pulls blocks from; None: nowhere
 
 
 class PairMatch(NamedTuple):

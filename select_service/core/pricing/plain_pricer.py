@@ -66,7 +66,7 @@ class Fill:
 class Pricer:
     """Reads live columns of load, by slot."""
 
-    __slots__ = ("_held", "_loads")
+    __slots__ = ("_held", "_loads", "pulled")
 
     def __init__(
         self,
@@ -85,6 +85,8 @@ class Pricer:
             prefill, decode, churn, context, 0.0, 0.0, heard, ahead, 0.0, requests
         )
         self._held: MatchedRows | None = None  # by slot, of the last call
+        self.pulled = 0
+        """Blocks that the last choice pulls from another rank; the kernel knows of none."""
 
     def choose(
         self,
@@ -117,7 +119,7 @@ class Pricer:
 
         Returns:
             Its slot; its cost, and its decode blocks with the prompt; the tokens that are cached
-            there, and the most that are on any candidate.
+            or pulled there, and the most that are cached on any candidate, or here.
         """
         among = slice(0, rows) if isinstance(rows, int) else rows
         slots = len(self._loads.prefill)
@@ -133,7 +135,9 @@ class Pricer:
         costs = terms.cost if preference is None else terms.cost * preference
         at = pick(costs, weights.temperature, rng)
         slot, cached = at if isinstance(rows, int) else int(rows[at]), terms.cached_tokens
-        return slot, float(costs[at]), int(terms.decode[at]), int(cached[at]), int(cached.max())
+        self.pulled = int(terms.pulled[at])
+        here = int(cached[at]) + self.pulled * block_size
+        return slot, float(costs[at]), int(terms.decode[at]), here, max(here, int(cached.max()))
 
     def held_at(self, slot: int) -> tuple[int, int, int]:
         """Return the blocks that a slot holds of the last prompt: device, host, disk."""

@@ -300,7 +300,10 @@ def _groups(groups: list[tuple[int, Slots]]) -> list[tuple[int, bytes]]:
 
 
 def _found(found: FoundNow | None) -> RecordedMatches | None:
-    return None if found is None else RecordedMatches(*map(_groups, found[:3]))
+    if found is None:
+        return None
+    pulls = None if found.pulls is None else np.array(found.pulls, dtype="<f8").tobytes()
+    return RecordedMatches(_groups(found.device), _groups(found.host), _groups(found.disk), pulls)
 
 
 def _pair(note: DecisionNote, odds: Odds | None) -> Pair | None:

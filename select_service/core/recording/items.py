@@ -129,6 +129,7 @@ class RecordedMatches(Struct, array_like=True):
     device: list[tuple[int, bytes]]
     host: list[tuple[int, bytes]] = []
     disk: list[tuple[int, bytes]] = []
+    pulls: bytes | None = None  # what each rank could pull: blocks, cost, source, tier; doubles
 
 
 class Prompted(Struct, array_like=True):

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET, Struct
 
 from select_service.core.replication.dynamo_events import ANSWER_BYTES_MAX
-from select_service.types import PairSelection, ReservationAnswer, Selection
+from select_service.types import KvSource, PairSelection, ReservationAnswer, Selection
 from select_service.types.selections import Advice, CacheHit, Overlap
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ class _Selected(Struct, array_like=True, frozen=True, tag="s"):
     cache_hit: CacheHit | None
     advice: Advice | None
     overlap_estimated: bool = False
+    kv_source: KvSource | None = None
 
 
 class _Chosen(Struct, array_like=True, frozen=True, tag="r"):
@@ -73,6 +74,7 @@ def packed_answer(answer: FirstAnswer | None) -> bytes:
                 None if answer.cache_hit is UNSET else answer.cache_hit,
                 None if answer.advice is UNSET else answer.advice,
                 answer.overlap_estimated is True,
+                None if answer.kv_source is UNSET else answer.kv_source,
             )
         )
     return packed if len(packed) <= ANSWER_BYTES_MAX else b""
@@ -112,6 +114,7 @@ def answer_of(record: ClaimRecord) -> FirstAnswer | None:
         potential_decode_blocks=told.potential_decode_blocks,
         advice=UNSET if told.advice is None else told.advice,
         overlap_estimated=told.overlap_estimated or UNSET,
+        kv_source=told.kv_source or UNSET,
     )
 
 

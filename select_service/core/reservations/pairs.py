@@ -116,6 +116,7 @@ class Pairs:
             effective_prefill_tokens=tokens,
             potential_decode_blocks=placement.potential_decode_blocks,
             overlap_estimated=partition.estimate.is_in_force(placement.slot) or UNSET,
+            kv_source=placement.kv_source or UNSET,
         )
         answer = _answer(ticket, plan, prefill=None, decode=leg)
         effects = self._lifecycle.book(

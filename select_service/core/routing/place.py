@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from select_service.core.admission.queue import BatchSample, Ticket
 from select_service.core.decisions.decision_log import odds_of
 from select_service.core.effects import NOTHING, Effects
-from select_service.core.pricing.cost import TierMatches
+from select_service.core.pricing.cost import tier_matches
 from select_service.core.pricing.placement import PairMatch, Placement, worker_overlap
 from select_service.core.reservations.booking_spec import BookingSpec
 from select_service.core.routing.admit import Admitter
@@ -285,6 +285,12 @@ class Placer:
             answer.selection_id = request.selection_id
         if partition.estimate.in_force and partition.estimate.is_in_force(placement.slot):
             answer.overlap_estimated = True
+        if placement.kv_source is not None:
+            answer.kv_source = placement.kv_source
+            counters.selections_pulling += 1
+            counters.selected_pulled_tokens += (
+                placement.kv_source.blocks * partition.index.block_size
+            )
         if partition.fleet_slots.roles.given:
             answer.advice = self._matchmaker.advise(ticket, now)
         if hit is not None:
@@ -392,7 +398,7 @@ class Placer:
         return answer, effects
 
 
-def choose(  # noqa: PLR0917 - every selection pays for names
+def choose(  # noqa: C901, PLR0912, PLR0917 - every selection pays for names and calls
     partition: Partition,
     request: SelectRequest,
     prompt: Prompt,
@@ -416,7 +422,7 @@ def choose(  # noqa: PLR0917 - every selection pays for names
     if matches is None:
         matches = partition.match(prompt)
     if matches.groups or matches.host or matches.disk:
-        found = TierMatches(*matches.by_slot(), matches.estimated)
+        found = tier_matches(matches)
         if trust is not None:
             trust = partition.believed(found)
     if prompt.first_hash in ledger.first_blocks:
@@ -424,6 +430,10 @@ def choose(  # noqa: PLR0917 - every selection pays for names
     if weights is not partition.weights:
         partition.weights, partition.is_kv_cost = weights, weights.is_kv_cost
     present = weights if partition.is_kv_cost else partition.at_present(weights)
+    if partition.kv_sources is not None and found is not None:
+        found = partition.with_pulls(found, shared, present)
+        if found.pulls is not None:
+            pricer = partition.pull_pricer
     preference = None
     if request.routing_constraints is not UNSET:
         preference = partition.preference(request, rows)
@@ -451,6 +461,9 @@ def choose(  # noqa: PLR0917 - every selection pays for names
     else:
         overlap, held = worker_overlap(worker, pricer.held_at, size), pricer.held_at(slot)
     seen: Seen | None = None
+    source = None
+    if found is not None and found.pulls is not None and partition.pull_pricer.pulled:
+        source = partition.kv_source(found.pulls, slot)
     if partition.is_watched or request.explain:
         loads = ledger.loads
         seen = (
@@ -471,4 +484,5 @@ def choose(  # noqa: PLR0917 - every selection pays for names
         decode,
         present,
         seen,
+        source,
     )

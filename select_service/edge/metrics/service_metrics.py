@@ -131,6 +131,16 @@ _SELECTIONS: Final[tuple[MetricRow[SelectionCore], ...]] = (
         "Selections that passed over a candidate with more of the prompt.",
         lambda core: core.counters.selections_forgoing,
     ),
+    total(
+        "selections_pulling",
+        "Selections whose rank is to pull blocks of the prompt from another.",
+        lambda core: core.counters.selections_pulling,
+    ),
+    total(
+        "selected_pulled_tokens",
+        "Prompt tokens to be pulled from another rank, not computed.",
+        lambda core: core.counters.selected_pulled_tokens,
+    ),
     total("waves", "Batches of prompts, POST /select_batch.", lambda core: core.counters.waves),
     total(
         "wave_samples", "Samples in batches of prompts.", lambda core: core.counters.wave_samples

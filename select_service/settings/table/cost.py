@@ -4,7 +4,15 @@ from collections.abc import Mapping
 from typing import Annotated, Final
 
 from select_service.settings.table.booking import BookingSettings
-from select_service.settings.value_types import choice, number, weight, weights_object, yes_or_no
+from select_service.settings.value_types import (
+    choice,
+    costs_object,
+    number,
+    switch,
+    weight,
+    weights_object,
+    yes_or_no,
+)
 from select_service.types import RouterConfig
 from select_service.types.policy import Policy
 from select_service.types.shadow import ShadowSettings, Weight
@@ -77,8 +85,20 @@ class CostSettings(BookingSettings, frozen=True, kw_only=True):
     kv_transfer_cost_per_block: Annotated[
         float,
         weight("BLOCKS").watched(limit=False),
-        "what moving one KV block from a prefill to a decode worker costs, in blocks of prefill",
+        "what moving one KV block from one worker to another costs, in blocks of prefill",
     ] = _ROUTER.kv_transfer_cost_per_block
+    kv_transfer_cost_by_domain: Annotated[
+        Mapping[str, float],
+        costs_object(),
+        "the same between workers in one place of a topology domain, by domain, e.g. "
+        "rack=0.02,zone=0.05; the least of those that they share counts",
+    ] = {}
+    kv_pull: Annotated[
+        bool,
+        switch().watched("selections_pulling_total", limit=False),
+        "let ranks pull KV blocks of prompts from others, where that costs less than computing "
+        "them: selections then have a kv_source",
+    ] = _ROUTER.kv_pull
     shadow_weights: Annotated[
         Mapping[str, Weight],
         weights_object().live("shadow_decisions_total"),

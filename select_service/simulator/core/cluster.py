@@ -347,7 +347,21 @@ class Cluster:
         if verdict.prefill_worker_id is not None:
             first = verdict.prefill_worker_id
         outcome.prefill_worker_id, outcome.worker_id = first, verdict.worker_id
-        self._submit(flight, first, EngineJob(outcome.request))
+        source = verdict.source_worker_id
+        if source is not None and source in self._fleet_workers:
+            self._pull(flight, verdict, self._fleet_workers[source].worker)
+        else:
+            self._submit(flight, first, EngineJob(outcome.request))
+
+    def _pull(self, flight: _Flight, placed: Placed, source: EngineWorker) -> None:
+        """Transfer the first blocks of a prompt from another worker, as far as it has them."""
+        blocks = flight.outcome.request.blocks
+        there, _ = source.pool.match(blocks, placed.pulled_blocks)
+        target = self._fleet_workers.get(placed.worker_id)
+        here = 0 if target is None else target.worker.pool.match(blocks, there)[0]
+        seconds = (there - here) * self.settings.block_size * self.settings.transfer_token_s
+        job = EngineJob(flight.outcome.request, pulled=there)
+        self._at(self.now + seconds, self._moved, flight, job, placed.worker_id)
 
     def _submit(self, flight: _Flight, worker_id: int, job: EngineJob) -> None:
         fleet_worker = self._fleet_workers.get(worker_id)

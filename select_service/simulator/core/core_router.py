@@ -226,7 +226,14 @@ class CoreRouter:
             first = answer.prefill
             computing = None if first is None else first.worker_id
             return Placed(answer.decode.worker_id, computing, answer.reason)
-        return Placed(answer.worker_id, None, _reason(answer, best_tokens))
+        placed = Placed(answer.worker_id, None, _reason(answer, best_tokens))
+        source = answer.kv_source
+        if not source:
+            return placed
+        held = answer.overlap.dp[str(answer.dp_rank)] // answer.block_size
+        return placed._replace(
+            source_worker_id=source.worker_id, pulled_blocks=held + source.blocks
+        )
 
     def prefilled(self, key: str, cached_tokens: int, now: float) -> None:
         """See Router."""

@@ -30,6 +30,7 @@ from select_service.errors import NoEligibleWorker, NoWorkerForRole, WorkerDrain
 from select_service.simulator.core.recorded_state import (
     RecordedIndex,
     RecordedLedger,
+    RecordedSources,
     RecordedTrust,
     matches,
 )
@@ -109,7 +110,6 @@ class DecisionReplay:
         """
         self.house = house
         self.capacity = capacity
-        self._transfer_cost = config.kv_transfer_cost_per_block
         self._index = RecordedIndex(house.block_size, capacity)
         self._ledger = RecordedLedger(capacity)
         self._trust = RecordedTrust()
@@ -120,6 +120,7 @@ class DecisionReplay:
             cast("KvIndex", self._index),
             default_policy(config.queue_threshold).root,
             prefill_tokens_per_s=1.0,
+            config=config,
         )
         partition.ledger = cast("Ledger", self._ledger)
         partition.trust = cast("Trust", self._trust)
@@ -169,6 +170,9 @@ class DecisionReplay:
         trust: bytes | None,
     ) -> None:
         self._index.found = matches(found, self.capacity)
+        self.partition.kv_sources = None
+        if found is not None and found.pulls is not None:
+            self.partition.kv_sources = RecordedSources(found.pulls, self._attached, self.capacity)
         self._ledger.share(
             None
             if shared is None
@@ -269,9 +273,7 @@ class DecisionReplay:
         request, hits = _request(SelectPairRequest, asked), _cache_hits(item)
         partition = self.partition
         size, present = self._index.block_size, self.partition.at_present(weights)
-        question = PairQuery(
-            partition.fleet_slots, request, prompt, present, size, self._transfer_cost
-        )
+        question = PairQuery(partition.fleet_slots, request, prompt, present, size)
         held = partition.found(prompt)
         found = plan(
             question,

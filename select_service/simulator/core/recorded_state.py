@@ -13,9 +13,13 @@ import numpy as np
 from indexer.core.tiers import Matches
 from select_service.core.ledger.loads import COLUMNS, ranks_in, unpacked
 from select_service.core.ledger.slot_loads import SlotLoads
+from select_service.core.pricing.cost import Pulls
+from select_service.core.pricing.kv_sources import TIERS
 from select_service.core.recording.decoder import BadRecording, slots_of
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from numpy.typing import NDArray
 
     from indexer.core.tiers import SlotTable
@@ -26,7 +30,7 @@ if TYPE_CHECKING:
 _NUMBER_MAX: Final = float(1 << 53)
 """Limit of loads and of times: beyond it whole numbers are no longer exact."""
 
-__all__ = ["RecordedIndex", "RecordedLedger", "RecordedTrust", "matches"]
+__all__ = ["RecordedIndex", "RecordedLedger", "RecordedSources", "RecordedTrust", "matches"]
 
 
 class _Found:
@@ -133,6 +137,33 @@ class RecordedTrust:
 
     def ensure(self, rows: int) -> None:
         """Do nothing: the size is fixed."""
+
+
+class RecordedSources:
+    """Replaces the sources of blocks to pull: offers what was recorded."""
+
+    def __init__(self, told: bytes, attached: Collection[int], capacity: int) -> None:
+        """Take the offers.
+
+        Raises:
+            BadRecording: they are of other ranks than there are, or no numbers.
+        """
+        if len(told) != capacity * len(Pulls._fields) * 8:
+            raise BadRecording("pulls of other ranks than there are")
+        numbers = np.frombuffer(told, "<f8").reshape(-1, capacity)
+        if not (np.abs(numbers) <= _NUMBER_MAX).all():  # false for nan, too
+            raise BadRecording("pulls that are no numbers")
+        blocks, cost = numbers[:2]
+        source, tier = numbers[2:].astype(np.int64)
+        if not ((tier >= 0) & (tier < len(TIERS))).all():
+            raise BadRecording("pulls from a tier that is none")
+        if not {*source[blocks != 0.0].tolist()} <= {*attached}:
+            raise BadRecording("pulls from a slot without a worker")
+        self._pulls = Pulls(blocks, cost, source, tier)
+
+    def pulls(self, *_: object) -> Pulls:
+        """Return the recorded offers, whatever the prompt."""
+        return self._pulls
 
 
 def _nothing() -> Matches:

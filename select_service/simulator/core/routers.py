@@ -42,6 +42,8 @@ class Placed(NamedTuple):
     worker_id: int
     prefill_worker_id: int | None = None  # computes its prompt first
     reason: str = ""
+    source_worker_id: int | None = None  # has blocks of the prompt to be pulled from it
+    pulled_blocks: int = 0  # first blocks of the prompt that the worker then has
 
 
 class Refused(NamedTuple):

@@ -64,6 +64,7 @@ class EngineJob:
         "key",
         "named",
         "preemptions",
+        "pulled",
         "request",
         "start_step",
         "stopped_at",
@@ -71,9 +72,15 @@ class EngineJob:
     )
 
     def __init__(
-        self, request: ClientRequest, *, prefilled: bool = False, stopped_at: float = -1.0
+        self,
+        request: ClientRequest,
+        *,
+        prefilled: bool = False,
+        stopped_at: float = -1.0,
+        pulled: int = 0,
     ) -> None:
         self.request = request
+        self.pulled = pulled  # first blocks of its chain that came from another worker
         self.key = ""  # its owner's name for it
         self.generated = 1 if prefilled else 0  # tokens its client has received
         self.total = request.isl  # tokens needed in the cache before it decodes
@@ -389,9 +396,9 @@ class EngineWorker:
                     self._waited.append(self._begun - job.stopped_at)
                     job.stopped_at = -1.0
                 continue
-            job.computed = found * size
+            job.computed = max(found, min(job.pulled, most)) * size
             if not job.preemptions:  # later it may find what it computed itself
-                job.cached = found * size
+                job.cached = job.computed
             tokens = min(budget, job.total - job.computed)
             prefill_s += latency.prefill_s(tokens, job.computed)
             self._prefilling.append(job)

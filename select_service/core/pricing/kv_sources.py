@@ -1,0 +1,202 @@
+"""From which rank another one may pull KV blocks of a prompt, and what that costs.
+
+A rank that holds more of the prompt than the candidate is a source, if blocks may move between the
+two; so is the shared store, to which every rank has access, once any rank has reported a block
+there. `pricing/cost.py` decides whether pulling pays.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+import numpy as np
+
+from select_service.core.pricing.cost import Pulls
+from select_service.types import KvSource
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from select_service.core.columns import Floats, Slots
+    from select_service.core.fleet.roles import Roles
+    from select_service.core.fleet.slots import FleetSlots
+    from select_service.core.fleet.transfer_costs import TransferCosts
+    from select_service.core.pricing.cost import TierMatches
+    from select_service.core.pricing.weights import Weights
+    from select_service.types import KvTier
+
+__all__ = ["TIERS", "KvSources", "Sources", "kv_source"]
+
+TIERS: Final[tuple[KvTier, ...]] = ("device", "host_pinned", "disk", "external")
+_EXTERNAL: Final = 3
+
+_PROFILES_MAX: Final = 16
+"""Different holdings of a prompt that are compared: those that reach farthest. Ranks that hold
+equally much count once."""
+
+
+def kv_source(
+    pulls: Pulls, slot: int, worker_id: int, dp_rank: int, endpoint: str | None
+) -> KvSource:
+    """Return what a rank pulls, and from whom."""
+    return KvSource(
+        worker_id=worker_id,
+        dp_rank=dp_rank,
+        endpoint=endpoint or "",
+        tier=TIERS[pulls.tier[slot]],
+        blocks=int(pulls.blocks[slot]),
+    )
+
+
+class Sources(Protocol):
+    """Finds sources; recordings have found them already."""
+
+    def pulls(
+        self,
+        found: TierMatches,
+        booked: Floats | None,
+        weights: Weights,
+        barred: Collection[int],
+        prefill: Floats,
+        worth: Floats,
+    ) -> Pulls | None:
+        """Return what each rank could pull; None: nobody anything.
+
+        Args:
+            found: what ranks hold of the prompt.
+            booked: blocks of it that each rank is to compute for others; None: do not count.
+            weights: of the tiers.
+            barred: slots whose index is not to be relied on.
+            prefill: queued tokens by slot; of equal sources the least busy one is taken.
+            worth: what each slot saves with a block that it does not compute.
+        """
+
+
+class _Level(NamedTuple):
+    """Ranks between which blocks may move at one cost."""
+
+    cost: float
+    places: Slots  # by slot: ranks with the same number may; -1: with nobody
+    numbers: int  # of places
+
+
+class KvSources:
+    """The sources in one partition. The levels are kept until workers come, go or change."""
+
+    def __init__(self, fleet_slots: FleetSlots, costs: TransferCosts) -> None:
+        self._fleet_slots = fleet_slots
+        self._costs = costs
+        self._roles: Roles | None = None  # as of which the levels are
+        self._levels: list[_Level] = []
+        self._open = np.zeros(0, dtype=np.bool_)  # by slot
+
+    def pulls(
+        self,
+        found: TierMatches,
+        booked: Floats | None,
+        weights: Weights,
+        barred: Collection[int],
+        prefill: Floats,
+        worth: Floats,
+    ) -> Pulls | None:
+        """See `Sources`. O(ranks) for each topology domain with a cost of its own."""
+        slots = len(prefill)
+        if self._fleet_slots.roles is not self._roles or len(self._open) != slots:
+            self._look(slots)
+        held, external = found.by_slot(slots), found.external_by_slot(slots)
+        ends = np.cumsum([held.device, held.host, held.disk - external, external], axis=0)
+        is_source = (ends[-1] > 0.0) & self._open
+        is_source[list(barred)] = False
+        if not is_source.any():
+            return None
+        best = _Best(ends, booked, weights, worth)
+        holders = np.flatnonzero(is_source)
+        holders = holders[np.argsort(-prefill[holders], kind="stable")]  # the least busy one last
+        profiles, of = np.unique(ends[::-1, holders], axis=1, return_inverse=True)
+        for profile in range(profiles.shape[1])[-_PROFILES_MAX:]:
+            some = holders[of.reshape(-1) == profile]
+            reached = 0.0
+            for tier in range(len(TIERS)):
+                reach = ends[tier, some[0]]
+                if reach > reached:
+                    self._offer(best, some, tier, reached)
+                reached = reach
+        pulls = best.pulls
+        return pulls if (pulls.source >= 0).any() else None
+
+    def _offer(self, best: _Best, holders: Slots, tier: int, begin: float) -> None:
+        """Offer what some ranks all hold up to a tier, which begins at this block."""
+        for level in self._levels:
+            source = np.full(level.numbers + 1, -1)  # the last one is of those without a place
+            source[level.places[holders]] = holders
+            source[-1] = -1
+            best.offer(tier, source[level.places], level.cost)
+        if tier == _EXTERNAL:  # what comes before is in the ranks themselves
+            reads = self._open & (best.base >= begin)
+            best.offer(tier, np.where(reads, holders[-1], -1), 0.0)
+
+    def _look(self, slots: int) -> None:
+        """Sort the ranks into levels, the cheapest first."""
+        fleet_slots, costs = self._fleet_slots, self._costs
+        self._roles = fleet_slots.roles
+        self._open = np.zeros(slots, dtype=np.bool_)
+        workers = list(fleet_slots.workers.values())  # those that drain will be gone
+        bound = {
+            one.spec.kv_transfer_domain
+            for one in workers
+            if one.spec.kv_transfer_enforcement == "required"
+        }
+        domains = {*costs.by_domain, *filter(None, bound)}
+        by_domain, anywhere = costs.by_domain, costs.anywhere
+        levels = {
+            domain: (by_domain.get(domain, anywhere), np.full(slots, -1), dict[str, int]())
+            for domain in domains
+        }
+        free = np.full(slots, -1)
+        for worker in workers:
+            held, spec = list(worker.slots.values()), worker.spec
+            self._open[held] = True
+            within = spec.kv_transfer_domain
+            if spec.kv_transfer_enforcement != "required" or within is None:
+                within = None
+                free[held] = 0
+            for domain, place in spec.topology_domains.items():
+                if domain in levels and within in {None, domain}:
+                    _, places, numbers = levels[domain]
+                    places[held] = numbers.setdefault(place, len(numbers))
+        found = [_Level(cost, places, len(numbers)) for cost, places, numbers in levels.values()]
+        found.append(_Level(anywhere, free, 1))
+        self._levels = sorted(found, key=lambda level: level.cost)
+
+
+class _Best:
+    """The best offer to each rank so far."""
+
+    def __init__(
+        self, ends: Floats, booked: Floats | None, weights: Weights, worth: Floats
+    ) -> None:
+        self._ends = ends  # by tier, then by slot
+        self.base: Floats = ends[-1] if booked is None else np.maximum(ends[-1], booked)
+        slots = len(self.base)
+        self.pulls = Pulls(
+            np.zeros(slots), np.zeros(slots), np.full(slots, -1), np.zeros(slots, dtype=np.int64)
+        )
+        self._saved, self._worth = np.zeros(slots), worth
+        host, disk = weights.host_cache_hit_weight, weights.disk_cache_hit_weight
+        # of a block on each tier
+        self._reading = [0.0, max(0.0, 1.0 - host), max(0.0, 1.0 - disk), max(0.0, 1.0 - disk)]
+
+    def offer(self, tier: int, source: Slots, cost: float) -> None:
+        """Offer each rank what its source has up to a tier; -1: nothing."""
+        ends, base = self._ends, self.base
+        blocks = np.where(source >= 0, ends[tier][source] - base, 0.0)
+        costs = cost * blocks
+        for at in range(1, tier + 1):
+            low = np.maximum(base, ends[at - 1][source])
+            costs += self._reading[at] * np.maximum(ends[at][source] - low, 0.0)
+        saved = blocks * self._worth - costs
+        better = (blocks > 0.0) & (saved > self._saved)
+        self._saved[better] = saved[better]
+        for column, news in zip(self.pulls, (blocks, costs, source), strict=False):
+            column[better] = news[better]
+        self.pulls.tier[better] = tier

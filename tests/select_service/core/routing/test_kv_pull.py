@@ -1,0 +1,161 @@
+"""Where another rank holds more of a prompt: pulling, computing and waiting cost what they cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import UNSET
+
+from indexer.core.hashing import pack_u64
+from indexer.types import Tier, WorkerRank
+from select_service.core.decisions.explain import ExplainedRecord
+from select_service.core.pricing.weights import SEQUENCE_TOKENS
+from select_service.core.recording.items import Decided
+from select_service.simulator.recording_replay import replay
+from select_service.simulator.recordings import play
+from select_service.types import KvSource, RouterConfig
+from tests.models.recorded_fleet import RecordedFleet
+from tests.select_service.core.whole_fleet import DEFAULT, Fleet, selection_of
+
+if TYPE_CHECKING:
+    from select_service.types.policy import Policy
+
+PROMPT = tuple(range(1, 9))
+ANYWHERE, IN_ZONE, READING = 0.5, 0.125, 0.75
+
+WORKERS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "zone": st.sampled_from([None, "a", "b"]),
+            "enforcement": st.sampled_from([None, None, None, "required"]),
+            "held": st.integers(0, len(PROMPT)),
+            "external": st.integers(0, 4),
+            "load": st.integers(0, 6),
+        }
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+def fleet_of(config: RouterConfig, workers: list[dict[str, Any]]) -> Fleet:
+    fleet = Fleet(config)
+    for worker_id, one in enumerate(workers, 1):
+        fleet.worker(
+            worker_id,
+            topology_domains={} if one["zone"] is None else {"zone": one["zone"]},
+            kv_transfer_domain=None if one["enforcement"] is None else "zone",
+            kv_transfer_enforcement=one["enforcement"],
+        )
+        held, reach = one["held"], reach_of(one)
+        if held:
+            fleet.hold(worker_id, list(PROMPT[:held]))
+        if reach > held:
+            rest = PROMPT[held:reach]
+            index = fleet.core.partitions[DEFAULT].index
+            parent = 1000 + PROMPT[held - 1] if held else None
+            names = [1000 + block for block in rest]
+            rank = WorkerRank(worker_id, 0)
+            index.store(rank, Tier.EXTERNAL, parent, names, pack_u64(list(rest)))
+        if one["load"]:
+            fleet.book(f"load{worker_id}", worker_id, *range(100, 100 + one["load"]))
+    return fleet
+
+
+def reach_of(one: dict[str, Any]) -> int:
+    reach: int = min(len(PROMPT), one["held"] + one["external"])
+    return reach
+
+
+def offers(target: dict[str, Any], source: dict[str, Any]) -> list[tuple[int, float]]:
+    """Blocks and their cost, as deploy/docs/policies.md says."""
+    base, held, reach = reach_of(target), source["held"], reach_of(source)
+    is_near = target["zone"] is not None and target["zone"] == source["zone"]
+    is_bound = "required" in {target["enforcement"], source["enforcement"]}
+    found = []
+    if is_near or not is_bound:
+        cost = IN_ZONE if is_near else ANYWHERE
+        for end in (held, reach):
+            stored = max(0, end - max(base, held))
+            found.append((end - base, (end - base) * cost + stored * READING))
+    if base >= held:
+        found.append((reach - base, (reach - base) * READING))
+    return [(blocks, cost) for blocks, cost in found if blocks > 0]
+
+
+@pytest.mark.parametrize("policy", ["kv-cost", "first-token"])
+@given(workers=WORKERS)
+def test_no_other_rank_or_source_is_cheaper(policy: Policy, workers: list[dict[str, Any]]) -> None:
+    ours = policy == "first-token"
+    computing = sum(one["load"] > 0 for one in workers) / len(workers)
+
+    def cost(one: dict[str, Any], blocks: int, moving: float) -> float:
+        busy = bool(one["load"])
+        own = len(PROMPT) - one["held"] - 0.25 * (reach_of(one) - one["held"]) - blocks
+        own = max(0.0, own)
+        each = computing + 0.05 / (1.0 + computing) * busy if ours else 0.0
+        decode = one["load"] + len(PROMPT)
+        if ours:
+            decode = (decode + SEQUENCE_TOKENS / 16 * busy) / 16
+        return float(one["load"] + own + moving + each * own + decode)
+
+    everyone = []
+    for one in workers:
+        offered = [(0, 0.0)]
+        for other in workers:
+            offered += offers(one, other)
+        everyone.append(min(cost(one, *offer) for offer in offered))
+    config = RouterConfig(
+        policy=policy,
+        kv_pull=True,
+        kv_transfer_cost_per_block=ANYWHERE,
+        kv_transfer_cost_by_domain={"zone": IN_ZONE},
+    )
+    fleet = fleet_of(config, workers)
+    answer = selection_of(fleet.take("r", *PROMPT))
+    record = fleet.core.decisions.find("r")
+    assert record is not None
+    told = ExplainedRecord(record, 0.0, ANYWHERE).whole()
+    assert [one.cost for one in told.candidates or ()] == pytest.approx(everyone)
+    assert told.chosen is not None
+    assert told.chosen.cost == pytest.approx(min(everyone))
+    assert told.chosen.kv_source == answer.kv_source
+    chosen = workers[answer.worker_id - 1]
+    expected = (len(PROMPT) - chosen["held"]) * 16 - round(4 * (reach_of(chosen) - chosen["held"]))
+    source = answer.kv_source
+    if source:
+        expected -= source.blocks * 16
+        holder = workers[source.worker_id - 1]
+        end = reach_of(chosen) + source.blocks
+        assert (source.tier, end) in {("device", holder["held"]), ("external", reach_of(holder))}
+        assert fleet.core.counters.selected_pulled_tokens == source.blocks * 16
+    assert answer.effective_prefill_tokens == max(0, expected)
+    assert fleet.take("r", *PROMPT) == answer, "a repeat says the same"
+
+
+def test_nothing_is_pulled_without_the_flag() -> None:
+    workers = [
+        {"zone": None, "enforcement": None, "held": 8 * one, "external": 0, "load": 3 * one}
+        for one in (0, 1)
+    ]
+    off = selection_of(fleet_of(RouterConfig(), workers).take("r", *PROMPT))
+    on = selection_of(fleet_of(RouterConfig(kv_pull=True), workers).take("r", *PROMPT))
+    assert (off.worker_id, off.kv_source) == (2, UNSET)
+    source = KvSource(worker_id=2, dp_rank=0, endpoint="http://w2", tier="device", blocks=8)
+    assert (on.worker_id, on.effective_prefill_tokens, on.kv_source) == (1, 0, source)
+
+
+def test_what_was_pulled_is_decided_again(tmp_path: Path) -> None:
+    fleet = RecordedFleet(2, kv_pull=True)
+    fleet.play(200)
+    path = fleet.recorded_file.into(tmp_path / "recording")
+    told = replay([path])
+    assert told.first_difference is None
+    assert told.reproduced == told.decisions > 50
+    items = [one.item for one in play([path])]
+    assert any(isinstance(one, Decided) and one.found and one.found.pulls for one in items)
+    assert fleet.core.counters.selections_pulling > 5
