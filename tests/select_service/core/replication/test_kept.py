@@ -49,6 +49,30 @@ def kept(nodes: int, *, lease: bool = True) -> Net:
     return net
 
 
+def one_booked(nodes: int) -> tuple[Net, list[Node]]:
+    """Replicas that keep their state, and one reservation, "r", at the first."""
+    net = kept(nodes, lease=False)
+    book(net.nodes[0], "r")
+    net.run(1.0)
+    return net, net.nodes
+
+
+def crash(node: Node) -> None:
+    node.is_down = True
+    node.reboot()
+
+
+def meet(net: Net) -> None:
+    net.cut.clear()
+    net.run(SOON_S)
+
+
+def part(net: Net) -> None:
+    """No replica hears another one, until each counts as gone."""
+    cut_all(net)
+    net.run(GONE_S)
+
+
 def cut_all(net: Net) -> None:
     net.cut = {frozenset((one.number, two.number)) for one in net.nodes for two in net.nodes}
 
@@ -91,28 +115,21 @@ def test_an_end_is_told_by_the_next_life(name: str) -> None:
     net.run(1.0)
     cut_all(net)
     free(two, name)
-    two.is_down = True
-    two.reboot()
+    crash(two)
     two.reboot()  # what was restored is kept
-    net.cut.clear()
-    net.run(SOON_S)
+    meet(net)
     assert sizes(net) == [0, 0]
 
 
 def test_what_counts_as_freed_while_its_owner_is_away_can_be_freed_after_a_restart() -> None:
-    net = kept(2, lease=False)
-    one, two = net.nodes
-    book(one, "r")
-    net.run(1.0)
+    net, (_, two) = one_booked(2)
     cut_all(net)
     net.run(LIMITS.replica_timeout_s + LIMITS.replica_orphan_ttl_s + 2.0)
     assert sizes(net) == [1, 0], "it has aged"
     two.flush()
-    two.is_down = True
-    two.reboot()
+    crash(two)
     free(two, "r")
-    net.cut.clear()
-    net.run(SOON_S)
+    meet(net)
     assert sizes(net) == [0, 0]
 
 
@@ -124,12 +141,8 @@ def test_an_end_that_its_owner_has_not_heard_of_ends_an_heir_there_as_soon_as_it
 
     Until the owner hears of the free it cannot tell the heir from one whose client is still there.
     """
-    net = kept(3, lease=False)
-    one, two, three = net.nodes
-    book(one, "r")
-    net.run(1.0)
-    cut_all(net)
-    net.run(GONE_S)
+    net, (one, two, three) = one_booked(3)
+    part(net)
     output(three, "r")  # takes it over
     free(two, "r")
     one.did(one.core.workers.delete_worker(1, net.now)[1])
@@ -139,23 +152,18 @@ def test_an_end_that_its_owner_has_not_heard_of_ends_an_heir_there_as_soon_as_it
     net.run(1.0)
     assert one.ledger().keys() == three.ledger().keys() == {"r"}
     two.reboot()
-    net.cut.clear()
-    net.run(SOON_S)
+    meet(net)
     assert sizes(net) == [0, 0, 0]
 
 
 def test_a_name_that_was_freed_may_be_booked_again() -> None:
-    net = kept(2, lease=False)
-    one, two = net.nodes
-    book(one, "r")
-    net.run(1.0)
+    net, (one, two) = one_booked(2)
     free(two, "r")
     net.run(1.0)
     book(one, "r")
     net.run(1.0)
     for node in net.nodes:
-        node.is_down = True
-        node.reboot()
+        crash(node)
     net.run(SOON_S)
     assert sizes(net) == [1, 1]
 
@@ -169,14 +177,11 @@ def test_an_heir_is_freed_under_its_second_name_after_a_restart() -> None:
     )
     one.did(one.core.reservations.reserve(request, net.now)[1])
     net.run(1.0)
-    cut_all(net)
-    net.run(GONE_S)
+    part(net)
     output(three, "r")
     free(two, "s")
-    two.is_down = True
-    two.reboot()
-    net.cut.clear()
-    net.run(SOON_S)
+    crash(two)
+    meet(net)
     assert sizes(net) == [0, 0, 0]
 
 
@@ -193,10 +198,7 @@ def test_ends_leave_the_disk_when_they_are_forgotten() -> None:
 
 
 def test_ends_of_earlier_builds_are_read() -> None:
-    net = kept(2, lease=False)
-    one, two = net.nodes
-    book(one, "r")
-    net.run(1.0)
+    net, (_, two) = one_booked(2)
     key = next(iter(two.core.lifecycle.announcer.claims.alive("r"))).key
     two.is_down = True
     two.rows = {("reservation", "r"): b"\xc1" + msgspec.msgpack.encode([key])}
@@ -219,10 +221,8 @@ def test_a_lease_is_closed_for_good_where_it_was_taken_over() -> None:
     renew(three)
     net.run(2.0)
     assert open_here(three) == [("l", "o", 20.0, COUNT)]
-    two.is_down = True
-    two.reboot()
-    net.cut.clear()
-    net.run(SOON_S)
+    crash(two)
+    meet(net)
     assert sizes(net) == [0, 0, 0]
     assert not any(open_here(node) for node in net.nodes)
 
@@ -231,17 +231,14 @@ def test_a_lease_is_closed_for_good_where_another_one_took_it_over_too() -> None
     """Two replicas adopt the same; the one that closes it has not heard of the other one."""
     net = kept(3)
     _, two, three = net.nodes
-    cut_all(net)
-    net.run(GONE_S)
+    part(net)
     renew(two)
     renew(three)
     net.run(2.0)
     close(two)
     two.flush()
-    two.is_down = True
-    two.reboot()
-    net.cut.clear()
-    net.run(SOON_S)
+    crash(two)
+    meet(net)
     assert sizes(net) == [0, 0, 0]
     assert not any(open_here(node) for node in net.nodes)
 
@@ -249,16 +246,13 @@ def test_a_lease_is_closed_for_good_where_another_one_took_it_over_too() -> None
 def test_a_close_at_its_owner_ends_what_was_taken_over_elsewhere() -> None:
     net = kept(2)
     one, two = net.nodes
-    cut_all(net)
-    net.run(GONE_S)
+    part(net)
     renew(two)
     net.run(2.0)
     close(one)
     one.flush()
-    one.is_down = True
-    one.reboot()
-    net.cut.clear()
-    net.run(SOON_S)
+    crash(one)
+    meet(net)
     assert sizes(net) == [0, 0]
     assert not any(open_here(node) for node in net.nodes)
 
@@ -272,8 +266,7 @@ def test_a_lease_opened_anew_outlives_what_is_retold_of_the_old_one() -> None:
     book(one, "anew", lease_id="l")
     one.flush()
     for node in net.nodes:
-        node.is_down = True
-        node.reboot()
+        crash(node)
         net.run(SOON_S)
     assert sizes(net) == [1, 1]
     assert open_here(one) == [("l", "o", 60.0, 1)]
@@ -283,14 +276,12 @@ def test_what_a_client_has_opened_where_the_old_lease_was_taken_over_stays() -> 
     """It was closed elsewhere, out of sight: what is new under its id is another client's."""
     net = kept(2)
     one, two = net.nodes
-    cut_all(net)
-    net.run(GONE_S)
+    part(net)
     two.core.reservations.open_lease(LeaseRequest(owner="o", ttl_s=60.0, lease_id="l"), net.now)
     net.run(2.0)
     book(two, "new", lease_id="l")
     close(one)
-    net.cut.clear()
-    net.run(SOON_S)
+    meet(net)
     assert [list(node.ledger()) for node in net.nodes] == [["new"], ["new"]]
 
 
@@ -331,8 +322,7 @@ def test_a_time_to_live_that_its_owner_missed_is_told_by_the_next_life(falls: Fa
     net.nodes[1].reboot()
     net.nodes[1].reboot()  # what was restored is kept
     net.run(1.0)
-    net.cut.clear()
-    net.run(SOON_S)
+    meet(net)
     assert open_here(net.nodes[0]) == [("l", "o", 60.0, COUNT)]
     net.run(40.0)
     assert sizes(net) == [COUNT] * 2
@@ -347,16 +337,14 @@ def test_a_time_to_live_is_told_however_long_its_owner_was_away() -> None:
     one.is_down = True
     kept_ttl(two, 90.0)
     net.run(1.0)
-    two.is_down = True
-    two.reboot()
+    crash(two)
     net.run(GONE_S)
     one.reboot()
     net.run(SOON_S)
     assert ttls(net) == [90.0] * 3
     kept_ttl(one, 30.0)
     net.run(1.0)
-    two.is_down = True
-    two.reboot()
+    crash(two)
     net.run(SOON_S)
     assert ttls(net) == [30.0] * 3, "what was said later counts"
 
@@ -378,8 +366,7 @@ def test_a_booking_under_the_old_time_to_live_does_not_bring_it_back() -> None:
     net.run(0.2)
     book(one, "more", lease_id="l")
     net.run(0.2)
-    net.cut.clear()
-    net.run(SOON_S)
+    meet(net)
     assert ttls(net) == [60.0] * 2
 
 
@@ -396,8 +383,7 @@ def test_a_lease_opened_anew_has_its_own_time_to_live() -> None:
     book(one, "again", lease_id="l")
     one.flush()
     two.reboot()
-    net.cut.clear()
-    net.run(SOON_S)
+    meet(net)
     assert ttls(net) == [20.0] * 2
 
 
@@ -454,22 +440,15 @@ def test_older_versions_read_a_snapshot_with_closed_leases() -> None:
 
 
 def test_what_the_old_owner_was_told_the_new_one_learns_after_a_restart() -> None:
-    net = kept(2, lease=False)
-    one, two = net.nodes
-    book(one, "r")
-    net.run(1.0)
-    cut_all(net)
-    net.run(GONE_S)
+    net, (one, two) = one_booked(2)
+    part(net)
     output(two, "r")  # adopts it
     for _ in range(3):
         output(one, "r")
-    one.is_down = True
-    one.reboot()
-    net.cut.clear()
-    net.run(SOON_S)
+    crash(one)
+    meet(net)
     assert [node.ledger()["r"][5] for node in net.nodes] == [4, 4]
-    one.is_down = True
-    one.reboot()
+    crash(one)
     net.run(SOON_S)
     assert [node.ledger()["r"][5] for node in net.nodes] == [4, 4]
 
@@ -479,35 +458,27 @@ def test_progress_told_elsewhere_while_a_reservation_went_and_came_back_is_kept(
     restarts: bool,
 ) -> None:
     """Its first owner has it again, under another number, and has never heard of that progress."""
-    net = kept(3, lease=False)
-    one, two, three = net.nodes
-    book(one, "r")
-    net.run(1.0)
+    net, (one, two, three) = one_booked(3)
     cut_all(net)
     output(two, "r")
     net.run(GONE_S)
     output(three, "r")  # takes it over
     net.cut = {frozenset((0, 1)), frozenset((1, 2))}
     net.run(1.0)
-    cut_all(net)
-    net.run(GONE_S)
+    part(net)
     output(one, "r")  # takes it over again
     three.is_down = True
     assert one.ledger()["r"][5] == 2
     if restarts:
         two.is_down = True
         two.reboot()
-    net.cut.clear()
-    net.run(SOON_S)
+    meet(net)
     assert [node.ledger()["r"][5] for node in (one, two)] == [3, 3]
 
 
 def test_the_last_fraction_is_the_last_one_after_a_restart() -> None:
     """One of 1 leaves nothing faded, so that an older one would count again."""
-    net = kept(2, lease=False)
-    one, two = net.nodes
-    book(one, "r")
-    net.run(1.0)
+    net, (one, two) = one_booked(2)
     one.did(one.core.reservations.output_block("r", 0.5, net.now))
     net.run(1.0)
     cut_all(net)
@@ -515,21 +486,15 @@ def test_the_last_fraction_is_the_last_one_after_a_restart() -> None:
     for fraction in (None, None, 1.0):
         one.did(one.core.reservations.output_block("r", fraction, net.now))
     one.flush()
-    one.is_down = True
-    one.reboot()
-    net.cut.clear()
-    net.run(SOON_S)
+    crash(one)
+    meet(net)
     assert [node.ledger()["r"][5:8] for node in net.nodes] == [(5, 0, 1.0), (5, 0, 1.0)]
 
 
 def test_a_claim_whose_booking_is_another_ones_outlives_a_restart() -> None:
     """Two replicas adopt the same, one is booked: the other one may be all that is left."""
-    net = kept(3, lease=False)
-    one, two, three = net.nodes
-    book(one, "r")
-    net.run(1.0)
-    cut_all(net)
-    net.run(GONE_S)
+    net, (one, two, three) = one_booked(3)
+    part(net)
     output(two, "r")
     output(three, "r")
     net.cut = {frozenset((0, 1)), frozenset((0, 2))}
@@ -541,8 +506,7 @@ def test_a_claim_whose_booking_is_another_ones_outlives_a_restart() -> None:
     aside.is_down = booked.is_down = True
     aside.reboot()
     assert aside.ledger()["r"][5] >= 1
-    net.cut.clear()
-    net.run(SOON_S)
+    meet(net)
     assert [node.ledger()["r"][5] >= 1 for node in (one, aside)] == [True, True]
     booked.reboot()
     net.run(SOON_S)
@@ -551,29 +515,21 @@ def test_a_claim_whose_booking_is_another_ones_outlives_a_restart() -> None:
 
 def test_an_adoption_is_told_once_it_is_on_disk() -> None:
     """A crash before that takes it back; its former owner would have let the reservation go."""
-    net = kept(2, lease=False)
-    one, two = net.nodes
-    book(one, "r")
-    net.run(1.0)
-    cut_all(net)
-    net.run(GONE_S)
+    net, (_, two) = one_booked(2)
+    part(net)
     net.cut.clear()
     net.prompt_writes = 0.0  # the disk takes nothing
     two.did(two.core.reservations.output_block("r", None, net.now))
     for _ in range(3):
         two.tick()
-    two.is_down = True
-    two.reboot()
+    crash(two)
     net.prompt_writes = 1.0
     net.run(SOON_S)
     assert sizes(net) == [1, 1]
 
 
 def test_what_ended_meanwhile_does_not_come_back_from_disk() -> None:
-    net = kept(2, lease=False)
-    one, two = net.nodes
-    book(one, "r")
-    net.run(1.0)
+    net, (one, two) = one_booked(2)
     complete(two, "r")
     two.is_down = True
     free(one, "r")

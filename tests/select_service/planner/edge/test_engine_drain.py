@@ -127,6 +127,18 @@ class House:
         self.kept = waiting[DECODE].replicas if DECODE in waiting else replicas
         return waiting[DECODE].why if DECODE in waiting else ""
 
+    async def keeps_busy(self) -> None:
+        """Book a request on each of four workers at the first selector."""
+        for worker_id in (1, 2, 3, 4):
+            await self.selecting.book("one", worker_id, f"r{worker_id}")
+
+    async def drains_one(self) -> int:
+        """Keep all four busy and want three of them: return who drains."""
+        await self.keeps_busy()
+        assert await self.wants(3, 4)
+        (named,) = self.selecting.drained()
+        return named
+
     def marked(self) -> set[str]:
         return {
             pod["status"]["podIP"]
@@ -195,8 +207,7 @@ async def test_who_goes_is_idle_and_is_whom_kubernetes_takes(house: House) -> No
 @run_by(housed)
 async def test_who_has_not_started_goes_without_a_drain(house: House) -> None:
     """Two of six never came; two workers that served were drained in their place."""
-    for worker_id in (1, 2, 3, 4):
-        await house.selecting.book("one", worker_id, f"r{worker_id}")
+    await house.keeps_busy()
     assert await house.wants(4, 6, ready=4) == ""
     assert house.selecting.drained() == {}
     assert "worker" in await house.wants(3, 6, ready=4)
@@ -206,8 +217,7 @@ async def test_who_has_not_started_goes_without_a_drain(house: House) -> None:
 
 @run_by(housed)
 async def test_who_is_needed_again_works_again_everywhere(house: House) -> None:
-    for worker_id in (1, 2, 3, 4):
-        await house.selecting.book("one", worker_id, f"r{worker_id}")
+    await house.keeps_busy()
     assert "worker" in await house.wants(1, 4)
     first = list(house.selecting.drained())
     assert len(first) == 3
@@ -281,8 +291,7 @@ def test_a_stateful_set_takes_the_highest_ordinals_and_so_do_we() -> None:
 
 @run_by(housed)
 async def test_a_planner_that_starts_again_goes_on_where_the_last_one_was(house: House) -> None:
-    for worker_id in (1, 2, 3, 4):
-        await house.selecting.book("one", worker_id, f"r{worker_id}")
+    await house.keeps_busy()
     assert await house.wants(2, 4)
     before = house.selecting.drained()
     assert len(before) == 2
@@ -329,10 +338,7 @@ async def test_whom_somebody_else_drains_goes_first_and_stays_his(house: House) 
 async def test_who_is_gone_or_was_put_back_meanwhile_is_replaced_or_told_again(
     house: House,
 ) -> None:
-    for worker_id in (1, 2, 3, 4):
-        await house.selecting.book("one", worker_id, f"r{worker_id}")
-    assert await house.wants(3, 4)
-    (named,) = house.selecting.drained()
+    named = await house.drains_one()
     house.selecting.services["two"].undrain_worker(named)
     assert await house.wants(3, 4)
     assert named in house.selecting.drained("two")
@@ -409,8 +415,7 @@ async def test_the_loop_holds_a_lower_count_back_and_says_so(house: House) -> No
 
 @run_by(housed)
 async def test_who_is_idle_goes_and_who_was_named_later_has_as_much_time(house: House) -> None:
-    for worker_id in (1, 2, 3, 4):
-        await house.selecting.book("one", worker_id, f"r{worker_id}")
+    await house.keeps_busy()
     assert await house.wants(3, 4)
     (first,) = house.selecting.drained()
     house.clock.now += MOST_S - 1
@@ -483,10 +488,7 @@ async def test_a_lower_count_whose_answer_was_lost_brings_nobody_back(house: Hou
 
 @run_by(housed)
 async def test_an_operator_who_takes_over_a_drain_of_ours_keeps_it(house: House) -> None:
-    for worker_id in (1, 2, 3, 4):
-        await house.selecting.book("one", worker_id, f"r{worker_id}")
-    assert await house.wants(3, 4)
-    (named,) = house.selecting.drained()
+    named = await house.drains_one()
     async with house.selecting.client() as client:
         for name in NAMES:
             body = {"reason": "a broken fan"}
@@ -538,8 +540,7 @@ async def test_workers_are_found_in_their_pods_by_name_and_in_any_notation(
 @run_by(housed)
 async def test_who_has_no_pod_is_not_named_in_the_place_of_one_that_has(house: House) -> None:
     """It crashed and was not taken out of the catalog: it does nothing, so it is the cheapest."""
-    for worker_id in (1, 2, 3, 4):
-        await house.selecting.book("one", worker_id, f"r{worker_id}")
+    await house.keeps_busy()
     house.selecting.seat(9)
     assert "1 reservation" in await house.wants(3, 4)
     (named,) = house.selecting.drained()
@@ -558,10 +559,7 @@ async def test_a_planner_that_comes_back_later_asks_for_the_same_and_not_for_ano
     house: House,
 ) -> None:
     """At first nobody is to go: a planner that starts waits until it has seen enough."""
-    for worker_id in (1, 2, 3, 4):
-        await house.selecting.book("one", worker_id, f"r{worker_id}")
-    assert await house.wants(3, 4)
-    (named,) = house.selecting.drained()
+    named = await house.drains_one()
     house.retiring = house.another()
     assert await house.wants(4, 4) == ""
     house.clock.now += 20.0
@@ -615,8 +613,7 @@ async def test_whom_only_a_selector_knows_that_does_not_answer_is_not_forgotten(
 @run_by(housed)
 async def test_a_drain_of_ours_that_comes_back_to_light_is_ended(house: House) -> None:
     """It left every catalog, but one that nobody could reach; there it is still drained."""
-    for worker_id in (1, 2, 3, 4):
-        await house.selecting.book("one", worker_id, f"r{worker_id}")
+    await house.keeps_busy()
     assert await house.wants(2, 4)
     before = house.selecting.drained()
     house.retiring.pools[DECODE].see([], 0.0)
@@ -660,10 +657,7 @@ async def test_workers_of_one_pod_go_together(house: House) -> None:
 
 @run_by(housed)
 async def test_who_moves_while_it_is_waited_for_is_marked_where_it_is(house: House) -> None:
-    for worker_id in (1, 2, 3, 4):
-        await house.selecting.book("one", worker_id, f"r{worker_id}")
-    assert await house.wants(3, 4)
-    (named,) = house.selecting.drained()
+    named = await house.drains_one()
     del house.fake.pods[f"decode-{named}"]  # its container's pod was replaced
     house.fake.pod("decode-9", "decode", "10.0.0.9")
     house.selecting.seat(named, endpoint="http://10.0.0.9:8000")
