@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from indexer.core.tiers import Matches
     from select_service.core.admission.cache_hits import CacheHits
     from select_service.core.admission.controller import AdmissionController
+    from select_service.core.admission.partition_admission import PartitionAdmission
     from select_service.core.columns import Rows
     from select_service.core.counters import Counters
     from select_service.core.decisions.decision_log import DecisionLog
@@ -125,17 +126,14 @@ class Placer:
             reserve: whether to book; if not, the request may be a plain `SelectRequest`.
 
         Raises:
-            ServiceError: of the prompt (`read.py`), for want of a worker, by the gate, or of the id
-                (`core/reservations/lifecycle.py`); `WouldWait` for a sample of a batch.
+            ServiceError: of prompt, worker, gate or id; `WouldWait` for a sample of a batch.
         """
         lifecycle, ticket = self._lifecycle, None
         tracing = self._tracing if sample is None else None  # a batch is traced as a whole
         try:
             # read
-            if sample is not None and sample.read is not None:
-                partition, prompt, weights = sample.read
-            else:
-                partition, prompt, weights = self._reader.selection(request)
+            read = None if sample is None else sample.read
+            partition, prompt, weights = read or self._reader.selection(request)
             # booked before, or room for it
             name, fingerprint = None, b""
             if reserve:
@@ -143,16 +141,11 @@ class Placer:
                 if name is not None:
                     fingerprint = fingerprint_of(request, unknown)
                     bookings, claims = lifecycle.bookings, lifecycle.announcer.claims
-                    if (  # else it is certainly unused: nearly always
-                        name in bookings.by_id
-                        or bookings.waiting
-                        or bookings.pairs
-                        or name in claims.of_id
-                        or name in claims.names.by_name
-                    ):
-                        known = lifecycle.repeats.selection(
-                            name, fingerprint, lifecycle.show_hashes
-                        )
+                    is_known = name in bookings.by_id or bookings.waiting or bookings.pairs
+                    # else it is certainly unused: nearly always
+                    if is_known or name in claims.of_id or name in claims.names.by_name:
+                        show_hashes = lifecycle.show_hashes
+                        known = lifecycle.repeats.selection(name, fingerprint, show_hashes)
                         if known is not None:
                             return self.other_answers.again(request, known, sample, now), NOTHING
                 lifecycle.check_room(request)
@@ -170,18 +163,9 @@ class Placer:
             if request.priority is not None:
                 self._admitting.class_of(request)  # raises if the request contradicts itself
             # candidates, or wait
-            answer: Answer | Ticket | None
             keeper = partition.admission
             if keeper is not None:
-                judged = self.gate.judge(ticket, keeper, now)
-                answer, effects = judged.waits, judged.effects
-                if answer is None:
-                    rows, matches = judged.rows, judged.matches
-                    answer, effects = self.place(ticket, rows, now, effects, matches)
-                    if type(answer) is CacheThreshold:
-                        keeper.gate.too_few_hits(judged.ask, now)
-                    else:
-                        keeper.gate.admit(judged.ask, now)
+                answer, effects = self._pass(ticket, keeper, now)
             else:
                 number, queues = 0, partition.queues
                 if len(queues.of_class) > 1:
@@ -202,6 +186,20 @@ class Placer:
             raise
         if tracing is not None:
             tracing.answered(answer)
+        return answer, effects
+
+    def _pass(
+        self, ticket: Ticket, keeper: PartitionAdmission, now: float
+    ) -> tuple[Answer | Ticket, Effects]:
+        """Let the gate judge a request, and place it where it is admitted."""
+        judged = self.gate.judge(ticket, keeper, now)
+        if judged.waits is not None:
+            return judged.waits, judged.effects
+        answer, effects = self.place(ticket, judged.rows, now, judged.effects, judged.matches)
+        if type(answer) is CacheThreshold:
+            keeper.gate.too_few_hits(judged.ask, now)
+        else:
+            keeper.gate.admit(judged.ask, now)
         return answer, effects
 
     def new_id(self) -> str:
