@@ -46,7 +46,7 @@ class Several(Struct, frozen=True, array_like=True):
 
 
 class Counted(Struct, frozen=True, array_like=True):
-    """A block that is not simply held once in the home group, see `holder.Counts`."""
+    """A block that is not simply held once in the home group, see `holder.ReferenceCounts`."""
 
     tier: int
     name: int

@@ -1,7 +1,7 @@
 """The shapes of batches and events on the wire, engine by engine, and their decoders.
 
-Field names and positions are the engines' own (events section 4); fields not named here are ignored
-wherever they appear. `wire` picks a decoder and normalises its result.
+Field names and positions are the engines' own; fields not named here are ignored wherever they
+appear. `wire` picks a decoder and normalises its result.
 """
 
 from __future__ import annotations

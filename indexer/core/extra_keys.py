@@ -1,9 +1,9 @@
 """What goes into a block's hash besides its tokens: salts, media items, opaque keys.
 
-Engines write these in three ways (events sections 8 and 12): vLLM's `extra_keys`, TensorRT-LLM's
-`mm_keys` and Dynamo's `block_mm_infos`. `wire` calls this module and puts the result into the block
-hashes, so that a block only matches a request that agrees on everything it depends on. When in
-doubt a block is coloured opaque, never plain.
+Engines write these in three ways: vLLM's `extra_keys`, TensorRT-LLM's `mm_keys` and Dynamo's
+`block_mm_infos`. `wire` calls this module and puts the result into the block hashes, so that a
+block only matches a request that agrees on everything it depends on. When in doubt a block is
+opaque, never plain.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Tokens to block hashes to sequence hashes: the arithmetic every engine and client shares.
 
-Formulas are those of the reference (events section 11): XXH3-64 over little-endian tokens, seeded
+The formulas are in deploy/docs/contract.md, section 8.5: XXH3-64 over little-endian tokens, seeded
 by the namespace. An *engine's* own block hash is opaque and never computed here. `writer` hashes
 what workers announce, the service's `routing/read.py` what clients request; both must agree.
 """

@@ -58,7 +58,7 @@ MEDIA: Final = {
     "REMOTE": Tier.EXTERNAL,
     "SHARED": Tier.EXTERNAL,
 }
-"""Medium names in upper case (events section 9); an absent name is the device."""
+"""Medium names in upper case; an absent name is the device."""
 
 _DEVICE: Final = Tier.DEVICE  # accessing a member of an enum costs two look-ups
 _HASH_TAIL: Final = 8  # a digest and its 64-bit form agree in the last 8 bytes, big-endian

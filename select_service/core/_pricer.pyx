@@ -2,7 +2,7 @@
 """Prices the candidates of one request and picks one; and says how full a pool is.
 
 The compiled form of `plain_pricer.py`, which says what the arguments mean: `cost.py` has the
-formula and `picking.py` the choice. Both give the same to the last bit, so nothing may be
+formula and `pick.py` the choice. Both give the same to the last bit, so nothing may be
 contracted here (`-ffp-contract=off`).
 """
 

@@ -1,8 +1,8 @@
-"""Workers enter, change and leave: the effect on partitions, load and event listeners (1.5).
+"""Workers enter, change and leave: the effect on partitions, load and event listeners.
 
 The catalog judges a record alone; here it meets its scope: the pinned block size, the ranks that
 stay or go, the event sources that are new. Reservations that lose their rank are counted.
-`verbs/registering.py` calls it.
+`operations/registration.py` calls it.
 """
 
 from __future__ import annotations

@@ -118,13 +118,13 @@ class Partition:
         """Prices what may be pulled, too."""
         self.unmatched: dict[int, Overlap] = {}  # by worker, its overlap if nothing matched
         self.admission: PartitionAdmission | None = None
-        """Only if something is to be judged; see `admission/admitting.py`."""
+        """Only if something is to be judged; see `admission/controller.py`."""
         self.hit_tally = HitTally()
         self.demand = DemandTally()
         self.shadow_tally: ShadowTally | None = None
         """What another set of weights would have chosen; see `decisions/shadow.py`."""
         self.is_watched = False
-        """Whether decisions are kept; see `decisions/keeping.py`."""
+        """Whether decisions are kept; see `decisions/decision_log.py`."""
         self.fleet_snapshot: FleetSnapshot | None = None
 
     # -- the decision --------------------------------------------------------------------------
@@ -135,7 +135,7 @@ class Partition:
         Args:
             request: its constraints.
             number: of its policy class. If requests of that class wait, having no candidate is no
-                error: no overtaking, not even towards a refusal (3.6). None: nobody is overtaken.
+                error: no overtaking, not even towards a refusal. None: nobody is overtaken.
 
         Raises:
             NoEligibleWorker: there is none.

@@ -61,7 +61,7 @@ async def explained(
     Args:
         answer: as the wave returned it.
         decision_reports: renders decisions.
-        write: as in `DecisionReports.tell`.
+        write: as in `DecisionReporter.tell`.
     """
     results = []
     for one in answer.results:

@@ -49,7 +49,7 @@ _IN_ORDER: Final = (
 _IDS: Final = ("id_length_max", "lease_name_length_max")
 BOUND_ID_LENGTH_MIN: Final = 72
 """Minimum of these if there are tokens: ids bound to a tenant are stored with a prefix of up to 35
-characters (see `tenancy/views.py`), and a UUID has 36."""
+characters (see `tenancy/tenant_view.py`), and a UUID has 36."""
 
 Outcome = Literal["applied", "unchanged", "refused"]
 

@@ -1,8 +1,8 @@
 """GET /dump: the whole index as JSON in pieces, bounded in concurrent readers and in time.
 
 A dump keeps the index from tidying up, and a slow reader prolongs that: hence both bounds.
-`driver.py` has one `Dumps`, `http/handlers/` and `tenancy/views.py` call it, and the HTTP transport
-sends what it yields.
+`driver.py` has one `Dumps`, `http/handlers/` and `tenancy/tenant_view.py` call it, and the HTTP
+transport sends what it yields.
 """
 
 from __future__ import annotations

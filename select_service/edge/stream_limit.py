@@ -1,7 +1,7 @@
 """Counts concurrent streams of a kind, so that they can be limited; also the error that cuts one.
 
 A place is taken when a stream is requested, not when its first piece is read: many may be requested
-in one turn of the loop. `dump_stream.py` and `replicas/plane.py` use this.
+in one turn of the loop. `dump_stream.py` and `replication/plane.py` use this.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Losing a worker costs what only it holds, and losing the last of several costs what they share. So
 the cost of one only grows with those lost before it, and the cheapest pair need not include the
-cheapest one. `advising.py` determines what is at stake; here workers are only positions in a list
-("places") with numbers.
+cheapest one. `operations/scale_down.py` determines what is at stake; here
+workers are only positions in a list ("places") with numbers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The role of each rank of a partition: whole requests, prefill, or decode from moved blocks.
 
 A prefill and a decode rank can form a pair if KV blocks may move between them: if a worker requires
-its transfer domain, the other must share it. `pairing.py` prices the pairs; a scope without any
-role never uses this.
+its transfer domain, the other must share it. `pricing/pair.py` prices the pairs; a scope without
+any role never uses this.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 The only writer of load. It does not decide who gets a request, knows no HTTP and reads no clock;
 `partition.py` books and frees here, and `slot_loads.py` has the resulting load of each slot. Below
 it, `active_blocks.py` counts distinct blocks, `deadlines.py` knows what expires and
-`slot_generations.py` what happens to a slot whose rank has left. Contract 4.
+`slot_generations.py` what happens to a slot whose rank has left. The numbers are those of
+deploy/docs/contract.md, section 4.
 """
 
 from __future__ import annotations

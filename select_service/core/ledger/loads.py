@@ -52,7 +52,7 @@ class PackedLoads(NamedTuple):
     churn: Floats  # tokens computed lately
     context: Floats  # blocks, fixed weights of requests, and waits for seats; `SlotLoads.context`
     prefilling: float  # requests of all slots whose prefill is not complete
-    turnover: float  # tokens, of all slots; `Recent.turnover`
+    turnover: float  # tokens, of all slots; `RecentActivity.turnover`
     heard: Floats | None = None  # monotonic seconds; None: no queues included
     ahead: Floats | None = None  # tokens that a rank may have computed since
     pace: float = 0.0  # tokens per second of one rank

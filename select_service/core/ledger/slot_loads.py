@@ -2,7 +2,8 @@
 
 Only the ledger writes here, with every booking and lifecycle call (`ledger.py`); the steps common
 to all requests update single rows (`_ledger.pyx`). Reservations are not known here. Prices,
-gates and queues read the columns, and a decision keeps a copy of them (`loads.py`). Contract 4.
+gates and queues read the columns, and a decision keeps a copy of them (`loads.py`). The
+numbers are those of deploy/docs/contract.md, section 4.
 """
 
 from __future__ import annotations

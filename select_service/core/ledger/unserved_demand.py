@@ -3,7 +3,7 @@
 A scope without workers is dropped after a while, and its counters with it; a process that has just
 started knows no scope at all. Whoever has scaled a fleet to zero must learn of the first request
 that comes all the same: it is counted here. Names are cheap to make up, so those that never had a
-worker here have a table of their own, which no tenant fills alone. `verbs/reading.py` adds to this,
+worker here have a table of their own, which no tenant fills alone. `routing/read.py` adds to this,
 `edge/metrics/demand_metrics.py` exports it.
 """
 

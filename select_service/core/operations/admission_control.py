@@ -1,6 +1,6 @@
 """The verbs that change admission, and that take in workers' load reports.
 
-`admitting.py` changes what is in force; the waiting requests that this lets in or refuses are then
+`controller.py` changes what is in force; the waiting requests that this lets in or refuses are then
 handled through `waiting_requests.py`.
 """
 

@@ -188,7 +188,7 @@ class Registration:
             if partition is not None and partition.pending_count:
                 self._room.gather(partition, now, to_judge=False)
                 keeper = partition.admission
-                # those in the policy file's queue go when load goes (3.6)
+                # those in the policy file's queue go when load goes
                 if keeper is not None and keeper.waiting_count:
                     self._room.relieve(partition, now, effects)
 

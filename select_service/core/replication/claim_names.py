@@ -1,7 +1,7 @@
 """The other names of other replicas' claims: their selection_id, and the pair they are a leg of.
 
-Bookings are found by these names in `bookings.py`; claims that cannot be booked here, as their
-worker is absent, are found by them here.
+Bookings are found by these names in `reservation_ids.py`; claims that cannot be booked here, as
+their worker is absent, are found by them here.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Messages about reservations in the reference's envelope.
 
-Shapes only. `announcer.py` fills them, `replicas/wire.py` encodes and decodes them.
+Shapes only. `announcer.py` fills them, `message_codec.py` encodes and decodes them.
 """
 
 from __future__ import annotations

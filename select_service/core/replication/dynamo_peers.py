@@ -1,4 +1,4 @@
-"""The reference's own selectors on the replica plane, as far as they can be supported (6.4).
+"""The reference's own selectors on the replica plane, as far as they can be supported.
 
 They number and repeat nothing, and have no snapshots. What they book is thus a reservation without
 a claim, which yields to any claim of ours. Their statements about our reservations are repeated

@@ -19,7 +19,7 @@ class BookingSpec(Struct, frozen=True):
     fingerprint: bytes
     prompt: Prompt
     computed_tokens: int  # of the prompt, that its rank has to compute
-    track_prefill_tokens: bool  # whether these count, and are sent to replicas (6.3)
+    track_prefill_tokens: bool  # whether these count, and are sent to replicas
     fairness_id: str | None = None  # whose share of the pool it counts against; None: its tenant's
     pair: str | None = None  # the pair it is a leg of
     wave: tuple[int, int] | None = None  # its group in the wave that books it, and shared tokens

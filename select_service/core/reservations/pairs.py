@@ -2,7 +2,7 @@
 
 Each leg is an ordinary reservation with its own rank, load and id, and travels to replicas and to
 disk as such, marked with its pair. The ids of the legs derive from the pair's id.
-`pricing/pairing.py` chooses the ranks; `lifecycle.py` books them.
+`pricing/pair.py` chooses the ranks; `lifecycle.py` books them.
 """
 
 from __future__ import annotations

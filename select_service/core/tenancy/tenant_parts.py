@@ -1,7 +1,7 @@
 """Memories whose oldest entries make room for new ones, with a row of its own for each tenant.
 
-One tenant's flood makes it forget what was its own. `bookings.py`, `leases.py` and others keep
-their entries in such rows; `shares.py` says whose oldest entry has to go.
+One tenant's flood makes it forget what was its own. `reservation_ids.py`, `leases.py` and others
+keep their entries in such rows; `shares.py` says whose oldest entry has to go.
 """
 
 from __future__ import annotations

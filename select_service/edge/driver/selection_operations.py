@@ -91,7 +91,7 @@ class SelectionOperations(CoreCalls):
                 error that made it unreadable.
 
         Raises:
-            ServiceError: as `Waves.begin`, and if all or none was requested.
+            ServiceError: as `BatchSelection.begin`, and if all or none was requested.
         """
         return await self._batch_runner.run(self.core.batch_selection.begin(request, items))
 

@@ -1,7 +1,7 @@
 """The replica plane of one process: peers to listen to, messages to publish, snapshots to fetch.
 
-The core decides all of it; here its decisions meet sockets and clocks. `replicas/sync.py` and
-`replicas/pull.py` below do the I/O, `driver.py` above carries out the core's effects.
+The core decides all of it; here its decisions meet sockets and clocks. `sync.py` and `pull.py`
+below do the I/O, `driver.py` above carries out the core's effects.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The sockets of the replica plane: a PUB socket for our messages, a SUB socket per peer (6.1).
+"""The sockets of the replica plane: a PUB socket for our messages, a SUB socket per peer.
 
 Sends never wait, and each turn of the event loop reads a bounded slice, whatever peers do. This
 file decides nothing; `plane.py` connects it to the core.

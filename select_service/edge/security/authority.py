@@ -2,7 +2,7 @@
 
 Without a token file everybody may do everything. A grant is decided once per block of header lines
 that `http/connection.py` remembers, so a reload notifies everyone who remembers any. `tokens.py`
-knows the file, `tenancy/views.py` restricts requests whose token is bound to tenants.
+knows the file, `tenancy/tenant_view.py` restricts requests whose token is bound to tenants.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Grant(Struct, frozen=True):
         return Unauthenticated(self.reason) if self.name is None else MissingScope(READ)
 
     def allows(self, route: Route[Any]) -> bool:
-        """Whether a route may be used; `tenancy/views.py` then restricts what it shows."""
+        """Whether a route may be used; `tenancy/tenant_view.py` then restricts what it shows."""
         return route.scope in self.scopes and (self.tenants is None or not route.of_process)
 
 

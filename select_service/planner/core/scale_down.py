@@ -1,8 +1,8 @@
 """The state of a graceful scale-down: which workers of a pool leave, and which may go now.
 
 Workers are named before the replica count is lowered. They get no more work, finish what they have,
-and the count then falls by as many as are ready. Pure: `edge/retiring.py` talks to the selectors,
-this decides what follows from their answers. Times are monotonic seconds.
+and the count then falls by as many as are ready. Pure: `edge/engine_drain.py` talks to the
+selectors, this decides what follows from their answers. Times are monotonic seconds.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Stands between a decision and the connector. For a pool that needs fewer replica
 selectors which workers are cheapest to lose (or Kubernetes, where that cannot be chosen), has every
 selector drain them, and lets the count fall by as many as are idle or have used up
 `--drain-timeout`. Workers that are needed again serve again at once. A restarted planner takes over
-the drains that carry its own reason. `core/leaving.py` decides; this file talks.
+the drains that carry its own reason. `core/scale_down.py` decides; this file talks.
 """
 
 from __future__ import annotations
