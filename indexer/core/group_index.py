@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 WHOLE_PROMPTS_MAX: Final = 4096
 """Ends of whole prompts remembered, until their engines have told of them."""
 
+EARLY_PROMPTS_MAX: Final = 64
+"""Of them, as long as it is not known whether any engine has no full attention."""
+
 _PROMPT_END: Final = 2 * HASH_BYTES
 """Bytes of local hashes by which the end of a prompt is known again."""
 
@@ -137,13 +140,14 @@ class GroupIndex:
         if hashes:
             self._whole_prompts.pop(hashes[-_PROMPT_END:], None)
             self._whole_prompts[hashes[-_PROMPT_END:]] = None
-            if len(self._whole_prompts) > WHOLE_PROMPTS_MAX:
+            most = WHOLE_PROMPTS_MAX if self.has_sparse else EARLY_PROMPTS_MAX
+            if len(self._whole_prompts) > most:
                 del self._whole_prompts[next(iter(self._whole_prompts))]
 
     def is_whole_prompt(self, hashes: PackedHashes, rank: WorkerRank, batch: int | None) -> bool:
         """Say whether a prompt that was noted ends like these blocks; one batch may tell of it."""
         end, by = hashes[-_PROMPT_END:], (rank, batch)
-        if end not in self._whole_prompts:
+        if not self.has_sparse or end not in self._whole_prompts:
             return False
         if self._whole_prompts[end] is None:
             self._whole_prompts[end] = by

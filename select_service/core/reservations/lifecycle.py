@@ -195,7 +195,9 @@ class Lifecycle:
         self.bookings.add(LiveReservation(partition, reservation, answer))
         self._counters.reservations_booked += 1
         index = partition.index
-        if index.groups.has_sparse and isl_tokens == prompt.blocks * index.block_size:
+        is_whole = isl_tokens == prompt.blocks * index.block_size
+        # before the first event it is not known what an engine has
+        if is_whole and (index.groups.has_sparse or not index.tree.root.children):
             index.groups.note_whole_prompt(prompt.block_hashes)
         if self.announcer.speaks:
             effects = Effects() if effects is NOTHING else effects
