@@ -30,7 +30,7 @@ NOT_AGAIN := CC=false
 # What drives the console in tests: Debian's browser, and a font so that its text has a width.
 BROWSER_PACKAGES := chromium fonts-dejavu-core
 
-.PHONY: run demo bench bench-middle bench-quick bench-plot wheel docs fuzz test lint test-light coverage test-pure test-full test-floors test-beside-soak test-heavy downloads test-faults test-ray test-vllm test-ray-llm test-engines test-forecast soak iproute test-long test-browser chromium peer vllm promtool manifests buildah pins sbom client twin readme dashboard pictures clean
+.PHONY: run demo bench bench-middle bench-quick bench-policy bench-plot wheel docs fuzz test lint test-light coverage test-pure test-full test-floors test-beside-soak test-heavy downloads test-faults test-ray test-vllm test-ray-llm test-engines test-forecast soak iproute test-long test-browser chromium peer vllm promtool manifests buildah pins sbom client twin readme dashboard pictures clean
 
 run: $(VENV)/.installed
 	exec $(BIN)/select-service --port $(PORT) $(ARGS)
@@ -60,6 +60,12 @@ wheel: $(VENV)/bin/python
 	$(BIN)/python $(PIP_INSTALL:install=wheel) --no-deps --wheel-dir dist .
 	@$(BIN)/python -m zipfile --list $$(ls -t dist/select_service-*.whl | head -1) | grep -c '\.so ' \
 	  | grep -qx $(words $(filter %.pyx,$(KERNELS))) || { echo "a kernel was not built" >&2; exit 1; }
+
+# Every policy beside every other, simulated, as tables of Markdown: on drawn traces, and on those of
+# TRACE, files in Mooncake's format. Hours with all seeds; what has ended is kept, ARGS takes parts.
+TRACE ?=
+bench-policy: $(VENV)/.installed-bench
+	exec $(BIN)/python -m bench.policy.tables $(if $(TRACE),--trace $(TRACE)) $(ARGS)
 
 # The newest committed result as pictures beside it; ARGS=FILE for another one.
 bench-plot: $(VENV)/.installed-bench

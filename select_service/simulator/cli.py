@@ -16,6 +16,7 @@ import msgspec
 
 from select_service.core.recording.decoder import BadRecording
 from select_service.settings.command_line import add_flags, read_section
+from select_service.simulator import calibrate as calibrate_command
 from select_service.simulator import capacity as capacity_command
 from select_service.simulator import replay_command, run_command
 from select_service.simulator import sweep as sweep_command
@@ -141,6 +142,21 @@ def parser() -> CommandParser:
     )
     add_flags(replay, SECTIONS["replay"])
     replay.set_defaults(execute=replay_command.execute)
+    calibrate = commands.add_parser(
+        "calibrate",
+        help="Makes an engine's profile out of what a load generator measured of it.",
+        description="Fits the simulated engine's times to results of vLLM's bench, guidellm or "
+        "AIPerf, shows how well, and writes a profile for --engine profile=DIR and the planner. "
+        "Runs should have few and many requests at a time, short and long prompts, and nothing "
+        "in the prefix cache.",
+        examples="select-sim calibrate vllm-c1.json vllm-c16.json vllm-c64.json "
+        "--kv-tokens 396000 --out profile",
+    )
+    calibrate.add_argument(
+        "files", nargs="+", metavar="FILE", help="results as JSON; guidellm has all runs in one"
+    )
+    add_flags(calibrate, SECTIONS["calibrate"])
+    calibrate.set_defaults(execute=calibrate_command.execute)
     for one in commands.choices.values():
         one.set_defaults(parser=one)
     return whole

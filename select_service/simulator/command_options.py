@@ -37,6 +37,7 @@ from select_service.standard_output import CommandParser
 __all__ = [
     "SECTIONS",
     "AdmitOptions",
+    "CalibrateOptions",
     "CapacityOptions",
     "QueueOptions",
     "ReplayOptions",
@@ -148,6 +149,17 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
     quiet: Annotated[bool, switch(), "show no progress bar"] = False
 
 
+class CalibrateOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What `calibrate` writes out of measurements."""
+
+    kv_tokens: Annotated[
+        int,
+        size().common(),
+        "tokens of the engine's KV cache, as it logs when it starts (vLLM: GPU KV cache size)",
+    ]
+    out: Annotated[str, path("DIR").common(), "directory for the profile"]
+
+
 class AdmitOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Which policy `admit` asks about the arrivals."""
 
@@ -174,6 +186,7 @@ SECTIONS: Final = {
     "sweep": (*flags_of(SweepOptions, inherited=True), *TRACE, *SIMULATION),
     "capacity": (*flags_of(CapacityOptions, inherited=True), *TRACE, *SIMULATION),
     "replay": flags_of(ReplayOptions),
+    "calibrate": flags_of(CalibrateOptions),
     "admit": flags_of(AdmitOptions),
     "queue": flags_of(QueueOptions),
 }

@@ -1,7 +1,9 @@
-"""Reads the planner's profiling results from a directory, as times of engines.
+"""The planner's profiling results in a directory, as times of engines: read, and written.
 
 The same files in the same order as the planner: each half as NPZ, else as JSON. Only numbers are
-read; a pickle in an NPZ is refused.
+read; a pickle in an NPZ is refused. Written as JSON, with the formula that was fitted beside it:
+the planner's arrays have the fixed cost of a step in both halves, which counts it twice where
+prompts are computed beside answers.
 """
 
 from __future__ import annotations
@@ -9,17 +11,25 @@ from __future__ import annotations
 import zipfile
 import zlib
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import numpy as np
 
 from select_service.simulator.core.latency import ProfileLatency
+from select_service.simulator.results import write_whole
 
-__all__ = ["read_profile"]
+if TYPE_CHECKING:
+    from select_service.simulator.core.latency import AnalyticLatency
+
+__all__ = ["read_formula", "read_profile", "write_profile"]
+
+_PROMPTS: Final = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+_USAGES: Final = (0.01, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.95)
 
 _NPZ: Final = "selected_{}_interpolation/raw_data.npz"
 _JSON: Final = "{}_raw_data.json"
+_FORMULA: Final = "engine.json"
 
 
 def read_profile(directory: Path) -> ProfileLatency:
@@ -36,6 +46,22 @@ def read_profile(directory: Path) -> ProfileLatency:
         raise ValueError(f"{directory}: there is no array {missing}") from None
     except (TypeError, ValueError) as error:
         raise ValueError(f"{directory}: {error}") from None
+
+
+def read_formula(directory: Path) -> dict[str, float] | None:
+    """Return the values of `EngineSpec` that `calibrate` wrote; None: they are measurements only.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: naming the file.
+    """
+    path = directory / _FORMULA
+    if not path.is_file():
+        return None
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, float])
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 def _arrays(directory: Path, half: str) -> dict[str, Any]:
@@ -59,3 +85,41 @@ def _from_npz(path: Path) -> dict[str, Any]:
                 array = np.lib.format.read_array(member, allow_pickle=False)
             found[name.removesuffix(".npy")] = array.ravel().tolist()
     return found
+
+
+def write_profile(directory: Path, latency: AnalyticLatency, kv_tokens: int, longest: int) -> None:
+    """Write an engine's formula, and what it says of prompts of up to twice `longest` tokens.
+
+    Raises:
+        OSError: the directory cannot be made.
+        NotWritten: a file cannot be written.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    step_s = latency.stretch_s(0, 0, 1)
+    lengths = [one for one in _PROMPTS if one < 2 * longest] or [_PROMPTS[0]]
+    prefill = {
+        "prefill_isl": lengths,
+        "prefill_ttft": [1e3 * (step_s + latency.prefill_s(one, 0)) for one in lengths],
+    }
+    points = []
+    for context in lengths:
+        for usage in _USAGES:
+            sequences = max(1, round(usage * kv_tokens / context))
+            tokens = sequences * context
+            if tokens <= kv_tokens:
+                itl_ms = 1e3 * latency.stretch_s(sequences, tokens, 1)
+                points.append((tokens / kv_tokens, context, itl_ms))
+    decode = {
+        "x_kv_usage": [usage for usage, _, _ in points],
+        "y_context_length": [context for _, context, _ in points],
+        "z_itl": [itl_ms for _, _, itl_ms in points],
+        "max_kv_tokens": [kv_tokens],
+    }
+    formula = {name: getattr(latency, name) for name in latency.__slots__}
+    for name, content in (
+        (_JSON.format("prefill"), prefill),
+        (_JSON.format("decode"), decode),
+        (_FORMULA, {"kv_tokens": kv_tokens, **formula}),
+    ):
+        text = msgspec.json.format(msgspec.json.encode(content), indent=1)
+        write_whole(directory / name, text + b"\n")

@@ -29,7 +29,8 @@ from select_service.simulator.core.rivals.dynamo_agentic import DYNAMO_AGENTIC
 from select_service.simulator.core.routers import SIMPLE_ROUTERS, Counting
 from select_service.simulator.core.worker import KV_TOKENS, EngineSettings
 from select_service.simulator.core.workloads import KINDS, WorkloadSettings
-from select_service.simulator.profiles import read_profile
+from select_service.simulator.engine_presets import preset_of
+from select_service.simulator.profiles import read_formula, read_profile
 from select_service.simulator.traces import MOONCAKE_BLOCK, READERS, SPAN_MAX_S
 from select_service.types import KvEvents, RouterConfig
 from select_service.types.admission import AdmissionSettings
@@ -90,7 +91,8 @@ DELAY_MAX_S: Final = 86_400.0
 class EngineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The engines of a run.
 
-    `profile` is a directory of the planner's profiles, instead of times.
+    `profile` is a directory of the planner's profiles, and `preset` the name of a model on a
+    device, instead of times.
     """
 
     kv_tokens: int | None = None  # None: as the profile says, else `KV_TOKENS`
@@ -102,6 +104,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     sequence_s: float = 0.1e-3
     kv_token_s: float = 75e-9
     profile: str | None = None
+    preset: str | None = None
 
     def build(self) -> EngineSettings:
         """Return the settings of a simulated engine.
@@ -112,14 +115,14 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """
         latency: Latency
         kv_tokens = KV_TOKENS
+        self._expect_times_once()
+        if self.preset is not None:
+            return self._with(preset_of(self.preset)).build()
+        formula = None if self.profile is None else read_formula(Path(self.profile))
+        if formula is not None:
+            return self._with(formula).build()
         if self.profile is None:
-            latency = AnalyticLatency(
-                base_s=self.base_s,
-                prefill_token_s=self.prefill_token_s,
-                prefill_pair_s=self.prefill_pair_s,
-                sequence_s=self.sequence_s,
-                kv_token_s=self.kv_token_s,
-            )
+            latency = AnalyticLatency(*(getattr(self, name) for name in _TIMES))
         else:
             latency = measured = read_profile(Path(self.profile))
             kv_tokens = int(measured.max_kv_tokens)
@@ -129,7 +132,19 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         settings.check()
         return settings
 
+    def _expect_times_once(self) -> None:
+        usual = EngineSpec()
+        has_own = any(getattr(self, name) != getattr(usual, name) for name in _TIMES)
+        if (self.preset is not None) + (self.profile is not None) + has_own > 1:
+            raise ValueError("a preset or a profile has its own times: not both, and none beside")
 
+    def _with(self, values: Mapping[str, Any]) -> "EngineSpec":
+        """Return it with these times, and with their KV capacity unless another is given."""
+        own = {} if self.kv_tokens is None else {"kv_tokens": self.kv_tokens}
+        return changed(replace(self, preset=None, profile=None), {**values, **own})
+
+
+_TIMES: Final = AnalyticLatency.__slots__
 _ENGINE: Final = EngineSpec.__struct_fields__
 
 

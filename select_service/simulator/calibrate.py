@@ -1,0 +1,146 @@
+"""`select-sim calibrate`: an engine's times out of what a load generator measured of it.
+
+The simulated engine's formula is fitted to means of runs: the time between tokens by the requests
+that decode, what they attend to, and the prompts that are computed in between; the first token by
+the prompt's own time, where few run. A term that the runs do not bear out is left out. The result
+is a directory in the planner's format, for `--engine profile=DIR` and for the planner itself.
+"""
+
+from __future__ import annotations
+
+import sys
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from select_service.settings.command_line import read_section
+from select_service.simulator.command_options import CalibrateOptions
+from select_service.simulator.comparison import as_text
+from select_service.simulator.core.latency import AnalyticLatency
+from select_service.simulator.measured_points import Point, read_points
+from select_service.simulator.profiles import write_profile
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+__all__ = ["Fit", "execute", "fit"]
+
+_TERMS: Final = AnalyticLatency.__slots__
+_FEW: Final = 1.5
+"""Requests at a time, as a multiple of the fewest, up to which a first token is no queue's."""
+
+_BETTER: Final = 0.98
+"""A further term must take the error to this share of it: fewer terms guess better elsewhere."""
+
+
+class Fit(NamedTuple):
+    """Times of an engine, and what they make of each point: first token, between tokens."""
+
+    latency: AnalyticLatency
+    told: list[tuple[float, float]]
+
+
+def execute(args: Namespace) -> int:
+    """Run the command; returns the exit code.
+
+    Raises:
+        ValueError, OSError: a file cannot be read, or does not say enough.
+        NotWritten: the profile cannot be written.
+    """
+    options = read_section(CalibrateOptions, args)
+    points = [point for path in args.files for point in read_points(path)]
+    found = fit(points)
+    head = ["isl", "osl", "at a time", "TTFT, ms", "fitted", "ITL, ms", "fitted"]
+    rows = [
+        [
+            f"{one.isl:.0f}",
+            f"{one.osl:.0f}",
+            f"{one.concurrency:.1f}",
+            f"{1e3 * one.ttft_s:.1f}",
+            f"{1e3 * ttft_s:.1f}",
+            f"{1e3 * one.itl_s:.2f}",
+            f"{1e3 * itl_s:.2f}",
+        ]
+        for one, (ttft_s, itl_s) in zip(points, found.told, strict=True)
+    ]
+    told = ",".join(f"{name}={getattr(found.latency, name):.4g}" for name in _TERMS)
+    sys.stdout.write(as_text(head, rows))
+    longest = max(one.isl + one.osl for one in points)
+    write_profile(Path(options.out), found.latency, options.kv_tokens, int(longest))
+    sys.stdout.write(f"\n{told}\n--engine profile={options.out}\n")
+    return 0
+
+
+def fit(points: Sequence[Point]) -> Fit:
+    """Fit the formula to points.
+
+    Raises:
+        ValueError: they say too little.
+    """
+    if len(points) < 2:  # noqa: PLR2004 - one of few requests, one of many
+        raise ValueError("one run is not enough: give several, with few and with many at a time")
+    between = np.array([_between(one) for one in points])
+    first = np.array([_first(one) for one in points])
+    # with many at a time first tokens come when queues allow, which no term of a step says
+    few = _FEW * min(one.concurrency for one in points)
+    alone = [at for at, one in enumerate(points) if one.concurrency <= few]
+    rows = np.vstack([between, first[alone]])
+    measured = np.array(
+        [one.itl_s for one in points] + [points[at].ttft_s - _wait_s(points[at]) for at in alone]
+    )
+    if not (measured > 0.0).all():
+        raise ValueError("a first token is sooner than a step: are its times of another unit?")
+    values = _solved(rows / measured[:, None])
+    latency = AnalyticLatency(**dict(zip(_TERMS, values.tolist(), strict=True)))
+    told = [
+        (float(a @ values) + _wait_s(one), float(b @ values))
+        for one, a, b in zip(points, first, between, strict=True)
+    ]
+    return Fit(latency, told)
+
+
+def _between(one: Point) -> list[float]:
+    """Return what multiplies each term of a step: of those that decode, and prompts of others."""
+    seconds = one.ttft_s + one.osl * one.itl_s
+    decoding = one.concurrency * one.osl * one.itl_s / seconds
+    context = decoding * (one.isl + one.osl / 2)
+    others = max(one.concurrency - 1.0, 0.0) / seconds * one.itl_s  # prompts in a step
+    return [1.0, others * one.isl, others * one.isl * one.isl / 2, max(decoding, 1.0), context]
+
+
+def _first(one: Point) -> list[float]:
+    """Return what multiplies each term of the step that computes a prompt."""
+    return [1.0, one.isl, one.isl * one.isl / 2, 0.0, 0.0]
+
+
+def _wait_s(one: Point) -> float:
+    """Return the rest of the step that is in progress where others are."""
+    return 0.5 * one.itl_s * max(one.concurrency - 1.0, 0.0) / one.concurrency
+
+
+def _solved(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the values, none below 0, whose relative errors are least; few terms before many."""
+    wanted = np.ones(len(rows))
+    best, least = np.zeros(len(_TERMS)), float("inf")
+    for number in range(1, len(_TERMS) + 1):
+        here, here_least = best, least
+        for chosen in combinations(range(len(_TERMS)), number):
+            if not {0, 3} & set(chosen):
+                continue  # a step takes time
+            some = rows[:, chosen]
+            scale = np.linalg.norm(some, axis=0)
+            if not scale.all():
+                continue
+            values = np.linalg.lstsq(some / scale, wanted, rcond=None)[0] / scale
+            error = float(np.sum((some @ values - wanted) ** 2))
+            if (values >= 0.0).all() and error < here_least:
+                here, here_least = np.zeros(len(_TERMS)), error
+                here[list(chosen)] = values
+        if here_least < _BETTER * least:
+            best, least = here, here_least
+    return best

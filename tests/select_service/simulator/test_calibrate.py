@@ -1,0 +1,195 @@
+"""Engines out of figures: measured ones, and published ones."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from select_service.simulator.calibrate import fit
+from select_service.simulator.cli import main
+from select_service.simulator.core.latency import AnalyticLatency
+from select_service.simulator.core.workloads import WorkloadSettings
+from select_service.simulator.engine_presets import DEVICES, MODELS, preset_of
+from select_service.simulator.measured_points import Point, read_points
+from select_service.simulator.profiles import read_profile
+from select_service.simulator.runs import cluster
+from select_service.simulator.settings import EngineSpec, SimulationSettings
+
+TRUTH = EngineSpec(
+    base_s=9e-3, prefill_token_s=60e-6, prefill_pair_s=2e-9, sequence_s=0.2e-3, kv_token_s=90e-9
+)
+
+
+def measured(engine: EngineSpec, users: int, isl: int, requests: int = 120) -> Point:
+    """What a load generator would say of a simulated engine."""
+    one = WorkloadSettings(
+        kind="chat",
+        arrivals="closed",
+        users=users,
+        requests=max(requests, 4 * users),
+        turns=1.0,
+        prompts=1,
+        prompt_tokens=0,
+        turn_tokens=isl,
+        output_tokens=150,
+        think_s=0.0,
+    )
+    settings = SimulationSettings(
+        workloads=[one], workers=1, engine=engine, policy="round-robin", block_size=64
+    )
+    built = cluster(settings)
+    built.finish()
+    ends = [one for one in built.outcomes if one.request.osl > 1]
+    number = len(ends)
+    seconds = max(one.finished for one in ends)
+    isl_mean = sum(one.request.isl for one in ends) / number
+    return Point(
+        isl=isl_mean,
+        osl=sum(one.request.osl for one in ends) / number,
+        concurrency=sum(one.e2e_s for one in ends) / seconds,
+        ttft_s=sum(one.ttft_s for one in ends) / number,
+        itl_s=sum(one.finished - one.first_token for one in ends)
+        / sum(one.request.osl - 1 for one in ends),
+    )
+
+
+POINTS = [measured(TRUTH, users, isl) for users, isl in ((1, 300), (1, 4000), (8, 1000), (32, 600))]
+
+
+def of_vllm(one: Point) -> dict[str, Any]:
+    e2e_s = one.ttft_s + one.itl_s * (one.osl - 1)
+    return {
+        "completed": 100,
+        "duration": 100 * e2e_s / one.concurrency,
+        "total_input_tokens": 100 * one.isl,
+        "total_output_tokens": 100 * one.osl,
+        "mean_ttft_ms": 1e3 * one.ttft_s,
+        "mean_tpot_ms": 1e3 * one.itl_s,
+    }
+
+
+def of_guidellm(*some: Point) -> dict[str, Any]:
+    def run(one: Point) -> dict[str, Any]:
+        values = {
+            "prompt_token_count": one.isl,
+            "output_token_count": one.osl,
+            "request_concurrency": one.concurrency,
+            "time_to_first_token_ms": 1e3 * one.ttft_s,
+            "inter_token_latency_ms": 1e3 * one.itl_s,
+        }
+        return {
+            "metrics": {name: {"successful": {"mean": value}} for name, value in values.items()}
+        }
+
+    return {"benchmarks": [run(one) for one in some]}
+
+
+def of_aiperf(one: Point) -> dict[str, Any]:
+    return {
+        "input_sequence_length": {"avg": one.isl, "unit": "tokens"},
+        "output_sequence_length": {"avg": one.osl, "unit": "tokens"},
+        "request_throughput": {"avg": one.concurrency / 2.0, "unit": "requests/sec"},
+        "request_latency": {"avg": 2_000.0, "unit": "ms"},
+        "time_to_first_token": {"avg": 1e3 * one.ttft_s, "unit": "ms"},
+        "inter_token_latency": {"avg": 1e3 * one.itl_s, "unit": "ms"},
+    }
+
+
+def test_each_generator_says_the_same_of_a_run(tmp_path: Path) -> None:
+    one = Point(isl=1000.0, osl=200.0, concurrency=8.0, ttft_s=0.25, itl_s=0.0125)
+    for told in (of_vllm(one), of_guidellm(one), of_aiperf(one), {"records": of_aiperf(one)}):
+        path = tmp_path / "result.json"
+        path.write_text(json.dumps(told))
+        (read,) = read_points(str(path))
+        assert read == pytest.approx(one)
+
+
+@pytest.mark.parametrize("users", [4, 16])
+def test_a_calibrated_engine_is_as_fast_as_the_measured_one(tmp_path: Path, users: int) -> None:
+    path, profile = tmp_path / "all.json", tmp_path / "profile"
+    path.write_text(json.dumps(of_guidellm(*POINTS)))
+    argv = ["calibrate", str(path), "--kv-tokens", "400000", "--out", str(profile)]
+    assert main(argv) == 0
+    truth = measured(TRUTH, users, 800)
+    told = measured(EngineSpec(profile=str(profile)), users, 800)
+    assert told.itl_s == pytest.approx(truth.itl_s, rel=0.1)
+    assert told.ttft_s == pytest.approx(truth.ttft_s, rel=0.1)
+    assert read_profile(profile).max_kv_tokens == 400_000, "for the planner, too"
+
+
+def test_a_fit_finds_the_formula_again() -> None:
+    """Without queues and noise: points made by the formula itself."""
+    latency = AnalyticLatency(8e-3, 50e-6, 3e-9, 0.3e-3, 80e-9)
+    rng = random.Random(1)
+    points = []
+    for _ in range(12):
+        isl, osl = rng.uniform(100, 8000), rng.uniform(50, 400)
+        ttft_s = latency.base_s + latency.prefill_s(int(isl), 0)
+        context = isl + osl / 2
+        itl_s = latency.base_s + latency.sequence_s + latency.kv_token_s * context
+        points.append(Point(isl, osl, 1.0, ttft_s, itl_s))
+    found = fit(points)
+    for (ttft_s, itl_s), one in zip(found.told, points, strict=True):
+        assert ttft_s == pytest.approx(one.ttft_s, rel=0.02)
+        assert itl_s == pytest.approx(one.itl_s, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{}", "neither of vLLM's bench"),
+        ("[1]", "Expected `object`"),
+        ('{"mean_ttft_ms": 3}', "'completed'"),
+        ('{"benchmarks": []}', "neither of vLLM's bench"),
+        (json.dumps(of_vllm(POINTS[0]._replace(itl_s=0.0))), "itl_s is 0"),
+        (json.dumps(of_vllm(POINTS[0]._replace(osl=1.0))), "a single token"),
+        (json.dumps(of_vllm(POINTS[0])), "one run is not enough"),
+    ],
+)
+def test_what_says_too_little_is_refused(
+    text: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "result.json"
+    path.write_text(text)
+    with pytest.raises(SystemExit) as refused:
+        main(["calibrate", str(path), "--kv-tokens", "1000", "--out", str(tmp_path / "out")])
+    assert refused.value.code == 2
+    assert why in capsys.readouterr().err
+
+
+def test_a_preset_is_a_model_on_a_device() -> None:
+    small = EngineSpec(preset="llama-3.1-8b@h100").build()
+    usual = EngineSpec().build()
+    assert small.kv_tokens == pytest.approx(usual.kv_tokens, rel=0.05), (
+        "which the defaults are near"
+    )
+    assert small.latency.prefill_s(2000, 0) == pytest.approx(
+        usual.latency.prefill_s(2000, 0), rel=0.05
+    )
+    assert EngineSpec(preset="llama-3.1-8b@h100", kv_tokens=5000).build().kv_tokens == 5000
+    for model in MODELS:
+        for device in DEVICES:
+            EngineSpec(preset=f"{model}@{device}x8").build()
+    one, two = (preset_of(f"qwen3-32b@h200{number}") for number in ("", "x2"))
+    assert two["base_s"] == one["base_s"] / 2
+    assert two["kv_tokens"] > 2 * one["kv_tokens"], "the weights are there once"
+
+
+@pytest.mark.parametrize(
+    ("spec", "why"),
+    [
+        (EngineSpec(preset="gpt@h100"), "preset gpt@h100 should be MODEL@DEVICE"),
+        (EngineSpec(preset="llama-3.1-8b@h100x0"), "should be MODEL@DEVICE"),
+        (EngineSpec(preset="llama-3.1-70b@h100"), "do not fit"),
+        (EngineSpec(preset="llama-3.1-8b@h100", base_s=0.01), "has its own times"),
+        (replace(EngineSpec(), preset="llama-3.1-8b@h100", profile="x"), "has its own times"),
+    ],
+)
+def test_a_preset_that_cannot_be_is_refused(spec: EngineSpec, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        spec.build()
