@@ -32,6 +32,7 @@ FOREIGN: Final = {
     "--build-arg",
     "--gpu-memory-utilization",
     "--kv-events-config",
+    "--save-result",
     "--set",
     "--upgrade",
 }
