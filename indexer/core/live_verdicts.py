@@ -105,10 +105,10 @@ class LiveVerdicts(Repair):
         self.tallies.restarts += 1
         self._begin_anew()
         self.backlog.put_back(seq, payload)
-        self._take(number, disputed, now)
+        self._take_now(number, disputed, now)
         return True
 
-    def _take(self, seq: int, payload: bytes, now: float) -> None:
+    def _take_now(self, seq: int, payload: bytes, now: float) -> None:
         """Act on the next live message; see `stream`."""
         raise NotImplementedError
 

@@ -152,7 +152,7 @@ class EventStream(LiveVerdicts):
         if isinstance(payload, Oversized):
             self._hear_oversized(seq, payload, now)
         elif self._decoder.read_ahead(payload):
-            self._heed(seq, payload, now)
+            self._take_or_hold(seq, payload, now)
         else:
             self._unread = frames, None
 
@@ -164,14 +164,14 @@ class EventStream(LiveVerdicts):
         """
         due = self.backlog.last + 1 if self.backlog else self.cursor.expected
         if seq == due and form_of(payload) is not None:
-            self._heed(seq, payload, now)
+            self._take_or_hold(seq, payload, now)
         else:
             self.tallies.count_oversized(payload.size)
 
-    def _heed(self, seq: int, payload: bytes, now: float) -> None:
+    def _take_or_hold(self, seq: int, payload: bytes, now: float) -> None:
         """Take a live message that can be decoded at once."""
         if not (self.is_replaying or self._writer.is_busy or self.backlog):
-            self._take(seq, payload, now)
+            self._take_now(seq, payload, now)
         else:
             self._hold(seq, payload, now)
 
@@ -304,7 +304,7 @@ class EventStream(LiveVerdicts):
             elif self._replay is None and self.backlog:
                 if not self._decoder.read_ahead(self.backlog.first_payload):
                     return
-                self._take(*self.backlog.pop(), now)
+                self._take_now(*self.backlog.pop(), now)
                 self._decoder.let_go()
             else:
                 return
@@ -317,7 +317,7 @@ class EventStream(LiveVerdicts):
             return False
         self._unread = None
         if request is None:
-            self._heed(int.from_bytes(frames[1], "big"), frames[-1], now)
+            self._take_or_hold(int.from_bytes(frames[1], "big"), frames[-1], now)
         elif self._replay is not None and self.request is request:
             self._read_reply(self._replay, frames, now)
         self._decoder.let_go()
@@ -355,7 +355,7 @@ class EventStream(LiveVerdicts):
             self._feeder = None  # it refers to us: the cycle would keep the index alive
 
     @override
-    def _take(self, seq: int, payload: bytes, now: float) -> None:
+    def _take_now(self, seq: int, payload: bytes, now: float) -> None:
         """Judge the next live message; nothing is pending and no replay runs."""
         if self._is_garbage(payload):  # the cursor stays: it may not have been a batch at all
             self.tallies.count_bad_message("payload")

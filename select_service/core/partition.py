@@ -324,8 +324,8 @@ class Partition:
         for rank in worker.ranks:
             slot = self.index.attach(WorkerRank(worker.worker_id, rank))
             worker.slots[rank] = slot
-        self.make_room()
-        self.sit(worker)
+        self.ensure_columns()
+        self.update_selectable(worker)
         self._estimate(worker)
         loads, max_num_seqs = self.ledger.loads, worker.spec.max_num_seqs
         wait = 0 if max_num_seqs is None else wait_blocks(max_num_seqs, self.index.block_size)
@@ -337,7 +337,7 @@ class Partition:
             if worker.drain is None:
                 self.admission.attach(worker)
             else:
-                self._rehouse(self.admission.detach(worker.worker_id))
+                self._give_other_places(self.admission.detach(worker.worker_id))
             self.admission.disregard(self.fleet_slots.leaving())
 
     def _estimate(self, worker: Worker) -> None:
@@ -351,7 +351,7 @@ class Partition:
             elif worker.kv_events == "none":
                 self.estimate.drop(slot)
 
-    def sit(self, worker: Worker) -> None:
+    def update_selectable(self, worker: Worker) -> None:
         """Update the selectable ranks for a worker that has its slots; O(its ranks)."""
         self._leave(worker.worker_id, self.fleet_slots.take(worker))
         if worker.drain is None:
@@ -367,7 +367,7 @@ class Partition:
         columns = loads.prefill, loads.decode, loads.churn, loads.context
         return kind(*columns, loads.heard, loads.ahead, loads.requests)
 
-    def make_room(self) -> None:
+    def ensure_columns(self) -> None:
         """Grow the columns with the index, which may have gained ranks of its own."""
         self.ledger.ensure(self.index.capacity)
         self.trust.ensure(self.index.capacity)
@@ -382,29 +382,29 @@ class Partition:
         self.demand.leave(worker.worker_id)
         self._note(worker)
         if self.admission is not None:
-            self._rehouse(self.admission.detach(worker.worker_id))
+            self._give_other_places(self.admission.detach(worker.worker_id))
             self.admission.disregard(self.fleet_slots.leaving())
 
     def _note(self, worker: Worker) -> None:
         if self.fleet_snapshot is not None:
             self.fleet_snapshot.note(worker.worker_id)
 
-    def _rehouse(self, homeless: list[Ticket]) -> None:
+    def _give_other_places(self, displaced: list[Ticket]) -> None:
         """Give tickets that held a place with a removed worker another place, if there is one."""
         assert self.admission is not None
-        for ticket in homeless:
+        for ticket in displaced:
             try:
                 rows = self.candidates(ticket.request)
             except NoEligibleWorker:
                 continue  # it is refused at the next check
             ticket.place = self.admission.caps.take_place(rows)
 
-    def open_gate(self, keeper: PartitionAdmission) -> None:
+    def open_gate(self, admission: PartitionAdmission) -> None:
         """Judge requests from now on."""
-        self.admission = keeper
+        self.admission = admission
         for worker in self.fleet_slots.workers.values():
-            keeper.attach(worker)
-        keeper.disregard(self.fleet_slots.leaving())
+            admission.attach(worker)
+        admission.disregard(self.fleet_slots.leaving())
 
     # -- waiting -------------------------------------------------------------------------------
 
@@ -427,8 +427,8 @@ class Partition:
     @property
     def pending_count(self) -> int:
         """How many requests wait."""
-        keeper = self.admission
-        waiting = 0 if keeper is None else len(keeper.waiting) + len(keeper.displaced)
+        admission = self.admission
+        waiting = 0 if admission is None else len(admission.waiting) + len(admission.displaced)
         return waiting + self.queues.pending
 
     @property

@@ -232,7 +232,7 @@ class SelectionCore:
         rng = self._rng
         self.pairs = Pairs(self.lifecycle, self.counters)
         cache_hits = CacheHits(self.admitting.settings)
-        matchmaker = PairSelector(
+        pair_selector = PairSelector(
             pairs=self.pairs,
             cache_hits=cache_hits,
             counters=self.counters,
@@ -243,7 +243,7 @@ class SelectionCore:
             admitting=self.admitting,
             lifecycle=self.lifecycle,
             cache_hits=cache_hits,
-            matchmaker=matchmaker,
+            pair_selector=pair_selector,
             decisions=self.decisions,
             counters=self.counters,
             rng=rng,
@@ -382,7 +382,7 @@ class SelectionCore:
         """Grow a partition's columns, because its index has ranks without a worker."""
         partition = self.partitions.get(scope)
         if partition is not None:
-            partition.make_room()
+            partition.ensure_columns()
 
     # -- time ----------------------------------------------------------------------------------
 

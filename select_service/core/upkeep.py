@@ -101,11 +101,11 @@ class Upkeep:
 
     def _keep_gate(self, partition: Partition, now: float, effects: Effects) -> bool:
         """Continue judging requests that waited under another policy; True if some are left."""
-        keeper = partition.admission
-        if keeper is None:
+        admission = partition.admission
+        if admission is None:
             return False
-        keeper.refresh(now)
-        if keeper.waiting_count:
+        admission.refresh(now)
+        if admission.waiting_count:
             limit = self._limits.judged_per_turn_max
             self._room.judge_again(partition, now, limit, effects)
-        return bool(keeper.displaced)
+        return bool(admission.displaced)

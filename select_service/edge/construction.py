@@ -53,7 +53,7 @@ def create_driver(settings: Settings) -> Driver:
             ready_past_events_s=settings.ready_past_events_s,
         ),
         policies=_policies(router.policy, router.config.queue_threshold),
-        companions=DriverOptions(
+        options=DriverOptions(
             keeper=_keeper(settings),
             security=security,
             tracing=_tracing(settings),

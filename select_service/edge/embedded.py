@@ -143,7 +143,7 @@ class SelectionService:
             config,
             limits=limits,
             edge_limits=EdgeLimits(snapshot=SnapshotLimits()),
-            companions=DriverOptions(keeper=keeper),
+            options=DriverOptions(keeper=keeper),
             admission=admission,
             trust=trust,
             shadow=shadow,

@@ -1,7 +1,7 @@
 """Admission of the whole process: the policy in force, the thresholds, the scopes with a gate.
 
-A partition gets a keeper (`partition_admission.py`) when there is something to judge, and keeps it;
-with all defaults there is none, and nothing is checked. Operators' changes apply at once, and
+A partition gets a `PartitionAdmission` when there is something to judge, and keeps it; with all
+defaults there is none, and nothing is checked. Operators' changes apply at once, and
 survive the process if there is a state directory (`state.py`).
 """
 
@@ -117,16 +117,16 @@ class AdmissionController:
         """
         self.thresholds.defaults = self._usual_thresholds()
         for partition in self._partitions.values():
-            keeper = partition.admission
-            if keeper is None:
+            admission = partition.admission
+            if admission is None:
                 if self._wants_gate(partition):
                     self._open(partition)
                 continue
             for worker in partition.fleet_slots.workers.values():
-                keeper.attach(worker)
-                self.reports.replay(worker, keeper)
-            keeper.set_thresholds(self._thresholds_of(partition))
-            keeper.refresh(now)
+                admission.attach(worker)
+                self.reports.replay(worker, admission)
+            admission.set_thresholds(self._thresholds_of(partition))
+            admission.refresh(now)
         return [one for one in self._partitions.values() if one.admission is not None]
 
     @property
@@ -199,10 +199,10 @@ class AdmissionController:
             )
         )
         self._gates[partition.scope.model_name] += 1
-        keeper = partition.admission
-        assert keeper is not None
+        admission = partition.admission
+        assert admission is not None
         for worker in partition.fleet_slots.workers.values():
-            self.reports.replay(worker, keeper)
+            self.reports.replay(worker, admission)
 
     def keepers(self) -> list[PartitionAdmission]:
         """Return the keepers of all scopes, with or without workers. O(partitions)."""
@@ -210,15 +210,15 @@ class AdmissionController:
 
     def left(self, partition: Partition) -> None:
         """Keep the counts of the gate of a removed scope. O(1)."""
-        keeper, model = partition.admission, partition.scope.model_name
-        if keeper is None:
+        admission, model = partition.admission, partition.scope.model_name
+        if admission is None:
             return
         self._gates[model] -= 1
         is_last = not self._gates[model]
         if is_last:
             del self._gates[model]
-        keeper.close()
-        self.totals.left_by_gate(keeper.gate, keeper.rejections, model, is_last=is_last)
+        admission.close()
+        self.totals.left_by_gate(admission.gate, admission.rejections, model, is_last=is_last)
 
     # -- asking --------------------------------------------------------------------------------
 
@@ -287,8 +287,8 @@ class AdmissionController:
         self, partition: Partition, decision: AdmissionDecision, rows: Rows
     ) -> AdmissionRefused:
         """Turn a decision into the error that answers the request."""
-        keeper = partition.admission
-        facts = {} if keeper is None else keeper.exceeded(decision, rows)
+        admission = partition.admission
+        facts = {} if admission is None else admission.exceeded(decision, rows)
         never = decision.retry_after_s == _FOREVER
         return AdmissionRefused(
             f"{decision.reason}: it never fits, with these settings" if never else decision.reason,
@@ -444,10 +444,10 @@ class AdmissionController:
         for partition in self._partitions.values():
             if partition.scope.model_name != model:
                 continue
-            keeper = partition.admission
-            if keeper is not None:
-                keeper.set_thresholds(self._thresholds_of(partition))
-                keeper.refresh(now)
+            admission = partition.admission
+            if admission is not None:
+                admission.set_thresholds(self._thresholds_of(partition))
+                admission.refresh(now)
                 touched.append(partition)
             elif self._wants_gate(partition):
                 self._open(partition)

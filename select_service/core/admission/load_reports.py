@@ -51,11 +51,11 @@ class LoadReports:
         self._catalog = catalog
         self._partitions = partitions
 
-    def replay(self, worker: Worker, keeper: PartitionAdmission) -> None:
+    def replay(self, worker: Worker, admission: PartitionAdmission) -> None:
         """Pass the known reports of a worker to a gate."""
         for report in self.by_worker.get(worker.worker_id, {}).values():
             if not report.stale:
-                keeper.report(worker, report.told)
+                admission.report(worker, report.told)
 
     def report(
         self, worker_id: int, metrics: WorkerMetrics, now: float, *, is_relayed: bool = True
@@ -73,7 +73,7 @@ class LoadReports:
         """
         worker = self._catalog.get(worker_id)
         partition = self._partitions.get(worker.scope)
-        keeper = None if partition is None else partition.admission
+        admission = None if partition is None else partition.admission
         accepted, dropped = [], []
         told = self.by_worker.setdefault(worker_id, {})
         for rank in metrics.ranks:
@@ -84,10 +84,10 @@ class LoadReports:
             if is_relayed:
                 self._untold[worker_id, rank.dp_rank] = None
             accepted.append(rank.dp_rank)
-            if keeper is not None:
-                keeper.report(worker, rank)
+            if admission is not None:
+                admission.report(worker, rank)
         self.dropped += len(dropped)
-        return WorkerMetricsAnswer(accepted, dropped), partition if keeper is not None else None
+        return WorkerMetricsAnswer(accepted, dropped), partition if admission is not None else None
 
     # -- between replicas ----------------------------------------------------------------------
 

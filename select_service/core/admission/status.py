@@ -40,15 +40,15 @@ def status_in_steps(
     for scope in membership.scopes():
         yield
         partition = membership.partitions.get(scope)
-        keeper = None if partition is None else partition.admission
-        if partition is None or keeper is None:
+        admission = None if partition is None else partition.admission
+        if partition is None or admission is None:
             continue
-        keeper.refresh(keeper.now)
-        for name, tally in keeper.gate.tallies.of.items():
+        admission.refresh(admission.now)
+        for name, tally in admission.gate.tallies.of.items():
             total = counters.setdefault(name, ClassTally())
             for field in ClassTally.__struct_fields__:
                 setattr(total, field, getattr(total, field) + getattr(tally, field))
-        scopes.append(_scope(partition, keeper))
+        scopes.append(_scope(partition, admission))
     thresholds = []
     names = admitting.threshold_names()
     yield
@@ -76,16 +76,16 @@ def _counts(tally: ClassTally) -> ClassCounts:
     )
 
 
-def _scope(partition: Partition, keeper: PartitionAdmission) -> ScopeAdmission:
-    gate = keeper.gate
+def _scope(partition: Partition, admission: PartitionAdmission) -> ScopeAdmission:
+    gate = admission.gate
     return ScopeAdmission(
         model_name=partition.scope.model_name,
         tenant_id=partition.scope.tenant_id,
-        saturation=round(keeper.pool.saturation, 6),
-        prefill_tokens_per_s=round(keeper.pool.prefill_rate, 3),
+        saturation=round(admission.pool.saturation, 6),
+        prefill_tokens_per_s=round(admission.pool.prefill_rate, 3),
         waiting=partition.pending_count,
-        busy_ranks=keeper.busy.count,
-        full_ranks=keeper.caps.full_slots,
+        busy_ranks=admission.busy.count,
+        full_ranks=admission.caps.full_slots,
         promises=gate.returns.size,
         flaps=sum(gate.queue.flaps) if isinstance(gate.queue, SloShed) else 0,
     )

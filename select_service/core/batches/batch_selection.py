@@ -419,8 +419,8 @@ class RunningBatch:
             rows = partition.candidates(refused.request)
         except NoEligibleWorker:
             return None
-        keeper = partition.admission
-        if keeper is not None:
+        admission = partition.admission
+        if admission is not None:
             asks, alike = [], 0
             for sample in self._samples:
                 if sample.read is None or sample.read[0] is not partition:
@@ -429,12 +429,12 @@ class RunningBatch:
                 tenant = sample.request.fairness_id or partition.scope.tenant_id
                 name = sample.request.slo_class or ""
                 asks.append(AdmissionRequest(sample.read[1].isl_tokens, name, tenant))
-            exceeded = keeper.never_fit_together(asks, alike, rows)
+            exceeded = admission.never_fit_together(asks, alike, rows)
             if exceeded is not None:
                 return exceeded
         code = refused.result.code
-        waits = code == WouldWait.code and (keeper is None or keeper.gate.queue is None)
-        waits |= code == BUSY.code and keeper is not None and not keeper.is_reported(rows)
+        waits = code == WouldWait.code and (admission is None or admission.gate.queue is None)
+        waits |= code == BUSY.code and admission is not None and not admission.is_reported(rows)
         return str(code) if waits and self._is_alone(partition, rows) else None
 
     def _is_alone(self, partition: Partition, rows: Rows) -> bool:

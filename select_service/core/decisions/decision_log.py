@@ -371,7 +371,7 @@ _NUMBERS_END: Final = 1 << 63
 
 def odds_of(ticket: Ticket) -> Odds:
     """Return the unusual facts about a request and the current state."""
-    request, keeper = ticket.request, ticket.partition.admission
+    request, admission = ticket.request, ticket.partition.admission
     constraints = request.routing_constraints
     odds = Odds(
         request.pinned_worker,
@@ -382,8 +382,8 @@ def odds_of(ticket: Ticket) -> Odds:
         in_session=ticket.in_session,
         ejected=ticket.partition.outliers.ejected or None,
     )
-    if keeper is not None and (keeper.busy.slots or keeper.caps.slots):
-        odds.busy, odds.full = frozenset(keeper.busy.slots), frozenset(keeper.caps.slots)
+    if admission is not None and (admission.busy.slots or admission.caps.slots):
+        odds.busy, odds.full = frozenset(admission.busy.slots), frozenset(admission.caps.slots)
     return odds
 
 

@@ -52,8 +52,8 @@ class Ledger:
         "first_blocks",
         "live",
         "loads",
+        "previous_ranks",
         "sequence_blocks",
-        "tenures",
     )
 
     def __init__(
@@ -67,7 +67,7 @@ class Ledger:
         """The load of every slot; always the same object."""
         self.sequence_blocks = sequence_blocks
         """A request's fixed weight in the context: `SEQUENCE_TOKENS` of the pricing."""
-        self.tenures: list[int] = []
+        self.previous_ranks: list[int] = []
         """Number of previous ranks of each slot."""
         self.live = 0
         """Number of reservations."""
@@ -86,7 +86,7 @@ class Ledger:
     def ensure(self, capacity: int) -> None:
         """Make room for slots below `capacity`; never shrinks."""
         self.loads.ensure(capacity)
-        self.tenures += [0] * (capacity - len(self.tenures))
+        self.previous_ranks += [0] * (capacity - len(self.previous_ranks))
         self._all_generations.ensure(capacity)
 
     def follow_queues(self, wanted: bool) -> None:  # noqa: FBT001 - a switch
@@ -314,7 +314,7 @@ class Ledger:
         number.
         """
         self.loads.forget_churn(slot)
-        self.tenures[slot] += 1
+        self.previous_ranks[slot] += 1
         dropped = len(self._generations[slot].reservations)
         if not dropped:
             return 0

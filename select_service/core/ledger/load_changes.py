@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class LoadChanges:
-    """A notebook; the ledger writes it, the gate's keeper reads it.
+    """A notebook; the ledger writes it, `PartitionAdmission` reads it.
 
     Args:
-        busy: the busy slots, maintained by the keeper.
+        busy: the busy slots, maintained by it.
         full: the full slots, likewise.
     """
 

@@ -187,9 +187,9 @@ class Registration:
         for partition in touched:
             if partition is not None and partition.pending_count:
                 self._room.gather(partition, now, to_judge=False)
-                keeper = partition.admission
+                admission = partition.admission
                 # those in the policy file's queue go when load goes
-                if keeper is not None and keeper.waiting_count:
+                if admission is not None and admission.waiting_count:
                     self._room.relieve(partition, now, effects)
 
     def _partition_with_gate(self, worker: Worker) -> Partition | None:

@@ -179,13 +179,13 @@ class ReservationCalls:
         Raises:
             AdmissionRefused: the worker has as many requests as it may.
         """
-        keeper = partition.admission
-        if keeper is None:
+        admission = partition.admission
+        if admission is None:
             return
-        keeper.refresh(now)
-        if keeper.is_full(slot):
-            keeper.rejections["reservations"] = keeper.rejections.get("reservations", 0) + 1
-            raise self._admitting.refusal(partition, keeper.full(now), _only(slot))
+        admission.refresh(now)
+        if admission.is_full(slot):
+            admission.rejections["reservations"] = admission.rejections.get("reservations", 0) + 1
+            raise self._admitting.refusal(partition, admission.full(now), _only(slot))
 
     def _rank_asked(self, partition: Partition, request: ReservationRequest) -> tuple[Worker, int]:
         worker = partition.fleet_slots.present.get(request.worker_id)

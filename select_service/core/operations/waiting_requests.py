@@ -107,10 +107,10 @@ class WaitingRequests:
         """
         if not self._waiting or not partition.pending_count:
             return effects
-        keeper = partition.admission
+        admission = partition.admission
         for _ in range(self._limits.let_in_per_turn_max):
-            if keeper is not None:
-                keeper.refresh(now)  # the one before may have taken the last place
+            if admission is not None:
+                admission.refresh(now)  # the one before may have taken the last place
             ticket = next_at_gate(partition) or _take_next(partition)
             if ticket is None:
                 return effects
@@ -161,13 +161,13 @@ class WaitingRequests:
         effects = Effects() if effects is NOTHING else effects
         self._stops_waiting(ticket)
         answer = self._admit(ticket, now, effects)
-        keeper = ticket.partition.admission
-        if ticket.ask is not None and keeper is not None:
+        admission = ticket.partition.admission
+        if ticket.ask is not None and admission is not None:
             if isinstance(answer, Selection | PairSelection):
-                keeper.placed(ticket, now)
+                admission.placed(ticket, now)
             else:
                 code = answer.code if isinstance(answer, ServiceError) else answer.finish_reason
-                keeper.turned_away(ticket, code, now)
+                admission.turned_away(ticket, code, now)
         if ticket.holders > 1 and ticket.reservation_id is not None:
             self._lifecycle.bookings.share(ticket.reservation_id, ticket.holders - 1)
         ticket.answer = answer
@@ -246,22 +246,22 @@ class WaitingRequests:
         self._stops_waiting(ticket)
         refusal = self._admitting.refusal(ticket.partition, decision, rows)
         self._placing.other_answers.refuse(ticket, refusal, now)
-        keeper = ticket.partition.admission
-        if keeper is not None:
+        admission = ticket.partition.admission
+        if admission is not None:
             endpoint = ticket.endpoint
-            keeper.rejections[endpoint] = keeper.rejections.get(endpoint, 0) + 1
+            admission.rejections[endpoint] = admission.rejections.get(endpoint, 0) + 1
         ticket.answer = refusal
         effects.answered.append(ticket)
         return effects
 
     def give_way(
-        self, ask: AdmissionRequest, keeper: PartitionAdmission, rows: Rows, now: float
+        self, ask: AdmissionRequest, admission: PartitionAdmission, rows: Rows, now: float
     ) -> Effects:
         """Refuse the request whose waiting place a more important one needs, if there is one."""
-        ticket = keeper.outranked(ask, rows, now)
+        ticket = admission.outranked(ask, rows, now)
         if ticket is None:
             return NOTHING
-        return self._refuse(ticket, keeper.give_way(ticket, now), now, NOTHING)
+        return self._refuse(ticket, admission.give_way(ticket, now), now, NOTHING)
 
     # -- another policy ------------------------------------------------------------------------
 
@@ -271,53 +271,55 @@ class WaitingRequests:
         They count as offered. After a change of policy they are judged again, like those waiting at
         the gate.
         """
-        keeper = partition.admission
-        assert keeper is not None
+        admission = partition.admission
+        assert admission is not None
         for queue in partition.queues.of_class:
             for ticket in queue.tickets():
                 if ticket.ask is None:
                     ticket.ask = self._admitting.ask(ticket)
-                    name = keeper.gate.policy.name
+                    name = admission.gate.policy.name
                     waits = AdmissionDecision("wait", "", WAITS_FOR_PREFILL, name, "waiting")
-                    keeper.settle(waits, ticket.ask, now)
+                    admission.settle(waits, ticket.ask, now)
                 if to_judge:
                     queue.remove(ticket)
-                    keeper.displace(ticket)
+                    admission.displace(ticket)
 
     def judge_again(
         self, partition: Partition, now: float, limit: int, effects: Effects
     ) -> Effects:
         """Judge up to `limit` of the requests that waited under the previous policy."""
-        keeper = partition.admission
-        assert keeper is not None
-        keeper.refresh(now)
+        admission = partition.admission
+        assert admission is not None
+        admission.refresh(now)
         for _ in range(limit):
-            ticket = next(iter(keeper.displaced), None)
+            ticket = next(iter(admission.displaced), None)
             if ticket is None:
                 break
-            effects = self._judge_again(ticket, keeper, now, effects)
-            keeper.refresh(now)
+            effects = self._judge_again(ticket, admission, now, effects)
+            admission.refresh(now)
         return self.relieve(partition, now, effects)
 
     def _judge_again(
-        self, ticket: Ticket, keeper: PartitionAdmission, now: float, effects: Effects
+        self, ticket: Ticket, admission: PartitionAdmission, now: float, effects: Effects
     ) -> Effects:
-        keeper.recall(ticket)
+        admission.recall(ticket)
         assert ticket.ask is not None
         try:
             rows = ticket.partition.candidates(ticket.request)
         except NoEligibleWorker:
             return self._finish(ticket, now, effects)
-        ask, decision = keeper.judge(ticket, ticket.ask, rows, now)
+        ask, decision = admission.judge(ticket, ticket.ask, rows, now)
         if decision.outcome == "refuse":
-            keeper.turned_away(ticket, decision.code, now)
+            admission.turned_away(ticket, decision.code, now)
             return self._refuse(ticket, decision, now, effects, rows)
-        if decision.outcome == "wait" or not keeper.can_take(rows):
-            keeper.wait(ticket, ask, rows, now)
+        if decision.outcome == "wait" or not admission.can_take(rows):
+            admission.wait(ticket, ask, rows, now)
             self._patience.watch(ticket)
             return effects
-        if keeper.gate.queue is None and self._in_file_again(ticket, keeper.usable(rows), now):
-            keeper.keep_for(ticket, ask, now)
+        if admission.gate.queue is None and self._in_file_again(
+            ticket, admission.usable(rows), now
+        ):
+            admission.keep_for(ticket, ask, now)
             return effects
         return self._finish(ticket, now, effects)
 
@@ -333,35 +335,35 @@ class WaitingRequests:
 
 def next_at_gate(partition: Partition) -> Ticket | None:
     """Return the request at the gate that has a worker now, or never will; it keeps its place."""
-    keeper = partition.admission
-    if keeper is None or not keeper.waiting:
+    admission = partition.admission
+    if admission is None or not admission.waiting:
         return None
     # no policy lets any go then; they need not wait for a refusal
     if not partition.fleet_slots.workers:
-        return next(iter(keeper.waiting))
-    for ticket in keeper.in_order():
+        return next(iter(admission.waiting))
+    for ticket in admission.in_order():
         try:
             rows = partition.candidates(ticket.request)
         except NoEligibleWorker:
             return ticket
-        if keeper.can_take(rows):
+        if admission.can_take(rows):
             return ticket
     return None
 
 
 def _take_next(partition: Partition) -> Ticket | None:
     """Take the next in the queues that has a free rank, or that no worker may serve any more."""
-    keeper, queues = partition.admission, partition.queues
+    admission, queues = partition.admission, partition.queues
 
     def may_go(number: int, ticket: Ticket) -> bool:
         try:
             rows = partition.candidates(ticket.request)
         except NoEligibleWorker:
             return True
-        if keeper is not None:
-            if not keeper.can_take(rows):
+        if admission is not None:
+            if not admission.can_take(rows):
                 return False
-            rows = keeper.usable(rows)
+            rows = admission.usable(rows)
         return not queues.must_wait(number, rows, is_new=False)
 
     return queues.take_next(may_go)

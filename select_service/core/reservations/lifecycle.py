@@ -70,7 +70,7 @@ class Lifecycle:
         self.bookings = ReservationIds(freed_ids_max=limits.freed_ids_max, shares=shares)
         self._tenants = shares.bound("reservations_max", lambda: limits.reservations_max)
         self.leases = Leases(limits, shares)
-        self._lapsed = ExpiredIds(shares)
+        self._expired_ids = ExpiredIds(shares)
         self._limits = limits
         self._counters = counters
         self.announcer = Announcer(limits, router_id, epoch, shares)
@@ -138,7 +138,7 @@ class Lifecycle:
         self,
         partition: Partition,
         slot: int,
-        order: BookingSpec,
+        spec: BookingSpec,
         request: SelectAndReserveRequest | ReservationRequest,
         answer: Selection | PairSelection | ReservationAnswer,
         effects: Effects,
@@ -149,7 +149,7 @@ class Lifecycle:
         Args:
             partition: of the slot.
             slot: the rank's.
-            order: what to book.
+            spec: what to book.
             request: names what the reservation is for.
             answer: what a repeat of the request gets.
             effects: to add to.
@@ -158,12 +158,12 @@ class Lifecycle:
         Raises:
             ServiceError: as `terms`; then nothing has changed.
         """
-        prompt, track = order.prompt, order.track_prefill_tokens
-        name, isl_tokens = order.reservation_id, prompt.isl_tokens
-        lease, ttl_s, whose = None, self._limits.reservation_ttl_s, order.fairness_id
+        prompt, track = spec.prompt, spec.track_prefill_tokens
+        name, isl_tokens = spec.reservation_id, prompt.isl_tokens
+        lease, ttl_s, whose = None, self._limits.reservation_ttl_s, spec.fairness_id
         if request.lease_id is not None or request.ttl_s is not None:
             lease, ttl_s = self.terms(request)
-        prefill_tokens = order.computed_tokens if track else 0
+        prefill_tokens = spec.computed_tokens if track else 0
         if self._recorder is not None:
             facts = name, prefill_tokens, isl_tokens
             self._recorder.begun("booked", partition, slot, facts, now)
@@ -182,12 +182,12 @@ class Lifecycle:
         if lease is not None:
             self.leases.join(lease, reservation)
             self.leases.touch(lease, now)
-        reservation.fingerprint = order.fingerprint
+        reservation.fingerprint = spec.fingerprint
         reservation.selection_id = request.selection_id
         if not track:
             reservation.track_prefill_tokens = False
-        if order.pair is not None or order.wave is not None:
-            reservation.pair, reservation.wave = order.pair, order.wave
+        if spec.pair is not None or spec.wave is not None:
+            reservation.pair, reservation.wave = spec.pair, spec.wave
         if request.lora_name is not None:
             reservation.lora_name = request.lora_name
         if request.expected_output_tokens is not None:
@@ -340,7 +340,7 @@ class Lifecycle:
 
     def _miss(self, name: str) -> None:
         """Count a call for an id that expired: it was perhaps given up too early."""
-        if self._lapsed.hear(name):
+        if self._expired_ids.hear(name):
             self._counters.reservations_expired_early += 1
 
     # -- end -----------------------------------------------------------------------------------
@@ -404,7 +404,7 @@ class Lifecycle:
                 partition.ledger.touch(reservation, now)
                 steps += 1
                 continue
-            self._lapsed.note(reservation)
+            self._expired_ids.note(reservation)
             steps += self._end(partition, reservation, now, effects, "expired")
             self._counters.reservations_expired += 1
             if steps >= limit:
@@ -429,7 +429,7 @@ class Lifecycle:
             partition = self.bookings.get(reservation.reservation_id).partition
             ended = reservation.lease
             if ended is not None and self.leases.ending(ended.lease_id) == "expired":
-                self._lapsed.note(reservation)
+                self._expired_ids.note(reservation)
             steps += self._end(partition, reservation, now, effects, "lease_ended")
             lighter.add(partition)
             self._counters.reservations_lease_ended += 1

@@ -45,7 +45,7 @@ class SessionCounters(Struct):
 
 class _SessionRank(NamedTuple):
     slot: int
-    tenure: int  # of its rank, see `Ledger.tenures`
+    tenure: int  # of its rank, see `Ledger.previous_ranks`
     until: float
 
 
@@ -95,7 +95,7 @@ class Sessions:
             counters.begun += 1
             return None
         slot, ledger = rank.slot, partition.ledger
-        if slot >= len(ledger.tenures) or ledger.tenures[slot] != rank.tenure:
+        if slot >= len(ledger.previous_ranks) or ledger.previous_ranks[slot] != rank.tenure:
             del ranks[key]
             self._rows.left(holder)
             counters.released += 1
@@ -120,7 +120,7 @@ class Sessions:
                 self._rows.left(holder)
         holder, ranks = self._rows.place(partition.scope.tenant_id)
         ranks[key] = _SessionRank(
-            slot, partition.ledger.tenures[slot], now + self._limits.session_ttl_s
+            slot, partition.ledger.previous_ranks[slot], now + self._limits.session_ttl_s
         )
         self._rows.took(holder)
         for _ in range(_FORGOTTEN_AT_ONCE):

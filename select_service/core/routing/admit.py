@@ -38,7 +38,7 @@ class WaitingRoom(Protocol):
         """Let a ticket wait in the policy file's queue."""
 
     def give_way(
-        self, ask: AdmissionRequest, keeper: PartitionAdmission, rows: Rows, now: float
+        self, ask: AdmissionRequest, admission: PartitionAdmission, rows: Rows, now: float
     ) -> Effects:
         """Refuse the request whose waiting place a more important one needs, if there is one."""
 
@@ -61,7 +61,7 @@ class Admitter:
         self.room: WaitingRoom  # set by the service: the room places requests, too
 
     def judge(  # noqa: C901, PLR0912, PLR0915 - straight on: all pay for it
-        self, ticket: Ticket, keeper: PartitionAdmission, now: float
+        self, ticket: Ticket, admission: PartitionAdmission, now: float
     ) -> Judged:
         """Let the gate judge a request, and settle its decision unless it is admitted.
 
@@ -73,16 +73,21 @@ class Admitter:
             ServiceError: the gate refuses it, or no rank may take it.
             WouldWait: it is of a batch, and would have to wait.
         """
-        partition, changes, gate, gone = ticket.partition, keeper.changes, keeper.gate, NOTHING
-        keeper.now = now
+        partition, changes, gate, gone = (
+            ticket.partition,
+            admission.changes,
+            admission.gate,
+            NOTHING,
+        )
+        admission.now = now
         if changes.look:
-            keeper.refresh(now)
+            admission.refresh(now)
         ask = self._admitting.ask(ticket)
         try:
             number = partition.class_of(ticket.prompt, ticket.weights)
             rows = partition.candidates(ticket.request, number)
         except NoEligibleWorker as none:
-            refused = keeper.refuse(ask, "unavailable", str(none), none.code, now)
+            refused = admission.refuse(ask, "unavailable", str(none), none.code, now)
             none.retry_after_s = refused.retry_after_s
             raise
         matches = verdict = None
@@ -96,32 +101,32 @@ class Admitter:
         if verdict is ADMIT:
             ticket.asked, ticket.said = ask, gate.admitted
         else:
-            ask, decision = keeper.judge(ticket, ask, rows, now, verdict)
+            ask, decision = admission.judge(ticket, ask, rows, now, verdict)
             if decision.code == AT_CAPACITY.code and not ticket.in_wave:
-                gone = self.room.give_way(ask, keeper, rows, now)
+                gone = self.room.give_way(ask, admission, rows, now)
                 if gone is not NOTHING:
-                    ask, decision = keeper.judge(ticket, ask, rows, now)
+                    ask, decision = admission.judge(ticket, ask, rows, now)
             if decision.outcome == "refuse":
-                keeper.settle(decision, ask, now, ticket.endpoint)
+                admission.settle(decision, ask, now, ticket.endpoint)
                 raise self._admitting.refusal(partition, decision, rows)
             if decision is not gate.admitted:
                 if ticket.in_wave:
-                    _refuse_to_wait(keeper, ask, now)
-                keeper.settle(decision, ask, now)
-                keeper.wait(ticket, ask, rows, now)
+                    _refuse_to_wait(admission, ask, now)
+                admission.settle(decision, ask, now)
+                admission.wait(ticket, ask, rows, now)
                 return Judged(ask, rows, matches, gone, self.room.waits_at_gate(ticket, now))
-            rows = keeper.usable(rows)
+            rows = admission.usable(rows)
         if gate.queue is None and partition.queues.must_wait(number, rows):
             if ticket.in_wave:
-                _refuse_to_wait(keeper, ask, now)
-            _wait_in_file(ticket, keeper, ask, number, rows, now)
+                _refuse_to_wait(admission, ask, now)
+            _wait_in_file(ticket, admission, ask, number, rows, now)
             return Judged(ask, rows, matches, gone, self.room.waits_in_file(ticket, now))
         return Judged(ask, rows, matches, gone)
 
 
 def _wait_in_file(
     ticket: Ticket,
-    keeper: PartitionAdmission,
+    admission: PartitionAdmission,
     ask: AdmissionRequest,
     number: int,
     rows: Rows,
@@ -131,17 +136,17 @@ def _wait_in_file(
     try:
         ticket.partition.enqueue(number, ticket, rows, now)
     except QueueFull as full:
-        refused = keeper.refuse(ask, "waiting", str(full), full.code, now)
+        refused = admission.refuse(ask, "waiting", str(full), full.code, now)
         full.retry_after_s = refused.retry_after_s
         raise
-    keeper.keep_for(ticket, ask, now)
-    waits = AdmissionDecision("wait", "", WAITS_FOR_PREFILL, keeper.gate.policy.name, "waiting")
-    keeper.settle(waits, ask, now)
+    admission.keep_for(ticket, ask, now)
+    waits = AdmissionDecision("wait", "", WAITS_FOR_PREFILL, admission.gate.policy.name, "waiting")
+    admission.settle(waits, ask, now)
 
 
-def _refuse_to_wait(keeper: PartitionAdmission, ask: AdmissionRequest, now: float) -> NoReturn:
+def _refuse_to_wait(admission: PartitionAdmission, ask: AdmissionRequest, now: float) -> NoReturn:
     refusal = WouldWait(0.0)
-    refused = keeper.refuse(ask, "waiting", str(refusal), refusal.code, now)
+    refused = admission.refuse(ask, "waiting", str(refusal), refusal.code, now)
     refusal.retry_after_s = refused.retry_after_s
     raise refusal
 

@@ -121,5 +121,5 @@ def planned_rows(partition: Partition, slot: int, rows: Rows) -> Rows:
     there = 0 <= slot < rows.stop if isinstance(rows, slice) else bool((rows == slot).any())
     if not there:
         return rows
-    alone, keeper = np.array([slot], dtype=np.int64), partition.admission
-    return alone if keeper is None or keeper.can_take(alone) else rows
+    alone, admission = np.array([slot], dtype=np.int64), partition.admission
+    return alone if admission is None or admission.can_take(alone) else rows

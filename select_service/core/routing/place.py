@@ -65,7 +65,7 @@ class Placer:
         admitting: AdmissionController,
         lifecycle: Lifecycle,
         cache_hits: CacheHits,
-        matchmaker: PairSelector,
+        pair_selector: PairSelector,
         decisions: DecisionLog,
         counters: Counters,
         rng: random.Random,
@@ -85,12 +85,12 @@ class Placer:
         )
         self.filters = Filters(
             cache_hits=cache_hits,
-            advise=matchmaker.advise,
+            advise=pair_selector.advise,
             other_answers=self.other_answers,
             rng=rng,
         )
         self._lifecycle = lifecycle
-        self._matchmaker = matchmaker
+        self._pair_selector = pair_selector
         self.decisions = decisions
         self._counters = counters
         self._rng = rng
@@ -163,9 +163,9 @@ class Placer:
             if request.priority is not None:
                 self._admitting.class_of(request)  # raises if the request contradicts itself
             # candidates, or wait
-            keeper = partition.admission
-            if keeper is not None:
-                answer, effects = self._pass(ticket, keeper, now)
+            admission = partition.admission
+            if admission is not None:
+                answer, effects = self._pass(ticket, admission, now)
             else:
                 number, queues = 0, partition.queues
                 if len(queues.of_class) > 1:
@@ -189,17 +189,17 @@ class Placer:
         return answer, effects
 
     def _pass(
-        self, ticket: Ticket, keeper: PartitionAdmission, now: float
+        self, ticket: Ticket, admission: PartitionAdmission, now: float
     ) -> tuple[Answer | Ticket, Effects]:
         """Let the gate judge a request, and place it where it is admitted."""
-        judged = self.gate.judge(ticket, keeper, now)
+        judged = self.gate.judge(ticket, admission, now)
         if judged.waits is not None:
             return judged.waits, judged.effects
         answer, effects = self.place(ticket, judged.rows, now, judged.effects, judged.matches)
         if type(answer) is CacheThreshold:
-            keeper.gate.too_few_hits(judged.ask, now)
+            admission.gate.too_few_hits(judged.ask, now)
         else:
-            keeper.gate.admit(judged.ask, now)
+            admission.gate.admit(judged.ask, now)
         return answer, effects
 
     def new_id(self) -> str:
@@ -290,7 +290,7 @@ class Placer:
                 placement.kv_source.blocks * partition.index.block_size
             )
         if partition.fleet_slots.roles.given:
-            answer.advice = self._matchmaker.advise(ticket, now)
+            answer.advice = self._pair_selector.advise(ticket, now)
         if hit is not None:
             answer.cache_hit = hit
             if filtered is not None and filtered.needs_prefill:
@@ -373,9 +373,9 @@ class Placer:
         if self.decisions.is_wanted or request.explain:
             seen = partition.see(prompt)  # before anything is booked
         answer: PairSelection
-        legs, plan = self._matchmaker.find(ticket, rows, now)
+        legs, plan = self._pair_selector.find(ticket, rows, now)
         if plan.mode == "disaggregated":
-            answer, effects = self._matchmaker.pairs.book(ticket, plan, now, effects)
+            answer, effects = self._pair_selector.pairs.book(ticket, plan, now, effects)
             if partition.outliers.ranks and plan.couple is not None:
                 partition.outliers.chosen(plan.couple.prefill_slot, now)
                 partition.outliers.chosen(plan.couple.decode_slot, now)
@@ -383,7 +383,9 @@ class Placer:
             placement = choose(
                 partition, request, prompt, plan.whole, ticket.weights, self._rng, now
             )
-            answer, effects = self._matchmaker.pairs.book_one(ticket, plan, placement, now, effects)
+            answer, effects = self._pair_selector.pairs.book_one(
+                ticket, plan, placement, now, effects
+            )
             partition.outliers.chosen(placement.slot, now)
         if seen is not None:
             record = self.decisions.paired(ticket, seen, PairMatch(legs, plan, placement), now)

@@ -89,7 +89,7 @@ class Driver(
         *,
         limits: CoreLimits | None = None,
         edge_limits: EdgeLimits | None = None,
-        companions: DriverOptions | None = None,
+        options: DriverOptions | None = None,
         policies: PolicyBook | PolicyError | None = None,
         admission: AdmissionSettings | None = None,
         trust: TrustSettings | None = None,
@@ -107,7 +107,7 @@ class Driver(
             config: weights and switches.
             limits: bounds of the core.
             edge_limits: bounds of the parts around the core.
-            companions: optional parts (keeper, security, tracing, recording); `close` closes them.
+            options: optional parts (keeper, security, tracing, recording); `close` closes them.
             policies: the parsed policy file, or why it cannot be used.
             admission: who is admitted at all.
             trust: when an index counts for less.
@@ -125,10 +125,10 @@ class Driver(
         self._clock = clock = forwards_only(clock)
         self.instance_id = secrets.token_hex(8)  # of no other, and of no later start
         self.addresses = Addresses(reach, clock=clock)
-        bounds, beside = edge_limits or EdgeLimits(), companions or DriverOptions()
-        keeper = self.keeper = beside.keeper
-        self.security, self.tracing = beside.security, beside.tracing
-        self.recording = beside.recording
+        bounds, options = edge_limits or EdgeLimits(), options or DriverOptions()
+        keeper = self.keeper = options.keeper
+        self.security, self.tracing = options.security, options.tracing
+        self.recording = options.recording
         self.credentials = None if self.security is None else self.security.credentials
         rng, recorder = _chance(seed, self.recording)
         self.core = SelectionCore(

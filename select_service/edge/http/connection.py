@@ -68,7 +68,7 @@ class HttpConnection(RequestParser):
     application: Application
     heads: Heads
     peers: Peers
-    steady: HeaderCache
+    header_cache: HeaderCache
     outbox: list[tuple[HttpConnection, bytes, Response]]
     """Complete answers to what this turn of the loop has read, across all connections of a server:
     a client woken by the first answer would compete for the processor while the others are made.
@@ -120,8 +120,8 @@ class HttpConnection(RequestParser):
         if self._call is not None:
             self.application.count_gone(self._call)
             self._call = None
-        if self._debt is not None:  # at once: a repeat of the request may already be on its way
-            self._debt.response.lost()
+        if self._awaits_disk is not None:  # at once: a repeat may be on its way
+            self._awaits_disk.response.lost()
         super().connection_lost(exc)
 
     @override
@@ -132,7 +132,7 @@ class HttpConnection(RequestParser):
         """Close after the answer that is owed, or now; `uvicorn.Server` calls this at its end."""
         self.flush()
         exchange = self._unanswered()
-        if self._debt is not None or self._call is not None:
+        if self._awaits_disk is not None or self._call is not None:
             self.is_last = True
         elif exchange is None or not self.hears:
             self.transport.close()
@@ -180,7 +180,7 @@ class HttpConnection(RequestParser):
             self.write_answer(answer)
         elif isinstance(answer, DurableResponse):
             self._is_between = False
-            self._owe(call, head, answer)
+            self._answer_once_durable(call, head, answer)
         else:
             self._handed = answer
             self.read(data)
@@ -198,7 +198,7 @@ class HttpConnection(RequestParser):
             lines: all header lines, each after its line break.
             size: bytes after them.
         """
-        kept, length = self.steady.read(lines)
+        kept, length = self.header_cache.read(lines)
         is_old = line.endswith(_OLD)
         head = self.heads.known.get(_OLD + kept if is_old else kept)
         if head is None:
@@ -230,7 +230,7 @@ class HttpConnection(RequestParser):
         return (
             self.phase is _REST
             and self._call is None
-            and self._debt is None
+            and self._awaits_disk is None
             and not self._refused
             and not self.is_last
             and not self._is_parting
@@ -321,7 +321,7 @@ class HttpConnection(RequestParser):
         if isinstance(answer, Response) and answer.stream is None:
             self.write_answer(answer)
         elif isinstance(answer, DurableResponse):
-            self._owe(call, self._head, answer)
+            self._answer_once_durable(call, self._head, answer)
         else:
             self._begin_exchange(answer).end_body()
 
@@ -340,7 +340,7 @@ class HttpConnection(RequestParser):
         """Return the call if this request can be answered once its body is complete."""
         if (
             self._turn_used
-            or self._debt is not None
+            or self._awaits_disk is not None
             or self._unanswered() is not None
             or self.flow.write_paused
             or self.transport.is_closing()
@@ -352,7 +352,7 @@ class HttpConnection(RequestParser):
         if version != "1.1" and not is_old:
             return None  # `judge_framing` refuses it
         is_last = is_old or not self.parser.should_keep_alive()
-        said = plain_fields(self.headers, self.steady.names, is_old=is_old)
+        said = plain_fields(self.headers, self.header_cache.names, is_old=is_old)
         if said is None:
             return None
         head = self.application.head_of(
@@ -422,14 +422,14 @@ class HttpConnection(RequestParser):
         """Make every connection, present or future, close after its next answer."""
         cls.is_last = True
 
-    def _owe(self, call: Call, head: Head, answer: DurableResponse) -> None:
+    def _answer_once_durable(self, call: Call, head: Head, answer: DurableResponse) -> None:
         """Answer once the disk has responded; what the client sends meanwhile queues up."""
-        self._debt = answer
+        self._awaits_disk = answer
         since = perf_counter()
-        answer.written.add_done_callback(lambda _: self._pay(call, head, answer, since))
+        answer.written.add_done_callback(lambda _: self._settle(call, head, answer, since))
 
-    def _pay(self, call: Call, head: Head, answer: DurableResponse, since: float) -> None:
-        self._debt = None
+    def _settle(self, call: Call, head: Head, answer: DurableResponse, since: float) -> None:
+        self._awaits_disk = None
         if self.transport.is_closing() or not self.hears:
             answer.response.lost()
             self.application.count_gone(call)
@@ -454,7 +454,7 @@ class HttpConnection(RequestParser):
         if answer is not None:
             scope[HANDED_OVER] = answer
         scope[UNTIL_SENT] = self.until_sent
-        is_waiting = self._debt is not None or self._unanswered() is not None
+        is_waiting = self._awaits_disk is not None or self._unanswered() is not None
         self.exchange = exchange = Exchange(
             self,
             scope,

@@ -110,7 +110,7 @@ class GuardedConnection(asyncio.Protocol):
     _is_counted = False  # among those that `counts.tenants` counts
     holder: Party = None  # the tenant that it counts for: whose token a request has shown
     _owes_answer = False  # to a plain request whose body is arriving
-    _debt: DurableResponse | None = None  # an answer that waits for the disk
+    _awaits_disk: DurableResponse | None = None  # an answer that waits for the disk
     tls_socket: socket.socket | None = None  # under TLS only
     _unsent: tuple[Response, ...] = ()  # written, and not all of them are in the kernel
     _at_work: Exchange | None = None  # the request to be answered next
@@ -384,7 +384,7 @@ class GuardedConnection(asyncio.Protocol):
         self.transport.abort()
 
     def _sweep_head(self, now: float) -> None:
-        if self._debt is not None or self._unanswered() is not None:
+        if self._awaits_disk is not None or self._unanswered() is not None:
             self._since = now  # the head of a later request, while an answer is owed
         elif now - self._since > self.limits.header_timeout_s:
             self.counts.header_timeouts += 1
@@ -428,7 +428,7 @@ class GuardedConnection(asyncio.Protocol):
 
     def _is_refusal_due(self) -> bool:
         """Return whether a refusal would be taken for the answer to the request it refuses."""
-        if self._debt is not None:
+        if self._awaits_disk is not None:
             return False
         exchange = self._unanswered()
         if exchange is None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from select_service.edge.http.api import Handler
 
-__all__ = ["ask", "delete", "get", "operation", "patch", "post", "put"]
+__all__ = ["delete", "get", "operation", "patch", "post", "put", "safe_post"]
 
 
 def operation(
@@ -85,5 +85,5 @@ post: Final = partial(operation, "POST")
 put: Final = partial(operation, "PUT")
 patch: Final = partial(operation, "PATCH")
 delete: Final = partial(operation, "DELETE")
-ask: Final = partial(operation, "POST", changes=False)
+safe_post: Final = partial(operation, "POST", changes=False)
 """POST only because a question has a body."""

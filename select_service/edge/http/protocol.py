@@ -24,7 +24,7 @@ def http_protocol(
     kind.application, kind.limits, kind.counts = application, limits, counts
     kind.heads, kind.peers, kind.outbox = Heads(), Peers(), []
     kind.read_bytes_max = min(READ_BYTES_MAX, limits.head_bytes_max)
-    kind.steady = HeaderCache(KEPT if application.authority is None else GUARDED)
+    kind.header_cache = HeaderCache(KEPT if application.authority is None else GUARDED)
     if application.authority is not None:
         application.authority.on_change(kind.heads.forget)
         application.authority.on_change(kind.peers.forget)

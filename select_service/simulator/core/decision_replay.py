@@ -132,9 +132,9 @@ class DecisionReplay:
                 if not 0 <= slot < capacity or slot in taken:
                     raise BadRecording(f"worker {worker.worker_id} on slot {slot} of {capacity}")
                 taken.add(slot)
-            partition.sit(worker)
+            partition.update_selectable(worker)
         self._attached = taken
-        partition.make_room()
+        partition.ensure_columns()
 
     def rank_at(self, slot: int) -> Rank:
         """Return the rank on a slot.

@@ -11,7 +11,7 @@ from select_service.edge.codec.responses import ALWAYS_JSON, Response
 from select_service.edge.cooperative import TimeSlices
 from select_service.edge.decision_report import LISTED, LISTED_MAX, Wanted
 from select_service.edge.driver.query_operations import SHADOW_SCOPES_LISTED
-from select_service.edge.http.operations import ask, get
+from select_service.edge.http.operations import get, safe_post
 from select_service.edge.http.scope_query import SCOPE_QUERY, read_scope, scope_in
 from select_service.edge.routing import read_count, read_id, read_query, read_switch
 from select_service.types import (
@@ -65,14 +65,14 @@ async def _loads(api: Api, scopes: list[Scope]) -> Response:
     return api.writer.reply(written)
 
 
-@ask("/potential_loads", list[LoadRow], 503, scope="select", takes=PotentialLoadsRequest)
+@safe_post("/potential_loads", list[LoadRow], 503, scope="select", takes=PotentialLoadsRequest)
 def potential_loads(api: Api, request: Request) -> Answer:
     """Return what every rank would carry with this prompt."""
     decoded = api.bodies[PotentialLoadsRequest].decode(request.body)
     return api.answer(decoded, lambda prompt, _: api.service.potential_loads(prompt))
 
 
-@ask("/overlap_scores", OverlapScores, 503, scope="select", takes=OverlapScoresRequest)
+@safe_post("/overlap_scores", OverlapScores, 503, scope="select", takes=OverlapScoresRequest)
 def overlap_scores(api: Api, request: Request) -> Answer:
     """Return what every rank holds of this prompt."""
     decoded = api.bodies[OverlapScoresRequest].decode(request.body)

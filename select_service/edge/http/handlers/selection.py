@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from select_service.core.admission.queue import Ticket
 from select_service.edge.batch_runner import BatchBody, explained
 from select_service.edge.driver.selection_operations import SelectionOperations
-from select_service.edge.http.operations import ask, post
+from select_service.edge.http.operations import post, safe_post
 from select_service.edge.withdrawal import withdrawn_if_lost
 from select_service.errors import ServiceError
 from select_service.types import Answer as Decided
@@ -77,7 +77,7 @@ def _handler(
     return handle
 
 
-select: Final = ask("/select", Decided, 503, scope="select", takes=SelectRequest)(
+select: Final = safe_post("/select", Decided, 503, scope="select", takes=SelectRequest)(
     _handler(
         SelectionOperations.select_now,
         SelectRequest,

@@ -225,7 +225,7 @@ class Wire(asyncio.Transport):
 
 def waits(lane: HttpConnection) -> bool:
     """Whether an answer is being made, of a request that is all there."""
-    if lane._debt is not None:
+    if lane._awaits_disk is not None:
         return True
     newest = lane.exchange
     if lane.pipeline and not lane._refused:

@@ -140,7 +140,7 @@ async def test_who_is_owed_an_answer_by_the_disk_may_take_its_time(
     )
     wire = await Wire.to(port)
     wire.say(b"GET /health HTTP/1.1\r\nhost: s\r\n\r\nGET")
-    await until(lambda: any(getattr(one, "_debt", None) for one in _connections(server)))
+    await until(lambda: any(getattr(one, "_awaits_disk", None) for one in _connections(server)))
     (connection,) = _connections(server)
     connection.sweep(1e12)
     written.set_result(None)
