@@ -15,6 +15,8 @@ import pytest
 
 from bench.micro.door import rig_of
 from indexer.compiled import complaints, kernels_in_use
+from indexer.core.hashing import pack_u64
+from indexer.types import Tier
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,8 +57,14 @@ def frames_of(call: Callable[[], object]) -> list[tuple[str, str]]:
 
 
 async def _frames_of_one_request() -> list[tuple[str, str]]:
-    """Return the frames of one plain POST /select_and_reserve whose head is known already."""
+    """Return the frames of one plain POST /select_and_reserve whose head is known already.
+
+    An engine has told of a block: before the first event, prompts are remembered in case it has no
+    full attention.
+    """
     rig = await rig_of(ROW)
+    index = next(index for _, index in rig.service.core.registry.indexes())
+    index.store(index.ranks()[0], Tier.DEVICE, None, [1], pack_u64([1]))
     rig.run(3)
     request = rig.operation(100)[0]
     lane = rig.lane
