@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
-from select_service.simulator.core.measures import Measures, Part
+from select_service.simulator.core.measures import Measures, RunPart
 from select_service.simulator.core.rivals import BEYOND
 from select_service.simulator.settings import PEER, SimulationSettings
 from select_service.simulator.statistics import Estimate, estimate
@@ -164,7 +164,7 @@ def table(runs: Sequence[Measures]) -> tuple[list[str], list[list[str]]]:
 # -- one policy beside another -------------------------------------------------------------------
 
 _COMPARED: Final = ("ttft_mean", "ttft_p90", "ttft_p99", "itl_mean", "itl_p90", "e2e_mean", "good")
-_OF_PARTS: Final = frozenset(Part.__struct_fields__)
+_OF_PARTS: Final = frozenset(RunPart.__struct_fields__)
 
 
 def changes(before: Sequence[Measures], after: Sequence[Measures]) -> dict[str, Estimate]:

@@ -27,7 +27,7 @@ from select_service.simulator.core.measures import Measures, measure
 from select_service.simulator.core.replicated import Replicated
 from select_service.simulator.core.requests import ClientRequest
 from select_service.simulator.core.rivals.dynamo_agentic import agentic_weights
-from select_service.simulator.core.rivals.oracle import Bound
+from select_service.simulator.core.rivals.oracle import BoundRouter
 from select_service.simulator.core.workloads import WorkloadSettings, workload_of
 from select_service.simulator.recordings import requests_of
 from select_service.simulator.settings import DEFAULTS, ROUTERS, peer_of
@@ -185,7 +185,7 @@ def cluster(settings: SimulationSettings, requests: Workload | None = None) -> C
         load_lag_s=settings.load_lag_s,
         transfer_token_s=settings.transfer_token_s,
         detect_s=settings.detect_s,
-        has_common_cache=settings.policy == Bound.name,
+        has_common_cache=settings.policy == BoundRouter.name,
     )
     built = Cluster(surroundings, router(settings), requests or workload(settings))
     for pool, size in sizes.items():

@@ -100,7 +100,29 @@ class Size(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """The terms of each candidate's cost, in blocks unless stated otherwise."""
+    """The terms of each candidate's cost, in blocks unless stated otherwise.
+
+    left     = max(0, track ? (P - worked + max(isl, cached)) / block_size : 0 - credit - expected)
+    credit   = trust · (decay · credit_weight · device + host_weight · host + disk_weight · disk)
+    decay    = 1 / (1 + credit_decay · (P - min P)/block_size / ceil(isl/block_size))
+    cost     = prefill_load_scale · left + decode blocks with this prompt
+
+    That is `kv-cost` (`deploy/docs/contract.md` 3.2), where `worked` and `expected` are 0.
+    `first-token` counts blocks booked by live requests as cached, takes what may already be
+    computed (`worked_off`) off the queue P, and adds four terms:
+
+    own      = max(0, track ? max(isl, cached)/block_size : 0 - credit - expected)
+    cost     = prefill_load_scale · (left + (delay_weight + eviction_weight · churn
+                                             + interference · requests) · own)
+               + decode_load_scale · decode blocks with this prompt
+               + context_load_scale · context with this prompt
+               + decode_active_request_weight · requests
+
+    The last term is Dynamo 1.6's, and 0 unless it is set.
+
+    Where a rank may pull blocks (`found.pulls`), they are taken off `left` and `own`, and what
+    moving them costs is added to `left`, if that makes computing cheaper there.
+    """
 
     prefill: Floats  # tokens
     worked: Floats  # tokens of `prefill` that count as computed
@@ -136,27 +158,6 @@ def terms_of(  # noqa: PLR0917 - what is known, and for whom
 ) -> Terms:
     """Return the terms of the rows, without preferences.
 
-    left     = max(0, track ? (P - worked + max(isl, cached)) / block_size : 0 - credit - expected)
-    credit   = trust · (decay · credit_weight · device + host_weight · host + disk_weight · disk)
-    decay    = 1 / (1 + credit_decay · (P - min P)/block_size / ceil(isl/block_size))
-    cost     = prefill_load_scale · left + decode blocks with this prompt
-
-    That is `kv-cost` (`deploy/docs/contract.md` 3.2), where `worked` and `expected` are 0.
-    `first-token` counts blocks booked by live requests as cached, takes what may already be
-    computed (`worked_off`) off the queue P, and adds four terms:
-
-    own      = max(0, track ? max(isl, cached)/block_size : 0 - credit - expected)
-    cost     = prefill_load_scale · (left + (delay_weight + eviction_weight · churn
-                                             + interference · requests) · own)
-               + decode_load_scale · decode blocks with this prompt
-               + context_load_scale · context with this prompt
-               + decode_active_request_weight · requests
-
-    The last term is Dynamo 1.6's, and 0 unless it is set.
-
-    Where a rank may pull blocks (`found.pulls`), they are taken off `left` and `own`, and what
-    moving them costs is added to `left`, if that makes computing cheaper there.
-
     Args:
         loads: of every slot, live or recorded.
         rows: the candidates.
@@ -179,12 +180,7 @@ def terms_of(  # noqa: PLR0917 - what is known, and for whom
         credit = _credit(prefill, held, size, weights, among)
         if believed is not None:
             cached, credit = np.floor(cached * believed), credit * believed
-    booked = nothing
-    if shared is not None:
-        by_slot = np.zeros(len(loads.prefill))
-        for count, slots in shared:
-            by_slot[slots] = count
-        booked = by_slot[rows]
+    booked = nothing if shared is None else _by_slot(shared, len(loads.prefill))[rows]
     worked = expected = nothing
     if weights.pace and loads.heard is not None and loads.ahead is not None:
         worked = worked_off(loads.heard[rows], loads.ahead[rows], weights.pace, now)
@@ -201,10 +197,7 @@ def terms_of(  # noqa: PLR0917 - what is known, and for whom
     each = delays(churn, others, weights)
     pulled = pull_cost = nothing
     if found is not None and found.pulls is not None and weights.track_prefill_tokens:
-        pulled, pull_cost = found.pulls.blocks[rows], found.pulls.cost[rows]
-        computed = _computing(left, own, each)
-        pays = _computing(left - pulled, own - pulled, each) + pull_cost < computed
-        pulled, pull_cost = np.where(pays, pulled, 0.0), np.where(pays, pull_cost, 0.0)
+        pulled, pull_cost = _what_pays(found.pulls, rows, left, own, each)
         left, own = left - pulled, own - pulled
     left, own = np.maximum(left, 0.0) + pull_cost, np.maximum(own, 0.0)
     computing = weights.prefill_load_scale * (left + each * own)
@@ -229,6 +222,23 @@ def terms_of(  # noqa: PLR0917 - what is known, and for whom
         pulled=pulled,
         pull_cost=pull_cost,
     )
+
+
+def _by_slot(groups: Groups, slots: int) -> Floats:
+    """Return the number of blocks of each slot; the groups are disjoint."""
+    column = np.zeros(slots)
+    for count, those in groups:
+        column[those] = count
+    return column
+
+
+def _what_pays(
+    pulls: Pulls, rows: Rows, left: Floats, own: Floats, each: Floats
+) -> tuple[Floats, Floats]:
+    """Return the blocks that are pulled, and what that costs: 0 where computing them costs less."""
+    blocks, cost = pulls.blocks[rows], pulls.cost[rows]
+    pays = _computing(left - blocks, own - blocks, each) + cost < _computing(left, own, each)
+    return np.where(pays, blocks, 0.0), np.where(pays, cost, 0.0)
 
 
 def delays(churn: Floats, requests: Floats | Slots, weights: Weights) -> Floats:

@@ -27,7 +27,7 @@ from select_service.core.replication.message_codec import (
     encode_part,
 )
 from select_service.core.replication.messages import LOADS_TOPIC, OWN_TOPIC
-from select_service.edge.replication.pull import LENGTH_BYTES, SLICE_S, Pulls
+from select_service.edge.replication.pull import LENGTH_BYTES, SLICE_S, SnapshotPulls
 from select_service.edge.replication.sync import ReplicaPublisher, Subscriptions
 from select_service.edge.stream_limit import StreamCut, StreamLimit
 from select_service.errors import PeerNotFound, PeerRefused, TooManyPeers, TooManySnapshots
@@ -125,7 +125,7 @@ class ReplicaConnections:
             beats_on=OWN_TOPIC,
             silence_s=lambda: core.limits.replica_timeout_s,
         )
-        self.pulls = Pulls(
+        self.pulls = SnapshotPulls(
             core.replica_operations,
             carry_out,
             limits,

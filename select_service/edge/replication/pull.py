@@ -109,7 +109,7 @@ class Frames:
             del rest[:start]
 
 
-class Pulls:
+class SnapshotPulls:
     """All snapshot pulls, under way or queued."""
 
     def __init__(

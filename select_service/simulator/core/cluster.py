@@ -97,8 +97,7 @@ class Cluster:
         self._fleet_workers = self._fleet.fleet_workers
         self._flights: dict[str, _Flight] = {}  # by key of the attempt
         self._open = 0  # requests that arrived and have not ended
-        self._arrived = 0
-        self._scheduled = 0  # known future arrivals
+        self._arrived = self._scheduled = 0  # arrivals so far, and known future ones
         self._tally = Tally()
         self._observed_at = 0.0
         self._area = 0.0  # of open requests over time, since the last observation
@@ -123,10 +122,7 @@ class Cluster:
     @property
     def workers(self) -> dict[int, EngineWorker]:
         """Every worker that is not gone."""
-        return {
-            worker_id: fleet_worker.worker
-            for worker_id, fleet_worker in self._fleet_workers.items()
-        }
+        return {one: of_fleet.worker for one, of_fleet in self._fleet_workers.items()}
 
     @property
     def evictions(self) -> int:
@@ -209,9 +205,8 @@ class Cluster:
         if self._open:
             return
         for fleet_worker in self._fleet_workers.values():
-            assert not fleet_worker.worker.pool.used, (
-                f"worker {fleet_worker.worker.worker_id} holds blocks"
-            )
+            worker = fleet_worker.worker
+            assert not worker.pool.used, f"worker {worker.worker_id} holds blocks"
             assert fleet_worker.state != "draining", "who drains and has nothing to do goes"
         # delayed messages to routers are still on their way
         self.advance(self.now + self.settings.load_lag_s + self.settings.event_lag_s + TICK_S)

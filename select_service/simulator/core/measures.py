@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from select_service.simulator.core.cluster import Cluster
     from select_service.simulator.core.requests import ClientRequest, RequestOutcome
 
-__all__ = ["Distribution", "Measures", "Part", "SloRow", "ceiling_of", "measure"]
+__all__ = ["Distribution", "Measures", "RunPart", "SloRow", "ceiling_of", "measure"]
 
 _POINTS: Final = (*range(0, 100, 2), 99, 100)
 _WINDOWS: Final = 40
@@ -54,7 +54,7 @@ class SloRow(msgspec.Struct, frozen=True, kw_only=True):
     over_time: list[tuple[float, float]]  # (end of window, share of its arrivals)
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class RunPart(msgspec.Struct, frozen=True, kw_only=True):
     """A part of a run: means of consecutive arrivals, in seconds, zeros where none was answered."""
 
     ttft_mean: float
@@ -93,7 +93,7 @@ class Measures(msgspec.Struct, frozen=True, kw_only=True):
     slo: list[SloRow]
     reasons: dict[str, int]
     load_over_time: list[tuple[float, float]]
-    parts: list[Part]  # twentieths, in order of arrival
+    parts: list[RunPart]  # twentieths, in order of arrival
 
     @property
     def hit_share(self) -> float:
@@ -156,7 +156,7 @@ def measure(cluster: Cluster, policy: str, seed: int) -> Measures:
     )
 
 
-def _parts(by_arrival: Sequence[RequestOutcome]) -> list[Part]:
+def _parts(by_arrival: Sequence[RequestOutcome]) -> list[RunPart]:
     number = len(by_arrival)
     bounds = [number * at // PARTS for at in range(PARTS + 1)]
     parts = []
@@ -164,7 +164,7 @@ def _parts(by_arrival: Sequence[RequestOutcome]) -> list[Part]:
         some = by_arrival[begin:end]
         answered = [one for one in some if one.is_ok]
         parts.append(
-            Part(
+            RunPart(
                 ttft_mean=_mean([one.ttft_s for one in answered]),
                 itl_mean=_mean([one.itl_s for one in answered if one.request.osl > 1]),
                 e2e_mean=_mean([one.e2e_s for one in answered]),

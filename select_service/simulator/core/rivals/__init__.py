@@ -8,7 +8,7 @@ from typing import Final
 from select_service.simulator.core.rivals.d2lpm import D2Lpm
 from select_service.simulator.core.rivals.llm_d import LlmD
 from select_service.simulator.core.rivals.lmetric import LMetric
-from select_service.simulator.core.rivals.oracle import Bound, Oracle
+from select_service.simulator.core.rivals.oracle import BoundRouter, OracleRouter
 from select_service.simulator.core.rivals.preble import PrebleE2
 from select_service.simulator.core.rivals.sglang import SglangCacheAware
 
@@ -16,7 +16,7 @@ __all__ = ["BEYOND", "IMPOSSIBLE", "RIVALS"]
 
 RIVALS: Final = (LMetric, PrebleE2, D2Lpm, LlmD, SglangCacheAware)
 
-IMPOSSIBLE: Final = (Oracle, Bound)
+IMPOSSIBLE: Final = (OracleRouter, BoundRouter)
 """What no router can be: how much is left to win."""
 
 BEYOND: Final = frozenset(kind.name for kind in IMPOSSIBLE)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from select_service.simulator.core.worker import EngineWorker
     from select_service.types import KvEvents
 
-__all__ = ["Bound", "Oracle"]
+__all__ = ["BoundRouter", "OracleRouter"]
 
 
 HORIZON_TOKENS: Final = 30
@@ -36,7 +36,7 @@ OTHERS: Final = 0.1
 conversation trace."""
 
 
-class Oracle(Counting):
+class OracleRouter(Counting):
     """See the module."""
 
     name = "oracle"
@@ -69,7 +69,7 @@ class Oracle(Counting):
         return first + answer + OTHERS * (own * engine.jobs + decoding * slower)
 
 
-class Bound(Oracle):
+class BoundRouter(OracleRouter):
     """See the module; `runs.cluster` gives its engines the common cache."""
 
     name = "bound"

@@ -22,7 +22,7 @@ from select_service.core.replication.messages import (
 )
 from select_service.edge.log_throttle import LINES_MAX, PERIOD_S
 from select_service.edge.replication.pull import (
-    Pulls,
+    SnapshotPulls,
     snapshot_url,
 )
 from select_service.types import ReplicaLimits
@@ -87,13 +87,15 @@ def pulled(
     limits: ReplicaLimits = LIMITS,
     knows_it: bool = True,
     pulls: int = 1,
-) -> tuple[Reader, Pulls]:
+) -> tuple[Reader, SnapshotPulls]:
     """Pull from a server until so many pulls have ended; each must end like this."""
     reader = Reader(knows_it=knows_it)
     logged: list[str] = []
 
-    async def run() -> Pulls:
-        client = Pulls(reader, lambda _: None, limits, time.monotonic, logged.append, Addresses())
+    async def run() -> SnapshotPulls:
+        client = SnapshotPulls(
+            reader, lambda _: None, limits, time.monotonic, logged.append, Addresses()
+        )
         async with serving(handler) as port:
             for number in range(1, pulls + 1):
                 client.ask(Pull("tcp://127.0.0.1:1", ROUTER, port, None))
@@ -199,9 +201,9 @@ def failed(*pulls: Pull, addresses: Addresses | None = None) -> tuple[dict[str, 
     said: list[str] = []
     reader = Reader()
 
-    async def run() -> Pulls:
+    async def run() -> SnapshotPulls:
         where = Addresses() if addresses is None else addresses
-        client = Pulls(reader, lambda _: None, LIMITS, time.monotonic, said.append, where)
+        client = SnapshotPulls(reader, lambda _: None, LIMITS, time.monotonic, said.append, where)
         for pull in pulls:
             client.ask(pull)
         await until(lambda: len(reader.ended) == len(pulls) and not client.running)
@@ -256,7 +258,9 @@ def test_pulls_that_fail_are_told_once_in_a_while_and_by_where_they_were_heard_o
     now = 1.0
 
     async def run(reader: Reader) -> None:
-        client = Pulls(reader, lambda _: None, LIMITS, lambda: now, said.append, Addresses())
+        client = SnapshotPulls(
+            reader, lambda _: None, LIMITS, lambda: now, said.append, Addresses()
+        )
 
         async def fail(peer: str, count: int) -> None:
             for number in range(len(reader.ended), len(reader.ended) + count):
@@ -280,8 +284,10 @@ def test_pulls_that_fail_are_told_once_in_a_while_and_by_where_they_were_heard_o
 def test_those_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("select_service.edge.replication.pull.PULLS_WAITING_MAX", 1)
 
-    async def run(reader: Reader) -> Pulls:
-        client = Pulls(reader, lambda _: None, LIMITS, time.monotonic, lambda _: None, Addresses())
+    async def run(reader: Reader) -> SnapshotPulls:
+        client = SnapshotPulls(
+            reader, lambda _: None, LIMITS, time.monotonic, lambda _: None, Addresses()
+        )
         client.ask(Pull("tcp://127.0.0.1:1", ROUTER, 9, None))
         client.ask(Pull("tcp://127.0.0.1:1", ROUTER + 1, 9, None))
         await client.close()
@@ -317,7 +323,9 @@ def test_arriving_parts_let_others_run() -> None:
 
     async def run(reader: Reader) -> None:
         nonlocal turns
-        client = Pulls(reader, lambda _: None, LIMITS, time.monotonic, lambda _: None, Addresses())
+        client = SnapshotPulls(
+            reader, lambda _: None, LIMITS, time.monotonic, lambda _: None, Addresses()
+        )
         async with serving(OK + framed(*PARTS)) as port:
             client.ask(Pull("tcp://127.0.0.1:1", ROUTER, port, None))
             while not reader.ended:

@@ -20,7 +20,7 @@ from indexer.edge.addresses import Addresses
 from indexer.types import EgressSettings
 from select_service.core.effects import Pull
 from select_service.edge.driver.driver import Driver
-from select_service.edge.replication.pull import Pulls
+from select_service.edge.replication.pull import SnapshotPulls
 from select_service.types import ReplicaLimits, WorkerSpec
 from tests import wait
 from tests.coroutines import run_by
@@ -126,7 +126,9 @@ async def test_a_replica(port: int, *, name: Name) -> None:
 async def test_a_replica_whose_snapshot_is_fetched(port: int) -> None:
     reader, addresses = Reader(), Addresses(REACH)
     limits = ReplicaLimits(pull_backoff_s=0.01, pull_backoff_max_s=0.01)
-    client = Pulls(reader, lambda _: None, limits, time.monotonic, lambda _: None, addresses)
+    client = SnapshotPulls(
+        reader, lambda _: None, limits, time.monotonic, lambda _: None, addresses
+    )
     counts = client.outcomes
     for outcome in ("unreachable", "denied"):
         while not counts[outcome]:  # what was found is good for a moment

@@ -19,7 +19,7 @@ from select_service.simulator.core.requests import RequestOutcome
 from select_service.simulator.core.rivals.d2lpm import D2Lpm
 from select_service.simulator.core.rivals.llm_d import LlmD
 from select_service.simulator.core.rivals.lmetric import LMetric
-from select_service.simulator.core.rivals.oracle import Bound, Oracle
+from select_service.simulator.core.rivals.oracle import BoundRouter, OracleRouter
 from select_service.simulator.core.rivals.preble import PrebleE2
 from select_service.simulator.core.rivals.sglang import SglangCacheAware
 from select_service.simulator.core.routers import (
@@ -64,7 +64,7 @@ ROUTERS: dict[str, Callable[[], WorkerRouter]] = {
     "prefix-affinity": lambda: PrefixAffinity(random.Random(1)),
     **{
         kind.name: partial(seeded, kind)
-        for kind in (LMetric, PrebleE2, D2Lpm, LlmD, SglangCacheAware, Oracle, Bound)
+        for kind in (LMetric, PrebleE2, D2Lpm, LlmD, SglangCacheAware, OracleRouter, BoundRouter)
     },
     "preble-e2, 3 replicas, predicted events": lambda: Replicated(
         [PrebleE2(random.Random(seed), "predicted") for seed in range(3)], sync_delay_s=0.02
@@ -87,7 +87,7 @@ def built(
         transfer_token_s=1e-4,
         detect_s=0.3,
         sample_s=0.5,
-        has_common_cache=isinstance(router, Bound),
+        has_common_cache=isinstance(router, BoundRouter),
     )
     cluster = Cluster(surroundings, router, Given(some(seed, requests, 15.0)))
     for pool in pools:

@@ -16,7 +16,7 @@ from select_service.simulator.core.rivals.d2lpm import QUANTUM_TOKENS, D2Lpm
 from select_service.simulator.core.rivals.dynamo_agentic import agentic_weights
 from select_service.simulator.core.rivals.llm_d import SCRAPE_S, LlmD
 from select_service.simulator.core.rivals.lmetric import LMetric
-from select_service.simulator.core.rivals.oracle import Bound, Oracle
+from select_service.simulator.core.rivals.oracle import BoundRouter, OracleRouter
 from select_service.simulator.core.rivals.preble import WINDOW_S, PrebleE2
 from select_service.simulator.core.rivals.sglang import BALANCE_ABS, SglangCacheAware
 from select_service.simulator.core.routers import Counting, Placed, RouterMember
@@ -136,7 +136,7 @@ def test_the_agentic_preset_counts_a_request_as_1024_tokens() -> None:
 
 
 def test_the_oracle_knows_what_waits_and_how_long_answers_are() -> None:
-    router, engines = fleet(Oracle, 2)
+    router, engines = fleet(OracleRouter, 2)
     engines[0].submit(EngineJob(request(0, 0.0, 60, 40)), 0.0)
     assert chosen(router, 1) == 1
     engines[1].submit(EngineJob(request(1, 0.0, 60, 40)), 0.0)
@@ -164,8 +164,10 @@ def test_a_common_cache_finds_what_another_has_computed() -> None:
 def test_the_bound_finds_as_much_as_one_cache_would() -> None:
     requests = some(3, 60, 2.0)
     found = []
-    for router in (Oracle(random.Random(1)), Bound(random.Random(1))):
-        settings = ClusterSettings(block_size=BLOCK, has_common_cache=isinstance(router, Bound))
+    for router in (OracleRouter(random.Random(1)), BoundRouter(random.Random(1))):
+        settings = ClusterSettings(
+            block_size=BLOCK, has_common_cache=isinstance(router, BoundRouter)
+        )
         cluster = Cluster(settings, router, Given(requests))
         for _ in range(4):
             cluster.add_worker("workers", 0.0)
