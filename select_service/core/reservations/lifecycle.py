@@ -228,8 +228,7 @@ class Lifecycle:
         if is_ours and record.lease is not None:
             lease = self.leases.find(record.lease.lease_id)
             assert lease is not None, "it has ended with its lease"
-        limits = self._limits
-        default_s = limits.reservation_ttl_s if is_ours else limits.replica_orphan_ttl_s
+        default_s = self._limits.reservation_ttl_s if is_ours else self._limits.replica_orphan_ttl_s
         unbound = lease is None and not watched
         reservation = partition.ledger.book(
             record.reservation_id,
