@@ -1,4 +1,4 @@
-"""`select-sim calibrate`: an engine's times out of what a load generator measured of it.
+"""`select-sim calibrate`: an engine's times out of what was measured of it.
 
 The simulated engine's formula is fitted to means of runs: the time between tokens by the requests
 that decode, what they attend to, and the prompts that are computed in between; the first token by
@@ -21,6 +21,7 @@ from select_service.simulator.comparison import as_text
 from select_service.simulator.core.latency import AnalyticLatency
 from select_service.simulator.measured_points import Point, read_points
 from select_service.simulator.profiles import write_profile
+from select_service.simulator.recorded_points import recorded_points
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -53,7 +54,7 @@ def execute(args: Namespace) -> int:
         NotWritten: the profile cannot be written.
     """
     options = read_section(CalibrateOptions, args)
-    points = [point for path in args.files for point in read_points(path)]
+    points = [point for path in args.files for point in _read(path)]
     found = fit(points)
     head = ["isl", "osl", "at a time", "TTFT, ms", "fitted", "ITL, ms", "fitted"]
     rows = [
@@ -74,6 +75,13 @@ def execute(args: Namespace) -> int:
     write_profile(Path(options.out), found.latency, options.kv_tokens, int(longest))
     sys.stdout.write(f"\n{told}\n--engine profile={options.out}\n")
     return 0
+
+
+def _read(path: str) -> list[Point]:
+    """Read JSON of a load generator, or else a recording."""
+    file = Path(path)
+    is_json = file.is_file() and file.read_bytes()[:64].lstrip()[:1] in (b"{", b"[", b"")
+    return read_points(path) if is_json else recorded_points(path)
 
 
 def fit(points: Sequence[Point]) -> Fit:
@@ -110,12 +118,13 @@ def _between(one: Point) -> list[float]:
     decoding = one.concurrency * one.osl * one.itl_s / seconds
     context = decoding * (one.isl + one.osl / 2)
     others = max(one.concurrency - 1.0, 0.0) / seconds * one.itl_s  # prompts in a step
-    return [1.0, others * one.isl, others * one.isl * one.isl / 2, max(decoding, 1.0), context]
+    new, pairs = one.computed
+    return [1.0, others * new, others * pairs, max(decoding, 1.0), context]
 
 
 def _first(one: Point) -> list[float]:
     """Return what multiplies each term of the step that computes a prompt."""
-    return [1.0, one.isl, one.isl * one.isl / 2, 0.0, 0.0]
+    return [1.0, *one.computed, 0.0, 0.0]
 
 
 def _wait_s(one: Point) -> float:

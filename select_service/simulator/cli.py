@@ -144,16 +144,17 @@ def parser() -> CommandParser:
     replay.set_defaults(execute=replay_command.execute)
     calibrate = commands.add_parser(
         "calibrate",
-        help="Makes an engine's profile out of what a load generator measured of it.",
+        help="Makes an engine's profile out of what was measured of it.",
         description="Fits the simulated engine's times to results of vLLM's bench, guidellm or "
-        "AIPerf, shows how well, and writes a profile for --engine profile=DIR and the planner. "
+        "AIPerf, or to a recording of the service, shows how well, and writes a profile for "
+        "--engine profile=DIR and the planner. "
         "Runs should have few and many requests at a time, short and long prompts, and nothing "
         "in the prefix cache.",
         examples="select-sim calibrate vllm-c1.json vllm-c16.json vllm-c64.json "
         "--kv-tokens 396000 --out profile",
     )
     calibrate.add_argument(
-        "files", nargs="+", metavar="FILE", help="results as JSON; guidellm has all runs in one"
+        "files", nargs="+", metavar="FILE", help="results as JSON, or the file of --record"
     )
     add_flags(calibrate, SECTIONS["calibrate"])
     calibrate.set_defaults(execute=calibrate_command.execute)

@@ -26,6 +26,13 @@ class Point(NamedTuple):
     concurrency: float
     ttft_s: float
     itl_s: float
+    cached: float = 0.0  # tokens of the prompt that are not computed
+
+    @property
+    def computed(self) -> tuple[float, float]:
+        """Tokens of the prompt to compute, and pairs of them with themselves and those before."""
+        new = self.isl - self.cached
+        return new, new * (self.cached + new / 2)
 
     def check(self) -> None:
         """Refuse what no engine can do.
@@ -34,7 +41,7 @@ class Point(NamedTuple):
             ValueError: naming it.
         """
         for name, value in self._asdict().items():
-            if not 0.0 < value < math.inf:
+            if name != "cached" and not 0.0 < value < math.inf:
                 raise ValueError(f"{name} is {value:g}: it must be above 0, and finite")
         if self.osl < 2.0:  # noqa: PLR2004 - one token has no time between
             raise ValueError("answers of a single token have no time between tokens")

@@ -10,23 +10,26 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from select_service.core.recording.items import ReservationStep
 from select_service.simulator.calibrate import fit
 from select_service.simulator.cli import main
 from select_service.simulator.core.latency import AnalyticLatency
+from select_service.simulator.core.requests import RequestOutcome
 from select_service.simulator.core.workloads import WorkloadSettings
 from select_service.simulator.engine_presets import DEVICES, MODELS, preset_of
 from select_service.simulator.measured_points import Point, read_points
 from select_service.simulator.profiles import read_profile
+from select_service.simulator.recorded_points import points_of_lives
 from select_service.simulator.runs import cluster
 from select_service.simulator.settings import EngineSpec, SimulationSettings
+from tests.models.recorded_fleet import RecordedFleet
 
 TRUTH = EngineSpec(
     base_s=9e-3, prefill_token_s=60e-6, prefill_pair_s=2e-9, sequence_s=0.2e-3, kv_token_s=90e-9
 )
 
 
-def measured(engine: EngineSpec, users: int, isl: int, requests: int = 120) -> Point:
-    """What a load generator would say of a simulated engine."""
+def outcomes_of(engine: EngineSpec, users: int, isl: int, requests: int) -> list[RequestOutcome]:
     one = WorkloadSettings(
         kind="chat",
         arrivals="closed",
@@ -44,7 +47,12 @@ def measured(engine: EngineSpec, users: int, isl: int, requests: int = 120) -> P
     )
     built = cluster(settings)
     built.finish()
-    ends = [one for one in built.outcomes if one.request.osl > 1]
+    return [one for one in built.outcomes if one.request.osl > 1]
+
+
+def measured(engine: EngineSpec, users: int, isl: int, requests: int = 120) -> Point:
+    """What a load generator would say of a simulated engine."""
+    ends = outcomes_of(engine, users, isl, requests)
     number = len(ends)
     seconds = max(one.finished for one in ends)
     isl_mean = sum(one.request.isl for one in ends) / number
@@ -120,6 +128,60 @@ def test_a_calibrated_engine_is_as_fast_as_the_measured_one(tmp_path: Path, user
     assert told.itl_s == pytest.approx(truth.itl_s, rel=0.1)
     assert told.ttft_s == pytest.approx(truth.ttft_s, rel=0.1)
     assert read_profile(profile).max_kv_tokens == 400_000, "for the planner, too"
+
+
+def lives_of(users: int, isl: int, name: str) -> list[tuple[int, ReservationStep]]:
+    """What a recording has of a simulated engine's requests, in blocks of a token."""
+    steps = []
+    for one in outcomes_of(TRUTH, users, isl, 150):
+        id_ = f"{name}{one.request.number}"
+        new, osl = one.request.isl - one.cached_tokens, one.request.osl
+        begin = ReservationStep(one.placed, "booked", id_, 0, 7, 0, new, one.request.isl)
+        steps += [begin, ReservationStep(one.first_token, "prefill_complete", id_)]
+        steps.append(ReservationStep(one.finished, "freed", id_, amount=osl))
+    steps.sort(key=lambda step: step.at)
+    return [(1, step) for step in steps]
+
+
+def test_a_recording_tells_of_its_engines_as_a_load_generator_does() -> None:
+    points = [
+        point
+        for number, (users, isl) in enumerate(((1, 300), (1, 4000), (8, 1000), (32, 600)))
+        for point in points_of_lives(lives_of(users, isl, str(number)))
+    ]
+    assert len(points) > 8, "by length and load"
+    recorded, truth = fit(points).latency, TRUTH.build().latency
+    for tokens in (300, 3000):
+        assert recorded.prefill_s(tokens, 0) == pytest.approx(truth.prefill_s(tokens, 0), rel=0.2)
+    for sequences in (1, 30):
+        batch = sequences, 700 * sequences, 1
+        assert recorded.stretch_s(*batch) == pytest.approx(truth.stretch_s(*batch), rel=0.1)
+
+
+def test_lives_that_were_cut_short_tell_nothing() -> None:
+    def told(end: str, *, first: bool = True, amount: int = 9) -> list[Point]:
+        steps = []
+        for number in range(6):
+            id_, at = str(number), 10.0 * number
+            steps.append(ReservationStep(at, "booked", id_, 0, 1, 0, 50, 80))
+            steps += [ReservationStep(at + 1.0, "prefill_complete", id_)] * first
+            steps.append(ReservationStep(at + 3.0, end, id_, amount=amount))
+        return points_of_lives([(4, step) for step in steps])
+
+    (one,) = told("freed")
+    assert one == pytest.approx((80.0, 36.0, 1.0, 1.0, 2.0 / 35, 30.0))
+    assert told("expired") == told("freed", first=False) == told("freed", amount=0) == []
+
+
+def test_a_recording_of_the_service_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet = RecordedFleet(1)
+    fleet.play(30)
+    path = fleet.recorded_file.into(tmp_path / "recording")
+    with pytest.raises(SystemExit):
+        main(["calibrate", str(path), "--kv-tokens", "1000", "--out", str(tmp_path / "out")])
+    assert "reservations that are alike" in capsys.readouterr().err
 
 
 def test_a_fit_finds_the_formula_again() -> None:
