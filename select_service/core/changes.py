@@ -34,6 +34,8 @@ LEASE_TERMS = "lease_terms"
 """By lease id: the time to live that our callers gave a lease of other replicas."""
 CLOSING = "closing"
 """By lease id: closed at any replica."""
+SESSION = "session"
+"""By model, tenant and session id, as JSON: where the session is."""
 RESERVATION = "reservation"
 """By reservation id, live or freed lately; also freed selection ids."""
 

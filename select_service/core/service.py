@@ -25,6 +25,7 @@ from select_service.core.changes import (
     LEASE_TERMS,
     PEER,
     RESERVATION,
+    SESSION,
     THRESHOLD,
     WORKER,
     Changes,
@@ -60,7 +61,7 @@ from select_service.core.replication.durable_rows import (
 from select_service.core.replication.plane import Replicas
 from select_service.core.reservations.lifecycle import Lifecycle
 from select_service.core.reservations.pairs import Pairs
-from select_service.core.reservations.sessions import Sessions
+from select_service.core.reservations.sessions import Sessions, SessionSection
 from select_service.core.routing.place import Placer
 from select_service.core.routing.read import RequestReader
 from select_service.core.state import (
@@ -252,6 +253,7 @@ class SelectionCore:
             recorder=watch.decision_recorder,
         )
         self.sessions = placing.filters.sessions = Sessions(self.limits, self.shares)
+        self.lifecycle.sessions = self.sessions
         self.room = WaitingRequests(
             placing=placing,
             lifecycle=self.lifecycle,
@@ -342,6 +344,7 @@ class SelectionCore:
                     partitions=self.partitions,
                     nothing=NOTHING,
                 ),
+                SESSION: SessionSection(self.sessions, self.partitions, NOTHING),
                 CLOSING: ClosedLeaseRows(claims, leases, NOTHING),
                 LEASE_TERMS: LeaseTermsRows(claims, NOTHING),
                 CLAIM: ClaimRows(claims, self.replicas.snapshots, NOTHING),
@@ -435,7 +438,7 @@ class SelectionCore:
         bookings = self.lifecycle.bookings
         self.catalog.changes = bookings.changes = bookings.freed.changes = changes
         self.lifecycle.leases.changes = self.peer_endpoints.changes = changes
-        self.admitting.changes = self.overrides.changes = changes
+        self.admitting.changes = self.overrides.changes = self.sessions.changes = changes
         claims = self.lifecycle.announcer.claims
         claims.endings.changes = claims.copies.changes = changes
         return changes

@@ -74,6 +74,7 @@ class ReservationRecord(msgspec.Struct, array_like=True, frozen=True):
     outputs: list[tuple[int, int]] = []  # by the replica that received the reports, if any
     wave: tuple[int, int] | None = None  # its group in the wave that made it, and shared tokens
     faded_at: int = 0  # output blocks when the last fraction came, also one that fades nothing
+    session_id: str | None = None
 
 
 class WorkerState(msgspec.Struct, array_like=True, frozen=True):
@@ -437,6 +438,7 @@ def record_of(booking: LiveReservation) -> ReservationRecord:
         [] if reservation.claim is None else list(reservation.claim.outputs.items()),
         reservation.wave,
         0 if reservation.claim is None else reservation.claim.faded_at,
+        reservation.session_id,
     )
 
 
@@ -457,6 +459,7 @@ def _rebook(
     )
     reservation.selection_id = facts.selection_id
     reservation.pair = facts.pair
+    reservation.session_id = facts.session_id
     reservation.wave = facts.wave
     reservation.lora_name = facts.lora_name
     reservation.expected_output_tokens = facts.expected_output_tokens

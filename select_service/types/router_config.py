@@ -100,6 +100,7 @@ class CoreLimits(Struct, kw_only=True):
     batch_operations_max: int = 1_000  # their member names are read in one go, 5 µs each
     wave_samples_max: int = 1_024  # they are sorted in one go, half a µs each
     session_ttl_s: float = 0.0  # of silence, then a session may go anywhere; 0: sessions are off
+    session_gap_factor: float = 8.0  # of its own gaps it may be silent for; 0: session_ttl_s
     sessions_max: int = 100_000  # 0.5 KB each
     queue_recheck_s: float = 60.0
     outlier_failures: int = 5  # of a rank's reservations in a row, then it is ejected; 0: never

@@ -109,6 +109,7 @@ class LedgerReservation(Struct, eq=False):
     selection_id: str | None = None
     lora_name: str | None = None
     pair: str | None = None  # the id of the pair it is a leg of
+    session_id: str | None = None  # where sessions are kept
     expected_output_tokens: int | None = None
     track_prefill_tokens: bool = True
     fingerprint: bytes | None = None  # of the request, to recognise a repeat

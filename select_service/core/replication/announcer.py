@@ -80,6 +80,7 @@ class Announcer:
             answer=record.answer,
             wave=record.wave,
             held=held,
+            session_id=reservation.session_id,
         )
         track = reservation.track_prefill_tokens
         add = AddRequest(
@@ -147,6 +148,7 @@ class Announcer:
             fingerprint=(packed and reservation.fingerprint) or b"",
             answer=packed,
             wave=reservation.wave if packed else None,
+            session_id=reservation.session_id,
         )
         claim = self.claims.open(record, reservation)
         claim.prefill_done = reservation.prefill_done

@@ -122,6 +122,7 @@ class Stamp(Struct, frozen=True, omit_defaults=True):
     answer: PackedAnswer = b""
     wave: tuple[U64, U64] | None = None  # of an admission: its group there, shared tokens
     held: bool = False  # of an admission: by a batch that may take it back
+    session_id: Text | None = None  # of an admission
 
 
 class ReplicaEnvelope(Struct, frozen=True):

@@ -261,4 +261,5 @@ def claimed(
         answer=b"" if stamp is None else stamp.answer,
         wave=None if stamp is None else stamp.wave,
         held=stamp is not None and stamp.held,
+        session_id=None if stamp is None else stamp.session_id,
     )

@@ -108,6 +108,7 @@ class ClaimRecord(Struct, frozen=True, omit_defaults=True, tag="claim"):
     answer: PackedAnswer = b""
     wave: tuple[U64, U64] | None = None  # made by a wave: its group there, shared tokens
     held: bool = False  # a batch that is not done yet booked it, and may take it back
+    session_id: Text | None = None  # the session it belongs to
 
 
 class Grown(Struct, frozen=True, tag="grown"):

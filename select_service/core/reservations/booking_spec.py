@@ -23,3 +23,4 @@ class BookingSpec(Struct, frozen=True):
     fairness_id: str | None = None  # whose share of the pool it counts against; None: its tenant's
     pair: str | None = None  # the pair it is a leg of
     wave: tuple[int, int] | None = None  # its group in the wave that books it, and shared tokens
+    session_id: str | None = None  # the session it belongs to, where sessions are kept

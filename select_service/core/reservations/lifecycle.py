@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from select_service.core.partition import Partition
     from select_service.core.replication.messages import ClaimRecord
     from select_service.core.reservations.booking_spec import BookingSpec
+    from select_service.core.reservations.sessions import Sessions
     from select_service.types import (
         CoreLimits,
         PairSelection,
@@ -81,6 +82,7 @@ class Lifecycle:
         self.repeats = Idempotency(self.bookings, self.elsewhere, counters)
         self.show_hashes: Callable[[PackedHashes], list[int]] = unpack_i64
         """How answers carry hashes: as numbers, or as JSON text of them if the edge wants that."""
+        self.sessions: Sessions | None = None  # set where requests may name their session
 
     # -- room ----------------------------------------------------------------------------------
 
@@ -186,8 +188,9 @@ class Lifecycle:
         reservation.selection_id = request.selection_id
         if not track:
             reservation.track_prefill_tokens = False
-        if spec.pair is not None or spec.wave is not None:
+        if spec.pair is not None or spec.wave is not None or spec.session_id is not None:
             reservation.pair, reservation.wave = spec.pair, spec.wave
+            reservation.session_id = spec.session_id
         if request.lora_name is not None:
             reservation.lora_name = request.lora_name
         if request.expected_output_tokens is not None:
@@ -248,6 +251,10 @@ class Lifecycle:
         reservation.pair = record.pair
         reservation.wave = record.wave
         reservation.lora_name = record.lora_name
+        if record.session_id is not None:
+            reservation.session_id = record.session_id
+            if not is_ours and self.sessions is not None:
+                self.sessions.note(partition, record.session_id, slot, now)
         reservation.expected_output_tokens = record.expected_output_tokens
         reservation.origin = origin
         self.bookings.add(LiveReservation(partition, reservation, None))
@@ -498,3 +505,5 @@ class Lifecycle:
         if reservation.lease is not None:
             self.leases.leave(reservation)
         self.bookings.forget(reservation, now)
+        if reservation.session_id is not None and self.sessions is not None:
+            self.sessions.rest(booking.partition, reservation.session_id, now)

@@ -1,8 +1,9 @@
 """Session affinity: requests of a session follow its last one to the same rank, while that pays.
 
 A session belongs to one partition, so tenants stay separate. It is forgotten after `session_ttl_s`
-of silence, or once `sessions_max` others have been active since. Other replicas are not told.
-`routing/place.py` asks for the session's rank before pricing, and notes the rank chosen.
+of silence, or sooner if its own gaps are shorter, or once `sessions_max` others have been active
+since. It survives a restart, and replicas hear of it with its reservations.
+`routing/filters.py` asks for the session's rank before pricing, and notes the rank chosen.
 """
 
 from __future__ import annotations
@@ -10,24 +11,39 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
+import msgspec
 import numpy as np
 from msgspec import Struct
 
+from indexer.types import Scope
+from select_service.core.changes import SESSION
 from select_service.core.tenancy.shares import Shares
 from select_service.core.tenancy.tenant_parts import TenantParts
 from select_service.errors import NameRefused
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from select_service.core.changes import Changes
     from select_service.core.columns import Rows, Slots
+    from select_service.core.effects import Effects
     from select_service.core.partition import Partition
     from select_service.core.tenancy.shares import Party
     from select_service.types import CoreLimits
 
-__all__ = ["SessionCounters", "Sessions"]
+__all__ = ["SessionCounters", "SessionSection", "Sessions"]
 
 _FORGOTTEN_AT_ONCE: Final = 2
 """Sessions forgotten at most for each one noted: their number never grows past the maximum, and
 shrinks if that was lowered."""
+
+GAP_TTL_MIN_S: Final = 5.0
+"""Silence that every session may have, however short its gaps were."""
+
+_RISE: Final = 0.5
+_FALL: Final = 0.0625
+"""How far the estimate of a session's gaps follows a longer one, and a shorter one: it stays near
+the longest of the usual ones, and one that is out of the ordinary is half forgotten after ten."""
 
 
 class SessionCounters(Struct):
@@ -47,6 +63,8 @@ class _SessionRank(NamedTuple):
     slot: int
     tenure: int  # of its rank, see `Ledger.previous_ranks`
     until: float
+    rested: float = 0.0  # when its last request ended, as far as known; 0: it has not, or is not
+    gap_s: float = 0.0  # estimate of its long gaps from an end to the next request; 0: none yet
 
 
 _SessionRanks: TypeAlias = "OrderedDict[tuple[Partition, str], _SessionRank]"
@@ -63,6 +81,8 @@ class Sessions:
             shares, bound, OrderedDict
         )  # longest silent first
         self.counters = SessionCounters()
+        self.changes: Changes | None = None
+        """Set where state is kept."""
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -95,9 +115,8 @@ class Sessions:
             counters.begun += 1
             return None
         slot, ledger = rank.slot, partition.ledger
-        if slot >= len(ledger.previous_ranks) or ledger.previous_ranks[slot] != rank.tenure:
-            del ranks[key]
-            self._rows.left(holder)
+        if not _is_there(partition, rank):
+            self._drop(holder, ranks, key)
             counters.released += 1
             return None
         if not (slot < rows.stop if isinstance(rows, slice) else bool((rows == slot).any())):
@@ -114,26 +133,91 @@ class Sessions:
         """Record that a request of the session went to this slot."""
         if not self.is_on:
             return
-        key = partition, session_id
+        before = self._take(partition, session_id)
+        gap_s = 0.0 if before is None else before.gap_s
+        if before is not None and before.rested:
+            gap = max(now - before.rested, 0.0)
+            share = _RISE if gap > gap_s else _FALL
+            gap_s = gap if not gap_s else gap_s + share * (gap - gap_s)
+        until = now + self._limits.session_ttl_s
+        tenure = partition.ledger.previous_ranks[slot]
+        self._put(partition, session_id, _SessionRank(slot, tenure, until, 0.0, gap_s), now)
+
+    def rest(self, partition: Partition, session_id: str, now: float) -> None:
+        """Record that a request of the session has ended, after which a gap begins.
+
+        Its silence may last `session_gap_factor` times as long as its own gaps do, from
+        `GAP_TTL_MIN_S` to `session_ttl_s`.
+        """
+        rank = self._take(partition, session_id) if self.is_on else None
+        if rank is None:
+            return
+        until = now + self._silence_s(rank.gap_s)
+        self._put(partition, session_id, rank._replace(until=until, rested=now), now)
+
+    def _silence_s(self, gap_s: float) -> float:
+        """Return how long a session with such gaps may be silent."""
+        limits = self._limits
+        if not gap_s or not limits.session_gap_factor:
+            return limits.session_ttl_s
+        return min(limits.session_ttl_s, max(GAP_TTL_MIN_S, limits.session_gap_factor * gap_s))
+
+    def _take(self, partition: Partition, session_id: str) -> _SessionRank | None:
+        """Take a session out of its row; None: it is unknown."""
+        key, found = (partition, session_id), None
         for holder, ranks in self._rows.where(partition.scope.tenant_id):
-            if ranks.pop(key, None) is not None:
+            rank = ranks.pop(key, None)
+            if rank is not None:
                 self._rows.left(holder)
+                found = rank
+        return found
+
+    def _put(self, partition: Partition, session_id: str, rank: _SessionRank, now: float) -> None:
+        """Put a session last in its row, and forget others that are due."""
+        key = partition, session_id
         holder, ranks = self._rows.place(partition.scope.tenant_id)
-        ranks[key] = _SessionRank(
-            slot, partition.ledger.previous_ranks[slot], now + self._limits.session_ttl_s
-        )
+        ranks[key] = rank
         self._rows.took(holder)
+        self._mark(key)
         for _ in range(_FORGOTTEN_AT_ONCE):
             if not self._forget_expired(holder, ranks, now) and not self._make_room(holder, now):
                 break
 
+    def _drop(self, holder: Party, ranks: _SessionRanks, key: tuple[Partition, str]) -> None:
+        del ranks[key]
+        self._rows.left(holder)
+        self._mark(key)
+
+    def _mark(self, key: tuple[Partition, str]) -> None:
+        if self.changes is not None:
+            self.changes.mark(SESSION, _name_of(key[0].scope, key[1]))
+
+    def find(self, partition: Partition, session_id: str) -> _SessionRank | None:
+        """Return what is known of a session."""
+        key = partition, session_id
+        found = (ranks.get(key) for _, ranks in self._rows.where(partition.scope.tenant_id))
+        return next(filter(None, found), None)
+
+    def restore(
+        self, partition: Partition, session_id: str, slot: int, gap_s: float, now: float
+    ) -> bool:
+        """Remember a session of an earlier life, with a time to live as after its last request.
+
+        Returns whether it is new.
+        """
+        if not self.is_on or self.find(partition, session_id) is not None:
+            return False
+        until = now + self._silence_s(gap_s)
+        rank = _SessionRank(slot, partition.ledger.previous_ranks[slot], until, 0.0, gap_s)
+        self._put(partition, session_id, rank, now)
+        return True
+
     def _forget_expired(self, holder: Party, ranks: _SessionRanks, now: float) -> bool:
         """Forget the oldest session of a row if it is expired; whether it was."""
-        rank = next(iter(ranks.values()), None)
-        if rank is None or (rank.until > now and self.is_on):
+        key = next(iter(ranks), None)
+        if key is None or (ranks[key].until > now and self.is_on):
             return False
-        ranks.popitem(last=False)
-        self._rows.left(holder)
+        self._drop(holder, ranks, key)
         self.counters.expired += 1
         return True
 
@@ -144,8 +228,7 @@ class Sessions:
             return False
         whose, ranks = crowded
         if not self._forget_expired(whose, ranks, now):
-            ranks.popitem(last=False)
-            self._rows.left(whose)
+            self._drop(whose, ranks, next(iter(ranks)))
             self.counters.evicted += 1
         return True
 
@@ -168,5 +251,63 @@ class Sessions:
         """Assert all invariants."""
         self._rows.check()
         for ranks in self._rows.rows:
-            untils = [rank.until for rank in ranks.values()]
-            assert untils == sorted(untils), "silent for longest, forgotten first"
+            assert all(rank.gap_s >= 0.0 for rank in ranks.values())
+
+
+def _is_there(partition: Partition, rank: _SessionRank) -> bool:
+    """Whether a session's rank has not left, nor left and come back."""
+    ranks = partition.ledger.previous_ranks
+    return rank.slot < len(ranks) and ranks[rank.slot] == rank.tenure
+
+
+def _name_of(scope: Scope, session_id: str) -> str:
+    """Return the name of a session's row."""
+    return msgspec.json.encode((*scope, session_id)).decode()
+
+
+_read_name: Final = msgspec.json.Decoder(tuple[str, str, str]).decode
+
+
+class _SessionRecord(Struct, array_like=True, frozen=True):
+    """A session on disk. New fields go to the end, with a default."""
+
+    worker_id: int
+    dp_rank: int
+    gap_s: float = 0.0
+
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder(_SessionRecord).decode
+
+
+class SessionSection:
+    """Sessions as state that outlives the process; see `core/state.py`."""
+
+    def __init__(
+        self, sessions: Sessions, partitions: Mapping[Scope, Partition], nothing: Effects
+    ) -> None:
+        self._sessions = sessions
+        self._partitions = partitions
+        self._nothing = nothing
+
+    def record(self, name: str) -> bytes | None:
+        """Return where a session is; None: it is forgotten."""
+        model_name, tenant_id, session_id = _read_name(name)
+        partition = self._partitions.get(Scope(model_name, tenant_id))
+        rank = None if partition is None else self._sessions.find(partition, session_id)
+        if partition is None or rank is None or not _is_there(partition, rank):
+            return None
+        occupant = partition.fleet_slots.occupant(rank.slot)
+        return None if occupant is None else _encode(_SessionRecord(*occupant, rank.gap_s))
+
+    def restore(self, name: str, record: bytes, now: float) -> Effects | None:
+        """Remember a session whose rank is there again."""
+        model_name, tenant_id, session_id = _read_name(name)
+        told = _decode(record)
+        partition = self._partitions.get(Scope(model_name, tenant_id))
+        worker = None if partition is None else partition.fleet_slots.present.get(told.worker_id)
+        if partition is None or worker is None or told.dp_rank not in worker.slots:
+            return None
+        slot, gap_s = worker.slots[told.dp_rank], told.gap_s
+        known = not self._sessions.restore(partition, session_id, slot, gap_s, now)
+        return None if known else self._nothing

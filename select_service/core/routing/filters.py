@@ -94,11 +94,8 @@ class Filters:
         return Filtered(rows, matches, hit, needs_prefill, scoring)
 
     def _attached(self, ticket: Ticket, session_id: str, rows: Rows, now: float) -> Rows:
-        """Return only the rank of the request's session if it stays there; else all rows.
-
-        A wave decides for all its requests together, so sessions do not apply to them.
-        """
-        if self.sessions is None or not self.sessions.is_on or ticket.in_wave:
+        """Return only the rank of the request's session if it stays there; else all rows."""
+        if self.sessions is None or self.session_of(ticket) is None:
             return rows
         isl_tokens = ticket.prompt.isl_tokens
         alone = self.sessions.rows(ticket.partition, session_id, rows, isl_tokens, now)
@@ -109,11 +106,20 @@ class Filters:
         self, ticket: Ticket, filtered: Filtered, placement: Placement, now: float
     ) -> Sighting | None:
         """Note a choice with its session; return what the shadow says, before it is booked."""
-        session_id = ticket.request.session_id
+        session_id = self.session_of(ticket)
         sighting = None if filtered.scoring is None else filtered.scoring.score(placement)
-        if session_id is not None and self.sessions is not None and not ticket.in_wave:
+        if session_id is not None and self.sessions is not None:
             self.sessions.note(ticket.partition, session_id, placement.slot, now)
         return sighting
+
+    def session_of(self, ticket: Ticket) -> str | None:
+        """Return the session that a request belongs to, where sessions are kept.
+
+        A wave decides for all its requests together, so sessions do not apply to them.
+        """
+        if self.sessions is None or not self.sessions.is_on or ticket.in_wave:
+            return None
+        return ticket.request.session_id
 
 
 def planned_rows(partition: Partition, slot: int, rows: Rows) -> Rows:

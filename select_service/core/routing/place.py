@@ -305,6 +305,8 @@ class Placer:
             )
             if ticket.planned is not None:
                 spec = replace(spec, wave=ticket.planned.booked_on(placement.slot))
+            if request.session_id is not None:
+                spec = replace(spec, session_id=filters.session_of(ticket))
             answer.reservation_id, answer.isl_tokens = name, prompt.isl_tokens
             answer.track_prefill_tokens = track
             answer.potential_decode_blocks = placement.potential_decode_blocks

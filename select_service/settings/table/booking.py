@@ -105,6 +105,12 @@ class BookingSettings(SecuritySettings, frozen=True, kw_only=True):
         "requests with a session_id go where the session's last one went, until it is silent for "
         "this long; 0: off",
     ] = _CORE.session_ttl_s
+    session_gap_factor: Annotated[
+        float,
+        number(0.0, 1000000.0, metavar="X").watched("session_requests_total", limit=False),
+        "a session may be silent for this many times its own usual gap between the end of a "
+        "request and the next, at most --session-ttl-s; 0: for --session-ttl-s",
+    ] = _CORE.session_gap_factor
     sessions_max: Annotated[
         int,
         count().watched("sessions_evicted_total"),

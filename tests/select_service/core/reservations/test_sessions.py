@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from indexer.core.hashing import pack_u64
 from indexer.core.registry import StreamRegistry
+from indexer.types import Scope
 from select_service.core.decisions.explain import ExplainedRecord
 from select_service.core.decisions.record import DecisionRecord
+from select_service.core.reservations.sessions import GAP_TTL_MIN_S
 from select_service.core.service import SelectionCore
 from select_service.errors import NameRefused
 from select_service.types import (
@@ -26,6 +28,10 @@ from select_service.types import (
     WorkerSpec,
 )
 from select_service.types.drains import DrainRequest
+from tests.models.replica_net import LIMITS, Net, Node
+
+if TYPE_CHECKING:
+    from select_service.core.changes import StateKey
 
 TTL_S = 10.0
 SIZE = 16
@@ -257,3 +263,100 @@ def test_like_a_table_read_aloud(steps: list[tuple[str, int, float]], most: int)
 def loads_of(fleet: Fleet) -> Any:
     (scope,) = fleet.core.queries.loads()
     return scope.loads
+
+
+def test_a_program_is_waited_for_as_long_as_its_own_gaps_last() -> None:
+    """Eight times its usual tool call, not the hour that somebody who reads may take."""
+    fleet = Fleet(session_ttl_s=3600.0)
+
+    def turns(gaps: list[float]) -> None:
+        for gap in gaps:
+            fleet.ask("s")
+            fleet.now += 100.0  # while it is answered nothing counts
+            fleet.free()
+            fleet.now += gap
+            fleet.core.tick(fleet.now)
+
+    turns([3.0, 2.0, 4.0, 3.0, 20.0])
+    assert (fleet.count("begun"), fleet.count("expired")) == (1, 0), "eight of 4 s are 32"
+    turns([2.0] * 8)
+    assert fleet.count("begun") == 1, "a longer one only rises the estimate"
+    turns([0.1] * 80)
+    assert (fleet.count("begun"), fleet.count("expired")) == (1, 0)
+    turns([GAP_TTL_MIN_S])
+    assert (fleet.count("expired"), len(fleet.core.sessions)) == (1, 0)
+    fleet = Fleet(session_ttl_s=3600.0, session_gap_factor=0.0)
+    turns([0.1] * 3 + [3599.0])
+    assert fleet.count("expired") == 0
+
+
+def test_a_session_survives_a_restart_with_what_is_known_of_its_gaps() -> None:
+    fleet = Fleet(session_ttl_s=3600.0)
+    changes = fleet.core.keep_changes()
+    rows: dict[StateKey, bytes | None] = {}
+
+    def write() -> None:
+        while (taken := changes.take([], ())) is not None:
+            rows[taken[0]] = fleet.core.state.record(taken[0])
+            changes.written(*taken)
+
+    fleet.ask("gone")
+    fleet.free()
+    write()
+    first, other = fleet.ask("s"), fleet.ask("t")
+    for _ in range(2):
+        fleet.free()
+        fleet.now += 1.0
+        other = fleet.ask("t")
+    fleet.free()
+    fleet.core.workers.delete_worker(
+        next(one for one in range(4) if one not in {first, other}), fleet.now
+    )
+    write()
+    again = Fleet(session_ttl_s=3600.0)
+    for key in sorted(rows, key=lambda one: again.core.state.turn(one[0], rows[one] or b"")):
+        record = rows[key]
+        if record is not None:
+            again.core.state.restore(key, record, again.now)
+    assert not again.core.state.unreadable
+    assert again.ask("s") == first
+    again.made = 100
+    assert again.ask("t") == other
+    assert again.count("kept") == 2
+    again.free()
+    again.now += 8.0 * 1.0 - 0.1
+    again.core.tick(again.now)
+    again.core.sessions.check()
+    kept = again.core.sessions.find(again.core.partitions[Scope("default", "default")], "t")
+    assert kept is not None
+    assert kept.until - kept.rested == pytest.approx(8.0)
+
+
+def test_replicas_hear_of_sessions_with_their_reservations() -> None:
+    net = Net(1, 2, msgspec.structs.replace(LIMITS, session_ttl_s=60.0))
+    here, there = net.nodes
+    for node in net.nodes:
+        for worker_id in range(3, 9):
+            node.put_worker(worker_id)
+    net.now += 1.0
+
+    def ask(node: Node, name: str) -> int:
+        request = SelectAndReserveRequest(
+            reservation_id=name,
+            block_hashes=b"",
+            sequence_hashes=b"",
+            isl_tokens=4,
+            session_id="s",
+        )
+        answer, effects = node.core.selection.select_and_reserve(request, net.now)
+        node.did(effects)
+        assert isinstance(answer, Selection)
+        return answer.worker_id
+
+    place = ask(here, "a")
+    net.run(1.0)
+    assert there.core.lifecycle.bookings.live("a") is not None
+    for number in range(4):
+        assert ask(there, f"b{number}") == place
+        there.did(there.core.reservations.free(f"b{number}", net.now))
+    assert there.core.sessions.counters.begun == 0
