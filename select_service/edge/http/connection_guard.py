@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import math
 import socket
-import sys
 from abc import abstractmethod
 from enum import Enum
 from typing import TYPE_CHECKING, Final, NoReturn, cast
@@ -22,6 +21,7 @@ from indexer.edge.descriptors import descriptors_end
 from select_service.edge.codec.encoder import encode
 from select_service.edge.http.pieces import Flow
 from select_service.edge.http.response_head import status_line
+from select_service.edge.http.tcp_state import has_room, is_reset
 from select_service.errors import (
     RequestTimeout,
     ServiceError,
@@ -69,7 +69,6 @@ _NEWCOMERS: Final = 8
 where all of it is promised to tenants: theirs among them."""
 
 _TOO_MANY: Final = "too many open connections"
-_TCP_CLOSE: Final = b"\x07"  # the first byte of Linux's tcp_info is the state
 
 
 class TurnedAway(Exception):
@@ -113,6 +112,7 @@ class GuardedConnection(asyncio.Protocol):
     _awaits_disk: DurableResponse | None = None  # an answer that waits for the disk
     tls_socket: socket.socket | None = None  # under TLS only
     _unsent: tuple[Response, ...] = ()  # written, and not all of them are in the kernel
+    _had_room = False  # under TLS: the kernel had room when it was asked last
     _at_work: Exchange | None = None  # the request to be answered next
     exchange: Exchange | None = None  # the newest; it may be queued
 
@@ -293,22 +293,33 @@ class GuardedConnection(asyncio.Protocol):
         self.flow.resume_writing()
         self._stalled_since = None
         if self._unsent:
-            self._unsent = ()
+            if self.tls_socket is None:
+                self._unsent = ()
             self.transport.set_write_buffer_limits(WRITE_BUFFER_MAX, WRITE_BUFFER_MAX // 4)
 
     def until_sent(self, answer: Response) -> None:
         """Watch over a written answer: it is lost if the connection breaks before it is sent.
 
         Sent means that the kernel has all of it, which `resume_writing` tells; until then writers
-        wait for every byte. A TLS transport does not tell of a write that the kernel has refused,
-        so the kernel is asked.
+        wait for every byte. A TLS transport tells neither of a write that the kernel has refused
+        nor of what is encrypted and waits for the kernel, so the kernel is asked.
         """
-        if self.tls_socket is not None and _is_reset(self.tls_socket):
+        if self.tls_socket is not None and is_reset(self.tls_socket):
             answer.lost()
         elif self.transport.get_write_buffer_size():
             self.transport.set_write_buffer_limits(1, 0)
             if self.flow.write_paused:
                 self._unsent += (answer,)
+        elif self.tls_socket is not None and not has_room(self.tls_socket):
+            self._unsent += (answer,)
+            self._had_room = False
+
+    def note_sent(self) -> None:
+        """Under TLS, note what the kernel has all of by now: twice it had room for more."""
+        if self._unsent and self.tls_socket is not None and not self.flow.write_paused:
+            had_room, self._had_room = self._had_room, has_room(self.tls_socket)
+            if had_room and self._had_room:
+                self._unsent = ()
 
     # -- deadlines -----------------------------------------------------------------------------
 
@@ -338,6 +349,7 @@ class GuardedConnection(asyncio.Protocol):
             return
         if self._discarded is not None:
             return
+        self.note_sent()
         if self._stalled_since is not None:
             if now - self._stalled_since > self.limits.body_timeout_s:
                 self.counts.write_timeouts += 1
@@ -476,16 +488,6 @@ class GuardedConnection(asyncio.Protocol):
             self._discarded += len(data)
             if self._discarded > LINGER_BYTES_MAX:
                 self.transport.abort()
-
-
-def _is_reset(connected: socket.socket) -> bool:
-    """Tell whether the other end has reset a TCP connection; only Linux tells, else False."""
-    if sys.platform != "linux":
-        return False
-    try:
-        return connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) == _TCP_CLOSE
-    except OSError:
-        return True  # closed here
 
 
 def _number(transport: asyncio.BaseTransport) -> int:

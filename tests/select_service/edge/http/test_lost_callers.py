@@ -133,17 +133,29 @@ def test_what_a_tenants_own_token_has_booked_is_withdrawn(
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-def test_an_answer_that_a_real_kernel_has_no_room_for(loop: str) -> None:
-    """Its hashes are megabytes, and nobody reads them."""
-    many = list(range(1, 60_000))
+@pytest.mark.parametrize(
+    ("is_tls", "blocks", "reads"),
+    [(False, 60_000, False), (True, 60_000, False), (True, 6_000, False), (True, 6_000, True)],
+)
+def test_an_answer_that_a_real_kernel_has_no_room_for(
+    *, reads: bool, is_tls: bool, blocks: int, loop: str, ca: Authority
+) -> None:
+    """Its hashes are many, and nobody reads them; a TLS transport keeps some tens of kilobytes."""
+    many = list(range(10**18, 10**18 + blocks // 4)) if is_tls else list(range(1, blocks))
     long = {"block_hashes": many, "sequence_hashes": many, "isl_tokens": 16 * len(many)}
+    cert, key = ca.issue("server")
+    settings = {"tls_cert": str(cert), "tls_key": str(key)} if is_tls else {}
+
+    def connect(client: socket.socket, port: int) -> socket.socket:
+        client.connect((HOST, port))
+        return ca.client().wrap_socket(client, server_hostname=HOST) if is_tls else client
 
     async def use() -> None:
-        async with listening() as (port, service, server):
+        async with listening(**settings) as (port, service, server):
             seat(service)
             client = socket.socket()
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            await asyncio.get_running_loop().run_in_executor(None, client.connect, (HOST, port))
+            client = await asyncio.get_running_loop().run_in_executor(None, connect, client, port)
             await until(lambda: server.server_state.connections)
             connection: Any = next(iter(server.server_state.connections))
             accepted = connection.transport.get_extra_info("socket")
@@ -152,6 +164,14 @@ def test_an_answer_that_a_real_kernel_has_no_room_for(loop: str) -> None:
             await asyncio.get_running_loop().run_in_executor(None, client.sendall, body)
             await until(lambda: service.core.lifecycle.bookings.by_id)
             await until(lambda: connection._unsent)
+            if reads:
+                reading = asyncio.get_running_loop().run_in_executor(None, _read, client)
+                await until(lambda: not connection._unsent)
+                await reading
+                client.close()
+                await until(lambda: not server.server_state.connections)
+                assert service.core.lifecycle.bookings.by_id
+                return
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             client.close()
             await until(lambda: not service.core.lifecycle.bookings.by_id)
@@ -161,6 +181,13 @@ def test_an_answer_that_a_real_kernel_has_no_room_for(loop: str) -> None:
             runner.run(use())
     else:
         run(use())
+
+
+def _read(client: socket.socket) -> None:
+    """Read an answer to its end."""
+    told = b""
+    while not told.endswith(b"}"):
+        told += client.recv(1 << 16)
 
 
 def _reserve(name: str) -> Any:
