@@ -89,7 +89,7 @@ class Doctor:
         self._turn = asyncio.Lock()
         self._examined_at = float("-inf")
         self.faults = 0
-        sampler = core.selection.sampler = PromptSampler()
+        sampler = core.selection.sampler = PromptSampler(core.shares)
         self.examiner = Examiner(
             catalog=core.catalog,
             membership=core.membership,

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from indexer.core.hashing import TOKEN_BYTES
 from indexer.types import BASE_NAMESPACE, HASH_BYTES, Namespace
+from select_service.core.tenancy.shares import Shares
 
 if TYPE_CHECKING:
     from indexer.types import Scope
@@ -44,24 +45,26 @@ class PromptSample(Struct, frozen=True, gc=False):
 
 
 class PromptSampler:
-    """Takes samples while it may.
+    """Takes samples while it may; each tenant of the token file has a part of them.
 
     Attributes:
         left: So many more until the next examination.
     """
 
-    __slots__ = ("left", "samples")
+    __slots__ = ("_most", "_tenants", "left", "samples")
 
-    def __init__(self) -> None:
-        self.left = 0
+    def __init__(self, shares: Shares | None = None) -> None:
+        self.left = self._most = 0
         self.samples: list[PromptSample] = []
+        self._tenants = (shares or Shares()).bound("doctor_samples_max", lambda: self._most)
 
     def take(
         self, scope: Scope, request: SelectRequest, prompt: Prompt, placement: Placement, now: float
     ) -> None:
         """Note a prompt; one without a whole block says nothing about caches."""
-        if not prompt.block_hashes:
+        if not prompt.block_hashes or not self._tenants.has_room(scope.tenant_id):
             return
+        self._tenants.take(scope.tenant_id)
         self.left -= 1
         size = placement.worker.spec.block_size or 1
         blocks = max(1, BEGINNING_TOKENS // size)
@@ -87,7 +90,9 @@ class PromptSampler:
 
     def drain(self, samples_max: int) -> list[PromptSample]:
         """Hand over what was taken, and take so many more from now on."""
-        samples, self.samples, self.left = self.samples, [], samples_max
+        samples, self.samples = self.samples, []
+        self.left = self._most = samples_max
+        self._tenants.recount({})
         return samples
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from indexer.core.index import KvIndex
@@ -12,7 +14,7 @@ from select_service.core.decisions.decision_log import EXPLAINED_MAX
 from select_service.core.decisions.trust_monitor import FREED_MAX
 from select_service.core.diagnostics import prompt_checks, rank_checks
 from select_service.core.diagnostics.prompt_checks import PromptChecks
-from select_service.core.diagnostics.prompt_sample import PromptSample
+from select_service.core.diagnostics.prompt_sample import PromptSample, PromptSampler
 from select_service.core.diagnostics.rank_checks import RankChecks
 from select_service.core.fleet import pins
 from select_service.core.fleet.pins import Pins
@@ -182,6 +184,21 @@ def test_prompts_that_the_doctor_remembers(monkeypatch: pytest.MonkeyPatch) -> N
     held = {bound.name: bound.held("rival") for bound in shares.bounds.values()}
     assert held["doctor_prompts_seen"] == held["doctor_prompts_awaited"] == 3 * 2
     assert held["doctor_ranks_awaited"] == 3
+
+
+def test_prompts_that_the_doctor_looks_at() -> None:
+    fleet = Fleet()
+    fleet.core.name_tenants(("acme", "rival"), others=True)
+    for worker, tenant in enumerate(("acme", "rival"), 1):
+        fleet.worker(worker, tenant_id=tenant)
+    sampler = fleet.core.selection.sampler = PromptSampler(fleet.core.shares)
+    for _ in range(2):
+        sampler.drain(12)
+        for number in range(40):
+            book(fleet, ACME, number)
+        for number in range(3):
+            book(fleet, RIVAL, number)
+        assert Counter(one.scope.tenant_id for one in sampler.samples) == {"acme": 8, "rival": 2}
 
 
 def test_returns_that_a_tenant_was_promised() -> None:
