@@ -3,7 +3,7 @@
 Everything else about an operation follows from that line: its route, its decoder, its place in
 /openapi.json and in the references, the access matrix. `routes.py` collects them. Operations that
 are not of the whole process go through the tenants' view, `tenancy/tenant_view.py`, which refuses
-what it does not know.
+what it does not know; `embedded.py` and the clients have a method of the same name.
 """
 
 from __future__ import annotations
@@ -86,4 +86,4 @@ put: Final = partial(operation, "PUT")
 patch: Final = partial(operation, "PATCH")
 delete: Final = partial(operation, "DELETE")
 safe_post: Final = partial(operation, "POST", changes=False)
-"""POST only because a question has a body."""
+"""A POST that changes nothing, because a question has a body."""

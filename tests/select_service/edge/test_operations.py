@@ -33,7 +33,7 @@ def test_an_embedded_service_has_the_operations_of_the_table() -> None:
     missing = {
         name for name, route in OPERATIONS.items() if not route.of_process and name not in EMBEDDED
     }
-    assert missing == ONLY_BY_HTTP
+    assert missing == ONLY_BY_HTTP, "a method in embedded.py, or of_process"
 
 
 @pytest.mark.parametrize("name", EMBEDDED)

@@ -34,7 +34,7 @@ def test_every_bound_of_the_core_and_the_streams_is_a_flag_or_a_turn_budget() ->
     ):
         for name in bounds.__struct_fields__:
             changed = getattr(bounds, name) != getattr(defaults, name)
-            assert changed is (name not in TURN_BUDGETS), name
+            assert changed is (name not in TURN_BUDGETS), f"{name}: is it a flag, and a limit?"
     assert settable >= TURN_BUDGETS.keys()
 
 

@@ -84,7 +84,7 @@ def test_route_by_scope(tmp_path: Path, secure: bool) -> None:  # noqa: C901 - i
         elif route.of_process:
             assert (status, code) == (403, "token_bound"), what
         else:
-            assert code is None, what
+            assert code is None, f"{what}: it is not in tenant_view.py, nor of_process"
         assert status != 500, what
 
     on_a_port(use, **settings)
