@@ -268,7 +268,7 @@ class Repair(ReplayControl):
             is_told = self._replay.is_hearsay and self.backlog.first == self.cursor.expected
             self._end_replay("complete" if self._replay.progressed else "overtaken", now)
             if is_told:
-                self._call_witness(request, now)
+                self._ask_for_first_live(request, now)
         else:
             self._replay.mode = Mode.GAP
 
@@ -438,9 +438,9 @@ class Repair(ReplayControl):
 
     def _after_staged(self, now: float) -> None:
         """Go on where a rebuild has been applied."""
-        if self._is_voice_asked:
-            self._is_voice_asked = False
-            self._ask_whose_voice(now)
+        if self._is_to_verify:
+            self._is_to_verify = False
+            self._verify_engine(now)
         elif self.backlog.is_full and self._replay is not None:
             self._abandon("backlog_full", now)
         else:
@@ -455,29 +455,29 @@ class Repair(ReplayControl):
 
     # -- what was brought where nothing was known --------------------------------------------------
 
-    def _call_witness(self, request: ReplayRequest | None, now: float) -> None:
+    def _ask_for_first_live(self, request: ReplayRequest | None, now: float) -> None:
         """Listen for one more reply: an engine repeats what it has just published.
 
         Batches go on meanwhile. What came before the first one that we heard ourselves may be of
         any engine; the next reply is that batch, if it was ours.
         """
         digest = self._decoder.digest(self.backlog.first_payload)
-        self._witness = self.backlog.first, digest, now + self._limits.replay_silence_s
+        self._first_live = self.backlog.first, digest, now + self._limits.replay_silence_s
         self._heard = []
         self.request = request
 
-    def _hear_witness(self, frames: Sequence[bytes]) -> None:
-        if self._witness is None:
+    def _compare_first_live(self, frames: Sequence[bytes]) -> None:
+        if self._first_live is None:
             return
-        number, digest, _ = self._witness
+        number, digest, _ = self._first_live
         heard = self._heard
-        self._dismiss_witness()
+        self._forget_first_live()
         seq = read_sequence(frames[-2]) if len(frames) in REPLY_FRAMES else None
         if seq != number or self._decoder.digest(frames[-1]) == digest:
             return
         batch = self._decoder.decode(frames[-1])
         if batch is None:
-            return  # garbage is nobody's voice
+            return  # garbage identifies no engine
         # Another engine's past was believed. It goes, and what was heard live is applied once more.
         self.tallies.count_replay("other_engine")
         self.tallies.conflicting_replies += 1

@@ -53,7 +53,7 @@ class ReplayControl(StreamProgress):
         )
         self._replay: StreamReplay | None = None
         # (number, digest, deadline) of a live batch that the next reply must repeat
-        self._witness: tuple[int, int, float] | None = None
+        self._first_live: tuple[int, int, float] | None = None
         # a long message still being read, and the request it answers, if any
         self._unread: tuple[Sequence[bytes], ReplayRequest | None] | None = None
         # since when the engine may have been replaced: a new connection, or numbers that began anew
@@ -61,7 +61,7 @@ class ReplayControl(StreamProgress):
         # a live message whose number had come with another content, until that is explained
         self._conflict: tuple[int, bytes] | None = None
         self._conflict_after = -1  # the last batch that waited when it came, if any did
-        self._is_voice_asked = False  # the connection is new, since a rebuild is being applied
+        self._is_to_verify = False  # the connection is new, since a rebuild is being applied
         self._is_disowned = False  # the replay endpoint contradicted what was heard live
         # live batches since the one that the next reply must repeat; None: too many
         self._heard: list[tuple[int, bytes]] | None = None
@@ -88,8 +88,8 @@ class ReplayControl(StreamProgress):
             self.backlog.check()
         replay = self._replay
         assert replay is None or not replay.staged or replay.mode is Mode.REBUILD
-        assert replay is None or self._witness is None
-        assert (self.request is None) == (replay is None and self._witness is None)
+        assert replay is None or self._first_live is None
+        assert (self.request is None) == (replay is None and self._first_live is None)
         if replay is not None and self.backlog and not self._must_wait and not self._staged:
             assert self.backlog.first > self.cursor.expected, "live batches wait without need"
 
@@ -126,7 +126,7 @@ class ReplayControl(StreamProgress):
         return self.has_replay and now >= self._ask_after
 
     def _ask(self, mode: Mode, now: float, *, suspects: int = 0) -> None:
-        self._witness = self._heard = None
+        self._first_live = self._heard = None
         self._replay = StreamReplay(mode, self._limits, now)
         self._replay.suspects = suspects
         self._send_request()
@@ -174,9 +174,9 @@ class ReplayControl(StreamProgress):
         else:
             self._abandon(outcome, now)
 
-    def _ask_whose_voice(self, now: float) -> None:
+    def _verify_engine(self, now: float) -> None:
         """Have the engine prove that it is the one we know."""
-        self._dismiss_witness()  # it may be another engine that answers by now
+        self._forget_first_live()  # it may be another engine that answers by now
         if self.cursor.last is None and self._replay is None:
             return  # nothing is known that could be wrong
         self._changed_at = now
@@ -202,8 +202,8 @@ class ReplayControl(StreamProgress):
         if self._replay is not None:
             return now
         due = self._proof_until if self.is_unproven else inf
-        if self._witness is not None:
-            due = min(due, self._witness[2])
+        if self._first_live is not None:
+            due = min(due, self._first_live[2])
         if not self.has_replay:
             return due
         if self._settling_mode is not None:
@@ -219,8 +219,8 @@ class ReplayControl(StreamProgress):
         if self._replay is not None:
             self._watch_replay(self._replay, now)
             return
-        if self._witness is not None and now >= self._witness[2]:
-            self._dismiss_witness()
+        if self._first_live is not None and now >= self._first_live[2]:
+            self._forget_first_live()
         if self.is_unproven and now >= self._proof_until:
             self._deny("unheard")
             self._begin_anew()
@@ -292,9 +292,9 @@ class ReplayControl(StreamProgress):
         if self._on_event_loss is EventLossPolicy.DROP:
             self._note_lost(max(doubted + 1 - self.lost_batches, 0))
 
-    def _dismiss_witness(self) -> None:
-        if self._witness is not None:
-            self._witness = self.request = self._heard = None
+    def _forget_first_live(self) -> None:
+        if self._first_live is not None:
+            self._first_live = self.request = self._heard = None
 
     @property
     def _may_be_another(self) -> bool:
@@ -377,5 +377,5 @@ class ReplayControl(StreamProgress):
         self._quiet_since = now
 
     def _stop_replay(self) -> None:
-        self._replay = self._witness = self._heard = None
+        self._replay = self._first_live = self._heard = None
         self.request = None

@@ -6,7 +6,7 @@ and the owner of the sockets (`edge/listener`) opens or closes one to match.
 
 What came live is believed; a replay fills in what did not.
 
-What a reply means that contradicts what is known (`_judge_stranger`, `_hear_witness`):
+What a reply means that contradicts what is known (`_judge_stranger`, `_compare_first_live`):
 
 * another copy of the last batch, or the end without one, with unproven blocks, or after a new
   connection by which nothing has come yet: the engine behind the endpoint has taken over, and the
@@ -132,7 +132,7 @@ class EventStream(LiveVerdicts):
     @property
     def _is_undisputed(self) -> bool:
         """Whether nothing hangs on the very next messages."""
-        return not (self._witness or self._conflict or self._staged or self._is_to_settle)
+        return not (self._first_live or self._conflict or self._staged or self._is_to_settle)
 
     def hear(self, frames: Sequence[bytes], now: float) -> None:
         """Take one message of any kind on the slow path; a long one is only begun."""
@@ -181,7 +181,7 @@ class EventStream(LiveVerdicts):
         if frames:
             frames = [*frames[:-1], fitted(frames[-1], self._limits.message_bytes_max)]
         if self._replay is None:
-            self._hear_witness(frames)
+            self._compare_first_live(frames)
             self.resume(now)
             return
         if len(frames) not in REPLY_FRAMES or self._decoder.read_ahead(frames[-1]):
@@ -285,9 +285,9 @@ class EventStream(LiveVerdicts):
             self._ask_after = min(self._ask_after, now + self._limits.replay_backoff_s)
             self._backoff_s = 0.0
             if self._staged:
-                self._is_voice_asked = True  # once that is applied
+                self._is_to_verify = True  # once that is applied
             else:
-                self._ask_whose_voice(now)
+                self._verify_engine(now)
 
     def resume(self, now: float) -> None:
         """Process pending work, for about a quarter of a millisecond."""
@@ -382,7 +382,7 @@ class EventStream(LiveVerdicts):
         self._accept_or_refuse(batch, seq, payload, digest)
         if verdict is SequenceVerdict.RESTARTED:
             if not has_heard_none:  # a late batch of an engine that is gone would look the same
-                self._ask_whose_voice(now)
+                self._verify_engine(now)
             elif self._may_ask(now):  # the endpoint has told of another engine than the one we hear
                 self._ask(Mode.VERIFY, now)
 

@@ -161,10 +161,10 @@ class Listeners:
             self._addresses.judge(replay_endpoint, lambda found: self._judge_replay(feed, found))
         loop = asyncio.get_running_loop()
         self._watch_socket(feed)
-        loop.add_reader(feed.subscriber.news_fd, self._hear_news, feed)
+        loop.add_reader(feed.subscriber.news_fd, self._on_connection_events, feed)
         self._schedule.always(id(stream))  # until a visit shows when it is due
         self._queue(feed)  # descriptors only report changes, and one may be over already
-        self._hear_news(feed)
+        self._on_connection_events(feed)
         if self._tick_handle is None:
             self._tick_due = self._clock()
             self._tick()
@@ -187,7 +187,7 @@ class Listeners:
         if feed is not None and feed.is_held:
             feed.is_held = False
             if stream.request is not feed.request:
-                self._sync(feed)
+                self._sync_replay(feed)
             self._watch_socket(feed)
             self._replays.watch(feed)
             self._schedule.always(id(stream))
@@ -270,7 +270,7 @@ class Listeners:
         if self._turn_handle is None:
             self._turn()
 
-    def _rest(self, feed: StreamSockets) -> None:
+    def _on_empty(self, feed: StreamSockets) -> None:
         """The sockets are empty: look again shortly or, if that was in vain, let the loop watch."""
         feed.is_queued = False
         if feed.is_watched or feed.is_held:
@@ -300,7 +300,7 @@ class Listeners:
             try:
                 is_idle = not self._serve(feed, end)
                 if is_idle:
-                    self._rest(feed)
+                    self._on_empty(feed)
             except Exception as error:  # noqa: BLE001 - out of descriptors, say: the others go on
                 self._report(error)
                 feed.is_queued = False
@@ -330,7 +330,7 @@ class Listeners:
                 stream.on_fault()
                 is_idle = False
             if stream.request is not feed.request:
-                self._sync(feed)
+                self._sync_replay(feed)
             elif is_idle:
                 return False
             if now >= end:
@@ -370,7 +370,7 @@ class Listeners:
             return feed.subscriber.is_copying
         feed.vain_looks = 0
         if not feed.is_connected:
-            self._hear_news(feed)  # a new connection brought them: tell the stream first
+            self._on_connection_events(feed)  # a new connection brought them: tell the stream first
         if self._on_load is not None and messages[-1][0] == LOAD_TOPIC:
             feed.load_reports += 1
             self._on_load(feed.stream, messages.pop())
@@ -394,8 +394,8 @@ class Listeners:
                 self._schedule.forget(number)
             else:
                 try:
-                    self._watch(feed, now, end)
-                    self._file(number, feed, now)
+                    self._visit(feed, now, end)
+                    self._schedule_visit(number, feed, now)
                 except Exception as error:  # noqa: BLE001 - nor must one end the ticks
                     self._report(error)
                     feed.stream.on_fault()
@@ -412,7 +412,7 @@ class Listeners:
             self._tick_due = now + self._limits.tick_s
             self._tick_handle = loop.call_later(self._limits.tick_s, self._tick)
 
-    def _watch(self, feed: StreamSockets, now: float, end: float) -> None:
+    def _visit(self, feed: StreamSockets, now: float, end: float) -> None:
         if feed.is_held:
             return
         if feed.dealer is not None:
@@ -424,12 +424,12 @@ class Listeners:
             self._connect_again(feed, now)
         feed.stream.on_timer(now, may_poll=len(self._replays) < self._limits.polls_max)
         if feed.stream.request is not feed.request:
-            self._sync(feed)
+            self._sync_replay(feed)
         if feed.stream.is_busy or feed.is_faulty:
             feed.is_faulty = False
             self._queue(feed)
 
-    def _file(self, number: int, feed: StreamSockets, now: float) -> None:
+    def _schedule_visit(self, number: int, feed: StreamSockets, now: float) -> None:
         """Schedule the next visit of a stream: at the next tick, or when it is due."""
         if feed.request is not None and not feed.is_held:
             return  # visited at every tick while a replay runs
@@ -442,7 +442,7 @@ class Listeners:
 
     # -- connections -------------------------------------------------------------------------------
 
-    def _hear_news(self, feed: StreamSockets) -> None:
+    def _on_connection_events(self, feed: StreamSockets) -> None:
         """Follow a connection; reconnect where libzmq does not."""
         now = self._clock()
         for link in feed.subscriber.news():
@@ -452,7 +452,7 @@ class Listeners:
             elif feed.is_connected:
                 self._schedule.always(id(feed.stream))  # it may want a replay earlier than before
         if feed.stream.request is not feed.request:
-            self._sync(feed)
+            self._sync_replay(feed)
 
     def _connect_again(self, feed: StreamSockets, now: float) -> None:
         feed.connect_again(now)
@@ -469,7 +469,7 @@ class Listeners:
 
     # -- replays -----------------------------------------------------------------------------------
 
-    def _sync(self, feed: StreamSockets) -> None:
+    def _sync_replay(self, feed: StreamSockets) -> None:
         """Start or stop a replay as the stream requests."""
         self._schedule.always(id(feed.stream))  # until a visit finds that no replay runs
         self._replays.sync(feed)

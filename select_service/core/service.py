@@ -261,7 +261,7 @@ class SelectionCore:
             counters=self.counters,
             limits=self.limits,
         )
-        placing.gate.room = self.room
+        placing.admitter.room = self.room
 
     def _open_operations(self, watch: CoreObservers) -> None:
         """Create the operations, grouped by what they concern."""

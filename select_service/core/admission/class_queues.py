@@ -120,13 +120,13 @@ class ClassQueues:
         for kind, per_worker, current in waiting:
             if not is_known and per_worker is not None and current >= per_worker * workers:
                 full = _queue_full(one.name, kind, current, per_worker * workers)
-                full.retry_after_s = self.return_s(now)
+                full.retry_after_s = self.retry_after_s(now)
                 raise full
         overtaking_s = one.overtaking.after(_waited_s(queue.head(), now))
         ticket.key = order_key(one.queue_policy, ticket, now, overtaking_s)
         queue.push(ticket)
 
-    def return_s(self, now: float) -> float:
+    def retry_after_s(self, now: float) -> float:
         """Return when a request refused for these queues should ask again.
 
         A place is free when one waiting request has gone, which takes the average work of a
@@ -137,7 +137,9 @@ class ClassQueues:
             queue.pending_isl_tokens - queue.pending_cached_tokens for queue in self.of_class
         )
         requests = self._loads.prefilling + sum(map(len, self.of_class))
-        return self._drainage.return_s(work / max(1, requests), work, self._fleet_slots.ranks, now)
+        return self._drainage.retry_after_s(
+            work / max(1, requests), work, self._fleet_slots.ranks, now
+        )
 
     # -- turns ---------------------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ class DrainRate:
         """Update the rate; a meter that is rarely updated returns an old average."""
         self.meter.follow()
 
-    def return_s(self, one: float, everybody: float, ranks: int, now: float) -> float:
+    def retry_after_s(self, one: float, everybody: float, ranks: int, now: float) -> float:
         """Return the seconds until asking again. O(1).
 
         Args:

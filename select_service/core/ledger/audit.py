@@ -73,14 +73,14 @@ class _Sums:
             self.steps += 1 + len(node.edge) // HASH_BYTES // BLOCKS_PER_STEP
             node = node.parent
 
-    def load(self, seats: int, wait: int) -> dict[Column, int]:
+    def load(self, max_num_seqs: int, wait: int) -> dict[Column, int]:
         """Return the load by column; the context includes what the next request waits for."""
         return {
             "requests": self._requests,
             "computing": self._computing,
             "prefill": self._prefill,
             "decode": rounded_sum(self._whole, self._faded),
-            "context": self._context + wait * max(0, self._requests + 1 - seats),
+            "context": self._context + wait * max(0, self._requests + 1 - max_num_seqs),
         }
 
 
@@ -124,7 +124,7 @@ def _differences(ledger: Ledger, slot: int) -> list[LedgerDifference]:
 
 def _load(ledger: Ledger, slot: int, sums: _Sums) -> dict[Column, int]:
     loads = ledger.loads
-    return sums.load(int(loads.seats[slot]), int(loads.wait[slot]))
+    return sums.load(int(loads.max_num_seqs[slot]), int(loads.wait[slot]))
 
 
 def _carried(ledger: Ledger, slot: int) -> dict[Column, int]:

@@ -50,7 +50,7 @@ class PackedLoads(NamedTuple):
     prefill: Floats  # tokens by slot
     decode: Floats  # blocks
     churn: Floats  # tokens computed lately
-    context: Floats  # blocks, fixed weights of requests, and waits for seats; `SlotLoads.context`
+    context: Floats  # blocks, fixed weights of requests, and waits; `SlotLoads.context`
     prefilling: float  # requests of all slots whose prefill is not complete
     turnover: float  # tokens, of all slots; `RecentActivity.turnover`
     heard: Floats | None = None  # monotonic seconds; None: no queues included

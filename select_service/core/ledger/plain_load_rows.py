@@ -29,9 +29,9 @@ class LoadRows:
         "_context",
         "_decode",
         "_heard",
+        "_max_num_seqs",
         "_prefill",
         "_requests",
-        "_seats",
         "_step",
         "_wait",
     )
@@ -47,7 +47,7 @@ class LoadRows:
         heard: Floats,
         ahead: Floats,
         step: Floats,
-        seats: Slots,
+        max_num_seqs: Slots,
         wait: Floats,
     ) -> None:
         # single elements of a memoryview: numpy takes 1.5 times as long
@@ -56,7 +56,7 @@ class LoadRows:
         self._requests, self._computing = requests.data, computing.data
         self._heard, self._ahead = _floats(heard), _floats(ahead)
         self._step = _floats(step)
-        self._seats, self._wait = seats.data, _floats(wait)
+        self._max_num_seqs, self._wait = max_num_seqs.data, _floats(wait)
 
     def pack(self, prefilling: int, turnover: float, pace: float | None) -> bytes:
         """Return the columns of prices as one byte string: a `PackedLoads`.
@@ -108,7 +108,7 @@ class LoadRows:
         self._computing[slot] += 1
         self._decode[slot] = decode
         self._context[slot] += blocks
-        if requests >= self._seats[slot]:  # the next one also waits for this one
+        if requests >= self._max_num_seqs[slot]:  # the next one also waits for this one
             self._context[slot] += self._wait[slot]
 
     def complete(self, slot: int, left: int, head: int, now: float) -> None:
@@ -157,7 +157,7 @@ class LoadRows:
         self._requests[slot] = requests
         self._decode[slot] = decode
         self._context[slot] -= blocks
-        if requests >= self._seats[slot] - 1:
+        if requests >= self._max_num_seqs[slot] - 1:
             self._context[slot] -= self._wait[slot]
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CHURN_MEMORY_S",
     "LOOK_EVERY_S",
-    "SEATS_MAX",
+    "MAX_NUM_SEQS",
     "STEP_TOKENS",
     "RecentActivity",
     "SlotLoads",
@@ -38,7 +38,7 @@ __all__ = [
 STEP_TOKENS: Final = 8_192
 """Tokens a rank computes per step if its record does not say (`max_num_batched_tokens`)."""
 
-SEATS_MAX: Final = 2**62
+MAX_NUM_SEQS: Final = 2**62
 """Requests a rank runs at once if its record does not say (`max_num_seqs`); also the maximum."""
 
 CHURN_MEMORY_S: Final = 300.0
@@ -63,6 +63,7 @@ class SlotLoads:
         "decode",
         "follows_queues",
         "heard",
+        "max_num_seqs",
         "packed",
         "prefill",
         "prefill_backlog",
@@ -71,7 +72,6 @@ class SlotLoads:
         "recent",
         "requests",
         "rows",
-        "seats",
         "step",
         "wait",
         "work",
@@ -95,9 +95,9 @@ class SlotLoads:
         self.context: Floats = np.zeros(0)
         """Blocks that live requests attend to. Shared blocks count for each request, as an engine
         reads them for each, and a prompt without a whole block counts as one. Each request adds
-        `Ledger.sequence_blocks`, and those from the last seat on add `wait`. Whole numbers."""
-        self.seats: Slots = np.zeros(0, dtype=np.int64)
-        """Requests each rank runs at once; further requests wait for a seat."""
+        `Ledger.sequence_blocks`, and those that the next waits for add `wait`. Whole numbers."""
+        self.max_num_seqs: Slots = np.zeros(0, dtype=np.int64)
+        """Requests each rank runs at once; further requests wait for one of them to end."""
         self.wait: Floats = np.zeros(0)
         """Weight in the context of waiting until one more request has ended."""
         self.churn: Floats = np.zeros(0)
@@ -135,7 +135,7 @@ class SlotLoads:
         self.requests = np.concatenate([self.requests, np.zeros(missing, dtype=np.int64)])
         self.computing = np.concatenate([self.computing, np.zeros(missing, dtype=np.int64)])
         self.step = np.concatenate([self.step, np.full(missing, float(STEP_TOKENS))])
-        self.seats = np.concatenate([self.seats, np.full(missing, SEATS_MAX)])
+        self.max_num_seqs = np.concatenate([self.max_num_seqs, np.full(missing, MAX_NUM_SEQS)])
         self.prefill_left += [0] * missing
         self.work.ensure(capacity)
         self._write_anew()
@@ -143,7 +143,9 @@ class SlotLoads:
     def _write_anew(self) -> None:
         """Rebuild `rows` for new columns."""
         columns = self.prefill, self.decode, self.churn, self.context, self.requests, self.computing
-        self.rows = LoadRows(*columns, self.heard, self.ahead, self.step, self.seats, self.wait)
+        self.rows = LoadRows(
+            *columns, self.heard, self.ahead, self.step, self.max_num_seqs, self.wait
+        )
         """Single-row updates, for the steps that every request takes."""
         self.packed = b""
         """Cached result of `pack`; b"" after any load has changed."""
@@ -170,25 +172,25 @@ class SlotLoads:
         self.ahead[slot] = min(self.ahead[slot], step)
         self.packed = b""
 
-    def limit_running_requests(self, slot: int, seats: int | None, wait: int) -> None:
+    def limit_running_requests(self, slot: int, max_num_seqs: int | None, wait: int) -> None:
         """Set how many requests the rank on a slot runs at once.
 
         Args:
             slot: the rank's slot.
-            seats: 1 or more; None: unknown.
+            max_num_seqs: 1 or more; None: unknown.
             wait: blocks added to the context for each request the next one must wait for.
         """
-        seats = SEATS_MAX if seats is None else min(seats, SEATS_MAX)
-        if seats == self.seats[slot] and wait == self.wait[slot]:  # as above
+        max_num_seqs = MAX_NUM_SEQS if max_num_seqs is None else min(max_num_seqs, MAX_NUM_SEQS)
+        if max_num_seqs == self.max_num_seqs[slot] and wait == self.wait[slot]:  # as above
             return
         self.context[slot] -= self.waits(slot)
-        self.seats[slot], self.wait[slot] = seats, wait
+        self.max_num_seqs[slot], self.wait[slot] = max_num_seqs, wait
         self.context[slot] += self.waits(slot)
         self.packed = b""
 
     def waits(self, slot: int) -> float:
         """Return the weight, in a slot's context, of what its next request waits for."""
-        before = max(0, int(self.requests[slot]) + 1 - int(self.seats[slot]))
+        before = max(0, int(self.requests[slot]) + 1 - int(self.max_num_seqs[slot]))
         return before * float(self.wait[slot])
 
     def silent(self, now: float) -> int:

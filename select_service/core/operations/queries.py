@@ -116,16 +116,16 @@ def _potential_loads(partition: Partition, prompt: Prompt, weights: Weights) -> 
 
 def _overlap_rows(partition: Partition, prompt: Prompt, weights: Weights) -> list[OverlapRow]:
     """Return the matched blocks of every rank."""
-    found, seats = partition.found(prompt), partition.fleet_slots.ranks_and_slots()
+    found, ranks = partition.found(prompt), partition.fleet_slots.ranks_and_slots()
     estimate = partition.estimate
     if found is None:
         return [
             OverlapRow(*rank, 0, 0, 0, 0, 0, None, 0.0, estimate.is_in_force(slot) or UNSET)
-            for rank, slot in seats
+            for rank, slot in ranks
         ]
     listed = [column.tolist() for column in found.by_slot(partition.index.capacity)]
     rows = []
-    for rank, slot in seats:
+    for rank, slot in ranks:
         device, host, disk = (int(column[slot]) for column in listed)
         credit = (
             weights.overlap_score_credit * device

@@ -231,7 +231,7 @@ class WaitingRequests:
         if ticket.ask is not None and partition.admission is not None:
             return partition.admission.refuse_late(ticket, now)
         verdict = EXPIRED_WAITING
-        again_s = partition.queues.return_s(now)
+        again_s = partition.queues.retry_after_s(now)
         return AdmissionDecision("refuse", verdict.reason, verdict.code, "", "waiting", again_s)
 
     def _refuse(

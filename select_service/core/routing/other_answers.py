@@ -85,7 +85,7 @@ class OtherAnswers:
         if isinstance(known, Ticket):
             if sample is not None:
                 known.holders -= 1
-                raise WouldWait(known.partition.queues.return_s(now))
+                raise WouldWait(known.partition.queues.retry_after_s(now))
         elif request.explain:
             # the ring is scanned only then: repeats come under load
             record = self._decisions.explained(request.reservation_id or "")

@@ -75,7 +75,7 @@ class Placer:
     ) -> None:
         self._reader = reader
         self._admitting = admitting
-        self.gate = Admitter(admitting)
+        self.admitter = Admitter(admitting)
         """Knows where requests wait."""
         self.other_answers = OtherAnswers(
             lifecycle=lifecycle,
@@ -174,10 +174,10 @@ class Placer:
                 if not queues.must_wait(number, rows):
                     answer, effects = self.place(ticket, rows, now, NOTHING)
                 elif sample is not None:
-                    raise WouldWait(queues.return_s(now))
+                    raise WouldWait(queues.retry_after_s(now))
                 else:
                     partition.enqueue(number, ticket, rows, now)
-                    answer, effects = self.gate.room.waits_in_file(ticket, now), NOTHING
+                    answer, effects = self.admitter.room.waits_in_file(ticket, now), NOTHING
         except ServiceError as refusal:
             known = self.other_answers.booked_before(request, refusal, unknown) if reserve else None
             if known is not None:
@@ -192,7 +192,7 @@ class Placer:
         self, ticket: Ticket, admission: PartitionAdmission, now: float
     ) -> tuple[Answer | Ticket, Effects]:
         """Let the gate judge a request, and place it where it is admitted."""
-        judged = self.gate.judge(ticket, admission, now)
+        judged = self.admitter.judge(ticket, admission, now)
         if judged.waits is not None:
             return judged.waits, judged.effects
         answer, effects = self.place(ticket, judged.rows, now, judged.effects, judged.matches)

@@ -27,16 +27,18 @@ def drainage(rate: float = 100.0) -> DrainRate:
 
 def test_who_is_refused_together_comes_one_after_another() -> None:
     some = drainage()
-    told = [some.return_s(100.0, 350.0, 1, 10.0) for _ in range(5)]
+    told = [some.retry_after_s(100.0, 350.0, 1, 10.0) for _ in range(5)]
     assert told == pytest.approx([1.0, 2.0, 3.0, 3.5, 3.5]), "then everybody has gone"
-    assert some.return_s(100.0, 350.0, 1, 12.0) == pytest.approx(2.5)
-    assert some.return_s(100.0, 350.0, 1, 99.0) == pytest.approx(1.0)
-    assert some.return_s(100.0, 350.0, 5, 200.0) == pytest.approx(0.2), "ranks compute side by side"
-    assert some.return_s(0.0, 0.0, 0, 300.0) == 0.0
+    assert some.retry_after_s(100.0, 350.0, 1, 12.0) == pytest.approx(2.5)
+    assert some.retry_after_s(100.0, 350.0, 1, 99.0) == pytest.approx(1.0)
+    assert some.retry_after_s(100.0, 350.0, 5, 200.0) == pytest.approx(0.2), (
+        "ranks compute side by side"
+    )
+    assert some.retry_after_s(0.0, 0.0, 0, 300.0) == 0.0
 
 
 def test_nobody_is_sent_away_for_ever() -> None:
-    assert drainage().return_s(1e9, 1e9, 1, 0.0) == RETURN_MAX_S
+    assert drainage().retry_after_s(1e9, 1e9, 1, 0.0) == RETURN_MAX_S
 
 
 def full_fleet(warm: int = 0, **settings: Any) -> Fleet:

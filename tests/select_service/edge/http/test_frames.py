@@ -1,7 +1,8 @@
 """What one plain request runs from its bytes to the bytes of its answer: Python frames and files.
 
 Few frames are what makes the straight line fast and readable, so the numbers are bounds: lower them
-whenever a change allows it.
+whenever a change allows it. `python -m tests.select_service.edge.http.test_frames` prints them, and
+those of a KV event, in order; with SELECT_SERVICE_PURE=1 the event's whole way is Python.
 """
 
 from __future__ import annotations
@@ -9,14 +10,17 @@ from __future__ import annotations
 import asyncio
 import sys
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Final
 
 import pytest
 
 from bench.micro.door import rig_of
+from bench.micro.holds import stored
 from indexer.compiled import complaints, kernels_in_use
 from indexer.core.hashing import pack_u64
-from indexer.types import Tier
+from indexer.core.registry import StreamRegistry
+from indexer.types import Scope, Tier, WorkerRank
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,10 +87,24 @@ async def _frames_of_one_request() -> list[tuple[str, str]]:
     return frames
 
 
+def _frames_of_one_event() -> list[tuple[str, str]]:
+    """Return the frames of the second message of an engine's stream, which stores two blocks."""
+    registry, scope, rank = StreamRegistry(), Scope("default", "default"), WorkerRank(1, 0)
+    registry.open_index(scope, 16).attach(rank)
+    stream = registry.open_stream(scope, rank, worker_ranks=range(1), has_replay=False)
+    first, second = ([b"", bytes([*bytes(7), at]), stored(Random(at), 2, "plain")] for at in (0, 1))
+    stream.on_live(first, 0.0)
+    return frames_of(lambda: stream.on_live(second, 0.0))
+
+
+def _listed(frames: list[tuple[str, str]]) -> str:
+    return "\n".join(f"{name}: {function}" for name, function in frames)
+
+
 @pytest.mark.skipif(not all(kernels_in_use().values()), reason=f"plain form: {complaints()}")
 def test_a_plain_request_runs_few_frames() -> None:
     frames = asyncio.run(_frames_of_one_request())
-    listing = "\n".join(f"{name}: {function}" for name, function in frames)
+    listing = _listed(frames)
     at_edge = [(name, function) for name, function in frames if name.startswith(EDGE)]
     facts = (
         len(frames),
@@ -96,3 +114,8 @@ def test_a_plain_request_runs_few_frames() -> None:
     )
     bounds = FRAMES_MAX, FILES_MAX, EDGE_FRAMES_MAX, EDGE_FILES_MAX
     assert all(fact <= bound for fact, bound in zip(facts, bounds, strict=True)), (facts, listing)
+
+
+if __name__ == "__main__":
+    for way in (asyncio.run(_frames_of_one_request()), _frames_of_one_event()):
+        sys.stdout.write(_listed(way) + "\n\n")
