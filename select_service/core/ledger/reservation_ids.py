@@ -122,7 +122,7 @@ class ReservationIds:
 
         Of several made with one selection_id it is the youngest.
         """
-        booking = self.by_id.get(name)  # as `_find_live`, without the extra frame
+        booking = self.by_id.get(name)  # as `live`, without the extra frame
         if booking is None or not booking.reservation.generation.is_open:
             booking = self._second_names.get(name)
             while booking is not None and not booking.reservation.live:
@@ -134,7 +134,8 @@ class ReservationIds:
         live = (one for one in reversed(self.by_id.values()) if one.reservation.live)
         return list(islice(live, limit))
 
-    def _find_live(self, reservation_id: str) -> LiveReservation | None:
+    def live(self, reservation_id: str) -> LiveReservation | None:
+        """Return the live booking of exactly this reservation_id."""
         booking = self.by_id.get(reservation_id)
         return booking if booking is not None and booking.reservation.generation.is_open else None
 
@@ -143,7 +144,7 @@ class ReservationIds:
 
         Empty if a reservation has that very id.
         """
-        if not self.pairs or self._find_live(name) is not None:
+        if not self.pairs or self.live(name) is not None:
             return []
         legs = self.pairs.get(name)
         if legs is None:
@@ -165,7 +166,7 @@ class ReservationIds:
 
     def holder(self, reservation_id: str) -> LiveReservation | None:
         """Return the live booking that an id belongs to: of that id, or a leg of that pair."""
-        booking = self._find_live(reservation_id)
+        booking = self.live(reservation_id)
         if booking is None and self.pairs:
             booking = next(iter(self._legs_of(reservation_id)), None)
         return booking
@@ -320,17 +321,13 @@ class ReservationIds:
 
     def booked_as(self, name: str) -> list[LiveReservation]:
         """Return the live bookings of a reservation_id, or the live legs of a pair's id."""
-        booking = self._find_live(name)
+        booking = self.live(name)
         return self._legs_of(name) if booking is None else [booking]
 
     def share(self, name: str, holders: int = 1) -> None:
         """Note that so many more answers are about to be given for a booking, or a pair."""
         for booking in self.booked_as(name):
             booking.holders += holders
-
-    def live(self, reservation_id: str) -> LiveReservation | None:
-        """Return the live booking of exactly this reservation_id."""
-        return self._find_live(reservation_id)
 
     def is_remembered(self, name: str) -> bool:
         """Tell whether an id that is not live is remembered as freed."""
