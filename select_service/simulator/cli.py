@@ -38,6 +38,8 @@ from select_service.standard_output import CommandParser, command_line, complain
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    _Commands = argparse._SubParsersAction[CommandParser]  # noqa: SLF001 - it has no public name
+
 __all__ = ["main", "parser"]
 
 INTERRUPTED: Final = 130
@@ -70,6 +72,16 @@ def parser() -> CommandParser:
         "select-sim replay recording --weights policy=first-token --report replay.html",
     )
     commands = whole.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_policies(commands)
+    _add_runs(commands)
+    _add_readers(commands)
+    for one in commands.choices.values():
+        one.set_defaults(parser=one)
+    return whole
+
+
+def _add_policies(commands: _Commands) -> None:
+    """Add the commands that ask policies line by line."""
     admit = commands.add_parser(
         "admit",
         help="Asks an admission policy about arrivals.",
@@ -91,6 +103,10 @@ def parser() -> CommandParser:
     )
     add_flags(queue, SECTIONS["queue"])
     queue.set_defaults(execute=_queue)
+
+
+def _add_runs(commands: _Commands) -> None:
+    """Add the commands that simulate clusters."""
     run = commands.add_parser(
         "run",
         help="Compares policies side by side on a simulated cluster.",
@@ -124,6 +140,10 @@ def parser() -> CommandParser:
     )
     add_options(capacity, CapacityOptions)
     capacity.set_defaults(execute=capacity_command.execute)
+
+
+def _add_readers(commands: _Commands) -> None:
+    """Add the commands that read what was recorded or measured."""
     replay = commands.add_parser(
         "replay",
         help="Makes the decisions of a recording again, and with other weights.",
@@ -158,9 +178,6 @@ def parser() -> CommandParser:
     )
     add_flags(calibrate, SECTIONS["calibrate"])
     calibrate.set_defaults(execute=calibrate_command.execute)
-    for one in commands.choices.values():
-        one.set_defaults(parser=one)
-    return whole
 
 
 def _queue(args: argparse.Namespace) -> int:
