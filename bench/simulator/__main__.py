@@ -24,8 +24,8 @@ from msgspec.structs import replace
 
 from bench.provenance import provenance
 from select_service.simulator.comparison import METRICS, as_text, by_policy, estimates
+from select_service.simulator.core.engine_settings import KV_TOKENS
 from select_service.simulator.core.measures import Measures
-from select_service.simulator.core.worker import KV_TOKENS
 from select_service.simulator.plots import COLOURS, Series, lines
 from select_service.simulator.runs import at_load, capacity_of, run
 from select_service.simulator.settings import (

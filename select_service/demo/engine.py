@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 
 from select_service.demo.encoding import RemovedBlocks, StoredBlocks
 from select_service.simulator.core import kv_events
+from select_service.simulator.core.engine_settings import EngineSettings
 from select_service.simulator.core.latency import AnalyticLatency
 from select_service.simulator.core.requests import ClientRequest, chain_of
-from select_service.simulator.core.worker import EngineJob, EngineSettings, EngineWorker
+from select_service.simulator.core.worker import EngineJob, EngineWorker
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -23,11 +23,11 @@ from select_service.settings.value_types import (
     size,
     whole,
 )
+from select_service.simulator.core.engine_settings import KV_TOKENS, EngineSettings
 from select_service.simulator.core.latency import AnalyticLatency, Latency
 from select_service.simulator.core.rivals import IMPOSSIBLE, RIVALS
 from select_service.simulator.core.rivals.dynamo_agentic import DYNAMO_AGENTIC
 from select_service.simulator.core.routers import SIMPLE_ROUTERS, Counting
-from select_service.simulator.core.worker import KV_TOKENS, EngineSettings
 from select_service.simulator.core.workloads import KINDS, WorkloadSettings
 from select_service.simulator.engine_presets import preset_of
 from select_service.simulator.profiles import read_formula, read_profile
@@ -103,6 +103,10 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     prefill_pair_s: float = 2e-10
     sequence_s: float = 0.1e-3
     kv_token_s: float = 75e-9
+    host_tokens: int = 0  # of KV cache below the device's, and the seconds to load one
+    host_token_s: float = 3e-6
+    disk_tokens: int = 0
+    disk_token_s: float = 20e-6
     profile: str | None = None
     preset: str | None = None
 
@@ -128,7 +132,16 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             kv_tokens = int(measured.max_kv_tokens)
         if self.kv_tokens is not None:
             kv_tokens = self.kv_tokens
-        settings = EngineSettings(latency, kv_tokens, self.step_tokens_max, self.sequences_max)
+        settings = EngineSettings(
+            latency,
+            kv_tokens,
+            self.step_tokens_max,
+            self.sequences_max,
+            self.host_tokens,
+            self.host_token_s,
+            self.disk_tokens,
+            self.disk_token_s,
+        )
         settings.check()
         return settings
 

@@ -28,11 +28,11 @@ from select_service.planner.types import (
     Window,
 )
 from select_service.simulator.core.cluster import Cluster, ClusterSettings, SimulatedPool
+from select_service.simulator.core.engine_settings import EngineSettings
 from select_service.simulator.core.latency import ProfileLatency
 from select_service.simulator.core.observation import ISL_EDGES
 from select_service.simulator.core.requests import ClientRequest, chain_of
 from select_service.simulator.core.routers import Counting, Placed
-from select_service.simulator.core.worker import EngineSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

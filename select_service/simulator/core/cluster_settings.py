@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from select_service.simulator.core.worker import EngineSettings
+from select_service.simulator.core.engine_settings import EngineSettings
 
 if TYPE_CHECKING:
     from select_service.simulator.core.requests import Role

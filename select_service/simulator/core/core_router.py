@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from indexer.core.packing import pack_names
 from indexer.core.registry import StreamRegistry
-from indexer.types import HASH_BYTES, Tier, WorkerRank
+from indexer.types import HASH_BYTES, WorkerRank
 from select_service.core.admission.queue import Ticket
 from select_service.core.effects import NOTHING
 from select_service.core.service import ProcessLife, SelectionCore
@@ -269,9 +269,9 @@ class CoreRouter:
         for event in events:
             if isinstance(event, Stored):
                 blocks = event.blocks
-                index.store(rank, Tier.DEVICE, event.parent, blocks, pack_names(blocks))
+                index.store(rank, event.tier, event.parent, blocks, pack_names(blocks))
             else:
-                index.remove(rank, Tier.DEVICE, event.blocks)
+                index.remove(rank, event.tier, event.blocks)
 
     # -- time ----------------------------------------------------------------------------------
 

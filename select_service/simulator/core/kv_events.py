@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from indexer.types import Tier
+
 if TYPE_CHECKING:
     from array import array
 
@@ -15,12 +17,14 @@ class Stored(NamedTuple):
 
     parent: int | None
     blocks: array[int]
+    tier: Tier = Tier.DEVICE
 
 
 class Removed(NamedTuple):
     """Blocks can no longer be found."""
 
     blocks: array[int]
+    tier: Tier = Tier.DEVICE
 
 
 KvEvent = Stored | Removed

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict, deque
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from typing_extensions import override
 
 from select_service.simulator.core.kv_events import Removed, Stored
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from indexer.types import Tier
     from select_service.simulator.core.kv_events import KvEvent
 
-__all__ = ["BlockSet", "CommonCache", "KvPool", "SharingKvPool"]
+__all__ = ["BlockSet", "CommonCache", "KvPool", "LowerTier", "SharingKvPool", "TieredKvPool"]
 
 _NOTED_PER_BLOCK: Final = 3
 """Limit of release notes, as a multiple of the capacity in blocks; beyond it, stale ones go."""
@@ -185,6 +188,10 @@ class KvPool:
                 self._kept.append((mark, rest))
                 self._noted += len(rest)
 
+    def loading_s(self) -> float:
+        """Return the time it takes to load what `use` was given since the last call."""
+        return 0.0
+
     def check(self) -> None:
         """Assert all invariants of the pool."""
         assert self._nameless >= 0
@@ -207,21 +214,29 @@ class CommonCache:
     As large as the pools that share it, which it grows with.
     """
 
-    def __init__(self) -> None:
-        self.capacity = 0
+    def __init__(self, capacity: int = 0) -> None:
+        self.capacity = capacity
         self._held: OrderedDict[int, None] = OrderedDict()  # least recently used first
+
+    def __len__(self) -> int:
+        return len(self._held)
 
     def __contains__(self, block: int) -> bool:
         return block in self._held
 
-    def add(self, blocks: array[int]) -> None:
-        """Add consecutive blocks, or note that they were used; the last is the oldest."""
+    def add(self, blocks: array[int]) -> array[int]:
+        """Add consecutive blocks, or note that they were used; the last is the oldest.
+
+        Returns those that go for it, the oldest first.
+        """
+        gone = array("Q")
         held = self._held
         for block in reversed(blocks):
             held[block] = None
             held.move_to_end(block)
         while len(held) > self.capacity:
-            held.popitem(last=False)
+            gone.append(held.popitem(last=False)[0])
+        return gone
 
 
 class SharingKvPool(KvPool):
@@ -256,6 +271,80 @@ class SharingKvPool(KvPool):
     def name(self, chain: array[int], start: int, stop: int) -> None:
         super().name(chain, start, stop)
         self._common.add(chain[start:stop])
+
+
+class LowerTier(NamedTuple):
+    """Blocks below an engine's device, and the time to load one of them."""
+
+    tier: Tier
+    blocks: CommonCache
+    block_s: float
+
+
+class TieredKvPool(KvPool):
+    """A pool above slower memories of the same engine, which are tried in order.
+
+    What is computed is written to all of them at once. Blocks found there are loaded into the pool
+    before their request is scheduled, in the time that `loading_s` tells.
+    """
+
+    __slots__ = ("_loading_s", "lower")
+
+    def __init__(self, capacity: int, lower: Sequence[LowerTier]) -> None:
+        super().__init__(capacity)
+        self.lower = lower
+        self._loading_s = 0.0
+
+    def _block_s(self, block: int) -> float | None:
+        """Return the time to load a block; None: no tier has it."""
+        times = (one.block_s for one in self.lower if block in one.blocks)
+        return next(times, None)
+
+    @override
+    def match(self, chain: array[int], most: int) -> tuple[int, int]:
+        own, unused = super().match(chain, most)
+        found = own
+        while found < most and (
+            chain[found] in self._held or self._block_s(chain[found]) is not None
+        ):
+            found += 1
+        # what is loaded needs room, which unused blocks of one's own would give
+        return found, unused + found - own
+
+    @override
+    def use(self, chain: array[int], count: int) -> None:
+        own, _ = super().match(chain, count)
+        super().use(chain, own)
+        if own < count:
+            loaded = (block for block in chain[own:count] if block not in self._held)
+            self._loading_s += sum(self._block_s(block) or 0.0 for block in loaded)
+            self.take(count - own)
+            super().name(chain, own, count)
+        self._write(chain, 0, count)
+
+    @override
+    def name(self, chain: array[int], start: int, stop: int) -> None:
+        super().name(chain, start, stop)
+        self._write(chain, start, stop)
+
+    def _write(self, chain: array[int], start: int, stop: int) -> None:
+        """Write blocks to every tier, or note there that they were used."""
+        for one in self.lower:
+            begin = start  # of a run of new ones
+            for at in range(start, stop + 1):
+                if at == stop or chain[at] in one.blocks:
+                    if begin < at:
+                        parent = chain[begin - 1] if begin else None
+                        self.events.append(Stored(parent, chain[begin:at], one.tier))
+                    begin = at + 1
+            gone = one.blocks.add(chain[start:stop])
+            if gone:
+                self.events.append(Removed(gone, one.tier))
+
+    @override
+    def loading_s(self) -> float:
+        seconds, self._loading_s = self._loading_s, 0.0
+        return seconds
 
 
 class BlockSet:

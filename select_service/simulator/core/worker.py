@@ -13,43 +13,21 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import deque
-from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
-from select_service.simulator.core.kv_pool import KvPool, SharingKvPool
-from select_service.simulator.core.latency import AnalyticLatency, Latency
+from select_service.simulator.core.kv_pool import KvPool, SharingKvPool, TieredKvPool
 
 if TYPE_CHECKING:
+    from select_service.simulator.core.engine_settings import EngineSettings
     from select_service.simulator.core.kv_pool import CommonCache
     from select_service.simulator.core.requests import ClientRequest, Role
 
-__all__ = ["KV_TOKENS", "EngineJob", "EngineSettings", "EngineWorker", "Happening"]
+__all__ = ["EngineJob", "EngineWorker", "Happening"]
 
-KV_TOKENS: Final = 400_000
 _NEVER: Final = math.inf
 _NO_STEP: Final = -1
-
-
-@dataclass(frozen=True, slots=True)
-class EngineSettings:
-    """The properties of one engine; the defaults are near an 8B model on one 80 GB device."""
-
-    latency: Latency = field(default_factory=AnalyticLatency)
-    kv_tokens: int = KV_TOKENS  # capacity of its KV cache
-    step_tokens_max: int = 8_192  # max_num_batched_tokens
-    sequences_max: int = 256  # max_num_seqs
-
-    def check(self) -> None:
-        """Refuse settings with which an engine cannot compute.
-
-        Raises:
-            ValueError: naming it.
-        """
-        for name in ("kv_tokens", "step_tokens_max", "sequences_max"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be above 0")
 
 
 class EngineJob:
@@ -124,7 +102,12 @@ class EngineWorker:
         self.block_size = block_size
         self.settings = settings
         blocks = max(1, settings.kv_tokens // block_size)
-        self.pool = KvPool(blocks) if common is None else SharingKvPool(blocks, common)
+        lower = settings.lower_tiers(block_size)
+        if common is not None:
+            common.capacity += sum(one.blocks.capacity for one in lower)
+            self.pool: KvPool = SharingKvPool(blocks, common)
+        else:
+            self.pool = TieredKvPool(blocks, lower) if lower else KvPool(blocks)
         self.due = _NEVER
         self.busy_s = 0.0
         self.steps = 0
@@ -404,7 +387,7 @@ class EngineWorker:
             self._prefilling.append(job)
             self._chunks.append((job, tokens))
             budget -= tokens
-        return prefill_s
+        return prefill_s + pool.loading_s()
 
     # -- blocks of decoding ----------------------------------------------------------------------
 

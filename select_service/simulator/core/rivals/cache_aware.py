@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from typing_extensions import override
 
+from indexer.types import Tier
 from select_service.simulator.core.kv_events import Stored
 from select_service.simulator.core.routers import Counting, Placed
 
@@ -71,6 +72,8 @@ class CacheAware(Counting):
         if self._kv_events != "engine" or worker_id not in self.held:
             return
         for event in events:
+            if event.tier is not Tier.DEVICE:
+                continue  # what is below is known to none of them
             if isinstance(event, Stored):
                 self._learn(worker_id, event.blocks)
             else:

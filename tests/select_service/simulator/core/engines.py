@@ -6,9 +6,10 @@ import random
 from collections import deque
 from collections.abc import Iterable, Sequence
 
+from select_service.simulator.core.engine_settings import EngineSettings
 from select_service.simulator.core.latency import AnalyticLatency
 from select_service.simulator.core.requests import ClientRequest, RequestOutcome, chain_of
-from select_service.simulator.core.worker import EngineJob, EngineSettings, EngineWorker, Happening
+from select_service.simulator.core.worker import EngineJob, EngineWorker, Happening
 
 BLOCK = 4
 SMALL = EngineSettings(

@@ -14,10 +14,10 @@ import pytest
 
 from select_service.simulator.core.cluster import Cluster, ClusterSettings
 from select_service.simulator.core.cluster_settings import SimulatedPool
+from select_service.simulator.core.engine_settings import EngineSettings
 from select_service.simulator.core.latency import AnalyticLatency
 from select_service.simulator.core.requests import ClientRequest, chain_of
 from select_service.simulator.core.routers import RoundRobinRouter
-from select_service.simulator.core.worker import EngineSettings
 from tests.select_service.simulator.core.engines import Given
 
 TINY_S = 1e-9  # a step must take some time

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from select_service.simulator.core.engine_settings import EngineSettings
 from select_service.simulator.core.latency import AnalyticLatency
-from select_service.simulator.core.worker import EngineJob, EngineSettings, EngineWorker
+from select_service.simulator.core.worker import EngineJob, EngineWorker
 from tests.select_service.simulator.core.engines import (
     BLOCK,
     SMALL,
