@@ -6,6 +6,7 @@ Exit codes: 0 ended by SIGINT or SIGTERM, 1 could not start, 2 wrong usage.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import os
 import sys
@@ -256,11 +257,11 @@ def _environment() -> str:
 
 def _complete(arguments: list[str]) -> int:
     """Print a completion script; shtab makes it from the parsers."""
-    try:
+    shells: list[str] = []  # without shtab none is completed, but --help helps
+    with contextlib.suppress(ImportError):
         import shtab
-    except ImportError:
-        complain("completion needs shtab: pip install 'shtab>=1.7'")
-        return 1
+
+        shells = [*shtab.SUPPORTED_SHELLS]
 
     def add(commands: Commands) -> None:
         made = commands.add_parser(
@@ -270,7 +271,7 @@ def _complete(arguments: list[str]) -> int:
             examples="select-service completion bash > "
             "~/.local/share/bash-completion/completions/select-service",
         )
-        made.add_argument("shell", choices=shtab.SUPPORTED_SHELLS, help="The shell.")
+        made.add_argument("shell", choices=shells or None, help="The shell, e.g. bash.")
         made.add_argument(
             "--program",
             choices=_PROGRAMS,
@@ -279,6 +280,9 @@ def _complete(arguments: list[str]) -> int:
         )
 
     chosen = parse_command(add, arguments)
+    if not shells:
+        complain("completion needs shtab: pip install 'shtab>=1.7'")
+        return 1
     parser = _whole_parser(chosen.program, add)
     print(shtab.complete(parser, chosen.shell))
     return 0

@@ -113,10 +113,10 @@ async def serve(arguments: argparse.Namespace) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description="An OpenAI-compatible gateway.")
-    parser.add_argument("--service", action="append", help="of a selector; several: in this order")
+    parser.add_argument("--service", action="append", metavar="URL", help="again for each replica")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8080)
-    parser.add_argument("--tokenizer", help="of Hugging Face: a name or a folder")
+    parser.add_argument("--tokenizer", help="a name on Hugging Face, or a folder")
     arguments = parser.parse_args(argv)
     arguments.service = arguments.service or ["http://localhost:8092"]
     asyncio.run(serve(arguments))

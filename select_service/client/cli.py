@@ -259,7 +259,8 @@ def add_commands(commands: Commands) -> None:
         commands,
         "explain",
         _explain,
-        "Lists the last decisions, or explains one: what each rank would have cost, and why.",
+        "Lists the last decisions, or explains one: what each rank would have cost, and why. "
+        "Costs and their terms are in KV blocks: less is better.",
         "select-service explain\nselect-service explain 5f0c7f0e-6a1c-4b58-a5c1-5d1c2a9b7c11",
     )
     explain.add_argument("id", nargs="?", help="The id of a selection, reservation or decision.")
@@ -305,7 +306,7 @@ def _command(
 def _route(text: str) -> str:
     if text.startswith("/") or text in _ROUTES:
         return text
-    raise argparse.ArgumentTypeError(f"neither a path nor one of {', '.join(_ROUTES)}")
+    raise argparse.ArgumentTypeError(f"{text!r} is neither a path nor one of {', '.join(_ROUTES)}")
 
 
 def _numbers(text: str) -> list[int]:

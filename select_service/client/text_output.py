@@ -31,6 +31,12 @@ _DECISIONS: Final = (
     "margin",
 )
 _TERMS: Final = ("prefill", "credit", "delay", "eviction", "decode", "context")
+_PICKED_BY: Final = {
+    "lowest": "has the lowest cost",
+    "tie": "was drawn",
+    "softmax": "was drawn by temperature",
+    "only": "was the only candidate",
+}
 _CANDIDATES: Final = ("worker", "rank", "cost", *_TERMS, "taint", "cached", "trust", "left out")
 
 
@@ -135,11 +141,13 @@ def _how(one: dict[str, Any]) -> str:
     chosen, refusal = one.get("chosen") or {}, one.get("refusal") or {}
     if not chosen:
         return f" ({_text(refusal.get('error', refusal.get('code')))})" if refusal else ""
-    told = f", worker {chosen['worker_id']} rank {chosen['dp_rank']} by {chosen['picked_by']}"
+    how = _PICKED_BY.get(chosen["picked_by"], chosen["picked_by"])
+    told = f"; worker {chosen['worker_id']} rank {chosen['dp_rank']} {how}"
     if (chosen.get("ties") or 1) > 1:
         told += f" among {chosen['ties']} of equal cost"
-    if chosen.get("margin") is not None:
-        told += f", {_number(chosen['margin'])} cheaper than the next"
+    if margin := chosen.get("margin"):
+        side = "dearer" if margin < 0 else "cheaper"
+        told += f", {_number(abs(margin))} blocks {side} than the next best"
     return told
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["add_commands", "main"]
 
 _FOREIGN_FIRST_WORKER_ID = 990_001  # distinct from the workers of a running service
-_RESTART_EVERY = 200
+_RESTART_EVERY = 600  # half a minute: less often than what the doctor warns of
 
 
 def main(argv: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""`select-sim`: try a policy before it decides about anybody.
+"""`select-sim`: try a policy before it serves real requests.
 
 Exit codes: 0 done, 1 a line of input or a recording that cannot be read, or a result that cannot be
 written (where is told), 2 wrong usage or configuration, 3 a replayed decision is another one than
@@ -64,8 +64,8 @@ def parser() -> CommandParser:
     """Return the parser of all commands."""
     whole = CommandParser(
         prog="select-sim",
-        description="Tries a policy in front of simulated engines before it decides about "
-        "anybody. Exit codes: 0 done, 1 input that cannot be read or a result that cannot be "
+        description="Tries a policy in front of simulated engines, before it serves real "
+        "requests. Exit codes: 0 done, 1 input that cannot be read or a result that cannot be "
         "written, 2 wrong usage, 3 a replayed decision is another one than was recorded, 130 "
         "Ctrl-C.",
         examples="select-sim run --workload chat,rate=2,requests=500 --block-size 64\n"
@@ -84,7 +84,7 @@ def _add_policies(commands: _Commands) -> None:
     """Add the commands that ask policies line by line."""
     admit = commands.add_parser(
         "admit",
-        help="Asks an admission policy about arrivals.",
+        help="Tells which arrivals an admission policy lets in.",
         description="Reads arrivals as JSON lines (t_us, tokens, slo_class, tenant, and optionally "
         "output_tokens, slo_ttft_ms, snapshots, tenant_in_flight) from standard input and writes "
         'one line {"admitted": bool, "reason": str} for each, in the same order.',
@@ -95,7 +95,7 @@ def _add_policies(commands: _Commands) -> None:
     admit.set_defaults(execute=_admit)
     queue = commands.add_parser(
         "queue",
-        help="Runs the gateway queue of the field's simulator.",
+        help="Runs the queue of a gateway (flow control) on given operations.",
         description="Reads operations as JSON lines (op: enqueue with id, class, tenant; or "
         "dequeue_gated with saturation, or snapshots for the detector to judge) from standard "
         "input and writes each with what became of it: outcome and victim, or the id that goes.",

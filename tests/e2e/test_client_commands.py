@@ -87,7 +87,8 @@ def test_a_session(server: Server, ask: Terminal) -> None:
 
     code, out, _ = ask("explain", "r", *at)
     head, names, row, *_, weights = out.splitlines()
-    assert (code, head) == (0, "r: placed on select_and_reserve, worker 1 rank 0 by only")
+    assert code == 0
+    assert head == "r: placed on select_and_reserve; worker 1 rank 0 was the only candidate"
     told = dict(zip(names.replace("LEFT OUT", "OUT").split(), row.split(), strict=True))
     terms = {name: float(told[name]) for name in ("PREFILL", "DELAY", "EVICTION", "CREDIT")}
     assert float(told["COST"]) == pytest.approx(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import gc
 import runpy
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -216,6 +217,18 @@ def test_a_shell_completes_commands_and_flags(capsys: pytest.CaptureFixture[str]
         script = capsys.readouterr().out
         assert all(word in script for word in words), program
         assert f"-F _shtab_{program.replace('-', '_')} {program}" in script
+
+
+def test_without_shtab_completion_still_explains_itself(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["completion", "--help"])
+    assert ended.value.code == 0
+    assert "select-service completion" in capsys.readouterr().out
+    assert cli.main(["completion", "bash"]) == 1
+    assert "shtab" in capsys.readouterr().err
 
 
 def test_python_dash_m(monkeypatch: pytest.MonkeyPatch) -> None:

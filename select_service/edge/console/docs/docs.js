@@ -46,4 +46,8 @@ form.addEventListener("submit", (event) => {
   }
   show();
 });
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const shade = () => document.documentElement.classList.toggle("dark-mode", dark.matches); // of Swagger UI
+dark.addEventListener("change", shade);
+shade();
 document.addEventListener("DOMContentLoaded", show);

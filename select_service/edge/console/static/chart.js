@@ -87,8 +87,8 @@ export class LineChart {
         y: { range: (_, least, most) => [0, this.fixedTop ?? uPlot.rangeNum(0, most > 0 ? most : 1, 0.1, true)[1]] },
       },
       axes: [
-        { ...axis, grid: { show: false }, size: 22, splits: () => middled(ends()), values: (_, splits) => splits.map(at) },
-        { ...axis, grid, size: 56, space: 40, values: (_, splits) => splits.map((value) => this.format(value)) },
+        { ...axis, grid: { show: false }, gap: 9, size: 26, splits: () => middled(ends()), values: (_, splits) => splits.map(at) },
+        { ...axis, grid, size: 56, space: 40, values: (_, splits) => splits.map((value) => this.format(value).replace(/\.0\b/, "")) },
       ],
       series: [{}, ...this.lines.map((line, number) => ({ label: line.label, stroke: color(`--${line.tone}`), width: 1.6, dash: number ? [5, 3] : undefined, points: { show: false } }))],
       hooks: { draw: [(plot) => this.markRestarts(plot), (plot) => this.readOut(plot)], setCursor: [(plot) => this.readOut(plot)], setSelect: [(plot) => this.look(plot)] },

@@ -117,7 +117,7 @@ export class Decisions {
 
   line(one) {
     const what = one.chosen ? `worker ${nameOf(one.chosen)}` : (one.refusal?.code ?? one.outcome.replaceAll("_", " "));
-    const margin = one.chosen && one.chosen.margin !== null && one.chosen.margin !== undefined ? `+${decimal(one.chosen.margin)} blocks` : "";
+    const margin = one.chosen && one.chosen.margin !== null && one.chosen.margin !== undefined ? `${decimal(Math.abs(one.chosen.margin))} blocks ${one.chosen.margin < 0 ? "dearer" : "ahead"}` : "";
     return h(
       "li",
       {},

@@ -16,6 +16,9 @@ function about(one) {
   return [subject.map(([name, value]) => [" · ", `${name.replaceAll("_", " ")} `, h("span", { class: "mono" }, String(value))]), since];
 }
 
+// What stands between backticks is to be typed.
+const worded = (text) => text.split("`").map((part, at) => (at % 2 ? h("code", {}, part) : part));
+
 export class Doctor {
   constructor() {
     this.list = h("section", { class: "findings", "aria-label": "Findings" }, emptiness("Asking the doctor …", "Its findings appear here when it has answered.", "asking"));
@@ -55,7 +58,7 @@ export class Doctor {
       h("h2", {}, pill(one.severity, TONES[one.severity]), single ? ` ${one.what}` : ` ${plural(alike.length, "finding")}`),
       h("p", { class: "muted" }, h("code", {}, one.code), single && about(one)),
       !single && this.members(alike),
-      h("dl", { class: "facts" }, h("dt", {}, "Why"), h("dd", {}, one.why), h("dt", {}, "Remedy"), h("dd", {}, one.remedy)),
+      h("dl", { class: "facts" }, h("dt", {}, "Why"), h("dd", {}, worded(one.why)), h("dt", {}, "Remedy"), h("dd", {}, worded(one.remedy))),
     );
   }
 

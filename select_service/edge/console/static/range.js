@@ -50,6 +50,6 @@ export class TimeRange {
 
   say() {
     this.whole.hidden = this.part === null;
-    this.words.textContent = this.part ? `${clock(this.part[0])} to ${clock(this.part[1])}` : "Draw over a chart to look closer; + and 0 do so on the keyboard.";
+    this.words.textContent = this.part ? `${clock(this.part[0])} to ${clock(this.part[1])}` : "Draw over a chart to look closer. On the keyboard, + looks closer and 0 shows all again.";
   }
 }

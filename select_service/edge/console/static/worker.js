@@ -5,7 +5,7 @@ import { get } from "./api.js";
 import { change } from "./change.js";
 import { LineChart } from "./chart.js";
 import { confirmed } from "./dialog.js";
-import { emptiness, facts, h, panel, percent, pill, plural, rate } from "./dom.js";
+import { count, emptiness, facts, h, panel, percent, pill, plural, rate } from "./dom.js";
 import { LIFECYCLE_TONES, rankColumns, scopeOf } from "./fleet.js";
 import { Poll } from "./poll.js";
 import { TimeRange } from "./range.js";
@@ -90,7 +90,7 @@ export class WorkerPage {
     const text = `Not schedulable: ${worker.reasons.join("; ")}`;
     this.reasons.hidden = worker.lifecycle !== "incomplete";
     if (this.reasons.textContent !== text) this.reasons.textContent = text;
-    this.facts.replaceChildren(facts([["Endpoint", worker.endpoint], ["Model", worker.model_name], ["Tenant", worker.tenant_id], ["Role", worker.role], ["Registered by", worker.source], ["Block size", worker.block_size && plural(worker.block_size, "token")], ["Capacity of a rank", worker.total_kv_blocks && plural(worker.total_kv_blocks, "KV block")], ["Batch of a rank", worker.max_num_batched_tokens && plural(worker.max_num_batched_tokens, "token")], ["Seats of a rank", worker.max_num_seqs && plural(worker.max_num_seqs, "sequence")], ["Cap", worker.max_inflight && `${plural(worker.max_inflight, "request")} at a time`], ["Taints", worker.taints.join(", ") || null], ["KV events", { engine: worker.replay ? "with replay" : "without replay", predicted: "none; its blocks are estimated from routing", none: "none" }[worker.kv_events]]]));
+    this.facts.replaceChildren(facts([["Endpoint", worker.endpoint], ["Model", worker.model_name], ["Tenant", worker.tenant_id], ["Role", worker.role], ["Registered by", worker.source], ["Block size", worker.block_size && plural(worker.block_size, "token")], ["Capacity of a rank", worker.total_kv_blocks && plural(worker.total_kv_blocks, "KV block")], ["Batch of a rank", worker.max_num_batched_tokens && plural(worker.max_num_batched_tokens, "token")], ["Sequences of a rank", worker.max_num_seqs && `${count(worker.max_num_seqs)} at a time`], ["Cap of requests", worker.max_inflight && `${count(worker.max_inflight)} at a time`], ["Taints", worker.taints.join(", ") || null], ["KV events", { engine: worker.replay ? "with replay" : "without replay", predicted: "none; its blocks are estimated from routing", none: "none" }[worker.kv_events]]]));
   }
 
   tell({ lifecycle, drains }) {

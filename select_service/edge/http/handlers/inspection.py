@@ -81,7 +81,7 @@ def overlap_scores(api: Api, request: Request) -> Answer:
 
 @get("/decisions/{id}", Decision, 404, scope="read")
 def decision(api: Api, request: Request) -> Answer:
-    """Return one decision with every rank and every term of its cost, by whichever id."""
+    """Return one decision with every rank and every term of its cost, by any of its ids."""
     return _decision(api, api.service.decision_reports.find(request.params[0]))
 
 
@@ -91,7 +91,7 @@ async def _decision(api: Api, record: DecisionRecord) -> Response:
 
 @get("/decisions", DecisionList, 404, scope="read", query=DECISION_QUERY)
 def decisions(api: Api, request: Request) -> Answer:
-    """List the last decisions, newest first: `limit` (50) of those asked for."""
+    """List the last decisions that match the query, newest first; 50 without a limit."""
     values = read_query(request.query, DECISION_QUERY)
     model_name, tenant_id = scope_in(values)
     wanted = Wanted(
@@ -127,7 +127,7 @@ async def _trust(api: Api, trusted_ranks: list[TrustedRank]) -> AsyncIterator[Ra
 
 @get("/shadow", ShadowStatus, scope="read", query=SHADOW_QUERY)
 def shadow(api: Api, request: Request) -> Answer:
-    """Tell what the shadow weights would have done, in all and for `limit` (100) scopes."""
+    """Tell what the shadow weights would have done, in all and by scope; 100 without a limit."""
     values = read_query(request.query, SHADOW_QUERY)
     limit = read_count("limit", values.get("limit"), SHADOW_SCOPES_LISTED, SHADOW_SCOPES_MAX)
     return _shadow(api, *scope_in(values), limit)
@@ -145,5 +145,5 @@ async def consistency(api: Api, _: Request) -> Response:
 
 @get("/dump", dict[str, dict[str, Any]], 503, scope="read")
 def dump(api: Api, _: Request) -> Response:
-    """Return the whole index, one key `model:tenant` per scope."""
+    """Return the whole index, with one key model:tenant for each scope."""
     return Response(200, b"", ALWAYS_JSON, stream=api.service.dump())

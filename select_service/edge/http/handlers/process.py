@@ -33,7 +33,7 @@ def health(api: Api, _: Request) -> Response:
 
 @get("/ready", Ready | BriefReady, 503, scope=OPEN, query=READY_QUERY)
 def ready(api: Api, request: Request) -> Answer:
-    """Say if a worker is schedulable: 200 or 503; `for=traffic` if to send requests; `verbose` why.
+    """Say whether a worker is schedulable (for=traffic: whether to send requests): 200 or 503.
 
     `for=traffic` is for probes: workers do not matter, and none is listed. With `verbose`, the
     doctor's findings are told, and with `examine` those of an examination that begins now.

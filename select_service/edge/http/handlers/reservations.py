@@ -173,7 +173,7 @@ async def _clear_lease(api: Api, lease: Lease) -> Response:
 
 @get("/leases", LeaseList, scope="read", query=LEASE_QUERY)
 def leases(api: Api, request: Request) -> Response:
-    """List open leases, oldest first: the first `limit` (100), and how many there are."""
+    """List open leases, oldest first (100 without a limit), and how many there are."""
     values = read_query(request.query, LEASE_QUERY)
     limit = read_count("limit", values.get("limit"), LEASES_LISTED)
     return api.writer.reply(api.service.leases(values.get("owner"), limit))

@@ -78,7 +78,7 @@ def drain_status(api: Api, request: Request) -> Response:
 
 @get("/scale_down_candidates", ScaleDownCandidates, scope="read", query=CANDIDATE_QUERY)
 def scale_down_candidates(api: Api, request: Request) -> Answer:
-    """Name the workers that are cheapest to lose, `count` (1) of those asked for.
+    """Name the workers that match the query and are cheapest to lose; 1 without a count.
 
     `advised` of each says whether more than `hit_rate_loss_max` (0.02) of the hit rate can go.
     """
