@@ -174,7 +174,7 @@ def _add_readers(commands: _Commands) -> None:
         "--kv-tokens 396000 --out profile",
     )
     calibrate.add_argument(
-        "files", nargs="+", metavar="FILE", help="results as JSON, or the file of --record"
+        "files", nargs="+", metavar="FILE", help="Results as JSON, or the file of --record."
     )
     add_flags(calibrate, SECTIONS["calibrate"])
     calibrate.set_defaults(execute=calibrate_command.execute)
