@@ -254,14 +254,14 @@ class SelectionCore:
         )
         self.sessions = placing.filters.sessions = Sessions(self.limits, self.shares)
         self.lifecycle.sessions = self.sessions
-        self.room = WaitingRequests(
+        self.waiting_requests = WaitingRequests(
             placing=placing,
             lifecycle=self.lifecycle,
             admitting=self.admitting,
             counters=self.counters,
             limits=self.limits,
         )
-        placing.admitter.room = self.room
+        placing.admitter.waiting_requests = self.waiting_requests
 
     def _open_operations(self, watch: CoreObservers) -> None:
         """Create the operations, grouped by what they concern."""
@@ -273,13 +273,13 @@ class SelectionCore:
             reader=self.reader,
             limits=self.limits,
             admitting=self.admitting,
-            room=self.room,
+            waiting_requests=self.waiting_requests,
         )
         self.drains = Drain(
             catalog=self.catalog,
             partitions=self.partitions,
             registering=self.workers,
-            room=self.room,
+            waiting_requests=self.waiting_requests,
             replicas=self.replicas,
             counters=self.counters,
         )
@@ -287,7 +287,7 @@ class SelectionCore:
         self.reservations = ReservationCalls(
             reader=self.reader,
             lifecycle=self.lifecycle,
-            room=self.room,
+            waiting_requests=self.waiting_requests,
             leases=self.replicas.leases,
             limits=self.limits,
             admitting=self.admitting,
@@ -309,14 +309,17 @@ class SelectionCore:
             recorder=watch.decision_recorder,
         )
         self.admission = AdmissionControl(
-            admitting=self.admitting, membership=self.membership, room=self.room, limits=self.limits
+            admitting=self.admitting,
+            membership=self.membership,
+            waiting_requests=self.waiting_requests,
+            limits=self.limits,
         )
         self.queries = Queries(self.reader, self.membership)
-        self.replica_operations = ReplicaOperations(self.replicas, self.room)
+        self.replica_operations = ReplicaOperations(self.replicas, self.waiting_requests)
         self._upkeep = Upkeep(
             limits=self.limits,
             lifecycle=self.lifecycle,
-            room=self.room,
+            waiting_requests=self.waiting_requests,
             membership=self.membership,
             trust_monitor=self.trust_monitor,
         )
@@ -410,25 +413,27 @@ class SelectionCore:
         more |= leases.purge_ended(now, limits.expired_per_turn_max) > 0
         more |= steps > 0 or leases.next_expiry() <= now
         for partition in lighter:
-            self.room.relieve(partition, now, effects)
+            self.waiting_requests.relieve(partition, now, effects)
         more |= self._upkeep.go_on(may_expire, now, effects)
         self.workers.repin(now, effects)
         more |= self.trust_monitor.keep(now)
         effects.reread += self.trust_monitor.take_rereads()
         for partition in self.admitting.reports.age(now, self.admitting.settings):
-            self.room.relieve(partition, now, effects)
+            self.waiting_requests.relieve(partition, now, effects)
         self.refuse_late(now, effects)
         self.slimming.go_on(now)
         return more, effects
 
     def next_deadline(self) -> float:
         """When `refuse_late` will next have something to do; infinity: never, as things are."""
-        return self.room.next_deadline()
+        return self.waiting_requests.next_deadline()
 
     def refuse_late(self, now: float, effects: Effects | None = None) -> Effects:
         """Refuse the first of the requests that have waited too long."""
         limit = self.limits.expired_per_turn_max
-        return self.room.refuse_late(now, limit, Effects() if effects is None else effects)
+        return self.waiting_requests.refuse_late(
+            now, limit, Effects() if effects is None else effects
+        )
 
     # -- what outlives the process -----------------------------------------------------------------
 
@@ -452,7 +457,7 @@ class SelectionCore:
         self.membership.check()
         self.replicas.check()
         self.decisions.check()
-        self.room.check(self.partitions.values())
+        self.waiting_requests.check(self.partitions.values())
         self.admitting.totals.check(one.gate for one in self.admitting.keepers())
         live = sum(int(p.ledger.loads.requests.sum()) for p in self.partitions.values())
         assert live == len(self.lifecycle.bookings), (

@@ -32,13 +32,13 @@ class Upkeep:
         self,
         limits: CoreLimits,
         lifecycle: Lifecycle,
-        room: WaitingRequests,
+        waiting_requests: WaitingRequests,
         membership: Membership,
         trust_monitor: TrustMonitor,
     ) -> None:
         self._limits = limits
         self._lifecycle = lifecycle
-        self._room = room
+        self._waiting_requests = waiting_requests
         self._membership = membership
         self._trust_monitor = trust_monitor
         self._open = membership.partitions
@@ -62,10 +62,10 @@ class Upkeep:
             last = now if self._rechecked_at is None else self._rechecked_at
             self._rechecks = now - last >= self._limits.queue_recheck_s
             self._rechecked_at = now if self._rechecks else last
-        for partition in self._room.unfinished:
+        for partition in self._waiting_requests.unfinished:
             self._round_robin.has_more(partition.scope)
         self._look_after(self._round_robin.turn(lambda: self._open), may_expire, now, effects)
-        return not self._round_robin.is_over or bool(self._room.unfinished)
+        return not self._round_robin.is_over or bool(self._waiting_requests.unfinished)
 
     def _look_after(
         self, scopes: Iterable[Scope], may_expire: int, now: float, effects: Effects
@@ -85,9 +85,9 @@ class Upkeep:
                 at = partition.index.rank_of(change.slot)
                 if at is not None:
                     effects.ejected.append(EjectionNews(at, partition.scope, change))
-            if self._room.go_on(partition) or expired or self._rechecks or changes:
-                self._room.relieve(partition, now, effects)
-            self._room.look_on(partition, now, effects)
+            if self._waiting_requests.go_on(partition) or expired or self._rechecks or changes:
+                self._waiting_requests.relieve(partition, now, effects)
+            self._waiting_requests.look_on(partition, now, effects)
             ledger = partition.ledger
             if (
                 partition.estimate.keep(now, self._limits.expired_per_turn_max)
@@ -107,5 +107,5 @@ class Upkeep:
         admission.refresh(now)
         if admission.waiting_count:
             limit = self._limits.judged_per_turn_max
-            self._room.judge_again(partition, now, limit, effects)
+            self._waiting_requests.judge_again(partition, now, limit, effects)
         return bool(admission.displaced)

@@ -213,13 +213,13 @@ class AdmissionMachine(RuleBasedStateMachine):
             assert isinstance(again, type(answer)), "a repeat is what it was"
             if isinstance(again, Ticket):
                 assert again is answer
-                assert not self.core.room.withdraw(again), "another caller still waits"
+                assert not self.core.waiting_requests.withdraw(again), "another caller still waits"
 
     @precondition(lambda self: self.tickets)
     @rule(data=st.data())
     def hang_up(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.tickets)))
-        assert self.core.room.withdraw(self.tickets.pop(name))
+        assert self.core.waiting_requests.withdraw(self.tickets.pop(name))
 
     @rule(worker_id=worker_ids)
     def book(self, worker_id: int) -> None:
@@ -332,7 +332,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         if not hasattr(self, "core"):
             return
         for name in list(self.tickets):
-            assert self.core.room.withdraw(self.tickets.pop(name))
+            assert self.core.waiting_requests.withdraw(self.tickets.pop(name))
         for name in list(self.live):
             self.core.reservations.free(name, self.later())
         keeper = self.keeper

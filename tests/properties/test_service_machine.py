@@ -718,7 +718,7 @@ class ServiceMachine(RuleBasedStateMachine):
     def hang_up(self, data: st.DataObject) -> None:
         """Somebody who waits goes away."""
         number = data.draw(st.integers(0, len(self.tickets) - 1))
-        assert self.core.room.withdraw(self.tickets.pop(number))
+        assert self.core.waiting_requests.withdraw(self.tickets.pop(number))
         self.twin.queue.pop(number)
 
     @rule(seconds=st.sampled_from([50.2, 70.3, 150.7, 400.1]))
@@ -799,7 +799,7 @@ class ServiceMachine(RuleBasedStateMachine):
         if not hasattr(self, "twin"):
             return
         while self.tickets:
-            assert self.core.room.withdraw(self.tickets.pop())
+            assert self.core.waiting_requests.withdraw(self.tickets.pop())
         for name in list(self.twin.live):
             self.core.reservations.free(name, self.later())
         assert set(self.loads().values()) <= {(0, 0, 0)}

@@ -37,13 +37,13 @@ class AdmissionControl:
         self,
         admitting: AdmissionController,
         membership: Membership,
-        room: WaitingRequests,
+        waiting_requests: WaitingRequests,
         limits: CoreLimits,
     ) -> None:
         self._admitting = admitting
         self._membership = membership
         self._partitions = membership.partitions
-        self._room = room
+        self._waiting_requests = waiting_requests
         self._limits = limits
 
     def reconfigure(
@@ -150,9 +150,9 @@ class AdmissionControl:
         effects = Effects()
         for partition in partitions:
             if partition.pending_count:
-                self._room.gather(partition, now, to_judge=to_judge)
+                self._waiting_requests.gather(partition, now, to_judge=to_judge)
                 limit = self._limits.judged_per_turn_max
-                effects = self._room.judge_again(partition, now, limit, effects)
+                effects = self._waiting_requests.judge_again(partition, now, limit, effects)
                 effects.more |= bool(partition.admission and partition.admission.displaced)
         return effects
 
@@ -171,4 +171,4 @@ class AdmissionControl:
         )
         if partition is None:
             return answer, NOTHING
-        return answer, self._room.relieve(partition, now, NOTHING)
+        return answer, self._waiting_requests.relieve(partition, now, NOTHING)

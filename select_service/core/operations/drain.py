@@ -35,14 +35,14 @@ class Drain:
         catalog: Catalog,
         partitions: Mapping[Scope, Partition],
         registering: Registration,
-        room: WaitingRequests,
+        waiting_requests: WaitingRequests,
         replicas: Replicas,
         counters: Counters,
     ) -> None:
         self._catalog = catalog
         self._partitions = partitions
         self._registering = registering
-        self._room = room
+        self._waiting_requests = waiting_requests
         self._replicas = replicas
         self._counters = counters
 
@@ -91,7 +91,7 @@ class Drain:
         worker = self._registering.hold_back(worker, operator, source, now, effects)
         partition = self._partitions.get(worker.scope)
         if partition is not None:
-            self._room.look_again(partition, now, effects)
+            self._waiting_requests.look_again(partition, now, effects)
         return worker
 
     def status(self, worker_id: int) -> DrainStatus:

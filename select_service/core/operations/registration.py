@@ -42,7 +42,7 @@ class Registration:
         reader: RequestReader,
         limits: CoreLimits,
         admitting: AdmissionController,
-        room: WaitingRequests,
+        waiting_requests: WaitingRequests,
     ) -> None:
         self.sources: set[str] = set()
         """Sources now active; only they may change the workers they registered."""
@@ -53,7 +53,7 @@ class Registration:
         self._reader = reader
         self._limits = limits
         self._admitting = admitting
-        self._room = room
+        self._waiting_requests = waiting_requests
 
     def upsert_worker(
         self, spec: WorkerSpec, now: float, source: str = API
@@ -144,7 +144,7 @@ class Registration:
         worker = self._catalog.get(worker.worker_id)
         partition = self._membership.partitions.get(worker.scope)
         if known is not None and known.unready is not None and partition is not None:
-            self._room.look_again(partition, now, effects)
+            self._waiting_requests.look_again(partition, now, effects)
         return self._record(worker), effects
 
     def repin(self, now: float, effects: Effects) -> None:
@@ -186,11 +186,11 @@ class Registration:
             touched.append(self._partition_with_gate(old))
         for partition in touched:
             if partition is not None and partition.pending_count:
-                self._room.gather(partition, now, to_judge=False)
+                self._waiting_requests.gather(partition, now, to_judge=False)
                 admission = partition.admission
                 # those in the policy file's queue go when load goes
                 if admission is not None and admission.waiting_count:
-                    self._room.relieve(partition, now, effects)
+                    self._waiting_requests.relieve(partition, now, effects)
 
     def _partition_with_gate(self, worker: Worker) -> Partition | None:
         partition = self._membership.partitions.get(worker.scope)

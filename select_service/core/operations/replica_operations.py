@@ -1,7 +1,7 @@
 """The verbs of the replica plane: take in what replicas say, and let waiting requests in.
 
-`replicas/` implements the plane; the load it removes from the ledger may be capacity for a request
-in the waiting room.
+`core/replication/` implements the plane; the load it removes from the ledger may be capacity for a
+request that waits.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 class ReplicaOperations:
     """Exchanges messages with other replicas."""
 
-    def __init__(self, replicas: Replicas, room: WaitingRequests) -> None:
+    def __init__(self, replicas: Replicas, waiting_requests: WaitingRequests) -> None:
         self._replicas = replicas
-        self._room = room
+        self._waiting_requests = waiting_requests
 
     def announce(self, http_port: int, url: str | None = None) -> None:
         """Set where our snapshot can be fetched; heartbeats carry it."""
@@ -96,5 +96,5 @@ class ReplicaOperations:
         ):
             while touched:
                 partition, _ = touched.popitem()
-                effects = self._room.relieve(partition, now, effects)
+                effects = self._waiting_requests.relieve(partition, now, effects)
         return effects

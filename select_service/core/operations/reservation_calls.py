@@ -89,7 +89,7 @@ class ReservationCalls:
         self,
         reader: RequestReader,
         lifecycle: Lifecycle,
-        room: WaitingRequests,
+        waiting_requests: WaitingRequests,
         leases: SharedLeases,
         limits: CoreLimits,
         admitting: AdmissionController,
@@ -102,7 +102,7 @@ class ReservationCalls:
     ) -> None:
         self._reader = reader
         self._lifecycle = lifecycle
-        self._room = room
+        self._waiting_requests = waiting_requests
         self._leases = leases
         self._limits = limits
         self._admitting = admitting
@@ -244,7 +244,7 @@ class ReservationCalls:
         partition, effects = of_pair or lifecycle.prefill_complete(name, now)
         if partition is None:
             return effects
-        return self._room.relieve(partition, now, effects)
+        return self._waiting_requests.relieve(partition, now, effects)
 
     def output_block(
         self, name: str, decay_fraction: float | None, now: float, count: int = 1
@@ -301,7 +301,7 @@ class ReservationCalls:
         partition, effects = of_pair or lifecycle.free(name, now, is_computed=is_computed)
         if partition is None:
             return effects
-        return self._room.relieve(partition, now, effects)
+        return self._waiting_requests.relieve(partition, now, effects)
 
     def _note_outcome(self, name: str, outcome: Outcome | None, now: float) -> None:
         """Judge the rank of a reservation that ends; of a pair, the leg whose turn it was."""
@@ -356,7 +356,7 @@ class ReservationCalls:
         partition, effects = of_pair or lifecycle.free(name, now, is_withdrawn=True)
         if partition is None:
             return effects
-        return self._room.relieve(partition, now, effects)
+        return self._waiting_requests.relieve(partition, now, effects)
 
     def check_batch(self, request: BatchRequest) -> None:
         """Refuse a batch of too many operations; then call `operate` for each in turn.
@@ -428,7 +428,7 @@ class ReservationCalls:
         effects = Effects()
         limit = self._limits.expired_per_turn_max
         for partition in self._lifecycle.clear_leases(limit, now, effects, lease)[1]:
-            self._room.relieve(partition, now, effects)
+            self._waiting_requests.relieve(partition, now, effects)
         return effects
 
     def leases(

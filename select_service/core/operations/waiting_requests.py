@@ -1,4 +1,4 @@
-"""The waiting room: a waiting request is placed, refused, expired, withdrawn, or judged again.
+"""Requests that wait: each is placed, refused, expired, withdrawn, or judged again.
 
 Its position in line is kept by its partition: in the policy file's queues (`partition.py`) or at
 the gate (`partition_admission.py`). This module handles the five ways a ticket leaves, and counts
@@ -58,12 +58,12 @@ class WaitingRequests:
         self._looked_per_turn_max = limits.judged_per_turn_max
         self._to_look_at: dict[Partition, deque[Ticket]] = {}
 
-    def waits_at_gate(self, ticket: Ticket, now: float) -> Ticket:
+    def wait_at_gate(self, ticket: Ticket, now: float) -> Ticket:
         """Let a ticket wait in the policy's queue, which has its own deadlines, or for a worker."""
         given = self._admitting.deadline_s(for_worker=ticket.waiting is None)
         return self._waits(ticket, now, given)
 
-    def waits_in_file(self, ticket: Ticket, now: float) -> Ticket:
+    def wait_for_class(self, ticket: Ticket, now: float) -> Ticket:
         """Let a ticket wait in the policy file's queue; without a configured deadline, for ever."""
         return self._waits(ticket, now, self._admitting.deadline_s(for_worker=False))
 
@@ -316,14 +316,14 @@ class WaitingRequests:
             admission.wait(ticket, ask, rows, now)
             self._patience.watch(ticket)
             return effects
-        if admission.gate.queue is None and self._in_file_again(
+        if admission.gate.queue is None and self._waits_for_class(
             ticket, admission.usable(rows), now
         ):
             admission.keep_for(ticket, ask, now)
             return effects
         return self._finish(ticket, now, effects)
 
-    def _in_file_again(self, ticket: Ticket, rows: Rows, now: float) -> bool:
+    def _waits_for_class(self, ticket: Ticket, rows: Rows, now: float) -> bool:
         """Let a request go on waiting in the policy file's queue, even if that is full."""
         partition = ticket.partition
         number = partition.class_of(ticket.prompt, ticket.weights)

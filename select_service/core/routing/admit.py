@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from select_service.core.columns import Rows
     from select_service.core.effects import Effects
 
-__all__ = ["Admitter", "Judged", "WaitingRoom"]
+__all__ = ["Admitter", "Judged", "WaitingPlaces"]
 
 
-class WaitingRoom(Protocol):
+class WaitingPlaces(Protocol):
     """Keeps waiting requests; see `operations/waiting_requests.py`."""
 
-    def waits_at_gate(self, ticket: Ticket, now: float) -> Ticket:
+    def wait_at_gate(self, ticket: Ticket, now: float) -> Ticket:
         """Let a ticket wait in the policy's queue, or for a worker."""
 
-    def waits_in_file(self, ticket: Ticket, now: float) -> Ticket:
+    def wait_for_class(self, ticket: Ticket, now: float) -> Ticket:
         """Let a ticket wait in the policy file's queue."""
 
     def give_way(
@@ -58,7 +58,7 @@ class Admitter:
 
     def __init__(self, admitting: AdmissionController) -> None:
         self._admitting = admitting
-        self.room: WaitingRoom  # set by the service: the room places requests, too
+        self.waiting_requests: WaitingPlaces  # set by the service, as they need the placer in turn
 
     def judge(  # noqa: C901, PLR0912, PLR0915 - straight on: all pay for it
         self, ticket: Ticket, admission: PartitionAdmission, now: float
@@ -103,7 +103,7 @@ class Admitter:
         else:
             ask, decision = admission.judge(ticket, ask, rows, now, verdict)
             if decision.code == AT_CAPACITY.code and not ticket.in_wave:
-                gone = self.room.give_way(ask, admission, rows, now)
+                gone = self.waiting_requests.give_way(ask, admission, rows, now)
                 if gone is not NOTHING:
                     ask, decision = admission.judge(ticket, ask, rows, now)
             if decision.outcome == "refuse":
@@ -114,17 +114,21 @@ class Admitter:
                     _refuse_to_wait(admission, ask, now)
                 admission.settle(decision, ask, now)
                 admission.wait(ticket, ask, rows, now)
-                return Judged(ask, rows, matches, gone, self.room.waits_at_gate(ticket, now))
+                return Judged(
+                    ask, rows, matches, gone, self.waiting_requests.wait_at_gate(ticket, now)
+                )
             rows = admission.usable(rows)
         if gate.queue is None and partition.queues.must_wait(number, rows):
             if ticket.in_wave:
                 _refuse_to_wait(admission, ask, now)
-            _wait_in_file(ticket, admission, ask, number, rows, now)
-            return Judged(ask, rows, matches, gone, self.room.waits_in_file(ticket, now))
+            _enter_class_queue(ticket, admission, ask, number, rows, now)
+            return Judged(
+                ask, rows, matches, gone, self.waiting_requests.wait_for_class(ticket, now)
+            )
         return Judged(ask, rows, matches, gone)
 
 
-def _wait_in_file(
+def _enter_class_queue(
     ticket: Ticket,
     admission: PartitionAdmission,
     ask: AdmissionRequest,

@@ -177,7 +177,10 @@ class Placer:
                     raise WouldWait(queues.retry_after_s(now))
                 else:
                     partition.enqueue(number, ticket, rows, now)
-                    answer, effects = self.admitter.room.waits_in_file(ticket, now), NOTHING
+                    answer, effects = (
+                        self.admitter.waiting_requests.wait_for_class(ticket, now),
+                        NOTHING,
+                    )
         except ServiceError as refusal:
             known = self.other_answers.booked_before(request, refusal, unknown) if reserve else None
             if known is not None:

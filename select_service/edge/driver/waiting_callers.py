@@ -49,7 +49,7 @@ class WaitingCallers:
             ServiceError: the refusal that came instead.
         """
         if self._is_closed:
-            self._core.room.withdraw(ticket)
+            self._core.waiting_requests.withdraw(ticket)
             raise ShuttingDown
         if isinstance(ticket.answer, ServiceError):  # answered before this caller began to wait
             raise ticket.answer
@@ -86,7 +86,7 @@ class WaitingCallers:
             futures.remove(future)
             if not futures:
                 del self._futures[ticket]
-            self._core.room.withdraw(ticket)
+            self._core.waiting_requests.withdraw(ticket)
             return
         # the answer came in the same turn as the disconnection
         self._withdraw(ticket.answer, self._core.lifecycle.bookings.added)

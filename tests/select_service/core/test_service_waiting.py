@@ -29,8 +29,8 @@ def test_a_waiting_request_can_leave_and_its_id_is_free_again(busy: Fleet) -> No
     with pytest.raises(ReservationConflict, match="Request q already exists"):
         busy.take("q", isl=6)
     assert ticket_of(busy.take("q", isl=5)) is ticket  # the same request shares the place
-    assert not busy.core.room.withdraw(ticket)
-    assert busy.core.room.withdraw(ticket)
+    assert not busy.core.waiting_requests.withdraw(ticket)
+    assert busy.core.waiting_requests.withdraw(ticket)
     busy.core.check()
     assert ticket_of(busy.take("q", isl=6)) is not ticket
 

@@ -70,7 +70,7 @@ def test_what_is_held_for_one_who_waits_in_vain_is_there_again() -> None:
     allowance = ALLOWANCE | {"capacity": 32}
     some = fleet(record={"max_inflight": 1}, policy="token-bucket", policy_config=allowance)
     some.take("a", 1)
-    assert some.core.room.withdraw(ticket_of(some.take("b", 2)))
+    assert some.core.waiting_requests.withdraw(ticket_of(some.take("b", 2)))
     late = ticket_of(some.take("c", 3))
     some.now += DEADLINE_S
     some._did(some.core.refuse_late(some.now))

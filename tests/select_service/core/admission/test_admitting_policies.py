@@ -190,7 +190,7 @@ def test_another_policy_has_other_deadlines() -> None:
     change(some, "slo-shed", hysteresis=0.5)
     some.core.check()
     assert some.core.next_deadline() <= some.now + 0.4
-    assert some.core.room.withdraw(gone)
+    assert some.core.waiting_requests.withdraw(gone)
     some.core.check()
     assert some.core.next_deadline() == some.now + 0.5
     change(some, "always-admit")
@@ -207,7 +207,7 @@ def test_another_policy_judges_who_waits_again() -> None:
     change(some, "reject-all")
     assert all(one is not None for one in (tickets[0].answer, tickets[15].answer))
     assert tickets[-1].answer is None, "a turn is bounded"
-    assert some.core.room.withdraw(tickets.pop())
+    assert some.core.waiting_requests.withdraw(tickets.pop())
     some.tick(0.0)
     assert {type(one.answer) for one in tickets} == {AdmissionRefused}
     counts = tally(some, "batch")
@@ -318,7 +318,7 @@ def test_one_prompt_that_is_never_computed_does_not_close_the_pool() -> None:
         came.append(isinstance(answer, Selection))
         some.now += 0.1
         if isinstance(answer, Ticket):
-            some.core.room.withdraw(answer)
+            some.core.waiting_requests.withdraw(answer)
         elif answer is not None:
             some.done(name)
             some.free(name)

@@ -235,7 +235,7 @@ def test_a_crowd_is_told_in_slices() -> None:
         fleet.book(f"load{worker_id}", worker_id, *range(2))
     crowd = [ticket_of(fleet.take(f"r{n}", n, allowed_worker_ids=[1])) for n in range(30)]
     gone = crowd[7]
-    assert fleet.core.room.withdraw(gone)
+    assert fleet.core.waiting_requests.withdraw(gone)
     fleet.drain(1)
     assert fleet.effects.more
     assert 0 < sum(one.answer is not None for one in crowd) <= 8

@@ -21,7 +21,7 @@ def test_one_that_waits_can_be_withdrawn() -> None:
     fleet.pair("first", *PROMPT)
     ticket = fleet.pair("p", 7, 8)
     assert isinstance(ticket, Ticket)
-    assert fleet.core.room.withdraw(ticket)
+    assert fleet.core.waiting_requests.withdraw(ticket)
     fleet.free("first")
     assert fleet.load(1) == fleet.load(2) == (0, 0, 0)
 

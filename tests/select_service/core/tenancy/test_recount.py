@@ -191,7 +191,7 @@ class Machine(RuleBasedStateMachine):
     @rule(at=st.integers(0, 99))
     def withdraw(self, at: int) -> None:
         if self.tickets:
-            self.fleet.core.room.withdraw(self.tickets.pop(at % len(self.tickets)))
+            self.fleet.core.waiting_requests.withdraw(self.tickets.pop(at % len(self.tickets)))
             self.judge()
 
     @rule(name=names)

@@ -217,7 +217,10 @@ def test_requests_that_wait_take_no_place_of_others(tmp_path: Path) -> None:
     async def use(port: int, service: Driver, _server: Server) -> None:
         for number, tenant in enumerate((ACME, RIVAL), 1):
             seat(service, number, tenant_id=tenant, max_inflight=1, max_queued=100)
-        room, refused = service.core.room, service.core.shares.bounds["connections_max"].refused
+        room, refused = (
+            service.core.waiting_requests,
+            service.core.shares.bounds["connections_max"].refused,
+        )
         held = {}
         for who, tenant, most in (("acme", ACME, MOST - 2 * PART), ("rival", RIVAL, PART)):
             asked = {**PROMPT, "tenant_id": tenant}
