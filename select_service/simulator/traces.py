@@ -1,4 +1,4 @@
-"""Recorded traffic as requests: Mooncake's traces, logs of OpenAI-style calls, others by name.
+"""Recorded traffic as requests: traces of Mooncake and of agents, OpenAI-style logs, recordings.
 
 A reader turns lines into requests and opens no files. New formats are added to `READERS`, where
 `select-sim run --format NAME` finds them.
@@ -10,7 +10,7 @@ from array import array
 from codecs import BOM_UTF8
 from datetime import UTC, datetime
 from heapq import heappop, heappush
-from itertools import islice
+from itertools import count, islice
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar, cast
 
 import msgspec
@@ -39,6 +39,9 @@ RECORDING: Final = "recording"
 
 MOONCAKE_BLOCK: Final = 512
 """Tokens per hash id of Mooncake."""
+
+AGENTS_BLOCK: Final = 64
+"""Tokens per hash id in traces of agents, unless a program says otherwise."""
 
 T = TypeVar("T")
 
@@ -181,17 +184,19 @@ def read_mooncake(
     parts = trace_block_size // block_size
     decoder = msgspec.json.Decoder(_MooncakeLine)
     for number, line in _lines(lines):
-        one = _decoded(decoder, line, number)
-        _expect_sound(one, number, trace_block_size)
-        full = one.input_length // block_size
-        names = _names(one.hash_ids, parts)
-        yield ClientRequest(
-            number=number,
-            arrival=one.timestamp / 1e3,
-            isl=one.input_length,
-            osl=max(1, one.output_length),
-            blocks=names[:full],
-        )
+        yield _hashed(_decoded(decoder, line, number), number, parts, block_size)
+
+
+def _hashed(one: _MooncakeLine, number: int, parts: int, block_size: int) -> ClientRequest:
+    """Return a request whose hash ids stand for `parts` blocks each."""
+    _expect_sound(one, number, parts * block_size)
+    return ClientRequest(
+        number=number,
+        arrival=one.timestamp / 1e3,
+        isl=one.input_length,
+        osl=max(1, one.output_length),
+        blocks=_names(one.hash_ids, parts)[: one.input_length // block_size],
+    )
 
 
 def _expect_sound(one: _MooncakeLine, number: int, block_size: int) -> None:
@@ -222,6 +227,60 @@ def _names(ids: list[int], parts: int) -> array[int]:
         1 + number if number < _NAMES - 1 else xxh3_64_intdigest(b"%d" % number)
         for number in numbers
     )
+
+
+# -- programs of agents --------------------------------------------------------------------------
+
+
+class _AgentCall(msgspec.Struct):
+    t: float  # seconds
+    hash_ids: list[int]
+    input_length: int = msgspec.field(name="in")
+    output_length: int = msgspec.field(name="out")
+    session_id: str | None = None
+
+
+class _AgentProgram(msgspec.Struct):
+    requests: list[_AgentCall]
+    id: str | None = None
+    block_size: int = AGENTS_BLOCK
+    hash_id_scope: str = "global"
+
+
+_is_program: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+def read_agents(lines: Iterable[bytes], block_size: int) -> Iterator[ClientRequest]:
+    """See Reader.
+
+    A line is a call, with `t` (seconds), `in` and `out` (tokens), `hash_ids` and perhaps
+    `session_id`; or a program, with its calls as `requests`, its `id`, which is their session, and
+    perhaps `block_size` (64) and `hash_id_scope` (`local`: its ids mean nothing elsewhere).
+    """
+    calls, programs = msgspec.json.Decoder(_AgentCall), msgspec.json.Decoder(_AgentProgram)
+    numbers = count(1)
+    for number, line in _lines(lines):
+        try:
+            is_program = b'"requests"' in line and "requests" in _is_program(line)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            is_program = False  # said below
+        if is_program:
+            program = _decoded(programs, line, number)
+        else:
+            program = _AgentProgram([_decoded(calls, line, number)])
+        if program.block_size < 1 or program.block_size % block_size:
+            raise ValueError(
+                f"blocks of {block_size} tokens are no part of those of line {number}, which have "
+                f"{program.block_size}"
+            )
+        first = number << 32 if program.hash_id_scope == "local" else 0
+        for call in program.requests:
+            ids = [first + one if one >= 0 else one for one in call.hash_ids]
+            one = _MooncakeLine(call.t * 1e3, call.input_length, call.output_length, ids)
+            request = _hashed(one, number, program.block_size // block_size, block_size)
+            request.number = next(numbers)
+            request.session = call.session_id or program.id or ""
+            yield request
 
 
 # -- OpenAI-style logs ---------------------------------------------------------------------------
@@ -445,6 +504,7 @@ def _decoded(decoder: msgspec.json.Decoder[T], line: bytes, number: int) -> T:
 
 
 READERS: Final[dict[str, TraceReader]] = {
+    "agents": read_agents,
     "mooncake": read_mooncake,
     "openai": read_openai,
     RECORDING: read_recording,

@@ -34,6 +34,30 @@ def test_mooncake_names_full_blocks_only() -> None:
     )
 
 
+def test_agents_come_as_calls_or_as_whole_programs() -> None:
+    calls = [
+        {"t": 1.5, "in": 130, "out": 7, "hash_ids": [3, 4, 9], "session_id": "s"},
+        {"t": 2.5, "in": 64, "out": 0, "hash_ids": [3], "session_id": "s"},
+    ]
+    first, second = read("agents", [json.dumps(one).encode() for one in calls], 64)
+    assert (first.arrival, first.isl, first.osl, first.session) == (1.5, 130, 7, "s")
+    assert (first.blocks, second.blocks, second.osl) == (chain_of([4, 5]), chain_of([4]), 1)
+    program = {"id": "p", "block_size": 128, "hash_id_scope": "local", "requests": calls}
+    for one in calls:
+        del one["session_id"]
+    lines = [json.dumps(program | {"id": name}).encode() for name in "pq"]
+    read_here = read("agents", lines, 64)
+    assert [one.session for one in read_here] == ["p", "p", "q", "q"]
+    assert [one.number for one in read_here] == [1, 2, 3, 4], "each is a request of its own"
+    assert read_here[0].blocks[:1] == read_here[1].blocks != read_here[3].blocks
+    with pytest.raises(BadTrace, match="line 1: hash_ids"):
+        read("agents", [b'{"t": 0, "in": 64, "out": 1, "hash_ids": [-1]}'], 64)
+    with pytest.raises(BadTrace, match="line 1"):
+        read("agents", [b'{"requests": [{"t": 0}]}'], 64)
+    with pytest.raises(ValueError, match="128"):
+        read("agents", lines, 100)
+
+
 def test_mooncake_in_smaller_blocks_shares_as_much() -> None:
     first, second = read("mooncake", MOONCAKE, 128)
     assert len(first.blocks) == 1100 // 128
