@@ -417,12 +417,8 @@ def choose(  # noqa: C901, PLR0912, PLR0917 - every selection pays for names and
 
     The prompt is looked up in the index unless `matches` is given.
     """
-    index, ledger, fleet_slots, pricer = (
-        partition.index,
-        partition.ledger,
-        partition.fleet_slots,
-        partition.pricer,
-    )
+    index, ledger = partition.index, partition.ledger
+    fleet_slots, pricer = partition.fleet_slots, partition.pricer
     size, trust, found, shared = index.block_size, partition.trust.column, None, None
     if matches is None:
         matches = partition.match(prompt)

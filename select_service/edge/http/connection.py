@@ -93,11 +93,8 @@ class HttpConnection(RequestParser):
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         # what every request reads: of the class, it costs a search through all base classes
-        self.application, self.heads, self.read_bytes_max = (
-            self.application,
-            self.heads,
-            self.read_bytes_max,
-        )
+        self.application, self.heads = self.application, self.heads
+        self.read_bytes_max = self.read_bytes_max
         self.preamble, self.outbox, self._grant = self.preamble, self.outbox, None
         authority = self.application.authority
         tls = None if authority is None else transport.get_extra_info("ssl_object")
