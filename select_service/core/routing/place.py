@@ -466,13 +466,8 @@ def choose(  # noqa: C901, PLR0912, PLR0917 - every selection pays for names and
     if found is not None and found.pulls is not None and partition.pull_pricer.pulled:
         source = partition.kv_source(found.pulls, slot)
     if partition.is_watched or request.explain:
-        loads = ledger.loads
-        seen = (
-            loads.packed or loads.pack(),
-            found,
-            shared,
-            None if trust is None else trust.tobytes(),
-        )
+        loads, trusted = ledger.loads, None if trust is None else trust.tobytes()
+        seen = loads.packed or loads.pack(), found, shared, trusted
     return Placement(
         worker,
         dp_rank,
