@@ -60,6 +60,7 @@ class FleetPlan:
         for one in self.models:
             one.demand.is_watched = is_watched
             one.analog_forecast.is_asked = is_watched and likens
+            one.steady_fleet.is_asked = is_watched
         self.gpus_max = gpus_max
         self.interval_s = interval_s
         self._correct = correct

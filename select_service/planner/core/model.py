@@ -32,6 +32,7 @@ from select_service.planner.core.sizing import (
     size_decode,
     size_prefill,
 )
+from select_service.planner.core.steady_fleet import SteadyFleet
 from select_service.planner.types import (
     Idle,
     Load,
@@ -101,9 +102,9 @@ class PlannedModel:
         self._interval_s = 0.0  # of forecasts
         self._began: float | None = None  # begin of the first observed interval
         self._taken_in = 0  # intervals since then, including skipped ones
-        self.analog_forecast = AnalogForecast(
-            None if goals.attainment is None else 1.0 - goals.attainment
-        )
+        late_most = None if goals.attainment is None else 1.0 - goals.attainment
+        self.analog_forecast = AnalogForecast(late_most)
+        self.steady_fleet = SteadyFleet(late_most)
 
     def observe(
         self, window: Window, interval_s: float, now: float, look_s: float, *, correct: bool
@@ -137,9 +138,11 @@ class PlannedModel:
         self.forecast = known[0].forecast if known else None
         self._expect(known, now, is_counted=is_counted)
         self._liken(interval_s, look_s)
+        self._try_steady(look_s)
         self._behind_s = 0.0
         if known:
             self._plan(known, window, told, now, look_s)
+            self._keep_steady(told)
         else:
             self._without_lengths(told)
         return told
@@ -227,8 +230,13 @@ class PlannedModel:
         """Learn from a past, including how wrong its forecasts would have been."""
         self._look_ahead(interval_s, 0.0)
         self.demand.warm_up(history)
+        self._learn(history, interval_s)
+
+    def _learn(self, history: Sequence[Interval], interval_s: float) -> None:
         for one in history:
             self.analog_forecast.learn(one)
+            for requests in one.parts:
+                self.steady_fleet.hear(requests, interval_s / PARTS)
 
     def _skip(self, intervals: int) -> None:
         if intervals > 0:
@@ -254,8 +262,7 @@ class PlannedModel:
         """Continue where an earlier planner stopped, `since` intervals ago."""
         self._look_ahead(interval_s, 0.0)
         self.demand.recall(history)
-        for one in history:
-            self.analog_forecast.learn(one)
+        self._learn(history, interval_s)
         self._skip(since)
         self.demand.computed = computed
         self.p_correction = Correction(p_correction)
@@ -294,6 +301,7 @@ class PlannedModel:
                 told.reasons.append(f"{pool.key}: {pool.fast} at once: {pool.surge_why}")
             else:
                 told.reasons.append(f"{pool.key}: {pool.fast}, not {pool.slow}: {pool.surge_why}")
+        self._keep_steady(told)
         return told
 
     def _count(self, requests: float, seconds: float, end: float) -> None:
@@ -301,6 +309,7 @@ class PlannedModel:
         if seconds > 0:
             self.demand.count(requests, seconds, end)
             self.analog_forecast.hear(requests, seconds, end)
+            self.steady_fleet.hear(requests, seconds)
 
     def _liken(self, interval_s: float, look_s: float) -> None:
         """Let similar times in the past predict the coming interval, where they can."""
@@ -320,21 +329,52 @@ class PlannedModel:
         )
 
     def _table(self, pool: PlannedPool, exact: Forecast, grid: Floats) -> Table:
-        gpus, role = pool.settings.gpus, pool.key.role
-
         def needed(rate: float) -> int:
-            return math.ceil(self._need(pool, exact._replace(rate=rate)).engines - SAME)
+            return self._needed(pool, exact, rate)
 
-        def is_late(rate: float, engines: int) -> float:
-            return float(needed(rate) > engines)
+        return table_of(grid, needed, self._late_of(pool, exact), pool.settings.gpus)
 
-        late: Callable[[float, int], float] = is_late  # for engines that do both
-        if role == "prefill":
-            late = late_prefill(self.surface, exact, self.goals, self.p_correction.factor)
-        elif role == "decode":
-            factor = self.d_correction.factor
-            late = late_decode(self.surface, exact, self.goals, factor, gpus=gpus)
-        return table_of(grid, needed, late, gpus)
+    def _needed(self, pool: PlannedPool, exact: Forecast, rate: float) -> int:
+        return math.ceil(self._need(pool, exact._replace(rate=rate)).engines - SAME)
+
+    def _late_of(self, pool: PlannedPool, exact: Forecast) -> Callable[[float, int], float]:
+        """Return a function from rate and engines to the share of late requests."""
+        if pool.key.role == "prefill":
+            return late_prefill(self.surface, exact, self.goals, self.p_correction.factor)
+        if pool.key.role == "decode":
+            factor, gpus = self.d_correction.factor, pool.settings.gpus
+            return late_decode(self.surface, exact, self.goals, factor, gpus=gpus)
+        # of engines that do both, all requests are late, or none is
+        return lambda rate, engines: float(self._needed(pool, exact, rate) > engines)
+
+    def _try_steady(self, look_s: float) -> None:
+        """Try a fixed number of engines on the last hour, beside following its traffic."""
+        if self.forecast is None:
+            return
+        exact = self.forecast._replace(spread=EXACT)
+        self.steady_fleet.plan(
+            self._start_s + look_s,
+            is_known=self.analog_forecast.price is not None
+            or self.demand.is_foreseen(1.0 - (self.goals.attainment or 1.0)),
+            late_of={pool.key: self._late_of(pool, exact) for pool in self.pools},
+        )
+
+    def _keep_steady(self, told: ModelReport) -> None:
+        """Keep to a fixed number of engines where traffic cannot be followed."""
+        if self.forecast is None or self.demand.missed:
+            return
+        self.steady_fleet.follow(
+            {pool.key: pool.wanted for pool in self.pools},
+            {pool.key: pool.state.desired for pool in self.pools},
+        )
+        for pool in self.pools:
+            engines = self.steady_fleet.engines(pool.key)
+            if engines is None or engines == pool.wanted:
+                continue
+            told.reasons.append(
+                f"{pool.key}: {engines}, not {pool.wanted}: {self.steady_fleet.why}"
+            )
+            pool.keep(engines)
 
     def _go_by_analog(self, pool: PlannedPool, told: ModelReport, otherwise: int) -> bool:
         """Let similar times in the past decide about a pool; returns whether they do.
@@ -461,6 +501,8 @@ class PlannedModel:
 
     def _correct(self, window: Window) -> None:
         samples = window.requests.value if isinstance(window.requests, Value) else 0.0
+        if self.steady_fleet.is_clumped:
+            return  # prompts wait for each other, not for slow engines
         for pool in self.pools:
             steady, engines = pool.was_steady, pool.state.ready
             if not engines:

@@ -122,6 +122,12 @@ class PlannedPool:
         self._plan, self.slow, self.why = [], engines, ""
         self.engines = float(engines or 0)
 
+    def keep(self, engines: int) -> None:
+        """Keep to this many engines at this look, whatever follows from plan and load."""
+        self.slow = self.sure = engines
+        self.fast, self.why = None, ""
+        self.engines = float(engines)
+
     def surge(self) -> None:
         """Note that the load exceeded the plan."""
         self._has_surged, self.sure = True, None

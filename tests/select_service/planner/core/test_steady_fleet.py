@@ -1,0 +1,83 @@
+"""Bursts that are over before engines start: a fleet that stays as it is, and when it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from bench.planner.shapes import SHAPES, code_completion, traffic
+from select_service.planner.core.steady_fleet import KNOWN_S, SteadyFleet
+from select_service.planner.types import ModelKey, PoolKey
+
+POOL = PoolKey(ModelKey("m"), "prefill")
+LOOK_S, START_S = 5.0, 65.0
+
+
+def late(rate: float, engines: int) -> float:
+    """An engine serves ten requests a second in time."""
+    return max(0.0, 1.0 - 10.0 * engines / rate) if rate else 0.0
+
+
+def hear(
+    fleet: SteadyFleet, counts: Iterable[float], wanted: int, *, is_known: bool = False
+) -> None:
+    for number, count in enumerate(counts, start=1):
+        fleet.hear(count, LOOK_S)
+        fleet.follow({POOL: wanted}, {POOL: 3})
+        if number % 12 == 0:
+            fleet.plan(START_S, is_known=is_known, late_of={POOL: late})
+
+
+def clumps(bursts: int, peak: float = 30.0) -> list[float]:
+    """A burst of one look at `peak` requests/s every 55 seconds, and hardly any between them."""
+    return [peak * LOOK_S if look % 11 == 5 else 1.0 for look in range(11 * bursts)]
+
+
+def test_clumps_keep_the_engines_they_needed_and_others_follow() -> None:
+    fleet = SteadyFleet(0.01)
+    hear(fleet, clumps(40), wanted=1)
+    assert fleet.engines(POOL) == 4, "at 33 requests/s within a look, where a tenth more may come"
+    assert "over before engines start" in fleet.why
+    hear(fleet, clumps(40), wanted=5)
+    hear(fleet, clumps(40), wanted=5)
+    assert fleet.engines(POOL) is None, "following has kept the promise for an hour"
+
+
+def test_nothing_is_kept_where_traffic_is_known_nothing_is_promised_or_nobody_counts() -> None:
+    for fleet, is_known in ((SteadyFleet(0.01), True), (SteadyFleet(None), False)):
+        hear(fleet, clumps(20), wanted=1, is_known=is_known)
+        assert fleet.engines(POOL) is None
+    fleet = SteadyFleet(0.01)
+    fleet.is_asked = False
+    hear(fleet, clumps(20), wanted=1)
+    assert fleet.engines(POOL) is None
+
+
+def test_a_young_planner_takes_nobody_away_and_one_that_has_seen_enough_does() -> None:
+    fleet = SteadyFleet(0.01)
+    hear(fleet, clumps(10, peak=15.0), wanted=1)
+    assert fleet.engines(POOL) == 3, "as many as there were: larger bursts may be usual"
+    hear(fleet, clumps(int(KNOWN_S / 55), peak=15.0), wanted=1)
+    assert fleet.engines(POOL) == 2
+
+
+def test_more_for_longer_than_engines_start_is_no_clump() -> None:
+    fleet = SteadyFleet(0.01)
+    hear(fleet, clumps(40), wanted=1)
+    hear(fleet, [100.0], wanted=1)
+    assert fleet.engines(POOL) is not None
+    hear(fleet, [100.0] * 9, wanted=1)
+    assert fleet.engines(POOL) is None, "it is followed"
+
+
+def test_a_day_a_ramp_and_bursts_of_minutes_are_no_clumps_and_code_completion_is() -> None:
+    def is_clumped(times: list[float]) -> bool:
+        fleet = SteadyFleet(0.01)
+        counts = [0.0] * 720
+        for at in times:
+            counts[int(at / LOOK_S)] += 1.0
+        hear(fleet, counts, wanted=1, is_known=True)
+        return fleet.is_clumped
+
+    for rate in SHAPES.values():
+        assert not is_clumped([one.at_s for one in traffic(rate(3), 3600.0, 3)])
+    assert is_clumped([one.at_s for one in code_completion(3)])
