@@ -1,7 +1,8 @@
 """One model's part of a decision: its traffic, targets and pools, and the need of each pool.
 
 The slow loop forecasts and sizes, the fast one looks at the current load and may only add; where
-the past shows how traffic continues from here, that decides instead (`analog_forecast.py`).
+the past shows how traffic continues from here, that decides instead (`analog_forecast.py`), and a
+fixed number where nobody can follow (`steady_fleet.py`).
 `fleet_plan.py` calls both loops.
 """
 

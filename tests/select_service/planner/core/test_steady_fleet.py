@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Iterable
 
-from bench.planner.shapes import SHAPES, code_completion, traffic
+from bench.planner.shapes import SHAPES, code_completion
 from select_service.planner.core.steady_fleet import KNOWN_S, SteadyFleet
 from select_service.planner.types import ModelKey, PoolKey
 
@@ -70,14 +72,16 @@ def test_more_for_longer_than_engines_start_is_no_clump() -> None:
 
 
 def test_a_day_a_ramp_and_bursts_of_minutes_are_no_clumps_and_code_completion_is() -> None:
-    def is_clumped(times: list[float]) -> bool:
+    def is_clumped(counts: list[float]) -> bool:
         fleet = SteadyFleet(0.01)
-        counts = [0.0] * 720
-        for at in times:
-            counts[int(at / LOOK_S)] += 1.0
         hear(fleet, counts, wanted=1, is_known=True)
         return fleet.is_clumped
 
-    for rate in SHAPES.values():
-        assert not is_clumped([one.at_s for one in traffic(rate(3), 3600.0, 3)])
-    assert is_clumped([one.at_s for one in code_completion(3)])
+    rng = random.Random(3)
+    for shape in SHAPES.values():
+        means = [LOOK_S * shape(3)(LOOK_S * look) for look in range(720)]
+        assert not is_clumped([max(0.0, rng.gauss(one, math.sqrt(one))) for one in means])
+    counts = [0.0] * 720
+    for one in code_completion(3):
+        counts[int(one.at_s / LOOK_S)] += 1.0
+    assert is_clumped(counts)
