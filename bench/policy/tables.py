@@ -46,6 +46,14 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     settings: SimulationSettings
     capacity: float
+    drawn: list[str] = []  # a trace for each seed; none: all play the same, spread by its jitter
+
+    def at(self, seed: int) -> SimulationSettings:
+        """Return what plays it with this seed."""
+        trace = self.settings.trace
+        assert trace is not None
+        path = self.drawn[seed - 1] if self.drawn else trace.path
+        return replace(self.settings, seed=seed, trace=replace(trace, path=path))
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,19 +103,24 @@ def scenes_of(args: argparse.Namespace, folder: Path) -> list[Scene]:
             settings = replace(base, trace=Trace(path=path, jitter_s=args.jitter, limit=args.limit))
             name = f"{Path(path).stem}, {workers} workers"
             found.append(Scene(name=name, settings=settings, capacity=capacity_of(settings)))
-        found += [_drawn(shape, base, args.requests, folder) for shape in args.shapes]
+        found += [_drawn(shape, base, args, folder) for shape in args.shapes]
     return found
 
 
-def _drawn(shape: str, base: SimulationSettings, requests: int, folder: Path) -> Scene:
-    """Draw a trace at a rate that its fleet can answer, which is measured with another one."""
-    settings, rate = base, _FIRST_RATE
-    for share, name in ((1.0, "first"), (_DRAWN_AT, "trace")):
+def _drawn(shape: str, base: SimulationSettings, args: argparse.Namespace, folder: Path) -> Scene:
+    """Draw a trace per seed at a rate that the fleet can answer, which is measured with another."""
+
+    def trace(name: str, rate: float) -> str:
         path = folder / f"{shape}-{base.workers}-{name}.jsonl"
-        write(drawn(shape, random.Random(f"{shape}/{name}"), requests, share * rate), path)
-        settings = replace(base, trace=Trace(path=str(path)))
-        rate = capacity_of(settings)
-    return Scene(name=f"{shape}, {base.workers} workers", settings=settings, capacity=rate)
+        write(drawn(shape, random.Random(f"{shape}/{name}"), args.requests, rate), path)
+        return str(path)
+
+    first = replace(base, trace=Trace(path=trace("first", _FIRST_RATE)))
+    rate = _DRAWN_AT * capacity_of(first)
+    paths = [trace(str(seed), rate) for seed in range(1, args.seeds + 1)]
+    settings = replace(base, trace=Trace(path=paths[0]))
+    name = f"{shape}, {base.workers} workers"
+    return Scene(name=name, settings=settings, capacity=capacity_of(settings), drawn=paths)
 
 
 def runs_of(
@@ -116,12 +129,9 @@ def runs_of(
     """Return what is to be run of a scene."""
     tasks: list[Task] = []
     for load in loads:
-        at = at_load(scene.settings, load, scene.capacity)
-        tasks += [
-            replace(at, policy=policy, seed=seed)
-            for policy in policies
-            for seed in range(1, seeds + 1)
-        ]
+        for seed in range(1, seeds + 1):
+            at = at_load(scene.at(seed), load, scene.capacity)
+            tasks += [replace(at, policy=policy) for policy in policies]
     return tasks
 
 
@@ -129,7 +139,7 @@ def searches_of(scene: Scene, policies: Sequence[str], seeds: int) -> list[Task]
     """Return the searches of a scene."""
     return [
         CapacitySearch(
-            settings=replace(scene.settings, policy=policy, seed=seed),
+            settings=replace(scene.at(seed), policy=policy),
             workers=False,
             share=0.9,
             tolerance=0.01,
