@@ -190,7 +190,8 @@ def markdown(rows: Sequence[Row], loads: Sequence[float]) -> str:
         f"|{'---|' * (len(head) + 2)}",
     ]
     for row in rows:
-        carried = f"{row.slo_capacity.text(3)} ({100 * row.against.mean:+.0f} %)"
+        half = "" if row.against.half is None else f" ±{100 * row.against.half:.0f}"
+        carried = f"{row.slo_capacity.text(3)} ({100 * row.against.mean:+.0f}{half} %)"
         cells = []
         for name in COLUMNS:
             _, _, scale, digits = METRICS[name]

@@ -34,7 +34,7 @@ __all__ = ["CapacityFound", "CapacitySearch", "execute", "search"]
 
 _FIRST_LOAD: Final = 0.5
 _LOAD_MAX: Final = 64.0
-_LOAD_MIN: Final = 1e-3
+_LOAD_MIN: Final = 0.01
 _STEPS: Final = 10
 """As many runs a search takes, about: for the progress bar."""
 
