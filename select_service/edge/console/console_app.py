@@ -17,7 +17,7 @@ from select_service.edge.routing import OPEN, Route
 if TYPE_CHECKING:
     from select_service.edge.console.console_handlers import Console
     from select_service.edge.driver.driver import Driver
-    from select_service.edge.http.api import Answer, Api, Handler, Request
+    from select_service.edge.http.api import Api, Handler, Reply, Request
     from select_service.edge.http.traffic import Traffic
 
 __all__ = ["CONSOLE_PATH", "ConsoleApp"]
@@ -133,14 +133,14 @@ class ConsoleApp:
         return (*gets, prefix)
 
     def _handler(self, verb: str) -> Handler:
-        def handle(_: Api, request: Request) -> Answer:
+        def handle(_: Api, request: Request) -> Reply:
             if self._console is None:
                 return self._open_for(verb, request)
-            answer: Answer = getattr(self._console, verb)(request)
+            answer: Reply = getattr(self._console, verb)(request)
             return answer
 
         return handle
 
     async def _open_for(self, verb: str, request: Request) -> Response:
-        answer: Answer = getattr(await self._open(), verb)(request)
+        answer: Reply = getattr(await self._open(), verb)(request)
         return answer if isinstance(answer, Response) else await answer

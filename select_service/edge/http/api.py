@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from select_service.edge.state.keeper import Keeper
     from select_service.settings import FieldValidation
 
-__all__ = ["Answer", "Api", "Handler", "Request", "when_durable"]
+__all__ = ["Api", "Handler", "Reply", "Request", "when_durable"]
 
 R = TypeVar("R", bound=msgspec.Struct)
 
@@ -47,10 +47,10 @@ class Request(msgspec.Struct, frozen=True):
     body: bytes  # b"" unless the route takes one
 
 
-Answer: TypeAlias = "Response | Awaitable[Response]"
+Reply: TypeAlias = "Response | Awaitable[Response]"
 """An awaitable if the request has to wait for capacity or for the disk."""
 
-Handler: TypeAlias = "Callable[[Api, Request], Answer]"
+Handler: TypeAlias = "Callable[[Api, Request], Reply]"
 
 
 class Api:
@@ -164,7 +164,7 @@ class Api:
         return self.writer.refusal(error, warning)
 
 
-def when_durable(answer: Answer, keeper: Keeper) -> Answer:
+def when_durable(answer: Reply, keeper: Keeper) -> Reply:
     """Return an answer that may be given once the changes behind it are on disk."""
     if isinstance(answer, Response):
         return _settling(answer, keeper)

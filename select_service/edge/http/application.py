@@ -426,7 +426,7 @@ def _nowhere(router: Router[Handler]) -> Route[Handler]:
     def miss(_: Api, request: Request) -> Response:
         method, path = request.params
         router.match(method, path.encode("latin-1"))
-        raise AssertionError("somebody was sent here who need not be")
+        raise AssertionError("the router finds a route after all")
 
     return Route("", "", miss)
 

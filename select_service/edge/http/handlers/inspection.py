@@ -11,7 +11,7 @@ from select_service.edge.codec.responses import ALWAYS_JSON, Response
 from select_service.edge.cooperative import TimeSlices
 from select_service.edge.decision_report import LISTED, LISTED_MAX, Wanted
 from select_service.edge.driver.query_operations import SHADOW_SCOPES_LISTED
-from select_service.edge.http.operations import get, safe_post
+from select_service.edge.http.decorators import get, safe_post
 from select_service.edge.http.scope_query import SCOPE_QUERY, read_scope, scope_in
 from select_service.edge.routing import read_count, read_id, read_query, read_switch
 from select_service.types import (
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from indexer.types import Scope
     from select_service.core.decisions.record import DecisionRecord
     from select_service.core.decisions.trust_monitor import TrustedRank
-    from select_service.edge.http.api import Answer, Api, Request
+    from select_service.edge.http.api import Api, Reply, Request
     from select_service.types import RankTrustRow
 
 DECISION_QUERY: Final = ("worker_id", *SCOPE_QUERY, "limit", "candidates")
@@ -46,7 +46,7 @@ _TRUST_SLICE: Final = 16
 
 
 @get("/loads", list[ScopeLoads], scope="read", query=SCOPE_QUERY)
-def loads(api: Api, request: Request) -> Answer:
+def loads(api: Api, request: Request) -> Reply:
     """Return the load of every rank, by scope; each is of one moment."""
     scopes = api.service.load_scopes(*read_scope(request.query))
     if len(scopes) > SCOPES_AT_ONCE_MAX:
@@ -66,21 +66,21 @@ async def _loads(api: Api, scopes: list[Scope]) -> Response:
 
 
 @safe_post("/potential_loads", list[LoadRow], 503, scope="select", takes=PotentialLoadsRequest)
-def potential_loads(api: Api, request: Request) -> Answer:
+def potential_loads(api: Api, request: Request) -> Reply:
     """Return what every rank would carry with this prompt."""
     decoded = api.bodies[PotentialLoadsRequest].decode(request.body)
     return api.answer(decoded, lambda prompt, _: api.service.potential_loads(prompt))
 
 
 @safe_post("/overlap_scores", OverlapScores, 503, scope="select", takes=OverlapScoresRequest)
-def overlap_scores(api: Api, request: Request) -> Answer:
+def overlap_scores(api: Api, request: Request) -> Reply:
     """Return what every rank holds of this prompt."""
     decoded = api.bodies[OverlapScoresRequest].decode(request.body)
     return api.answer(decoded, lambda prompt, _: api.service.overlap_scores(prompt))
 
 
 @get("/decisions/{id}", Decision, 404, scope="read")
-def decision(api: Api, request: Request) -> Answer:
+def decision(api: Api, request: Request) -> Reply:
     """Return one decision with every rank and every term of its cost, by any of its ids."""
     return _decision(api, api.service.decision_reports.find(request.params[0]))
 
@@ -90,7 +90,7 @@ async def _decision(api: Api, record: DecisionRecord) -> Response:
 
 
 @get("/decisions", DecisionList, 404, scope="read", query=DECISION_QUERY)
-def decisions(api: Api, request: Request) -> Answer:
+def decisions(api: Api, request: Request) -> Reply:
     """List the last decisions that match the query, newest first; 50 without a limit."""
     values = read_query(request.query, DECISION_QUERY)
     model_name, tenant_id = scope_in(values)
@@ -126,7 +126,7 @@ async def _trust(api: Api, trusted_ranks: list[TrustedRank]) -> AsyncIterator[Ra
 
 
 @get("/shadow", ShadowStatus, scope="read", query=SHADOW_QUERY)
-def shadow(api: Api, request: Request) -> Answer:
+def shadow(api: Api, request: Request) -> Reply:
     """Tell what the shadow weights would have done, in all and by scope; 100 without a limit."""
     values = read_query(request.query, SHADOW_QUERY)
     limit = read_count("limit", values.get("limit"), SHADOW_SCOPES_LISTED, SHADOW_SCOPES_MAX)

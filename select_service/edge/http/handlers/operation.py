@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from select_service.edge.config_reload import ConfigChange, ConfigStatus
+from select_service.edge.http.decorators import delete, get, post, put
 from select_service.edge.http.long_lists import written
-from select_service.edge.http.operations import delete, get, post, put
 from select_service.edge.routing import read_query
 from select_service.errors import InvalidQuery, ServiceError
 from select_service.types.admission import (
@@ -21,7 +21,7 @@ from select_service.types.admission import (
 
 if TYPE_CHECKING:
     from select_service.edge.codec.responses import Response
-    from select_service.edge.http.api import Answer, Api, Request
+    from select_service.edge.http.api import Api, Reply, Request
 
 THRESHOLD_QUERY: Final = ("model", "tenant_id")
 
@@ -65,7 +65,7 @@ async def busy_thresholds(api: Api, _: Request) -> Response:
     of_process=True,
     takes=BusyThresholdChange,
 )
-def change_threshold(api: Api, request: Request) -> Answer:
+def change_threshold(api: Api, request: Request) -> Reply:
     """Set or clear busy thresholds of a model; with none given, read them."""
     decoded = api.bodies[BusyThresholdChange].decode(request.body)
     return api.answer(decoded, lambda change, _: api.service.change_threshold(change))
@@ -89,7 +89,7 @@ def config(api: Api, _: Request) -> Response:
 
 
 @put("/config", ConfigStatus, 409, scope="admin", of_process=True, takes=ConfigChange)
-def change_config(api: Api, request: Request) -> Answer:
+def change_config(api: Api, request: Request) -> Reply:
     """Put settings in force at once, all or none."""
     reloading = api.reloading
     assert reloading is not None

@@ -9,7 +9,7 @@ from msgspec.structs import asdict
 
 from select_service.edge.codec.encoder import retry_after_line
 from select_service.edge.codec.responses import ALWAYS_JSON, Response, Status
-from select_service.edge.http.operations import get
+from select_service.edge.http.decorators import get
 from select_service.edge.http.worker_list import AT_ONCE_MAX, records
 from select_service.edge.routing import OPEN, read_query
 from select_service.errors import InvalidQuery
@@ -18,7 +18,7 @@ from select_service.types import BriefReady, Ready
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from select_service.edge.http.api import Answer, Api, Request
+    from select_service.edge.http.api import Api, Reply, Request
 
 READY_QUERY: Final = ("verbose", "for", "examine")
 _TRAFFIC: Final = "traffic"
@@ -32,7 +32,7 @@ def health(api: Api, _: Request) -> Response:
 
 
 @get("/ready", Ready | BriefReady, 503, scope=OPEN, query=READY_QUERY)
-def ready(api: Api, request: Request) -> Answer:
+def ready(api: Api, request: Request) -> Reply:
     """Say whether a worker is schedulable (for=traffic: whether to send requests): 200 or 503.
 
     `for=traffic` is for probes: workers do not matter, and none is listed. With `verbose`, the
@@ -92,7 +92,7 @@ def _say_ready(api: Api, answer: object, *, is_ready: bool) -> Response:
 
 
 @get("/metrics", None, scope="read", of_process=True)
-def metrics(api: Api, _: Request) -> Answer:
+def metrics(api: Api, _: Request) -> Reply:
     """Return counters for Prometheus."""
     return _metrics(api)
 

@@ -8,11 +8,11 @@ import msgspec
 
 from indexer.errors import IndexerError
 from select_service.edge.codec.responses import Response, Status
-from select_service.edge.http.operations import get, post
+from select_service.edge.http.decorators import get, post
 from select_service.errors import ServiceError
 
 if TYPE_CHECKING:
-    from select_service.edge.http.api import Answer, Api, Request
+    from select_service.edge.http.api import Api, Reply, Request
 
 __all__ = ["PeerRequest"]
 
@@ -43,7 +43,7 @@ def peers(api: Api, _: Request) -> Response:
     status=201,
     status_again=200,
 )
-def register_peer(api: Api, request: Request) -> Answer:
+def register_peer(api: Api, request: Request) -> Reply:
     """Listen to a replica: 201, or 200 if that is so already."""
     decoded = api.bodies[PeerRequest].decode(request.body)
     try:
@@ -62,7 +62,7 @@ def register_peer(api: Api, request: Request) -> Answer:
     of_process=True,
     takes=PeerRequest,
 )
-def deregister_peer(api: Api, request: Request) -> Answer:
+def deregister_peer(api: Api, request: Request) -> Reply:
     """Stop listening to a replica."""
 
     def verb(peer: PeerRequest, _: bytes) -> Status:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from select_service.edge.codec.responses import Status
-from select_service.edge.http.operations import delete, get, post
+from select_service.edge.http.decorators import delete, get, post
 from select_service.edge.routing import read_choice, read_count, read_query
 from select_service.errors import ServiceError
 from select_service.types import (
@@ -27,7 +27,7 @@ from select_service.types import (
 if TYPE_CHECKING:
     from select_service.core.ledger.reservation import Lease
     from select_service.edge.codec.responses import Response
-    from select_service.edge.http.api import Answer, Api, Request
+    from select_service.edge.http.api import Api, Reply, Request
 
 LEASE_QUERY: Final = ("owner", "limit")
 FREE_QUERY: Final = ("cached_tokens", "outcome")
@@ -45,7 +45,7 @@ _CACHED_TOKENS: Final = b"cached_tokens"
     takes=ReservationRequest,
     status=201,
 )
-def reserve(api: Api, request: Request) -> Answer:
+def reserve(api: Api, request: Request) -> Reply:
     """Book a rank of the caller's choice."""
     service, decoded = api.service, api.bodies[ReservationRequest].decode(request.body)
     try:
@@ -88,7 +88,7 @@ def prefill_complete(api: Api, request: Request) -> Response:
     scope="lifecycle",
     takes=OutputBlockRequest,
 )
-def output_block(api: Api, request: Request) -> Answer:
+def output_block(api: Api, request: Request) -> Reply:
     """Add one more KV block to a reservation."""
     decoded = api.bodies[OutputBlockRequest].decode(request.body)
     try:
@@ -118,7 +118,7 @@ def free(api: Api, request: Request) -> Response:
 
 
 @post("/reservations/batch", BatchAnswer, scope="lifecycle", takes=BatchRequest)
-def batch(api: Api, request: Request) -> Answer:
+def batch(api: Api, request: Request) -> Reply:
     """Carry out many lifecycle calls in order, each for itself."""
     decoded = api.bodies[BatchRequest].decode(request.body)
     try:
@@ -137,7 +137,7 @@ async def _finish_batch(
 
 
 @post("/leases", LeaseRecord, 409, 503, scope="lifecycle", takes=LeaseRequest, status=201)
-def open_lease(api: Api, request: Request) -> Answer:
+def open_lease(api: Api, request: Request) -> Reply:
     """Open a lease, or renew one's own under the same id."""
     decoded = api.bodies[LeaseRequest].decode(request.body)
     return api.answer(decoded, lambda lease, _: api.service.open_lease(lease), 201)
@@ -152,7 +152,7 @@ def open_lease(api: Api, request: Request) -> Answer:
     takes=LeaseRenewal,
     body_optional=True,
 )
-def renew_lease(api: Api, request: Request) -> Answer:
+def renew_lease(api: Api, request: Request) -> Reply:
     """Renew everything that lives under a lease. The body may be empty."""
     lease_id = request.params[0]
     decoded = api.bodies[LeaseRenewal].decode(request.body or api.bodies[LeaseRenewal].nothing)
@@ -160,7 +160,7 @@ def renew_lease(api: Api, request: Request) -> Answer:
 
 
 @delete("/leases/{lease_id}", Status, 404, scope="lifecycle")
-def close_lease(api: Api, request: Request) -> Answer:
+def close_lease(api: Api, request: Request) -> Reply:
     """End a lease and every reservation under it. Repeatable."""
     lease = api.service.close_lease_now(request.params[0])
     return api.writer.done() if lease is None else _clear_lease(api, lease)

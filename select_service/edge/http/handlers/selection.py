@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Final
 from select_service.core.admission.queue import Ticket
 from select_service.edge.batch_runner import BatchBody, explained
 from select_service.edge.driver.selection_operations import SelectionOperations
-from select_service.edge.http.operations import post, safe_post
+from select_service.edge.http.decorators import post, safe_post
 from select_service.edge.withdrawal import withdrawn_if_lost
 from select_service.errors import ServiceError
-from select_service.types import Answer as Decided
 from select_service.types import (
+    Answer,
     PairSelection,
     SelectAndReserveRequest,
     SelectPairRequest,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from select_service.core.batches.batch_selection import Item
     from select_service.edge.codec.json_codec import Decoded
     from select_service.edge.codec.responses import Response
-    from select_service.edge.http.api import Answer, Api, Handler, Request
+    from select_service.edge.http.api import Api, Handler, Reply, Request
 
 _WAVE_ITEMS: Final = 8  # decoded in one go, some 10 µs each at 2,048 tokens
 
@@ -56,9 +56,9 @@ def _handler(
     name = operation.__name__
     operation_of = attrgetter(f"service.{name}")
 
-    def handle(api: Api, request: Request) -> Answer:
+    def handle(api: Api, request: Request) -> Reply:
         decoded = api.bodies[takes].decode(request.body)
-        choose: Callable[[SelectRequest, bytes], Decided | Ticket] = operation_of(api)
+        choose: Callable[[SelectRequest, bytes], Answer | Ticket] = operation_of(api)
         try:
             decided = choose(decoded.request, decoded.unknown)
         except ServiceError as error:
@@ -77,7 +77,7 @@ def _handler(
     return handle
 
 
-select: Final = safe_post("/select", Decided, 503, scope="select", takes=SelectRequest)(
+select: Final = safe_post("/select", Answer, 503, scope="select", takes=SelectRequest)(
     _handler(
         SelectionOperations.select_now,
         SelectRequest,
@@ -86,7 +86,7 @@ select: Final = safe_post("/select", Decided, 503, scope="select", takes=SelectR
     )
 )
 select_and_reserve: Final = post(
-    "/select_and_reserve", Decided, 404, 409, 503, scope="select", takes=SelectAndReserveRequest
+    "/select_and_reserve", Answer, 404, 409, 503, scope="select", takes=SelectAndReserveRequest
 )(
     _handler(
         SelectionOperations.select_and_reserve_now,
@@ -105,7 +105,7 @@ select_pair: Final = post(
 )
 
 
-def refuse(api: Api, error: ServiceError, warning: str | None) -> Answer:
+def refuse(api: Api, error: ServiceError, warning: str | None) -> Reply:
     """Answer with a refusal, whose decision is told where that was asked for."""
     if error.decision is not None:
         return _refuse(api, error, warning)
@@ -121,7 +121,7 @@ async def _wait(api: Api, ticket: Ticket, request: SelectRequest, warning: str |
 
 
 async def _explain(
-    api: Api, answer: Decided, request: SelectRequest, warning: str | None
+    api: Api, answer: Answer, request: SelectRequest, warning: str | None
 ) -> Response:
     service = api.service
     withdraw = partial(service.withdraw, answer, service.bookings.added)
@@ -138,7 +138,7 @@ async def _refuse(api: Api, error: ServiceError, warning: str | None) -> Respons
 
 
 @post("/select_batch", WaveAnswer, 404, 409, 503, scope="select", takes=SelectBatchRequest)
-def select_batch(api: Api, request: Request) -> Answer:
+def select_batch(api: Api, request: Request) -> Reply:
     """Choose workers for a batch of prompts together, and reserve them if that is wanted."""
     return _select_batch(api, api.bodies[BatchBody].decode(request.body))
 

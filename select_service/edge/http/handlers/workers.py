@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, cast, get_args
 
+from select_service.edge.http.decorators import delete, get, patch, post
 from select_service.edge.http.long_lists import written
-from select_service.edge.http.operations import delete, get, patch, post
 from select_service.edge.http.scope_query import SCOPE_QUERY, read_scope, scope_in
 from select_service.edge.http.worker_list import AT_ONCE_MAX, records
 from select_service.edge.routing import read_count, read_query, read_share, read_u64
@@ -21,7 +21,7 @@ from select_service.types.drains import (
 
 if TYPE_CHECKING:
     from select_service.edge.codec.responses import Response
-    from select_service.edge.http.api import Answer, Api, Request
+    from select_service.edge.http.api import Api, Reply, Request
 
 CANDIDATE_QUERY: Final = ("count", "hit_rate_loss_max", "role", *SCOPE_QUERY)
 CANDIDATES_MAX: Final = 64
@@ -29,14 +29,14 @@ CANDIDATES_MAX: Final = 64
 
 
 @post("/workers", WorkerRecord, scope="catalog", takes=WorkerSpec, status=201)
-def upsert_worker(api: Api, request: Request) -> Answer:
+def upsert_worker(api: Api, request: Request) -> Reply:
     """Register a worker, or replace its whole record."""
     decoded = api.bodies[WorkerSpec].decode(request.body)
     return api.answer(decoded, lambda spec, _: api.service.upsert_worker(spec), 201)
 
 
 @patch("/workers/{worker_id}", WorkerRecord, 404, scope="catalog", takes=WorkerPatch)
-def patch_worker(api: Api, request: Request) -> Answer:
+def patch_worker(api: Api, request: Request) -> Reply:
     """Merge into a worker's record; null and absent change nothing."""
     worker_id = read_u64(request.params[0])
     decoded = api.bodies[WorkerPatch].decode(request.body)
@@ -57,7 +57,7 @@ def delete_worker(api: Api, request: Request) -> Response:
     takes=DrainRequest,
     body_optional=True,
 )
-def drain_worker(api: Api, request: Request) -> Answer:
+def drain_worker(api: Api, request: Request) -> Reply:
     """Give a worker no more work; what it has goes on. Repeatable. The body may be empty."""
     worker_id = read_u64(request.params[0])
     decoded = api.bodies[DrainRequest].decode(request.body or api.bodies[DrainRequest].nothing)
@@ -77,7 +77,7 @@ def drain_status(api: Api, request: Request) -> Response:
 
 
 @get("/scale_down_candidates", ScaleDownCandidates, scope="read", query=CANDIDATE_QUERY)
-def scale_down_candidates(api: Api, request: Request) -> Answer:
+def scale_down_candidates(api: Api, request: Request) -> Reply:
     """Name the workers that match the query and are cheapest to lose; 1 without a count.
 
     `advised` of each says whether more than `hit_rate_loss_max` (0.02) of the hit rate can go.
@@ -118,7 +118,7 @@ async def _candidates(
 
 
 @get("/workers", list[WorkerRecord], scope="read", query=SCOPE_QUERY)
-def workers(api: Api, request: Request) -> Answer:
+def workers(api: Api, request: Request) -> Reply:
     """List workers by ascending id."""
     scope = read_scope(request.query)
     ids = api.service.worker_ids(*scope)
@@ -141,7 +141,7 @@ async def _many(
     changes=False,
     takes=WorkerMetrics,
 )
-def report(api: Api, request: Request) -> Answer:
+def report(api: Api, request: Request) -> Reply:
     """Take in what a worker says of its own load."""
     worker_id = read_u64(request.params[0])
     decoded = api.bodies[WorkerMetrics].decode(request.body)
