@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import cycle
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -253,10 +254,9 @@ class DemoSession:
                 raise SelectorRefused(reason)
 
     async def _restart_engines(self) -> None:
-        while True:
+        for victim in cycle(self.workers.values()):  # in turn: none is in a restart storm
             await self._restart_due.wait()
             self._restart_due.clear()
-            victim = self._rng.choice(list(self.workers.values()))
             await victim.restart(self.settings.restart_down_s)
 
     async def _watch_loads(self) -> None:

@@ -155,7 +155,7 @@ def run(selector: Selector, settings: DemoSettings = SETTINGS) -> tuple[DemoSess
 
 def test_requests_of_a_restarted_engine_are_placed_again() -> None:
     selector = Selector()
-    _, summary = run(
+    session, summary = run(
         selector,
         DemoSettings(
             url="http://selector",
@@ -171,6 +171,8 @@ def test_requests_of_a_restarted_engine_are_placed_again() -> None:
     )
     assert summary.restarts > 0
     assert summary.lost > 0
+    fewest, most = sorted(worker.restarts for worker in session.workers.values())
+    assert most - fewest <= 1, "they restart in turn"
     assert summary.load_left is None
     assert summary.finished + summary.failed == summary.requests
 
