@@ -7,7 +7,7 @@ one with every class in time for every seed, one without.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bench.admission.simulated import Simulated
 
@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
     from bench.admission.measures import Result
     from bench.admission.play import Script
+    from bench.admission.worker import Happening
 
-__all__ = ["ATTAINED_MIN", "Capacity", "measure_capacity"]
+__all__ = ["ATTAINED_MIN", "Capacity", "measure_capacity", "measure_throughput"]
 
 ATTAINED_MIN = 0.99
 _SEEDS = (11, 12, 13)
@@ -51,6 +52,18 @@ def measure_capacity(script: Script, progress: Callable[[str], None]) -> Capacit
     return Capacity(low, low * script.workload.mean_tokens, in_flight)
 
 
+def measure_throughput(script: Script) -> Capacity:
+    """Return what the pool computes when more waits at every worker than it can, late or not."""
+    rate = 4 * script.workers / (script.workload.mean_tokens * script.settings.prefill_token_s)
+    run = _Watched(
+        replace(script, rate=rate, seconds=_SECONDS, seed=_SEEDS[0], retries=0), "always-admit", {}
+    )
+    run.run()
+    since = _SECONDS / 2
+    ended = sum(since <= at < _SECONDS for at in run.ended_at)
+    return Capacity(rate := ended / since, rate * script.workload.mean_tokens, run.in_flight_max)
+
+
 def _all_in_time(script: Script) -> int:
     """Return the most requests in flight on one worker; 0 if some class was late."""
     most = 0
@@ -70,6 +83,15 @@ class _Watched(Simulated):
     """Remembers the most requests a worker had."""
 
     in_flight_max = 0
+
+    def __init__(self, script: Script, policy: str, config: dict[str, Any]) -> None:
+        super().__init__(script, policy, config)
+        self.ended_at: list[float] = []
+
+    def _note(self, happening: Happening, now: float) -> None:
+        super()._note(happening, now)
+        if happening.kind == "done":
+            self.ended_at.append(now)
 
     def _tell(self, slot: int, now: float) -> None:
         super()._tell(slot, now)

@@ -17,7 +17,7 @@ from bench.admission.play import Script
 from bench.admission.policies import contenders
 from bench.admission.report import Line, table
 from bench.admission.simulated import simulate
-from bench.admission.workload import TARGETS_S, WEIGHTS, read_workload
+from bench.admission.workload import WEIGHTS, read_workload
 from bench.compare.servers import Contender as Server
 from bench.compare.servers import RunningServer
 from bench.load.http import BadAnswer
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "simulated": args.simulated,
         "capacity": msgspec.to_builtins(capacity),
         "script": msgspec.to_builtins(script),
-        "targets_s": TARGETS_S,
+        "targets_s": script.workload.targets_s,
         "weights": WEIGHTS,
         "broken": broken,
     }

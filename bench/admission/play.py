@@ -13,7 +13,7 @@ from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
 from bench.admission.worker import Happening, SimulatedWorker, WorkerSettings
-from bench.admission.workload import TARGETS_S, Client, Workload
+from bench.admission.workload import Client, Workload
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,8 +35,9 @@ class Script:
     rate: float  # arrivals per second
     seconds: float  # of measured arrivals
     warm_up_s: float = 5.0
-    tail_s: float = max(TARGETS_S.values())
-    """So long after the last measured arrival whoever has no first token has missed its target."""
+    tail_s: float | None = None
+    """So long after the last measured arrival whoever has no first token has missed its target;
+    None: the longest one of the workload."""
     seed: int = 1
     retries: int = 1
     workers: int = 4
@@ -55,7 +56,10 @@ class Script:
     @property
     def ends_at(self) -> float:
         """The run is over then at the latest."""
-        return self.measured_until + self.tail_s
+        tail_s = self.tail_s
+        if tail_s is None:
+            tail_s = max(self.workload.targets_s.values())
+        return self.measured_until + tail_s
 
 
 class Sends(NamedTuple):

@@ -51,7 +51,7 @@ class Simulated:
         self._slots = {worker_id: slot for slot, worker_id in enumerate(self.play.workers)}
         self._ranks = [_Rank() for _ in self._slots]
         for slot in range(len(self._ranks)):
-            self.pool.attach(slot, script.settings.kv_blocks)
+            self.pool.attach(slot, script.settings.kv_blocks, script.settings.sequences_max)
 
     def run(self) -> Result:
         """Play it to its end."""

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 __all__ = ["SHEDDABLE", "TARGETS_S", "WEIGHTS", "Client", "Source", "Workload", "read_workload"]
 
 TARGETS_S = {"critical": 2.0, "standard": 4.0, "batch": 10.0, "sheddable": 10.0, "background": 20.0}
-"""Time to first token that counts as in time, from the client's first attempt."""
+"""Time to first token that counts as in time, from the client's first attempt, if the workload's
+file has no `targets_s` of its own."""
 WEIGHTS = {"critical": 8.0, "standard": 4.0, "batch": 1.0, "sheddable": 0.5, "background": 0.25}
 """What an answer in time is worth."""
 SHEDDABLE = frozenset({"batch", "sheddable", "background"})
@@ -36,6 +37,7 @@ class Client:
     tokens: int
     output_tokens: int
     arrives_at: float
+    target_s: float = 0.0  # 0: that of its class
     is_measured: bool = True
     tries: int = 0
     refusals: list[str] = field(default_factory=list)  # reasons, in order
@@ -46,10 +48,9 @@ class Client:
     first_token_at: float | None = None
     failure: str = ""
 
-    @property
-    def target_s(self) -> float:
-        """Its class's target."""
-        return TARGETS_S[self.slo_class]
+    def __post_init__(self) -> None:
+        """Take the class's target if there is none."""
+        self.target_s = self.target_s or TARGETS_S[self.slo_class]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,7 @@ class Workload:
 
     name: str
     sources: tuple[Source, ...]
+    targets_s: dict[str, float]
 
     @property
     def classes(self) -> list[str]:
@@ -102,7 +104,13 @@ class Workload:
         for number, (at, order) in enumerate(heapq.merge(*streams)):
             source = self.sources[order]
             yield Client(
-                number, source.slo_class, source.tenant_id, source.tokens, source.output_tokens, at
+                number,
+                source.slo_class,
+                source.tenant_id,
+                source.tokens,
+                source.output_tokens,
+                at,
+                self.targets_s[source.slo_class],
             )
 
 
@@ -118,8 +126,9 @@ def read_workload(name: str) -> Workload:
         raise ValueError(f"unknown workload {name!r}; known are {', '.join(known)}")
     document = yaml.safe_load(path.read_text(encoding="utf-8"))
     sources = tuple(_source(one) for one in document["clients"])
-    _check(sources)
-    return Workload(name, sources)
+    targets_s = document.get("targets_s", TARGETS_S)
+    _check(sources, targets_s)
+    return Workload(name, sources, targets_s)
 
 
 def _source(one: dict[str, Any]) -> Source:
@@ -143,9 +152,9 @@ def _constant(distribution: dict[str, Any]) -> int:
     return value
 
 
-def _check(sources: Sequence[Source]) -> None:
+def _check(sources: Sequence[Source], targets_s: Mapping[str, float]) -> None:
     if abs(sum(source.share for source in sources) - 1.0) > 1e-9:
         raise ValueError("the shares of a workload must add up to 1")
-    unknown = {source.slo_class for source in sources} - TARGETS_S.keys()
+    unknown = {source.slo_class for source in sources} - (targets_s.keys() & WEIGHTS.keys())
     if unknown:
         raise ValueError(f"no target for class {', '.join(sorted(unknown))}")

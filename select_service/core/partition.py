@@ -37,7 +37,7 @@ from select_service.core.pricing.estimated_matches import estimated
 from select_service.core.pricing.kv_sources import KvSources, kv_source
 from select_service.core.pricing.placement import worker_overlap
 from select_service.core.pricing.plain_pricer import Pricer as PlainPricer
-from select_service.core.pricing.weights import SEQUENCE_TOKENS, wait_blocks
+from select_service.core.pricing.weights import sequence_blocks, wait_blocks
 from select_service.errors import NoEligibleWorker, NoWorkerForRole, WorkerDraining
 from select_service.types import (
     CoreLimits,
@@ -95,7 +95,7 @@ class Partition:
         index.on_clear = self.estimate.clear  # its engine has told so, or is another one
         self.ledger = Ledger(
             prior_tokens_per_s=prefill_tokens_per_s,
-            sequence_blocks=round(SEQUENCE_TOKENS / index.block_size),
+            sequence_blocks=sequence_blocks(index.block_size),
             estimate=self.estimate,
         )
         costs = transfer_costs(config or RouterConfig())

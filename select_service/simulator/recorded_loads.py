@@ -77,10 +77,12 @@ class RecordedPool(PoolLoad):
         meter = DrainMeter(self.told.work, prior_tokens_per_s=prior_tokens_per_s)
         super().__init__(self.told, limits, meter)
 
-    def attach(self, slot: int, total_kv_blocks: int | None) -> None:
+    def attach(
+        self, slot: int, total_kv_blocks: int | None, max_num_seqs: int | None = None
+    ) -> None:
         """Attach a rank on the slot, or update its record; its load stays."""
         self.told.ensure(slot + 1)
-        super().attach(slot, total_kv_blocks)
+        super().attach(slot, total_kv_blocks, max_num_seqs)
 
     def detach(self, slot: int) -> None:
         """Remove a rank with its load."""

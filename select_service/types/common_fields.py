@@ -169,6 +169,12 @@ COMMON_FIELDS: Final = {
         "How it is known what the worker has cached: by its events (`engine`), by an estimate of "
         "what routing put there (`predicted`), or not at all (`none`); null: `--kv-events-default`."
     ),
+    "predicted_ttft_ms": (
+        "Predicted milliseconds to the first token; once the rank was measured, e.g. `180.0`."
+    ),
+    "predicted_itl_ms": (
+        "Predicted milliseconds between tokens; once the rank was measured, e.g. `21.0`."
+    ),
     "estimated": "True where this is estimated by what routing put there, not told by KV events.",
     "overlap_estimated": (
         "True where the overlap is estimated by what routing put there, not told by KV events."

@@ -289,6 +289,11 @@ class Candidate(Struct, frozen=True):
     """Blocks of the prompt that it would pull from another rank; with `--kv-pull`, e.g. `64`."""
     pull_cost: float | UnsetType = UNSET
     """What moving those costs, in blocks, e.g. `6.4`."""
+    predicted_ttft_ms: float | None = None
+    """Predicted time to the prompt's first token there; null: the rank was not measured yet, e.g.
+    `180.0`."""
+    predicted_itl_ms: float | None = None
+    """Predicted time between its tokens there; null likewise, e.g. `21.0`."""
     legs: DecisionLegs | UnsetType = UNSET
     """Its cost as a leg of a pair; for `/select_pair`."""
 
@@ -323,6 +328,11 @@ class Decision(Struct, kw_only=True):
     """The best pair, compared with the best rank; for `/select_pair`."""
     shadow: DecisionShadow | UnsetType = UNSET
     """What the shadow weights would have chosen; where they scored it."""
+    predicted_ttft_ms: float | UnsetType = UNSET
+    """Predicted time to the first token on the chosen rank, of a pair the one that computes the
+    prompt; once it was measured, e.g. `180.0`."""
+    predicted_itl_ms: float | UnsetType = UNSET
+    """Predicted time between tokens on the chosen rank; once it was measured, e.g. `21.0`."""
     withdrawn: bool | UnsetType = UNSET
     """True where the answer could not be written: nothing is booked then."""
     candidates: list[Candidate] | UnsetType = UNSET

@@ -94,6 +94,23 @@ class IndexFreshness(Struct, frozen=True, kw_only=True):
     """The engine's number of the last batch that was applied; null: none was, e.g. `4711`."""
 
 
+class RankSpeedRow(Struct, frozen=True, kw_only=True):
+    """How fast one rank is, and how well that is predicted; errors of the last 64 predictions."""
+
+    prefill_tokens_per_s: float | None
+    """Tokens per second of queues until their first tokens; null: not measured, e.g. `9000.0`."""
+    itl_ms: float | None
+    """Milliseconds between tokens at its present load; null: not measured, e.g. `21.0`."""
+    ttft_error_ms: float | None
+    """Predicted less actual time to first tokens, mean; null: none came yet, e.g. `-4.0`."""
+    ttft_abs_error_ms: float | None
+    """The mean size of that, e.g. `30.0`."""
+    itl_error_ms: float | None
+    """Predicted less actual time between tokens, mean; null: none came yet, e.g. `0.4`."""
+    itl_abs_error_ms: float | None
+    """The mean size of that, e.g. `1.5`."""
+
+
 class RankTrustRow(Struct, frozen=True, kw_only=True):
     """How far one rank's index is believed."""
 
@@ -116,6 +133,8 @@ class RankTrustRow(Struct, frozen=True, kw_only=True):
     index: IndexFreshness
     """How its KV events stand."""
     estimated: bool | UnsetType = UNSET  # true: matched by what routing put there
+    speed: RankSpeedRow | None = None
+    """How fast it is; null: it was not measured yet."""
 
 
 class TrustTable(Struct, frozen=True):

@@ -120,6 +120,8 @@ class Selection(Struct, kw_only=True):
     kv_source: KvSource | UnsetType = UNSET
     """Where to pull blocks of the prompt from, with `--kv-pull` and if that costs less than
     computing them; `effective_prefill_tokens` is without them."""
+    predicted_ttft_ms: float | UnsetType = UNSET  # once the rank was measured
+    predicted_itl_ms: float | UnsetType = UNSET  # likewise
 
 
 class PairLeg(Struct, frozen=True, kw_only=True):
@@ -164,6 +166,8 @@ class PairSelection(Struct, kw_only=True):
     aggregated_cost: float | None  # of the best worker alone, in blocks; null: there is none
     disaggregated_cost: float | None  # of the best pair, its transfer included; null likewise
     decision: Decision | UnsetType = UNSET  # when it was to be explained
+    predicted_ttft_ms: float | UnsetType = UNSET  # of the prefill leg, once its rank was measured
+    predicted_itl_ms: float | UnsetType = UNSET  # of the decode leg, likewise
 
 
 Answer: TypeAlias = Selection | CacheThreshold | PairSelection

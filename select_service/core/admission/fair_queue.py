@@ -24,6 +24,9 @@ T = TypeVar("T")
 TENANTS_MAX: Final = 4096
 """Counters kept per band; about 400 bytes each. Beyond, the longest idle ones are forgotten."""
 
+SHARE_MAX: Final = 4
+"""One tenant of several leaves a fifth of a band's quota to the others."""
+
 
 class Waiting(Generic[T]):
     """One waiting request; compared by identity."""
@@ -185,6 +188,18 @@ class FairQueue(Generic[T]):
         """Whether one more of this band may wait."""
         one = self._bands[band]
         return one.size < one.quota
+
+    def has_share(self, band: int, tenant_id: str) -> bool:
+        """Whether one more of this tenant may wait without leaving too little room for others.
+
+        While others wait, a tenant may have `SHARE_MAX` times as many waiting as there is room for:
+        the more it has, the sooner what becomes free is left to them.
+        """
+        one = self._bands[band]
+        flow = one.flows.get(tenant_id)
+        if flow is None or flow.waiting is None or len(one.active) == 1:
+            return True
+        return len(flow.waiting) <= SHARE_MAX * (one.quota - one.size)
 
     def quota(self, band: int) -> int:
         """Maximum waiting requests of a band."""

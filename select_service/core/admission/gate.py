@@ -252,7 +252,11 @@ class Gate(Generic[T]):
                 ahead += self.queue.work_ahead(band)
             earliest_s = max(earliest_s, ahead / rate)
             above = self._above(band, now) if self.queue is None else self.queue.above(band, now)
-            rate = max(rate - above, rate * LEFT_SHARE_MIN)
+            left = max(1.0 - above / rate, LEFT_SHARE_MIN)
+            rate *= left
+            ends_per_s = self.pool.meter.requests_per_s
+            if ends_per_s:  # long answers may be what fills the pool
+                rate = min(rate, ask.work * ends_per_s * left)
         if earliest_s == math.inf:  # it never fits
             return NO_ROOM
         rate *= RETURN_SHARE

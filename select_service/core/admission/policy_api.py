@@ -68,6 +68,11 @@ class AdmissionPool(Protocol):
     """
 
     @property
+    def now(self) -> float:
+        """When its load last changed, in monotonic seconds."""
+        ...
+
+    @property
     def instances(self) -> int:
         """How many instances there are."""
         ...

@@ -37,6 +37,11 @@ _RATE_STEP_S: Final = 0.05
 
 DEFAULT_TARGET_TTFT_S: Final = 1.0
 
+IDLE_SHARE: Final = 0.5
+"""Where this share of the requests that a rank runs at once is taken, it is as good as idle: the
+ceilings of bands lie between here and full. Twice as many left free for more important requests
+cost more goodput than they bring, half as many make them wait for answers to end."""
+
 
 class SaturationLimits(NamedTuple):
     """What counts as a full rank."""
@@ -163,8 +168,12 @@ class PoolLoad:
         self._blocks: Floats = np.zeros(0)
         """Total blocks; infinity: unknown. Compare with limits by division: 28 times 1/35 is less
         than 28/35."""
-        self._floor: Floats = np.zeros(0)
+        self._told: Floats = np.zeros(0)
         """The saturation a rank has at any load: from its report, or because that is stale."""
+        self._max_num_seqs: Floats = np.zeros(0)
+        """Requests that it runs at once; infinity: unknown."""
+        self._floor: Floats = np.zeros(0)
+        """The larger of `_told` and of how far those are taken, updated with the rate."""
         self._rate = 0.0
         self._rate_until = -math.inf
         self._drains = 0.0  # tokens per second of all ranks
@@ -185,18 +194,23 @@ class PoolLoad:
         more = np.zeros(missing)
         self._share = np.concatenate([self._share, more])
         self._blocks = np.concatenate([self._blocks, np.full(missing, math.inf)])
+        self._told = np.concatenate([self._told, more])
+        self._max_num_seqs = np.concatenate([self._max_num_seqs, np.full(missing, math.inf)])
         self._floor = np.concatenate([self._floor, more])
         self._block_tokens = np.zeros(capacity)
         self._prefill = self._share  # `_fill` still reads the old columns
         self._rate_until = -math.inf
 
-    def attach(self, slot: int, total_kv_blocks: int | None) -> None:
+    def attach(
+        self, slot: int, total_kv_blocks: int | None, max_num_seqs: int | None = None
+    ) -> None:
         """Attach a schedulable rank on the slot, or update its record; its load stays."""
         self._ensure(max(slot + 1, len(self.loads.prefill)))
         self._attached.add(slot)
         self.instances = len(self._attached)
         self._share[slot] = 1.0 / total_kv_blocks if total_kv_blocks else 0.0
         self._blocks[slot] = total_kv_blocks or math.inf
+        self._max_num_seqs[slot] = max_num_seqs or math.inf
         self._rate_until = -math.inf
 
     def detach(self, slot: int) -> None:
@@ -205,7 +219,7 @@ class PoolLoad:
             return
         self._attached.discard(slot)
         self.instances = len(self._attached)
-        self._share[slot], self._blocks[slot] = 0.0, math.inf
+        self._share[slot], self._blocks[slot], self._max_num_seqs[slot] = 0.0, math.inf, math.inf
         self._waiting.pop(slot, None)
         self._stale.discard(slot)
         self._write_floor(slot)
@@ -233,9 +247,20 @@ class PoolLoad:
     def _write_floor(self, slot: int) -> None:
         limit = self.limits.waiting
         floor = self._waiting.get(slot, 0) / limit if limit else 0.0
-        self._floor[slot] = max(floor, 1.0) if slot in self._stale else floor
+        self._told[slot] = max(floor, 1.0) if slot in self._stale else floor
+        self._floor[slot] = max(self._told.item(slot), self._fullness_by_requests(slot))
+
+    def _fullness_by_requests(self, slot: int) -> float:
+        """Return how far a rank's `max_num_seqs` are taken; more than 1: some requests wait."""
+        most = self._max_num_seqs.item(slot)
+        return (self.loads.requests.item(slot) / most - IDLE_SHARE) / (1.0 - IDLE_SHARE)
 
     # -- for policies --------------------------------------------------------------------------
+
+    @property
+    def now(self) -> float:
+        """Time of the last change of the load, in monotonic seconds."""
+        return self.meter.work.at
 
     @property
     def prefill_backlog(self) -> float:
@@ -250,6 +275,9 @@ class PoolLoad:
         return self._rate
 
     def _follow_rate(self) -> None:
+        requests = self.loads.requests
+        rows = len(requests)
+        self._ensure(rows)
         self._rate_until = self.meter.work.at + _RATE_STEP_S
         self._rate = self.meter.tokens_per_s
         self._drains = self._rate * self.instances
@@ -261,6 +289,8 @@ class PoolLoad:
         self._room = self._rate * target_s
         self._full = self._room * self.instances
         np.multiply(self._share, self._room / self.limits.kv_utilization, out=self._block_tokens)
+        taken = (requests / self._max_num_seqs[:rows] - IDLE_SHARE) / (1.0 - IDLE_SHARE)
+        np.maximum(self._told[:rows], taken, out=self._floor[:rows])
 
     def aim(self, targets: TargetSource | None) -> None:
         """Take the time in which booked tokens should be computed from a policy, or the default."""
@@ -376,7 +406,9 @@ class PoolLoad:
             filled = float(loads.prefill[slot]) / self._room
             used = float(loads.decode[slot]) * float(self._share[slot]) / limits.kv_utilization
             waits = self._waiting.get(slot, 0) / limits.waiting if limits.waiting else 0.0
-            total += max(filled, used, waits, float(slot in self._stale))
+            floor = self._floor.item(slot)
+            assert floor >= self._told.item(slot) == max(waits, float(slot in self._stale))
+            total += max(filled, used, floor)
         if self.instances:
             assert math.isclose(saturation, total / self.instances, rel_tol=1e-9)
         assert self._waiting.keys() | self._stale <= self._attached

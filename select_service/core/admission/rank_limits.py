@@ -73,7 +73,7 @@ class RankLimits:
             if self._by_slot.get(slot) != (worker_id, rank):
                 self._unseat_slot(slot)
             self._by_slot[slot] = (worker_id, rank)
-            self.pool.attach(slot, spec.total_kv_blocks)
+            self.pool.attach(slot, spec.total_kv_blocks, spec.max_num_seqs)
             self.busy.attach(slot, spec.max_num_batched_tokens, spec.total_kv_blocks)
             self.changes.note(slot)
         self._has_new_limits = True
@@ -114,7 +114,7 @@ class RankLimits:
             return
         total = told.kv_total_blocks
         if worker.spec.total_kv_blocks is None and total is not None:
-            self.pool.attach(slot, total)
+            self.pool.attach(slot, total, worker.spec.max_num_seqs)
             self.busy.attach(slot, worker.spec.max_num_batched_tokens, total)
             self._has_new_limits = True
         self.busy.report(slot, told.kv_used_blocks)

@@ -3,7 +3,8 @@
 Its guarantees, which tests check:
 
 * A band's quota is its own: a request is refused as `band-full` only when that many requests of
-  its own band wait. No lower band is admitted while a higher one waits.
+  its own band wait, or, if it is sheddable, when its tenant has most of them and others want some.
+  No lower band is admitted while a higher one waits.
 * Hence no inversion: between the admission of a sheddable request and the refusal of a critical
   one, more criticals than their quota arrive, or the critical one's own deadline passes.
 * Critical and standard requests are never refused for saturation; they wait. If all places to
@@ -27,7 +28,7 @@ from msgspec import Struct
 from select_service.core.admission.fair_queue import TENANTS_MAX, FairQueue, Waiting
 from select_service.core.admission.policy_api import ADMIT, AdmissionVerdict
 from select_service.core.admission.token_bucket import TenantBuckets
-from select_service.core.admission.traffic import LEFT_SHARE_MIN, AdmittedTraffic
+from select_service.core.admission.traffic import LEFT_SHARE_MIN, MEMORY_S, AdmittedTraffic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -131,6 +132,7 @@ class SloShed(Generic[T]):
         self._is_open = [True] * len(limits)
         self._closed = [0] * len(limits)
         self._queue: FairQueue[T] = FairQueue(self._quotas(), tenants_max=self.settings.tenants_max)
+        self._waits_since = 0.0  # when a request began to wait while no other did
         self._traffic = AdmittedTraffic(len(limits))
         self._let_in: list[AdmissionRequest] = []  # admitted while nothing waited, charge pending
         self._in_pool_s = 0.0  # time the pool needs for the booked load, as last computed
@@ -235,7 +237,7 @@ class SloShed(Generic[T]):
             return ADMIT  # the usual case
         if self._opens(line, saturation) and not (queue.waiting and queue.first_band() <= line):
             return ADMIT
-        if queue.has_room(line):
+        if queue.has_room(line) and (line < self._promised or queue.has_share(line, ask.tenant_id)):
             return _WAIT
         quota = queue.quota(line)
         if not quota and line >= self._promised:
@@ -284,6 +286,16 @@ class SloShed(Generic[T]):
         if not ahead:
             return 0.0
         return ahead / max(drains - self._traffic.above(line, now), drains * LEFT_SHARE_MIN)
+
+    def _takes(self, drains: float, now: float) -> float:
+        """Return the work per second that the pool takes, given how fast it computes prompts.
+
+        Once requests have waited for a while, what was let in meanwhile is all that it takes, also
+        where long answers are what fills it.
+        """
+        if not self._queue.waiting or now - self._waits_since < MEMORY_S:
+            return drains
+        return min(drains, self._traffic.above(len(self._is_open), now))
 
     def _opens(self, line: int, saturation: float) -> bool:
         """Tell whether a line is open, following the saturation with hysteresis."""
@@ -363,7 +375,10 @@ class SloShed(Generic[T]):
 
     def refill(self, ask: AdmissionRequest, pool: AdmissionPool) -> tuple[str, float]:
         """Return the pool's drain rate: computed tokens become room."""
-        return "pool", pool.prefill_rate * pool.instances
+        drains = pool.prefill_rate * pool.instances
+        if self._queue.waiting:
+            drains = self._takes(drains, pool.now)
+        return "pool", drains
 
     # -- waiting -------------------------------------------------------------------------------
 
@@ -385,6 +400,8 @@ class SloShed(Generic[T]):
         turn = now if is_promised else None  # ahead of all that came later
         one = Waiting(item, ask, line, self.cost(ask), now + target_s, turn)
         self._pay(ask, now)
+        if not self._queue.waiting:
+            self._waits_since = now
         self.queue.push(one)
         return one
 

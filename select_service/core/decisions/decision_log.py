@@ -268,6 +268,7 @@ class DecisionLog:
             self._catalog,
             self._stream_of,
             partition.estimate,
+            speeds=partition.ledger.loads.speeds,
         )
         return fleet_snapshot
 

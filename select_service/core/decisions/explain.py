@@ -6,6 +6,7 @@ large fleet may be sent in slices (`ExplainedRecord.candidates`).
 
 from __future__ import annotations
 
+from math import isnan
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -123,9 +124,25 @@ class ExplainedRecord:
             told.pair = self._pair.pair()
         if odds is not None and odds.shadow is not None:
             told.shadow = _shadow(odds.shadow, record)
+        if record.slot >= 0:
+            self._predict(told)
         if self._is_withdrawn:
             told.withdrawn = True
         return told
+
+    def _predict(self, told: Decision) -> None:
+        """Say what was to be expected of the chosen rank; of a pair, of each leg its part."""
+        at, odds = self._record.fleet_slots.at, self._record.odds
+        computes = self._record.slot
+        if self._pair is not None and self._pair.is_pair:
+            assert odds is not None
+            assert odds.plan is not None
+            assert odds.plan.couple is not None
+            computes = odds.plan.couple.prefill_slot
+        ttft_ms = _known(self._terms.ttft_ms.item(at[computes]))
+        itl_ms = _known(self._terms.itl_ms.item(at[self._record.slot]))
+        told.predicted_ttft_ms = UNSET if ttft_ms is None else ttft_ms
+        told.predicted_itl_ms = UNSET if itl_ms is None else itl_ms
 
     def whole(self) -> Decision:
         """Return the decision with all candidates at once; a µs per candidate."""
@@ -228,6 +245,9 @@ class ExplainedRecord:
         else:
             columns += [[None] * count] * 4
         columns += self._pulls(some, priced.raw - credit)
+        columns += [
+            list(map(_known, column[some].tolist())) for column in (terms.ttft_ms, terms.itl_ms)
+        ]
         if self._pair is not None:
             columns.append(self._pair.legs(some))
         return list(map(Candidate, *columns))
@@ -262,6 +282,10 @@ class ExplainedRecord:
         estimated = state >= ESTIMATED or UNSET
         state %= ESTIMATED
         return DecisionIndex(STREAM_STATES[state], lag, int(state == REPLAYING), estimated)
+
+
+def _known(value: float) -> float | None:
+    return None if isnan(value) else value
 
 
 def _shadow(sighting: Sighting, record: DecisionRecord) -> DecisionShadow:

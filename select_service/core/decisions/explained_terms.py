@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from select_service.core.ledger.loads import unpacked
+from select_service.core.ledger.rank_speeds import SpeedRow
 from select_service.core.pricing.cost import Size, preferences, terms_of
+from select_service.core.pricing.weights import sequence_blocks
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,6 +32,8 @@ class RankTerms:
         considered: Which ranks were candidates.
         is_priced: Whether the decision came to prices.
         factors: Of preferred taints, on each cost; None: none were preferred.
+        ttft_ms: Predicted time to the first token; nan: not measured.
+        itl_ms: Predicted time between tokens, likewise.
         unheard: Seconds since each queue was known; None: queues were not recorded.
         ahead: Tokens of each queue that may have been computed since.
         terms: Everything else.
@@ -47,11 +51,28 @@ class RankTerms:
         self.cost: Floats = self.terms.cost
         if self.factors is not None:
             self.cost = self.cost * self.factors
+        self.ttft_ms, self.itl_ms = self._predicted()
         self.unheard: Floats | None = None
         self.ahead: Floats = np.zeros(len(slots))
         if self._loads.heard is not None and self._loads.ahead is not None:
             heard, self.ahead = self._loads.heard[slots], self._loads.ahead[slots]
             self.unheard = np.where(self.ahead > 0.0, record.at - heard, 0.0)
+
+    def _predicted(self) -> tuple[Floats, Floats]:
+        """Predict as `reservations/predictions.py`, with the speeds of the fleet's snapshot."""
+        record, terms = self._record, self.terms
+        speeds = np.frombuffer(record.fleet_snapshot[3]).reshape(-1, len(SpeedRow._fields))
+        if not len(speeds) or not self.is_priced:
+            unknown = np.full(len(terms.prefill), np.nan)
+            return unknown, unknown
+        rows = SpeedRow(*np.where(speeds < 0.0, np.nan, speeds).T)
+        block_size = record.fleet_slots.block_size
+        found = terms.cached_tokens + terms.pulled * block_size
+        tokens = terms.prefill + np.maximum(0.0, record.isl_tokens - found)
+        context = terms.context + sequence_blocks(block_size) + (not record.blocks)
+        ttft_s = rows.ttft_base_s + rows.ttft_s_per_token * tokens
+        itl_s = (rows.block_base_s + rows.block_s_per_context * context) / block_size
+        return np.round(ttft_s * 1e3, 3), np.round(itl_s * 1e3, 3)
 
     def among(self, candidates: NDArray[np.bool_]) -> Terms:
         """Return the terms of all ranks where only some were candidates."""

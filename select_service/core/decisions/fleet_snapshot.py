@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from select_service.core.fleet.catalog import Catalog, Worker
     from select_service.core.fleet.slots import FleetSlots
     from select_service.core.ledger.cache_estimate import CacheEstimate
+    from select_service.core.ledger.rank_speeds import RankSpeeds
 
 STREAMS_S: Final = 0.25
 """Maximum age of the noted stream states: reading a thousand takes 0.2 ms."""
@@ -63,7 +64,7 @@ class FleetSnapshot:
     Attributes:
         until: what was noted is valid until then.
         everyone: the rows of all candidates at that time.
-        told: the fleet; by rank, stream states, and wall times as doubles.
+        told: the fleet; by rank, stream states, wall times and speeds.
         size: its new bytes: the first record that has them is charged with them.
     """
 
@@ -77,6 +78,7 @@ class FleetSnapshot:
         "_open",
         "_parts",
         "_scope",
+        "_speeds",
         "_stream_of",
         "everyone",
         "size",
@@ -92,6 +94,8 @@ class FleetSnapshot:
         catalog: Catalog,
         stream_of: Callable[[WorkerRank], EventStream | None],
         estimate: CacheEstimate,
+        *,
+        speeds: RankSpeeds,
     ) -> None:
         """Start without having looked at any worker.
 
@@ -102,7 +106,9 @@ class FleetSnapshot:
             catalog: knows the absent workers.
             stream_of: returns the event stream of a rank.
             estimate: of the partition.
+            speeds: of its ranks.
         """
+        self._speeds = speeds
         self._estimate = estimate
         self._scope, self._fleet_slots, self._block_size = scope, fleet_slots, block_size
         self._catalog = catalog
@@ -112,7 +118,7 @@ class FleetSnapshot:
         self._fresh = 0  # ranks and absent ranks no record was charged with yet
         here = [worker.worker_id for worker in catalog if worker.scope == scope]
         self._noted = dict.fromkeys([*here, *fleet_slots.workers])  # the latest last
-        self.told = RankStates(scope, block_size, (), ()), b"", b""
+        self.told = RankStates(scope, block_size, (), ()), b"", b"", b""
         self.everyone: Rows = fleet_slots.everyone
         self.size = 0
         self.until = -inf
@@ -137,9 +143,14 @@ class FleetSnapshot:
         stamps = [
             nan if one is None or (stamp := one.last_batch_ts) is None else stamp for one in streams
         ]
-        self.told = fleet_slots, states, array("d", stamps).tobytes()
+        speeds = b""
+        if self._speeds.by_slot:
+            row = self._speeds.row
+            rows = [row(rank.slot) for rank in fleet_slots.rank_states]
+            speeds = array("d", chain.from_iterable(rows)).tobytes()
+        self.told = fleet_slots, states, array("d", stamps).tobytes(), speeds
         self.everyone = self._fleet_slots.everyone
-        self.size += 9 * len(states)
+        self.size += 9 * len(states) + len(speeds)
         self.until = now + STREAMS_S
 
     def _with_estimates(self, fleet_slots: RankStates, states: bytes) -> bytes:

@@ -113,8 +113,9 @@ class Odds(Struct, gc=False):
     shadow: Sighting | None = None  # the choice of the shadow weights, if it was scored
 
 
-Look: TypeAlias = "tuple[RankStates, bytes, bytes]"
-"""The fleet; by rank, states of event streams and wall times of their last batches (doubles)."""
+Look: TypeAlias = "tuple[RankStates, bytes, bytes, bytes]"
+"""The fleet; by rank, states of event streams, wall times of their last batches (doubles), and
+speeds (`SpeedRow`s of doubles; empty: none was measured)."""
 
 
 class DecisionRecord(NamedTuple):

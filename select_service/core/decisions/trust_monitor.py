@@ -26,6 +26,7 @@ from select_service.errors import InvalidField
 from select_service.types import (
     IndexFreshness,
     PairSelection,
+    RankSpeedRow,
     RankTrustRow,
     Selection,
     TrustTable,
@@ -391,6 +392,7 @@ class TrustMonitor:
             rereads=0 if known is None else known.rereads,
             index=_NO_INDEX if slot is None else self.freshness(rank),
             estimated=(slot is not None and partition.estimate.is_in_force(slot)) or UNSET,
+            speed=None if slot is None else _speed(partition, slot),
         )
 
     def lag_of(self, stream: EventStream) -> float | None:
@@ -414,6 +416,25 @@ class TrustMonitor:
             known_share=_known_share(stream),
             last_batch=stream.cursor.last,
         )
+
+
+def _speed(partition: Partition, slot: int) -> RankSpeedRow | None:
+    """Return what was measured of a rank; None: nothing."""
+    loads, block_size = partition.ledger.loads, partition.index.block_size
+    rank = loads.speeds.by_slot.get(slot)
+    if rank is None:
+        return None
+    block_s = rank.block.at(loads.context.item(slot))
+    ttft, block = rank.ttft_error, rank.block_error
+    per_token = 1e3 / block_size
+    return RankSpeedRow(
+        prefill_tokens_per_s=rank.ttft.mean_ratio or None,
+        itl_ms=None if block_s is None else block_s * per_token,
+        ttft_error_ms=ttft.mean * 1e3 if ttft.samples else None,
+        ttft_abs_error_ms=ttft.mean_abs * 1e3 if ttft.samples else None,
+        itl_error_ms=block.mean * per_token if block.samples else None,
+        itl_abs_error_ms=block.mean_abs * per_token if block.samples else None,
+    )
 
 
 def _known_share(stream: EventStream) -> float:

@@ -153,8 +153,8 @@ class Ledger:
         if prefill_tokens:
             if not left:
                 work.starts(slot)
-            left += prefill_tokens
-            by_slot[slot] = left
+            reservation.queued_tokens = left
+            by_slot[slot] = left = left + prefill_tokens
             loads.prefill_backlog += prefill_tokens
             recent.churned += prefill_tokens
             if loads.follows_queues:
@@ -175,12 +175,18 @@ class Ledger:
         return reservation
 
     def prefill_complete(
-        self, reservation: LedgerReservation, now: float, *, is_news: bool = True
+        self,
+        reservation: LedgerReservation,
+        now: float,
+        *,
+        is_news: bool = True,
+        cached_tokens: int | None = None,
     ) -> None:
         """The prompt is computed: its tokens leave P, its blocks stay. Idempotent.
 
         With `is_news` false it was computed before it was booked here, according to the disk or a
-        replica, and does not count towards the measured speed of ranks.
+        replica, and does not count towards the measured speed of ranks. `cached_tokens`, if its
+        engine told them, are those that need not be computed.
         """
         generation = reservation.generation
         assert generation.is_open
@@ -199,7 +205,7 @@ class Ledger:
             left, head = by_slot[slot], 0
             if tokens:
                 if is_news:
-                    work.hear(slot, tokens, reservation.created)
+                    self._measure(reservation, now, cached_tokens)
                 left -= tokens
                 by_slot[slot] = left
                 loads.prefill_backlog -= tokens
@@ -220,6 +226,18 @@ class Ledger:
                 and (slot in changes.busy or slot in changes.full)
             ):
                 changes.note(slot)
+
+    def _measure(
+        self, reservation: LedgerReservation, now: float, cached_tokens: int | None
+    ) -> None:
+        """Count a computed prompt towards the speed of its rank."""
+        slot, tokens, loads = reservation.slot, reservation.prefill_tokens, self.loads
+        created = reservation.created
+        loads.work.hear(slot, tokens, created)
+        if created > loads.work.resumed_at:  # else it may have been begun long before
+            if cached_tokens is not None:
+                tokens = max(0, reservation.isl_tokens - cached_tokens)
+            loads.speeds.computed(slot, reservation.queued_tokens + tokens, now - created)
 
     def note_computed(self, reservation: LedgerReservation, now: float) -> None:
         """Note that a live reservation's prompt is cached on its rank, where that is estimated."""
@@ -249,6 +267,11 @@ class Ledger:
         """
         assert reservation.live
         self.touch(reservation, now)
+        since = reservation.output_at or reservation.first_token_at
+        if since:
+            slot, loads = reservation.slot, self.loads
+            loads.speeds.decoded(slot, loads.context.item(slot), (now - since) / count, now)
+            reservation.output_at = now
         if decay_fraction is None:
             reservation.whole_outputs += count
             self.blocks.counts.add(reservation.generation.number, count)
@@ -315,6 +338,7 @@ class Ledger:
         """
         self.loads.forget_churn(slot)
         self.previous_ranks[slot] += 1
+        self.loads.speeds.forget(slot)
         dropped = len(self._generations[slot].reservations)
         if not dropped:
             return 0

@@ -103,6 +103,8 @@ class LedgerReservation(Struct, eq=False):
     faded_outputs: int = 0  # output blocks of weight output_fraction
     output_fraction: float = 1.0
     first_token_at: float = 0.0  # when it was reported to this process; 0: not reported
+    output_at: float = 0.0  # likewise its last output blocks
+    queued_tokens: int = 0  # to be computed on its rank when it was booked, without its own
     ttl_s: float = 0.0  # 0: never expires by itself
     deadline: float = 0.0  # when it expires, if it can
     # Facts the ledger only stores:

@@ -16,6 +16,7 @@ import numpy as np
 from indexer.compiled import usable
 from select_service.core.ledger.drain_meter import PRIOR_TOKENS_PER_S, DrainMeter
 from select_service.core.ledger.loads import PACE, TOTALS, padding
+from select_service.core.ledger.rank_speeds import RankSpeeds
 from select_service.core.ledger.work_done import WorkDone
 
 if not TYPE_CHECKING and usable("select_service.core._ledger", 3):
@@ -72,6 +73,7 @@ class SlotLoads:
         "recent",
         "requests",
         "rows",
+        "speeds",
         "step",
         "wait",
         "work",
@@ -115,6 +117,8 @@ class SlotLoads:
         self.follows_queues = False
         """Whether it is known whose turn it is, and `pack` includes the queues, too. Only pricing
         that uses them pays for it."""
+        self.speeds = RankSpeeds()
+        """How fast each rank is."""
         self.work = WorkDone()
         self.recent = RecentActivity(self.work, prior_tokens_per_s=prior_tokens_per_s)
         self._write_anew()

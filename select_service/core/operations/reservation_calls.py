@@ -240,8 +240,8 @@ class ReservationCalls:
         lifecycle = self._lifecycle
         of_pair = None
         if lifecycle.bookings.pairs or lifecycle.announcer.speaks:  # else no id is a pair's
-            of_pair = self._pairs.prefill_complete(name, now)
-        partition, effects = of_pair or lifecycle.prefill_complete(name, now)
+            of_pair = self._pairs.prefill_complete(name, now, cached_tokens)
+        partition, effects = of_pair or lifecycle.prefill_complete(name, now, cached_tokens)
         if partition is None:
             return effects
         return self._waiting_requests.relieve(partition, now, effects)

@@ -184,6 +184,11 @@ def _bounded(weight: float) -> float:
     return max(-_WEIGHT_MAX, min(_WEIGHT_MAX, weight))
 
 
+def sequence_blocks(block_size: int) -> int:
+    """Return a request's fixed weight in the context, in blocks."""
+    return round(SEQUENCE_TOKENS / block_size)
+
+
 def wait_blocks(seats: int, block_size: int) -> int:
     """Return the context blocks that waiting for one of `seats` seats, at least 1, is worth.
 

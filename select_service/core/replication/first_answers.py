@@ -35,6 +35,8 @@ class _Selected(Struct, array_like=True, frozen=True, tag="s"):
     advice: Advice | None
     overlap_estimated: bool = False
     kv_source: KvSource | None = None
+    predicted_ttft_ms: float | None = None
+    predicted_itl_ms: float | None = None
 
 
 class _Chosen(Struct, array_like=True, frozen=True, tag="r"):
@@ -75,6 +77,8 @@ def packed_answer(answer: FirstAnswer | None) -> bytes:
                 None if answer.advice is UNSET else answer.advice,
                 answer.overlap_estimated is True,
                 None if answer.kv_source is UNSET else answer.kv_source,
+                None if answer.predicted_ttft_ms is UNSET else answer.predicted_ttft_ms,
+                None if answer.predicted_itl_ms is UNSET else answer.predicted_itl_ms,
             )
         )
     return packed if len(packed) <= ANSWER_BYTES_MAX else b""
@@ -115,6 +119,8 @@ def answer_of(record: ClaimRecord) -> FirstAnswer | None:
         advice=UNSET if told.advice is None else told.advice,
         overlap_estimated=told.overlap_estimated or UNSET,
         kv_source=told.kv_source or UNSET,
+        predicted_ttft_ms=UNSET if told.predicted_ttft_ms is None else told.predicted_ttft_ms,
+        predicted_itl_ms=UNSET if told.predicted_itl_ms is None else told.predicted_itl_ms,
     )
 
 

@@ -17,6 +17,7 @@ from select_service.core.ledger.reservation_ids import LiveReservation
 from select_service.core.replication.announcer import Announcer
 from select_service.core.replication.claim import Claim
 from select_service.core.reservations.idempotency import Idempotency
+from select_service.core.reservations.predictions import check_itl, check_ttft
 from select_service.core.reservations.remote_reservations import RemoteReservations
 from select_service.core.reservations.renewal import Renewal
 from select_service.core.reservations.reservation_ends import ReservationEnds
@@ -254,8 +255,15 @@ class Lifecycle(ReservationEnds):
 
     # -- lifecycle -----------------------------------------------------------------------------
 
-    def prefill_complete(self, name: str, now: float) -> tuple[Partition | None, Effects]:
+    def prefill_complete(
+        self, name: str, now: float, cached_tokens: int | None = None
+    ) -> tuple[Partition | None, Effects]:
         """The prompt is computed: release its prefill tokens, keep its blocks. Repeatable.
+
+        Args:
+            name: its reservation_id or selection_id.
+            now: monotonic seconds.
+            cached_tokens: how much of it the engine found cached, if reported.
 
         Returns:
             The partition that lost load, None if its worker is not here; and the effects.
@@ -273,7 +281,9 @@ class Lifecycle(ReservationEnds):
             demand.first_tokens += 1
             demand.ttft_s += now - reservation.created
             reservation.first_token_at = now
-        partition.ledger.prefill_complete(reservation, now)
+            if reservation.pair is None:
+                check_ttft(booking, now)
+        partition.ledger.prefill_complete(reservation, now, cached_tokens=cached_tokens)
         if (  # usually none of these applies
             reservation.lease is not None
             or reservation.claim is not None
@@ -387,6 +397,7 @@ class Lifecycle(ReservationEnds):
         if outputs:
             tokens = outputs * partition.index.block_size
             demand.tell_output(tokens, reservation.first_token_at, now)
+            check_itl(booking)
         self.release(booking, now, "freed")
         self._counters.reservations_freed += 1
         return partition, effects

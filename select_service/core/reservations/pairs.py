@@ -17,6 +17,11 @@ from select_service.core.pricing.placement import worker_overlap
 from select_service.core.pricing.prompt import prompt_of
 from select_service.core.replication.messages import Ended
 from select_service.core.reservations.booking_spec import BookingSpec
+from select_service.core.reservations.predictions import (
+    check_ttft,
+    predicted_itl_ms,
+    predicted_ttft_ms,
+)
 from select_service.errors import ReservationNotFound
 from select_service.types import PairLeg, PairSelection, SelectPairRequest
 
@@ -84,6 +89,8 @@ class Pairs:
                 partition, plan, couple.decode_slot, ids[1], 0, couple.potential_decode_blocks
             ),
         )
+        answer.predicted_ttft_ms = predicted_ttft_ms(partition, couple.prefill_slot, tokens)
+        answer.predicted_itl_ms = predicted_itl_ms(partition, couple.decode_slot, prompt.blocks)
         # Everything that can fail has been checked: from here on both are booked.
         for slot, order in ((couple.prefill_slot, computing), (couple.decode_slot, decoding)):
             effects = self._lifecycle.book(partition, slot, order, request, answer, effects, now)
@@ -119,6 +126,8 @@ class Pairs:
             kv_source=placement.kv_source or UNSET,
         )
         answer = _answer(ticket, plan, prefill=None, decode=leg)
+        answer.predicted_ttft_ms = predicted_ttft_ms(partition, placement.slot, tokens)
+        answer.predicted_itl_ms = predicted_itl_ms(partition, placement.slot, ticket.prompt.blocks)
         effects = self._lifecycle.book(
             partition, placement.slot, order, request, answer, effects, now
         )
@@ -138,8 +147,13 @@ class Pairs:
 
     # -- go on, and end ------------------------------------------------------------------------
 
-    def prefill_complete(self, name: str, now: float) -> tuple[Partition | None, Effects] | None:
-        """The prompt is computed and moved: end the prefill leg. Repeatable; None: no such pair."""
+    def prefill_complete(
+        self, name: str, now: float, cached_tokens: int | None = None
+    ) -> tuple[Partition | None, Effects] | None:
+        """The prompt is computed and moved: end the prefill leg. Repeatable; None: no such pair.
+
+        `cached_tokens`: how much of it the engine found cached, if reported.
+        """
         known = self._legs(name)
         if known is None:
             return None
@@ -152,7 +166,9 @@ class Pairs:
             done, ids = legs, []
         else:
             self._end_unheard(pair, now, prefill_id)
-        told = self._computed([leg for leg in legs if leg.reservation.reservation_id in ids], now)
+        told = self._computed(
+            [leg for leg in legs if leg.reservation.reservation_id in ids], now, cached_tokens
+        )
         partition, ended = self._end([one for one in ids if one == prefill_id], now)
         told += ended
         for leg in legs if done else ():
@@ -166,7 +182,9 @@ class Pairs:
             told += effects.published
         return partition, Effects(published=told) if told else NOTHING
 
-    def _computed(self, legs: Iterable[LiveReservation], now: float) -> list[ReplicaMessage]:
+    def _computed(
+        self, legs: Iterable[LiveReservation], now: float, cached_tokens: int | None
+    ) -> list[ReplicaMessage]:
         """Complete the prefill of these legs before they end: an unfinished one counts as given up.
 
         Otherwise the compute rate would not be learnt from them, and their ranks would seem to
@@ -180,7 +198,8 @@ class Pairs:
             assert pair is not None
             if reservation.prefill_done or reservation.reservation_id != leg_ids(pair)[0]:
                 continue
-            partition.ledger.prefill_complete(reservation, now)
+            check_ttft(leg, now)
+            partition.ledger.prefill_complete(reservation, now, cached_tokens=cached_tokens)
             if announcer.speaks:
                 told.append(announcer.completed(partition, reservation))
         return told

@@ -19,6 +19,7 @@ from select_service.core.effects import NOTHING, Effects
 from select_service.core.pricing.cost import tier_matches
 from select_service.core.pricing.placement import PairMatch, Placement, worker_overlap
 from select_service.core.reservations.booking_spec import BookingSpec
+from select_service.core.reservations.predictions import predicted_itl_ms, predicted_ttft_ms
 from select_service.core.routing.admit import Admitter
 from select_service.core.routing.filters import Filters, planned_rows
 from select_service.core.routing.other_answers import OtherAnswers, explain
@@ -294,6 +295,9 @@ class Placer:
             )
         if partition.fleet_slots.roles.given:
             answer.advice = self._pair_selector.advise(ticket, now)
+        if partition.ledger.loads.speeds.by_slot:
+            answer.predicted_ttft_ms = predicted_ttft_ms(partition, placement.slot, computed)
+            answer.predicted_itl_ms = predicted_itl_ms(partition, placement.slot, prompt.blocks)
         if hit is not None:
             answer.cache_hit = hit
             if filtered is not None and filtered.needs_prefill:

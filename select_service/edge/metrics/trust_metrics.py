@@ -20,6 +20,11 @@ __all__ = ["trust_tables"]
 
 _REASONS: Final = ("prediction", "lag", "gaps")
 
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1e3
+
+
 _BY_RANK: Final[tuple[MetricRow[RankTrustRow], ...]] = (
     value("trust_factor", "Factor on a rank's overlap credit.", lambda row: row.trust),
     value(
@@ -36,6 +41,26 @@ _BY_RANK: Final[tuple[MetricRow[RankTrustRow], ...]] = (
         "trust_event_lag_seconds",
         "How much later than its fastest batch a rank's last KV events came.",
         lambda row: row.index.lag_s,
+    ),
+    value(
+        "rank_prefill_tokens_per_second",
+        "Tokens per second of a rank's queue until first tokens, as measured.",
+        lambda row: None if row.speed is None else row.speed.prefill_tokens_per_s,
+    ),
+    value(
+        "rank_itl_seconds",
+        "Time between tokens of a rank at its present load, as measured.",
+        lambda row: None if row.speed is None else _seconds(row.speed.itl_ms),
+    ),
+    value(
+        "rank_ttft_error_seconds",
+        "Mean size of the difference of predicted and actual time to first tokens.",
+        lambda row: None if row.speed is None else _seconds(row.speed.ttft_abs_error_ms),
+    ),
+    value(
+        "rank_itl_error_seconds",
+        "Mean size of the difference of predicted and actual time between tokens.",
+        lambda row: None if row.speed is None else _seconds(row.speed.itl_abs_error_ms),
     ),
 )
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from bench.admission.capacity import Capacity
+from bench.admission.contender import Contender
 from bench.admission.measures import Result
 from bench.admission.play import Script
 from bench.admission.policies import contenders
@@ -53,6 +54,18 @@ def test_slo_shed_keeps_what_it_promises_where_letting_everybody_in_fails(load: 
     assert ours.goodput >= 0.95 * field.goodput
     assert ours.inversions == 0
     assert ours.first_retry is None or ours.first_retry >= 0.9
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(("name", "rate"), [("decode-bound", 77.0), ("prefill-bound", 24.5)])
+def test_slo_shed_keeps_narrow_targets_with_its_defaults(name: str, rate: float) -> None:
+    """At 1.6 times what the pool can compute; the whole table: `bench.admission.overload`."""
+    script = Script(read_workload(name), rate=1.6 * rate, seconds=20.0, warm_up_s=20.0, tail_s=5.0)
+    result = simulate(script, Contender("slo-shed", "slo-shed", {}))
+    assert result.classes["critical"].attained >= 0.99
+    assert result.classes["standard"].attained >= 0.95
+    assert result.inversions == 0
+    assert result.first_retry is None or result.first_retry >= 0.9
 
 
 def test_reject_all_is_what_it_says() -> None:

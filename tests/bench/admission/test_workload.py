@@ -47,5 +47,5 @@ def test_bursts_are_as_bursty_as_told() -> None:
 
 
 def test_an_unknown_workload_is_refused() -> None:
-    with pytest.raises(ValueError, match="known are abusive_tenant, four_class"):
+    with pytest.raises(ValueError, match="known are abusive_tenant, decode_bound, four"):
         read_workload("none")

@@ -87,7 +87,9 @@ async def test_what_is_told_in_either_form_and_in_a_batch(
     operation = {"op": "prefill_complete", "reservation_id": "r", "cached_tokens": 64}
     answer = await client.post("/reservations/batch", json={"operations": [operation]})
     assert answer.json() == {"results": [{"status": 200}]}
-    assert await row(client) == {
+    answered = await row(client)
+    assert answered.pop("speed")["prefill_tokens_per_s"] > 0
+    assert answered == {
         "model_name": "default",
         "tenant_id": "default",
         "worker_id": 1,
@@ -210,6 +212,7 @@ def test_people_and_prometheus_are_told(caplog: pytest.LogCaptureFixture) -> Non
             assert value(samples, "trust_factor", **labels) == factor
             assert value(samples, "trust_missing_share", **labels) == missing
             assert value(samples, "trust_prediction_error_tokens", **labels) == error
+            assert value(samples, "rank_prefill_tokens_per_second", **labels) > 0
         assert value(samples, "trust_shrunk_ranks", reason="prediction") == 1
         assert value(samples, "trust_shrunk_ranks", reason="lag") == 0
         assert value(samples, "cached_tokens_told_total", outcome="compared") == 9

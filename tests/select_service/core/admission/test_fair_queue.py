@@ -102,6 +102,19 @@ def test_bands_do_not_share_room() -> None:
     assert (queue.work_ahead(0), queue.work_ahead(1)) == (0, 20)
 
 
+def test_the_more_a_tenant_has_waiting_the_sooner_room_is_left_to_others() -> None:
+    queue: FairQueue[str] = FairQueue([11])
+    for number in range(9):
+        assert queue.has_share(0, "m"), "nobody else waits"
+        wait(queue, f"m{number}")
+    wait(queue, "c")
+    assert queue.has_share(0, "c")
+    assert queue.has_share(0, "d")
+    assert not queue.has_share(0, "m")
+    serve_all(queue)
+    assert queue.has_share(0, "m")
+
+
 def test_memory_of_tenants_is_bounded_and_who_waits_is_kept() -> None:
     queue: FairQueue[str] = FairQueue([10_000], tenants_max=3)
     one = Waiting("x", ask_of("patient", 5), 0, 5, 1.0)

@@ -64,6 +64,25 @@ def test_the_order_is_fixed_and_the_first_refusal_is_named() -> None:
     assert (decision.gate, decision.code) == ("unavailable", "unavailable")
 
 
+def test_places_are_promised_no_faster_than_answers_end() -> None:
+    """Where long answers fill the pool, prompts are computed long before there is room."""
+    times = []
+    for ends in (0, 10):
+        gate = gate_of("gaie-legacy")
+        assert isinstance(gate.pool, RecordedPool)
+        carry(gate, 0, 100, 1)
+        for _ in range(ends):
+            gate.pool.ended("t")
+        carry(gate, 0, 100, 1, now=10.0)
+        promises = [
+            gate.refusal(ask_of("batch", 100, key), "policy", "full", "full", 10.0)
+            for key in (b"1", b"2")
+        ]
+        times.append(promises[1].retry_after_s - promises[0].retry_after_s)
+    assert times[0] == pytest.approx(100 / (2 * 1000 * RETURN_SHARE))
+    assert times[1] == pytest.approx(1 / (1.0 * RETURN_SHARE), rel=0.01)
+
+
 def test_the_policy_speaks_before_anybody_waits_for_a_worker() -> None:
     gate = gate_of("reject-all")
     for slot in (0, 1):

@@ -42,6 +42,15 @@ def test_saturation_is_the_mean_of_the_worst_of_each_rank() -> None:
     pool.check()
 
 
+@pytest.mark.parametrize(("requests", "level"), [(4, 0.0), (8, 0.6), (10, 1.0), (12, 1.4)])
+def test_a_rank_fills_with_the_requests_it_runs_at_once(requests: int, level: float) -> None:
+    pool = pool_of(0)
+    pool.attach(0, 100, max_num_seqs=10)
+    pool.note(0, RecordedRankLoad(requests=requests), 0.0)
+    assert pool.saturation == pytest.approx(level)
+    pool.check()
+
+
 def test_nobody_and_the_silent_are_full() -> None:
     pool = pool_of(2)
     pool.mark_stale(0, stale=True)

@@ -75,6 +75,7 @@ class Churn(RuleBasedStateMachine):
         fresh = FleetSnapshot(
             *(partition.scope, partition.fleet_slots, partition.index.block_size),
             *(core.catalog, core.membership.stream_at, partition.estimate),
+            speeds=partition.ledger.loads.speeds,
         )
         fresh.look(self.fleet.now)
         assert partition.fleet_snapshot is not None

@@ -1,0 +1,173 @@
+"""How fast each rank is, learnt from lifecycle calls: time to the first token, and between tokens.
+
+Two straight lines per rank, fitted to what was measured lately: the time to a first token over the
+tokens that were to be computed before it (those booked there and the prompt's own), and the time of
+a block of output over the context its rank attends to. So unequal engines are seen, and a number
+holds for a load that was not met yet. Outliers count as far as they are likely. Nothing is shared
+between ranks, and a rank is forgotten with its slot.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+__all__ = ["Fit", "PredictionError", "RankSpeed", "RankSpeeds", "SpeedRow"]
+
+SAMPLES: Final = 64
+"""Measurements after which an older one weighs 1/e."""
+SURE: Final = 4
+"""With fewer measurements nothing is predicted, and none is an outlier."""
+OUTLIER: Final = 4.0
+"""A measurement counts as at most so many times what was expected, and at least its part: one
+paused engine teaches little, and a slower one is believed within a few prompts."""
+BLOCKS_EVERY_S: Final = 0.05
+"""Blocks of output are measured so often per rank: all of its requests go at the same pace."""
+_KEPT: Final = 1.0 - 1.0 / SAMPLES
+_LEVEL: Final = 1e-6  # a relative variance below which measurements say nothing of the slope
+
+
+class Fit:
+    """A line fitted to recent measurements; neither its base nor its slope is below 0.
+
+    Args:
+        is_level: whether measurements at one x alone mean a constant; else y is taken as
+            proportional to x.
+    """
+
+    __slots__ = ("_is_level", "_w", "_x", "_xx", "_xy", "_y", "base", "samples", "slope")
+
+    def __init__(self, *, is_level: bool = False) -> None:
+        self._is_level = is_level
+        self.samples = 0
+        self.base = self.slope = 0.0
+        self._w = self._x = self._y = self._xx = self._xy = 0.0  # fading sums
+
+    def learn(self, x: float, y: float) -> None:
+        """Add a measurement. O(1)."""
+        if self.samples >= SURE:
+            expected = self.base + self.slope * x
+            most, least = expected * OUTLIER, expected / OUTLIER
+            y = most if y > most else max(y, least)
+        self.samples += 1
+        self._w = weight = self._w * _KEPT + 1.0
+        self._x = self._x * _KEPT + x
+        self._y = self._y * _KEPT + y
+        self._xx = self._xx * _KEPT + x * x
+        self._xy = self._xy * _KEPT + x * y
+        mean_x, mean_y = self._x / weight, self._y / weight
+        variance = self._xx / weight - mean_x * mean_x
+        steepest = mean_y / mean_x if mean_x > 0.0 else 0.0
+        if variance > _LEVEL * mean_x * mean_x:
+            slope = (self._xy / weight - mean_x * mean_y) / variance
+            self.slope = min(max(slope, 0.0), steepest)
+        else:
+            self.slope = 0.0 if self._is_level else steepest
+        self.base = mean_y - self.slope * mean_x
+
+    def at(self, x: float) -> float | None:
+        """Return what is expected at x; None: too little was measured."""
+        return self.base + self.slope * x if self.samples >= SURE else None
+
+    @property
+    def mean_ratio(self) -> float:
+        """The mean of x over that of y, 0 if nothing was measured."""
+        return self._x / self._y if self._y > 0.0 else 0.0
+
+
+class PredictionError:
+    """How far predictions were off, over recent ones."""
+
+    __slots__ = ("mean", "mean_abs", "samples")
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self.mean = self.mean_abs = 0.0  # predicted - actual
+
+    def tell(self, predicted: float, actual: float) -> None:
+        """Compare one prediction with what came."""
+        self.samples += 1
+        share = 1.0 / min(self.samples, SAMPLES)
+        error = predicted - actual
+        self.mean += (error - self.mean) * share
+        self.mean_abs += (abs(error) - self.mean_abs) * share
+
+
+class RankSpeed:
+    """The speed of one rank; times in seconds."""
+
+    __slots__ = ("block", "block_error", "measured_at", "ttft", "ttft_error")
+
+    def __init__(self) -> None:
+        self.ttft = Fit()
+        """Time to the first token over tokens to compute before it."""
+        self.block = Fit(is_level=True)
+        """Time of a block of output over blocks of context."""
+        self.ttft_error = PredictionError()
+        self.block_error = PredictionError()
+        self.measured_at = 0.0  # when a block was measured last
+
+
+class SpeedRow(NamedTuple):
+    """The lines of one rank at one moment; negative: unknown."""
+
+    ttft_base_s: float
+    ttft_s_per_token: float
+    block_base_s: float
+    block_s_per_context: float
+
+
+_UNKNOWN: Final = SpeedRow(-1.0, -1.0, -1.0, -1.0)
+
+
+class RankSpeeds:
+    """The ranks of one ledger that were measured, by slot."""
+
+    __slots__ = ("by_slot",)
+
+    def __init__(self) -> None:
+        self.by_slot: dict[int, RankSpeed] = {}
+
+    def computed(self, slot: int, tokens: int, seconds: float) -> None:
+        """Note a first token.
+
+        Args:
+            slot: its rank's.
+            tokens: to compute when it was booked: the rank's queue and the prompt's own.
+            seconds: since then.
+        """
+        if seconds > 0.0:
+            self._of(slot).ttft.learn(float(tokens), seconds)
+
+    def decoded(self, slot: int, context: float, seconds: float, now: float) -> None:
+        """Note a block of output.
+
+        Args:
+            slot: its rank's.
+            context: blocks that the rank attends to.
+            seconds: that one block took.
+            now: monotonic seconds.
+        """
+        rank = self._of(slot)
+        if seconds > 0.0 and now - rank.measured_at >= BLOCKS_EVERY_S:
+            rank.measured_at = now
+            rank.block.learn(context, seconds)
+
+    def _of(self, slot: int) -> RankSpeed:
+        rank = self.by_slot.get(slot)
+        if rank is None:
+            rank = self.by_slot[slot] = RankSpeed()
+        return rank
+
+    def forget(self, slot: int) -> None:
+        """Forget a rank that has left: the next one on its slot may be another engine."""
+        self.by_slot.pop(slot, None)
+
+    def row(self, slot: int) -> SpeedRow:
+        """Return the lines of a rank as they are now."""
+        rank = self.by_slot.get(slot)
+        if rank is None:
+            return _UNKNOWN
+        ttft, block = rank.ttft, rank.block
+        of_ttft = (-1.0, -1.0) if ttft.samples < SURE else (ttft.base, ttft.slope)
+        of_block = (-1.0, -1.0) if block.samples < SURE else (block.base, block.slope)
+        return SpeedRow(*of_ttft, *of_block)

@@ -1,0 +1,96 @@
+"""What is learnt of a rank's speed: of unequal engines, through outliers, and forgotten with it."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from select_service.core.ledger.ledger import Ledger
+from select_service.core.ledger.rank_speeds import BLOCKS_EVERY_S, SURE, Fit, RankSpeeds
+
+BASE_S, PER_TOKEN_S = 0.02, 1e-4
+
+
+def measured(speeds: RankSpeeds, slot: int, per_token_s: float, count: int = 200) -> None:
+    rng = random.Random(slot)
+    for _ in range(count):
+        tokens = rng.randrange(100, 20_000)
+        speeds.computed(slot, tokens, (BASE_S + per_token_s * tokens) * rng.uniform(0.9, 1.1))
+
+
+def ttft_of(speeds: RankSpeeds, slot: int, tokens: int) -> float:
+    seconds = speeds.by_slot[slot].ttft.at(tokens)
+    assert seconds is not None
+    return seconds
+
+
+def test_unequal_engines_are_seen_at_loads_that_were_not_met() -> None:
+    speeds = RankSpeeds()
+    measured(speeds, 0, PER_TOKEN_S)
+    measured(speeds, 1, 4 * PER_TOKEN_S)
+    for tokens in (1_000, 10_000, 40_000):
+        assert ttft_of(speeds, 0, tokens) == pytest.approx(BASE_S + PER_TOKEN_S * tokens, rel=0.15)
+    assert ttft_of(speeds, 1, 40_000) / ttft_of(speeds, 0, 40_000) == pytest.approx(4.0, rel=0.1)
+    ratio = speeds.by_slot[0].ttft.mean_ratio / speeds.by_slot[1].ttft.mean_ratio
+    assert ratio == pytest.approx(4.0, rel=0.15)
+
+
+def test_one_pause_teaches_little_and_a_slower_engine_is_believed_soon() -> None:
+    speeds = RankSpeeds()
+    measured(speeds, 0, PER_TOKEN_S)
+    before = ttft_of(speeds, 0, 5_000)
+    speeds.computed(0, 5_000, 600.0)
+    assert ttft_of(speeds, 0, 5_000) < 1.2 * before
+    measured(speeds, 0, 8 * PER_TOKEN_S, count=150)
+    assert ttft_of(speeds, 0, 10_000) == pytest.approx(BASE_S + 8 * PER_TOKEN_S * 10_000, rel=0.15)
+
+
+@pytest.mark.parametrize(("is_level", "twice"), [(True, 1.0), (False, 2.0)])
+def test_one_load_alone_says_nothing_of_the_slope(is_level: bool, twice: float) -> None:
+    fit = Fit(is_level=is_level)
+    for number in range(SURE):
+        assert fit.at(100.0) is None, number
+        fit.learn(100.0, 3.0)
+    assert fit.at(100.0) == pytest.approx(3.0)
+    assert fit.at(200.0) == pytest.approx(3.0 * twice)
+
+
+def test_neither_base_nor_slope_is_ever_negative() -> None:
+    fit = Fit()
+    for x, y in ((100.0, 9.0), (200.0, 5.0), (300.0, 1.0), (400.0, 2.0), (500.0, 0.5)):
+        fit.learn(x, y)
+        assert fit.base >= 0.0
+        assert fit.slope >= 0.0
+    assert (fit.at(1e6) or 0.0) > 0.0
+
+
+def test_a_ledger_measures_its_queue_what_was_cached_after_all_and_blocks_of_output() -> None:
+    ledger = Ledger()
+    ledger.ensure(2)
+    speeds, now = ledger.loads.speeds, 0.0
+    for number in range(2 * SURE):
+        now += 10.0
+        first = ledger.book(f"a{number}", 0, b"", 3_000, now, isl_tokens=3_000)
+        second = ledger.book(f"b{number}", 0, b"", 2_000, now, isl_tokens=4_000)
+        ledger.prefill_complete(first, now + 0.3)
+        ledger.prefill_complete(second, now + 0.4, cached_tokens=3_000)
+        first.first_token_at = now + 0.3
+        for block in range(1, 4):
+            ledger.output_block(first, None, now + 0.3 + block, count=2)
+        ledger.free(first)
+        ledger.free(second)
+    rank = speeds.by_slot[0]
+    assert rank.ttft.at(3_000) == pytest.approx(0.3)
+    assert rank.ttft.at(4_000) == pytest.approx(0.4), "3,000 before it, and 1,000 of its own"
+    assert rank.block.at(ledger.loads.context.item(0)) == pytest.approx(0.5)
+    assert list(speeds.by_slot) == [0]
+    ledger.drop_slot(0)
+    assert not speeds.by_slot, "another engine may come there"
+
+
+def test_blocks_are_measured_now_and_then() -> None:
+    speeds = RankSpeeds()
+    for number in range(100):
+        speeds.decoded(0, 10.0, 0.3, 1.0 + number * BLOCKS_EVERY_S / 10)
+    assert speeds.by_slot[0].block.samples == 10

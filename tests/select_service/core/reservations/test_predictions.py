@@ -1,0 +1,92 @@
+"""What answers predict in milliseconds, where it is told, and how far off it was."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec import UNSET
+
+from select_service.core.decisions.explain import ExplainedRecord
+from select_service.types import PairSelection, Selection
+from tests.select_service.core.reservations.apart import apart, paired
+from tests.select_service.core.whole_fleet import DEFAULT, Fleet, selection_of
+
+TTFT_S, BLOCK_S, ISL = 0.25, 0.32, 640
+
+
+def served(fleet: Fleet, name: str, content: int) -> Selection:
+    """Serve one prompt to its end; return its answer."""
+    answer = selection_of(fleet.take(name, content, isl=ISL))
+    fleet.now += TTFT_S
+    fleet.done(name)
+    for _ in range(3):
+        fleet.now += BLOCK_S
+        fleet.core.reservations.output_block(name, None, fleet.now)
+    fleet.free(name)
+    return answer
+
+
+def test_answers_decisions_and_trust_tell_milliseconds_once_a_rank_was_measured() -> None:
+    fleet = Fleet()
+    fleet.worker(1)
+    first = served(fleet, "first", 1_000)
+    assert first.predicted_ttft_ms is UNSET, "nothing was measured yet"
+    assert first.predicted_itl_ms is UNSET
+    for number in range(10):
+        served(fleet, f"r{number}", 2_000 + number)
+        fleet.now += 1.0  # so that a record looks at the fleet anew
+    answer = served(fleet, "last", 3_000)
+    block_size = fleet.core.partitions[DEFAULT].index.block_size
+    itl_ms = BLOCK_S * 1e3 / block_size
+    assert answer.predicted_ttft_ms == pytest.approx(TTFT_S * 1e3)
+    assert answer.predicted_itl_ms == pytest.approx(itl_ms)
+    record = fleet.core.decisions.find("last")
+    assert record is not None
+    told = ExplainedRecord(record, 0.0, 0.1).whole()
+    assert told.predicted_ttft_ms == answer.predicted_ttft_ms
+    assert told.predicted_itl_ms == answer.predicted_itl_ms
+    assert told.candidates
+    assert told.candidates[0].predicted_ttft_ms == answer.predicted_ttft_ms
+    (row,) = fleet.core.trust_monitor.table().ranks
+    assert row.speed is not None
+    assert row.speed.prefill_tokens_per_s == pytest.approx(ISL / TTFT_S)
+    assert row.speed.itl_ms == pytest.approx(itl_ms)
+    assert row.speed.ttft_abs_error_ms == pytest.approx(0.0, abs=0.01)
+    assert row.speed.itl_error_ms == pytest.approx(0.0, abs=0.01)
+    fleet.delete(1)
+    fleet.worker(1)
+    (row,) = fleet.core.trust_monitor.table().ranks
+    assert row.speed is None, "it may be another engine"
+    again = selection_of(fleet.take("again", 1, isl=ISL))
+    assert again.predicted_ttft_ms is UNSET
+
+
+def test_a_longer_queue_is_predicted_to_take_longer() -> None:
+    fleet = Fleet()
+    fleet.worker(1)
+    for number in range(10):
+        served(fleet, f"r{number}", 2_000 + number)
+    alone = selection_of(fleet.select(1, isl=ISL))
+    fleet.take("ahead", 9, isl=ISL)
+    behind = selection_of(fleet.select(1, isl=ISL))
+    assert alone.predicted_ttft_ms == pytest.approx(TTFT_S * 1e3)
+    assert behind.predicted_ttft_ms == pytest.approx(2 * TTFT_S * 1e3)
+
+
+def test_pairs_predict_what_each_leg_does() -> None:
+    fleet = apart()
+    answer: PairSelection | None = None
+    for number in range(10):
+        answer = paired(fleet.pair(f"p{number}", 2_000 + number, isl=ISL))
+        fleet.now += TTFT_S
+        fleet.done(f"p{number}")
+        for _ in range(3):
+            fleet.now += BLOCK_S
+            fleet.core.reservations.output_block(f"p{number}", None, fleet.now)
+        fleet.free(f"p{number}")
+    assert answer is not None
+    assert answer.mode == "disaggregated"
+    assert answer.predicted_ttft_ms == pytest.approx(TTFT_S * 1e3)
+    block_size = fleet.core.partitions[DEFAULT].index.block_size
+    assert answer.predicted_itl_ms == pytest.approx(BLOCK_S * 1e3 / block_size)
+    errors = [row.speed for row in fleet.core.trust_monitor.table().ranks]
+    assert [one is not None and one.ttft_error_ms is not None for one in errors] == [True, False]
