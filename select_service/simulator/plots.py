@@ -32,6 +32,7 @@ COLOURS: Final = (
 )
 _WIDTH, _HEIGHT = 460, 280
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 12, 28, 40
+_ROOMY = 10  # bars over which values of three digits do not touch
 
 
 _READ_MAX: Final = 60
@@ -182,7 +183,7 @@ def bars(title: str, names: Sequence[str], values: Sequence[float], *, y: str) -
             f'height="{height:.1f}" fill="{COLOURS[number % len(COLOURS)]}">'
             f"<title>{escape(name)}: {value:.4g}</title></rect>"
             f'<text x="{(begin + end) / 2:.1f}" y="{floor - height - 3:.1f}" class="v">'
-            f"{_amount(value)}</text>"
+            f"{_amount(value, 3 if len(names) <= _ROOMY else 2)}</text>"
         )
     return _sheet(title, parts)
 
@@ -213,9 +214,10 @@ def stacked(
     return _sheet(title, parts)
 
 
-def _amount(value: float) -> str:
-    """Format a value above its bar: three digits, or all of a large one."""
-    return f"{value:.3g}" if value < 1e3 else f"{value:,.0f}"  # noqa: PLR2004
+def _amount(value: float, digits: int) -> str:
+    """Format a value above its bar: so many digits, or all of a large one."""
+    text = f"{value:.{digits}g}"
+    return f"{value:,.0f}" if "e+" in text else text
 
 
 def _frame(title: str, across: _Axis | None, up: _Axis, x: str, y: str) -> str:

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from select_service.simulator.plots import Series, lines
+from select_service.simulator.plots import Series, bars, lines
 
 
 @pytest.mark.parametrize(
@@ -23,3 +23,12 @@ def test_a_logarithmic_axis_has_marks_between_its_ends(low: float, high: float) 
     assert all(low * 0.99 <= value <= 10 * max(high, low) for value in values)
     places = [float(at) for at, _ in marks]
     assert all(b - a > 20 for a, b in pairwise(places)), "none on another"
+
+
+def test_values_above_bars_are_shorter_where_bars_are_many() -> None:
+    def above(count: int) -> list[str]:
+        drawn = bars("Spread", ["name"] * count, [0.9753, 12_345.0, 99.7] * (count // 3), y="")
+        return re.findall(r'class="v">([^<]+)<', drawn)[:3]
+
+    assert above(3) == ["0.975", "12,345", "99.7"]
+    assert above(12) == ["0.98", "12,345", "100"]
