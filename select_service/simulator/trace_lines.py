@@ -1,0 +1,39 @@
+"""Lines of recorded traffic: read one by one, and named by their number where one is wrong."""
+
+from __future__ import annotations
+
+from codecs import BOM_UTF8
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+__all__ = ["BadTrace", "decoded", "numbered"]
+
+T = TypeVar("T")
+
+
+class BadTrace(ValueError):
+    """An unreadable line; the text names it, from 1."""
+
+
+def numbered(lines: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines that say something, with their numbers from 1."""
+    for number, line in enumerate(lines, 1):
+        told = line.removeprefix(BOM_UTF8) if number == 1 else line
+        if told.strip():
+            yield number, told
+
+
+def decoded(decoder: msgspec.json.Decoder[T], line: bytes, number: int) -> T:
+    """Decode a line.
+
+    Raises:
+        BadTrace: it is not of this form.
+    """
+    try:
+        return decoder.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadTrace(f"line {number}: {error}") from None
