@@ -8,9 +8,11 @@ a struct. `embedded.py` takes all its arguments from here.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Final, TypeVar
+from inspect import signature
+from numbers import Integral, Real
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -21,12 +23,53 @@ from select_service.settings import FieldValidation
 from select_service.types import PromptFields
 from select_service.types.batches import SelectBatchRequest, WaveItem
 
-__all__ = ["taken", "taken_or_none", "taken_wave"]
+__all__ = ["check_scalars", "scalars_of", "taken", "taken_or_none", "taken_wave"]
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 _LONG: Final = (TOKENS, *HASHES)
 """Members of a prompt that may be packed; the core checks what is."""
+
+_SCALARS: Final[Mapping[str, type]] = {
+    "str": str, "Outcome": str, "int": Integral, "float": Real
+}  # fmt: skip
+_TOLD: Final = {"str": "a str", "Outcome": "a str", "int": "an int", "float": "a float"}
+_MISSING: Final = object()
+
+
+class Scalar(NamedTuple):
+    """An argument that is one text or number."""
+
+    name: str
+    position: int  # behind `self`
+    type_name: str
+    is_optional: bool
+
+
+def scalars_of(method: Callable[..., object]) -> list[Scalar]:
+    """Return the scalar arguments of a method, by its annotations."""
+    found = []
+    for at, (name, one) in enumerate(signature(method).parameters.items()):
+        type_name, *more = str(one.annotation).split(" | ")
+        if type_name in _SCALARS:
+            found.append(Scalar(name, at - 1, type_name, more == ["None"]))
+    return found
+
+
+def check_scalars(
+    scalars: Sequence[Scalar], args: Sequence[object], named: Mapping[str, object]
+) -> None:
+    """Refuse an argument of another type: an id that is None is nobody's.
+
+    Raises:
+        TypeError: naming it.
+    """
+    for name, at, type_name, is_optional in scalars:
+        value = args[at] if at < len(args) else named.get(name, _MISSING)
+        if isinstance(value, _SCALARS[type_name]) or value is _MISSING:
+            continue
+        if value is not None or not is_optional:
+            raise TypeError(f"`{name}` must be {_TOLD[type_name]}, not {type(value).__name__}")
 
 
 def taken(name: str, value: object, kind: type[T]) -> T:

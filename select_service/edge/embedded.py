@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 from indexer.types import EventLossPolicy, SnapshotLimits
-from select_service.edge.arguments import taken, taken_or_none, taken_wave
+from select_service.edge.arguments import (
+    check_scalars,
+    scalars_of,
+    taken,
+    taken_or_none,
+    taken_wave,
+)
 from select_service.edge.batch_runner import explained
 from select_service.edge.decision_report import Wanted, as_told
 from select_service.edge.driver.driver import Driver
@@ -74,9 +80,11 @@ def _operation(
 ) -> Callable[Concatenate[SelectionService, P], Coroutine[Any, Any, R]]:
     """Let a method of the API keep the promise of its route: what changes state is kept on disk."""
     changes = OPERATIONS[method.__name__].changes
+    scalars = scalars_of(method)
 
     @wraps(method)
     async def carry_out(service: SelectionService, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        check_scalars(scalars, args, kwargs)
         if not changes:
             return await method(service, *args, **kwargs)
         driver = service.driver

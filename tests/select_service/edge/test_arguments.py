@@ -330,3 +330,43 @@ async def test_shadow_and_trust_are_told() -> None:
         assert told.total is not None
         assert (told.enabled, told.total.scored) == (True, 1)
         assert [one.worker_id for one in (await service.trust()).ranks] == [7, 8]
+
+
+@pytest.mark.parametrize(
+    ("method", "args", "named", "wrong"),
+    [
+        ("renew_lease", (None,), {}, "`lease_id` must be a str, not NoneType"),
+        ("renew_lease", ("l",), {"ttl_s": "9"}, "`ttl_s` must be a float, not str"),
+        ("close_lease", ({"lease_id": "l"},), {}, "`lease_id` must be a str, not dict"),
+        ("decision", (), {"name": 5}, "`name` must be a str, not int"),
+        ("free", (None,), {}, "`reservation_id` must be a str, not NoneType"),
+        ("free", ("r", None, 7), {}, "`outcome` must be a str, not int"),
+        ("prefill_complete", ("r", "9"), {}, "`cached_tokens` must be an int, not str"),
+        ("output_block", ("r", [0.5]), {}, "`decay_fraction` must be a float, not list"),
+        ("delete_worker", ("1",), {}, "`worker_id` must be an int, not str"),
+        ("leases", (), {"limit": None}, "`limit` must be an int, not NoneType"),
+        ("trust", (b"m",), {}, "`model_name` must be a str, not bytes"),
+    ],
+)
+def test_a_scalar_of_another_type_is_named(
+    method: str, args: tuple[Any, ...], named: dict[str, Any], wrong: str
+) -> None:
+    async def use() -> None:
+        async with SelectionService() as service:
+            with pytest.raises(TypeError) as raised:
+                await getattr(service, method)(*args, **named)
+            assert str(raised.value) == wrong
+
+    asyncio.run(use())
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    async def use() -> None:
+        async with SelectionService() as service:
+            await service.upsert_worker(WORKER)
+            await service.reserve(PROMPT | {"reservation_id": "r", "worker_id": 7})
+            await service.output_block("r", np.float32(0.5))  # type: ignore[arg-type]
+            await service.free("r", np.int64(0), None)  # type: ignore[arg-type]
+            await service.delete_worker(np.uint64(7))  # type: ignore[arg-type]
+
+    asyncio.run(use())
