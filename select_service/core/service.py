@@ -305,7 +305,8 @@ class SelectionCore:
             counters=self.counters,
             rng=self._rng,
             limits=self.limits,
-            free=partial(self.reservations.free, outcome="cancelled"),
+            free=partial(self.reservations.free, outcome="cancelled", is_taken_back=True),
+            withdraw=self.reservations.withdraw,
             recorder=watch.decision_recorder,
         )
         self.admission = AdmissionControl(

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import UNSET
 
 from indexer.core.registry import StreamRegistry
+from select_service.core.changes import WHOLE
 from select_service.core.effects import Effects, Pull
 from select_service.core.replication.checksum import (
     GarbledReplicaMessage,
@@ -115,9 +116,10 @@ class Node:
         changes = self.changes
         if changes is None:
             return
-        while (taken := changes.take([], ())) is not None:
+        rest: list[StateKey] = []
+        while (taken := changes.take(rest, ())) is not None:
             key, ordinal = taken
-            record = self.core.state.record(key)
+            record = None if key[0] == WHOLE else self.core.state.record(key)
             if record is None:
                 self.rows.pop(key, None)
             else:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from select_service.core.partition import Partition
     from select_service.core.pricing.prompt import Prompt
     from select_service.core.pricing.weights import Weights
+    from select_service.core.replication.claim import Claim
     from select_service.core.reservations.lifecycle import Lifecycle
     from select_service.core.routing.place import Placer
     from select_service.core.routing.read import RequestReader
@@ -70,6 +71,7 @@ class _Sample(Struct, eq=False):
     placed_at: int = -1  # the slot it went to
     result: WaveResult | None = None
     booked: str | None = None  # id of its booking, if this wave made it
+    claim: Claim | None = None  # on it, if replicas are told
 
 
 class BatchSelection:
@@ -84,6 +86,7 @@ class BatchSelection:
         rng: random.Random,
         limits: CoreLimits,
         free: Callable[[str, float], Effects],
+        withdraw: Callable[[str, int, float], Effects],
         recorder: BatchRecorder | None = None,
     ) -> None:
         self.reader = reader
@@ -91,7 +94,7 @@ class BatchSelection:
         self.placing = placing
         self.counters = counters
         self.rng = rng
-        self.free = free
+        self.free, self.withdraw = free, withdraw
         self.recorder = recorder
         self.limits = limits
 
@@ -179,9 +182,14 @@ class RunningBatch:
                 name, sample.booked = sample.booked, None
                 booking = bookings.live(name)
                 if booking is None or booking.hold is not self._hold:
-                    continue  # by now the id belongs to another booking
+                    # by now the id belongs to another booking, perhaps of a replica
+                    self._waves.lifecycle.announcer.claims.give_up(sample.claim, now)
+                    continue
                 try:
-                    effects = self._waves.free(name, now)
+                    if self._hold.is_open:
+                        effects = self._waves.free(name, now)
+                    else:  # repeats of the request may have been answered
+                        effects = self._waves.withdraw(name, booking.number, now)
                 except ServiceError:  # its worker has gone, and the booking with it
                     continue
                 now = yield effects
@@ -196,15 +204,11 @@ class RunningBatch:
 
     def _tell_kept(self) -> Iterator[Effects]:
         """Tell the replicas that nothing of it is taken back; until then they let repeats wait."""
-        lifecycle = self._waves.lifecycle
-        booked = (lifecycle.bookings.live(one.booked) for one in self._samples if one.booked)
-        held = (
-            one.reservation.claim
-            for one in booked
-            if one is not None and one.hold is self._hold and one.reservation.claim is not None
-        )
-        while some := list(islice(held, self._waves.limits.replica_items_per_message_max)):
-            yield Effects(published=[lifecycle.announcer.claims.keep(some)])
+        claims = self._waves.lifecycle.announcer.claims
+        held = (one.claim for one in self._samples if one.claim is not None)
+        live = (claim for claim in held if claims.own.holds(claim))
+        while some := list(islice(live, self._waves.limits.replica_items_per_message_max)):
+            yield Effects(published=[claims.keep(some)])
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -337,6 +341,7 @@ class RunningBatch:
                 shared_tokens = planned.shared_tokens
             if self._wants.reserve:
                 sample.booked = str(answer.reservation_id)
+                sample.claim = bookings.get(sample.booked).reservation.claim
                 self._counted.add(sample.booked)
             self._count(answer, shared_tokens)
         if isinstance(answer, Selection):

@@ -271,6 +271,8 @@ class ReservationCalls:
         now: float,
         cached_tokens: int | None = None,
         outcome: Outcome | None = None,
+        *,
+        is_taken_back: bool = False,
     ) -> Effects:
         """End a reservation; ending a recently freed one is no error.
 
@@ -281,6 +283,7 @@ class ReservationCalls:
                 as well.
             outcome: how it ended; None: not said, which is `completed` without anybody's word. In a
                 repeat it says nothing more.
+            is_taken_back: as in `Lifecycle.free`.
 
         Raises:
             InvalidField: more than the prompt is long, or no such outcome; nothing has ended.
@@ -298,7 +301,9 @@ class ReservationCalls:
         of_pair, is_computed = None, outcome in {None, "completed"}
         if lifecycle.bookings.pairs or lifecycle.announcer.speaks:  # as above
             of_pair = self._pairs.free(name, now, is_computed=is_computed)
-        partition, effects = of_pair or lifecycle.free(name, now, is_computed=is_computed)
+        partition, effects = of_pair or lifecycle.free(
+            name, now, is_computed=is_computed, is_taken_back=is_taken_back
+        )
         if partition is None:
             return effects
         return self._waiting_requests.relieve(partition, now, effects)

@@ -182,9 +182,9 @@ class Announcer:
     def expired(
         self, partition: Partition, reservation: LedgerReservation, now: float
     ) -> ReplicaEnvelope:
-        """End only our own claim, which nobody has renewed, and return the event to publish.
+        """End only our own claim, and return the event to publish.
 
-        The same id may still be renewed where others have booked it.
+        Nobody has renewed it, or it is taken back; the same id may live where others booked it.
         """
         claim = reservation.claim
         assert claim is not None

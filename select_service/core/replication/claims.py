@@ -379,6 +379,11 @@ class Claims:
         self.end_own_said(claim, now, heir=heir, freed=freed)
         self.outbox.say_later(Ended(claim.reservation_id, *claim.key))
 
+    def give_up(self, claim: Claim | None, now: float) -> None:
+        """End our claim on an id that another claim has the booking of."""
+        if claim is not None and claim.reservation is None and self.own.holds(claim):
+            self.end_own(claim, now)
+
     def end_all(self, reservation_id: str, claims: list[Claim], now: float) -> None:
         """End all claims on an id as freed; the caller states that, now or with the next batch."""
         for claim in claims:

@@ -46,6 +46,8 @@ class Resolver:
         if booking is not None:
             if booking.reservation.claim is winner:
                 self.follow(winner, now)
+                if winner.wanted and self._lifecycle.announcer.may_adopt(booking.reservation):
+                    self._lifecycle.renewal.adopt(booking, now)
                 return
             self._give_up(booking, now)
         partition, slot = seat

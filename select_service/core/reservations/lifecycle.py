@@ -354,15 +354,23 @@ class Lifecycle(ReservationEnds):
     # -- end -----------------------------------------------------------------------------------
 
     def free(
-        self, name: str, now: float, *, is_withdrawn: bool = False, is_computed: bool = True
+        self,
+        name: str,
+        now: float,
+        *,
+        is_withdrawn: bool = False,
+        is_computed: bool = True,
+        is_taken_back: bool = False,
     ) -> tuple[Partition | None, Effects]:
         """End a reservation; ending a recently freed one is no error and frees nothing.
 
         Args:
             name: its reservation_id or selection_id.
             now: monotonic seconds.
-            is_withdrawn: nobody was told of it, so no request has ended.
+            is_withdrawn: nobody was told of it here, so no request has ended.
             is_computed: whether a prompt that nobody completed may have been computed all the same.
+            is_taken_back: nobody asked for its end: what another replica booked under its id, and
+                perhaps told of, stays.
 
         Raises:
             ReservationNotFound: the id was never seen.
@@ -383,7 +391,9 @@ class Lifecycle(ReservationEnds):
             self.renewal.renew(booking, now)
         effects = NOTHING
         if self.announcer.speaks:
-            effects = Effects(published=[self.announcer.freed(partition, reservation, now)])
+            is_ours_alone = reservation.origin == "local" and (is_withdrawn or is_taken_back)
+            end = self.announcer.expired if is_ours_alone else self.announcer.freed
+            effects = Effects(published=[end(partition, reservation, now)])
         if is_withdrawn:
             self.release(booking, now, "freed")
             self._counters.reservations_withdrawn += 1

@@ -71,11 +71,16 @@ class RemoteReservations:
     def is_under_way(self, claim: Claim | None) -> bool:
         """Tell whether a batch at another replica may yet take a claim back.
 
-        One whose replica is lost stays for as long as it lives by itself.
+        One whose replica is lost is adopted, as the caller will be told of it.
         """
         if claim is None or not claim.is_held or claim.owner == self._claims.router_id:
             return False
-        return not self._claims.is_silent(claim.owner)
+        if not self._claims.is_silent(claim.owner):
+            return True
+        # Its owner may come back without it, and our caller is told that it is booked: it is ours.
+        claim.wanted = True
+        self._claims.homeless.append(claim.reservation_id)
+        return False
 
     def tenant_of(self, name: str) -> str | None:
         """Return whose reservation a lifecycle call is for, by its id, selection_id or pair."""

@@ -1,0 +1,115 @@
+"""Requests of a batch come again, at any replica, while it is under way, taken back, or cut short.
+
+Whoever was told of a reservation finds it everywhere, and nothing else stays.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+from select_service.core.effects import Effects
+from select_service.errors import ServiceError
+from select_service.types import SelectAndReserveRequest
+from select_service.types.batches import SelectBatchRequest, WaveAnswer
+from tests.models.replica_net import Net, Node
+from tests.select_service.core.batches.test_batch_selection import prompt
+from tests.select_service.core.replication.test_kept import kept
+
+WORKER = 3  # which takes whole requests
+SAMPLES = 4
+
+
+class Scene:
+    """Three replicas with state, the first of which places a batch, and clients who ask again."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.net: Net = kept(3, lease=False)
+        for node in self.net.nodes:
+            node.put_worker(WORKER)
+            assert node.changes is not None
+            node.changes.mark("worker", str(WORKER))
+            node.flush()
+        self.net.run(1.0)
+        self.net.loss = self.rng.choice([0.0, 0.0, 0.2])
+        self.told: set[str] = set()
+        self.codes: list[str] = []
+        self.was_done = False  # and cut short before its caller was told
+        self.owner = self.net.nodes[0]
+        item = prompt(1, 2, n=SAMPLES, isl=8, reservation_id="b")
+        self.is_atomic = self.rng.random() < 0.7
+        request = SelectBatchRequest(requests=[], reserve=True, atomic=self.is_atomic)
+        self.batch = self.owner.core.batch_selection.begin(request, [(item, b"")])
+
+    def repeat(self, node: Node) -> None:
+        name = f"b.{self.rng.randrange(SAMPLES)}"
+        request = SelectAndReserveRequest(
+            block_hashes=[1, 2], sequence_hashes=[1, 2], isl_tokens=8, reservation_id=name
+        )
+        try:
+            _, effects = node.core.selection.select_and_reserve(request, self.net.now)
+        except ServiceError as refusal:
+            self.codes.append(refusal.code)
+            return
+        node.did(effects)
+        node.flush()
+        self.told.add(name)
+
+    def others_go_on(self) -> None:
+        chance = self.rng.random
+        if chance() < 0.5:
+            self.net.run(self.rng.choice([0.02, 0.1, 0.3]))
+        if chance() < 0.5:
+            self.repeat(self.rng.choice(self.net.nodes))
+        if chance() < 0.1:
+            self.net.cut = {frozenset((0, self.rng.choice([1, 2])))}
+        elif chance() < 0.1:
+            self.net.cut.clear()
+
+    def drive(self, steps: Generator[Effects, float, Any], most: int) -> Any:
+        """Take up to so many steps; return what they return, None before that."""
+        try:
+            self.owner.did(next(steps))
+            for _ in range(most):
+                self.others_go_on()
+                self.owner.did(steps.send(self.net.now))
+        except StopIteration as done:
+            return done.value
+        return None
+
+    def place(self) -> None:
+        steps = self.batch.steps(self.net.now)
+        answer = self.drive(steps, self.rng.randint(1, 9))
+        if isinstance(answer, WaveAnswer):
+            self.owner.flush()
+            self.told |= {f"b.{number}" for number in range(SAMPLES)}
+            assert answer.placed == SAMPLES
+            return
+        self.was_done = not self.batch._hold.is_open
+        if self.rng.random() < 0.3:
+            self.owner.is_down = True
+            self.net.run(self.rng.choice([0.1, 3.0]))
+            for node in self.net.nodes[1:]:
+                self.repeat(node)
+            self.owner.reboot()
+        else:
+            self.drive(self.batch.undo(self.net.now), 99)
+            self.owner.flush()
+
+
+@pytest.mark.parametrize("seed", [17, 86, 113, 114, 128, 146, 168, *range(5)])
+def test_whoever_was_told_of_a_reservation_finds_it(seed: int) -> None:
+    scene = Scene(seed)
+    scene.place()
+    scene.net.settle(4.0)
+    ledgers = [node.ledger() for node in scene.net.nodes]
+    for node in scene.net.nodes:
+        node.core.check()
+    assert all(ledger.keys() == ledgers[0].keys() for ledger in ledgers)
+    if not scene.was_done:  # else its caller has left it, wherever others ask for it
+        assert scene.told <= ledgers[0].keys(), "it was acknowledged"
+        assert scene.told == ledgers[0].keys() or not scene.is_atomic
