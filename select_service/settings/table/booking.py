@@ -107,7 +107,7 @@ class BookingSettings(SecuritySettings, frozen=True, kw_only=True):
     ] = _CORE.session_ttl_s
     session_gap_factor: Annotated[
         float,
-        number(0.0, 1000000.0, metavar="X").watched("session_requests_total", limit=False),
+        number(0.0, 1000000.0, metavar="X").watched("session_requests_total"),
         "a session may be silent for this many times its own usual gap between the end of a "
         "request and the next, at most --session-ttl-s; 0: for --session-ttl-s",
     ] = _CORE.session_gap_factor
