@@ -357,10 +357,10 @@ class EventStream(LiveVerdicts):
     @override
     def _take_now(self, seq: int, payload: bytes, now: float) -> None:
         """Judge the next live message; nothing is pending and no replay runs."""
-        if self._is_garbage(payload):  # the cursor stays: it may not have been a batch at all
-            self.tallies.count_bad_message("payload")
-            return
         batch = self._decoder.decode(payload)
+        if batch is None and not isinstance(payload, Oversized):  # as `_is_garbage`, decoded once
+            self.tallies.count_bad_message("payload")
+            return  # the cursor stays: it may not have been a batch at all
         digest = self._decoder.digest(payload)
         verdict = self._judge(seq, payload, digest, now)
         if verdict is None:

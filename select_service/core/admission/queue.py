@@ -75,8 +75,8 @@ class Ticket(Struct, eq=False):
     waiting: Waiting[Ticket] | None = None  # its place in a policy's own queue
     place: int | None = None  # the full worker whose waiting place it holds
     held: HeldAllowance | None = None  # allowance held for it since the policy admitted it
-    in_wave: bool = False  # it follows its wave's plan; see `batch_plan.py`
-    planned: Planned | None = None  # where its wave wants it
+    in_wave: bool = False  # it follows the plan of its batch; see `batch_plan.py`
+    planned: Planned | None = None  # where its batch wants it
     in_session: bool = False  # it follows its session; see `reservations/sessions.py`
     watched: float = math.inf  # its key in `Patience`: never later than its deadline
 

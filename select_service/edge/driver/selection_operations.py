@@ -86,7 +86,7 @@ class SelectionOperations(CoreCalls):
         """POST /select_batch; if the caller is cancelled, nothing stays booked.
 
         Args:
-            request: options of the wave; its `requests` are ignored.
+            request: options of the batch; its `requests` are ignored.
             items: the parsed items, each with the canonical bytes of its unknown members, or the
                 error that made it unreadable.
 
