@@ -255,13 +255,12 @@ def html(replayed: Replayed, question: ReplayQuestion, command_line: str = "") -
 def _frontier(replayed: Replayed) -> str:
     """Draw what is late by price: of fixed fleets a line, of each policy a dot."""
     series = [
-        Series(
-            "fixed fleets",
-            [(one.gpu_hours, 100 * one.attainment) for one in replayed.frontier],
-        ),
-        *(
+        *(  # first: in the colours that they have elsewhere
             Series(one.name, [(one.gpu_hours, 100 * one.attainment)], "dots")
             for one in replayed.results
+        ),
+        Series(
+            "fixed fleets", [(one.gpu_hours, 100 * one.attainment) for one in replayed.frontier]
         ),
     ]
     plot = lines("Price and requests in time", series, x="GPU-hours", y="in time, %", most=100.0)
