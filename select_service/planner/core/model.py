@@ -20,7 +20,7 @@ from select_service.planner.core.correction import (
 )
 from select_service.planner.core.demand import Demand
 from select_service.planner.core.forecast_errors import EXACT
-from select_service.planner.core.marginal_value import table_of
+from select_service.planner.core.model_needs import ModelNeeds
 from select_service.planner.core.model_report import ModelReport, due
 from select_service.planner.core.parts import PARTS
 from select_service.planner.core.pool import SAME, NeedStretch, PlannedPool, PoolSettings
@@ -28,10 +28,6 @@ from select_service.planner.core.reactive import ArrivalRate, Surge, rate_ended
 from select_service.planner.core.sizing import (
     Goals,
     Need,
-    late_decode,
-    late_prefill,
-    size_decode,
-    size_prefill,
 )
 from select_service.planner.core.steady_fleet import SteadyFleet
 from select_service.planner.types import (
@@ -46,12 +42,9 @@ from select_service.planner.types import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from select_service.planner.core.demand import Forecast, Interval, Predictors, Stretch
-    from select_service.planner.core.forecast_errors import Spread
-    from select_service.planner.core.marginal_value import Table
-    from select_service.planner.core.profile import Floats
     from select_service.planner.core.surface import Surface
 
 __all__ = ["PlannedModel"]
@@ -63,7 +56,7 @@ _CHANCE_MOST: Final = 0.05
 _BACK_MOST_S: Final = 600.0  # how old a plan may be that counts are still compared with
 
 
-class PlannedModel:
+class PlannedModel(ModelNeeds):
     """One model's traffic, targets and pools.
 
     Args:
@@ -84,14 +77,11 @@ class PlannedModel:
         goals: Goals,
         weight: float = 1.0,
     ) -> None:
+        super().__init__(surface, goals)
         self.key = key
         self.pools = [PlannedPool(PoolKey(key, role), settings) for role, settings in pools.items()]
-        self.surface = surface
         self.demand = Demand(predictors)
-        self.goals = goals
         self.weight = weight
-        self.p_correction = Correction()
-        self.d_correction = Correction()
         self.forecast: Forecast | None = None
         """For the next interval."""
         self._arrivals = ArrivalRate()
@@ -329,25 +319,6 @@ class PlannedModel:
             },
         )
 
-    def _table(self, pool: PlannedPool, exact: Forecast, grid: Floats) -> Table:
-        def needed(rate: float) -> int:
-            return self._needed(pool, exact, rate)
-
-        return table_of(grid, needed, self._late_of(pool, exact), pool.settings.gpus)
-
-    def _needed(self, pool: PlannedPool, exact: Forecast, rate: float) -> int:
-        return math.ceil(self._need(pool, exact._replace(rate=rate)).engines - SAME)
-
-    def _late_of(self, pool: PlannedPool, exact: Forecast) -> Callable[[float, int], float]:
-        """Return a function from rate and engines to the share of late requests."""
-        if pool.key.role == "prefill":
-            return late_prefill(self.surface, exact, self.goals, self.p_correction.factor)
-        if pool.key.role == "decode":
-            factor, gpus = self.d_correction.factor, pool.settings.gpus
-            return late_decode(self.surface, exact, self.goals, factor, gpus=gpus)
-        # of engines that do both, all requests are late, or none is
-        return lambda rate, engines: float(self._needed(pool, exact, rate) > engines)
-
     def _try_steady(self, look_s: float) -> None:
         """Try a fixed number of engines on the last hour, beside following its traffic."""
         if self.forecast is None:
@@ -413,20 +384,6 @@ class PlannedModel:
         rates = [rate for begin, end, rate in self._rates if end > since and begin < until]
         return max(rates or [rate for _, _, rate in self._rates[-1:]], default=0.0)
 
-    def _need(self, pool: PlannedPool, forecast: Forecast) -> Need:
-        role, gpus = pool.key.role, pool.settings.gpus
-        prefill = size_prefill(self.surface, forecast, self.goals, self.p_correction.factor)
-        if role == "prefill":
-            return prefill
-        decode = size_decode(
-            self.surface, forecast, self.goals, self.d_correction.factor, gpus=gpus
-        )
-        if role == "decode":
-            return decode
-        infeasible = "; ".join(one for one in (prefill.infeasible, decode.infeasible) if one)
-        # in an engine that does both, each phase gets the time the other leaves
-        return Need(prefill.engines + decode.engines, prefill.terms | decode.terms, infeasible)
-
     def _reaction(
         self, pool: PlannedPool, load: Load, now: float, counted: Surge | None
     ) -> tuple[int | None, str]:
@@ -470,11 +427,6 @@ class PlannedModel:
         if pool.slow is None:
             return self._blind(pool, load, forecast)
         return None, ""
-
-    def _engines_at(
-        self, pool: PlannedPool, forecast: Forecast, rate: float, spread: Spread = EXACT
-    ) -> float:
-        return self._need(pool, forecast._replace(rate=rate, spread=spread)).engines
 
     def _going_on(self, counted: Surge) -> Surge:
         """Extend a counted surge by the usual forecast errors, until its engines have started."""
