@@ -12,11 +12,12 @@ import math
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+from msgspec import UNSET, UnsetType
 
 from indexer.compiled import usable
 from select_service.core.ledger.drain_meter import PRIOR_TOKENS_PER_S, DrainMeter
 from select_service.core.ledger.loads import PACE, TOTALS, padding
-from select_service.core.ledger.rank_speeds import RankSpeeds
+from select_service.core.ledger.rank_speeds import SURE, RankSpeeds
 from select_service.core.ledger.work_done import WorkDone
 
 if not TYPE_CHECKING and usable("select_service.core._ledger", 3):
@@ -164,6 +165,32 @@ class SlotLoads:
             pace = recent.pace if self.follows_queues else None
             self.packed = self.rows.pack(self.prefilling, recent.turnover, pace)
         return self.packed
+
+    def predicted_ms(
+        self, slots: tuple[int, int], tokens: int, blocks: int, block_size: int
+    ) -> tuple[float | UnsetType, float | UnsetType]:
+        """Return the milliseconds to the first token and between tokens of a request, before it.
+
+        UNSET: the rank was not measured often enough. As `Fit.at`, without the frames.
+
+        Args:
+            slots: of the ranks that compute its prompt and its answer.
+            tokens: of the prompt, that the rank has to compute.
+            blocks: that it adds to the context, with `Ledger.sequence_blocks`.
+            block_size: tokens of a block.
+        """
+        ttft_ms: float | UnsetType = UNSET
+        itl_ms: float | UnsetType = UNSET
+        prefill, decode = slots
+        rank = self.speeds.by_slot.get(prefill)
+        if rank is not None and (fit := rank.ttft).samples >= SURE:
+            seconds = fit.base + fit.slope * (self.prefill_left[prefill] + tokens)
+            ttft_ms = round(seconds * 1e3, 3)
+        rank = self.speeds.by_slot.get(decode)
+        if rank is not None and (fit := rank.block).samples >= SURE:
+            seconds = fit.base + fit.slope * (self.context.item(decode) + blocks)
+            itl_ms = round(seconds * 1e3 / block_size, 3)
+        return ttft_ms, itl_ms
 
     # -- facts about ranks -------------------------------------------------------------------------
 

@@ -19,8 +19,6 @@ from select_service.core.replication.messages import Ended
 from select_service.core.reservations.booking_spec import BookingSpec
 from select_service.core.reservations.predictions import (
     check_ttft,
-    predicted_itl_ms,
-    predicted_ttft_ms,
 )
 from select_service.errors import ReservationNotFound
 from select_service.types import PairLeg, PairSelection, SelectPairRequest
@@ -35,6 +33,7 @@ if TYPE_CHECKING:
     from select_service.core.pricing.cost import TierMatches
     from select_service.core.pricing.pair import PairPlan
     from select_service.core.pricing.placement import Placement
+    from select_service.core.pricing.prompt import Prompt
     from select_service.core.replication.messages import ReplicaMessage
     from select_service.core.reservations.lifecycle import Lifecycle
 
@@ -89,8 +88,7 @@ class Pairs:
                 partition, plan, couple.decode_slot, ids[1], 0, couple.potential_decode_blocks
             ),
         )
-        answer.predicted_ttft_ms = predicted_ttft_ms(partition, couple.prefill_slot, tokens)
-        answer.predicted_itl_ms = predicted_itl_ms(partition, couple.decode_slot, prompt.blocks)
+        _predict(partition, answer, (couple.prefill_slot, couple.decode_slot), tokens, prompt)
         # Everything that can fail has been checked: from here on both are booked.
         for slot, order in ((couple.prefill_slot, computing), (couple.decode_slot, decoding)):
             effects = self._lifecycle.book(partition, slot, order, request, answer, effects, now)
@@ -126,8 +124,7 @@ class Pairs:
             kv_source=placement.kv_source or UNSET,
         )
         answer = _answer(ticket, plan, prefill=None, decode=leg)
-        answer.predicted_ttft_ms = predicted_ttft_ms(partition, placement.slot, tokens)
-        answer.predicted_itl_ms = predicted_itl_ms(partition, placement.slot, ticket.prompt.blocks)
+        _predict(partition, answer, (placement.slot, placement.slot), tokens, ticket.prompt)
         effects = self._lifecycle.book(
             partition, placement.slot, order, request, answer, effects, now
         )
@@ -357,4 +354,19 @@ def _answer(
         track_prefill_tokens=ticket.weights.track_prefill_tokens,
         aggregated_cost=plan.whole_cost,
         disaggregated_cost=None if couple is None else couple.cost,
+    )
+
+
+def _predict(
+    partition: Partition,
+    answer: PairSelection,
+    slots: tuple[int, int],
+    tokens: int,
+    prompt: Prompt,
+) -> None:
+    """Tell in an answer what the ranks were measured to take; see `SlotLoads.predicted_ms`."""
+    ledger, size = partition.ledger, partition.index.block_size
+    blocks = (prompt.blocks or 1) + ledger.sequence_blocks
+    answer.predicted_ttft_ms, answer.predicted_itl_ms = ledger.loads.predicted_ms(
+        slots, tokens, blocks, size
     )

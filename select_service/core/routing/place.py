@@ -19,7 +19,6 @@ from select_service.core.effects import NOTHING, Effects
 from select_service.core.pricing.cost import tier_matches
 from select_service.core.pricing.placement import PairMatch, Placement, worker_overlap
 from select_service.core.reservations.booking_spec import BookingSpec
-from select_service.core.reservations.predictions import predicted_itl_ms, predicted_ttft_ms
 from select_service.core.routing.admit import Admitter
 from select_service.core.routing.filters import Filters, planned_rows
 from select_service.core.routing.other_answers import OtherAnswers, explain
@@ -295,9 +294,12 @@ class Placer:
             )
         if partition.fleet_slots.roles.given:
             answer.advice = self._pair_selector.advise(ticket, now)
-        if partition.ledger.loads.speeds.by_slot:
-            answer.predicted_ttft_ms = predicted_ttft_ms(partition, placement.slot, computed)
-            answer.predicted_itl_ms = predicted_itl_ms(partition, placement.slot, prompt.blocks)
+        ledger = partition.ledger
+        if ledger.loads.speeds.by_slot:
+            blocks, size = (prompt.blocks or 1) + ledger.sequence_blocks, partition.index.block_size
+            answer.predicted_ttft_ms, answer.predicted_itl_ms = ledger.loads.predicted_ms(
+                (placement.slot, placement.slot), computed, blocks, size
+            )
         if hit is not None:
             answer.cache_hit = hit
             if filtered is not None and filtered.needs_prefill:
@@ -425,7 +427,11 @@ def choose(  # noqa: C901, PLR0912, PLR0917 - every selection pays for names and
     fleet_slots, pricer = partition.fleet_slots, partition.pricer
     size, trust, found, shared = index.block_size, partition.trust.column, None, None
     if matches is None:
-        matches = partition.match(prompt)
+        matches = (
+            partition.match(prompt)
+            if partition.estimate.in_force
+            else index.find_matches(prompt.block_hashes, prompt.isl_tokens)  # nearly always
+        )
     if matches.groups or matches.host or matches.disk:
         found = tier_matches(matches)
         if trust is not None:
