@@ -25,7 +25,7 @@ WHOLE_PROMPTS_MAX: Final = 4096
 EARLY_PROMPTS_MAX: Final = 64
 """Of them, as long as it is not known whether any engine has no full attention."""
 
-_PROMPT_END: Final = 2 * HASH_BYTES
+PROMPT_END: Final = 2 * HASH_BYTES
 """Bytes of local hashes by which the end of a prompt is known again."""
 
 
@@ -38,8 +38,8 @@ class GroupIndex:
         """Mask of holders whose cache groups limit their matches."""
         self.has_sparse = False
         """Whether any rank ever had no group of full attention."""
-        # ends of prompts, oldest first, and where they were told of
-        self._whole_prompts: dict[bytes, tuple[WorkerRank, int | None] | None] = {}
+        self.whole_prompts: dict[bytes, tuple[WorkerRank, int | None] | None] = {}
+        """Ends of prompts, oldest first, and where they were told of."""
 
     def _limiting(self, rank: WorkerRank) -> LimitingGroups:
         holder = self._ranks[rank]
@@ -138,17 +138,16 @@ class GroupIndex:
         full attention keeps other blocks.
         """
         if hashes:
-            self._whole_prompts.pop(hashes[-_PROMPT_END:], None)
-            self._whole_prompts[hashes[-_PROMPT_END:]] = None
-            most = WHOLE_PROMPTS_MAX if self.has_sparse else EARLY_PROMPTS_MAX
-            if len(self._whole_prompts) > most:
-                del self._whole_prompts[next(iter(self._whole_prompts))]
+            self.whole_prompts.pop(hashes[-PROMPT_END:], None)
+            self.whole_prompts[hashes[-PROMPT_END:]] = None
+            if len(self.whole_prompts) > WHOLE_PROMPTS_MAX:
+                del self.whole_prompts[next(iter(self.whole_prompts))]
 
     def is_whole_prompt(self, hashes: PackedHashes, rank: WorkerRank, batch: int | None) -> bool:
         """Say whether a prompt that was noted ends like these blocks; one batch may tell of it."""
-        end, by = hashes[-_PROMPT_END:], (rank, batch)
-        if not self.has_sparse or end not in self._whole_prompts:
+        end, by = hashes[-PROMPT_END:], (rank, batch)
+        if not self.has_sparse or end not in self.whole_prompts:
             return False
-        if self._whole_prompts[end] is None:
-            self._whole_prompts[end] = by
-        return self._whole_prompts[end] == by
+        if self.whole_prompts[end] is None:
+            self.whole_prompts[end] = by
+        return self.whole_prompts[end] == by

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from indexer.core.group_index import EARLY_PROMPTS_MAX, PROMPT_END
 from indexer.core.hashing import unpack_i64
 from select_service.core.effects import NOTHING, Effects
 from select_service.core.fleet.catalog import check_name
@@ -129,7 +130,7 @@ class Lifecycle(ReservationEnds):
 
     # -- begin ---------------------------------------------------------------------------------
 
-    def book(  # noqa: C901, PLR0917 - every booking pays for names and frames
+    def book(  # noqa: C901, PLR0912, PLR0917 - every booking pays for names and frames
         self,
         partition: Partition,
         slot: int,
@@ -191,10 +192,14 @@ class Lifecycle(ReservationEnds):
         self.bookings.add(LiveReservation(partition, reservation, answer))
         self._counters.reservations_booked += 1
         index = partition.index
-        is_whole = isl_tokens == prompt.blocks * index.block_size
-        # before the first event it is not known what an engine has
-        if is_whole and (index.groups.has_sparse or not index.tree.root.children):
-            index.groups.note_whole_prompt(prompt.block_hashes)
+        if isl_tokens == prompt.blocks * index.block_size:
+            # before the first event it is not known what an engine has
+            if index.groups.has_sparse:
+                index.groups.note_whole_prompt(prompt.block_hashes)
+            elif (
+                len(index.groups.whole_prompts) < EARLY_PROMPTS_MAX and not index.tree.root.children
+            ):
+                index.groups.whole_prompts.setdefault(prompt.block_hashes[-PROMPT_END:])
         if self.announcer.speaks:
             effects = Effects() if effects is NOTHING else effects
             held = self.bookings.hold is not None
