@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Fit", "execute", "fit"]
+__all__ = ["Calibration", "execute", "fit"]
 
 _TERMS: Final = AnalyticLatency.__slots__
 _FEW: Final = 1.5
@@ -39,7 +39,7 @@ _BETTER: Final = 0.98
 """A further term must take the error to this share of it: fewer terms guess better elsewhere."""
 
 
-class Fit(NamedTuple):
+class Calibration(NamedTuple):
     """Times of an engine, and what they make of each point: first token, between tokens."""
 
     latency: AnalyticLatency
@@ -84,7 +84,7 @@ def _read(path: str) -> list[Point]:
     return read_points(path) if is_json else recorded_points(path)
 
 
-def fit(points: Sequence[Point]) -> Fit:
+def fit(points: Sequence[Point]) -> Calibration:
     """Fit the formula to points.
 
     Raises:
@@ -109,7 +109,7 @@ def fit(points: Sequence[Point]) -> Fit:
         (float(a @ values) + _wait_s(one), float(b @ values))
         for one, a, b in zip(points, first, between, strict=True)
     ]
-    return Fit(latency, told)
+    return Calibration(latency, told)
 
 
 def _between(one: Point) -> list[float]:
