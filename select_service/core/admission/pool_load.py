@@ -173,7 +173,10 @@ class PoolLoad:
         self._max_num_seqs: Floats = np.zeros(0)
         """Requests that it runs at once; infinity: unknown."""
         self._floor: Floats = np.zeros(0)
-        """The larger of `_told` and of how far those are taken, updated with the rate."""
+        """The larger of `_told` and of how far those are taken, updated with the rate and, where
+        they are taken, when requests have ended."""
+        self._ended = -1  # requests that had ended when `_floor` was updated
+        self._is_taken = False  # whether places of any rank counted then
         self._rate = 0.0
         self._rate_until = -math.inf
         self._drains = 0.0  # tokens per second of all ranks
@@ -274,10 +277,18 @@ class PoolLoad:
             self._follow_rate()
         return self._rate
 
-    def _follow_rate(self) -> None:
+    def _follow_requests(self) -> None:
+        """Read how far the requests that ranks run at once are taken. O(slots)."""
         requests = self.loads.requests
         rows = len(requests)
         self._ensure(rows)
+        taken = (requests / self._max_num_seqs[:rows] - IDLE_SHARE) / (1.0 - IDLE_SHARE)
+        np.maximum(self._told[:rows], taken, out=self._floor[:rows])
+        self._is_taken = bool(taken.max(initial=0.0) > 0.0)
+        self._ended = self.meter.work.ended
+
+    def _follow_rate(self) -> None:
+        self._follow_requests()
         self._rate_until = self.meter.work.at + _RATE_STEP_S
         self._rate = self.meter.tokens_per_s
         self._drains = self._rate * self.instances
@@ -289,8 +300,6 @@ class PoolLoad:
         self._room = self._rate * target_s
         self._full = self._room * self.instances
         np.multiply(self._share, self._room / self.limits.kv_utilization, out=self._block_tokens)
-        taken = (requests / self._max_num_seqs[:rows] - IDLE_SHARE) / (1.0 - IDLE_SHARE)
-        np.maximum(self._told[:rows], taken, out=self._floor[:rows])
 
     def aim(self, targets: TargetSource | None) -> None:
         """Take the time in which booked tokens should be computed from a policy, or the default."""
@@ -299,9 +308,12 @@ class PoolLoad:
 
     def outlook(self) -> tuple[float, float, float, float]:
         """Return prefill_rate, the rate of all instances, prefill_backlog and saturation."""
-        loads = self.loads
-        if self.meter.work.at > self._rate_until:
+        loads, work = self.loads, self.meter.work
+        if work.at > self._rate_until:
             self._follow_rate()
+        elif self._is_taken and work.ended != self._ended:
+            # An end alone does not move `work.at`: a full pool would never be seen to empty.
+            self._follow_requests()
         if loads.prefill is not self._prefill:
             self._read_anew()
         full = self._full

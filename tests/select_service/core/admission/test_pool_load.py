@@ -51,6 +51,21 @@ def test_a_rank_fills_with_the_requests_it_runs_at_once(requests: int, level: fl
     pool.check()
 
 
+def test_a_full_rank_is_seen_to_empty_when_answers_end_and_nothing_else_happens() -> None:
+    ledger = Ledger()
+    ledger.ensure(1)
+    pool = PoolLoad(ledger.loads)
+    pool.attach(0, None, max_num_seqs=4)
+    running = [ledger.book(str(number), 0, b"", 10, 1.0) for number in range(4)]
+    for one in running:
+        ledger.prefill_complete(one, 2.0)
+    assert pool.saturation == pytest.approx(1.0)
+    for level, one in zip((0.5, 0.0, 0.0, 0.0), running, strict=True):
+        ledger.free(one)
+        assert pool.saturation == pytest.approx(level)
+    pool.check()
+
+
 def test_nobody_and_the_silent_are_full() -> None:
     pool = pool_of(2)
     pool.mark_stale(0, stale=True)
