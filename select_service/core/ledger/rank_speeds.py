@@ -20,6 +20,8 @@ SURE: Final = 4
 OUTLIER: Final = 4.0
 """A measurement counts as at most so many times what was expected, and at least its part: one
 paused engine teaches little, and a slower one is believed within a few prompts."""
+BELIEVED_S: Final = 0.04
+"""What takes no longer is no outlier: a line may begin at 0, where nothing is many times that."""
 BLOCKS_EVERY_S: Final = 0.05
 """Blocks of output are measured so often per rank: all of its requests go at the same pace."""
 _KEPT: Final = 1.0 - 1.0 / SAMPLES
@@ -46,8 +48,7 @@ class Fit:
         """Add a measurement. O(1)."""
         if self.samples >= SURE:
             expected = self.base + self.slope * x
-            most, least = expected * OUTLIER, expected / OUTLIER
-            y = most if y > most else max(y, least)
+            y = min(max(y, expected / OUTLIER), max(expected * OUTLIER, BELIEVED_S))
         self.samples += 1
         self._w = weight = self._w * _KEPT + 1.0
         self._x = self._x * _KEPT + x
@@ -62,7 +63,7 @@ class Fit:
             self.slope = min(max(slope, 0.0), steepest)
         else:
             self.slope = 0.0 if self._is_level else steepest
-        self.base = mean_y - self.slope * mean_x
+        self.base = max(0.0, mean_y - self.slope * mean_x)  # not even by rounding
 
     def at(self, x: float) -> float | None:
         """Return what is expected at x; None: too little was measured."""

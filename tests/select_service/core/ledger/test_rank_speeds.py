@@ -65,6 +65,38 @@ def test_neither_base_nor_slope_is_ever_negative() -> None:
     assert (fit.at(1e6) or 0.0) > 0.0
 
 
+@pytest.mark.parametrize("seconds", [0.021, 0.027, 0.047])
+def test_rounding_puts_no_base_below_the_origin_as_if_it_were_unknown(seconds: float) -> None:
+    speeds = RankSpeeds()
+    for number in range(1, 12):
+        speeds.computed(0, 640, seconds)
+        if number >= SURE:
+            row = speeds.row(0)
+            assert row.ttft_base_s >= 0.0
+            assert row.ttft_s_per_token * 640 == pytest.approx(seconds)
+
+
+def test_what_was_expected_to_take_no_time_is_believed_when_it_does() -> None:
+    """With all prompts alike the line goes through the origin: cached ones are never that fast."""
+    fit = Fit()
+    for _ in range(10):
+        fit.learn(1_000.0, 0.25)
+    assert fit.at(0.0) == pytest.approx(0.0)
+    for _ in range(50):
+        fit.learn(0.0, 0.02)
+        fit.learn(1_000.0, 0.25)
+    assert fit.at(0.0) == pytest.approx(0.02, rel=0.1)
+
+
+def test_a_client_that_reports_at_once_does_not_make_the_truth_an_outlier_for_long() -> None:
+    fit = Fit()
+    for _ in range(100):
+        fit.learn(1_000.0, 1e-7)
+    for _ in range(100):
+        fit.learn(1_000.0, 0.1)
+    assert fit.at(1_000.0) == pytest.approx(0.1, rel=0.4)
+
+
 def test_a_ledger_measures_its_queue_what_was_cached_after_all_and_blocks_of_output() -> None:
     ledger = Ledger()
     ledger.ensure(2)
