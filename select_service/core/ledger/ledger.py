@@ -21,7 +21,8 @@ from select_service.core.ledger.deadlines import Deadlines
 from select_service.core.ledger.drain_meter import PRIOR_TOKENS_PER_S
 from select_service.core.ledger.exact_sums import rounded
 from select_service.core.ledger.output_blocks import OutputBlocks
-from select_service.core.ledger.reservation import LedgerReservation
+from select_service.core.ledger.rank_speeds import BLOCKS_EVERY_S
+from select_service.core.ledger.reservation import LedgerReservation, OutputTold
 from select_service.core.ledger.slot_generations import SlotGenerations
 from select_service.core.ledger.slot_loads import LOOK_EVERY_S, SlotLoads
 
@@ -249,6 +250,7 @@ class Ledger:
         """Reduce the remaining tokens of an incomplete prefill to `tokens`."""
         assert not reservation.prefill_done
         self._give_up(reservation, reservation.generation, tokens)
+        reservation.queued_tokens += reservation.prefill_tokens - tokens  # they are computed, too
         reservation.prefill_tokens = tokens
         if self.changes is not None:
             self._changed(reservation.slot, self.changes)
@@ -267,17 +269,21 @@ class Ledger:
         """
         assert reservation.live
         self.touch(reservation, now)
-        since = reservation.output_at or reservation.first_token_at
-        if since:
-            slot, loads = reservation.slot, self.loads
-            loads.speeds.decoded(slot, loads.context.item(slot), (now - since) / count, now)
-            reservation.output_at = now
         if decay_fraction is None:
             reservation.whole_outputs += count
             self.blocks.counts.add(reservation.generation.number, count)
         else:
             self._outputs.fade(reservation, count, decay_fraction)
         self._grew(reservation)
+        outputs, told = reservation.output_blocks, reservation.output_told
+        if told is None:
+            reservation.output_told = OutputTold(now, outputs, now, outputs)
+        elif now - told.at >= BLOCKS_EVERY_S:  # else of one burst: its first call was for all
+            slot, loads = reservation.slot, self.loads
+            if outputs > told.outputs:
+                seconds = (now - told.at) / (outputs - told.outputs)
+                loads.speeds.decoded(slot, loads.context.item(slot), seconds, now)
+            reservation.output_told = OutputTold(told.first_at, told.first_outputs, now, outputs)
 
     def resume_outputs(
         self, reservation: LedgerReservation, whole: int, faded: int, fraction: float

@@ -8,7 +8,7 @@ rank goes, and from that moment none of its reservations is live, however many t
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec import Struct
 
@@ -84,6 +84,15 @@ class Lease:
         return sum(count for generation, count in self.by_generation.items() if generation.is_open)
 
 
+class OutputTold(NamedTuple):
+    """When output blocks of one reservation were reported, and how many there were by then."""
+
+    first_at: float
+    first_outputs: int
+    at: float  # lately; of a burst its first call
+    outputs: int
+
+
 class LedgerReservation(Struct, eq=False):
     """One booked request. Written by the ledger, except for the plain facts at the end."""
 
@@ -103,7 +112,7 @@ class LedgerReservation(Struct, eq=False):
     faded_outputs: int = 0  # output blocks of weight output_fraction
     output_fraction: float = 1.0
     first_token_at: float = 0.0  # when it was reported to this process; 0: not reported
-    output_at: float = 0.0  # likewise its last output blocks
+    output_told: OutputTold | None = None  # when its output blocks were reported to this process
     queued_tokens: int = 0  # to be computed on its rank when it was booked, without its own
     ttl_s: float = 0.0  # 0: never expires by itself
     deadline: float = 0.0  # when it expires, if it can

@@ -29,10 +29,15 @@ def check_ttft(booking: LiveReservation, now: float) -> None:
 
 
 def check_itl(booking: LiveReservation) -> None:
-    """Compare what was predicted for a booking that ends with its output blocks."""
+    """Compare what was predicted for a booking that ends with its output blocks.
+
+    Blocks that were reported together at its end tell nothing.
+    """
     answer, reservation = booking.answer, booking.reservation
+    told = reservation.output_told
     if (
-        not reservation.output_at
+        told is None
+        or told.outputs <= told.first_outputs
         or not isinstance(answer, Selection | PairSelection)
         or answer.predicted_itl_ms is UNSET
     ):
@@ -40,6 +45,6 @@ def check_itl(booking: LiveReservation) -> None:
     partition = booking.partition
     rank = partition.ledger.loads.speeds.by_slot.get(reservation.slot)
     if rank is not None:
-        took = reservation.output_at - reservation.first_token_at
+        took = (told.at - told.first_at) / (told.outputs - told.first_outputs)
         predicted = answer.predicted_itl_ms / 1e3 * partition.index.block_size
-        rank.block_error.tell(predicted, took / reservation.output_blocks)
+        rank.block_error.tell(predicted, took)

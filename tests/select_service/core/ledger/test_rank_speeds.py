@@ -126,3 +126,52 @@ def test_blocks_are_measured_now_and_then() -> None:
     for number in range(100):
         speeds.decoded(0, 10.0, 0.3, 1.0 + number * BLOCKS_EVERY_S / 10)
     assert speeds.by_slot[0].block.samples == 10
+
+
+@pytest.mark.parametrize("burst", [1, 4, 10])
+def test_blocks_told_one_by_one_in_bursts_take_the_time_between_bursts(burst: int) -> None:
+    """A gateway passes on what gathered: a burst's first call is not all that its time was for."""
+    ledger = Ledger()
+    ledger.ensure(1)
+    one = ledger.book("a", 0, b"", 100, 1.0, isl_tokens=100)
+    ledger.prefill_complete(one, 1.2)
+    one.first_token_at = 1.2
+    for number in range(1, 8):
+        for _ in range(burst):
+            ledger.output_block(one, None, 1.2 + number * burst * 0.3)
+    block = ledger.loads.speeds.by_slot[0].block
+    assert block.samples == 6
+    assert block.at(1.0) == pytest.approx(0.3)
+
+
+def test_blocks_that_replicas_were_told_of_count_for_the_time_they_took() -> None:
+    ledger = Ledger()
+    ledger.ensure(1)
+    one = ledger.book("a", 0, b"", 100, 1.0, isl_tokens=100)
+    for number in range(1, 13):
+        if number % 2:
+            ledger.learn_outputs(one, number, 0, 1.0)
+        else:
+            ledger.output_block(one, None, 1.2 + number * 0.3)
+    assert ledger.loads.speeds.by_slot[0].block.at(1.0) == pytest.approx(0.3)
+
+
+def test_all_blocks_told_at_the_end_are_not_timed() -> None:
+    ledger = Ledger()
+    ledger.ensure(1)
+    one = ledger.book("a", 0, b"", 100, 1.0, isl_tokens=100)
+    ledger.prefill_complete(one, 9.0)
+    one.first_token_at = 9.0
+    for number in range(20):
+        ledger.output_block(one, None, 9.0 + number * 1e-3)
+    assert not ledger.loads.speeds.by_slot[0].block.samples
+
+
+def test_what_a_prompt_lost_while_it_was_computed_was_computed() -> None:
+    ledger = Ledger()
+    ledger.ensure(1)
+    for number in range(SURE):
+        one = ledger.book(str(number), 0, b"", 4_000, 1.0 + number, isl_tokens=4_000)
+        ledger.fade_prefill(one, 1_000)
+        ledger.prefill_complete(one, 1.4 + number)
+    assert ledger.loads.speeds.by_slot[0].ttft.at(4_000) == pytest.approx(0.4)
