@@ -19,6 +19,7 @@ from select_service.core.decisions.event_freshness import FRESH, StreamWatch, Ve
 from select_service.core.decisions.trust_factors import HOPELESS
 from select_service.core.effects import TrustNews
 from select_service.core.ledger.freed_ids import FREED_MEMORY_S
+from select_service.core.ledger.rank_speeds import SURE
 from select_service.core.ledger.reservation_ids import leg_ids
 from select_service.core.tenancy.shares import Shares, prefix_in
 from select_service.core.tenancy.tenant_memory import TenantMemory
@@ -428,7 +429,7 @@ def _speed(partition: Partition, slot: int) -> RankSpeedRow | None:
     ttft, block = rank.ttft_error, rank.block_error
     per_token = 1e3 / block_size
     return RankSpeedRow(
-        prefill_tokens_per_s=rank.ttft.mean_ratio or None,
+        prefill_tokens_per_s=(rank.ttft.samples >= SURE and rank.ttft.mean_ratio) or None,
         itl_ms=None if block_s is None else block_s * per_token,
         ttft_error_ms=ttft.mean * 1e3 if ttft.samples else None,
         ttft_abs_error_ms=ttft.mean_abs * 1e3 if ttft.samples else None,

@@ -23,8 +23,9 @@ def check_ttft(booking: LiveReservation, now: float) -> None:
     answer, reservation = booking.answer, booking.reservation
     if not isinstance(answer, Selection | PairSelection) or answer.predicted_ttft_ms is UNSET:
         return
-    rank = booking.partition.ledger.loads.speeds.by_slot.get(reservation.slot)
-    if rank is not None:
+    loads = booking.partition.ledger.loads
+    rank = loads.speeds.by_slot.get(reservation.slot)
+    if rank is not None and reservation.created > loads.work.resumed_at:  # else begun before
         rank.ttft_error.tell(answer.predicted_ttft_ms / 1e3, now - reservation.created)
 
 

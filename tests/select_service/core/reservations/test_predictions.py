@@ -6,7 +6,7 @@ import pytest
 from msgspec import UNSET
 
 from select_service.core.decisions.explain import ExplainedRecord
-from select_service.types import PairSelection, Selection
+from select_service.types import PairSelection, RouterConfig, Selection
 from tests.select_service.core.reservations.apart import apart, paired
 from tests.select_service.core.whole_fleet import DEFAULT, Fleet, selection_of
 
@@ -90,3 +90,49 @@ def test_pairs_predict_what_each_leg_does() -> None:
     assert answer.predicted_itl_ms == pytest.approx(BLOCK_S * 1e3 / block_size)
     errors = [row.speed for row in fleet.core.trust_monitor.table().ranks]
     assert [one is not None and one.ttft_error_ms is not None for one in errors] == [True, False]
+
+
+def test_a_first_token_of_before_a_restart_tells_nothing_of_its_prediction() -> None:
+    fleet = Fleet()
+    fleet.worker(1)
+    for number in range(10):
+        served(fleet, f"r{number}", 2_000 + number)
+    ledger = fleet.core.partitions[DEFAULT].ledger
+    error = ledger.loads.speeds.by_slot[0].ttft_error
+    before = error.samples
+    fleet.take("old", 3_000, isl=ISL)
+    ledger.loads.work.resumed_at = fleet.now  # as if it had been booked again here
+    fleet.now += TTFT_S / 10
+    fleet.done("old")
+    assert error.samples == before
+
+
+def test_little_is_told_of_a_rank_that_was_measured_too_seldom() -> None:
+    fleet = Fleet()
+    fleet.worker(1)
+    served(fleet, "first", 1_000)
+    (row,) = fleet.core.trust_monitor.table().ranks
+    assert row.speed is not None
+    assert row.speed.prefill_tokens_per_s is None
+    assert row.speed.itl_ms is None
+
+
+@pytest.mark.parametrize("policy", ["kv-cost", "first-token"])
+def test_decisions_predict_as_answers_do_behind_a_queue(policy: str) -> None:
+    fleet = Fleet(RouterConfig(policy=policy))
+    fleet.worker(1)
+    for number in range(10):
+        fleet.take(f"r{number}", 2_000 + number, isl=ISL)
+        fleet.now += 0.021
+        fleet.done(f"r{number}")
+        fleet.free(f"r{number}")
+        fleet.now += 1.0
+    for number in range(3):
+        fleet.take(f"q{number}", 3_000 + number, isl=ISL)
+        fleet.now += 0.5
+    answer = selection_of(fleet.take("last", 4_000, isl=ISL - 1))
+    record = fleet.core.decisions.find("last")
+    assert record is not None
+    told = ExplainedRecord(record, 0.0, 0.1).whole()
+    assert told.predicted_ttft_ms == answer.predicted_ttft_ms
+    assert told.predicted_itl_ms == UNSET
