@@ -243,6 +243,7 @@ class Gate(Generic[T]):
         if gate == "capacity":
             return Room("requests", 1.0, self.pool.meter.requests_per_s * RETURN_SHARE, 0.0)
         line, rate = self.policy.refill(ask, self.pool)
+        work = max(1, ask.work)  # a cached prompt takes a place, too
         if gate == "busy":
             line, rate = "pool", self.pool.prefill_rate * self.pool.instances
         earliest_s = verdict.retry_in_s
@@ -256,11 +257,11 @@ class Gate(Generic[T]):
             rate *= left
             ends_per_s = self.pool.meter.requests_per_s
             if ends_per_s:  # long answers may be what fills the pool
-                rate = min(rate, ask.work * ends_per_s * left)
+                rate = min(rate, work * ends_per_s * left)
         if earliest_s == math.inf:  # it never fits
             return NO_ROOM
         rate *= RETURN_SHARE
-        return Room(line, ask.work if line == "pool" else ask.tokens, rate, earliest_s)
+        return Room(line, work if line == "pool" else ask.tokens, rate, earliest_s)
 
     def _above(self, band: int, now: float) -> float:
         if self._let_in:

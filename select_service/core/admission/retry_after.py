@@ -171,12 +171,13 @@ class RetryPromises:
             return Promise(held[-1].at - now, is_kept=True)  # it came early: repeat the answer
         spread = self._given * _GOLDEN % 1.0
         if rate <= 0.0:
-            return Promise(max(earliest_s, UNKNOWN_S) + UNKNOWN_S * spread, is_kept=False)
+            earliest_s = min(max(earliest_s, UNKNOWN_S), self._horizon_s)
+            return Promise(earliest_s + UNKNOWN_S * spread, is_kept=False)
         free_at = self._line(line, tenant).free_at
         at = max(now + earliest_s, free_at[band])
         if at - now > self._horizon_s:
             return Promise(self._horizon_s * (0.5 + 0.5 * spread), is_kept=False)
-        takes = work / rate
+        takes = min(work / rate, self._horizon_s)  # nearly nothing drains just now, perhaps
         after = at + takes
         for lower in range(band, self._bands):
             moved = free_at[lower] + takes

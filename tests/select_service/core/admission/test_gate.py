@@ -83,6 +83,21 @@ def test_places_are_promised_no_faster_than_answers_end() -> None:
     assert times[1] == pytest.approx(1 / (1.0 * RETURN_SHARE), rel=0.01)
 
 
+@pytest.mark.parametrize("work", [0, 1, 100])
+def test_a_prompt_that_is_cached_has_to_wait_for_answers_to_end_as_others_do(work: int) -> None:
+    gate = gate_of("gaie-legacy")
+    assert isinstance(gate.pool, RecordedPool)
+    carry(gate, 0, 100, 1)
+    for _ in range(10):
+        gate.pool.ended("t")
+    carry(gate, 0, 100, 1, now=10.0)
+    asks = [
+        AdmissionRequest(100, "batch", "t", key=key, prefill_tokens=work) for key in (b"1", b"2")
+    ]
+    times = [gate.refusal(ask, "policy", "full", "full", 10.0).retry_after_s for ask in asks]
+    assert times[1] - times[0] == pytest.approx(1 / (1.0 * RETURN_SHARE), rel=0.01)
+
+
 def test_the_policy_speaks_before_anybody_waits_for_a_worker() -> None:
     gate = gate_of("reject-all")
     for slot in (0, 1):

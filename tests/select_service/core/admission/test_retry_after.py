@@ -47,6 +47,20 @@ def test_who_comes_in_time_is_recognised_once() -> None:
     book.check()
 
 
+def test_a_moment_in_which_nearly_nothing_drains_does_not_promise_hours() -> None:
+    book = RetryPromises(2, horizon_s=300.0)
+    assert book.grant(key(1), 0, room(work=1_000, rate=0.05), 0.0).retry_after_s == 0.0
+    for band in range(2):
+        assert book.grant(key(2 + band), band, room(), 601.0).is_kept, band
+
+
+def test_no_time_to_return_is_beyond_the_horizon_also_where_the_rate_is_unknown() -> None:
+    book = RetryPromises(1, horizon_s=300.0)
+    promise = book.grant(key(1), 0, room(rate=0.0, earliest_s=1e6), 0.0)
+    assert promise.retry_after_s <= 302.0
+    assert not promise.is_kept
+
+
 def test_a_promise_ends() -> None:
     book = RetryPromises(1)
     book.grant(key(1), 0, room(earliest_s=5.0), 0.0)
