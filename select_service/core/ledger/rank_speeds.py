@@ -48,7 +48,11 @@ class Fit:
         """Add a measurement. O(1)."""
         if self.samples >= SURE:
             expected = self.base + self.slope * x
-            y = min(max(y, expected / OUTLIER), max(expected * OUTLIER, BELIEVED_S))
+            y = min(y, max(expected * OUTLIER, BELIEVED_S))
+            if y * OUTLIER < expected:
+                if self.slope > 0.0 and not self._is_level:  # rather the tokens than the time
+                    x = max(0.0, (y * OUTLIER - self.base) / self.slope)
+                y = max(y, (self.base + self.slope * x) / OUTLIER)
         self.samples += 1
         self._w = weight = self._w * _KEPT + 1.0
         self._x = self._x * _KEPT + x

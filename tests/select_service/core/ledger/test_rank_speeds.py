@@ -56,6 +56,21 @@ def test_one_load_alone_says_nothing_of_the_slope(is_level: bool, twice: float) 
     assert fit.at(200.0) == pytest.approx(3.0 * twice)
 
 
+@pytest.mark.parametrize(("claimed", "count"), [(10**6, 1), (10**12, 1), (2**63, 5), (2**63, 60)])
+def test_a_client_that_claims_more_tokens_than_there_are_teaches_little(
+    claimed: int, count: int
+) -> None:
+    """One such point would bend the line for thousands of honest ones."""
+    speeds = RankSpeeds()
+    measured(speeds, 0, PER_TOKEN_S, count=300)
+    for _ in range(count):
+        speeds.computed(0, claimed, 0.1)
+    measured(speeds, 0, PER_TOKEN_S, count=64)
+    for tokens in (1_000, 20_000):
+        expected = BASE_S + PER_TOKEN_S * tokens
+        assert ttft_of(speeds, 0, tokens) == pytest.approx(expected, rel=0.6 if count > 5 else 0.2)
+
+
 def test_neither_base_nor_slope_is_ever_negative() -> None:
     fit = Fit()
     for x, y in ((100.0, 9.0), (200.0, 5.0), (300.0, 1.0), (400.0, 2.0), (500.0, 0.5)):
