@@ -16,7 +16,8 @@ __all__ = ["Fit", "PredictionError", "RankSpeed", "RankSpeeds", "SpeedRow"]
 SAMPLES: Final = 64
 """Measurements after which an older one weighs 1/e."""
 SURE: Final = 4
-"""With fewer measurements nothing is predicted, and none is an outlier."""
+"""With fewer measurements nothing is predicted, and none is an outlier: those before a much faster
+one are forgotten."""
 OUTLIER: Final = 4.0
 """A measurement counts as at most so many times what was expected, and at least its part: one
 paused engine teaches little, and a slower one is believed within a few prompts."""
@@ -46,8 +47,12 @@ class Fit:
 
     def learn(self, x: float, y: float) -> None:
         """Add a measurement. O(1)."""
-        if self.samples >= SURE:
-            expected = self.base + self.slope * x
+        expected = self.base + self.slope * x
+        if self.samples < SURE:
+            if y * OUTLIER < expected:  # an engine is slow while it warms up
+                self.samples = 0
+                self._w = self._x = self._y = self._xx = self._xy = 0.0
+        else:
             y = min(y, max(expected * OUTLIER, BELIEVED_S))
             if y * OUTLIER < expected:
                 if self.slope > 0.0 and not self._is_level:  # rather the tokens than the time

@@ -56,6 +56,15 @@ def test_one_load_alone_says_nothing_of_the_slope(is_level: bool, twice: float) 
     assert fit.at(200.0) == pytest.approx(3.0 * twice)
 
 
+@pytest.mark.parametrize("cold", [1, SURE - 1])
+def test_the_first_prompts_of_an_engine_that_is_warming_up_are_forgotten(cold: int) -> None:
+    speeds = RankSpeeds()
+    for _ in range(cold):
+        speeds.computed(0, 5_000, 30.0)
+    measured(speeds, 0, PER_TOKEN_S, count=2 * SURE)
+    assert ttft_of(speeds, 0, 5_000) == pytest.approx(BASE_S + PER_TOKEN_S * 5_000, rel=0.2)
+
+
 @pytest.mark.parametrize(("claimed", "count"), [(10**6, 1), (10**12, 1), (2**63, 5), (2**63, 60)])
 def test_a_client_that_claims_more_tokens_than_there_are_teaches_little(
     claimed: int, count: int
@@ -73,7 +82,8 @@ def test_a_client_that_claims_more_tokens_than_there_are_teaches_little(
 
 def test_neither_base_nor_slope_is_ever_negative() -> None:
     fit = Fit()
-    for x, y in ((100.0, 9.0), (200.0, 5.0), (300.0, 1.0), (400.0, 2.0), (500.0, 0.5)):
+    falling = (100.0, 9.0), (200.0, 5.0), (300.0, 3.0), (400.0, 2.0), (500.0, 0.5)
+    for x, y in (*falling, (600.0, 1.5), (700.0, 1.0), (800.0, 0.9), (900.0, 0.8)):
         fit.learn(x, y)
         assert fit.base >= 0.0
         assert fit.slope >= 0.0
