@@ -195,11 +195,17 @@ class FairQueue(Generic[T]):
         While others wait, a tenant may have `SHARE_MAX` times as many waiting as there is room for:
         the more it has, the sooner what becomes free is left to them.
         """
+        waiting, most = self.share(band, tenant_id)
+        return not waiting or waiting <= most
+
+    def share(self, band: int, tenant_id: str) -> tuple[int, int]:
+        """Return how many of this tenant wait, and with how many at most one more of it may."""
         one = self._bands[band]
         flow = one.flows.get(tenant_id)
-        if flow is None or flow.waiting is None or len(one.active) == 1:
-            return True
-        return len(flow.waiting) <= SHARE_MAX * (one.quota - one.size)
+        if flow is None or flow.waiting is None:
+            return 0, one.quota
+        is_alone = len(one.active) == 1
+        return len(flow.waiting), one.quota if is_alone else SHARE_MAX * (one.quota - one.size)
 
     def quota(self, band: int) -> int:
         """Maximum waiting requests of a band."""

@@ -122,6 +122,22 @@ def test_a_full_band_refuses_and_others_do_not() -> None:
     assert outcomes(policy, pool, ["standard", "batch"]) == ["wait", "wait"]
 
 
+def test_a_tenant_that_has_its_share_is_told_that_number_and_alone_it_has_all_of_the_quota() -> (
+    None
+):
+    policy = policy_of(quotas={"batch": 10})
+    pool = FixedPool(2.0)
+    for number in range(8):
+        asked = AdmissionRequest(100, "batch", "most")
+        assert policy.judge(asked, pool, 0.0).outcome == "wait", "nobody else waits"
+        policy.enqueue(asked, str(number), 0.0)
+    policy.enqueue(AdmissionRequest(100, "batch", "few"), "few", 0.0)
+    verdict = policy.judge(AdmissionRequest(100, "batch", "most"), pool, 0.0)
+    assert (verdict.outcome, verdict.code) == ("refuse", "band-full")
+    assert verdict.facts == {"waiting": 8, "limit": 4, "saturation": 2.0}
+    assert policy.judge(AdmissionRequest(100, "batch", "few"), pool, 0.0).outcome == "wait"
+
+
 def test_hysteresis() -> None:
     policy = policy_of()
     pool = FixedPool(0.79)
