@@ -207,6 +207,11 @@ class FairQueue(Generic[T]):
         is_alone = len(one.active) == 1
         return len(flow.waiting), one.quota if is_alone else SHARE_MAX * (one.quota - one.size)
 
+    def taken(self, band: int, tenant_id: str) -> tuple[int, int]:
+        """Return what one more of this tenant has no room beside, and its limit: band or share."""
+        one = self._bands[band]
+        return self.share(band, tenant_id) if one.size < one.quota else (one.size, one.quota)
+
     def quota(self, band: int) -> int:
         """Maximum waiting requests of a band."""
         return self._bands[band].quota

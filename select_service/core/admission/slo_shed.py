@@ -243,14 +243,12 @@ class SloShed(Generic[T]):
         if not quota and line >= self._promised:
             facts = {"saturation": saturation, "limit": self._closes_at[line]}
             return AdmissionVerdict("refuse", SATURATED, SATURATED, facts=dict(facts))
-        waiting = queue.size(line)
-        if waiting < quota:
-            waiting, quota = queue.share(line, ask.tenant_id)
+        waiting, limit = queue.taken(line, ask.tenant_id)
         return AdmissionVerdict(
             "refuse",
             BAND_FULL,
             BAND_FULL,
-            facts={"waiting": waiting, "limit": quota, "saturation": saturation},
+            facts={"waiting": waiting, "limit": limit, "saturation": saturation},
         )
 
     def _band(self, ask: AdmissionRequest, now: float) -> int:

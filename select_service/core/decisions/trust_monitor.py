@@ -19,7 +19,6 @@ from select_service.core.decisions.event_freshness import FRESH, StreamWatch, Ve
 from select_service.core.decisions.trust_factors import HOPELESS
 from select_service.core.effects import TrustNews
 from select_service.core.ledger.freed_ids import FREED_MEMORY_S
-from select_service.core.ledger.rank_speeds import SURE
 from select_service.core.ledger.reservation_ids import leg_ids
 from select_service.core.tenancy.shares import Shares, prefix_in
 from select_service.core.tenancy.tenant_memory import TenantMemory
@@ -426,15 +425,15 @@ def _speed(partition: Partition, slot: int) -> RankSpeedRow | None:
     if rank is None:
         return None
     block_s = rank.block.at(loads.context.item(slot))
-    ttft, errors, block_errors = rank.ttft, rank.ttft_error, rank.block_error
+    ttft, block = rank.ttft_error, rank.block_error
     per_token = 1e3 / block_size
     return RankSpeedRow(
-        prefill_tokens_per_s=None if ttft.samples < SURE else ttft.mean_ratio or None,
+        prefill_tokens_per_s=rank.ttft.mean_ratio or None,
         itl_ms=None if block_s is None else block_s * per_token,
-        ttft_error_ms=errors.mean * 1e3 if errors.samples else None,
-        ttft_abs_error_ms=errors.mean_abs * 1e3 if errors.samples else None,
-        itl_error_ms=block_errors.mean * per_token if block_errors.samples else None,
-        itl_abs_error_ms=block_errors.mean_abs * per_token if block_errors.samples else None,
+        ttft_error_ms=ttft.mean * 1e3 if ttft.samples else None,
+        ttft_abs_error_ms=ttft.mean_abs * 1e3 if ttft.samples else None,
+        itl_error_ms=block.mean * per_token if block.samples else None,
+        itl_abs_error_ms=block.mean_abs * per_token if block.samples else None,
     )
 
 

@@ -122,9 +122,7 @@ def test_a_full_band_refuses_and_others_do_not() -> None:
     assert outcomes(policy, pool, ["standard", "batch"]) == ["wait", "wait"]
 
 
-def test_a_tenant_that_has_its_share_is_told_that_number_and_alone_it_has_all_of_the_quota() -> (
-    None
-):
+def test_a_tenant_with_its_share_is_told_that_and_alone_it_has_all_of_the_quota() -> None:
     policy = policy_of(quotas={"batch": 10})
     pool = FixedPool(2.0)
     for number in range(8):

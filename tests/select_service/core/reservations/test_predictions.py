@@ -107,16 +107,6 @@ def test_a_first_token_of_before_a_restart_tells_nothing_of_its_prediction() -> 
     assert error.samples == before
 
 
-def test_little_is_told_of_a_rank_that_was_measured_too_seldom() -> None:
-    fleet = Fleet()
-    fleet.worker(1)
-    served(fleet, "first", 1_000)
-    (row,) = fleet.core.trust_monitor.table().ranks
-    assert row.speed is not None
-    assert row.speed.prefill_tokens_per_s is None
-    assert row.speed.itl_ms is None
-
-
 @pytest.mark.parametrize("policy", ["kv-cost", "first-token"])
 def test_decisions_predict_as_answers_do_behind_a_queue(policy: str) -> None:
     fleet = Fleet(RouterConfig(policy=policy))
