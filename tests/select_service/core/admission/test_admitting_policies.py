@@ -157,6 +157,20 @@ def test_slo_shed_finds_out_that_engines_are_quick_again() -> None:
     selection_of(some.take("b", 1, isl=1000, slo_ttft_ms=2000))
 
 
+def test_slo_shed_lets_in_who_waits_for_long_answers_as_they_end() -> None:
+    """No prompt is computed or booked meanwhile: ends alone tell that there is room."""
+    some = fleet(policy="slo-shed", record={"max_num_seqs": 4})
+    for name in "abcd":
+        some.take(name, 1)
+        some.now += 0.1
+        some.done(name)
+    some.now += 0.1
+    waits = ticket_of(some.take("e", 2, slo_class="critical"))
+    assert waits.answer is None
+    some.free("a")
+    assert isinstance(waits.answer, Selection)
+
+
 def test_slo_shed_expires_at_the_target() -> None:
     some = saturated()
     ticket = ticket_of(some.take("c", 2, slo_class="critical", slo_ttft_ms=500))
