@@ -43,6 +43,10 @@ ceilings of bands lie between here and full. Twice as many left free for more im
 cost more goodput than they bring, half as many make them wait for answers to end."""
 
 
+BURST_SHARE: Final = 0.05
+"""Requests that come together are counted again after this share of what the ranks run at once."""
+
+
 class SaturationLimits(NamedTuple):
     """What counts as a full rank."""
 
@@ -173,10 +177,11 @@ class PoolLoad:
         self._max_num_seqs: Floats = np.zeros(0)
         """Requests that it runs at once; infinity: unknown."""
         self._floor: Floats = np.zeros(0)
-        """The larger of `_told` and of how far those are taken, updated with the rate and, where
-        they are taken, when requests have ended."""
+        """The larger of `_told` and of how far those are taken, updated with the rate, after
+        bursts, and, where they are taken, when requests have ended."""
         self._ended = -1  # requests that had ended when `_floor` was updated
         self._is_taken = False  # whether places of any rank counted then
+        self._burst_at = math.inf  # with so many prompts to compute it is updated again
         self._rate = 0.0
         self._rate_until = -math.inf
         self._drains = 0.0  # tokens per second of all ranks
@@ -286,6 +291,8 @@ class PoolLoad:
         np.maximum(self._told[:rows], taken, out=self._floor[:rows])
         self._is_taken = bool(taken.max(initial=0.0) > 0.0)
         self._ended = self.meter.work.ended
+        places = self.instances * self._max_num_seqs.min(initial=math.inf).item()
+        self._burst_at = self.loads.prefilling + max(1.0, places * BURST_SHARE)
 
     def _follow_rate(self) -> None:
         self._follow_requests()
@@ -311,8 +318,9 @@ class PoolLoad:
         loads, work = self.loads, self.meter.work
         if work.at > self._rate_until:
             self._follow_rate()
-        elif self._is_taken and work.ended != self._ended:
-            # An end alone does not move `work.at`: a full pool would never be seen to empty.
+        elif loads.prefilling >= self._burst_at or (
+            self._is_taken and work.ended != self._ended
+        ):  # an end alone does not move `work.at`: a full pool would never be seen to empty
             self._follow_requests()
         if loads.prefill is not self._prefill:
             self._read_anew()

@@ -66,6 +66,20 @@ def test_a_full_rank_is_seen_to_empty_when_answers_end_and_nothing_else_happens(
     pool.check()
 
 
+@pytest.mark.parametrize(("most", "seen"), [(4, 4), (400, 400), (None, 0)])
+def test_requests_that_come_together_fill_a_rank(most: int | None, seen: int) -> None:
+    ledger = Ledger()
+    ledger.ensure(1)
+    pool = PoolLoad(ledger.loads)
+    pool.attach(0, None, max_num_seqs=most)
+    let_in = 0
+    while pool.saturation < 1.0 and let_in < 1_000:
+        ledger.book(str(let_in), 0, b"", 0, 1.0)
+        let_in += 1
+    assert let_in == pytest.approx(seen or 1_000, rel=0.06)
+    pool.check()
+
+
 def test_nobody_and_the_silent_are_full() -> None:
     pool = pool_of(2)
     pool.mark_stale(0, stale=True)
