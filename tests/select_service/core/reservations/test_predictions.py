@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from msgspec import UNSET
 
@@ -9,6 +11,9 @@ from select_service.core.decisions.explain import ExplainedRecord
 from select_service.types import PairSelection, RouterConfig, Selection
 from tests.select_service.core.reservations.apart import apart, paired
 from tests.select_service.core.whole_fleet import DEFAULT, Fleet, selection_of
+
+if TYPE_CHECKING:
+    from select_service.types.policy import Policy
 
 TTFT_S, BLOCK_S, ISL = 0.25, 0.32, 640
 
@@ -108,7 +113,7 @@ def test_a_first_token_of_before_a_restart_tells_nothing_of_its_prediction() -> 
 
 
 @pytest.mark.parametrize("policy", ["kv-cost", "first-token"])
-def test_decisions_predict_as_answers_do_behind_a_queue(policy: str) -> None:
+def test_decisions_predict_as_answers_do_behind_a_queue(policy: Policy) -> None:
     fleet = Fleet(RouterConfig(policy=policy))
     fleet.worker(1)
     for number in range(10):
