@@ -24,13 +24,14 @@ from select_service.simulator.run_command import policies_of, write_json
 from select_service.simulator.runs import at_load, capacity_of, run
 from select_service.simulator.settings import WORKERS_MAX, SimulationSettings
 from select_service.simulator.statistics import Estimate, estimate
+from select_service.simulator.traces import WITH_TARGETS
 from select_service.version import __version__
 
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Callable, Sequence
 
-__all__ = ["CapacityFound", "CapacitySearch", "execute", "search"]
+__all__ = ["Capacities", "CapacityFound", "CapacitySearch", "execute", "search", "verdict"]
 
 _FIRST_LOAD: Final = 0.5
 _LOAD_MAX: Final = 64.0
@@ -130,18 +131,32 @@ def _load(task: CapacitySearch, good: Callable[[float], float]) -> float:
             low, share_low = middle, share
         else:
             high, share_high = middle, share
+    users = _users(task.settings)
+    if users:  # there is no part of one
+        return _users(_scaled(task.settings, low, task.capacity)) / users
     return low + (high - low) * (share_low - task.share) / (share_low - share_high)
+
+
+def _users(settings: SimulationSettings) -> int:
+    """Return the users whose number sets the pace; 0: rates or times do, too."""
+    if settings.trace is not None:
+        return settings.trace.users
+    is_closed = all(one.arrivals == "closed" for one in settings.workloads)
+    return sum(one.users for one in settings.workloads) if is_closed else 0
 
 
 def _workers(task: CapacitySearch, good: Callable[[float], float]) -> float:
     """Bisect between too few workers and enough."""
-    few, enough = 0, task.settings.workers
+    settings = task.settings
+    most = WORKERS_MAX - settings.prefill_workers
+    # the slow ones are always there
+    few, enough = max(0, sum(one.count for one in settings.slow) - 1), settings.workers
     while good(enough) < task.share:
-        if enough >= WORKERS_MAX or enough >= 64 * task.settings.workers:
+        if enough >= most or enough >= 64 * settings.workers:
             raise ValueError(
                 f"{enough} workers are not enough either: a request that is alone may be late"
             )
-        few, enough = enough, min(2 * enough, WORKERS_MAX)
+        few, enough = enough, min(2 * enough, most)
     while enough - few > 1:
         middle = (few + enough) // 2
         if good(middle) >= task.share:
@@ -187,7 +202,7 @@ def execute(args: Namespace) -> int:
         searches=found,
     )
     head, rows = _table(result)
-    sys.stdout.write(f"{_verdict(result)}\n{as_text(head, rows)}")
+    sys.stdout.write(f"{verdict(result)}\n{as_text(head, rows)}")
     if options.out is not None:
         write_json(options.out, result)
     if options.report is not None:
@@ -200,7 +215,7 @@ def execute(args: Namespace) -> int:
             ),
         ]
         title = "select-sim: SLO capacity" if not by_workers else "select-sim: workers for targets"
-        whole = page(title, body, verdict=_verdict(result), command_line=args.command_line)
+        whole = page(title, body, verdict=verdict(result), command_line=args.command_line)
         write_whole(options.report, whole.encode())
     return 0
 
@@ -214,7 +229,7 @@ def _expect_targets(settings: SimulationSettings) -> None:
     if not (
         asked
         or of_workloads
-        or (settings.trace is not None and settings.trace.format != "mooncake")
+        or (settings.trace is not None and settings.trace.format in WITH_TARGETS)
     ):
         raise ValueError("--slo-ttft, --slo-itl or both: when is a request in time?")
 
@@ -226,11 +241,11 @@ def _by_policy(result: Capacities) -> dict[str, list[float]]:
     return groups
 
 
-def _against(values: Sequence[float], base: Sequence[float]) -> Estimate:
-    """Return the mean difference to the base's, as a share of it."""
+def _against(values: Sequence[float], base: Sequence[float]) -> Estimate | None:
+    """Return the mean difference to the base's, as a share of it; None: that carries nothing."""
     mean = sum(base) / len(base)
     if not mean:
-        return Estimate(0.0, None)
+        return None
     return estimate([(one - other) / mean for one, other in zip(values, base, strict=True)])
 
 
@@ -246,7 +261,8 @@ def _table(result: Capacities) -> tuple[list[str], list[list[str]]]:
         row = [policy, found.text(1 if by_workers else 3)]
         if capacity:
             row.append(found.text(2, capacity))
-        rows.append([*row, "-" if policy == base else _signed(_against(values, groups[base]))])
+        change = None if policy == base else _against(values, groups[base])
+        rows.append([*row, "-" if change is None else _signed(change)])
     return head, rows
 
 
@@ -255,7 +271,7 @@ def _signed(change: Estimate) -> str:
     return f"{100 * change.mean:+.1f}{half}"
 
 
-def _verdict(result: Capacities) -> str:
+def verdict(result: Capacities) -> str:
     """Say who carries the most, or needs the fewest workers, and by how much."""
     groups = _by_policy(result)
     by_workers = result.find == "workers"
@@ -270,6 +286,10 @@ def _verdict(result: Capacities) -> str:
         if value is not None
     ]
     amount = estimate(groups[first])
+    within = f" ({', '.join(targets)})" if targets else ""
+    in_time = f"{100 * result.share:g} % of requests in time"
+    if not amount.mean:
+        return f"However light the load, {first} does not have {in_time}{within}."
     if by_workers:
         told = f"{first} needs {amount.text(1 if amount.half is not None else 0)} workers"
     elif result.capacity is not None:
@@ -277,12 +297,13 @@ def _verdict(result: Capacities) -> str:
         told = f"{first} carries {amount.text(3)} of capacity, {rate},"
     else:
         told = f"{first} carries {amount.text(3)} times the given load"
-    told += f" with {100 * result.share:g} % of requests in time"
-    if targets:
-        told += f" ({', '.join(targets)})"
+    told += f" with {in_time}{within}"
     if not others:
         return f"{told}."
     gap = _against(groups[first], groups[others[0]])
+    if gap is None:
+        return f"{told}, {others[0]} no load."
     if abs(gap.mean) <= (gap.half or 0.0):
         return f"{told}, not clearly ahead of {others[0]} ({_signed(gap)} %)."
-    return f"{told}, {_signed(gap)} % against {others[0]}."
+    more = " (one seed, so no interval)" if gap.half is None else ""
+    return f"{told}, {_signed(gap)} % against {others[0]}{more}."

@@ -230,9 +230,13 @@ def verdict(runs: Sequence[Measures]) -> str:
     Where times were asked for, the most requests in time win, else the shortest TTFT p90. What no
     router can be does not take part, and is told behind.
     """
-    groups = by_policy(runs)
     if not any(one.ok for one in runs):
         return "No request was answered."
+    groups = {
+        policy: group
+        for policy, group in by_policy(runs).items()
+        if any(one.ok for one in group)  # else its TTFT is no time, and not the shortest
+    }
     by_slo = any(one.slo for one in runs)
     name = "good" if by_slo else "ttft_p90"
     sign = -1.0 if by_slo else 1.0

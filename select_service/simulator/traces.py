@@ -28,6 +28,7 @@ __all__ = [
     "MOONCAKE_BLOCK",
     "READERS",
     "RECORDING",
+    "WITH_TARGETS",
     "BadTrace",
     "TraceReader",
     "TraceWorkload",
@@ -275,3 +276,6 @@ READERS: Final[dict[str, TraceReader]] = {
     "openai": read_openai,
     RECORDING: read_recording,
 }
+
+WITH_TARGETS: Final = frozenset({"openai", RECORDING})
+"""Formats in which a request may have a target of its own."""

@@ -9,15 +9,21 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from select_service.simulator.capacity import CapacitySearch, search
+from select_service.simulator.capacity import (
+    Capacities,
+    CapacityFound,
+    CapacitySearch,
+    search,
+)
+from select_service.simulator.capacity import verdict as capacity_verdict
 from select_service.simulator.cli import main
 from select_service.simulator.closed_trace import ClosedTraceWorkload
 from select_service.simulator.comparison import changes, differences, verdict
-from select_service.simulator.core.measures import Measures
+from select_service.simulator.core.measures import Distribution, Measures
 from select_service.simulator.core.requests import OK, ClientRequest, RequestOutcome, chain_of
 from select_service.simulator.core.workloads import WorkloadSettings
 from select_service.simulator.runs import at_load, run, workload
-from select_service.simulator.settings import SimulationSettings, Trace
+from select_service.simulator.settings import SimulationSettings, Slow, Trace
 from tests.select_service.simulator.test_select_sim import trace_file
 
 SINGLE = WorkloadSettings(kind="shared-prompts", rate=8.0, requests=100)
@@ -79,6 +85,8 @@ def test_the_verdict_says_who_wins_and_by_how_much() -> None:
     plain = runs_of(replace(TARGETS, slo_ttft_s=None, slo_itl_s=None), "random", "kv-cost")
     assert "% below that of random (one run, so no interval)." in verdict(plain)
     assert verdict(plain[:1]).startswith("random: TTFT p90 of ")
+    silent = replace(plain[0], ok=0, ttft_s=Distribution(), policy="silent")
+    assert verdict([silent, plain[1]]).startswith("kv-cost: "), "no answer is not a fast one"
 
 
 def test_the_load_that_is_found_is_the_border(tmp_path: Path) -> None:
@@ -112,6 +120,49 @@ def test_the_fewest_workers_for_a_load() -> None:
         search(replace(task, settings=replace(task.settings, slo_ttft_s=1e-6)))
 
 
+def test_fewer_workers_than_slow_ones_are_not_tried() -> None:
+    """The search ended with an error as soon as it came to fewer."""
+    settings = replace(TARGETS, workers=4, slow=[Slow(count=3, speed=0.9)], slo_ttft_s=5.0)
+    task = CapacitySearch(settings=settings, workers=True, share=0.9, tolerance=0.01)
+    assert search(task).found == 3.0
+
+
+def test_there_is_no_half_user() -> None:
+    """One user in time and two that are not were told as one and a half."""
+    few = WorkloadSettings(kind="shared-prompts", arrivals="closed", users=1, requests=12)
+    settings = replace(TARGETS, workloads=[few], workers=1, slo_ttft_s=None)
+    one, two = (
+        run(replace(settings, workloads=[replace(few, users=users)])).itl_s.p50 for users in (1, 2)
+    )
+    assert one < two
+    settings = replace(settings, slo_itl_s=(one + two) / 2)
+    task = CapacitySearch(settings=settings, workers=False, share=0.5, tolerance=0.01)
+    assert search(task).found == 1.0
+
+
+def found_of(*loads: tuple[str, float]) -> str:
+    result = Capacities(
+        settings=TARGETS,
+        find="load",
+        share=0.9,
+        capacity=10.0,
+        searches=[
+            CapacityFound(policy=policy, seed=1, found=load, trials=[]) for policy, load in loads
+        ],
+    )
+    return capacity_verdict(result)
+
+
+def test_who_carries_nothing_is_no_equal() -> None:
+    assert found_of(("first-token", 0.5), ("kv-cost", 0.0)) == (
+        "first-token carries 0.500 of capacity, 5.00 requests/s, with 90 % of requests in time "
+        "(TTFT 200 ms, ITL 20 ms), kv-cost no load."
+    )
+    assert found_of(("first-token", 0.0), ("kv-cost", 0.0)).startswith("However light the load")
+    told = found_of(("first-token", 0.5), ("kv-cost", 0.4))
+    assert told.endswith("+25.0 % against kv-cost (one seed, so no interval).")
+
+
 def test_capacity_as_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, report = tmp_path / "out.json", tmp_path / "report.html"
     trace = ["--trace", str(trace_file(tmp_path)), "--workers", "2", "--tolerance", "0.1"]
@@ -141,6 +192,7 @@ def test_capacity_as_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str
     ("argv", "why"),
     [
         (["--workload", "chat"], "--slo-ttft, --slo-itl or both"),
+        (["--trace", "x", "--format", "agents"], "--slo-ttft, --slo-itl or both"),
         (["--trace", "x", "--slo-ttft", "1", "--load", "0.5"], "--load"),
         (["--workload", "chat", "--slo-ttft", "0"], "--slo-ttft"),
         (["--workload", "chat", "--slo-ttft", "1", "--share", "1.5"], "--share"),
