@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from heapq import heappop, heappush
 from itertools import count, islice
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 import msgspec
 import numpy as np
@@ -174,9 +174,18 @@ def read_mooncake(
         yield _hashed(decoded(decoder, line, number), number, parts, block_size)
 
 
-def _hashed(one: _MooncakeLine, number: int, parts: int, block_size: int) -> ClientRequest:
-    """Return a request whose hash ids stand for `parts` blocks each."""
-    _expect_sound(one, number, parts * block_size)
+def _hashed(
+    one: _MooncakeLine,
+    number: int,
+    parts: int,
+    block_size: int,
+    names: tuple[str, str, str] = ("input_length", "output_length", "--trace-block-size"),
+) -> ClientRequest:
+    """Return a request whose hash ids stand for `parts` blocks each.
+
+    `names` are what the format calls both lengths, and where it has the size of its blocks.
+    """
+    _expect_sound(one, number, parts * block_size, names)
     return ClientRequest(
         number=number,
         arrival=one.timestamp / 1e3,
@@ -186,11 +195,14 @@ def _hashed(one: _MooncakeLine, number: int, parts: int, block_size: int) -> Cli
     )
 
 
-def _expect_sound(one: _MooncakeLine, number: int, block_size: int) -> None:
+def _expect_sound(
+    one: _MooncakeLine, number: int, block_size: int, names: tuple[str, str, str]
+) -> None:
+    isl, osl, size = names
     if one.input_length < 1:
-        raise BadTrace(f"line {number}: input_length must be at least 1")
+        raise BadTrace(f"line {number}: {isl} must be at least 1")
     if one.output_length < 0:
-        raise BadTrace(f"line {number}: output_length must not be negative")
+        raise BadTrace(f"line {number}: {osl} must not be negative")
     if min(one.hash_ids, default=0) < 0:
         raise BadTrace(f"line {number}: hash_ids must not be negative")
     # one per block, of which the last may be partial or missing; a prompt may also have none, or
@@ -198,8 +210,8 @@ def _expect_sound(one: _MooncakeLine, number: int, block_size: int) -> None:
     ids, full = len(one.hash_ids), one.input_length // block_size
     if ids > full + 2 or 1 < ids < full - 1:
         raise BadTrace(
-            f"line {number}: {ids} hash_ids for an input_length of {one.input_length}: do they "
-            f"stand for {block_size} tokens each (--trace-block-size)?"
+            f"line {number}: {ids} hash_ids for an {isl} of {one.input_length}: do they "
+            f"stand for {block_size} tokens each ({size})?"
         )
 
 
@@ -231,7 +243,7 @@ class _AgentProgram(msgspec.Struct):
     requests: list[_AgentCall]
     id: str | None = None
     block_size: int = AGENTS_BLOCK
-    hash_id_scope: str = "global"
+    hash_id_scope: Literal["global", "local"] = "global"
 
 
 _is_program: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -256,15 +268,16 @@ def read_agents(lines: Iterable[bytes], block_size: int) -> Iterator[ClientReque
         else:
             program = _AgentProgram([decoded(calls, line, number)])
         if program.block_size < 1 or program.block_size % block_size:
-            raise ValueError(
-                f"blocks of {block_size} tokens are no part of those of line {number}, which have "
-                f"{program.block_size}"
+            raise BadTrace(
+                f"line {number}: its blocks of {program.block_size} tokens do not consist of those "
+                f"of {block_size} that are simulated (--block-size)"
             )
         first = number << 32 if program.hash_id_scope == "local" else 0
         for call in program.requests:
             ids = [first + one if one >= 0 else one for one in call.hash_ids]
             one = _MooncakeLine(call.t * 1e3, call.input_length, call.output_length, ids)
-            request = _hashed(one, number, program.block_size // block_size, block_size)
+            parts = program.block_size // block_size
+            request = _hashed(one, number, parts, block_size, ("in", "out", "block_size"))
             request.number = next(numbers)
             request.session = call.session_id or program.id or ""
             yield request

@@ -50,12 +50,27 @@ def test_agents_come_as_calls_or_as_whole_programs() -> None:
     assert [one.session for one in read_here] == ["p", "p", "q", "q"]
     assert [one.number for one in read_here] == [1, 2, 3, 4], "each is a request of its own"
     assert read_here[0].blocks[:1] == read_here[1].blocks != read_here[3].blocks
-    with pytest.raises(BadTrace, match="line 1: hash_ids"):
-        read("agents", [b'{"t": 0, "in": 64, "out": 1, "hash_ids": [-1]}'], 64)
-    with pytest.raises(BadTrace, match="line 1"):
-        read("agents", [b'{"requests": [{"t": 0}]}'], 64)
-    with pytest.raises(ValueError, match="128"):
+    with pytest.raises(BadTrace, match="line 1: its blocks of 128 .*--block-size"):
         read("agents", lines, 100)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"hash_ids": [-1]}, "line 1: hash_ids"),
+        ({"in": 0, "hash_ids": []}, "line 1: in must be at least 1"),
+        ({"out": -1}, "line 1: out must not be negative"),
+        ({"hash_ids": [*range(9)]}, r"for an in of 64: do they stand for 64 .*\(block_size\)"),
+        ({"requests": [{"t": 0}]}, r"line 1: .*`hash_ids` - at `\$.requests"),
+        ({"requests": [], "hash_id_scope": "mine"}, r"line 1: .*\$.hash_id_scope"),
+    ],
+)
+def test_a_trace_of_agents_is_refused_by_its_own_names(
+    changes: dict[str, object], why: str
+) -> None:
+    call = {"t": 0, "in": 64, "out": 1, "hash_ids": [1]}
+    with pytest.raises(BadTrace, match=why):
+        read("agents", [json.dumps(call | changes).encode()], 64)
 
 
 def test_mooncake_in_smaller_blocks_shares_as_much() -> None:
