@@ -9,6 +9,7 @@ is a directory in the planner's format, for `--engine profile=DIR` and for the p
 from __future__ import annotations
 
 import sys
+from codecs import BOM_UTF8
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -79,8 +80,11 @@ def execute(args: Namespace) -> int:
 
 def _read(path: str) -> list[Point]:
     """Read JSON of a load generator, or else a recording."""
-    file = Path(path)
-    is_json = file.is_file() and file.read_bytes()[:64].lstrip()[:1] in (b"{", b"[", b"")
+    is_json = False
+    if Path(path).is_file():
+        with Path(path).open("rb") as file:
+            begin = file.read(64).removeprefix(BOM_UTF8).lstrip()[:1]
+        is_json = begin in (b"{", b"[", b"")
     return read_points(path) if is_json else recorded_points(path)
 
 

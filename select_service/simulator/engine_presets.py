@@ -95,10 +95,12 @@ def preset_of(text: str) -> dict[str, float]:
     number = int(found["number"] or 1)
     flops = number * RATE_SHARE * device.flops
     bandwidth = number * BANDWIDTH_SHARE * device.bandwidth
-    kv_bytes = 2 * model.layers * model.kv_heads * model.head_size * _BYTES
+    kv_heads = max(model.kv_heads, number)  # more devices than heads have copies
+    kv_bytes = 2 * model.layers * kv_heads * model.head_size * _BYTES
     room = number * (MEMORY_SHARE * device.memory - ACTIVATIONS_BYTES) - _BYTES * model.parameters
     if room < kv_bytes:
-        raise ValueError(f"preset {text}: the weights do not fit; more devices, as {text}x4")
+        more = f"{found['model']}@{found['device']}x{2 * number if number > 1 else 4}"
+        raise ValueError(f"preset {text}: the weights do not fit; more devices, as {more}")
     return {
         "kv_tokens": int(room / kv_bytes),
         # a batch reads all experts that any of its sequences needs: in a batch of some, all

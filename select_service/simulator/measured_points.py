@@ -4,18 +4,17 @@ Each result becomes points: mean lengths, requests at the engine at a time, time
 and between tokens. The number of requests follows from Little's law where it is not told.
 """
 
-from __future__ import annotations
-
 import math
+from codecs import BOM_UTF8
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
 __all__ = ["Point", "read_points"]
+
+_Above0: TypeAlias = Annotated[float, msgspec.Meta(gt=0.0)]
 
 
 class Point(NamedTuple):
@@ -47,86 +46,136 @@ class Point(NamedTuple):
             raise ValueError("answers of a single token have no time between tokens")
 
 
+class _Vllm(msgspec.Struct, frozen=True):
+    """`vllm bench serve --save-result`; one run a file."""
+
+    completed: _Above0
+    duration: _Above0  # s
+    total_input_tokens: float
+    total_output_tokens: float
+    mean_ttft_ms: float
+    mean_tpot_ms: float
+
+    @property
+    def point(self) -> Point:
+        osl = self.total_output_tokens / self.completed
+        ttft_s, itl_s = self.mean_ttft_ms / 1e3, self.mean_tpot_ms / 1e3
+        return Point(
+            isl=self.total_input_tokens / self.completed,
+            osl=osl,
+            concurrency=self.completed / self.duration * (ttft_s + itl_s * (osl - 1.0)),
+            ttft_s=ttft_s,
+            itl_s=itl_s,
+        )
+
+
+class _Mean(msgspec.Struct, frozen=True):
+    mean: float
+
+
+class _Successful(msgspec.Struct, frozen=True):
+    successful: _Mean
+
+
+class _GuidellmMetrics(msgspec.Struct, frozen=True):
+    prompt_token_count: _Successful
+    output_token_count: _Successful
+    request_concurrency: _Successful
+    time_to_first_token_ms: _Successful
+    inter_token_latency_ms: _Successful
+
+
+class _GuidellmRun(msgspec.Struct, frozen=True):
+    metrics: _GuidellmMetrics
+
+    @property
+    def point(self) -> Point:
+        told = self.metrics
+        return Point(
+            isl=told.prompt_token_count.successful.mean,
+            osl=told.output_token_count.successful.mean,
+            concurrency=told.request_concurrency.successful.mean,
+            ttft_s=told.time_to_first_token_ms.successful.mean / 1e3,
+            itl_s=told.inter_token_latency_ms.successful.mean / 1e3,
+        )
+
+
+class _Guidellm(msgspec.Struct, frozen=True):
+    """Output of guidellm; of each run only successful requests."""
+
+    benchmarks: list[_GuidellmRun]
+
+
+class _Amount(msgspec.Struct, frozen=True):
+    avg: float
+
+
+class _Time(msgspec.Struct, frozen=True):
+    avg: float
+    unit: Literal["s", "sec", "ms", "us", "ns"] = "ms"
+
+    @property
+    def seconds(self) -> float:
+        return self.avg * _SECONDS[self.unit]
+
+
+_SECONDS: Final = {"s": 1.0, "sec": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+
+
+class _Aiperf(msgspec.Struct, frozen=True):
+    """`profile_export_aiperf.json`; one run a file."""
+
+    input_sequence_length: _Amount
+    output_sequence_length: _Amount
+    request_throughput: _Amount
+    request_latency: _Time
+    time_to_first_token: _Time
+    inter_token_latency: _Time
+
+    @property
+    def point(self) -> Point:
+        return Point(
+            isl=self.input_sequence_length.avg,
+            osl=self.output_sequence_length.avg,
+            concurrency=self.request_throughput.avg * self.request_latency.seconds,
+            ttft_s=self.time_to_first_token.seconds,
+            itl_s=self.inter_token_latency.seconds,
+        )
+
+
+class _AiperfRecords(msgspec.Struct, frozen=True):
+    records: _Aiperf
+
+
 def read_points(path: str) -> list[Point]:
     """Read a file, whose format its members tell.
 
     Raises:
         OSError: it cannot be read.
-        ValueError: naming the file and what is wrong.
+        ValueError: naming the file, the member and what is wrong.
     """
     try:
-        found = msgspec.json.decode(Path(path).read_bytes(), type=dict[str, Any])
-        points = list(_points(found))
+        points = [one.point for one in _runs(Path(path).read_bytes().removeprefix(BOM_UTF8))]
         for one in points:
             one.check()
     except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from None
-    except (KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
-        raise ValueError(f"{path}: {error!r}: a member is missing or has another type") from None
     return points
 
 
-def _points(found: Mapping[str, Any]) -> Iterator[Point]:
-    if "mean_ttft_ms" in found:
-        yield _of_vllm(found)
-    elif found.get("benchmarks"):
-        yield from map(_of_guidellm, found["benchmarks"])
-    elif "time_to_first_token" in found or "records" in found:
-        yield _of_aiperf(found.get("records", found))
-    else:
-        raise ValueError(
-            "neither of vLLM's bench (mean_ttft_ms), nor of guidellm (benchmarks), nor of AIPerf "
-            "(time_to_first_token)"
-        )
-
-
-def _of_vllm(found: Mapping[str, Any]) -> Point:
-    """`vllm bench serve --save-result`; one run a file."""
-    completed = found["completed"]
-    osl = found["total_output_tokens"] / completed
-    ttft_s, itl_s = found["mean_ttft_ms"] / 1e3, found["mean_tpot_ms"] / 1e3
-    return Point(
-        isl=found["total_input_tokens"] / completed,
-        osl=osl,
-        concurrency=completed / found["duration"] * (ttft_s + itl_s * (osl - 1.0)),
-        ttft_s=ttft_s,
-        itl_s=itl_s,
-    )
-
-
-def _of_guidellm(found: Mapping[str, Any]) -> Point:
-    """One of the `benchmarks` of guidellm's output; only successful requests."""
-    metrics = found["metrics"]
-
-    def mean(name: str) -> float:
-        value: float = metrics[name]["successful"]["mean"]
-        return value
-
-    return Point(
-        isl=mean("prompt_token_count"),
-        osl=mean("output_token_count"),
-        concurrency=mean("request_concurrency"),
-        ttft_s=mean("time_to_first_token_ms") / 1e3,
-        itl_s=mean("inter_token_latency_ms") / 1e3,
-    )
-
-
-_SECONDS = {"s": 1.0, "sec": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
-
-
-def _of_aiperf(found: Mapping[str, Any]) -> Point:
-    """`profile_export_aiperf.json`; one run a file."""
-
-    def mean(name: str) -> float:
-        return float(found[name]["avg"])
-
-    def mean_s(name: str) -> float:
-        return mean(name) * _SECONDS[found[name].get("unit", "ms")]
-
-    return Point(
-        isl=mean("input_sequence_length"),
-        osl=mean("output_sequence_length"),
-        concurrency=mean("request_throughput") * mean_s("request_latency"),
-        ttft_s=mean_s("time_to_first_token"),
-        itl_s=mean_s("inter_token_latency"),
+def _runs(text: bytes) -> Sequence[_Vllm | _GuidellmRun | _Aiperf]:
+    members = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+    if "mean_ttft_ms" in members:
+        return [msgspec.json.decode(text, type=_Vllm)]
+    if "benchmarks" in members:
+        runs = msgspec.json.decode(text, type=_Guidellm).benchmarks
+        if runs:
+            return runs
+    if "records" in members:
+        return [msgspec.json.decode(text, type=_AiperfRecords).records]
+    if "time_to_first_token" in members:
+        return [msgspec.json.decode(text, type=_Aiperf)]
+    raise ValueError(
+        "neither of vLLM's bench (mean_ttft_ms), nor of guidellm (benchmarks), nor of AIPerf "
+        "(time_to_first_token)"
     )

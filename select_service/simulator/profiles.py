@@ -11,7 +11,7 @@ from __future__ import annotations
 import zipfile
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import numpy as np
@@ -31,6 +31,8 @@ _NPZ: Final = "selected_{}_interpolation/raw_data.npz"
 _JSON: Final = "{}_raw_data.json"
 _FORMULA: Final = "engine.json"
 
+_Time = Annotated[float, msgspec.Meta(ge=0.0)]
+
 
 def read_profile(directory: Path) -> ProfileLatency:
     """Read both halves, `prefill` and `decode`.
@@ -48,18 +50,29 @@ def read_profile(directory: Path) -> ProfileLatency:
         raise ValueError(f"{directory}: {error}") from None
 
 
+class _Formula(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What `write_profile` writes of a formula, times in seconds."""
+
+    kv_tokens: Annotated[int, msgspec.Meta(gt=0)]
+    base_s: _Time
+    prefill_token_s: _Time
+    prefill_pair_s: _Time
+    sequence_s: _Time
+    kv_token_s: _Time
+
+
 def read_formula(directory: Path) -> dict[str, float] | None:
     """Return the values of `EngineSpec` that `calibrate` wrote; None: they are measurements only.
 
     Raises:
         OSError: it cannot be read.
-        ValueError: naming the file.
+        ValueError: naming the file and the member.
     """
     path = directory / _FORMULA
     if not path.is_file():
         return None
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, float])
+        return msgspec.structs.asdict(msgspec.json.decode(path.read_bytes(), type=_Formula))
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: {error}") from None
 
@@ -91,9 +104,14 @@ def write_profile(directory: Path, latency: AnalyticLatency, kv_tokens: int, lon
     """Write an engine's formula, and what it says of prompts of up to twice `longest` tokens.
 
     Raises:
+        ValueError: the KV cache does not hold the shortest prompt.
         OSError: the directory cannot be made.
         NotWritten: a file cannot be written.
     """
+    if kv_tokens < _PROMPTS[0]:
+        raise ValueError(
+            f"a KV cache of {kv_tokens} tokens does not even hold a prompt of {_PROMPTS[0]}"
+        )
     directory.mkdir(parents=True, exist_ok=True)
     step_s = latency.stretch_s(0, 0, 1)
     lengths = [one for one in _PROMPTS if one < 2 * longest] or [_PROMPTS[0]]

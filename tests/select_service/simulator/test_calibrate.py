@@ -18,7 +18,7 @@ from select_service.simulator.core.requests import RequestOutcome
 from select_service.simulator.core.workloads import WorkloadSettings
 from select_service.simulator.engine_presets import DEVICES, MODELS, preset_of
 from select_service.simulator.measured_points import Point, read_points
-from select_service.simulator.profiles import read_profile
+from select_service.simulator.profiles import read_profile, write_profile
 from select_service.simulator.recorded_points import points_of_lives
 from select_service.simulator.runs import cluster
 from select_service.simulator.settings import EngineSpec, SimulationSettings
@@ -108,11 +108,14 @@ def of_aiperf(one: Point) -> dict[str, Any]:
     }
 
 
+VLLM = json.dumps(of_vllm(POINTS[0]))
+
+
 def test_each_generator_says_the_same_of_a_run(tmp_path: Path) -> None:
     one = Point(isl=1000.0, osl=200.0, concurrency=8.0, ttft_s=0.25, itl_s=0.0125)
     for told in (of_vllm(one), of_guidellm(one), of_aiperf(one), {"records": of_aiperf(one)}):
         path = tmp_path / "result.json"
-        path.write_text(json.dumps(told))
+        path.write_text(json.dumps(told), encoding="utf-8-sig")
         (read,) = read_points(str(path))
         assert read == pytest.approx(one)
 
@@ -206,7 +209,16 @@ def test_a_fit_finds_the_formula_again() -> None:
     [
         ("{}", "neither of vLLM's bench"),
         ("[1]", "Expected `object`"),
-        ('{"mean_ttft_ms": 3}', "'completed'"),
+        ('{"mean_ttft_ms": 3}', "result.json: Object missing required field `completed`"),
+        (VLLM.replace("100", "0", 1), "Expected `float` > 0.0 - at `$.completed`"),
+        (VLLM.replace("100", "9" * 400, 1), "`$.completed`"),
+        (VLLM.replace("100", '"100"', 1), "Expected `float`, got `str` - at `$.completed`"),
+        ('{"benchmarks": [{"metrics": []}]}', "`$.benchmarks[0].metrics`"),
+        ('{"records": []}', "`$.records`"),
+        (
+            json.dumps(of_aiperf(POINTS[0]) | {"request_latency": {"avg": 1, "unit": "min"}}),
+            "`$.request_latency.unit`",
+        ),
         ('{"benchmarks": []}', "neither of vLLM's bench"),
         (json.dumps(of_vllm(POINTS[0]._replace(itl_s=0.0))), "itl_s is 0"),
         (json.dumps(of_vllm(POINTS[0]._replace(osl=1.0))), "a single token"),
@@ -222,6 +234,29 @@ def test_what_says_too_little_is_refused(
         main(["calibrate", str(path), "--kv-tokens", "1000", "--out", str(tmp_path / "out")])
     assert refused.value.code == 2
     assert why in capsys.readouterr().err
+
+
+def test_a_cache_too_small_for_a_prompt_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The planner's half had no point, which whoever reads it had to find out."""
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(of_guidellm(*POINTS)))
+    with pytest.raises(SystemExit):
+        main(["calibrate", str(path), "--kv-tokens", "63", "--out", str(tmp_path / "out")])
+    assert "a KV cache of 63 tokens" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("wrong", [{"base_s": -1}, {"foo": 1}, {"kv_tokens": 0.5}])
+def test_a_formula_that_no_engine_has_is_named_by_its_file(
+    tmp_path: Path, wrong: dict[str, float]
+) -> None:
+    write_profile(tmp_path, AnalyticLatency(), 400_000, 1000)
+    path = tmp_path / "engine.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | wrong))
+    with pytest.raises(ValueError, match=f"engine.json: .*{next(iter(wrong))}"):
+        EngineSpec(profile=str(tmp_path)).build()
 
 
 def test_a_preset_is_a_model_on_a_device() -> None:
@@ -240,6 +275,8 @@ def test_a_preset_is_a_model_on_a_device() -> None:
     one, two = (preset_of(f"qwen3-32b@h200{number}") for number in ("", "x2"))
     assert two["base_s"] == one["base_s"] / 2
     assert two["kv_tokens"] > 2 * one["kv_tokens"], "the weights are there once"
+    eight, sixteen = (preset_of(f"llama-3.1-8b@h100x{number}") for number in (8, 16))
+    assert sixteen["kv_tokens"] < 1.1 * eight["kv_tokens"], "each device has a whole KV head"
 
 
 @pytest.mark.parametrize(
@@ -248,6 +285,7 @@ def test_a_preset_is_a_model_on_a_device() -> None:
         (EngineSpec(preset="gpt@h100"), "preset gpt@h100 should be MODEL@DEVICE"),
         (EngineSpec(preset="llama-3.1-8b@h100x0"), "should be MODEL@DEVICE"),
         (EngineSpec(preset="llama-3.1-70b@h100"), "do not fit"),
+        (EngineSpec(preset="llama-3.1-70b@l40sx2"), "as llama-3.1-70b@l40sx4$"),
         (EngineSpec(preset="llama-3.1-8b@h100", base_s=0.01), "has its own times"),
         (replace(EngineSpec(), preset="llama-3.1-8b@h100", profile="x"), "has its own times"),
     ],

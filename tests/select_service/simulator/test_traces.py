@@ -50,7 +50,7 @@ def test_agents_come_as_calls_or_as_whole_programs() -> None:
     assert [one.session for one in read_here] == ["p", "p", "q", "q"]
     assert [one.number for one in read_here] == [1, 2, 3, 4], "each is a request of its own"
     assert read_here[0].blocks[:1] == read_here[1].blocks != read_here[3].blocks
-    with pytest.raises(BadTrace, match="line 1: its blocks of 128 .*--block-size"):
+    with pytest.raises(BadTrace, match=r"line 1: its blocks of 128 .*--block-size"):
         read("agents", lines, 100)
 
 
