@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["SteadyFleet"]
 
 REMEMBERED_S: Final = 3600.0
+COUNT_S: Final = 1.0
+"""Shorter counts are added up, so that an hour has a few thousand at the most."""
 KNOWN_S: Final = 900.0
 """Counted time from which both are tried; before it no engine goes away where traffic clumps."""
 CLUMPED: Final = 10.0
@@ -78,6 +80,11 @@ class SteadyFleet:
         if seconds <= 0:
             return
         self._clock_s += seconds
+        last = self._counts[-1] if self._counts else None
+        if last is not None and last.seconds + seconds <= COUNT_S:
+            both = last.requests + requests, last.seconds + seconds
+            self._counts[-1] = _Count(self._clock_s, *both)
+            return
         self._counts.append(_Count(self._clock_s, requests, seconds))
         self._wanted.append({})
         while self._counts[0].end_s <= self._clock_s - REMEMBERED_S:

@@ -71,6 +71,16 @@ def test_more_for_longer_than_engines_start_is_no_clump() -> None:
     assert fleet.engines(POOL) is None, "it is followed"
 
 
+def test_looks_of_hundredths_of_a_second_are_remembered_as_seconds() -> None:
+    """An hour of them was 360,000 counts, all of which every look went through."""
+    fine, coarse = SteadyFleet(0.01), SteadyFleet(0.01)
+    for number in range(1_000):
+        for fleet, seconds in ((fine, 0.25), (coarse, 1.0)):
+            if number % (4 * seconds) == 0:
+                fleet.hear(seconds * (40.0 if number % 48 < 4 else 0.0), seconds)
+    assert list(fine._counts) == list(coarse._counts)
+
+
 def test_a_day_a_ramp_and_bursts_of_minutes_are_no_clumps_and_code_completion_is() -> None:
     def is_clumped(counts: list[float]) -> bool:
         fleet = SteadyFleet(0.01)
