@@ -96,13 +96,17 @@ class Oracle:
             spare: how many of them may stay late.
         """
         before = self._affordable
-        for pool, plan in self._plan.items():
-            counts = Counter(min(int(at / PLANNED_S), len(plan) - 1) for at in late[pool.role])
-            left = _ALLOWED * spare
-            for index, count in sorted(counts.items(), key=lambda one: one[1]):
-                left -= count
-                if left < 0:
-                    plan[index] += max(1, round(_GROWTH * plan[index]))
+        counts = Counter(
+            (pool, min(int(at / PLANNED_S), len(plan) - 1))
+            for pool, plan in self._plan.items()
+            for at in late[pool.role]
+        )
+        left = _ALLOWED * spare  # of both pools together
+        for (pool, index), count in sorted(counts.items(), key=lambda one: one[1]):
+            left -= count
+            if left < 0:
+                plan = self._plan[pool]
+                plan[index] += max(1, round(_GROWTH * plan[index]))
         return self._affordable != before
 
     @property

@@ -36,6 +36,8 @@ SPAN_MOST_S: Final = 366 * 86400.0
 _PREDICTING = ("slo", "compatible")
 _AS_MANY = 0.005
 """Shares of requests in time that differ by less are as many."""
+_AS_MUCH = 0.005
+"""Prices that differ by less, relative to each other, are the same."""
 _UNITS = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
 
 
@@ -303,6 +305,8 @@ def _against_fixed(one: Result, replayed: Replayed) -> str:
         f"{100 * rival.attainment:.2f} % with {rival.gpu_hours:.2f} GPU-hours"
     )
     share = one.gpu_hours / rival.gpu_hours
+    if abs(share - 1.0) <= _AS_MUCH:
+        return f"{one.name} is as good as no planning: {fleet}."
     if rival.gpu_hours > one.gpu_hours:
         return f"{one.name} beats fixed fleets: as many in time cost them more, {fleet}."
     return f"{one.name} is beaten by no planning at all: {fleet}, it costs {share:.2f} times that."

@@ -1,8 +1,12 @@
-"""The mix of scorers that llm-d documents for precise prefix caching: prefix 3, queue 2, KV use 2.
+"""The mix of scorers that llm-d documents for inference scheduling: prefix 3, queue 2, KV use 2.
 
 Each scorer gives 0 to 1: the prompt's share that is cached; the place of the worker's queue between
 the longest (0) and the shortest (1); the free share of its KV cache. Queue and use are scraped from
 the engines' metrics and are as old as the last scrape.
+
+The prefix is scored like llm-d's `prefix-cache-scorer` does, but known from KV events. Its precise
+scorer spreads the workers that have any of the prompt between 0 and 1 instead, so that the best of
+them has 1 for however little: on agents near capacity its answers come later than with the share.
 """
 
 from __future__ import annotations
