@@ -181,7 +181,8 @@ def changes(before: Sequence[Measures], after: Sequence[Measures]) -> dict[str, 
         if len(pairs) == 1 and name in _OF_PARTS:
             one, other = pairs[0]
             in_parts = zip(one.parts, other.parts, strict=True)
-            half = estimate([getattr(b, name) - getattr(a, name) for a, b in in_parts]).half
+            gaps = [getattr(b, name) - getattr(a, name) for a, b in in_parts]
+            half = estimate(gaps).half if gaps else None
             found[name] = Estimate(values[0], half)
         else:
             found[name] = estimate(values)

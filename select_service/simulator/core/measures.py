@@ -93,7 +93,7 @@ class Measures(msgspec.Struct, frozen=True, kw_only=True):
     slo: list[SloRow]
     reasons: dict[str, int]
     load_over_time: list[tuple[float, float]]
-    parts: list[RunPart]  # twentieths, in order of arrival
+    parts: list[RunPart]  # twentieths, in order of arrival; of fewer than 20, each request
 
     @property
     def hit_share(self) -> float:
@@ -158,7 +158,8 @@ def measure(cluster: Cluster, policy: str, seed: int) -> Measures:
 
 def _parts(by_arrival: Sequence[RequestOutcome]) -> list[RunPart]:
     number = len(by_arrival)
-    bounds = [number * at // PARTS for at in range(PARTS + 1)]
+    count = min(PARTS, number)  # none without a request, whose zeros would count as times
+    bounds = [number * at // count for at in range(count + 1)] if count else []
     parts = []
     for begin, end in pairwise(bounds):
         some = by_arrival[begin:end]

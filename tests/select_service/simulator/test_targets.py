@@ -62,6 +62,10 @@ def test_differences_are_of_the_same_requests() -> None:
         assert change.mean == pytest.approx(means[1] - means[0])
         assert change.half is not None
     assert changes(once[:1], once[1:])["ttft_p90"].half is None, "one run has one p90"
+    few = runs_of(replace(TARGETS, workloads=[replace(SINGLE, requests=5)]), "kv-cost", "random")
+    assert all(part.ttft_mean > 0.0 for one in few for part in one.parts), "nobody is no request"
+    none = [replace(one, parts=[]) for one in few]
+    assert changes(none[:1], none[1:])["ttft_mean"].half is None
     same = changes(once[:1], once[:1])["good"]
     assert same == (0.0, 0.0)
     head, rows = differences(once)
