@@ -297,7 +297,7 @@ def _against_fixed(one: Result, replayed: Replayed) -> str:
     if rival is None:
         best = replayed.frontier[-1]
         return (
-            f"{one.name} serves more in time than any fixed fleet "
+            f"{one.name} serves more in time than any fixed fleet that was tried "
             f"({100 * best.attainment:.2f} % with {best.gpu_hours:.2f} GPU-hours)."
         )
     fleet = (
