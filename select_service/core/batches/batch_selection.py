@@ -181,12 +181,15 @@ class RunningBatch:
             if sample.booked is not None:
                 name, sample.booked = sample.booked, None
                 booking = bookings.live(name)
-                if booking is None or booking.hold is not self._hold:
+                is_held = booking is not None and booking.hold is self._hold
+                claim = sample.claim  # booked anew, once that of another replica had ended
+                is_again = claim is not None and claim.booked
+                if booking is None or not (is_held or is_again):
                     # by now the id belongs to another booking, perhaps of a replica
-                    self._waves.lifecycle.announcer.claims.give_up(sample.claim, now)
+                    self._waves.lifecycle.announcer.claims.give_up(claim, now)
                     continue
                 try:
-                    if self._hold.is_open:
+                    if self._hold.is_open and (is_held or booking.holders == 1):
                         effects = self._waves.free(name, now)
                     else:  # repeats of the request may have been answered
                         effects = self._waves.withdraw(name, booking.number, now)
@@ -194,6 +197,7 @@ class RunningBatch:
                     continue
                 now = yield effects
         self._release()
+        yield from self._tell_kept()  # what is under a lease, or was told of, stays
 
     def _release(self) -> None:
         """Make the bookings final: from now on replicas hear of them, and the disk gets them."""
@@ -206,7 +210,7 @@ class RunningBatch:
         """Tell the replicas that nothing of it is taken back; until then they let repeats wait."""
         claims = self._waves.lifecycle.announcer.claims
         held = (one.claim for one in self._samples if one.claim is not None)
-        live = (claim for claim in held if claims.own.holds(claim))
+        live = (claim for claim in held if claims.own.holds(claim) and not claim.kept)
         while some := list(islice(live, self._waves.limits.replica_items_per_message_max)):
             yield Effects(published=[claims.keep(some)])
 

@@ -296,7 +296,8 @@ class Claims:
         return [
             one
             for one in self.alive(reservation_id)
-            if one.noted and not (one.owner == self.router_id and one.reservation is not None)
+            if one.noted
+            and not (one.owner == self.router_id and (one.reservation is not None or one.is_held))
         ]
 
     def recall(self, record: ClaimRecord) -> None:

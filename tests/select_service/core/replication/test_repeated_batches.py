@@ -6,18 +6,20 @@ Whoever was told of a reservation finds it everywhere, and nothing else stays.
 from __future__ import annotations
 
 import random
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
 
+from select_service.core.batches.batch_selection import RunningBatch
 from select_service.core.effects import Effects
 from select_service.errors import ServiceError
 from select_service.types import SelectAndReserveRequest
 from select_service.types.batches import SelectBatchRequest, WaveAnswer
 from tests.models.replica_net import Net, Node
 from tests.select_service.core.batches.test_batch_selection import prompt
-from tests.select_service.core.replication.test_kept import kept
+from tests.select_service.core.replication.replica import Replica, acquainted, tell
+from tests.select_service.core.replication.test_kept import crash, kept
 
 WORKER = 3  # which takes whole requests
 SAMPLES = 4
@@ -113,3 +115,81 @@ def test_whoever_was_told_of_a_reservation_finds_it(seed: int) -> None:
     if not scene.was_done:  # else its caller has left it, wherever others ask for it
         assert scene.told <= ledgers[0].keys(), "it was acknowledged"
         assert scene.told == ledgers[0].keys() or not scene.is_atomic
+
+
+def begun(owner: Replica | Node, n: int, lease_id: str | None = None) -> RunningBatch:
+    item = prompt(1, 2, n=n, isl=8, reservation_id="b", lease_id=lease_id)
+    request = SelectBatchRequest(requests=[], reserve=True, atomic=True)
+    return owner.core.batch_selection.begin(request, [(item, b"")])
+
+
+def driven(
+    here: Replica, there: Replica, steps: Generator[Effects, float, Any], is_far: Callable[[], bool]
+) -> None:
+    """Take steps until it has come so far, or to the end; the other replica hears of each."""
+    effects = next(steps, None)
+    while effects is not None:
+        tell(here, there, effects.published)
+        try:
+            effects = None if is_far() else steps.send(here.now)
+        except StopIteration:
+            return
+
+
+def never() -> bool:
+    return False
+
+
+def test_what_stays_of_a_batch_that_is_cut_short_once_it_is_done_is_told_so() -> None:
+    """Under a lease reservations stay: repeats elsewhere would wait for as long as that lives."""
+    here, there = acquainted()
+    here.core.lifecycle.leases.open("l", "o", 60.0, here.now)
+    batch = begun(here, 2 * here.core.limits.replica_items_per_message_max, lease_id="l")
+    driven(here, there, batch.steps(here.now), lambda: not batch._hold.is_open)
+    driven(here, there, batch.undo(here.now), never)
+    learnt = there.core.lifecycle.announcer.claims.sets[here.router_id].by_id.values()
+    assert len(learnt) == len(batch._samples)
+    assert not [claim.reservation_id for claim in learnt if claim.is_held]
+
+
+def test_what_is_booked_anew_while_its_batch_is_under_way_is_taken_back_with_it() -> None:
+    here, there = acquainted()
+    other = Replica(here.router_id - 1)  # whose claims come first
+    bookings = here.core.lifecycle.bookings
+    batch = begun(here, 2)
+    driven(here, there, batch.steps(here.now), lambda: bookings.live("b.0") is not None)
+    other.take("b.0", 1, 2, isl=8)
+    tell(other, here)
+    booking = other.core.lifecycle.bookings.get("b.0")
+    told = other.core.lifecycle.announcer.expired(booking.partition, booking.reservation, other.now)
+    tell(other, here, [told])
+    here.turn()
+    assert bookings.get("b.0").reservation.origin == "local"
+    driven(here, there, batch.undo(here.now), never)
+    here.core.check()
+    assert bookings.live("b.0") is None
+
+
+def test_what_another_replica_has_the_booking_of_is_lost_with_its_batch_in_a_crash() -> None:
+    """Restored, it would be held for ever: nobody goes on with that batch."""
+    net = kept(2, lease=False)
+    first, owner = sorted(net.nodes, key=lambda node: node.router_id)
+    for node in net.nodes:
+        node.put_worker(WORKER)
+        assert node.changes is not None
+        node.changes.mark("worker", str(WORKER))
+    net.run(1.0)
+    steps = begun(owner, 2).steps(net.now)
+    effects = next(steps)
+    while owner.core.lifecycle.bookings.live("b.0") is None:
+        effects = steps.send(net.now)  # not told yet
+    request = SelectAndReserveRequest(
+        block_hashes=[1, 2], sequence_hashes=[1, 2], isl_tokens=8, reservation_id="b.0"
+    )
+    first.did(first.core.selection.select_and_reserve(request, net.now)[1])
+    owner.did(effects)
+    net.run(0.1)
+    assert owner.core.lifecycle.bookings.get("b.0").reservation.origin == first.router_id
+    owner.flush()
+    crash(owner)
+    assert not owner.core.lifecycle.announcer.claims.own.by_id
