@@ -2,7 +2,7 @@
 
 from msgspec import UNSET, Struct, UnsetType
 
-from select_service.types.ranges import Seconds
+from select_service.types.ranges import U64, Seconds
 
 
 class LeaseRequest(Struct, kw_only=True):
@@ -33,7 +33,7 @@ class LeaseState(Struct, frozen=True, omit_defaults=True):
     """The last statement to replicas before it was opened: what is under it has higher numbers."""
     adopted: bool = False
     """It was opened for what another replica had left under this id."""
-    revision: int = 0
+    revision: U64 = 0
     """Grows with each change of `ttl_s` by a client, from `born` on: the highest one counts."""
 
 

@@ -44,8 +44,11 @@ class LeaseCopies:
         self._by_owner: dict[str, dict[str, LeaseCopy]] = {}
         self._deadlines: Deadlines[LeaseCopy] = Deadlines()
         self.adopted_from: dict[str, None] = {}  # leases with an orphan that is now ours
-        self.recalled: dict[str, tuple[LeaseTerms, float]] = {}
-        """Given by our callers in an earlier life, and when that was restored; without a copy."""
+        self.recalled: OrderedDict[str, tuple[LeaseTerms, float]] = OrderedDict()
+        """Given by our callers in an earlier life, and when that was restored, oldest first.
+
+        Without a copy, and counted among these.
+        """
         self.changes: Changes | None = None  # set if the state is kept on disk
         self.refused = 0  # since start
 
@@ -96,9 +99,10 @@ class LeaseCopies:
         short = 0 < len(terms.lease_id) <= longest and 0 < len(terms.owner) <= longest
         if not short:
             return False
-        has_room = self._tenants.has_room(prefix_in(terms.lease_id))
+        prefix = prefix_in(terms.lease_id)
+        has_room = terms.lease_id in self.recalled or self._tenants.has_room(prefix)
         if not has_room:
-            self._tenants.refuse(prefix_in(terms.lease_id))
+            self._tenants.refuse(prefix)
         return has_room
 
     def ttl(self, ttl_s: float | None) -> float | None:
@@ -182,9 +186,11 @@ class LeaseCopies:
 
     def recall(self, lease_id: str, terms: LeaseTerms, now: float) -> bool:
         """Know what our callers gave a lease in an earlier life; False if there is no room."""
-        if len(self.recalled) >= self._limits.lease_copies_max:
+        prefix = prefix_in(lease_id)
+        if lease_id in self.recalled or not self._tenants.has_room(prefix):
             return False
         self.recalled[lease_id] = terms, now
+        self._tenants.take(prefix)
         copy = self._by_id.get(lease_id)
         if copy is not None:
             self._take_recalled(copy, now)
@@ -194,6 +200,7 @@ class LeaseCopies:
         terms, _ = self.recalled.pop(copy.lease_id, (None, 0.0))
         if terms is None:
             return
+        self._tenants.give(prefix_in(copy.lease_id))
         if (copy.revision, copy.lease_ttl_s) > terms[::-1]:
             self._mark(copy.lease_id)
         else:  # the same may be from another replica that has heard us, unlike the owner
@@ -206,6 +213,7 @@ class LeaseCopies:
             if at > horizon:
                 break
             del self.recalled[lease_id]
+            self._tenants.give(prefix_in(lease_id))
             self._mark(lease_id)
 
     def _let_expire(self, copy: LeaseCopy, ttl_s: float, now: float) -> None:
@@ -245,7 +253,7 @@ class LeaseCopies:
     def check(self, claims: Iterable[Claim]) -> None:
         """Assert all invariants, given all claims of others; O(everything)."""
         self._deadlines.check(self._by_id.values())
-        self._tenants.check(map(prefix_in, self._by_id))
+        self._tenants.check(map(prefix_in, [*self._by_id, *self.recalled]))
         under = {claim for copy in self for some in copy.claims.values() for claim in some}
         assert under == {claim for claim in claims if claim.lease is not None}
         for lease_id, copy in self._by_id.items():

@@ -24,7 +24,7 @@ from select_service.core.replication.messages import (
     Heartbeat,
     Said,
 )
-from select_service.types import CoreLimits
+from select_service.types import CoreLimits, LeaseState
 from tests.select_service.core.replication.replica import OURS, Replica
 
 
@@ -72,6 +72,13 @@ def test_words_in_anothers_name_change_nothing_while_it_is_heard() -> None:
     here.core.check()
     here.hears(words[0], peer="tcp://there:1")  # itself it may
     assert here.load(1) == (0, 0, 0)
+
+
+def test_a_lease_with_a_revision_that_none_can_have_is_refused() -> None:
+    """No time to live would count as later, not even its own: it would never end here."""
+    record = ClaimRecord("a", 1, "m", "t", 16, 1, 0, lease=LeaseState("l", "o", 60.0, revision=-1))
+    with pytest.raises(MalformedReplicaMessage):
+        decode_message(*encode_message(Said(2000, 1, 1, [record])))
 
 
 def test_words_heard_before_change_nothing_again() -> None:

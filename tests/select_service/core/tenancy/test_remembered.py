@@ -24,6 +24,7 @@ from select_service.core.ledger.expired_ids import ExpiredIds
 from select_service.core.ledger.reservation import LedgerReservation, SlotGeneration
 from select_service.core.replication.claim import Claim
 from select_service.core.replication.claims import Claims
+from select_service.core.replication.lease_copies import LeaseCopies
 from select_service.core.replication.messages import ClaimRecord
 from select_service.core.replication.tombstones import Tombstones
 from select_service.core.tenancy.shares import Shares, prefix_of
@@ -38,6 +39,18 @@ def shares_of(limits: CoreLimits | None = None) -> Shares:
     shares = Shares(limits or CoreLimits())
     shares.name(("acme", "rival"), others=True)
     return shares
+
+
+def test_times_to_live_given_in_an_earlier_life() -> None:
+    limits = CoreLimits(lease_copies_max=12)
+    copies = LeaseCopies(limits, shares_of(limits))
+    taken = [copies.recall(f"{ACME}{number}", (60.0, 1), 0.0) for number in range(12)]
+    assert not all(taken)
+    assert copies.recall(RIVAL + "l", (60.0, 1), 0.0)
+    copies.check([])
+    copies.purge(1.0, 20)
+    assert not copies.recalled
+    copies.check([])
 
 
 def test_ends_of_claims() -> None:
