@@ -124,7 +124,6 @@ class HttpConnection(RequestParser):
     @override
     def eof_received(self) -> None:
         self.flush()  # a client that has finished sending waits for its answers
-        self.note_sent()
 
     def shutdown(self) -> None:
         """Close after the answer that is owed, or now; `uvicorn.Server` calls this at its end."""

@@ -113,6 +113,7 @@ class GuardedConnection(asyncio.Protocol):
     tls_socket: socket.socket | None = None  # under TLS only
     _unsent: tuple[Response, ...] = ()  # written, and not all of them are in the kernel
     _had_room = False  # under TLS: the kernel had room when it was asked last
+    _is_cut = False  # we have ended it, whatever is still to be sent
     _at_work: Exchange | None = None  # the request to be answered next
     exchange: Exchange | None = None  # the newest; it may be queued
 
@@ -265,8 +266,10 @@ class GuardedConnection(asyncio.Protocol):
             if exchange is not None:
                 exchange.disconnect()
         self._at_work = self.exchange = None
-        for answer in self._unsent:
-            answer.lost()
+        is_in_order = exc is None and not (self._is_cut or self.flow.write_paused)
+        if not (is_in_order and self.tls_socket is not None):  # it closes once the kernel has all
+            for answer in self._unsent:
+                answer.lost()
         self._unsent = ()
         self.flow.resume_writing()
         if exc is None:
@@ -362,7 +365,7 @@ class GuardedConnection(asyncio.Protocol):
         if self._stalled_since is not None:
             if now - self._stalled_since > self.limits.body_timeout_s:
                 self.counts.write_timeouts += 1
-                self.transport.abort()
+                self._abort()
         elif self.flow.read_paused or self.flow.is_held:
             self._since = now  # it is we who do not read
         elif self.phase is Phase.HEAD:
@@ -379,7 +382,7 @@ class GuardedConnection(asyncio.Protocol):
             self._closing_since = now
         elif now - self._closing_since > self.limits.body_timeout_s:
             self.counts.write_timeouts += 1
-            self.transport.abort()
+            self._abort()
 
     def _sweep_idle(self, now: float) -> None:
         since = self._idle_since
@@ -402,6 +405,10 @@ class GuardedConnection(asyncio.Protocol):
     def cut_off(self) -> None:
         """Abort the connection: too many bytes lie unread."""
         self.counts.unread += 1
+        self._abort()
+
+    def _abort(self) -> None:
+        self._is_cut = True
         self.transport.abort()
 
     def _sweep_head(self, now: float) -> None:
@@ -496,7 +503,7 @@ class GuardedConnection(asyncio.Protocol):
         if self._discarded is not None:
             self._discarded += len(data)
             if self._discarded > LINGER_BYTES_MAX:
-                self.transport.abort()
+                self._abort()
 
 
 def _number(transport: asyncio.BaseTransport) -> int:
