@@ -23,16 +23,17 @@ from select_service.settings import FieldValidation
 from select_service.types import PromptFields
 from select_service.types.batches import SelectBatchRequest, WaveItem
 
-__all__ = ["check_scalars", "scalars_of", "taken", "taken_or_none", "taken_wave"]
+__all__ = ["plain_scalars", "scalars_of", "taken", "taken_or_none", "taken_wave"]
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 _LONG: Final = (TOKENS, *HASHES)
 """Members of a prompt that may be packed; the core checks what is."""
 
-_SCALARS: Final[Mapping[str, type]] = {
-    "str": str, "Outcome": str, "int": Integral, "float": Real
+_SCALARS: Final[Mapping[str, tuple[type, type]]] = {
+    "str": (str, str), "Outcome": (str, str), "int": (Integral, int), "float": (Real, float)
 }  # fmt: skip
+"""What is taken, and what that becomes: no codec knows the numbers of NumPy."""
 _TOLD: Final = {"str": "a str", "Outcome": "a str", "int": "an int", "float": "a float"}
 _MISSING: Final = object()
 
@@ -56,20 +57,23 @@ def scalars_of(method: Callable[..., object]) -> list[Scalar]:
     return found
 
 
-def check_scalars(
-    scalars: Sequence[Scalar], args: Sequence[object], named: Mapping[str, object]
-) -> None:
-    """Refuse an argument of another type: an id that is None is nobody's.
+def plain_scalars(scalars: Sequence[Scalar], args: list[Any], named: dict[str, Any]) -> None:
+    """Make plain texts and numbers of scalars, in their place.
 
     Raises:
-        TypeError: naming it.
+        TypeError: naming an argument of another type: an id that is None is nobody's.
     """
     for name, at, type_name, is_optional in scalars:
         value = args[at] if at < len(args) else named.get(name, _MISSING)
-        if isinstance(value, _SCALARS[type_name]) or value is _MISSING:
+        taken_type, plain_type = _SCALARS[type_name]
+        if type(value) is plain_type or value is _MISSING or (value is None and is_optional):
             continue
-        if value is not None or not is_optional:
+        if not isinstance(value, taken_type):
             raise TypeError(f"`{name}` must be {_TOLD[type_name]}, not {type(value).__name__}")
+        if at < len(args):
+            args[at] = plain_type(value)
+        else:
+            named[name] = plain_type(value)
 
 
 def taken(name: str, value: object, kind: type[T]) -> T:

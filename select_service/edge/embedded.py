@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 from indexer.types import EventLossPolicy, SnapshotLimits
 from select_service.edge.arguments import (
-    check_scalars,
+    plain_scalars,
     scalars_of,
     taken,
     taken_or_none,
@@ -83,8 +83,9 @@ def _operation(
     scalars = scalars_of(method)
 
     @wraps(method)
-    async def carry_out(service: SelectionService, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        check_scalars(scalars, args, kwargs)
+    async def carry_out(service: SelectionService, /, *given: P.args, **kwargs: P.kwargs) -> R:
+        args: Any = list(given)
+        plain_scalars(scalars, args, kwargs)
         if not changes:
             return await method(service, *args, **kwargs)
         driver = service.driver

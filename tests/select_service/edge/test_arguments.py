@@ -366,6 +366,8 @@ def test_numbers_of_numpy_are_numbers() -> None:
             await service.upsert_worker(WORKER)
             await service.reserve(PROMPT | {"reservation_id": "r", "worker_id": 7})
             await service.output_block("r", np.float32(0.5))  # type: ignore[arg-type]
+            booking = service.driver.core.lifecycle.bookings.get("r")
+            assert type(booking.reservation.output_fraction) is float, "else no journal could write"
             await service.free("r", np.int64(0), None)  # type: ignore[arg-type]
             await service.delete_worker(np.uint64(7))  # type: ignore[arg-type]
 
