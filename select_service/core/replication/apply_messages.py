@@ -186,7 +186,7 @@ class MessageApplier:
         if isinstance(item, ClaimRecord):
             self.claimed(view, item, now, live=True)
         elif isinstance(item, Renewed):
-            self._leases.renewed(item, now)
+            self._leases.renewed(item, now, live=True)
         elif isinstance(item, Closed):
             self._leases.closed(item, now)
         elif isinstance(item, Grown):

@@ -182,8 +182,8 @@ class SharedLeases:
 
     # -- statements of replicas ----------------------------------------------------------------
 
-    def renewed(self, said: Renewed, now: float) -> None:
-        """Apply a renewal that came in at another replica."""
+    def renewed(self, said: Renewed, now: float, *, live: bool = False) -> None:
+        """Apply a renewal that came in at another replica; `live`: just now."""
         lease, copy = self._leases.find(said.lease_id), self._copies.find(said.lease_id)
         ttl_s, revision, at = self._copies.ttl(said.ttl_s), said.revision, now - said.age_s
         fits = ttl_s is not None and ttl_s <= self._limits.lease_ttl_max_s
@@ -191,6 +191,11 @@ class SharedLeases:
             if fits and revision and (revision, ttl_s) > (lease.revision, lease.ttl_s):
                 self._leases.touch(lease, now, ttl_s, revision)
                 self._claims.counters.leases_renewed += 1
+            elif live and fits and revision and not lease.is_changed and ttl_s != lease.ttl_s:
+                # both were opened without a word of the other, so their revisions do not compare
+                self._leases.touch(lease, now, ttl_s)
+                self._claims.counters.leases_renewed += 1
+                self._lifecycle.renewal.tell_of(said.lease_id)
             elif at > lease.touched:
                 self._leases.touch(lease, now, ttl_s if fits and not revision else None)
                 self._claims.counters.leases_renewed += 1

@@ -77,15 +77,15 @@ class Renewal:
             said = Renewed(lease_id, lease.ttl_s, revision=lease.revision)
         self._announcer.claims.outbox.say_of_lease(said)
 
-    def sign_of_life(self, lease_id: str, now: float, ttl_s: float | None = None) -> None:
-        """Renew a lease here or as a copy, for `ttl_s` from now if given."""
+    def sign_of_life(self, lease_id: str, now: float) -> None:
+        """Renew a lease here or as a copy."""
         lease = self._leases.find(lease_id)
         if lease is not None:
-            self._leases.touch(lease, now, ttl_s)
+            self._leases.touch(lease, now)
         copies = self._announcer.claims.copies
         copy = copies.find(lease_id)
         if copy is not None:
-            copies.touch(copy, now, ttl_s)
+            copies.touch(copy, now)
 
     def adopt(self, booking: LiveReservation, now: float) -> None:
         """Own an orphan (`may_adopt`), and open its lease here if there is room."""

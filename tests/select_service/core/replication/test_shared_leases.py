@@ -359,6 +359,24 @@ def test_an_owner_that_comes_back_finds_its_lease_as_it_is(three: Net) -> None:
     assert sizes(three) == [0, 0, 0]
 
 
+@pytest.mark.parametrize("has_load", [False, True])
+@pytest.mark.parametrize("first", [0, 1])
+def test_another_time_to_live_reaches_what_was_opened_apart(*, first: int, has_load: bool) -> None:
+    """A client opens its lease at each replica before it reserves, and changes it at any."""
+    net = made(2)
+    for number in range(5):
+        book(net.nodes[first], f"busy{number}")  # it has said more than the other
+    for node in net.nodes:
+        opened(node)
+    if has_load:
+        book(net.nodes[0], "r", lease_id="l")
+    net.run(1.0)
+    for number, ttl_s in ((0, 40.0), (0, 30.0), (1, 50.0), (0, 20.0)):
+        renew(net.nodes[number], ttl_s)
+        net.run(1.0)
+        assert [open_here(node)[0][2] for node in net.nodes] == [ttl_s] * 2
+
+
 def test_what_is_told_in_snapshots_has_its_lease_too(three: Net) -> None:
     three.kill(three.nodes[0])
     three.run(1.0)
