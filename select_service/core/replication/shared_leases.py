@@ -69,6 +69,7 @@ class SharedLeases:
         if copy is not None:
             copy.closed = False
             self._care_for(copy, now, lease.ttl_s)
+        if copy is not None or (lease.is_changed and self._claims.router_id):
             self._lifecycle.renewal.tell_of(lease_id)
         return self._leases.record(lease, now)
 

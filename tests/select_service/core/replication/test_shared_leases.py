@@ -371,8 +371,14 @@ def test_another_time_to_live_reaches_what_was_opened_apart(*, first: int, has_l
     if has_load:
         book(net.nodes[0], "r", lease_id="l")
     net.run(1.0)
-    for number, ttl_s in ((0, 40.0), (0, 30.0), (1, 50.0), (0, 20.0)):
-        renew(net.nodes[number], ttl_s)
+    for number, change, ttl_s in (
+        (0, renew, 40.0),
+        (0, renew, 30.0),
+        (1, renew, 50.0),
+        (0, opened, 20.0),
+        (1, renew, 50.0),
+    ):
+        change(net.nodes[number], ttl_s)
         net.run(1.0)
         assert [open_here(node)[0][2] for node in net.nodes] == [ttl_s] * 2
 
