@@ -46,6 +46,11 @@ class Counters:
     drains_undone: int = 0
     rereads: dict[str, int] = field(default_factory=dict)  # of a doubtful index, by outcome
 
+    def pull(self, tokens: int) -> None:
+        """Count a selection that pulls so many tokens from another rank."""
+        self.selections_pulling += 1
+        self.selected_pulled_tokens += tokens
+
 
 class ReplicaCounters(Struct):
     """Monotonic counts of the replica plane."""

@@ -230,6 +230,14 @@ class Partition:
         pulls = self.kv_sources.pulls(found, booked, weights, barred, loads.prefill, worth)
         return found if pulls is None else found._replace(pulls=pulls)
 
+    def pulling(
+        self, found: TierMatches | None, prompt: Prompt, weights: Weights
+    ) -> TierMatches | None:
+        """Return the same for callers that do not use `place`: where ranks may pull at all."""
+        if found is None or self.kv_sources is None:
+            return found
+        return self.with_pulls(found, self.booked(prompt), weights)
+
     def kv_source(self, pulls: Pulls, slot: int) -> KvSource:
         """Return the source of what a rank pulls."""
         worker, dp_rank = self.fleet_slots.rank_at(int(pulls.source[slot]))
@@ -254,9 +262,16 @@ class Partition:
         recent = loads.recent
         return weights.at_present(loads.prefilling / ranks, recent.turnover / ranks, recent.pace)
 
-    def see(self, prompt: Prompt, matches: Matches | None = None) -> Seen:
-        """Return the inputs of a decision, for callers that do not use `place`."""
+    def see(
+        self, prompt: Prompt, matches: Matches | None = None, weights: Weights | None = None
+    ) -> Seen:
+        """Return the inputs of a decision, for callers that do not use `place`.
+
+        With `weights`, as they apply now, what ranks could pull is among them.
+        """
         found, shared = self.found(prompt, matches), self.booked(prompt)
+        if weights is not None:
+            found = self.pulling(found, prompt, weights)
         trust = self.believed(found)
         return self.ledger.loads.pack(), found, shared, None if trust is None else trust.tobytes()
 

@@ -49,7 +49,8 @@ class PairTerms:
         if len(prefill):
             mask = np.zeros(count, dtype=np.bool_)
             mask[prefill] = True
-            self._computing[prefill] = (terms.among(mask).prefill_cost * factors)[prefill]
+            computing = terms.among(mask, pulls=False).prefill_cost
+            self._computing[prefill] = (computing * factors)[prefill]
         couple = odds.plan.couple
         if couple is not None:
             decoding = decode_cost(priced, record.weights)

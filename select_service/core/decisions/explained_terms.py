@@ -74,10 +74,12 @@ class RankTerms:
         itl_s = (rows.block_base_s + rows.block_s_per_context * context) / block_size
         return np.round(ttft_s * 1e3, 3), np.round(itl_s * 1e3, 3)
 
-    def among(self, candidates: NDArray[np.bool_]) -> Terms:
-        """Return the terms of all ranks where only some were candidates."""
+    def among(self, candidates: NDArray[np.bool_], *, pulls: bool = True) -> Terms:
+        """Return the terms of all ranks where only some were candidates; `pulls`: and may pull."""
         record, fleet_slots = self._record, self._record.fleet_slots
         _, found, shared, trust = record.seen
+        if found is not None and not pulls:
+            found = found._replace(pulls=None)
         size = Size(record.isl_tokens, record.blocks, fleet_slots.block_size)
         believed = None if trust is None else np.frombuffer(trust)
         asked = (

@@ -274,8 +274,7 @@ class ShadowScoring:
         ticket, rows, slot = self._ticket, self._rows, placement.slot
         partition, prompt = ticket.partition, ticket.prompt
         found = partition.found(prompt, self.matches)
-        if partition.kv_sources is not None and found is not None:
-            found = partition.with_pulls(found, partition.booked(prompt), ticket.weights)
+        found = partition.pulling(found, prompt, partition.at_present(ticket.weights))
         terms = partition.terms(prompt, rows, ticket.weights, self._now, found)
         costs = terms.cost
         others = partition.terms(prompt, rows, self._weights, self._now, found).cost

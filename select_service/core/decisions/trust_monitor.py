@@ -446,6 +446,7 @@ def _known_share(stream: EventStream) -> float:
 def _predicted(booking: LiveReservation) -> int | None:
     """Return the cached tokens predicted by a selection here; None: there was no prediction.
 
+    Without blocks that it was to pull from another rank: whether it did, its events do not tell.
     For a distrusted rank this is what its index says, not what was credited: otherwise it could
     never show that it is accurate again.
     """
@@ -456,11 +457,15 @@ def _predicted(booking: LiveReservation) -> int | None:
             return None  # computed elsewhere
         isl_tokens = answer.isl_tokens
         left, overlap, dp_rank = leg.effective_prefill_tokens, leg.overlap, leg.dp_rank
+        source = leg.kv_source
     elif isinstance(answer, Selection) and answer.needs_prefill is not True:
         isl_tokens = reservation.isl_tokens
         left, overlap, dp_rank = answer.effective_prefill_tokens, answer.overlap, answer.dp_rank
+        source = answer.kv_source
     else:
         return None
+    if source:
+        left += source.blocks * booking.partition.index.block_size
     return max(isl_tokens - left, min(isl_tokens, overlap.dp.get(str(dp_rank), 0)))
 
 

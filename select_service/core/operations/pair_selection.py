@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec import UNSET
 
-from select_service.core.pricing.pair import PairQuery, plan
+from select_service.core.pricing.pair import PairQuery, Pricing, plan
 from select_service.errors import NoEligibleWorker, NoTransfer, NoWorkerForRole
 
 if TYPE_CHECKING:
@@ -92,12 +92,16 @@ class PairSelector:
             block_size=partition.index.block_size,
         )
         found = partition.found(prompt)
+        pulled = partition.pulling(found, prompt, question.weights)
         holders = partial(self._cache_hits.holders, ticket.request, prompt, partition)
 
         def priced(slots: Slots) -> Terms:
             return partition.terms(prompt, slots, ticket.weights, now, found)
 
-        return plan(question, legs, priced, found, self._rng, holders)
+        def alone(slots: Slots) -> Terms:
+            return partition.terms(prompt, slots, ticket.weights, now, pulled)
+
+        return plan(question, legs, Pricing(priced, alone), found, self._rng, holders)
 
 
 def _within(partition: Partition, legs: Legs, rows: Rows) -> Legs:

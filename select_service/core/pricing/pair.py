@@ -101,10 +101,17 @@ class PairQuery(NamedTuple):
     block_size: int
 
 
+class Pricing(NamedTuple):
+    """Gives the terms of the prompt's cost on some slots."""
+
+    legs: Callable[[Slots], Terms]
+    alone: Callable[[Slots], Terms]  # for the whole request, which may pull blocks
+
+
 def plan(
     question: PairQuery,
     legs: Legs,
-    priced: Callable[[Slots], Terms],
+    priced: Pricing,
     found: TierMatches | None,
     rng: random.Random,
     holders: Holders,
@@ -120,13 +127,13 @@ def plan(
         holders: given slots and their terms, returns those that hold enough of the prompt for the
             threshold in force; None: no threshold, and a decode rank must hold all of it.
     """
-    decode = priced(legs.decode)
-    cached = holders(legs.rows, priced(legs.rows))
-    couple = _couple(question, legs, priced(legs.prefill), decode, rng)
+    decode = priced.legs(legs.decode)
+    cached = holders(legs.rows, priced.legs(legs.rows))
+    couple = _couple(question, legs, priced.legs(legs.prefill), decode, rng)
     alone, is_cached = _alone(question, legs, decode, cached)
     cost = None
     if len(alone):
-        cost = float(_preferred(question, priced(alone).cost, alone).min())
+        cost = float(_preferred(question, priced.alone(alone).cost, alone).min())
     if is_cached:
         mode: tuple[Mode, Reason] = "aggregated", "cached"
     elif cached is not None and couple is not None:

@@ -129,6 +129,8 @@ class Pairs:
             partition, placement.slot, order, request, answer, effects, now
         )
         self._count(plan, ticket, placement.worker.worker_id, placement.dp_rank, tokens)
+        if placement.kv_source is not None:
+            self._counters.pull(placement.kv_source.blocks * partition.index.block_size)
         return answer, effects
 
     def _count(

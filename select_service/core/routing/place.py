@@ -288,10 +288,7 @@ class Placer:
             answer.overlap_estimated = True
         if placement.kv_source is not None:
             answer.kv_source = placement.kv_source
-            counters.selections_pulling += 1
-            counters.selected_pulled_tokens += (
-                placement.kv_source.blocks * partition.index.block_size
-            )
+            counters.pull(placement.kv_source.blocks * partition.index.block_size)
         if partition.fleet_slots.roles.given:
             answer.advice = self._pair_selector.advise(ticket, now)
         ledger = partition.ledger
@@ -382,7 +379,8 @@ class Placer:
             self.filters.shadow.skip(ticket, "pair")
         seen = placement = None
         if self.decisions.is_wanted or request.explain:
-            seen = partition.see(prompt)  # before anything is booked
+            present = partition.at_present(ticket.weights)
+            seen = partition.see(prompt, weights=present)  # before anything is booked
         answer: PairSelection
         legs, plan = self._pair_selector.find(ticket, rows, now)
         if plan.mode == "disaggregated":

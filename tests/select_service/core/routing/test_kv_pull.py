@@ -11,13 +11,16 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 
 from indexer.core.hashing import pack_u64
+from indexer.core.tiers import Matches, SlotTable
 from indexer.types import Tier, WorkerRank
 from select_service.core.decisions.explain import ExplainedRecord
+from select_service.core.pricing.cost import tier_matches
+from select_service.core.pricing.expected_matches import expecting
 from select_service.core.pricing.weights import SEQUENCE_TOKENS
 from select_service.core.recording.items import Decided
 from select_service.simulator.recording_replay import replay
 from select_service.simulator.recordings import play
-from select_service.types import KvSource, RouterConfig
+from select_service.types import KvSource, PairSelection, RouterConfig
 from tests.models.recorded_fleet import RecordedFleet
 from tests.select_service.core.whole_fleet import DEFAULT, Fleet, selection_of
 
@@ -149,8 +152,60 @@ def test_nothing_is_pulled_without_the_flag() -> None:
     assert (on.worker_id, on.effective_prefill_tokens, on.kv_source) == (1, 0, source)
 
 
-def test_what_was_pulled_is_decided_again(tmp_path: Path) -> None:
-    fleet = RecordedFleet(2, kv_pull=True)
+def of_pairs(**config: Any) -> Fleet:
+    """A busy worker that has the prompt, an idle one that could pull it, and a pair."""
+    fleet = Fleet(RouterConfig(kv_pull=True, **config))
+    for worker_id, role in enumerate(("aggregated", "aggregated", "prefill", "decode"), 1):
+        fleet.worker(worker_id, role=role)
+    fleet.hold(2, list(PROMPT))
+    fleet.book("load2", 2, *range(100, 106))
+    return fleet
+
+
+def test_one_worker_that_pulls_is_compared_with_a_pair_and_explained_so() -> None:
+    fleet = of_pairs(kv_transfer_cost_per_block=0.25)
+    answer = fleet.pair("p", *PROMPT)
+    assert isinstance(answer, PairSelection)
+    leg, source = answer.decode, answer.decode.kv_source
+    assert (answer.mode, leg.worker_id, leg.effective_prefill_tokens) == ("aggregated", 1, 0)
+    assert source
+    assert (source.worker_id, source.blocks) == (2, 8)
+    assert answer.aggregated_cost == 8 * 0.25 + 8, "moving, and decoding"
+    counters = fleet.core.counters
+    assert (counters.selections_pulling, counters.selected_pulled_tokens) == (1, 8 * 16)
+    record = fleet.core.decisions.find("p")
+    assert record is not None
+    told = ExplainedRecord(record, 0.0, 0.25).whole()
+    assert told.chosen is not None
+    assert (told.chosen.cost, told.chosen.kv_source) == (answer.aggregated_cost, source)
+    legs = {one.worker_id: one.legs for one in told.candidates or ()}
+    assert legs[3], "its prefill leg pulls nothing"
+    assert legs[3].prefill_cost == 8.0
+
+
+@pytest.mark.parametrize("is_pair", [False, True])
+def test_a_rank_is_not_distrusted_for_blocks_that_it_did_not_pull(*, is_pair: bool) -> None:
+    """Its events are right, whether or not the caller had it pull."""
+    fleet = of_pairs()
+    if is_pair:
+        fleet.pair("p", *PROMPT)
+    else:
+        fleet.take("p", *PROMPT)
+    fleet.core.trust_monitor.hear("p", 0, fleet.now)
+    slot = fleet.core.lifecycle.bookings.get("p").reservation.slot
+    trust = fleet.core.partitions[DEFAULT].trust
+    rank = trust.find(slot)
+    assert rank is None or rank.missing_share == 0.0
+
+
+def test_blocks_that_a_batch_has_yet_to_compute_are_no_source() -> None:
+    matches = Matches(SlotTable(), [], [], [])
+    assert tier_matches(expecting(matches, 1, 8)).estimated == [1]
+
+
+@pytest.mark.parametrize("seed", [2, 6])  # 6: with pairs
+def test_what_was_pulled_is_decided_again(tmp_path: Path, seed: int) -> None:
+    fleet = RecordedFleet(seed, kv_pull=True)
     fleet.play(200)
     path = fleet.recorded_file.into(tmp_path / "recording")
     told = replay([path])
