@@ -130,7 +130,7 @@ class Lifecycle(ReservationEnds):
 
     # -- begin ---------------------------------------------------------------------------------
 
-    def book(  # noqa: C901, PLR0912, PLR0917 - every booking pays for names and frames
+    def book(  # noqa: C901, PLR0912, PLR0915, PLR0917 - every booking pays for names and frames
         self,
         partition: Partition,
         slot: int,
@@ -184,7 +184,9 @@ class Lifecycle(ReservationEnds):
             reservation.track_prefill_tokens = False
         if spec.pair is not None or spec.wave is not None or spec.session_id is not None:
             reservation.pair, reservation.wave = spec.pair, spec.wave
-            reservation.session_id = spec.session_id
+            if spec.session_id is not None and self.sessions is not None:
+                reservation.session_id = spec.session_id
+                self.sessions.run(partition, spec.session_id)
         if request.lora_name is not None:
             reservation.lora_name = request.lora_name
         if request.expected_output_tokens is not None:
@@ -251,8 +253,10 @@ class Lifecycle(ReservationEnds):
         reservation.lora_name = record.lora_name
         if record.session_id is not None:
             reservation.session_id = record.session_id
-            if not is_ours and self.sessions is not None:
-                self.sessions.note(partition, record.session_id, slot, now)
+            if self.sessions is not None:
+                if not is_ours:
+                    self.sessions.note(partition, record.session_id, slot, now)
+                self.sessions.run(partition, record.session_id)
         reservation.expected_output_tokens = record.expected_output_tokens
         reservation.origin = origin
         self.bookings.add(LiveReservation(partition, reservation, None))

@@ -128,6 +128,8 @@ class ReservationEnds:
         swept = partition.ledger.sweep(limit)
         for reservation in swept:
             self._forget_dropped(reservation, now)
+            if reservation.session_id is not None and self.sessions is not None:
+                self.sessions.rest(partition, reservation.session_id, now)
         return len(swept)
 
     def _forget_dropped(self, reservation: LedgerReservation, now: float) -> None:

@@ -1,8 +1,9 @@
 """Session affinity: requests of a session follow its last one to the same rank, while that pays.
 
-A session belongs to one partition, so tenants stay separate. It is forgotten after `session_ttl_s`
-of silence, or sooner if its own gaps are shorter, or once `sessions_max` others have been active
-since. It survives a restart, and replicas hear of it with its reservations.
+A session belongs to one partition, so tenants stay separate. It ends after `session_ttl_s` of
+silence, or sooner if its own gaps are shorter, or once `sessions_max` others have been active
+since; what is known of its gaps is kept for `session_ttl_s`, so that longer ones are learnt, too.
+It survives a restart, and replicas hear of it with its reservations.
 `routing/filters.py` asks for the session's rank before pricing, and notes the rank chosen.
 """
 
@@ -62,8 +63,10 @@ class SessionCounters(Struct):
 class _SessionRank(NamedTuple):
     slot: int
     tenure: int  # of its rank, see `Ledger.previous_ranks`
-    until: float
-    rested: float = 0.0  # when its last request ended, as far as known; 0: it has not, or is not
+    heard: float  # when a request of it came, or ended
+    until: float  # if it is not heard of again
+    running: int = 0  # live reservations
+    is_resting: bool = False  # none is, and one has ended
     gap_s: float = 0.0  # estimate of its long gaps from an end to the next request; 0: none yet
 
 
@@ -111,8 +114,9 @@ class Sessions:
         found = self._rows.where(partition.scope.tenant_id)
         holder, ranks = next((one for one in found if key in one[1]), (None, self._rows.common))
         rank = ranks.get(key)
-        if rank is None or rank.until <= now:  # swept later, if expired
+        if rank is None or rank.until <= now:
             counters.begun += 1
+            counters.expired += rank is not None  # `note` puts the new one in its place
             return None
         slot, ledger = rank.slot, partition.ledger
         if not _is_there(partition, rank):
@@ -134,17 +138,24 @@ class Sessions:
         if not self.is_on:
             return
         before = self._take(partition, session_id)
-        gap_s = 0.0 if before is None else before.gap_s
-        if before is not None and before.rested:
-            gap = max(now - before.rested, 0.0)
+        running, gap_s = (0, 0.0) if before is None else (before.running, before.gap_s)
+        if before is not None and before.is_resting:
+            gap = max(now - before.heard, 0.0)
             share = _RISE if gap > gap_s else _FALL
             gap_s = gap if not gap_s else gap_s + share * (gap - gap_s)
-        until = now + self._limits.session_ttl_s
-        tenure = partition.ledger.previous_ranks[slot]
-        self._put(partition, session_id, _SessionRank(slot, tenure, until, 0.0, gap_s), now)
+        until, tenure = now + self._limits.session_ttl_s, partition.ledger.previous_ranks[slot]
+        rank = _SessionRank(slot, tenure, now, until, running, gap_s=gap_s)
+        self._put(partition, session_id, rank, now)
+
+    def run(self, partition: Partition, session_id: str) -> None:
+        """Record that a request of the session has a reservation, whose end will be told."""
+        key = partition, session_id
+        for _, ranks in self._rows.where(partition.scope.tenant_id):
+            if (rank := ranks.get(key)) is not None:
+                ranks[key] = rank._replace(running=rank.running + 1, is_resting=False)
 
     def rest(self, partition: Partition, session_id: str, now: float) -> None:
-        """Record that a request of the session has ended, after which a gap begins.
+        """Record that a request of the session has ended; after the last one a gap begins.
 
         Its silence may last `session_gap_factor` times as long as its own gaps do, from
         `GAP_TTL_MIN_S` to `session_ttl_s`.
@@ -152,8 +163,12 @@ class Sessions:
         rank = self._take(partition, session_id) if self.is_on else None
         if rank is None:
             return
-        until = now + self._silence_s(rank.gap_s)
-        self._put(partition, session_id, rank._replace(until=until, rested=now), now)
+        running = max(0, rank.running - 1)  # not counted are those of an earlier life
+        silence_s = self._limits.session_ttl_s if running else self._silence_s(rank.gap_s)
+        rank = rank._replace(
+            heard=now, until=now + silence_s, running=running, is_resting=not running
+        )
+        self._put(partition, session_id, rank, now)
 
     def _silence_s(self, gap_s: float) -> float:
         """Return how long a session with such gaps may be silent."""
@@ -207,15 +222,15 @@ class Sessions:
         """
         if not self.is_on or self.find(partition, session_id) is not None:
             return False
-        until = now + self._silence_s(gap_s)
-        rank = _SessionRank(slot, partition.ledger.previous_ranks[slot], until, 0.0, gap_s)
+        until, tenure = now + self._silence_s(gap_s), partition.ledger.previous_ranks[slot]
+        rank = _SessionRank(slot, tenure, now, until, gap_s=gap_s)
         self._put(partition, session_id, rank, now)
         return True
 
     def _forget_expired(self, holder: Party, ranks: _SessionRanks, now: float) -> bool:
-        """Forget the oldest session of a row if it is expired; whether it was."""
+        """Forget the oldest session of a row if it was silent for too long; whether it was."""
         key = next(iter(ranks), None)
-        if key is None or (ranks[key].until > now and self.is_on):
+        if key is None or ranks[key].heard + self._limits.session_ttl_s > now:
             return False
         self._drop(holder, ranks, key)
         self.counters.expired += 1
@@ -252,6 +267,7 @@ class Sessions:
         self._rows.check()
         for ranks in self._rows.rows:
             assert all(rank.gap_s >= 0.0 for rank in ranks.values())
+            assert all(rank.running >= 0 for rank in ranks.values())
 
 
 def _is_there(partition: Partition, rank: _SessionRank) -> bool:

@@ -283,11 +283,57 @@ def test_a_program_is_waited_for_as_long_as_its_own_gaps_last() -> None:
     assert fleet.count("begun") == 1, "a longer one only rises the estimate"
     turns([0.1] * 80)
     assert (fleet.count("begun"), fleet.count("expired")) == (1, 0)
-    turns([GAP_TTL_MIN_S])
-    assert (fleet.count("expired"), len(fleet.core.sessions)) == (1, 0)
+    turns([GAP_TTL_MIN_S, 0.1])
+    assert (fleet.count("begun"), fleet.count("expired")) == (2, 1)
     fleet = Fleet(session_ttl_s=3600.0, session_gap_factor=0.0)
     turns([0.1] * 3 + [3599.0])
     assert fleet.count("expired") == 0
+
+
+def test_a_gap_that_was_too_long_to_be_waited_for_is_waited_for_the_next_time() -> None:
+    """Many quick calls, and a tool that takes a minute: both belong to the program."""
+    fleet = Fleet(session_ttl_s=600.0)
+    for _ in range(5):
+        for gap in (0.01, 0.01, 60.0):
+            fleet.ask("s")
+            fleet.free()
+            fleet.now += gap
+            fleet.core.tick(fleet.now)
+    assert fleet.count("begun") == 2, "the first minute was not to be foreseen"
+
+
+def test_a_session_is_not_silent_while_another_request_of_it_runs() -> None:
+    fleet = Fleet(session_ttl_s=600.0)
+    for _ in range(3):
+        fleet.ask("s")
+        fleet.free()
+        fleet.now += 0.01
+    fleet.ask("s", isl=16)
+    long = f"r{fleet.made}"
+    fleet.ask("s", isl=16)
+    fleet.free()
+    fleet.now += 100.0
+    fleet.core.tick(fleet.now)
+    fleet.ask("s", isl=64)
+    fleet.free()
+    assert fleet.count("begun") == 1
+    fleet.core.reservations.free(long, fleet.now)
+    fleet.now += 100.0
+    fleet.ask("s")
+    assert fleet.count("begun") == 2, "only now it was silent"
+
+
+def test_a_session_whose_rank_went_during_a_request_has_gaps_again() -> None:
+    fleet = Fleet(session_ttl_s=600.0)
+    first = fleet.ask("s")
+    fleet.ask("s", allowed_worker_ids=[one for one in range(4) if one != first])
+    fleet.free()
+    fleet.core.workers.delete_worker(first, fleet.now)
+    fleet.core.tick(fleet.now)
+    (partition,) = fleet.core.partitions.values()
+    rank = fleet.core.sessions.find(partition, "s")
+    assert rank is not None
+    assert (rank.running, rank.is_resting) == (0, True)
 
 
 def test_a_session_survives_a_restart_with_what_is_known_of_its_gaps() -> None:
@@ -329,7 +375,7 @@ def test_a_session_survives_a_restart_with_what_is_known_of_its_gaps() -> None:
     again.core.sessions.check()
     kept = again.core.sessions.find(again.core.partitions[Scope("default", "default")], "t")
     assert kept is not None
-    assert kept.until - kept.rested == pytest.approx(8.0)
+    assert kept.until - kept.heard == pytest.approx(8.0)
 
 
 def test_replicas_hear_of_sessions_with_their_reservations() -> None:
