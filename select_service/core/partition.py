@@ -227,6 +227,7 @@ class Partition:
             for blocks, slots in shared:
                 booked[slots] = blocks
         worth = 1.0 + delays(loads.churn, loads.requests, weights)
+        worth *= min(1.0, weights.overlap_score_credit)
         pulls = self.kv_sources.pulls(found, booked, weights, barred, loads.prefill, worth)
         return found if pulls is None else found._replace(pulls=pulls)
 

@@ -229,7 +229,7 @@ class Candidate(Struct, frozen=True):
     `context_cost` adds up, for each of its requests and this one, the blocks it attends to and a
     fixed part for being one, and a part for waiting for a seat where all are taken.
 
-    cost = (prefill_load_scale · (prefill_cost - credit - pulled_blocks + pull_cost + delay_cost
+    cost = (prefill_load_scale · (prefill_cost - credit + pull_cost + delay_cost
                                   + eviction_cost + interference_cost)
             + decode_load_scale · decode_cost + context_load_scale · context_cost
             + decode_active_request_weight · requests) · taint_factor
@@ -255,7 +255,7 @@ class Candidate(Struct, frozen=True):
     prefill_cost: float | None
     """Cost of the prompt tokens to compute, in blocks, e.g. `140.0`."""
     credit: float | None
-    """What overlap takes off, in blocks, e.g. `8.0`."""
+    """What overlap takes off, and blocks that it pulls, in blocks, e.g. `8.0`."""
     decode_cost: float | None
     """Cost of the blocks that it holds, in blocks, e.g. `96.0`."""
     taint_factor: float | None

@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
     from msgspec import UnsetType
 
-    from select_service.core.columns import Floats
     from select_service.core.decisions.record import Absent, DecisionRecord, Odds, RankState
     from select_service.core.decisions.shadow_regret import Side, Sighting
     from select_service.core.fleet.outliers import EjectionReason
@@ -220,7 +219,8 @@ class ExplainedRecord:
         decode = priced.decode - self._record.blocks + priced.booked  # without the prompt
         whole = (priced.prefill, decode, priced.booked, *priced.held, priced.cached_tokens)
         columns += [list(map(int, column[some].tolist())) for column in whole]
-        credit = np.minimum(priced.credit + priced.expected, priced.raw)
+        credit = priced.credit + priced.expected + priced.pull_credit
+        credit = np.minimum(credit, priced.raw)
         columns += [column[some].tolist() for column in (priced.raw, credit, priced.decode)]
         columns.append([None] * count if terms.factors is None else terms.factors[some].tolist())
         columns.append(terms.cost[some].tolist())
@@ -244,7 +244,7 @@ class ExplainedRecord:
             columns.append(list(map(int, priced.requests[some].tolist())))
         else:
             columns += [[None] * count] * 4
-        columns += self._pulls(some, priced.raw - credit)
+        columns += self._pulls(some)
         columns += [
             list(map(_known, column[some].tolist())) for column in (terms.ttft_ms, terms.itl_ms)
         ]
@@ -252,13 +252,12 @@ class ExplainedRecord:
             columns.append(self._pair.legs(some))
         return list(map(Candidate, *columns))
 
-    def _pulls(self, some: slice[int, int, None], left: Floats) -> list[Sequence[object]]:
-        """Return what some ranks would pull, at most what is left, and what that costs."""
+    def _pulls(self, some: slice[int, int, None]) -> list[Sequence[object]]:
+        """Return what some ranks would pull, and what that costs."""
         found, priced = self._record.seen[1], self._terms.terms
         if not self._terms.is_priced or found is None or found.pulls is None:
-            return [[UNSET] * len(left[some])] * 2
-        pulled = np.minimum(priced.pulled, left)[some]
-        return [list(map(int, pulled.tolist())), priced.pull_cost[some].tolist()]
+            return [[UNSET] * len(priced.pulled[some])] * 2
+        return [list(map(int, priced.pulled[some].tolist())), priced.pull_cost[some].tolist()]
 
     def _excluded(self, rank: RankState) -> Excluded:
         """Return why a rank was no candidate: the first reason, in the order of evaluation."""

@@ -120,8 +120,10 @@ class Terms(NamedTuple):
 
     The last term is Dynamo 1.6's, and 0 unless it is set.
 
-    Where a rank may pull blocks (`found.pulls`), they are taken off `left` and `own`, and what
-    moving them costs is added to `left`, if that makes computing cheaper there.
+    Where a rank may pull blocks (`found.pulls`), they are taken off `left` and `own` as blocks on
+    the device are (with `decay · credit_weight`, at most 1: else the rank that holds them would
+    lose against another one that pulls them), and what moving them costs is added to `left`, if
+    that makes computing cheaper there.
     """
 
     prefill: Floats  # tokens
@@ -142,6 +144,7 @@ class Terms(NamedTuple):
     prefill_cost: Floats  # the part of the cost for computing
     cost: Floats
     pulled: Floats  # of the prompt, from another rank, where that costs less than computing them
+    pull_credit: Floats  # what they take off
     pull_cost: Floats  # of moving those
 
 
@@ -173,11 +176,13 @@ def terms_of(  # noqa: PLR0917 - what is known, and for whom
     prefill = loads.prefill[rows]
     nothing = np.zeros(len(prefill))
     held, cached, credit = MatchedRows(nothing, nothing, nothing), nothing, nothing
+    on_device: Floats | float = 0.0
     believed = None if trust is None else trust[rows]
     if found is not None:
         held = MatchedRows(*(column[rows] for column in found.by_slot(len(loads.prefill))))
         cached = _cached_tokens(held, weights, block_size)
-        credit = _credit(prefill, held, size, weights, among)
+        on_device = _device_weight(prefill, size, weights, among)
+        credit = _credit(held, on_device, weights)
         if believed is not None:
             cached, credit = np.floor(cached * believed), credit * believed
     booked = nothing if shared is None else _by_slot(shared, len(loads.prefill))[rows]
@@ -195,10 +200,12 @@ def terms_of(  # noqa: PLR0917 - what is known, and for whom
     churn, context = loads.churn[rows], loads.context[rows] + blocks
     others = nothing if loads.requests is None else loads.requests[rows]
     each = delays(churn, others, weights)
-    pulled = pull_cost = nothing
+    pulled = pull_credit = pull_cost = nothing
     if found is not None and found.pulls is not None and weights.track_prefill_tokens:
-        pulled, pull_cost = _what_pays(found.pulls, rows, left, own, each)
-        left, own = left - pulled, own - pulled
+        worth = np.minimum(on_device, 1.0)
+        pulled, pull_cost = _what_pays(found.pulls, rows, worth, left, own, each)
+        pull_credit = worth * pulled
+        left, own = left - pull_credit, own - pull_credit
     left, own = np.maximum(left, 0.0) + pull_cost, np.maximum(own, 0.0)
     computing = weights.prefill_load_scale * (left + each * own)
     return Terms(
@@ -220,6 +227,7 @@ def terms_of(  # noqa: PLR0917 - what is known, and for whom
         prefill_cost=computing,
         cost=_decoding(computing, weights, decode, context, others),
         pulled=pulled,
+        pull_credit=pull_credit,
         pull_cost=pull_cost,
     )
 
@@ -233,11 +241,12 @@ def _by_slot(groups: Groups, slots: int) -> Floats:
 
 
 def _what_pays(
-    pulls: Pulls, rows: Rows, left: Floats, own: Floats, each: Floats
+    pulls: Pulls, rows: Rows, worth: Floats | float, left: Floats, own: Floats, each: Floats
 ) -> tuple[Floats, Floats]:
     """Return the blocks that are pulled, and what that costs: 0 where computing them costs less."""
     blocks, cost = pulls.blocks[rows], pulls.cost[rows]
-    pays = _computing(left - blocks, own - blocks, each) + cost < _computing(left, own, each)
+    less = worth * blocks
+    pays = _computing(left - less, own - less, each) + cost < _computing(left, own, each)
     return np.where(pays, blocks, 0.0), np.where(pays, cost, 0.0)
 
 
@@ -280,18 +289,23 @@ def _cached_tokens(held: MatchedRows, weights: Weights, block_size: int) -> Floa
     return tokens
 
 
-def _credit(
-    prefill: Floats, held: MatchedRows, size: Size, weights: Weights, among: Slots | None
-) -> Floats:
-    """Return the blocks that overlap takes off, before trust."""
+def _device_weight(
+    prefill: Floats, size: Size, weights: Weights, among: Slots | None
+) -> Floats | float:
+    """Return what a block on the device takes off."""
     weight: Floats | float = weights.overlap_score_credit
     if weights.track_prefill_tokens and weights.overlap_score_credit_decay > 0.0:
         least = (prefill if among is None else prefill[among]).min(initial=np.inf)
         excess = np.maximum(prefill - least, 0.0) / size.block_size
         blocks = -(-size.isl_tokens // size.block_size)
         weight = weight * (1.0 / (1.0 + weights.overlap_score_credit_decay * excess / blocks))
+    return weight
+
+
+def _credit(held: MatchedRows, on_device: Floats | float, weights: Weights) -> Floats:
+    """Return the blocks that overlap takes off, before trust."""
     credit: Floats = (
-        weight * held.device
+        on_device * held.device
         + weights.host_cache_hit_weight * held.host
         + weights.disk_cache_hit_weight * held.disk
     )

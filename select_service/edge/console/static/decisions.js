@@ -27,7 +27,7 @@ const SHOWN = 40;
 const ENDS = [["", "all"], ["placed", "placed"], ["refused", "refused"], ["cache_threshold", "below its cache threshold"]];
 
 // The parts of a candidate's cost, in blocks; they add up to its cost, as the formula has them:
-// (prefill_load_scale · (prefill_cost − credit − pulled_blocks + pull_cost + delay_cost + eviction_cost + interference_cost)
+// (prefill_load_scale · (prefill_cost − credit + pull_cost + delay_cost + eviction_cost + interference_cost)
 //  + decode_load_scale · decode_cost + context_load_scale · context_cost
 //  + decode_active_request_weight · requests) · taint_factor.
 export function parts(one, weights) {
@@ -35,7 +35,7 @@ export function parts(one, weights) {
   const taint = one.taint_factor ?? 1;
   const scale = (weights.prefill_load_scale ?? 1) * taint;
   return {
-    prefill: scale * (one.prefill_cost - one.credit - (one.pulled_blocks ?? 0) + (one.pull_cost ?? 0)),
+    prefill: scale * (one.prefill_cost - one.credit + (one.pull_cost ?? 0)),
     delay: scale * ((one.delay_cost ?? 0) + (one.interference_cost ?? 0)),
     eviction: scale * (one.eviction_cost ?? 0),
     decode: ((weights.decode_load_scale ?? 1) * one.decode_cost + (weights.context_load_scale ?? 0) * (one.context_cost ?? 0) + (weights.decode_active_request_weight ?? 0) * (one.requests ?? 0)) * taint,

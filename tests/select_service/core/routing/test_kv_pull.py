@@ -198,6 +198,30 @@ def test_a_rank_is_not_distrusted_for_blocks_that_it_did_not_pull(*, is_pair: bo
     assert rank is None or rank.missing_share == 0.0
 
 
+@pytest.mark.parametrize("credit", [0.0, 0.5, 1.0, 1.5])
+@pytest.mark.parametrize("decay", [0.0, 1.0])
+def test_blocks_that_are_pulled_count_for_no_more_than_those_that_are_held(
+    credit: float, decay: float
+) -> None:
+    """Else an idle rank pulled them from the idle rank that holds them. The terms add up."""
+    weights = {"overlap_score_credit": credit, "overlap_score_credit_decay": decay}
+    fleet = Fleet(RouterConfig(kv_pull=True, **weights))
+    fleet.worker(1)
+    fleet.worker(2)
+    fleet.hold(1, list(PROMPT))
+    answer = selection_of(fleet.take("r", *PROMPT, isl=130))
+    assert answer.worker_id == 1 or not credit
+    record = fleet.core.decisions.find("r")
+    assert record is not None
+    for one in ExplainedRecord(record, 0.0, 0.1).whole().candidates or ():
+        assert one.prefill_cost is not None
+        assert one.credit is not None
+        assert one.decode_cost is not None
+        moving = one.pull_cost or 0.0
+        assert one.cost == one.prefill_cost - one.credit + moving + one.decode_cost
+        assert moving == 0.1 * (one.pulled_blocks or 0)
+
+
 def test_blocks_that_a_batch_has_yet_to_compute_are_no_source() -> None:
     matches = Matches(SlotTable(), [], [], [])
     assert tier_matches(expecting(matches, 1, 8)).estimated == [1]
