@@ -23,11 +23,14 @@ class TransferCosts(NamedTuple):
     by_domain: Mapping[str, float] = {}  # between workers in the same place of it
 
     def between(self, worker: Worker, other: Worker) -> float:
-        """Return the cost between two workers: the least of the domains that they share."""
+        """Return the cost between two workers: the least of the domains that they share.
+
+        At most the one between any two, as blocks may take that way, too.
+        """
         shared = [
             cost for domain, cost in self.by_domain.items() if shares_domain(worker, other, domain)
         ]
-        return min(shared, default=self.anywhere)
+        return min([self.anywhere, *shared])
 
 
 def transfer_costs(config: RouterConfig) -> TransferCosts:

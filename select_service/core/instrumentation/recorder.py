@@ -144,6 +144,9 @@ class Recorder:
         if columns is not self._columns:
             self._columns = columns
             size += len(columns)
+        found = seen[1]
+        if found is not None and found.pulls is not None:
+            size += sum(column.nbytes for column in found.pulls)
         note = DecisionNote(
             now,
             ticket.since,

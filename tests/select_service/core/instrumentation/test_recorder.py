@@ -7,6 +7,7 @@ from typing import Any
 
 from select_service.core.instrumentation.marks import MarkRecorder, Marks
 from select_service.core.instrumentation.recorder import Recorder
+from select_service.core.pricing.cost import Pulls
 from select_service.core.recording.items import ReservationStep
 from select_service.core.recording.notes import BirthNote, DecisionNote, Note, SlotsNote, WaveNote
 from select_service.errors import ServiceError
@@ -23,9 +24,11 @@ class Notes:
         self.draws: list[float | int] = []
         self.taken: list[Note] = []
         self.is_full = is_full
+        self.sizes: list[int] = []
 
     def put(self, note: Note, size: int) -> bool:
         assert size > 0
+        self.sizes.append(size)
         if not self.is_full:
             self.taken.append(note)
         return not self.is_full
@@ -69,6 +72,20 @@ def test_what_is_answered_is_the_same_with_and_without() -> None:
     assert {note.what for note in notes.of(ReservationStep)} >= {"prefill_complete", "freed"}
     assert {note.what for note in notes.of(BirthNote)} == {"booked"}
     assert recorder.current.placement is not None, "and it was traced"
+
+
+def test_what_ranks_could_pull_takes_room_in_the_buffer() -> None:
+    sizes = []
+    for may_pull in (False, True):
+        notes = Notes()
+        fleet = Fleet(RouterConfig(kv_pull=may_pull), decision_recorder=Recorder(notes))
+        fleet.worker(1)
+        fleet.worker(2)
+        fleet.hold(1, [1])
+        fleet.select(1)
+        assert type(notes.taken[-1]) is DecisionNote
+        sizes.append(notes.sizes[-1])
+    assert sizes[1] - sizes[0] >= 2 * len(Pulls._fields) * 8
 
 
 def test_every_end_of_a_reservation_is_noted() -> None:

@@ -183,6 +183,22 @@ def test_one_worker_that_pulls_is_compared_with_a_pair_and_explained_so() -> Non
     assert legs[3].prefill_cost == 8.0
 
 
+def test_a_domain_that_costs_more_than_anywhere_costs_as_much_for_pairs_and_pulls() -> None:
+    """Blocks may take the way that is open to everybody."""
+    fleet = Fleet(
+        RouterConfig(
+            kv_pull=True,
+            kv_transfer_cost_per_block=0.25,
+            kv_transfer_cost_by_domain={"zone": 3.0},
+        )
+    )
+    for worker_id, role in enumerate(("prefill", "decode"), 1):
+        fleet.worker(worker_id, role=role, topology_domains={"zone": "a"})
+    pair = fleet.pair("p", *PROMPT)
+    assert isinstance(pair, PairSelection)
+    assert pair.disaggregated_cost == 8 + 8 * 0.25 + 8, "computing, moving, decoding"
+
+
 @pytest.mark.parametrize("is_pair", [False, True])
 def test_a_rank_is_not_distrusted_for_blocks_that_it_did_not_pull(*, is_pair: bool) -> None:
     """Its events are right, whether or not the caller had it pull."""
