@@ -296,7 +296,10 @@ def costs_object() -> ValueType:
 
     def parse(text: str) -> dict[str, float]:
         costs: dict[str, float] = {}
-        for name, value in _named_values(text).items():
+        for said, value in _named_values(text).items():
+            name = said.strip()
+            if not name or name in costs:
+                raise ValueError(f"{said[:64]!r} comes twice, or is no name")
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             if not is_number or not 0.0 <= value <= _COST_MAX:
                 raise ValueError(f"{name[:64]} must be a number from 0 to {_COST_MAX:g}")

@@ -9,7 +9,6 @@ from select_service.settings.value_types import (
     costs_object,
     number,
     switch,
-    weight,
     weights_object,
     yes_or_no,
 )
@@ -84,7 +83,7 @@ class CostSettings(BookingSettings, frozen=True, kw_only=True):
     ] = None
     kv_transfer_cost_per_block: Annotated[
         float,
-        weight("BLOCKS").watched(limit=False),
+        number(0.0, 1000000.0, metavar="BLOCKS").watched(limit=False),
         "what moving one KV block from one worker to another costs, in blocks of prefill",
     ] = _ROUTER.kv_transfer_cost_per_block
     kv_transfer_cost_by_domain: Annotated[
