@@ -11,7 +11,8 @@ KvTier: TypeAlias = Literal["device", "host_pinned", "disk", "external"]
 class KvSource(Struct, frozen=True, kw_only=True):
     """Where the selected rank should pull KV blocks of the prompt from, rather than compute them.
 
-    They follow those that it holds itself.
+    They follow those that it holds itself, on any tier, or is to compute for others
+    (`--expects-booked`).
     """
 
     worker_id: int

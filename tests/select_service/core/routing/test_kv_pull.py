@@ -220,8 +220,10 @@ def test_blocks_that_are_pulled_count_for_no_more_than_those_that_are_held(
     credit: float, decay: float
 ) -> None:
     """Else an idle rank pulled them from the idle rank that holds them. The terms add up."""
-    weights = {"overlap_score_credit": credit, "overlap_score_credit_decay": decay}
-    fleet = Fleet(RouterConfig(kv_pull=True, **weights))
+    config = RouterConfig(
+        kv_pull=True, overlap_score_credit=credit, overlap_score_credit_decay=decay
+    )
+    fleet = Fleet(config)
     fleet.worker(1)
     fleet.worker(2)
     fleet.hold(1, list(PROMPT))
