@@ -208,6 +208,7 @@ class MessageApplier:
             self._counters.claims_refused += 1
             return
         claim = view.claims.find(record.reservation_id, record.born)
+        is_news = live and claim is None
         if claim is None:
             claim = Claim(view.router_id, record)
             claim.hearsay = told_of
@@ -232,7 +233,7 @@ class MessageApplier:
             self._claims.end(claim, now, by_owner=False, freed=True)
         if claim.dead:  # its owner has missed the end of it
             self._claims.outbox.say_later(Ended(claim.reservation_id, *claim.key))
-        self._resolver.resolve(claim.reservation_id, now)
+        self._resolver.resolve(claim.reservation_id, now, is_news=is_news)
 
     def grown(self, view: SequenceTracker, item: Grown, now: float, *, live: bool = False) -> None:
         """Apply growth of a claim, or keep it if the claim is not known yet."""

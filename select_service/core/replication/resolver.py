@@ -37,8 +37,8 @@ class Resolver:
         self._membership = membership
         self._counters = counters
 
-    def resolve(self, reservation_id: str, now: float) -> None:
-        """Bring the ledger in line with the claims on an id."""
+    def resolve(self, reservation_id: str, now: float, *, is_news: bool = False) -> None:
+        """Bring the ledger in line with the claims on an id; `is_news`: one was made just now."""
         winner, seat = self._winner(reservation_id, now)
         booking = self._lifecycle.bookings.live(reservation_id)
         if winner is None or seat is None:
@@ -60,6 +60,7 @@ class Resolver:
             origin,
             now,
             watched=winner.lease is not None,
+            is_news=is_news,
         )
         self._claims.tie(winner, reservation)
         self._counters.booked += 1

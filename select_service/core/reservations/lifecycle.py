@@ -219,10 +219,12 @@ class Lifecycle(ReservationEnds):
         now: float,
         *,
         watched: bool = False,
+        is_news: bool = False,
     ) -> LedgerReservation:
         """Book a reservation of a replica, or one of ours again; its id must not be live here.
 
-        `watched`: a copy of its lease decides how long it lives.
+        `watched`: a copy of its lease decides how long it lives. `is_news`: it was made just now;
+        others were made some time ago, and their sessions may have gone elsewhere since.
         """
         if self._recorder is not None:
             facts = record.reservation_id, record.prefill_tokens, record.isl_tokens
@@ -254,7 +256,8 @@ class Lifecycle(ReservationEnds):
         if record.session_id is not None:
             reservation.session_id = record.session_id
             if self.sessions is not None:
-                if not is_ours:
+                is_known = self.sessions.find(partition, record.session_id) is not None
+                if not is_ours and (is_news or not is_known):
                     self.sessions.note(partition, record.session_id, slot, now)
                 self.sessions.run(partition, record.session_id)
         reservation.expected_output_tokens = record.expected_output_tokens

@@ -378,6 +378,40 @@ def test_a_session_survives_a_restart_with_what_is_known_of_its_gaps() -> None:
     assert kept.until - kept.heard == pytest.approx(8.0)
 
 
+def test_after_a_restart_a_session_is_where_it_was_last_not_where_an_older_claim_is() -> None:
+    net = Net(1, 2, msgspec.structs.replace(LIMITS, session_ttl_s=60.0))
+    here, there = net.nodes
+    for node in net.nodes:
+        node.keep()
+        for worker_id in range(3, 9):
+            node.put_worker(worker_id)
+    net.now += 1.0
+
+    def ask(node: Node, name: str, *allowed: int) -> int:
+        request = SelectAndReserveRequest(
+            reservation_id=name,
+            block_hashes=b"",
+            sequence_hashes=b"",
+            isl_tokens=4,
+            session_id="s",
+            allowed_worker_ids=[*allowed] or None,
+        )
+        answer, effects = node.core.selection.select_and_reserve(request, net.now)
+        node.did(effects)
+        assert isinstance(answer, Selection)
+        return answer.worker_id
+
+    first = ask(here, "long")
+    net.run(1.0)
+    last = ask(there, "short", *(one for one in range(3, 9) if one != first))
+    there.did(there.core.reservations.free("short", net.now))
+    there.flush()
+    there.reboot()
+    net.run(10.0)
+    assert there.core.lifecycle.bookings.live("long") is not None, "told again"
+    assert ask(there, "next") == last
+
+
 def test_replicas_hear_of_sessions_with_their_reservations() -> None:
     net = Net(1, 2, msgspec.structs.replace(LIMITS, session_ttl_s=60.0))
     here, there = net.nodes
