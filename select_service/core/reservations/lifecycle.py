@@ -253,7 +253,7 @@ class Lifecycle(ReservationEnds):
         reservation.pair = record.pair
         reservation.wave = record.wave
         reservation.lora_name = record.lora_name
-        if record.session_id is not None:
+        if record.session_id is not None and len(record.session_id) <= self._limits.id_length_max:
             reservation.session_id = record.session_id
             if self.sessions is not None:
                 is_known = self.sessions.find(partition, record.session_id) is not None

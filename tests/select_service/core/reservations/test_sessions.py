@@ -378,6 +378,37 @@ def test_a_session_survives_a_restart_with_what_is_known_of_its_gaps() -> None:
     assert kept.until - kept.heard == pytest.approx(8.0)
 
 
+def ask(node: Node, name: str, *allowed: int, session_id: str = "s") -> int:
+    """Ask a node of a net for a worker, and book it; return which."""
+    request = SelectAndReserveRequest(
+        reservation_id=name,
+        block_hashes=b"",
+        sequence_hashes=b"",
+        isl_tokens=4,
+        session_id=session_id,
+        allowed_worker_ids=[*allowed] or None,
+    )
+    answer, effects = node.core.selection.select_and_reserve(request, node.net.now)
+    node.did(effects)
+    assert isinstance(answer, Selection)
+    return answer.worker_id
+
+
+def test_names_of_sessions_that_are_too_long_here_are_not_taken_from_replicas() -> None:
+    net = Net(1, 2, msgspec.structs.replace(LIMITS, session_ttl_s=60.0))
+    here, there = net.nodes
+    net.limits = msgspec.structs.replace(net.limits, id_length_max=8)
+    there.restart()
+    for node in net.nodes:
+        node.put_worker(3)
+    net.now += 1.0
+    ask(here, "a", session_id="s" * 8)
+    ask(here, "b", session_id="s" * 9)
+    net.run(1.0)
+    assert there.core.lifecycle.bookings.live("b") is not None
+    assert (len(here.core.sessions), len(there.core.sessions)) == (2, 1)
+
+
 def test_after_a_restart_a_session_is_where_it_was_last_not_where_an_older_claim_is() -> None:
     net = Net(1, 2, msgspec.structs.replace(LIMITS, session_ttl_s=60.0))
     here, there = net.nodes
@@ -386,20 +417,6 @@ def test_after_a_restart_a_session_is_where_it_was_last_not_where_an_older_claim
         for worker_id in range(3, 9):
             node.put_worker(worker_id)
     net.now += 1.0
-
-    def ask(node: Node, name: str, *allowed: int) -> int:
-        request = SelectAndReserveRequest(
-            reservation_id=name,
-            block_hashes=b"",
-            sequence_hashes=b"",
-            isl_tokens=4,
-            session_id="s",
-            allowed_worker_ids=[*allowed] or None,
-        )
-        answer, effects = node.core.selection.select_and_reserve(request, net.now)
-        node.did(effects)
-        assert isinstance(answer, Selection)
-        return answer.worker_id
 
     first = ask(here, "long")
     net.run(1.0)
@@ -419,19 +436,6 @@ def test_replicas_hear_of_sessions_with_their_reservations() -> None:
         for worker_id in range(3, 9):
             node.put_worker(worker_id)
     net.now += 1.0
-
-    def ask(node: Node, name: str) -> int:
-        request = SelectAndReserveRequest(
-            reservation_id=name,
-            block_hashes=b"",
-            sequence_hashes=b"",
-            isl_tokens=4,
-            session_id="s",
-        )
-        answer, effects = node.core.selection.select_and_reserve(request, net.now)
-        node.did(effects)
-        assert isinstance(answer, Selection)
-        return answer.worker_id
 
     place = ask(here, "a")
     net.run(1.0)
