@@ -63,6 +63,7 @@ from select_service.types import (
     SelectAndReserveRequest,
     Selection,
     SelectRequest,
+    TrustSettings,
     WorkerSpec,
 )
 from select_service.types.admission import AdmissionSettings
@@ -169,6 +170,8 @@ class ServiceMachine(RuleBasedStateMachine):
             # what a rank leaves stays for a while; who waits is looked at in one turn
             limits=CoreLimits(dropped_per_turn_max=1, judged_per_turn_max=1000),
             watch=CoreObservers(trace_decisions=True),
+            # the twin knows of caches what events say; estimates have tests of their own
+            trust=TrustSettings(estimate_after_s=0.0),
             # a gate that keeps nobody out changes nothing
             admission=None if gate is None else AdmissionSettings(max_inflight=1000, **gate),
         )
