@@ -7,6 +7,7 @@ and of one request the last of its chain. `events` collects what an engine would
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from array import array
 from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -239,7 +240,25 @@ class CommonCache:
         return gone
 
 
-class SharingKvPool(KvPool):
+class _BackedKvPool(KvPool):
+    """A pool that also finds what is held elsewhere, where it has room for it."""
+
+    __slots__ = ()
+
+    @override
+    def match(self, chain: array[int], most: int) -> tuple[int, int]:
+        own, unused = super().match(chain, most)
+        found = own
+        while found < most and (chain[found] in self._held or self._is_elsewhere(chain[found])):
+            found += 1
+        # what comes from elsewhere needs room, which unused blocks of one's own would give
+        return found, unused + found - own
+
+    @abstractmethod
+    def _is_elsewhere(self, block: int) -> bool: ...
+
+
+class SharingKvPool(_BackedKvPool):
     """A pool that finds what any other has computed, and has it at once, where there is room."""
 
     __slots__ = ("_common",)
@@ -250,17 +269,12 @@ class SharingKvPool(KvPool):
         common.capacity += capacity
 
     @override
-    def match(self, chain: array[int], most: int) -> tuple[int, int]:
-        own, unused = super().match(chain, most)
-        found = own
-        while found < most and (chain[found] in self._held or chain[found] in self._common):
-            found += 1
-        # what comes from elsewhere needs room, which unused blocks of one's own would give
-        return found, unused + found - own
+    def _is_elsewhere(self, block: int) -> bool:
+        return block in self._common
 
     @override
     def use(self, chain: array[int], count: int) -> None:
-        own, _ = super().match(chain, count)
+        own, _ = KvPool.match(self, chain, count)
         super().use(chain, own)
         if own < count:
             self.take(count - own)
@@ -281,7 +295,7 @@ class LowerTier(NamedTuple):
     block_s: float
 
 
-class TieredKvPool(KvPool):
+class TieredKvPool(_BackedKvPool):
     """A pool above slower memories of the same engine, which are tried in order.
 
     What is computed is written to all of them at once. Blocks found there are loaded into the pool
@@ -301,19 +315,12 @@ class TieredKvPool(KvPool):
         return next(times, None)
 
     @override
-    def match(self, chain: array[int], most: int) -> tuple[int, int]:
-        own, unused = super().match(chain, most)
-        found = own
-        while found < most and (
-            chain[found] in self._held or self._block_s(chain[found]) is not None
-        ):
-            found += 1
-        # what is loaded needs room, which unused blocks of one's own would give
-        return found, unused + found - own
+    def _is_elsewhere(self, block: int) -> bool:
+        return self._block_s(block) is not None
 
     @override
     def use(self, chain: array[int], count: int) -> None:
-        own, _ = super().match(chain, count)
+        own, _ = KvPool.match(self, chain, count)
         super().use(chain, own)
         if own < count:
             loaded = (block for block in chain[own:count] if block not in self._held)
