@@ -313,18 +313,18 @@ class GuardedConnection(asyncio.Protocol):
             self.transport.set_write_buffer_limits(1, 0)
             if self.flow.write_paused:
                 self._unsent += (answer,)
-        elif self.tls_socket is not None and not self._is_held_up(answer):
+        elif self.tls_socket is not None and not self._watch_if_held_up(answer):
             # uvloop before 0.23 writes what is encrypted at the end of the loop's turn
-            self.loop.call_soon(self._is_held_up, answer)
+            self.loop.call_soon(self._watch_if_held_up, answer)
 
-    def _is_held_up(self, answer: Response) -> bool:
+    def _watch_if_held_up(self, answer: Response) -> bool:
         """Watch over an answer that the kernel has no room for under TLS; tell whether so."""
         assert self.tls_socket is not None
-        is_held_up = not has_room(self.tls_socket)
-        if is_held_up:
+        held_up = not has_room(self.tls_socket)
+        if held_up:
             self._unsent += (answer,)
             self._had_room = False
-        return is_held_up
+        return held_up
 
     def note_sent(self) -> None:
         """Under TLS, note what the kernel has all of by now: twice it had room for more."""
