@@ -41,7 +41,7 @@ class Counters:
     outcomes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0))
     """Of reservations whose callers said how they ended."""
     cached_tokens_told: dict[str, int] = field(default_factory=dict)
-    """By outcome; see `decisions/trust_monitor.py`."""
+    """By outcome; see `decisions/cached_tokens.py`."""
     drains_begun: int = 0
     drains_undone: int = 0
     rereads: dict[str, int] = field(default_factory=dict)  # of a doubtful index, by outcome

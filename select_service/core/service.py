@@ -31,6 +31,7 @@ from select_service.core.changes import (
     Changes,
 )
 from select_service.core.counters import Counters
+from select_service.core.decisions.cached_tokens import CachedTokenReports
 from select_service.core.decisions.decision_log import DecisionLog
 from select_service.core.decisions.shadow import Shadowing
 from select_service.core.decisions.trust_monitor import TrustMonitor
@@ -212,17 +213,24 @@ class SelectionCore:
         self.trust_monitor = TrustMonitor(
             settings=trust,
             membership=self.membership,
-            bookings=self.lifecycle.bookings,
             counters=self.counters,
             limits=limits,
-            shares=self.shares,
         )
+        self.cached_tokens = CachedTokenReports(
+            membership=self.membership,
+            bookings=self.lifecycle.bookings,
+            counters=self.counters,
+            shares=self.shares,
+            may_be_known_elsewhere=self.lifecycle.may_be_known_elsewhere,
+        )
+        self.lifecycle.on_ended = self.cached_tokens.note_ended
         self.replicas = Replicas(
             limits=limits,
             claims=self.lifecycle.announcer.claims,
             lifecycle=self.lifecycle,
             membership=self.membership,
             reports=self.admitting.reports,
+            cached_tokens=self.cached_tokens,
         )
         self.recovered = RecoveredRanks(
             self.registry, self.partitions, unclaimed_s=limits.recovery_unclaimed_s
@@ -292,7 +300,7 @@ class SelectionCore:
             limits=self.limits,
             admitting=self.admitting,
             pairs=self.pairs,
-            trust_monitor=self.trust_monitor,
+            cached_tokens=self.cached_tokens,
             outliers=self.membership.outlier_tally,
             counters=self.counters,
             decisions=self.decisions,
@@ -383,7 +391,7 @@ class SelectionCore:
     def _forget(self, partition: Partition) -> None:
         """Let go of what is kept of a partition that was closed."""
         self.admitting.left(partition)
-        self.trust_monitor.forget(partition)
+        self.cached_tokens.forget(partition)
 
     def make_room(self, scope: Scope) -> None:
         """Grow a partition's columns, because its index has ranks without a worker."""
@@ -417,6 +425,7 @@ class SelectionCore:
             self.waiting_requests.relieve(partition, now, effects)
         more |= self._upkeep.go_on(may_expire, now, effects)
         self.workers.repin(now, effects)
+        self.cached_tokens.purge(now)
         more |= self.trust_monitor.keep(now)
         effects.reread += self.trust_monitor.take_rereads()
         for partition in self.admitting.reports.age(now, self.admitting.settings):

@@ -121,6 +121,8 @@ class OperationResult(Struct, frozen=True, omit_defaults=True):
     error: str | UnsetType = UNSET
     code: str | UnsetType = UNSET
     field: str | UnsetType = UNSET
+    ended: bool | UnsetType = UNSET
+    """With a 404: the reservation was live not long ago, so a repeat of the call is of no use."""
 
 
 class BatchAnswer(Struct, frozen=True):

@@ -40,7 +40,7 @@ from select_service.core.replication.message_codec import (
     encode_message,
     encode_part,
 )
-from select_service.core.replication.messages import OWN_TOPIC
+from select_service.core.replication.messages import CACHED_TOKENS_TOPIC, LOADS_TOPIC, OWN_TOPIC
 from select_service.edge import load_topic
 from select_service.edge.codec.json_codec import RequestDecoder
 from select_service.edge.codec.msgpack_codec import MsgpackDecoder
@@ -89,6 +89,9 @@ def _is_bounded(batch: EventBatch | None, size: int) -> None:
     assert parts <= size
 
 
+_TOPICS: Final = {b"t": TOPIC, b"l": LOADS_TOPIC, b"c": CACHED_TOKENS_TOPIC}
+
+
 def replicas(data: bytes) -> None:
     """Replica messages and snapshots: read, or refused by the one error; read again the same."""
     kind, payload = data[:1], data[1:]
@@ -97,7 +100,7 @@ def replicas(data: bytes) -> None:
             part = decode_part(payload)
             assert decode_part(encode_part(part)) == part
             return
-        message = decode_message(TOPIC if kind == b"t" else OWN_TOPIC, payload)
+        message = decode_message(_TOPICS.get(kind, OWN_TOPIC), payload)
     except MalformedReplicaMessage:
         return
     assert decode_message(*encode_message(message)) == message

@@ -69,6 +69,9 @@ def _replicas() -> Iterator[bytes]:
         {"type": "hearsay", "owner": 5, "claim": claim},
         {"type": "end", "claims": 1},
     ]
+    said = {"router_id": 7, "epoch": 1, "number": 1}
+    yield b"c" + msgspec.msgpack.encode({"type": "cached_tokens", **said, "reports": [["r", 9]]})
+    yield b"l" + msgspec.msgpack.encode({"type": "loads", **said, "ranks": [[1, 0, 0.5, 9.0]]})
     yield from (b"o" + msgspec.msgpack.encode(one) for one in own)
     yield from (b"p" + msgspec.msgpack.encode(one) for one in parts)
 
@@ -152,7 +155,7 @@ _BOMBS: Final = [
     b'{"\xff:t":{"block_size":16,"events":[]}}',
 ]
 
-_LEADS: Final = {"replicas": (b"t", b"o", b"p"), "bodies": (b"\x03", b"\x06")}
+_LEADS: Final = {"replicas": (b"t", b"o", b"p", b"l", b"c"), "bodies": (b"\x03", b"\x06")}
 """First bytes of a target's input that say what the rest is."""
 
 

@@ -212,7 +212,7 @@ class ServeWorker:
     async def _told(
         self, client: AsyncClient | None, said: dict[str, int | None]
     ) -> dict[str, int | None]:
-        """Report, and return what no selector knew."""
+        """Report, and return what no selector knew; what has ended was heard all the same."""
         for tries in range(_TRIES):
             if client is None:
                 break
@@ -248,7 +248,7 @@ async def _batch(client: AsyncClient, said: dict[str, int | None]) -> dict[str, 
     return {
         name: cached
         for (name, cached), one in zip(said.items(), results, strict=True)
-        if one.status == _GONE
+        if one.status == _GONE and one.ended is not True
     }
 
 

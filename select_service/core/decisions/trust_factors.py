@@ -1,9 +1,9 @@
 """Trust factors of ranks, from the accuracy of their index's predictions and its freshness.
 
 Each slot of a partition has a factor from 0 to 1 by which its overlap credit is multiplied; it is
-exactly 1.0 without a reason to doubt. Pure arithmetic: `trust_monitor.py` reports finished prompts
-and event streams and has doubtful indexes reread; `pricing/cost.py` and the pricer read the
-factors.
+exactly 1.0 without a reason to doubt. Pure arithmetic: `cached_tokens.py` reports finished prompts,
+`trust_monitor.py` event streams, and has doubtful indexes reread; `pricing/cost.py` and the pricer
+read the factors.
 
 Only tokens predicted and not found count. Tokens found but not predicted are no reason to predict
 less: others may have computed them meanwhile, and less credit would be further from the truth.

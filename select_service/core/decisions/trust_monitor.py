@@ -1,9 +1,9 @@
-"""Keeps the trust of every partition up to date, from engines' reports and event freshness.
+"""Keeps the trust of every partition up to date, from event freshness, and acts on it.
 
-`trust_factors.py` does the arithmetic. This module connects it to bookings (the predictions), event
-streams (lag, gaps, rereads of doubtful indexes) and the API. Housekeeping looks at a few event
-streams per turn; a request pays only for the comparison its caller reports. The same look tells
-`fleet/outliers.py` whether a publisher can be reached.
+`trust_factors.py` does the arithmetic, and `cached_tokens.py` compares predictions. This module
+connects it to event streams (lag, gaps, rereads of doubtful indexes) and the API. Housekeeping
+looks at a few event streams per turn. The same look tells `fleet/outliers.py` whether a publisher
+can be reached.
 """
 
 from __future__ import annotations
@@ -14,21 +14,13 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import UNSET
 
-from indexer.types import HASH_BYTES
 from select_service.core.decisions.event_freshness import FRESH, StreamWatch, Verdict, judge
 from select_service.core.decisions.trust_factors import HOPELESS
 from select_service.core.effects import TrustNews
-from select_service.core.ledger.freed_ids import FREED_MEMORY_S
-from select_service.core.ledger.reservation_ids import leg_ids
-from select_service.core.tenancy.shares import Shares, prefix_in
-from select_service.core.tenancy.tenant_memory import TenantMemory
-from select_service.errors import InvalidField
 from select_service.types import (
     IndexFreshness,
-    PairSelection,
     RankSpeedRow,
     RankTrustRow,
-    Selection,
     TrustTable,
 )
 
@@ -40,7 +32,6 @@ if TYPE_CHECKING:
     from indexer.types import WorkerRank
     from select_service.core.counters import Counters
     from select_service.core.decisions.trust_factors import RankTrust
-    from select_service.core.ledger.reservation_ids import LiveReservation, ReservationIds
     from select_service.core.membership import Membership
     from select_service.core.partition import Partition
     from select_service.types import CoreLimits, TrustSettings
@@ -52,9 +43,6 @@ LOOK_S: Final = 1.0
 
 DOUBTFUL_PER_TURN: Final = 32
 """Distrusted ranks handled per turn of housekeeping: forgetting a rank's blocks takes 5 µs."""
-
-FREED_MAX: Final = 1024
-"""Ended reservations whose engines may still tell how much of their prompts was cached."""
 
 _NO_INDEX: Final = IndexFreshness(
     state="none",
@@ -68,16 +56,14 @@ _NO_INDEX: Final = IndexFreshness(
 
 
 class TrustMonitor:
-    """Compares predictions with reports, watches streams, and requests rereads."""
+    """Watches streams, and requests rereads."""
 
     def __init__(
         self,
         settings: TrustSettings,
         membership: Membership,
-        bookings: ReservationIds,
         counters: Counters,
         limits: CoreLimits,
-        shares: Shares | None = None,
     ) -> None:
         settings.check()
         self._limits = limits
@@ -85,13 +71,7 @@ class TrustMonitor:
         """Wall clock minus monotonic clock, roughly; None: unknown, and so is every lag."""
         self._settings = settings
         self._membership = membership
-        self._bookings = bookings
-        self._told = counters.cached_tokens_told
         self._rereads = counters.rereads
-        self._freed: TenantMemory[str, tuple[LiveReservation, WorkerRank | None, float]] = (
-            TenantMemory(shares or Shares(), "freed_unreported", lambda: FREED_MAX, by_prefix=True)
-        )
-        """Ended before their engine was heard, with their ranks and when they ended."""
         self._watches: dict[EventStream, StreamWatch] = {}
         self._round: deque[EventStream] = deque()  # still to be visited
         self._looked: dict[EventStream, StreamWatch] = {}  # visited in this round
@@ -105,96 +85,10 @@ class TrustMonitor:
         self._rereading: list[EventStream] = []
         self._asked: list[EventStream] = []  # since the last `take_rereads`
 
-    # -- what engines found ----------------------------------------------------------------------
-
-    def hear(self, name: str, cached_tokens: int, now: float) -> None:
-        """Apply the engine's report of a prompt's cached tokens.
-
-        Only the first report counts, with the completion, in a repeat of it, or with or after the
-        end (engines that stream tell in their last chunk), and only if a selection here made a
-        prediction.
-
-        Raises:
-            InvalidField: more than the prompt is long; nothing has changed.
-        """
-        booking = self._booking(name) or self._just_freed(name)
-        if booking is None:
-            self._count("elsewhere")  # if anywhere
-            return
-        reservation = booking.reservation
-        isl_tokens = reservation.isl_tokens
-        if cached_tokens < 0:  # embedding calls without a codec
-            raise InvalidField("cached_tokens must be at least 0", field="cached_tokens")
-        if isl_tokens and cached_tokens > isl_tokens:
-            raise InvalidField(
-                f"cached_tokens ({cached_tokens}) must not exceed isl_tokens ({isl_tokens})",
-                field="cached_tokens",
-            )
-        predicted = None if booking.is_compared else _predicted(booking)
-        if not booking.is_compared and reservation.live:
-            _correct_estimate(booking, cached_tokens, now)
-        if predicted is None:
-            self._count("repeated" if booking.is_compared else "unpredicted")
-            return
-        booking.is_compared = True
-        self._count("compared")
-        partition, slot = booking.partition, reservation.slot
-        predicted = min(predicted, _findable(partition, isl_tokens))
-        if cached_tokens < predicted:
-            self._look_for_a_clearing(partition, slot, now)
-        partition.trust.compare(slot, predicted, cached_tokens, reservation.created)
-
-    def note_freed(self, name: str, now: float) -> None:
-        """Remember a reservation that is about to end before its engine has been heard.
-
-        As long as its id is remembered: after that nobody can tell anything of it. Without a
-        prediction there is nothing to compare.
-        """
-        booking = self._bookings.by_id.get(name)
-        if booking is None or booking.is_compared:
-            return
-        if _predicted(booking) is not None:
-            rank = booking.partition.index.rank_of(booking.reservation.slot)
-            self._freed.put(prefix_in(name), name, (booking, rank, now))
-
-    def forget(self, partition: Partition) -> None:
-        """Forget the ended reservations of a partition that was closed."""
-        for name, one in self._freed.items():
-            if one[0].partition is partition:
-                self._freed.pop(prefix_in(name), name)
-
-    def _just_freed(self, name: str) -> LiveReservation | None:
-        """Return an ended reservation, if its rank is still the same."""
-        booking, rank, _ = self._freed.get(prefix_in(name), name) or (None, None, 0.0)
-        if booking is None or booking.partition.index.rank_of(booking.reservation.slot) != rank:
-            return None
-        return booking
-
-    def _look_for_a_clearing(self, partition: Partition, slot: int, now: float) -> None:
-        """Void predictions from before a cleared cache: a restarted engine is not inaccurate."""
-        at = partition.index.rank_of(slot)
-        stream = None if at is None else self._membership.stream_at(at)
-        if stream is not None:
-            partition.trust.void(slot, stream.clearings, now)
-
-    def _booking(self, name: str) -> LiveReservation | None:
-        """Return the reservation that computes the prompt: of a pair, the prefill leg."""
-        legs = self._bookings.legs(name) if self._bookings.pairs else []
-        if not legs:
-            return self._bookings.find(name)
-        pair = legs[0].reservation.pair
-        assert pair is not None
-        prefill_id = leg_ids(pair)[0]
-        return next((leg for leg in legs if leg.reservation.reservation_id == prefill_id), None)
-
-    def _count(self, outcome: str) -> None:
-        self._told[outcome] = self._told.get(outcome, 0) + 1
-
     # -- time ------------------------------------------------------------------------------------
 
     def keep(self, now: float) -> bool:
         """Look at some streams, and have doubtful indexes reread; True: there is more to do."""
-        self._freed.purge(lambda one: one[2] <= now - FREED_MEMORY_S, DOUBTFUL_PER_TURN)
         more = self._looks_at_streams and self._look(now)
         for partition, slot in list(islice(self._doubtful, DOUBTFUL_PER_TURN)):
             del self._doubtful[partition, slot]
@@ -441,53 +335,3 @@ def _known_share(stream: EventStream) -> float:
     """Return the share of a stream's batches that were applied; 1.0 before the first."""
     heard = stream.tallies.batches
     return heard / (heard + stream.lost_batches) if stream.lost_batches else 1.0
-
-
-def _predicted(booking: LiveReservation) -> int | None:
-    """Return the cached tokens predicted by a selection here; None: there was no prediction.
-
-    Without blocks that it was to pull from another rank: whether it did, its events do not tell.
-    For a distrusted rank this is what its index says, not what was credited: otherwise it could
-    never show that it is accurate again.
-    """
-    answer, reservation = booking.answer, booking.reservation
-    if isinstance(answer, PairSelection):
-        leg = answer.decode if answer.prefill is None else answer.prefill
-        if leg.reservation_id != reservation.reservation_id:
-            return None  # computed elsewhere
-        isl_tokens = answer.isl_tokens
-        left, overlap, dp_rank = leg.effective_prefill_tokens, leg.overlap, leg.dp_rank
-        source = leg.kv_source
-    elif isinstance(answer, Selection) and answer.needs_prefill is not True:
-        isl_tokens = reservation.isl_tokens
-        left, overlap, dp_rank = answer.effective_prefill_tokens, answer.overlap, answer.dp_rank
-        source = answer.kv_source
-    else:
-        return None
-    if source:
-        left += source.blocks * booking.partition.index.block_size
-    return max(isl_tokens - left, min(isl_tokens, overlap.dp.get(str(dp_rank), 0)))
-
-
-def _correct_estimate(booking: LiveReservation, cached_tokens: int, now: float) -> None:
-    """Let an engine's report of a prompt's cached tokens correct the estimate of its rank."""
-    partition, reservation = booking.partition, booking.reservation
-    if reservation.slot not in partition.estimate.followed:
-        return
-    chain = partition.ledger.chain_of(reservation)
-    found = cached_tokens // partition.index.block_size
-    if cached_tokens >= _findable(partition, reservation.isl_tokens):
-        found = len(chain) // HASH_BYTES  # it cannot find more
-    partition.estimate.correct(reservation.slot, chain, found, reservation.created, now)
-
-
-def _findable(partition: Partition, isl_tokens: int) -> int:
-    """Return the tokens of a prompt that an engine can possibly have cached.
-
-    Whole blocks only, and never the last token, which must be computed for the first output.
-    """
-    size = partition.index.block_size
-    blocks = max(0, isl_tokens - 1) // size
-    if partition.index.is_eagle:
-        blocks -= 1  # its draft model recomputes the last block found
-    return max(0, blocks) * size

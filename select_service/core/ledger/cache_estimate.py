@@ -4,7 +4,7 @@ It stands in for KV events. A prompt enters with its chain of sequence hashes on
 the tries that count the blocks of live reservations (`active_blocks.py`) hold the chains, here
 without the reservations. A rank keeps what its cache has room for, least recently used first out,
 ends of prompts before their beginnings, and nothing beyond a time to live. `partition.py` merges
-the estimate into what the index finds; `trust_monitor.py` corrects it by what engines report.
+the estimate into what the index finds; `cached_tokens.py` corrects it by what engines report.
 """
 
 from __future__ import annotations

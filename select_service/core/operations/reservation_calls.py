@@ -19,6 +19,7 @@ from select_service.errors import (
     InvalidRequest,
     NoSchedulableWorker,
     RankNotFound,
+    ReservationNotFound,
     ServiceError,
     WorkerDraining,
     WorkerNotFound,
@@ -38,8 +39,8 @@ if TYPE_CHECKING:
     from select_service.core.admission.controller import AdmissionController
     from select_service.core.columns import Rows
     from select_service.core.counters import Counters
+    from select_service.core.decisions.cached_tokens import CachedTokenReports
     from select_service.core.decisions.decision_log import DecisionLog
-    from select_service.core.decisions.trust_monitor import TrustMonitor
     from select_service.core.fleet.catalog import Worker
     from select_service.core.fleet.outliers import OutlierTally
     from select_service.core.ledger.reservation import Lease
@@ -94,7 +95,7 @@ class ReservationCalls:
         limits: CoreLimits,
         admitting: AdmissionController,
         pairs: Pairs,
-        trust_monitor: TrustMonitor,
+        cached_tokens: CachedTokenReports,
         outliers: OutlierTally,
         counters: Counters,
         decisions: DecisionLog,
@@ -107,7 +108,7 @@ class ReservationCalls:
         self._limits = limits
         self._admitting = admitting
         self._pairs = pairs
-        self._trust_monitor = trust_monitor
+        self._cached_tokens = cached_tokens
         self._outliers = outliers
         self._outcomes = counters.outcomes
         self._decisions = decisions
@@ -234,7 +235,7 @@ class ReservationCalls:
             ReservationNotFound: nothing live has that id.
         """
         if cached_tokens is not None:
-            self._trust_monitor.hear(name, cached_tokens, now)
+            self._cached_tokens.hear(name, cached_tokens, now)
         if self._outliers.ranks:
             self._note_life(name)
         lifecycle = self._lifecycle
@@ -293,9 +294,7 @@ class ReservationCalls:
         if outcome is not None and outcome not in OUTCOMES:  # embedding calls without a codec
             raise InvalidField(f"outcome must be one of {_OUTCOMES}", field="outcome")
         if cached_tokens is not None:
-            self._trust_monitor.hear(name, cached_tokens, now)
-        else:
-            self._trust_monitor.note_freed(name, now)
+            self._cached_tokens.hear(name, cached_tokens, now)
         if outcome is not None or self._outliers.ranks:
             self._note_outcome(name, outcome, now)
         of_pair, is_computed = None, outcome in {None, "completed"}
@@ -389,7 +388,12 @@ class ReservationCalls:
                 effects = self.output_block(name, operation.decay_fraction, now, count)
         except ServiceError as refusal:
             field = UNSET if refusal.field is None else refusal.field
-            return OperationResult(refusal.status, str(refusal), refusal.code, field), NOTHING
+            is_unknown = isinstance(refusal, ReservationNotFound)
+            is_over = is_unknown and self._lifecycle.bookings.was_freed(name)
+            result = OperationResult(
+                refusal.status, str(refusal), refusal.code, field, ended=is_over or UNSET
+            )
+            return result, NOTHING
         return _OPERATED, effects
 
     def _outputs(self, name: str) -> int:

@@ -17,12 +17,14 @@ from select_service.core.replication.claim import Claim
 from select_service.core.replication.dynamo_events import AddRequestData, ReplicaEnvelope
 from select_service.core.replication.dynamo_peers import DynamoPeers, claimed
 from select_service.core.replication.messages import (
+    CachedTokens,
     ClaimGrowth,
     ClaimRecord,
     Closed,
     Ended,
     Grown,
     Heartbeat,
+    Hint,
     RankLoads,
     Renewed,
     Said,
@@ -31,7 +33,7 @@ from select_service.core.replication.statement_outbox import SEQ_BITS
 
 if TYPE_CHECKING:
     from select_service.core.replication.claims import Claims
-    from select_service.core.replication.load_book import LoadBook
+    from select_service.core.replication.load_book import CachedTokensBook, LoadBook
     from select_service.core.replication.messages import Key, ReplicaMessage, Statement
     from select_service.core.replication.publishers import Publishers
     from select_service.core.replication.resolver import Resolver
@@ -56,6 +58,7 @@ class MessageApplier:
         leases: SharedLeases,
         *,
         reports: LoadBook,
+        cached_tokens: CachedTokensBook,
     ) -> None:
         self._limits = limits
         self._claims = claims
@@ -65,6 +68,7 @@ class MessageApplier:
         self._resolver = resolver
         self._leases = leases
         self.reports = reports
+        self._cached_tokens = cached_tokens
         self.dynamo_peers = DynamoPeers(limits, claims, lifecycle, resolver, claims.counters)
 
     def heard(
@@ -76,8 +80,8 @@ class MessageApplier:
             self._counters.namesakes += not self._is_echo(message)
             return
         self._counters.heard += 1
-        if isinstance(message, RankLoads):
-            self._heard_loads(peer, message, now, checked=checked)
+        if isinstance(message, RankLoads | CachedTokens):
+            self._heard_hint(peer, message, now, checked=checked)
         elif self._is_garbled(router_id, message, checked=checked):
             self._counters.garbled += 1
         elif isinstance(message, Heartbeat):
@@ -122,8 +126,8 @@ class MessageApplier:
         else:
             view.greet(beat, now, self._limits)
 
-    def _heard_loads(self, peer: str, told: RankLoads, now: float, *, checked: bool) -> None:
-        """Take in load reports of a publisher that is alive; late and repeated ones are old."""
+    def _heard_hint(self, peer: str, told: Hint, now: float, *, checked: bool) -> None:
+        """Take in the reports of a publisher that is alive; late and repeated ones are old."""
         view = self._publishers.views.get(told.router_id)
         if view is None or view.gone or view.peer != peer or view.epoch != told.epoch:
             self._counters.ignored += 1
@@ -131,16 +135,20 @@ class MessageApplier:
         if view.checked and not checked:
             self._counters.garbled += 1
             return
-        if (told.epoch, told.number) <= view.loads_heard:
+        if (told.epoch, told.number) <= view.hinted:
             self._counters.repeated += 1
             return
-        view.loads_heard = told.epoch, told.number
-        for load in told.ranks:
-            self.reports.heard(load, now)
+        view.hinted = told.epoch, told.number
+        if isinstance(told, RankLoads):
+            for load in told.ranks:
+                self.reports.heard(load, now)
+        else:
+            for name, cached_tokens in told.reports:
+                self._cached_tokens.heard(name, cached_tokens, now)
 
     def _is_echo(self, message: ReplicaMessage) -> bool:
         """Whether we may have sent this; else another process runs on a copy of our state."""
-        if isinstance(message, RankLoads):
+        if isinstance(message, RankLoads | CachedTokens):
             return True  # states nothing of its own: heartbeats tell a namesake
         if isinstance(message, ReplicaEnvelope):
             stamp = message.select_service
@@ -341,6 +349,6 @@ class MessageApplier:
 
 
 def _speaker(message: ReplicaMessage) -> int:
-    if isinstance(message, Heartbeat | Said | RankLoads):
+    if isinstance(message, Heartbeat | Said | RankLoads | CachedTokens):
         return message.router_id
     return 0 if message.event is None else message.event.router_id

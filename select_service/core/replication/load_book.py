@@ -1,6 +1,7 @@
-"""What the replica plane needs of the store of workers' load reports; shapes only.
+"""What the replica plane needs of the stores of reports that it tells and hears; shapes only.
 
-Admission keeps them (`core/admission/load_reports.py`), and is above the replica plane.
+Workers' load reports are kept in `core/admission/load_reports.py`, engines' reports of cached
+tokens in `core/decisions/cached_tokens.py`, both above the replica plane.
 """
 
 from __future__ import annotations
@@ -28,4 +29,16 @@ class LoadBook(Protocol):
 
     def heard(self, load: RankLoad, now: float) -> None:
         """Store what a worker reported to a replica."""
+        ...
+
+
+class CachedTokensBook(Protocol):
+    """Reports of cached tokens, received here or by replicas."""
+
+    def untold(self, limit: int) -> list[tuple[str, int]]:
+        """Take up to `limit` reports that replicas are to be told: (id, cached tokens)."""
+        ...
+
+    def heard(self, name: str, cached_tokens: int, now: float) -> None:
+        """Apply a report that a caller made at a replica, if it concerns us."""
         ...

@@ -27,8 +27,10 @@ from select_service.core.replication.dynamo_events import (
     Stamp,
 )
 from select_service.core.replication.messages import (
+    CACHED_TOKENS_TOPIC,
     LOADS_TOPIC,
     OWN_TOPIC,
+    CachedTokens,
     OwnMessage,
     RankLoads,
     ReplicaMessage,
@@ -55,6 +57,7 @@ _LONG_HEADS: Final = {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}  # header → size of 
 Value: TypeAlias = "msgspec.Raw | UnsetType"
 _own: Final[msgspec.msgpack.Decoder[OwnMessage]] = msgspec.msgpack.Decoder(OwnMessage)
 _loads: Final[msgspec.msgpack.Decoder[RankLoads]] = msgspec.msgpack.Decoder(RankLoads)
+_cached_tokens: Final[msgspec.msgpack.Decoder[CachedTokens]] = msgspec.msgpack.Decoder(CachedTokens)
 _part: Final[msgspec.msgpack.Decoder[SnapshotPart]] = msgspec.msgpack.Decoder(SnapshotPart)
 
 
@@ -78,6 +81,8 @@ def encode_message(message: ReplicaMessage) -> tuple[bytes, bytes]:
         topic = TOPIC
     elif isinstance(message, RankLoads):
         topic = LOADS_TOPIC
+    elif isinstance(message, CachedTokens):
+        topic = CACHED_TOKENS_TOPIC
     return topic, _encode(message)
 
 
@@ -94,6 +99,8 @@ def decode_message(topic: bytes, payload: bytes) -> ReplicaMessage:
             return _own.decode(payload)
         if topic == LOADS_TOPIC:
             return _loads.decode(payload)
+        if topic == CACHED_TOKENS_TOPIC:
+            return _cached_tokens.decode(payload)
     except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
         raise MalformedReplicaMessage(str(error)) from error
     raise MalformedReplicaMessage(f"unknown topic {topic!r}")

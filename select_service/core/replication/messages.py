@@ -27,10 +27,14 @@ from select_service.types import LeaseState
 
 OWN_TOPIC: Final = b"select-service.replica.v1"
 LOADS_TOPIC: Final = b"select-service.loads.v1"
-"""Older versions subscribe to neither it nor a prefix of it, so they never have to read it."""
+CACHED_TOKENS_TOPIC: Final = b"select-service.cached-tokens.v1"
+"""Older versions subscribe to neither of the two, nor to a prefix: they need not read them."""
 
 RANK_LOADS_MAX: Final = 512
 """Ranks in one message of load reports: 20 kB at most, and applied without a pause."""
+
+CACHED_TOKENS_MAX: Final = 128
+"""Reports of cached tokens in one message; applied without a pause, some µs each."""
 
 OUTPUT_BLOCKS_MAX: Final = 1 << 24
 """Output blocks a claim counts at most, whatever is stated: some 200 million tokens. Even if all
@@ -232,7 +236,7 @@ class RankLoad(Struct, frozen=True, array_like=True):
 
 
 class RankLoads(Struct, frozen=True, tag="loads"):
-    """Load reports that the sender itself received, in messages numbered from 1 in each life.
+    """Load reports that the sender itself received; hints are numbered from 1 in each life.
 
     A lost one is not repeated: the next report replaces it.
     """
@@ -243,8 +247,24 @@ class RankLoads(Struct, frozen=True, tag="loads"):
     ranks: Annotated[list[RankLoad], Meta(max_length=RANK_LOADS_MAX)]
 
 
+class CachedTokens(Struct, frozen=True, tag="cached_tokens"):
+    """What engines found cached of their prompts, as the sender's callers reported it.
+
+    `reports` are pairs of a reservation_id (or another name of an ended reservation) and tokens.
+    Numbered together with `RankLoads`, and a lost one is not repeated either: only some comparisons
+    are missed. Nobody tells it on.
+    """
+
+    router_id: U64
+    epoch: EpochNumber
+    number: U64
+    reports: Annotated[list[tuple[Text, U64]], Meta(max_length=CACHED_TOKENS_MAX)]
+
+
 OwnMessage: TypeAlias = Heartbeat | Said
-ReplicaMessage: TypeAlias = ReplicaEnvelope | Heartbeat | Said | RankLoads
+Hint: TypeAlias = RankLoads | CachedTokens
+"""Messages that state nothing of claims: without a statement's number, and never repeated."""
+ReplicaMessage: TypeAlias = ReplicaEnvelope | Heartbeat | Said | Hint
 SnapshotPart: TypeAlias = (
     SnapshotHead | ClaimRecord | Grown | Ended | Renewed | Hearsay | SnapshotEnd
 )

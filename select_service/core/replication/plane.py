@@ -12,7 +12,13 @@ import msgspec
 
 from select_service.core.effects import Effects, Pull
 from select_service.core.replication.apply_messages import MessageApplier
-from select_service.core.replication.messages import RANK_LOADS_MAX, Heartbeat, RankLoads
+from select_service.core.replication.messages import (
+    CACHED_TOKENS_MAX,
+    RANK_LOADS_MAX,
+    CachedTokens,
+    Heartbeat,
+    RankLoads,
+)
 from select_service.core.replication.publishers import Publishers
 from select_service.core.replication.resolver import Resolver
 from select_service.core.replication.shared_leases import SharedLeases
@@ -21,7 +27,7 @@ from select_service.core.replication.snapshots import ReplicaSnapshots
 if TYPE_CHECKING:
     from select_service.core.membership import Membership
     from select_service.core.replication.claims import Claims
-    from select_service.core.replication.load_book import LoadBook
+    from select_service.core.replication.load_book import CachedTokensBook, LoadBook
     from select_service.core.reservations.lifecycle import Lifecycle
     from select_service.types import CoreLimits, ReplicaStatus
 
@@ -38,6 +44,7 @@ class Replicas:
         lifecycle: Lifecycle,
         membership: Membership,
         reports: LoadBook,
+        cached_tokens: CachedTokensBook,
     ) -> None:
         self.counters = claims.counters
         self.http_port = 0
@@ -48,7 +55,9 @@ class Replicas:
         self._chores = self.leases.chores  # long work, done in slices
         self.publishers = Publishers(limits, claims, self._chores)
         parts = self.publishers, self.resolver, self.leases
-        self.message_applier = MessageApplier(limits, claims, lifecycle, *parts, reports=reports)
+        self.message_applier = MessageApplier(
+            limits, claims, lifecycle, *parts, reports=reports, cached_tokens=cached_tokens
+        )
         self.snapshots = ReplicaSnapshots(
             limits, claims, self.publishers, self.message_applier, self.resolver, self.leases
         )
@@ -56,8 +65,8 @@ class Replicas:
         self._claims = claims
         self._beat_at: float | None = None
         self._beats = 0
-        self._reports = reports
-        self._told = 0  # messages of load reports
+        self._reports, self._cached_tokens = reports, cached_tokens
+        self._hints = 0  # messages of reports
         self._listeners: set[tuple[int, int]] = set()  # replicas that were told what we knew
 
     # -- time ----------------------------------------------------------------------------------
@@ -82,7 +91,7 @@ class Replicas:
             self._beat_at = now
             effects.published.append(self._heartbeat())
             self._greet_newcomers()
-        self._tell_loads(now, effects)
+        more |= self._give_hints(now, effects)
         claims.purge(now, self._limits.expired_per_turn_max)
         for view in self.publishers.views.values():
             if view.wants_pull(now, self._limits):
@@ -101,16 +110,21 @@ class Replicas:
             self._reports.tell_all()
         self._listeners = alive
 
-    def _tell_loads(self, now: float, effects: Effects) -> None:
-        """Publish the load reports received here since the last turn."""
+    def _give_hints(self, now: float, effects: Effects) -> bool:
+        """Publish the reports received here since the last turn; True: there may be more."""
+        router_id, epoch = self._claims.router_id, self._claims.outbox.epoch
         for _ in range(_BATCHES_PER_TURN):
             ranks = self._reports.untold(now, RANK_LOADS_MAX)
-            if not ranks:
-                return
-            self._told += 1
-            claims = self._claims
-            message = RankLoads(claims.router_id, claims.outbox.epoch, self._told, ranks)
-            effects.published.append(message)
+            found = self._cached_tokens.untold(CACHED_TOKENS_MAX)
+            if not (ranks or found):
+                return False
+            if ranks:
+                self._hints += 1
+                effects.published.append(RankLoads(router_id, epoch, self._hints, ranks))
+            if found:
+                self._hints += 1
+                effects.published.append(CachedTokens(router_id, epoch, self._hints, found))
+        return True
 
     def leave(self) -> None:
         """Announce from the next turn on that we are leaving."""

@@ -346,6 +346,12 @@ class Lifecycle(ReservationEnds):
             return booking.partition.scope.tenant_id
         return self.elsewhere.tenant_of(name)
 
+    def may_be_known_elsewhere(self, name: str) -> bool:
+        """Tell whether replicas may know what has or had this name: it is, or was, known here."""
+        if not self.announcer.speaks:
+            return False
+        return self.bookings.was_freed(name) or self.elsewhere.tenant_of(name) is not None
+
     def _get(self, name: str) -> LiveReservation | Claim:
         """Return what a lifecycle call is for: a live booking, or a claim of an absent worker.
 

@@ -13,7 +13,7 @@ from select_service.core.ledger.ledger import BLOCKS_PER_STEP
 from select_service.core.ledger.reservation_ids import LiveReservation, ReservationIds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from select_service.core.counters import Counters
     from select_service.core.effects import Effects
@@ -44,6 +44,8 @@ class ReservationEnds:
         self.leases = Leases(limits, shares)
         self.announcer = announcer
         self.sessions: Sessions | None = None  # set where requests may name their session
+        self.on_ended: Callable[[LiveReservation, float], None] | None = None
+        """Called with every reservation that ends before its rank does."""
         self._expired_ids = ExpiredIds(shares)
         self._counters = counters
         self._recorder = recorder
@@ -148,6 +150,8 @@ class ReservationEnds:
         if self._recorder is not None:
             blocks = reservation.whole_outputs + reservation.faded_outputs
             self._recorder.lived(why, reservation.reservation_id, now, blocks)
+        if self.on_ended is not None:
+            self.on_ended(booking, now)
         booking.partition.ledger.free(reservation)
         if reservation.lease is not None:
             self.leases.leave(reservation)

@@ -10,9 +10,8 @@ import pytest
 
 from indexer.core.hashing import pack_u64
 from indexer.types import Tier, WorkerRank
-from select_service.core.decisions.trust_monitor import FREED_MAX
+from select_service.core.decisions.cached_tokens import FREED_MAX
 from select_service.core.ledger.freed_ids import FREED_MEMORY_S
-from select_service.core.replication.message_codec import decode_message, encode_message
 from select_service.errors import InvalidField, ReservationNotFound, ServiceError
 from select_service.types import PairSelection, RouterConfigOverride, SelectAndReserveRequest
 from tests.select_service.core.decisions.doubted import (
@@ -23,7 +22,6 @@ from tests.select_service.core.decisions.doubted import (
     serve,
     trust,
 )
-from tests.select_service.core.replication.replica import Replica
 from tests.select_service.core.test_state import Disk, restored
 from tests.select_service.core.whole_fleet import DEFAULT, Fleet
 
@@ -93,7 +91,7 @@ def test_a_report_may_come_with_the_end_or_after_it() -> None:
 def test_ended_reservations_are_remembered_for_a_while_and_for_their_rank() -> None:
     fleet = fleet_of()
     fleet.hold(1, list(PROMPT))
-    monitor = fleet.core.trust_monitor
+    reports = fleet.core.cached_tokens
     for number in range(FREED_MAX + 1):
         fleet.core.selection.select_and_reserve(
             SelectAndReserveRequest(
@@ -106,12 +104,12 @@ def test_ended_reservations_are_remembered_for_a_while_and_for_their_rank() -> N
             fleet.now,
         )
         fleet.core.reservations.free(f"r{number}", fleet.now)
-    monitor.hear("r0", 128, fleet.now)
+    reports.hear("r0", 128, fleet.now)
     assert outcomes(fleet) == {"elsewhere": 1}
-    monitor.hear("r1", 128, fleet.now)
+    reports.hear("r1", 128, fleet.now)
     assert outcomes(fleet) == {"elsewhere": 1, "compared": 1}
     fleet.delete(1)
-    monitor.hear("r2", 128, fleet.now)
+    reports.hear("r2", 128, fleet.now)
     assert outcomes(fleet) == {"elsewhere": 2, "compared": 1}
 
 
@@ -127,8 +125,8 @@ def test_an_ended_reservation_is_forgotten_with_its_id() -> None:
     fleet.core.selection.select_and_reserve(request, fleet.now)
     fleet.core.reservations.free("r", fleet.now)
     later = fleet.now + FREED_MEMORY_S
-    fleet.core.trust_monitor.keep(later)
-    fleet.core.trust_monitor.hear("r", 128, later)
+    fleet.core.cached_tokens.purge(later)
+    fleet.core.cached_tokens.hear("r", 128, later)
     assert outcomes(fleet) == {"elsewhere": 1}
 
 
@@ -217,22 +215,6 @@ def test_a_prediction_outlives_the_process() -> None:
     again = restored(disk, now=5.0)
     again.core.reservations.prefill_complete("r", again.now, 64)
     assert trust(again, 1).missing_share == 0.5
-
-
-def test_of_another_replicas_reservation_nothing_is_concluded() -> None:
-    ours, theirs = Replica(), Replica(router_id=2000)
-    theirs.hold(1, list(PROMPT))
-    theirs.take("r", *PROMPT, isl=ISL, allowed_worker_ids=[1])
-    for said in theirs.effects.published:
-        topic, payload = encode_message(said)
-        ours.hears(decode_message(topic, payload))
-    assert ours.load(1) is not None
-    assert ours.load(1)[2] == 1  # type: ignore[index]
-    ours.core.reservations.prefill_complete("r", ours.now, 0)
-    assert outcomes(ours) == {"unpredicted": 1}
-    assert trust(ours, 1).samples == 0
-    with pytest.raises(InvalidField):
-        ours.core.reservations.prefill_complete("r", ours.now, ISL + 1)
 
 
 # -- whatever happens ----------------------------------------------------------------------------

@@ -10,8 +10,8 @@ from indexer.core.index import KvIndex
 from indexer.types import BASE_NAMESPACE, Scope
 from select_service.core.admission import retry_after
 from select_service.core.admission.retry_after import RetryPromises, Room
+from select_service.core.decisions.cached_tokens import FREED_MAX
 from select_service.core.decisions.decision_log import EXPLAINED_MAX
-from select_service.core.decisions.trust_monitor import FREED_MAX
 from select_service.core.diagnostics import prompt_checks, rank_checks
 from select_service.core.diagnostics.prompt_checks import PromptChecks
 from select_service.core.diagnostics.prompt_sample import PromptSample, PromptSampler

@@ -14,7 +14,12 @@ from hypothesis import strategies as st
 from select_service.core.replication.checksum import is_checked, with_checksum
 from select_service.core.replication.dynamo_events import TOPIC
 from select_service.core.replication.message_codec import decode_part
-from select_service.core.replication.messages import OWN_TOPIC, SnapshotEnd, SnapshotHead
+from select_service.core.replication.messages import (
+    CACHED_TOKENS_TOPIC,
+    OWN_TOPIC,
+    SnapshotEnd,
+    SnapshotHead,
+)
 from select_service.edge.driver.driver import Driver
 from select_service.edge.replication.plane import ENDPOINT_CHARS_MAX
 from select_service.edge.replication.pull import Frames
@@ -143,6 +148,13 @@ EVENT = {
 }
 BEAT = {"type": "heartbeat", "router_id": 5, "epoch": 1, "seq": 0, "live": 0, "digest": 0}
 SAID = {"type": "said", "router_id": 5, "epoch": 1, "seq": 1, "items": []}
+FOUND = {
+    "type": "cached_tokens",
+    "router_id": 5,
+    "epoch": 1,
+    "number": 1,
+    "reports": [["x", 1 << 60], ["y", 0]],
+}
 NONSENSE = st.one_of(
     st.none(),
     st.booleans(),
@@ -167,9 +179,12 @@ def _paths(value: object) -> list[tuple[str, ...]]:
     return [(), *((key, *rest) for key, below in value.items() for rest in _paths(below))]
 
 
+SPOKEN = [(TOPIC, EVENT), (OWN_TOPIC, BEAT), (OWN_TOPIC, SAID), (CACHED_TOKENS_TOPIC, FOUND)]
+
+
 @st.composite
 def _garbled(draw: st.DrawFn) -> list[bytes]:
-    topic, message = draw(st.sampled_from([(TOPIC, EVENT), (OWN_TOPIC, BEAT), (OWN_TOPIC, SAID)]))
+    topic, message = draw(st.sampled_from(SPOKEN))
     payload = _with(message, draw(st.sampled_from(_paths(message))), draw(NONSENSE))
     encoded = msgspec.msgpack.encode(payload)
     return [
