@@ -24,9 +24,9 @@ from select_service.core.replication.messages import (
     Ended,
     Grown,
     Heartbeat,
-    Hint,
     RankLoads,
     Renewed,
+    ReportMessage,
     Said,
 )
 from select_service.core.replication.statement_outbox import SEQ_BITS
@@ -81,7 +81,7 @@ class MessageApplier:
             return
         self._counters.heard += 1
         if isinstance(message, RankLoads | CachedTokens):
-            self._heard_hint(peer, message, now, checked=checked)
+            self._heard_reports(peer, message, now, checked=checked)
         elif self._is_garbled(router_id, message, checked=checked):
             self._counters.garbled += 1
         elif isinstance(message, Heartbeat):
@@ -126,7 +126,7 @@ class MessageApplier:
         else:
             view.greet(beat, now, self._limits)
 
-    def _heard_hint(self, peer: str, told: Hint, now: float, *, checked: bool) -> None:
+    def _heard_reports(self, peer: str, told: ReportMessage, now: float, *, checked: bool) -> None:
         """Take in the reports of a publisher that is alive; late and repeated ones are old."""
         view = self._publishers.views.get(told.router_id)
         if view is None or view.gone or view.peer != peer or view.epoch != told.epoch:
@@ -135,10 +135,10 @@ class MessageApplier:
         if view.checked and not checked:
             self._counters.garbled += 1
             return
-        if (told.epoch, told.number) <= view.hinted:
+        if (told.epoch, told.number) <= view.reports_heard:
             self._counters.repeated += 1
             return
-        view.hinted = told.epoch, told.number
+        view.reports_heard = told.epoch, told.number
         if isinstance(told, RankLoads):
             for load in told.ranks:
                 self.reports.heard(load, now)

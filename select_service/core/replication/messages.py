@@ -236,7 +236,7 @@ class RankLoad(Struct, frozen=True, array_like=True):
 
 
 class RankLoads(Struct, frozen=True, tag="loads"):
-    """Load reports that the sender itself received; hints are numbered from 1 in each life.
+    """Load reports that the sender itself received; such messages are numbered from 1 in each life.
 
     A lost one is not repeated: the next report replaces it.
     """
@@ -262,9 +262,9 @@ class CachedTokens(Struct, frozen=True, tag="cached_tokens"):
 
 
 OwnMessage: TypeAlias = Heartbeat | Said
-Hint: TypeAlias = RankLoads | CachedTokens
+ReportMessage: TypeAlias = RankLoads | CachedTokens
 """Messages that state nothing of claims: without a statement's number, and never repeated."""
-ReplicaMessage: TypeAlias = ReplicaEnvelope | Heartbeat | Said | Hint
+ReplicaMessage: TypeAlias = ReplicaEnvelope | Heartbeat | Said | ReportMessage
 SnapshotPart: TypeAlias = (
     SnapshotHead | ClaimRecord | Grown | Ended | Renewed | Hearsay | SnapshotEnd
 )

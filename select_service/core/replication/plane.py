@@ -66,7 +66,7 @@ class Replicas:
         self._beat_at: float | None = None
         self._beats = 0
         self._reports, self._cached_tokens = reports, cached_tokens
-        self._hints = 0  # messages of reports
+        self._reported = 0  # messages of reports sent
         self._listeners: set[tuple[int, int]] = set()  # replicas that were told what we knew
 
     # -- time ----------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ class Replicas:
             self._beat_at = now
             effects.published.append(self._heartbeat())
             self._greet_newcomers()
-        more |= self._give_hints(now, effects)
+        more |= self._tell_reports(now, effects)
         claims.purge(now, self._limits.expired_per_turn_max)
         for view in self.publishers.views.values():
             if view.wants_pull(now, self._limits):
@@ -110,7 +110,7 @@ class Replicas:
             self._reports.tell_all()
         self._listeners = alive
 
-    def _give_hints(self, now: float, effects: Effects) -> bool:
+    def _tell_reports(self, now: float, effects: Effects) -> bool:
         """Publish the reports received here since the last turn; True: there may be more."""
         router_id, epoch = self._claims.router_id, self._claims.outbox.epoch
         for _ in range(_BATCHES_PER_TURN):
@@ -119,11 +119,11 @@ class Replicas:
             if not (ranks or found):
                 return False
             if ranks:
-                self._hints += 1
-                effects.published.append(RankLoads(router_id, epoch, self._hints, ranks))
+                self._reported += 1
+                effects.published.append(RankLoads(router_id, epoch, self._reported, ranks))
             if found:
-                self._hints += 1
-                effects.published.append(CachedTokens(router_id, epoch, self._hints, found))
+                self._reported += 1
+                effects.published.append(CachedTokens(router_id, epoch, self._reported, found))
         return True
 
     def leave(self) -> None:

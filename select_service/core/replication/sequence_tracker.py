@@ -47,7 +47,7 @@ class SequenceTracker:
         self.checked = False  # its last message had a correct checksum
         self.leaving = False  # it announced that it will go
         self.beaten = (0, 0)  # statement and number of the latest heartbeat
-        self.hinted = (0, 0)  # life and number of its latest hint
+        self.reports_heard = (0, 0)  # life and number of its latest message of reports
         self.buried = False  # it is being forgotten
         self.bury_at = 0.0  # not before
         self.greeted = False

@@ -37,14 +37,14 @@ class Company:
         self.replicas = [make(1000 * number) for number in range(1, count + 1)]
         for _ in range(3):
             self.turn(1.0)
-        self.hints: list[CachedTokens] = []
+        self.told: list[CachedTokens] = []
 
     def tell(self, source: Replica, said: list[Any] | None = None) -> None:
         for message in source.effects.published if said is None else said:
             topic, payload = encode_message(message)
             read = decode_message(topic, with_checksum(payload))
             if isinstance(read, CachedTokens):
-                self.hints.append(read)
+                self.told.append(read)
             for one in self.replicas:
                 if one is not source:
                     one.hears(read, peer=f"tcp://of:{source.router_id}")
@@ -119,7 +119,7 @@ def test_a_completion_elsewhere_before_and_after_the_end(*, is_ended: bool) -> N
     assert company.outcomes() == [COMPARED, TOLD]
     assert trust(company.replicas[0], 1).missing_share == 0.5
     company.turn()
-    assert len(company.hints) == 1, "nobody tells it on"
+    assert len(company.told) == 1, "nobody tells it on"
 
 
 def test_an_end_elsewhere_and_its_repeats() -> None:
@@ -280,7 +280,7 @@ def test_of_what_nobody_here_has_known_nobody_is_told() -> None:
     company.take(0)
     company.free(0, found=64)
     company.turn()
-    assert company.hints == []
+    assert company.told == []
     assert company.outcomes() == [COMPARED, {"elsewhere": 2}]
 
 
@@ -317,12 +317,12 @@ def test_no_more_is_told_than_waits_for_a_turn_and_no_tenant_takes_it_all() -> N
     for number in range(UNTOLD_MAX + 5):
         reports.hear(f"acme:{number}", 1, second.now)
     company.turn()
-    sizes = [len(one.reports) for one in company.hints]
+    sizes = [len(one.reports) for one in company.told]
     assert max(sizes) <= CACHED_TOKENS_MAX
     assert 0 < sum(sizes) <= UNTOLD_MAX
     outcomes = second.core.counters.cached_tokens_told
     assert outcomes["told_replicas"] - outcomes["left_out"] == sum(sizes)
-    assert any(tuple(one) == ("rival:r", 1) for told in company.hints for one in told.reports)
+    assert any(tuple(one) == ("rival:r", 1) for told in company.told for one in told.reports)
     assert second.core.cached_tokens.untold(9) == []
     assert first.core.counters.cached_tokens_told == {}
 
