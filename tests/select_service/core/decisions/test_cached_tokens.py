@@ -224,6 +224,16 @@ def test_by_selection_id(at: int, *, is_ended: bool) -> None:
     assert company.samples() == [1, 0]
 
 
+def test_where_its_worker_is_not_registered() -> None:
+    company = Company(make=holding)
+    company.replicas[1].delete(1)
+    company.take(0)
+    company.done(1, found=64)
+    company.turn()
+    assert company.outcomes() == [COMPARED, TOLD]
+    assert trust(company.replicas[0], 1).missing_share == 0.5
+
+
 def test_in_a_batch() -> None:
     company = Company(make=holding)
     first, second = company.replicas
