@@ -42,7 +42,7 @@ async def test_a_life(url: str) -> None:
         worker.prefill_complete(cached_tokens=16)
         worker.prefill_complete(reservation_id=other.reservation_id)
         await _until_computed(client)
-        await client.free(name)
+        await client.call("DELETE", f"/reservations/{name}")
         unknown = await worker._told(client, {name: 16, "nobody's": 16})
         assert unknown == {"nobody's": 16}, "of what has ended no repeat is needed"
     async with AsyncClient(url) as client:
