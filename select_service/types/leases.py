@@ -34,7 +34,9 @@ class LeaseState(Struct, frozen=True, omit_defaults=True):
     adopted: bool = False
     """It was opened for what another replica had left under this id."""
     revision: U64 = 0
-    """Grows with each change of `ttl_s` by a client, from `born` on: the highest one counts."""
+    """Grows with each change of `ttl_s` by a client: the highest one counts."""
+    first_revision: U64 = 0
+    """The one it was opened with; 0: `born`."""
 
 
 class LeaseRecord(Struct, frozen=True):

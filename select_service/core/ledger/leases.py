@@ -47,6 +47,22 @@ Ending: TypeAlias = Literal["closed", "expired"]
 _Ended: TypeAlias = OrderedDict[str, tuple[Ending, float]]
 
 
+REVISIONS_APART: Final = 1 << 10
+"""Between the revisions of two leases; replicas that are cut off change one lease less often."""
+
+
+def opening_revision(born: int, *latest: int) -> int:
+    """Return the revision to open a lease with: above those of a lease that had this id before.
+
+    Replicas may yet state what those were given; their numbers follow from other replicas' ones.
+
+    Args:
+        born: our last statement to replicas.
+        latest: the highest revisions known.
+    """
+    return min(max(born, max(latest) + REVISIONS_APART), U64_MASK)
+
+
 def next_revision(revision: int) -> int:
     """Return the revision of a changed time to live; see `LeaseState`."""
     return min(revision + 1, U64_MASK)  # replicas cannot be told of more
@@ -65,6 +81,7 @@ class Leases:
         self._deadlines: Deadlines[Lease] = Deadlines()
         self._ended: TenantParts[_Ended] = TenantParts(shares, ended, OrderedDict)
         self._leaving: dict[Lease, None] = {}  # ended, with reservations still to free
+        self.latest_revision = 0  # of all there were here
         self.changes: Changes | None = None  # set if the state is kept on disk
         self.opened = self.renewed = self.closed = self.expired = self.refused = 0  # since start
         self.reopening = 0  # refused because they came too soon after closing
@@ -82,10 +99,24 @@ class Leases:
 
     # -- begin and go on -----------------------------------------------------------------------
 
-    def open(self, lease_id: str, owner: str, ttl_s: float, now: float, born: int = 0) -> Lease:
+    def open(
+        self,
+        lease_id: str,
+        owner: str,
+        ttl_s: float,
+        now: float,
+        born: int = 0,
+        revision: int = 0,
+    ) -> Lease:
         """Open a lease, or renew the one this owner already has under this id. O(1).
 
-        `born`: our last statement to replicas.
+        Args:
+            lease_id: chosen by the client, or made for it.
+            owner: whose it is.
+            ttl_s: seconds without a renewal until it ends.
+            now: monotonic seconds.
+            born: our last statement to replicas.
+            revision: to open it with, see `opening_revision`; 0: `born`.
 
         Raises:
             InvalidField: a name is too long or empty, or the time to live is out of bounds.
@@ -103,7 +134,8 @@ class Leases:
             self.touch(known, now, ttl_s)
             return known
         self._check_not_closed(lease_id, now)
-        lease = self.admit(LeaseState(lease_id, owner, ttl_s, born), now)
+        state = LeaseState(lease_id, owner, ttl_s, born, first_revision=revision)
+        lease = self.admit(state, now)
         if lease is None:
             crowded = self._tenants.refuse(prefix_in(lease_id))
             full = TooManyLeases(self._limits.leases_max, crowded)
@@ -135,6 +167,7 @@ class Leases:
         assert state.lease_id not in self._open
         lease = Lease(state, now)
         self._open[lease.lease_id] = lease
+        self.latest_revision = max(lease.revision, self.latest_revision)
         self._by_owner.setdefault(lease.owner, {})[lease.lease_id] = lease
         self._deadlines.add(lease, state.ttl_s, now)
         self._tenants.take(prefix_in(lease.lease_id))
@@ -222,6 +255,7 @@ class Leases:
         if revision is not None:
             lease.revision = revision
         if before != (lease.revision, lease.ttl_s):
+            self.latest_revision = max(lease.revision, self.latest_revision)
             self._changed(lease.lease_id)
 
     # -- reservations of a lease ---------------------------------------------------------------
@@ -378,7 +412,13 @@ class Leases:
     def state(self, lease: Lease) -> LeaseState:
         """Return what must be kept of a lease to restore it."""
         return LeaseState(
-            lease.lease_id, lease.owner, lease.ttl_s, lease.born, lease.adopted, lease.revision
+            lease.lease_id,
+            lease.owner,
+            lease.ttl_s,
+            lease.born,
+            lease.adopted,
+            lease.revision,
+            lease.first_revision,
         )
 
     def tables(self) -> Iterator[Sized]:

@@ -45,6 +45,7 @@ class Lease:
         "born",
         "by_generation",
         "deadline",
+        "first_revision",
         "is_open",
         "lease_id",
         "owner",
@@ -59,7 +60,8 @@ class Lease:
         self.owner = state.owner
         self.born = state.born
         self.adopted = state.adopted
-        self.revision = state.revision or state.born
+        self.first_revision = state.first_revision or state.born
+        self.revision = state.revision or self.first_revision
         self.ancestors: dict[int, int] = {}
         """By replica, the last of its claims under it that was taken over here."""
         self.reservations: OrderedDict[LedgerReservation, SlotGeneration] = OrderedDict()
@@ -76,7 +78,7 @@ class Lease:
     @property
     def is_changed(self) -> bool:
         """Whether its time to live is not the one that it was opened with, here."""
-        return self.revision != self.born
+        return self.revision != self.first_revision
 
     @property
     def live(self) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from itertools import islice
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from select_service.core.replication.claim import Claim
     from select_service.core.replication.messages import ClaimRecord
     from select_service.types import CoreLimits, LeaseState
+
+_REVISIONS: Final = 1 << 63
+"""No life of a replica has numbers beyond (see `SEQ_BITS`): such ones are garbled."""
 
 LeaseTerms: TypeAlias = tuple[float, int]
 """A time to live and its revision."""
@@ -45,10 +48,12 @@ class LeaseCopies:
         self._deadlines: Deadlines[LeaseCopy] = Deadlines()
         self.adopted_from: dict[str, None] = {}  # leases with an orphan that is now ours
         self.recalled: OrderedDict[str, tuple[LeaseTerms, float]] = OrderedDict()
-        """Given by our callers in an earlier life, and when that was restored, oldest first.
+        """Given by our callers, and when that was restored or last renewed, oldest first.
 
-        Without a copy, and counted among these.
+        Without a copy, and counted among these: all that we knew of under a lease has ended, or it
+        was in an earlier life.
         """
+        self.latest_revision = 0  # that was heard
         self.changes: Changes | None = None  # set if the state is kept on disk
         self.refused = 0  # since start
 
@@ -67,6 +72,7 @@ class LeaseCopies:
         terms = claim.record.lease
         if terms is None or claim.lease is not None:
             return
+        self.hear_revision(terms.revision)
         ttl_s = self.ttl(terms.ttl_s)
         copy = self._by_id.get(terms.lease_id)
         if ttl_s is None or (copy is None and not self._has_room_for(terms)):
@@ -86,6 +92,11 @@ class LeaseCopies:
         claim.lease = copy
         self.inherit(claim)
         claim.record = msgspec.structs.replace(claim.record, lease=copy.state)  # share the names
+
+    def hear_revision(self, revision: int) -> None:
+        """Note that a lease has this revision, or had it; O(1)."""
+        if revision < _REVISIONS:
+            self.latest_revision = max(revision, self.latest_revision)
 
     @staticmethod
     def inherit(claim: Claim) -> None:
@@ -128,9 +139,12 @@ class LeaseCopies:
         del copy.claims[claim.owner]
         if not copy.claims:
             self._deadlines.remove(copy)
-            self._forget_change(copy)
             del self._by_id[copy.lease_id]
-            self._tenants.give(prefix_in(copy.lease_id))
+            if copy.is_changed_here and not copy.closed:  # it may be open without load
+                self.recalled[copy.lease_id] = (copy.lease_ttl_s, copy.revision), copy.seen_at
+            else:
+                self._forget_change(copy)
+                self._tenants.give(prefix_in(copy.lease_id))
             leases = self._by_owner[copy.owner]
             del leases[copy.lease_id]
             if not leases:
@@ -150,6 +164,7 @@ class LeaseCopies:
     ) -> None:
         """Renew a copy, for `ttl_s` (see `ttl`) from now if that is later. O(1)."""
         if ttl_s is not None and self.is_later(copy, ttl_s, revision):
+            self.hear_revision(revision)
             copy.lease_ttl_s, copy.revision = ttl_s, revision
             self._forget_change(copy)
         copy.ageing = False
@@ -190,6 +205,7 @@ class LeaseCopies:
         if lease_id in self.recalled or not self._tenants.has_room(prefix):
             return False
         self.recalled[lease_id] = terms, now
+        self.hear_revision(terms[1])
         self._tenants.take(prefix)
         copy = self._by_id.get(lease_id)
         if copy is not None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from indexer.types import HASH_BYTES
-from select_service.core.ledger.leases import LISTED_MAX, next_revision
+from select_service.core.ledger.leases import LISTED_MAX, next_revision, opening_revision
 from select_service.core.replication.messages import Closed, Ended, Renewed
 from select_service.errors import LeaseConflict
 from select_service.types import LeaseList
@@ -65,7 +65,11 @@ class SharedLeases:
         copy = self._copies.find(lease_id)
         if copy is not None and copy.owner != owner:
             raise LeaseConflict(lease_id)
-        lease = self._leases.open(lease_id, owner, ttl_s, now, self._claims.outbox.seq)
+        born = self._claims.outbox.seq
+        revision = opening_revision(
+            born, self._leases.latest_revision, self._copies.latest_revision
+        )
+        lease = self._leases.open(lease_id, owner, ttl_s, now, born, revision)
         if copy is not None:
             copy.closed = False
             self._care_for(copy, now, lease.ttl_s)
@@ -187,6 +191,7 @@ class SharedLeases:
         """Apply a renewal that came in at another replica; `live`: just now."""
         lease, copy = self._leases.find(said.lease_id), self._copies.find(said.lease_id)
         ttl_s, revision, at = self._copies.ttl(said.ttl_s), said.revision, now - said.age_s
+        self._copies.hear_revision(revision)
         fits = ttl_s is not None and ttl_s <= self._limits.lease_ttl_max_s
         if lease is not None:
             if fits and revision and (revision, ttl_s) > (lease.revision, lease.ttl_s):
@@ -212,14 +217,19 @@ class SharedLeases:
                 self._end_ours_closed(said.lease_id, now)
             return
         up_to = dict(zip(said.router_ids, said.up_to, strict=False))
-        if self._claims.endings.note_closed(said.lease_id, up_to, now):
-            self._unsettled[said.lease_id] = False
+        if self.recall_closed(said.lease_id, up_to, now):
             self._settle(said.lease_id, now)
 
-    def recall_closed(self, lease_id: str, up_to: dict[int, int], now: float) -> None:
-        """Remember a close from an earlier life; what it ends is ended in the next turns."""
-        self._claims.endings.note_closed(lease_id, up_to, now)
+    def recall_closed(self, lease_id: str, up_to: dict[int, int], now: float) -> bool:
+        """Remember a close, perhaps from an earlier life; True if it was not known.
+
+        What it ends is ended in the next turns.
+        """
+        if not self._claims.endings.note_closed(lease_id, up_to, now):
+            return False
+        self._copies.hear_revision(max(up_to.values()))  # its own was hardly any higher
         self._unsettled[lease_id] = False
+        return True
 
     def _end_ours_closed(self, lease_id: str, now: float) -> None:
         lease = self._leases.find(lease_id)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 
 import msgspec
@@ -294,130 +293,6 @@ def test_older_versions_close_without_saying_what() -> None:
     assert sizes(net) == [0, 0]
     with pytest.raises(LeaseNotFound):
         renew(two)
-
-
-# -- times to live -------------------------------------------------------------------------------
-
-
-def ttls(net: Net) -> list[float]:
-    """The time to live of the lease at each replica that has it open or knows it."""
-    found = []
-    for node in net.nodes:
-        leases = node.core.reservations.leases(net.now, None, 100).leases
-        found += [one.ttl_s for one in leases]
-    return found
-
-
-def kept_ttl(node: Node, ttl_s: float) -> None:
-    assert renew(node, ttl_s).ttl_s == ttl_s
-    node.flush()
-
-
-@both_falls
-def test_a_time_to_live_that_its_owner_missed_is_told_by_the_next_life(falls: Fall) -> None:
-    net = kept(2)
-    cut_all(net)
-    kept_ttl(net.nodes[1], 60.0)
-    falls(net.nodes[1])
-    net.nodes[1].reboot()
-    net.nodes[1].reboot()  # what was restored is kept
-    net.run(1.0)
-    meet(net)
-    assert open_here(net.nodes[0]) == [("l", "o", 60.0, COUNT)]
-    net.run(40.0)
-    assert sizes(net) == [COUNT] * 2
-    net.run(25.0)
-    assert sizes(net) == [0, 0], "nobody has renewed it since"
-
-
-def test_a_time_to_live_is_told_however_long_its_owner_was_away() -> None:
-    """It came back with what it knew, and third replicas know what it does not."""
-    net = kept(3)
-    one, two, _ = net.nodes
-    one.is_down = True
-    kept_ttl(two, 90.0)
-    net.run(1.0)
-    crash(two)
-    net.run(GONE_S)
-    one.reboot()
-    net.run(SOON_S)
-    assert ttls(net) == [90.0] * 3
-    kept_ttl(one, 30.0)
-    net.run(1.0)
-    crash(two)
-    net.run(SOON_S)
-    assert ttls(net) == [30.0] * 3, "what was said later counts"
-
-
-def test_a_renewal_after_a_new_time_to_live_does_not_take_its_place() -> None:
-    net = kept(2)
-    renew(net.nodes[1], 60.0)
-    renew(net.nodes[1])
-    output(net.nodes[1], "r1")
-    net.run(1.0)
-    assert ttls(net) == [60.0] * 2
-
-
-def test_a_booking_under_the_old_time_to_live_does_not_bring_it_back() -> None:
-    net = kept(2)
-    one, two = net.nodes
-    net.cut = {frozenset((0, 1))}
-    renew(two, 60.0)
-    net.run(0.2)
-    book(one, "more", lease_id="l")
-    net.run(0.2)
-    meet(net)
-    assert ttls(net) == [60.0] * 2
-
-
-def test_a_lease_opened_anew_has_its_own_time_to_live() -> None:
-    net = kept(2)
-    one, two = net.nodes
-    kept_ttl(two, 60.0)
-    cut_all(net)
-    two.is_down = True
-    close(one)
-    one.flush()
-    net.run(LIMITS.lease_reopen_s)
-    opened(one)
-    book(one, "again", lease_id="l")
-    one.flush()
-    two.reboot()
-    meet(net)
-    assert ttls(net) == [20.0] * 2
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_the_last_time_to_live_counts_whatever_restarts(seed: int) -> None:
-    net = kept(3)
-    rng = random.Random(seed)
-    for number in range(8):
-        node = rng.choice(net.nodes)
-        if rng.random() < 0.7:
-            net.cut = {frozenset((node.number, one.number)) for one in net.nodes if one is not node}
-        ttl_s = float(rng.randint(30, 50))
-        kept_ttl(node, ttl_s)
-        for _ in range(rng.randint(0, 2)):
-            other = rng.choice(net.nodes)
-            if rng.random() < 0.5:
-                renew(other)
-            else:
-                output(other, "r1")
-            other.flush()
-        if rng.random() < 0.3:
-            book(net.nodes[0], f"more{number}", lease_id="l")
-            net.nodes[0].flush()
-        net.run(rng.choice([0.0, 0.2]))
-        fallen = [one for one in (node, net.nodes[0]) if rng.random() < 0.6]
-        for one in fallen:
-            rng.choice([killed, stopped])(one)
-        net.run(rng.choice([0.0, 1.0]))
-        for one in fallen:
-            if one.is_down:
-                one.reboot()
-        net.cut.clear()
-        net.run(SOON_S)
-        assert ttls(net) == [ttl_s] * 3
 
 
 class _OldEnd(msgspec.Struct, frozen=True, tag="end"):
