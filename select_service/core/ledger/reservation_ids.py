@@ -168,7 +168,7 @@ class ReservationIds:
         """Return the live booking that an id belongs to: of that id, or a leg of that pair."""
         booking = self.live(reservation_id)
         if booking is None and self.pairs:
-            booking = next(iter(self._legs_of(reservation_id)), None)
+            booking = next(iter(self.legs_of(reservation_id)), None)
         return booking
 
     def unswept(self, reservation: LedgerReservation) -> LiveReservation:
@@ -182,7 +182,8 @@ class ReservationIds:
         hold = booking.hold
         return hold is not None and hold.is_open and hold is not self.hold
 
-    def _legs_of(self, pair: str) -> list[LiveReservation]:
+    def legs_of(self, pair: str) -> list[LiveReservation]:
+        """Return the live legs of a pair."""
         return [leg for leg in self.pairs.get(pair, ()) if leg.reservation.live]
 
     def add(self, booking: LiveReservation) -> None:  # noqa: C901, PLR0912 - straight on: all pay for it
@@ -322,7 +323,7 @@ class ReservationIds:
     def booked_as(self, name: str) -> list[LiveReservation]:
         """Return the live bookings of a reservation_id, or the live legs of a pair's id."""
         booking = self.live(name)
-        return self._legs_of(name) if booking is None else [booking]
+        return self.legs_of(name) if booking is None else [booking]
 
     def share(self, name: str, holders: int = 1) -> None:
         """Note that so many more answers are about to be given for a booking, or a pair."""

@@ -242,10 +242,13 @@ class Announcer:
             self.claims.note(claim)
         self.claims.homeless.append(reservation.reservation_id)
 
-    def may_adopt(self, reservation: LedgerReservation) -> bool:
-        """Tell whether a booked reservation is an orphan that we can adopt."""
+    def may_adopt(self, reservation: LedgerReservation, *, is_lost: bool = False) -> bool:
+        """Tell whether a booked reservation is an orphan that we can adopt.
+
+        `is_lost`: its owner is alive, but has it no more.
+        """
         claim = reservation.claim
-        if claim is None or claim.owner not in self.claims.gone:
+        if claim is None or not (is_lost or claim.owner in self.claims.gone):
             return False
         if self.claims.closings.covers(claim):  # it is over, and about to be released
             return False

@@ -71,7 +71,7 @@ class Claim:
         self.lease: LeaseCopy | None = None  # None for our own: their booking has it
         self.noted = False  # we have told of growth of a claim that is not ours
         self.touched = 0.0  # the last sign of life while it could not be booked
-        self.wanted = False  # to be adopted: our caller was told of it, its owner is lost
+        self.wanted = False  # a caller of ours was told of it: adopted if its owner loses it
         self.hearsay = False  # not stated to us by its owner: its terms may differ
         growth = record.growth
         self.prefill_done = growth.prefill_done

@@ -32,11 +32,15 @@ class TombstoneRecord(msgspec.Struct, array_like=True, frozen=True):
 
 
 class ClaimKept(msgspec.Struct, array_like=True, frozen=True):
-    """A claim that has no booking of ours; `aged`: its owner was lost and its time was up."""
+    """A claim that has no booking of ours.
+
+    `aged`: its owner was lost and its time was up. `wanted`: a caller of ours was told of it.
+    """
 
     owner: int
     claim: ClaimRecord
     aged: bool = False
+    wanted: bool = False
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -126,7 +130,10 @@ class ClaimRows:
     def record(self, name: str) -> bytes | None:
         """Return the claims on an id that are to be kept, as they are now."""
         record = self._snapshots.record
-        kept = [ClaimKept(one.owner, record(one), one.aged) for one in self._claims.noted(name)]
+        kept = [
+            ClaimKept(one.owner, record(one), one.aged, one.wanted)
+            for one in self._claims.noted(name)
+        ]
         return _encode(kept) if kept else None
 
     def restore(self, _: str, record: bytes, now: float) -> Effects | None:
@@ -135,5 +142,5 @@ class ClaimRows:
         if not self._claims.router_id:
             return None
         for one in kept:
-            self._snapshots.recall(one.owner, one.claim, now, aged=one.aged)
+            self._snapshots.recall(one.owner, one.claim, now, aged=one.aged, wanted=one.wanted)
         return self._nothing

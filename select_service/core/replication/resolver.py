@@ -164,6 +164,16 @@ class Resolver:
         self._claims.untie(claim, b"")
         self.release(booking, now)
 
+    def keep(self, claim: Claim, now: float) -> bool:
+        """Adopt a claim that its owner has lost, if a caller of ours was told of it."""
+        booking = self._lifecycle.bookings.live(claim.reservation_id) if claim.wanted else None
+        if booking is None or booking.reservation.claim is not claim:
+            return False
+        if not self._lifecycle.announcer.may_adopt(booking.reservation, is_lost=True):
+            return False
+        self._lifecycle.renewal.adopt(booking, now)
+        return True
+
     def book_anew(self, claim: Claim, now: float) -> None:
         """Unbook a claim that has other terms than it was booked with; `resolve` books it again."""
         booking = self._lifecycle.bookings.live(claim.reservation_id)

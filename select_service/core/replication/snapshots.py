@@ -153,7 +153,9 @@ class ReplicaSnapshots:
                 # the owner may not know, and the teller may be gone when it returns
                 known.tellers = (known.tellers or set()) | {teller.router_id}
 
-    def recall(self, owner: int, record: ClaimRecord, now: float, *, aged: bool) -> None:
+    def recall(
+        self, owner: int, record: ClaimRecord, now: float, *, aged: bool, wanted: bool
+    ) -> None:
         """Take over a claim from an earlier life, see `Claims.note`."""
         if owner == self._claims.router_id:
             self._claims.recall(record)
@@ -167,6 +169,9 @@ class ReplicaSnapshots:
         if claim is None or claim.dead:
             return
         claim.noted = True
+        claim.wanted = wanted
+        if wanted:
+            self._claims.homeless.append(record.reservation_id)
         if aged:
             hashes = self._resolver.chain(claim)
             self._resolver.unbook(claim, now)
@@ -203,7 +208,7 @@ class ReplicaSnapshots:
                     pass
                 elif is_false:
                     self._message_applier.unlearn(claim, self._leases.now)
-                else:
+                elif not self._resolver.keep(claim, self._leases.now):
                     end = Ended(claim.reservation_id, *claim.key)
                     self._message_applier.ended(view, end, self._leases.now)
                 yield

@@ -71,16 +71,21 @@ class RemoteReservations:
     def is_under_way(self, claim: Claim | None) -> bool:
         """Tell whether a batch at another replica may yet take a claim back.
 
-        One whose replica is lost is adopted, as the caller will be told of it.
+        One whose replica is lost can be adopted, if it is booked here.
         """
         if claim is None or not claim.is_held or claim.owner == self._claims.router_id:
             return False
-        if not self._claims.is_silent(claim.owner):
-            return True
-        # Its owner may come back without it, and our caller is told that it is booked: it is ours.
-        claim.wanted = True
-        self._claims.homeless.append(claim.reservation_id)
-        return False
+        return not (claim.booked and self._claims.is_silent(claim.owner))
+
+    def told(self, claim: Claim | None) -> None:
+        """Note that a caller of ours is told that this is booked, so that it stays.
+
+        Its owner may crash, and come back without what was not on its disk yet.
+        """
+        if claim is not None and claim.owner != self._claims.router_id:
+            claim.wanted = True
+            self._claims.note(claim)
+            self._claims.homeless.append(claim.reservation_id)  # adopted if its owner is lost
 
     def tenant_of(self, name: str) -> str | None:
         """Return whose reservation a lifecycle call is for, by its id, selection_id or pair."""

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from select_service.core.batches.batch_selection import RunningBatch
 from select_service.core.effects import Effects
-from select_service.errors import ServiceError
+from select_service.errors import ReservationUnderWay, ServiceError
 from select_service.types import SelectAndReserveRequest
 from select_service.types.batches import SelectBatchRequest, WaveAnswer
-from tests.models.replica_net import Net, Node
+from tests.models.replica_net import LIMITS, Net, Node
 from tests.select_service.core.batches.test_batch_selection import prompt
 from tests.select_service.core.replication.replica import Replica, acquainted, tell
 from tests.select_service.core.replication.test_kept import crash, kept
@@ -193,3 +194,91 @@ def test_what_another_replica_has_the_booking_of_is_lost_with_its_batch_in_a_cra
     owner.flush()
     crash(owner)
     assert not owner.core.lifecycle.announcer.claims.own.by_id
+
+
+def with_worker(nodes: int) -> Net:
+    net = kept(nodes, lease=False)
+    for node in net.nodes:
+        node.put_worker(WORKER)
+        assert node.changes is not None
+        node.changes.mark("worker", str(WORKER))
+        node.flush()
+    net.run(1.0)
+    net.prompt_writes = 0.0  # only what is acknowledged
+    return net
+
+
+def placed(owner: Node, *, is_done: bool) -> None:
+    """Place a batch, to its end or until all of it is booked."""
+    steps = begun(owner, 2).steps(owner.net.now)
+    with suppress(StopIteration):
+        owner.did(next(steps))
+        while is_done or owner.core.lifecycle.bookings.live("b.1") is None:
+            owner.did(steps.send(owner.net.now))
+
+
+def asked(node: Node, name: str = "b.0") -> None:
+    """Who asks is answered once all that the answer says is on disk."""
+    request = SelectAndReserveRequest(
+        block_hashes=[1, 2], sequence_hashes=[1, 2], isl_tokens=8, reservation_id=name
+    )
+    node.did(node.core.selection.select_and_reserve(request, node.net.now)[1])
+    node.flush()
+
+
+def returns(owner: Node, other: Node) -> None:
+    owner.reboot()
+
+
+def returns_at_once(owner: Node, other: Node) -> None:
+    """It is heard before the other one has had its next turn."""
+    owner.reboot()
+    owner.tick()
+    other.net.run(0.0)
+
+
+def both_return(owner: Node, other: Node) -> None:
+    crash(other)
+    owner.reboot()
+
+
+@pytest.mark.parametrize("come_back", [returns, returns_at_once, both_return])
+@pytest.mark.parametrize("booked", ["under way", "done", "alone"])
+def test_what_its_owner_had_not_on_disk_stays_where_a_repeat_was_answered(
+    booked: str, come_back: Callable[[Node, Node], None]
+) -> None:
+    net = with_worker(3)
+    owner, other, _ = net.nodes
+    if booked == "alone":
+        request = SelectAndReserveRequest(
+            block_hashes=[1, 2], sequence_hashes=[1, 2], isl_tokens=8, reservation_id="b.0"
+        )
+        owner.did(owner.core.selection.select_and_reserve(request, net.now)[1])
+    else:
+        placed(owner, is_done=booked == "done")
+    net.run(0.1)
+    owner.is_down = True
+    if booked == "under way":
+        net.run(LIMITS.replica_timeout_s + 0.5)
+    asked(other)
+    come_back(owner, other)
+    net.run(4.0)
+    for node in net.nodes:
+        node.core.check()
+    assert [sorted(node.ledger()) for node in net.nodes] == [["b.0"]] * 3
+    other.did(other.core.reservations.free("b.0", net.now))
+    net.run(1.0)
+    assert [sorted(node.ledger()) for node in net.nodes] == [[]] * 3
+
+
+def test_who_lacks_the_worker_does_not_answer_for_a_batch_whose_owner_is_lost() -> None:
+    """It cannot keep the reservation when the owner comes back without it."""
+    net = with_worker(2)
+    owner, other = net.nodes
+    other.did(other.core.workers.delete_worker(WORKER, net.now)[1])
+    placed(owner, is_done=False)
+    net.run(0.1)
+    owner.is_down = True
+    net.run(LIMITS.replica_timeout_s + 0.5)
+    with pytest.raises(ReservationUnderWay):
+        asked(other)
