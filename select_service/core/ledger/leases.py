@@ -105,6 +105,7 @@ class Leases:
         owner: str,
         ttl_s: float,
         now: float,
+        *,
         born: int = 0,
         revision: int = 0,
     ) -> Lease:

@@ -69,7 +69,7 @@ class SharedLeases:
         revision = opening_revision(
             born, self._leases.latest_revision, self._copies.latest_revision
         )
-        lease = self._leases.open(lease_id, owner, ttl_s, now, born, revision)
+        lease = self._leases.open(lease_id, owner, ttl_s, now, born=born, revision=revision)
         if copy is not None:
             copy.closed = False
             self._care_for(copy, now, lease.ttl_s)
