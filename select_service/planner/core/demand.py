@@ -269,7 +269,7 @@ class Demand:
         if isl <= 0 or osl <= 0:
             return None
         lengths = Lengths.of(self._mix.items(), isl) or Lengths.single(isl)
-        requests = max(0.0, self._predictors.requests.predict(steps))
+        requests = max(0.0, self._predictors.requests.planned(steps))
         spread = self.forecast_errors.spread(requests)
         return Forecast(requests / interval_s, lengths, osl, self.computed, spread)
 

@@ -128,6 +128,10 @@ class Predictor:
             return max(0.0, self._last) if self._clamp else self._last
         return self._told(self._model.predict(steps))
 
+    def planned(self, steps: int = 1) -> float:
+        """Return what to plan for: what recurs, in full, and else the forecast."""
+        return self.opinions(steps)[self.speaker]
+
     def _told(self, forecast: float) -> float:
         if self._log1p:
             forecast = math.expm1(min(forecast, _LOG_MAX))

@@ -1,5 +1,8 @@
 """Picks one of several models: the last value, unless another one is surely better.
 
+What it picks may lose no more against the last value than was saved before: forecasts are moved
+from the last value only so far. So they are never worse in all, whatever comes.
+
 A rolling back-test: all models forecast the same series, one and two intervals ahead, as engines
 take time to start. Nothing is better than the last value on most series, so a model takes over only
 when its errors were smaller by a margin and by more than chance, and it goes as soon as they are
@@ -27,6 +30,8 @@ _DEVIATIONS: Final = 2.0  # of the mean of what it saved: less is chance
 _FAITH: Final = 0.95  # below this share of the loss of the one in use it takes over from that
 _EARLY: Final = 8  # intervals in which the first candidate is used
 _JUDGED: Final = (1, 2)  # intervals ahead
+_CREDIT: Final = 0.001  # share of the last value's loss that may be lost before anything is saved
+_KEPT: Final = 0.99  # factor on savings per interval: those of a hundred may be lost
 
 
 class ForecastModel(Protocol):
@@ -99,11 +104,52 @@ class _Savings:
         return self.mean > max(_MARGIN * self._lost / self._weight, _DEVIATIONS * chance)
 
 
+class _Account:
+    """What forecasts may lose against the last value, so many steps ahead.
+
+    No forecast loses more than it differs from the last value. Where that is at most what earlier
+    ones saved, all together lose nothing.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+        self._left = [0.0 for _ in _LOSSES]
+        self._open: deque[tuple[float, float]] = deque()  # last value and forecast, oldest first
+
+    def settle(self, actual: float) -> None:
+        """Judge the forecast of this value, if there was one."""
+        if len(self._open) < self._steps:
+            return
+        first, told = self._open.popleft()
+        for at, loss in enumerate(_LOSSES):
+            saved = (1.0 + _CREDIT) * loss(first, actual) - loss(told, actual)
+            self._left[at] = _KEPT * self._left[at] + saved
+
+    def forget(self) -> None:
+        """Drop the forecasts of values that are not known."""
+        self._open.clear()
+
+    def note(self, first: float, told: float) -> None:
+        """Add a forecast."""
+        self._open.append((first, told))
+
+    def within(self, first: float, own: float) -> float:
+        """Return the forecast between the last value and a model's own that may be told."""
+        share = 1.0
+        for loss, left in zip(_LOSSES, self._left, strict=True):
+            worst = loss(own, first)
+            if worst > 0:
+                risked = sum(loss(told, one) for one, told in self._open)
+                share = min(share, max(0.0, left - risked) / worst)
+        return first + share * (own - first)
+
+
 class Chooser:
     """Runs all candidates on the same series, as a rolling back-test.
 
     Args:
-        candidates: by name; the first one is used unless another one is surely better.
+        candidates: by name; the first one, the last value, is used unless another one is surely
+            better.
     """
 
     def __init__(self, candidates: Mapping[str, ForecastModel]) -> None:
@@ -113,10 +159,14 @@ class Chooser:
         self._period = 0
         self._made: deque[dict[str, tuple[float, ...]]] = deque(maxlen=max(_JUDGED))
         self._savings = {name: _new_savings() for name in self._models}
+        self._accounts = {steps: _Account(steps) for steps in _JUDGED}
+        self._told: dict[int, float] = {}
 
     def add(self, value: float) -> None:
         """Judge every forecast by the value, then let all models learn it."""
         self._judge(value)
+        for account in self._accounts.values():
+            account.settle(value)
         for model in self._models.values():
             model.add(value)
         self._judge_period()
@@ -130,6 +180,14 @@ class Chooser:
         self._seen += 1
         if self._seen > _EARLY:
             self._choose()
+        self._told = {steps: self._within(self.chosen, steps) for steps in _JUDGED}
+        for steps, account in self._accounts.items():
+            account.note(max(0.0, self._models[self._first].predict(steps)), self._told[steps])
+
+    def _within(self, name: str, steps: int) -> float:
+        """Return a model's forecast, as far from the last value as may be lost."""
+        first, own = (self._models[one].predict(steps) for one in (self._first, name))
+        return self._accounts[min(steps, max(_JUDGED))].within(first, own)
 
     def _judge(self, value: float) -> None:
         made = list(self._made)[::-1]  # the first one is one interval old
@@ -177,15 +235,25 @@ class Chooser:
     def skip(self, intervals: int) -> list[float]:
         """Let unknown time pass, as `Recurrence.skip`; forecasts for it are not judged."""
         self._made.clear()
+        self._told.clear()
+        for account in self._accounts.values():
+            account.forget()
         return self.recurring.skip(intervals) if self.recurring else []
 
     def opinions(self, steps: int = 1) -> dict[str, float]:
-        """Return the forecast of every candidate that has its own, by name."""
-        return {
+        """Return the forecast of every candidate that has its own, by name.
+
+        That of the chosen one is what is told, except where traffic recurs: a burst that is
+        expected in vain costs minutes of engines, and one that is missed costs its requests.
+        """
+        told = {
             name: model.predict(steps)
             for name, model in self._models.items()
             if _has_opinion(model) or name == self.chosen
         }
+        if self._models[self.chosen] is not self.recurring:
+            told[self.chosen] = self.predict(steps)
+        return told
 
     @property
     def recurring(self) -> Recurrence | None:
@@ -194,5 +262,6 @@ class Chooser:
         return next(found, None)
 
     def predict(self, steps: int = 1) -> float:
-        """Return what the chosen model forecasts."""
-        return self._models[self.chosen].predict(steps)
+        """Return what the chosen model forecasts, as far from the last value as may be lost."""
+        told = self._told.get(steps)
+        return self._within(self.chosen, steps) if told is None else told

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from select_service.planner.core.forecast_errors import EXACT, POINTS_MIN, ForecastErrors
 from select_service.planner.core.kalman import Kalman
 from select_service.planner.core.prediction import Constant, Predictor
-from select_service.planner.core.predictor_choice import Chooser, ForecastModel
+from select_service.planner.core.predictor_choice import Chooser, ForecastModel, loss_of
 from select_service.planner.core.recurrence import Recurrence
 from select_service.planner.core.smoothing import DampedSmoothing
 
@@ -72,6 +72,20 @@ def test_the_chooser_lets_what_recurs_speak_after_some_periods() -> None:
     for _ in range(60):
         chooser.add(600.0)  # the bursts have ended
     assert chooser.predict(15) == pytest.approx(600.0, rel=0.1)
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=20, max_size=80), st.sampled_from((1, 2)))
+def test_what_is_chosen_loses_to_the_last_value_only_what_it_saved(
+    values: list[float], steps: int
+) -> None:
+    models: dict[str, ForecastModel] = {"constant": Constant(), "ets": DampedSmoothing()}
+    chooser, told = Chooser(models | {"kalman": Kalman()}), []
+    for value in values:
+        chooser.add(value)
+        told.append(chooser.predict(steps))
+    for loss in (lambda forecast, actual: abs(forecast - actual), loss_of):
+        lost = sum(map(loss, told[:-steps], values[steps:]))
+        assert lost <= 1.001 * sum(map(loss, values[:-steps], values[steps:])) + 1e-6
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=40), st.integers(1, 10))
