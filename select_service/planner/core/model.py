@@ -91,6 +91,7 @@ class PlannedModel(ModelNeeds):
         self._span_s = 0.0  # their seconds
         self._behind_s = 0.0  # how old counts have been at most since the slow loop last ran
         self._interval_s = 0.0  # of forecasts
+        self._counted_until: float | None = None  # end of the last counted arrivals
         self._began: float | None = None  # begin of the first observed interval
         self._taken_in = 0  # intervals since then, including skipped ones
         late_most = None if goals.attainment is None else 1.0 - goals.attainment
@@ -226,8 +227,11 @@ class PlannedModel(ModelNeeds):
     def _learn(self, history: Sequence[Interval], interval_s: float) -> None:
         for one in history:
             self.analog_forecast.learn(one)
-            for requests in one.parts:
+            parts = one.parts if one.parts or one.requests else (0.0,) * PARTS
+            for requests in parts:
                 self.steady_fleet.hear(requests, interval_s / PARTS)
+            if not parts:
+                self.steady_fleet.skip(interval_s)
 
     def _skip(self, intervals: int) -> None:
         if intervals > 0:
@@ -255,6 +259,7 @@ class PlannedModel(ModelNeeds):
         self.demand.recall(history)
         self._learn(history, interval_s)
         self._skip(since)
+        self.steady_fleet.skip(since * interval_s)
         self.demand.computed = computed
         self.p_correction = Correction(p_correction)
         self.d_correction = Correction(d_correction)
@@ -298,6 +303,9 @@ class PlannedModel(ModelNeeds):
     def _count(self, requests: float, seconds: float, end: float) -> None:
         """Add the arrivals of the seconds until `end`, if any were counted."""
         if seconds > 0:
+            if self._counted_until is not None:
+                self.steady_fleet.skip(end - seconds - self._counted_until)
+            self._counted_until = end
             self.demand.count(requests, seconds, end)
             self.analog_forecast.hear(requests, seconds, end)
             self.steady_fleet.hear(requests, seconds)

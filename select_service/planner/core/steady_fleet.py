@@ -79,17 +79,28 @@ class SteadyFleet:
         """Add the arrivals of the last seconds."""
         if seconds <= 0:
             return
-        self._clock_s += seconds
         last = self._counts[-1] if self._counts else None
-        if last is not None and last.seconds + seconds <= COUNT_S:
+        is_next = last is not None and self._clock_s - last.end_s < COUNT_S
+        self._clock_s += seconds
+        if last is not None and is_next and last.seconds + seconds <= COUNT_S:
             both = last.requests + requests, last.seconds + seconds
             self._counts[-1] = _Count(self._clock_s, *both)
             return
         self._counts.append(_Count(self._clock_s, requests, seconds))
         self._wanted.append({})
-        while self._counts[0].end_s <= self._clock_s - REMEMBERED_S:
+        self._forget()
+
+    def skip(self, seconds: float) -> None:
+        """Let time pass in which nobody counted."""
+        self._clock_s += max(0.0, seconds)
+        self._forget()
+
+    def _forget(self) -> None:
+        while self._counts and self._counts[0].end_s <= self._clock_s - REMEMBERED_S:
             self._counts.popleft()
             self._wanted.popleft()
+        if not self._counts:  # as at the beginning
+            self._engines, self._is_holding, self._first = {}, False, {}
 
     def follow(self, wanted: Mapping[PoolKey, int], current: Mapping[PoolKey, int]) -> None:
         """Note what following wants now, and what there is."""
@@ -142,17 +153,21 @@ class SteadyFleet:
         """Return the engines to keep; None: follow the traffic."""
         if pool not in self._engines or self._is_surpassed:
             return None
-        is_young = self._clock_s < KNOWN_S
+        is_young = self._counted_s < KNOWN_S
         return max(self._engines[pool], self._first.get(pool, 0) if is_young else 0)
 
     @property
     def why(self) -> str:
         """The reason for keeping to a number, in words."""
-        seconds = sum(one.seconds for one in self._counts)
+        minutes = self._counted_s / 60
         return (
-            f"the last {seconds / 60:.0f} minutes came in bursts that are over before engines "
+            f"the last {minutes:.0f} minutes came in bursts that are over before engines "
             "start, and a fleet that stays as it is serves them best"
         )
+
+    @property
+    def _counted_s(self) -> float:
+        return sum(one.seconds for one in self._counts)
 
     @property
     def is_clumped(self) -> bool:
@@ -193,7 +208,10 @@ class SteadyFleet:
         if not now:
             return False
         lately = counts[now:]
-        rate = sum(one.requests for one in lately) / sum(one.seconds for one in lately)
+        seconds = sum(one.seconds for one in lately)
+        if seconds < self._start_s / 2:  # before that nobody counted
+            return False
+        rate = sum(one.requests for one in lately) / seconds
         return rate > _SURPASSED * max(course[:now])
 
     def _followed(self, counts: Sequence[_Count]) -> list[dict[PoolKey, int]]:

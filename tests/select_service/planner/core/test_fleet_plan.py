@@ -59,6 +59,15 @@ def model(key: ModelKey = KEY, weight: float = 1.0, **limits: Any) -> PlannedMod
     return PlannedModel(key, {"prefill": pool, "decode": pool}, SURFACE, predictors, goals, weight)
 
 
+def test_minutes_in_which_nobody_counts_are_a_gap_in_what_is_remembered() -> None:
+    one = model()
+    one.recall([Interval(9.0, 1.0, 1.0, (1.0,) * 9), Interval(9.0, 1.0, 1.0)], 1.0, 1.0, 1.0, 180.0)
+    for now in (5.0, 10.0, 600.0, 605.0):
+        one.react(Load(arrived=Value(10.0), seconds=5.0), now, 5.0)
+    ends = [count.end_s for count in one.steady_fleet._counts][-5:]
+    assert [end - ends[0] for end in ends] == [0.0, 185.0, 190.0, 780.0, 785.0]
+
+
 class Run:
     """A fleet whose replicas start at once."""
 

@@ -71,6 +71,22 @@ def test_more_for_longer_than_engines_start_is_no_clump() -> None:
     assert fleet.engines(POOL) is None, "it is followed"
 
 
+def test_what_nobody_counted_is_a_gap_and_an_hour_of_it_is_a_new_beginning() -> None:
+    """Time that was not counted was left out: an hour could hold counts of the day before."""
+    fleet = SteadyFleet(0.01)
+    hear(fleet, clumps(40), wanted=1)
+    fleet.skip(2400.0)
+    assert fleet.engines(POOL) == 4, "20 minutes are still known"
+    fleet.hear(40.0 * LOOK_S, LOOK_S)
+    assert fleet.engines(POOL) == 4, "one look is not an engine's start time"
+    hear(fleet, clumps(10), wanted=1)
+    assert sum(one.seconds for one in fleet._counts) <= 1200.0, "of 2750 counted"
+    fleet.skip(3600.0)
+    assert fleet.engines(POOL) is None
+    hear(fleet, clumps(10, peak=15.0), wanted=1)
+    assert fleet.engines(POOL) == 3, "as many as there are now"
+
+
 def test_looks_of_hundredths_of_a_second_are_remembered_as_seconds() -> None:
     """An hour of them was 360,000 counts, all of which every look went through."""
     fine, coarse = SteadyFleet(0.01), SteadyFleet(0.01)
