@@ -18,7 +18,7 @@ from select_service.planner.core.fleet_plan import FleetPlan, PlannedModel, Pool
 from select_service.planner.core.sizing import Goals
 from select_service.planner.core.stabilization_window import PoolLimits
 from select_service.planner.core.surface import Surface
-from select_service.planner.edge.fixed_fleets import FixedFleets
+from select_service.planner.edge.fixed_fleets import FixedFleets, engines_of_use
 from select_service.planner.edge.oracle import Oracle, oracle_result
 from select_service.planner.edge.predictors import PredictorSettings, make_predictor
 from select_service.planner.edge.trace_replay import DECODE, KEY, PREFILL, TraceReplay
@@ -216,7 +216,7 @@ class Contest:
         self._settings, self._gpus_max = settings, gpus_max
         self._ceiling = Ceiling(settings, gpus_max)
         self._run = TraceReplay(profile, requests, settings)
-        self.fixed = FixedFleets(self._run, settings, gpus_max)
+        self.fixed = FixedFleets(self._run, settings, gpus_max, engines_of_use(profile, requests))
 
     def policy(self, name: str, tuning: PredictorSettings) -> ScalingPolicy | None:
         """Return a new policy; None: it is found by trying, as `result` does.

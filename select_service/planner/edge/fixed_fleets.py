@@ -7,11 +7,16 @@ tells for every price how many requests a fixed fleet serves in time.
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import TYPE_CHECKING, Final, NamedTuple
+
+from select_service.planner.core.surface import Surface
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from select_service.planner.core.profile import Profile
+    from select_service.planner.core.warm_up import TracedRequest
     from select_service.planner.edge.trace_replay import (
         Fleet,
         ReplaySettings,
@@ -20,13 +25,15 @@ if TYPE_CHECKING:
     )
     from select_service.planner.types import Load, PoolKey, PoolState, Window
 
-__all__ = ["FixedFleets", "FixedPoint"]
+__all__ = ["FixedFleets", "FixedPoint", "engines_of_use"]
 
 TARGET: Final = 0.99
 """Share of requests in time where the settings promise none."""
 _POOLS: Final = ("prefill", "decode")
 _NEARLY: Final = 0.005
 """Where no number of engines keeps the target, a share this close to the most is as good."""
+_LONGER: Final = 2.0
+"""How much longer requests are taken to stay than a lone one of the profile does."""
 _STEPS: Final = 12
 """Fleets tried below the best one, and above it, for the frontier."""
 
@@ -64,6 +71,7 @@ class FixedFleets:
         run: of the trace.
         settings: the environment.
         gpus_max: of all engines together.
+        useful: prefill and decode engines beyond which more change nothing.
         told: called after each simulation.
     """
 
@@ -72,9 +80,11 @@ class FixedFleets:
         run: TraceReplay,
         settings: ReplaySettings,
         gpus_max: int,
+        useful: Fleet,
         told: Callable[[], None] = lambda: None,
     ) -> None:
         self._run = run
+        self._useful = useful
         self._gpus = (settings.prefill_gpus, settings.decode_gpus)
         self._gpus_max = gpus_max
         self._told = told
@@ -98,7 +108,7 @@ class FixedFleets:
 
     @property
     def unlimited(self) -> Result:
-        """What is attained where each pool has as many engines as the other leaves GPUs for one."""
+        """What is attained where each pool has all engines of use that there are GPUs for."""
         return self.result((self._most(0), self._most(1)))
 
     @property
@@ -196,7 +206,7 @@ class FixedFleets:
         """Return the fleet with one engine more where more are late; None: no GPU is left."""
         late = self.result(fleet).late
         pools = sorted(range(2), key=lambda pool: -len(late[_POOLS[pool]]))
-        found = (_with(fleet, pool, 1) for pool in pools)
+        found = (_with(fleet, pool, 1) for pool in pools if fleet[pool] < self._most(pool))
         return next((one for one in found if self._cost(one) <= self._gpus_max), None)
 
     def _fewer(self, fleet: Fleet) -> list[Fleet]:
@@ -206,8 +216,31 @@ class FixedFleets:
         return fleet[0] * self._gpus[0] + fleet[1] * self._gpus[1]
 
     def _most(self, pool: int) -> int:
-        """Return as many engines as there are GPUs for beside one of the other pool."""
-        return max(1, (self._gpus_max - self._gpus[1 - pool]) // self._gpus[pool])
+        """Return as many engines as are of use, and there are GPUs for beside one of the others."""
+        affordable = max(1, (self._gpus_max - self._gpus[1 - pool]) // self._gpus[pool])
+        return min(affordable, self._useful[pool])
+
+
+def engines_of_use(profile: Profile, requests: Sequence[TracedRequest]) -> Fleet:
+    """Return prefill and decode engines of which one would be idle at any time.
+
+    With as many, no request shares an engine with another; however large a budget is, no fleet
+    with more needs to be tried.
+    """
+    surface = Surface(profile)
+    prefill: list[tuple[float, int]] = []
+    decode: list[tuple[float, int]] = []
+    for one in requests:
+        computed = one.at_s + _LONGER * surface.prefill.ttft_ms(one.isl) / 1e3
+        itl_ms = surface.decode.itl_ms(1.0, one.isl + one.osl)
+        prefill += (one.at_s, 1), (computed, -1)
+        decode += (one.at_s, 1), (computed + _LONGER * one.osl * itl_ms / 1e3, -1)
+    return _most_at_once(prefill), _most_at_once(decode)
+
+
+def _most_at_once(changes: Sequence[tuple[float, int]]) -> int:
+    counts = accumulate(change for _, change in sorted(changes))
+    return 1 + max(counts, default=0)
 
 
 def _with(fleet: Fleet, pool: int, more: int) -> Fleet:

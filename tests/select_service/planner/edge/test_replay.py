@@ -17,7 +17,7 @@ from select_service.planner.cli import main
 from select_service.planner.core.demand import intervals_of
 from select_service.planner.core.warm_up import TracedRequest
 from select_service.planner.edge.baselines import Ceiling, Contest
-from select_service.planner.edge.fixed_fleets import FixedPoint
+from select_service.planner.edge.fixed_fleets import FixedPoint, engines_of_use
 from select_service.planner.edge.oracle import Oracle
 from select_service.planner.edge.predictors import PredictorSettings
 from select_service.planner.edge.profile_files import read_profile
@@ -78,6 +78,18 @@ def test_two_minutes_of_traffic_are_counted_and_scaled_for() -> None:
     assert fixed.changes == 0
     assert fixed.attainment >= 0.99 <= oracle.attainment, "they know what will come"
     assert oracle.gpu_hours <= fixed.gpu_hours, "what never changes is a plan, too"
+
+
+def test_no_fleet_is_tried_in_which_engines_are_never_of_use() -> None:
+    """A budget of 100,000 GPUs was simulated, engine by engine."""
+    requests, profile = traffic(lambda _: 12.0, 20.0), read_profile(PROFILE)
+    vast, usual = (Contest(profile, requests, SETTINGS, gpus).fixed for gpus in (100_000, 64))
+    assert vast.best == usual.best
+    assert vast.frontier(0.0)[-1].attainment == usual.unlimited.attainment
+    assert max(sum(fleet) for fleet in vast._results) < 2 * len(requests)
+    alone = TracedRequest(0.0, 12_000.0, 20.0)
+    assert engines_of_use(profile, [alone, alone]) == (3, 3), "one more than are ever busy"
+    assert engines_of_use(profile, [alone, alone._replace(at_s=60.0)]) == (2, 2)
 
 
 def test_an_oracle_repairs_what_both_pools_together_make_late() -> None:
