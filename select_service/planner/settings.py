@@ -29,7 +29,6 @@ from select_service.settings.value_types import (
     switch,
     tcp_port,
     text,
-    weight,
 )
 
 __all__ = [
@@ -48,6 +47,8 @@ PREDICTORS: Final = ("constant", "kalman", "ets", RECURRING, "arima", "prophet",
 POLICIES: Final = ("slo", "compatible", "reactive", "static", "oracle")
 _SHORTEST_S: Final = 0.01
 """Between two looks or plans; below it nothing else would be done."""
+_VARIANCE_MAX: Final = 1e12
+"""Of counts in the millions; the squares of much larger ones are no numbers."""
 
 
 def _url(*, with_user: bool = False) -> ValueType:
@@ -144,14 +145,14 @@ class TuningSettings(Struct, frozen=True, kw_only=True):
         "forecast logarithms of counts: peaks count for less",
     ] = False
     kalman_q_level: Annotated[
-        float, weight("X"), "kalman: variance of the level gains per step"
+        float, number(0.0, _VARIANCE_MAX, "X"), "kalman: variance of the level gains per step"
     ] = 1.0
     kalman_q_trend: Annotated[
-        float, weight("X"), "kalman: variance of the trend gains per step"
+        float, number(0.0, _VARIANCE_MAX, "X"), "kalman: variance of the trend gains per step"
     ] = 0.1
     kalman_r: Annotated[
         float,
-        between(0.0, float("inf"), "X"),
+        between(0.0, _VARIANCE_MAX, "X"),
         "kalman: variance of a measurement; more smooths more",
     ] = 10.0
     kalman_min_points: Annotated[int, count(), "kalman: intervals before it forecasts"] = 5

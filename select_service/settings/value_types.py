@@ -125,18 +125,6 @@ def seconds(*, zero: bool = False) -> ValueType:
     return ValueType(parse, "S")
 
 
-def weight(metavar: str) -> ValueType:
-    """Read a number that is not negative."""
-
-    def parse(text: str) -> float:
-        value = parse_float(text)
-        if value is None or value < 0:
-            raise ValueError(f"{text!r} is not a number from 0")
-        return value
-
-    return ValueType(parse, metavar)
-
-
 def status() -> ValueType:
     """Read a status whose answers may have a body."""
     parse_status = _parser_of(whole(200, 999))

@@ -212,6 +212,15 @@ def test_a_trend_that_never_changes_is_a_filter_like_any(
     assert told["pred_after_each"][-1] == pytest.approx(10.0)
 
 
+@pytest.mark.parametrize("flag", ["--kalman-q-level", "--kalman-q-trend", "--kalman-r"])
+def test_variances_too_large_to_count_with_are_refused(
+    flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["predict", "--predictor", "kalman", flag, "1e308"])
+    assert f"{flag}: '1e308' is not a number" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("text", ["", "{}", '["a"]', "[true]", "[1", "[" * 9000, f"[1{'0' * 400}]"])
 def test_predict_refuses_what_is_no_list(
     text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
