@@ -31,9 +31,16 @@ PARTS_BEFORE: Final = 11 * PARTS
 """The most parts looked back at: engines are ordered at most ten intervals ahead."""
 
 
-def is_surge(count: float, expected: float) -> bool:
-    """Return whether a count exceeds the expectation by more than chance."""
-    return count >= COUNTED_MIN and deviations(count, expected) >= DEVIATIONS
+def is_surge(count: float, expected: float, dispersion: float = 1.0) -> bool:
+    """Return whether a count exceeds the expectation by more than chance.
+
+    Args:
+        count: of arrivals.
+        expected: of them.
+        dispersion: their variance, as a multiple of that of Poisson arrivals.
+    """
+    limit = DEVIATIONS * math.sqrt(dispersion)
+    return count >= COUNTED_MIN and deviations(count, expected) >= limit
 
 
 def deviations(count: float, expected: float) -> float:
@@ -42,7 +49,12 @@ def deviations(count: float, expected: float) -> float:
 
 
 def caught(
-    forecast: float, before: Sequence[float], parts: Parts, lead_s: float, part_s: float
+    forecast: float,
+    before: Sequence[float],
+    parts: Parts,
+    lead_s: float,
+    part_s: float,
+    dispersion: float = 1.0,
 ) -> float:
     """Return the requests of an interval for which both loops together would have engines.
 
@@ -52,6 +64,7 @@ def caught(
         parts: of the interval itself.
         lead_s: from a look until engines it orders have started, plus the next look.
         part_s: length of a part.
+        dispersion: of arrivals, see `is_surge`.
     """
     planned = forecast / PARTS
     counts = [*before, *parts]
@@ -62,5 +75,7 @@ def caught(
     for index in range(len(before), len(counts)):
         end = index - lead
         seen = sum(counts[end - span : end]) if end >= span else 0.0
-        found += max(planned, seen / span) if is_surge(seen, planned * span) else planned
+        found += planned
+        if is_surge(seen, planned * span, dispersion):
+            found += max(0.0, seen / span - planned)
     return found

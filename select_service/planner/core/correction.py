@@ -19,7 +19,13 @@ if TYPE_CHECKING:
     from select_service.planner.core.surface import Surface
     from select_service.planner.types import Reading, Window
 
-__all__ = ["Correction", "expected_itl_ms", "expected_ttft_ms"]
+__all__ = [
+    "SAMPLES_MIN",
+    "Correction",
+    "expected_itl_ms",
+    "expected_ttft_ms",
+    "measured_queue",
+]
 
 FACTOR_LEAST: Final = 0.5
 FACTOR_MOST: Final = 2.0
@@ -65,18 +71,27 @@ def expected_ttft_ms(
         window: what was measured.
         engines: that were ready.
     """
-    if not isinstance(window.requests, Value) or not isinstance(window.isl, Value):
+    found = measured_queue(surface, computed, window, engines)
+    if found is None:
         return 0.0
-    lengths = Lengths.of(window.isl_mix, window.isl.value) or Lengths.single(window.isl.value)
-    queue = PrefillQueue(surface.prefill, lengths.scaled(computed))
-    rho = window.requests.value / window.seconds * queue.mean_s / engines
-    if rho > _BUSY_MOST:
-        return 0.0
+    queue, rho = found
     longest = 1e3 * (queue.mean_s + queue.wait_s(rho))
     if not goals.pooled or not isinstance(window.ttft_ms, Value):
         return longest
     shortest = 1e3 * (queue.mean_s + queue.wait_s(rho, engines, rho**engines))
     return min(max(window.ttft_ms.value, shortest), longest)
+
+
+def measured_queue(
+    surface: Surface, computed: float, window: Window, engines: int
+) -> tuple[PrefillQueue, float] | None:
+    """Return the queue of an interval's prompts and its utilization; None: unknown, or too full."""
+    if not isinstance(window.requests, Value) or not isinstance(window.isl, Value):
+        return None
+    lengths = Lengths.of(window.isl_mix, window.isl.value) or Lengths.single(window.isl.value)
+    queue = PrefillQueue(surface.prefill, lengths.scaled(computed))
+    rho = window.requests.value / window.seconds * queue.mean_s / engines
+    return None if rho > _BUSY_MOST else (queue, rho)
 
 
 def expected_itl_ms(surface: Surface, window: Window, engines: int) -> float:

@@ -17,6 +17,7 @@ import numpy as np
 from select_service.planner.core.catch_up import PARTS_BEFORE, caught
 from select_service.planner.core.forecast_errors import EXACT, ForecastErrors
 from select_service.planner.core.lengths import Lengths
+from select_service.planner.core.lumps import Lumps
 from select_service.planner.core.parts import NEIGHBOURS, PARTS, Looks, runs
 from select_service.planner.core.recurrence import RECURRING, WINDOW
 from select_service.planner.core.warm_up import whole_bins
@@ -78,6 +79,7 @@ class Forecast(NamedTuple):
     osl: float
     computed: float  # share of prompt tokens not cached on any worker
     spread: Spread = EXACT  # what may come instead of the rate
+    lumps_s: float = 0.0  # of how many seconds requests come at once; 0: they come one by one
 
 
 class Stretch(NamedTuple):
@@ -151,6 +153,7 @@ class Demand:
         self._parts: deque[Parts] = deque(maxlen=HISTORY_MAX)
         self.history: list[Interval] = []
         self.computed = 1.0
+        self.lumps = Lumps()
         self.is_watched = True
         """Whether a fast loop counts arrivals, and orders engines for unforeseen ones."""
         self.missed = 0
@@ -195,6 +198,7 @@ class Demand:
     def count(self, requests: float, seconds: float, end: float) -> None:
         """Add the arrivals of the seconds until `end`, monotonic."""
         self._looks.count(requests, seconds, end)
+        self.lumps.hear(requests, seconds)
 
     def observe(self, window: Window, now: float, interval_s: float | None = None) -> list[str]:
         """Add one interval; returns remarks worth reporting.
@@ -271,7 +275,8 @@ class Demand:
         lengths = Lengths.of(self._mix.items(), isl) or Lengths.single(isl)
         requests = max(0.0, self._predictors.requests.planned(steps))
         spread = self.forecast_errors.spread(requests)
-        return Forecast(requests / interval_s, lengths, osl, self.computed, spread)
+        rate = requests / interval_s
+        return Forecast(rate, lengths, osl, self.computed, spread, self.lumps.seconds)
 
     @property
     def untold(self) -> list[str]:
@@ -348,7 +353,9 @@ class Demand:
             return forecast
         if name == RECURRING:
             return forecast  # its parts are ordered one by one
-        return caught(forecast, self._before, one.parts, *self._lead)
+        lead_s, part_s = self._lead
+        dispersion = self.lumps.dispersion
+        return caught(forecast, self._before, one.parts, lead_s, part_s, dispersion)
 
     def _learn(self, one: Interval) -> None:
         predictor = self._predictors.requests

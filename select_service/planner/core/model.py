@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Final
 
 from select_service.planner.core.analog_forecast import AnalogForecast
 from select_service.planner.core.correction import (
+    SAMPLES_MIN,
     Correction,
     expected_itl_ms,
     expected_ttft_ms,
+    measured_queue,
 )
 from select_service.planner.core.demand import Demand
 from select_service.planner.core.forecast_errors import EXACT
@@ -279,7 +281,7 @@ class PlannedModel(ModelNeeds):
         if planned < self._planned:
             self._arrivals.forget()  # arrivals under a higher plan do not count against a lower one
         self._planned = planned
-        counted = self._arrivals.hear(load, planned)
+        counted = self._arrivals.hear(load, planned, self.demand.lumps.dispersion)
         for pool in self.pools:
             pool.follow(now, self._back_s, look_s)
             is_told = self._go_by_analog(pool, told, pool.state.desired)
@@ -461,6 +463,8 @@ class PlannedModel(ModelNeeds):
         return math.ceil(self._engines_at(pool, forecast, rate) - SAME), why
 
     def _correct(self, window: Window) -> None:
+        if self.demand.lumps.judge():
+            self.p_correction = Correction()  # engines were taken to be slow
         samples = window.requests.value if isinstance(window.requests, Value) else 0.0
         if self.steady_fleet.is_clumped:
             return  # prompts wait for each other, not for slow engines
@@ -469,13 +473,24 @@ class PlannedModel(ModelNeeds):
             if not engines:
                 continue
             if pool.key.role != "decode":
-                expected = expected_ttft_ms(
-                    self.surface, self.goals, self.demand.computed, window, engines
-                )
-                self.p_correction.hear(window.ttft_ms, expected, samples, steady=steady)
+                self._correct_prefill(window, engines, samples, steady=steady)
             if pool.key.role != "prefill":
                 expected = expected_itl_ms(self.surface, window, engines)
                 self.d_correction.hear(window.itl_ms, expected, samples, steady=steady)
+
+    def _correct_prefill(
+        self, window: Window, engines: int, samples: float, *, steady: bool
+    ) -> None:
+        lumps, ttft_ms = self.demand.lumps, window.ttft_ms
+        if lumps.dispersion == 1.0:
+            expected = expected_ttft_ms(
+                self.surface, self.goals, self.demand.computed, window, engines
+            )
+            self.p_correction.hear(ttft_ms, expected, samples, steady=steady)
+        elif steady and samples >= SAMPLES_MIN and isinstance(ttft_ms, Value):
+            found = measured_queue(self.surface, self.demand.computed, window, engines)
+            if found is not None:
+                lumps.learn(*found, ttft_ms.value)
 
 
 def _as_wrong_as_usual(rate: float, usual: float, seconds: float) -> float:

@@ -29,6 +29,9 @@ _HALVINGS: Final = 40
 _MANY: Final = 10_000.0
 """Engines' worth of work above which no queue is computed: chance is negligible among that many."""
 _MANY_BUSY: Final = 0.95
+# of waits in lumps: their exponential tail's mean, relative to the mean wait; most requests are in
+# lumps larger than the mean, and the last one waits twice as long as the middle one
+_LUMP_TAIL: Final = 1.4
 # if length alone makes requests late: this part of the late share is added
 _LATE_EXTRA: Final = 0.5
 
@@ -49,9 +52,13 @@ class PrefillQueue:
         curve: time per prompt.
         lengths: of prompts, the part to be computed.
         slowness: measured TTFT over profiled, 1 = as profiled.
+        lumps_s: of how many seconds requests come at once; 0: they come one by one.
     """
 
-    def __init__(self, curve: PrefillCurve, lengths: Lengths, slowness: float = 1.0) -> None:
+    def __init__(
+        self, curve: PrefillCurve, lengths: Lengths, slowness: float = 1.0, lumps_s: float = 0.0
+    ) -> None:
+        self._lumps_s = lumps_s
         self._times = [
             (slowness * curve.ttft_ms(tokens) / 1e3, share) for tokens, share in lengths.points
         ]
@@ -89,7 +96,8 @@ class PrefillQueue:
 
             def keeps(work: float, engines: int) -> bool:
                 rho = work / engines
-                return self.wait_s(rho, engines, chance_of(work, engines)) <= spare
+                wait_s = self.wait_s(rho, engines, chance_of(work, engines))
+                return max(wait_s, self._lump_wait_s(work, engines)) <= spare
         else:
             late_most, why = self._late_allowed(target_s, 1.0 - attainment)
 
@@ -97,7 +105,8 @@ class PrefillQueue:
                 late = 0.0
                 for factor, share in spread:
                     rho, chance = factor * work / engines, chance_of(factor * work, engines)
-                    late += share * self.late(rho, target_s, engines, chance)
+                    alone = self.late(rho, target_s, engines, chance)
+                    late += share * max(alone, self._lump_late(factor * work, target_s, engines))
                 return late <= late_most
 
         work = rate * self.mean_s
@@ -128,7 +137,28 @@ class PrefillQueue:
         """Return the share of late requests, at a rate on this many engines."""
         work = rate * self.mean_s
         chance = (_erlang_c if pooled else _always_own)(work, engines)
-        return self.late(work / engines, target_s, engines, chance)
+        alone = self.late(work / engines, target_s, engines, chance)
+        return max(alone, self._lump_late(work, target_s, engines))
+
+    def lump_s(self, ttft_s: float, rho: float) -> float:
+        """Return of how many seconds requests come at once, where the mean TTFT is this.
+
+        The middle one of a lump waits until half of the others are computed; without its own half.
+        """
+        return (ttft_s - self.mean_s / 2) / rho if rho else 0.0
+
+    def _lump_wait_s(self, work: float, engines: int) -> float:
+        return max(0.0, self._lumps_s * work / engines - self.mean_s / 2)
+
+    def _lump_late(self, work: float, target_s: float, engines: int) -> float:
+        """Return the share of late requests in lumps."""
+        wait_s = _LUMP_TAIL * self._lump_wait_s(work, engines)
+        if not wait_s:
+            return 0.0
+        return sum(
+            share * (math.exp(-(target_s - seconds) / wait_s) if seconds < target_s else 1)
+            for seconds, share in self._times
+        )
 
     def _late_allowed(self, target_s: float, late_most: float) -> tuple[float, str]:
         too_long = self.late(0.0, target_s, 1, 0.0)

@@ -58,8 +58,14 @@ class ArrivalRate:
         """Restart the counts: arrivals before a new plan do not count against it."""
         self._counts.clear()
 
-    def hear(self, load: Load, planned: float) -> Surge | None:
-        """Return the surge in the counts, if any; `planned`: requests per second."""
+    def hear(self, load: Load, planned: float, dispersion: float = 1.0) -> Surge | None:
+        """Return the surge in the counts, if any.
+
+        Args:
+            load: with the last count.
+            planned: requests per second.
+            dispersion: of arrivals, see `is_surge`.
+        """
         if not load.is_counted:
             self._counts.clear()
             self.latest = None
@@ -69,9 +75,9 @@ class ArrivalRate:
             self.latest = load.requests / load.seconds
         while sum(seconds for _, seconds in self._counts[1:]) >= COUNT_S:
             del self._counts[0]
-        return self._surge(planned)
+        return self._surge(planned, dispersion)
 
-    def _surge(self, planned: float) -> Surge | None:
+    def _surge(self, planned: float, dispersion: float) -> Surge | None:
         """Return the surge of the span ending now that lies furthest above the plan."""
         count = seconds = 0.0
         found: Surge | None = None
@@ -80,7 +86,7 @@ class ArrivalRate:
             count, seconds = count + one, seconds + span
             expected = planned * seconds
             above = deviations(count, expected)
-            if is_surge(count, expected) and above > most:
+            if is_surge(count, expected, dispersion) and above > most:
                 most = above
                 why = f"{count:.0f} requests came in {seconds:.0f} s, {expected:.0f} were planned"
                 found = Surge(count / seconds, 0.0, why)

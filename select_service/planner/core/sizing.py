@@ -45,7 +45,7 @@ class Need(NamedTuple):
 def size_prefill(surface: Surface, forecast: Forecast, goals: Goals, slowness: float) -> Need:
     """Return the engines that compute the forecast's prompts in time."""
     lengths = forecast.lengths.scaled(forecast.computed)
-    queue = PrefillQueue(surface.prefill, lengths, slowness)
+    queue = PrefillQueue(surface.prefill, lengths, slowness, forecast.lumps_s)
     need = queue.need(
         forecast.rate,
         goals.ttft_ms / 1e3,
@@ -83,7 +83,8 @@ def late_prefill(
     surface: Surface, forecast: Forecast, goals: Goals, slowness: float
 ) -> Callable[[float, int], float]:
     """Return a function from rate and engines to the share of late prompts."""
-    queue = PrefillQueue(surface.prefill, forecast.lengths.scaled(forecast.computed), slowness)
+    lengths = forecast.lengths.scaled(forecast.computed)
+    queue = PrefillQueue(surface.prefill, lengths, slowness, forecast.lumps_s)
 
     def late(rate: float, engines: int) -> float:
         if not engines:

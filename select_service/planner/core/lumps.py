@@ -1,0 +1,74 @@
+"""Requests that come together: of how many seconds they come at once.
+
+Clients that send in rounds, and traces with rounded times, bring requests in lumps. Within a lump
+prompts wait for each other, whatever the mean load is: a queue of single arrivals explains neither
+that wait nor how many engines end it. Counts are longer than a lump, but show it: they differ from
+their neighbours by more than chance, all the time. How large lumps are follows from the wait.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from statistics import median
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from select_service.planner.core.prefill_sizing import PrefillQueue
+
+__all__ = ["Lumps"]
+
+LUMPY: Final = 2.0
+"""Variance of neighbouring counts as a multiple of chance, by their median: one jump is none."""
+_REMEMBERED: Final = 720
+_COUNTS_MIN: Final = 24
+_REQUESTS_MIN: Final = 8.0
+"""Of two neighbours together; fewer are too few to tell."""
+_MEDIAN: Final = 0.455  # of the square of a normal variable
+_WEIGHT: Final = 0.3  # of a new interval
+
+
+class Lumps:
+    """The lumps of one model's arrivals.
+
+    Attributes:
+        dispersion: of counts, as a multiple of chance; 1 where there are no lumps.
+        seconds: of how many seconds requests come at once; 0: there are no lumps.
+    """
+
+    def __init__(self) -> None:
+        self.dispersion = 1.0
+        self.seconds = 0.0
+        self._last: tuple[float, float] | None = None
+        self._squares: deque[float] = deque(maxlen=_REMEMBERED)
+
+    def hear(self, requests: float, seconds: float) -> None:
+        """Add the arrivals of the last seconds."""
+        last, self._last = self._last, (requests, seconds)
+        if last is None or requests + last[0] < _REQUESTS_MIN:
+            return
+        rate = (requests + last[0]) / (seconds + last[1])
+        variance = rate * (1 / seconds + 1 / last[1])
+        self._squares.append((requests / seconds - last[0] / last[1]) ** 2 / variance)
+
+    def judge(self) -> bool:
+        """Decide whether there are lumps; returns whether they have begun. O(n log n)."""
+        is_told = len(self._squares) >= _COUNTS_MIN
+        found = median(self._squares) / _MEDIAN if is_told else 1.0
+        before, self.dispersion = self.dispersion, found if found >= LUMPY else 1.0
+        if self.dispersion == 1.0:
+            self.seconds = 0.0
+        return before == 1.0 < self.dispersion
+
+    def learn(self, queue: PrefillQueue, rho: float, ttft_ms: float) -> None:
+        """Take the size of lumps from an interval's wait, where there are any.
+
+        Args:
+            queue: of its prompts.
+            rho: the utilization of engines.
+            ttft_ms: mean.
+        """
+        found = queue.lump_s(ttft_ms / 1e3, rho)
+        if self.dispersion > 1.0 and found > 0:
+            known = math.log(self.seconds or found)
+            self.seconds = math.exp(known + _WEIGHT * (math.log(found) - known))
