@@ -269,7 +269,7 @@ class Demand:
 
     def forecast(self, interval_s: float, steps: int = 1) -> Forecast | None:
         """Return the forecast, 1: of the next interval; None before the first traffic."""
-        isl, osl = self._predictors.isl.predict(steps), self._predictors.osl.predict(steps)
+        isl, osl = self._predictors.isl.planned(steps), self._predictors.osl.planned(steps)
         if isl <= 0 or osl <= 0:
             return None
         lengths = Lengths.of(self._mix.items(), isl) or Lengths.single(isl)

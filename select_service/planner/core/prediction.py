@@ -129,7 +129,11 @@ class Predictor:
         return self._told(self._model.predict(steps))
 
     def planned(self, steps: int = 1) -> float:
-        """Return what to plan for: what recurs, in full, and else the forecast."""
+        """Return the forecast in full, of the model that seems best: what engines are planned for.
+
+        Its errors are known by model, and prepared for. Expecting more in vain costs minutes of
+        engines, and what comes without engines costs its requests.
+        """
         return self.opinions(steps)[self.speaker]
 
     def _told(self, forecast: float) -> float:

@@ -241,19 +241,12 @@ class Chooser:
         return self.recurring.skip(intervals) if self.recurring else []
 
     def opinions(self, steps: int = 1) -> dict[str, float]:
-        """Return the forecast of every candidate that has its own, by name.
-
-        That of the chosen one is what is told, except where traffic recurs: a burst that is
-        expected in vain costs minutes of engines, and one that is missed costs its requests.
-        """
-        told = {
+        """Return the forecast of every candidate that has its own, by name; all in full."""
+        return {
             name: model.predict(steps)
             for name, model in self._models.items()
             if _has_opinion(model) or name == self.chosen
         }
-        if self._models[self.chosen] is not self.recurring:
-            told[self.chosen] = self.predict(steps)
-        return told
 
     @property
     def recurring(self) -> Recurrence | None:
