@@ -10,7 +10,7 @@ import asyncio
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from select_service.client.asynchronous_calls import AsyncCalls
+from select_service.client.asynchronous_operations import AsyncOperations
 from select_service.client.base_client import seconds
 from select_service.client.connections import AsyncConnections
 from select_service.client.core.exchange import ExchangeOutcome, Send
@@ -33,7 +33,7 @@ R = TypeVar("R", bound="ReservationHandle")
 _FOREVER_S = 86_400.0
 
 
-class AsyncClient(AsyncCalls):
+class AsyncClient(AsyncOperations):
     """`async with AsyncClient("http://selector:8092") as client:`, then its methods.
 
     All methods are awaited on one event loop. Background work (reporting, renewing) begins with the

@@ -1,6 +1,7 @@
-"""The calls of an `AsyncClient`, each a request and its answer; its subclass does the I/O.
+"""The calls of an `AsyncClient` that are more than one request; a subclass does the I/O.
 
-`synchronous_calls.py` is generated from this file (`make twin`).
+`synchronous_calls.py` is generated from this file, and `asynchronous_operations.py` has the calls
+that are one request without more (`make twin`).
 """
 
 from __future__ import annotations
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
         Operation,
         OperationResult,
         Selection,
-        WorkerPatch,
-        WorkerSpec,
     )
     from select_service.types.batches import SelectBatchRequest
 
@@ -217,30 +216,10 @@ class AsyncCalls(BaseClient):
         scope = calls.query(model_name=model_name, tenant_id=tenant_id)
         return await self.call("GET", "/workers" + scope, kind=list[WorkerRecord])
 
-    async def upsert_worker(self, spec: WorkerSpec) -> WorkerRecord:
-        """POST /workers: put a whole record into the catalog."""
-        return await self.call("POST", "/workers", calls.given(spec), WorkerRecord)
-
-    async def patch_worker(self, worker_id: int, patch: WorkerPatch) -> WorkerRecord:
-        """PATCH /workers/{id}: merge a patch into a record. Raises WorkerNotFound."""
-        return await self.call("PATCH", f"/workers/{worker_id}", calls.given(patch), WorkerRecord)
-
-    async def delete_worker(self, worker_id: int) -> WorkerRecord:
-        """DELETE /workers/{id}: with its load and index. Raises WorkerNotFound."""
-        return await self.call("DELETE", f"/workers/{worker_id}", kind=WorkerRecord)
-
     async def drain_worker(self, worker_id: int, reason: str | None = None) -> DrainStatus:
         """POST /workers/{id}/drain: place nothing new there. Raises WorkerNotFound."""
         body: dict[str, object] | None = None if reason is None else {"reason": reason}
         return await self.call("POST", f"/workers/{worker_id}/drain", body, DrainStatus)
-
-    async def drain_status(self, worker_id: int) -> DrainStatus:
-        """GET /workers/{id}/drain: how far it is from being idle. Raises WorkerNotFound."""
-        return await self.call("GET", f"/workers/{worker_id}/drain", kind=DrainStatus)
-
-    async def undrain_worker(self, worker_id: int) -> DrainStatus:
-        """DELETE /workers/{id}/drain: it takes requests again. Raises WorkerNotFound."""
-        return await self.call("DELETE", f"/workers/{worker_id}/drain", kind=DrainStatus)
 
     async def loads(
         self, model_name: str | None = None, tenant_id: str | None = None

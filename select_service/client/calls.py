@@ -13,9 +13,7 @@ import msgspec
 from select_service.client.core.codec import packed, packed_prompt
 from select_service.client.hashing import chain
 from select_service.types import (
-    WorkerPatch,
     WorkerRecord,
-    WorkerSpec,
 )
 from select_service.types.decisions import Decision
 
@@ -170,7 +168,7 @@ def quoted(name: str) -> str:
     return quote(name, safe="")
 
 
-def given(body: WorkerSpec | WorkerPatch) -> dict[str, object]:
+def given(body: msgspec.Struct) -> dict[str, object]:
     """Return the fields that are not None; absent and null mean the same here."""
     members: dict[str, object] = msgspec.to_builtins(body)
     return {name: one for name, one in members.items() if one is not None}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from select_service.client.base_client import seconds
 from select_service.client.connections import ConnectionPool
 from select_service.client.core.exchange import ExchangeOutcome, Send
-from select_service.client.synchronous_calls import Calls
+from select_service.client.synchronous_operations import Operations
 
 if TYPE_CHECKING:
     import ssl
@@ -31,7 +31,7 @@ R = TypeVar("R", bound="ReservationHandle")
 _FOREVER_S = 86_400.0
 
 
-class Client(Calls):
+class Client(Operations):
     """`with Client("http://selector:8092") as client:`, then its methods, from any thread.
 
     Background work (reporting, renewing) begins with the first reservation and ends with `close`,

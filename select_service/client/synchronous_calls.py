@@ -39,8 +39,6 @@ if TYPE_CHECKING:
         Operation,
         OperationResult,
         Selection,
-        WorkerPatch,
-        WorkerSpec,
     )
     from select_service.types.batches import SelectBatchRequest
 
@@ -216,30 +214,10 @@ class Calls(BaseClient):
         scope = calls.query(model_name=model_name, tenant_id=tenant_id)
         return self.call("GET", "/workers" + scope, kind=list[WorkerRecord])
 
-    def upsert_worker(self, spec: WorkerSpec) -> WorkerRecord:
-        """POST /workers: put a whole record into the catalog."""
-        return self.call("POST", "/workers", calls.given(spec), WorkerRecord)
-
-    def patch_worker(self, worker_id: int, patch: WorkerPatch) -> WorkerRecord:
-        """PATCH /workers/{id}: merge a patch into a record. Raises WorkerNotFound."""
-        return self.call("PATCH", f"/workers/{worker_id}", calls.given(patch), WorkerRecord)
-
-    def delete_worker(self, worker_id: int) -> WorkerRecord:
-        """DELETE /workers/{id}: with its load and index. Raises WorkerNotFound."""
-        return self.call("DELETE", f"/workers/{worker_id}", kind=WorkerRecord)
-
     def drain_worker(self, worker_id: int, reason: str | None = None) -> DrainStatus:
         """POST /workers/{id}/drain: place nothing new there. Raises WorkerNotFound."""
         body: dict[str, object] | None = None if reason is None else {"reason": reason}
         return self.call("POST", f"/workers/{worker_id}/drain", body, DrainStatus)
-
-    def drain_status(self, worker_id: int) -> DrainStatus:
-        """GET /workers/{id}/drain: how far it is from being idle. Raises WorkerNotFound."""
-        return self.call("GET", f"/workers/{worker_id}/drain", kind=DrainStatus)
-
-    def undrain_worker(self, worker_id: int) -> DrainStatus:
-        """DELETE /workers/{id}/drain: it takes requests again. Raises WorkerNotFound."""
-        return self.call("DELETE", f"/workers/{worker_id}/drain", kind=DrainStatus)
 
     def loads(
         self, model_name: str | None = None, tenant_id: str | None = None

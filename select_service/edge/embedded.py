@@ -8,14 +8,11 @@ wanted, a mapping with its members does as well; it is judged as the body of the
 from __future__ import annotations
 
 import asyncio
-from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 from indexer.types import EventLossPolicy, SnapshotLimits
 from select_service.edge.arguments import (
-    plain_scalars,
-    scalars_of,
     taken,
     taken_or_none,
     taken_wave,
@@ -24,7 +21,8 @@ from select_service.edge.batch_runner import explained
 from select_service.edge.decision_report import Wanted, as_told
 from select_service.edge.driver.driver import Driver
 from select_service.edge.driver.driver_options import DriverOptions, EdgeLimits
-from select_service.edge.http.routes import OPERATIONS
+from select_service.edge.embedded_operation import operation
+from select_service.edge.embedded_operations import EmbeddedOperations
 from select_service.edge.state.keeper import Keeper
 from select_service.edge.withdrawal import withdrawn_if_lost
 from select_service.types import (
@@ -32,33 +30,26 @@ from select_service.types import (
     BatchRequest,
     CoreLimits,
     LeaseRenewal,
-    LeaseRequest,
-    OverlapScoresRequest,
     PairSelection,
-    PotentialLoadsRequest,
     ReservationRequest,
     RouterConfig,
     SelectAndReserveRequest,
     SelectPairRequest,
     SelectRequest,
     TrustSettings,
-    WorkerPatch,
-    WorkerSpec,
 )
 from select_service.types.admission import AdmissionSettings
 from select_service.types.drains import DrainRequest
 from select_service.types.shadow import ShadowSettings
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+    from collections.abc import AsyncIterator, Mapping
 
     from select_service.types import (
         Answer,
         LeaseList,
         LeaseRecord,
-        LoadRow,
         Outcome,
-        OverlapScores,
         Ready,
         ReservationAnswer,
         ScopeLoads,
@@ -71,35 +62,7 @@ if TYPE_CHECKING:
     from select_service.types.shadow import ShadowStatus
 
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def _operation(
-    method: Callable[Concatenate[SelectionService, P], Awaitable[R]],
-) -> Callable[Concatenate[SelectionService, P], Coroutine[Any, Any, R]]:
-    """Let a method of the API keep the promise of its route: what changes state is kept on disk."""
-    changes = OPERATIONS[method.__name__].changes
-    scalars = scalars_of(method)
-
-    @wraps(method)
-    async def carry_out(service: SelectionService, /, *given: P.args, **kwargs: P.kwargs) -> R:
-        args: Any = list(given)
-        plain_scalars(scalars, args, kwargs)
-        if not changes:
-            return await method(service, *args, **kwargs)
-        driver = service.driver
-        if driver.keeper is not None:
-            driver.keeper.check_writable()
-        answer = await method(service, *args, **kwargs)
-        with withdrawn_if_lost(driver, answer):
-            await driver.settle()
-        return answer
-
-    return carry_out
-
-
-class SelectionService:
+class SelectionService(EmbeddedOperations):
     """`async with SelectionService() as service:` — then the verbs of the API.
 
     All methods must be awaited on the event loop that entered the context.
@@ -172,60 +135,31 @@ class SelectionService:
     async def __aexit__(self, *exc: object) -> None:
         await self.driver.close()
 
-    @_operation
-    async def upsert_worker(self, spec: WorkerSpec | Mapping[str, Any]) -> WorkerRecord:
-        """Put a whole worker record into the catalog; POST /workers."""
-        spec = taken("spec", spec, WorkerSpec)
-        return self.driver.upsert_worker(spec)
-
-    @_operation
-    async def patch_worker(
-        self, worker_id: int, patch: WorkerPatch | Mapping[str, Any]
-    ) -> WorkerRecord:
-        """Merge a patch into a record; PATCH /workers/{id}. Raises WorkerNotFound."""
-        patch = taken("patch", patch, WorkerPatch)
-        return self.driver.patch_worker(worker_id, patch)
-
-    @_operation
-    async def delete_worker(self, worker_id: int) -> WorkerRecord:
-        """Remove a worker with its load and index; DELETE /workers/{id}. Raises WorkerNotFound."""
-        return self.driver.delete_worker(worker_id)
-
-    @_operation
+    @operation
     async def drain_worker(self, worker_id: int, reason: str | None = None) -> DrainStatus:
         """Send a worker no new requests; POST /workers/{id}/drain. Raises WorkerNotFound."""
         request = DrainRequest(reason=reason)
         return self.driver.drain_worker(worker_id, request)
 
-    @_operation
-    async def undrain_worker(self, worker_id: int) -> DrainStatus:
-        """Let a worker be selected again; DELETE /workers/{id}/drain. Raises WorkerNotFound."""
-        return self.driver.undrain_worker(worker_id)
-
-    @_operation
-    async def drain_status(self, worker_id: int) -> DrainStatus:
-        """Return what is in flight on a worker; GET /workers/{id}/drain. Raises WorkerNotFound."""
-        return self.driver.drain_status(worker_id)
-
-    @_operation
+    @operation
     async def workers(
         self, model_name: str | None = None, tenant_id: str | None = None
     ) -> list[WorkerRecord]:
         """Return records by ascending id; GET /workers."""
         return self.driver.workers(model_name, tenant_id)
 
-    @_operation
+    @operation
     async def ready(self) -> Ready:
         """Return whether anything can be scheduled; GET /ready."""
         return self.driver.ready()
 
-    @_operation
+    @operation
     async def select(self, request: SelectRequest | Mapping[str, Any]) -> Answer:
         """Choose a worker; waits while all are busy. POST /select."""
         request = taken("request", request, SelectRequest)
         return await self.driver.select(request)
 
-    @_operation
+    @operation
     async def select_and_reserve(
         self, request: SelectAndReserveRequest | Mapping[str, Any]
     ) -> Answer:
@@ -233,7 +167,7 @@ class SelectionService:
         request = taken("request", request, SelectAndReserveRequest)
         return await self.driver.select_and_reserve(request)
 
-    @_operation
+    @operation
     async def select_pair(self, request: SelectPairRequest | Mapping[str, Any]) -> PairSelection:
         """Book a prefill and a decode rank in one step, or one for both. POST /select_pair."""
         request = taken("request", request, SelectPairRequest)
@@ -241,7 +175,7 @@ class SelectionService:
         assert isinstance(answer, PairSelection), "no threshold refuses what may take a pair"
         return answer
 
-    @_operation
+    @operation
     async def select_batch(self, request: SelectBatchRequest | Mapping[str, Any]) -> WaveAnswer:
         """Place a batch of prompts together; POST /select_batch."""
         request = taken_wave("request", request)
@@ -250,23 +184,23 @@ class SelectionService:
         with withdrawn_if_lost(self.driver, answer):
             return await explained(answer, self.driver.decision_reports, as_told)
 
-    @_operation
+    @operation
     async def reserve(self, request: ReservationRequest | Mapping[str, Any]) -> ReservationAnswer:
         """Book a rank the caller has chosen; POST /reservations."""
         request = taken("request", request, ReservationRequest)
         return self.driver.reserve(request)
 
-    @_operation
+    @operation
     async def prefill_complete(self, reservation_id: str, cached_tokens: int | None = None) -> None:
         """Report the prompt as computed, with so many tokens cached; POST …/prefill_complete."""
         self.driver.prefill_complete(reservation_id, cached_tokens)
 
-    @_operation
+    @operation
     async def output_block(self, reservation_id: str, decay_fraction: float | None = None) -> None:
         """Report one more filled block; POST /reservations/{id}/output_block."""
         self.driver.output_block(reservation_id, decay_fraction)
 
-    @_operation
+    @operation
     async def free(
         self,
         reservation_id: str,
@@ -276,7 +210,7 @@ class SelectionService:
         """End a reservation, with so many tokens cached; DELETE /reservations/{id}. Repeatable."""
         self.driver.free(reservation_id, cached_tokens, outcome)
 
-    @_operation
+    @operation
     async def batch(self, request: BatchRequest | Mapping[str, Any]) -> BatchAnswer:
         """Carry out many lifecycle calls in order, independently; POST /reservations/batch."""
         request = taken("request", request, BatchRequest)
@@ -285,58 +219,36 @@ class SelectionService:
             answer = await asyncio.shield(answer)
         return answer
 
-    @_operation
-    async def open_lease(self, request: LeaseRequest | Mapping[str, Any]) -> LeaseRecord:
-        """Open a lease, or renew the caller's own; POST /leases."""
-        request = taken("request", request, LeaseRequest)
-        return self.driver.open_lease(request)
-
-    @_operation
+    @operation
     async def renew_lease(self, lease_id: str, ttl_s: float | None = None) -> LeaseRecord:
         """Renew everything under a lease; POST /leases/{id}/renew. Raises LeaseNotFound."""
         return self.driver.renew_lease(lease_id, LeaseRenewal(ttl_s=ttl_s))
 
-    @_operation
+    @operation
     async def close_lease(self, lease_id: str) -> None:
         """End a lease and free everything under it; DELETE /leases/{id}. Repeatable."""
         lease = self.driver.close_lease_now(lease_id)
         if lease is not None:
             await self.driver.clear_lease(lease)
 
-    @_operation
+    @operation
     async def leases(self, owner: str | None = None, limit: int = 100) -> LeaseList:
         """Return open leases, oldest first; GET /leases."""
         return self.driver.leases(owner, limit)
 
-    @_operation
+    @operation
     async def loads(
         self, model_name: str | None = None, tenant_id: str | None = None
     ) -> list[ScopeLoads]:
         """Return the load of every rank, by scope; GET /loads."""
         return self.driver.loads(model_name, tenant_id)
 
-    @_operation
-    async def potential_loads(
-        self, request: PotentialLoadsRequest | Mapping[str, Any]
-    ) -> list[LoadRow]:
-        """Return what every rank would carry with this prompt; POST /potential_loads."""
-        request = taken("request", request, PotentialLoadsRequest)
-        return self.driver.potential_loads(request)
-
-    @_operation
-    async def overlap_scores(
-        self, request: OverlapScoresRequest | Mapping[str, Any]
-    ) -> OverlapScores:
-        """Return what every rank has cached of this prompt; POST /overlap_scores."""
-        request = taken("request", request, OverlapScoresRequest)
-        return self.driver.overlap_scores(request)
-
-    @_operation
+    @operation
     async def decision(self, name: str) -> Decision:
         """Return the record behind a selection; GET /decisions/{id}. Raises DecisionNotFound."""
         return await self.driver.decision_reports.tell(self.driver.decision_reports.find(name))
 
-    @_operation
+    @operation
     async def decisions(self, wanted: Wanted | Mapping[str, Any]) -> list[Decision]:
         """Return the last decisions, newest first; GET /decisions."""
         wanted = taken("wanted", wanted, Wanted)
@@ -344,14 +256,14 @@ class SelectionService:
         records = await decision_reports.matching(wanted)
         return [one async for one in decision_reports.each(records, candidates=wanted.candidates)]
 
-    @_operation
+    @operation
     async def trust(
         self, model_name: str | None = None, tenant_id: str | None = None
     ) -> TrustTable:
         """Return how far each rank's index is trusted; GET /trust."""
         return self.driver.trust(model_name, tenant_id)
 
-    @_operation
+    @operation
     async def shadow(
         self, model_name: str | None = None, tenant_id: str | None = None
     ) -> ShadowStatus:

@@ -16,7 +16,7 @@ from indexer.types import U64_MASK
 from select_service.errors import InvalidPath, InvalidQuery, MethodNotAllowed, RouteNotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 __all__ = [
     "OPEN",
@@ -54,7 +54,9 @@ class Route(Struct, Generic[H], frozen=True):
     refusals: tuple[int, ...] = ()  # statuses >= 400 besides those implied by the other fields
     query: tuple[str, ...] = ()
     summary: str = ""
+    description: str = ""
     name: str = ""  # of the operation
+    calls: Callable[..., object] | None = None  # of the driver, if the operation is just that call
     changes: bool = False  # it changes state that outlives the answer
     body_optional: bool = False  # without a body no Content-Type either
     status_again: int | None = None  # if nothing is new

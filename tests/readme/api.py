@@ -7,15 +7,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from select_service.edge.http.openapi import describe
-from tests.readme.document import REFERENCE, anchor
+from select_service.edge.http.routes import ROUTES
+from tests.readme.document import DOCS, REFERENCE, anchor
+
+if TYPE_CHECKING:
+    from select_service.edge.http.api import Handler
+    from select_service.edge.routing import Route
 
 COMMAND = "make readme"
-FILE = REFERENCE / "api.md"
+FILE, GLANCE = REFERENCE / "api.md", DOCS / "routes.md"
+OTHERS = "| others | |\n"
 HEAD = """# API reference
 
 Every route and every type, generated from `GET /openapi.json` by `make readme`.
@@ -169,5 +175,27 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
+def unnamed(page: str) -> list[Route[Handler]]:
+    """The routes that no line of routes.md names."""
+    lines = page.splitlines()
+
+    def is_named(route: Route[Handler]) -> bool:
+        words = [one for one in (route.method, *route.pattern.split("/")) if "{" not in one]
+        return any(all(word in line for word in words) for line in lines)
+
+    return [route for route in ROUTES if not is_named(route)]
+
+
+def at_a_glance(page: str) -> str:
+    """routes.md with a row for each route that it does not name, to be written better by hand."""
+    rows = [f"| `{one.method} {one.pattern}` | {one.summary} |\n" for one in unnamed(page)]
+    if not rows:
+        return page
+    tables, notes = page.split("\n* ", 1)
+    head = "" if OTHERS in tables else f"\n{OTHERS}|---|---|\n"
+    return f"{tables}{head}{''.join(rows)}\n* {notes}"
+
+
 if __name__ == "__main__":
     FILE.write_text(written(), "utf-8")
+    GLANCE.write_text(at_a_glance(GLANCE.read_text("utf-8")), "utf-8")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from select_service.edge.http.routes import ROUTES
 from tests.readme import api
-from tests.readme.document import DOCS
 
 
 def test_the_reference_is_up_to_date() -> None:
@@ -12,17 +10,14 @@ def test_the_reference_is_up_to_date() -> None:
 
 
 def test_every_route_is_at_a_glance() -> None:
-    lines = (DOCS / "routes.md").read_text("utf-8").splitlines()
-    missing = [
-        f"{route.method} {route.pattern}"
-        for route in ROUTES
-        if not any(
-            all(
-                word in line
-                for word in (route.method, *route.pattern.split("/"))
-                if "{" not in word
-            )
-            for line in lines
-        )
-    ]
-    assert not missing, "deploy/docs/routes.md is written by hand"
+    page = api.GLANCE.read_text("utf-8")
+    assert not api.unnamed(page), f"{api.GLANCE} is written by hand, or run: {api.COMMAND}"
+
+
+def test_a_route_that_the_page_does_not_name_gets_a_row() -> None:
+    page = api.GLANCE.read_text("utf-8")
+    without = "".join(line for line in page.splitlines(keepends=True) if "/trust" not in line)
+    (missing,) = api.unnamed(without)
+    made = api.at_a_glance(without)
+    assert f"\n{api.OTHERS}|---|---|\n| `GET /trust` | {missing.summary} |\n" in made
+    assert not api.unnamed(made)

@@ -88,7 +88,7 @@ class AdmissionOperations(CoreCalls):
         return await TimeSlices().through(self.core.admission.busy_thresholds_in_steps())
 
     def change_threshold(self, change: BusyThresholdChange) -> BusyThreshold:
-        """POST /busy_threshold."""
+        """Set or clear busy thresholds of a model; with none given, read them."""
         answer, effects = self.core.admission.change_threshold(change, self._clock())
         self._carry_out(effects)
         self.note_change("busy_threshold", msgspec.to_builtins(change))
@@ -102,7 +102,7 @@ class AdmissionOperations(CoreCalls):
         return answer
 
     def report(self, worker_id: int, metrics: WorkerMetrics) -> WorkerMetricsAnswer:
-        """POST /workers/{id}/metrics."""
+        """Take in what a worker says of its own load."""
         answer, effects = self.core.admission.report(worker_id, metrics, self._clock())
         self._carry_out(effects)
         return answer

@@ -67,11 +67,11 @@ class QueryOperations(CoreCalls):
         return self.core.queries.load_of(scope)
 
     def potential_loads(self, request: PotentialLoadsRequest) -> list[LoadRow]:
-        """POST /potential_loads."""
+        """Return what every rank would carry with this prompt."""
         return self.core.queries.potential_loads(request)
 
     def overlap_scores(self, request: OverlapScoresRequest) -> OverlapScores:
-        """POST /overlap_scores."""
+        """Return what every rank holds of this prompt."""
         return self.core.queries.overlap_scores(request)
 
     def trust(self, model_name: str | None = None, tenant_id: str | None = None) -> TrustTable:
@@ -122,7 +122,7 @@ class QueryOperations(CoreCalls):
         return telling.status(self._clock(), with_cost=tenants is None)
 
     async def consistency(self) -> Consistency:
-        """GET /debug/consistency; yields to the loop every fraction of a millisecond."""
+        """Compute every rank's load anew from its reservations; tell where the ledger differs."""
         began, slices = self._clock(), TimeSlices()
         found: list[LoadDifference] = []
         partitions = list(self.core.partitions.values())

@@ -88,13 +88,13 @@ class ReservationOperations(CoreCalls):
     # -- leases --------------------------------------------------------------------------------
 
     def open_lease(self, request: LeaseRequest) -> LeaseRecord:
-        """POST /leases."""
+        """Open a lease, or renew one's own under the same id."""
         record, effects = self.core.reservations.open_lease(request, self._clock())
         self._carry_out(effects)
         return record
 
     def renew_lease(self, lease_id: str, request: LeaseRenewal) -> LeaseRecord:
-        """POST /leases/{id}/renew."""
+        """Renew everything that lives under a lease. The body may be empty."""
         record, effects = self.core.reservations.renew_lease(lease_id, request, self._clock())
         self._carry_out(effects)
         return record

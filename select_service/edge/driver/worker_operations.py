@@ -26,12 +26,12 @@ class WorkerOperations(CoreCalls):
     """Changes to the catalog."""
 
     def upsert_worker(self, spec: WorkerSpec, source: str = API) -> WorkerRecord:
-        """POST /workers, or discovery has found the worker."""
+        """Register a worker, or replace its whole record."""
         record, effects = self.core.workers.upsert_worker(spec, self._clock(), source)
         return self._listened(record, effects)
 
     def patch_worker(self, worker_id: int, patch: WorkerPatch) -> WorkerRecord:
-        """PATCH /workers/{id}."""
+        """Merge into a worker's record; null and absent change nothing."""
         record, effects = self.core.workers.patch_worker(worker_id, patch, self._clock())
         return self._listened(record, effects)
 
@@ -43,17 +43,17 @@ class WorkerOperations(CoreCalls):
         return record
 
     def delete_worker(self, worker_id: int, source: str = API) -> WorkerRecord:
-        """DELETE /workers/{id}, or discovery no longer finds the worker."""
+        """Remove a worker with its reservations and its index."""
         record, effects = self.core.workers.delete_worker(worker_id, self._clock(), source)
         self._carry_out(effects)
         return record
 
     def drain_worker(self, worker_id: int, request: DrainRequest) -> DrainStatus:
-        """POST /workers/{id}/drain."""
+        """Give a worker no more work; what it has goes on. Repeatable. The body may be empty."""
         return self._drain_told(*self.core.drains.drain(worker_id, request, self._clock()))
 
     def undrain_worker(self, worker_id: int) -> DrainStatus:
-        """DELETE /workers/{id}/drain."""
+        """Let a worker be chosen again. Repeatable."""
         return self._drain_told(*self.core.drains.undrain(worker_id, self._clock()))
 
     def hold_worker_back(self, worker_id: int, source: str, why: str | None) -> None:
@@ -65,7 +65,7 @@ class WorkerOperations(CoreCalls):
         return self.core.drains.status(status.worker_id) if effects.listen else status
 
     def drain_status(self, worker_id: int) -> DrainStatus:
-        """GET /workers/{id}/drain."""
+        """Tell how far a worker is from being idle, draining or not."""
         return self.core.drains.status(worker_id)
 
     async def scale_down_candidates(

@@ -1,89 +1,138 @@
-"""How a handler says which operation it carries out: `@get("/loads", list[ScopeLoads], …)`.
+"""How an operation is declared: `@get("/loads", list[ScopeLoads], …)` above its handler.
 
+Where the handler would only call a method of the driver, there is none: `get(…).calls(method)`.
 Everything else about an operation follows from that line: its route, its decoder, its place in
-/openapi.json and in the references, the access matrix. `routes.py` collects them. Operations that
+/openapi.json and in the references, the access matrix; and of a plain call the methods of an
+embedded service and of the clients, too (`make twin`). `routes.py` collects them. Operations that
 are not of the whole process go through the tenants' view, `tenancy/tenant_view.py`, which refuses
-what it does not know; `embedded.py` and the clients have a method of the same name.
+what it does not know.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from inspect import getdoc, iscoroutinefunction, signature
+from typing import TYPE_CHECKING, Any, Final
 
-from select_service.edge.routing import Route
+from select_service.edge.routing import Route, read_u64
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import msgspec
 
-    from select_service.edge.http.api import Handler
+    from select_service.edge.codec.responses import Response
+    from select_service.edge.http.api import Api, Handler, Request
 
-__all__ = ["delete", "get", "operation", "patch", "post", "put", "safe_post"]
+__all__ = ["Declaration", "delete", "get", "patch", "post", "put", "safe_post"]
 
 
-def operation(
-    method: str,
-    pattern: str,
-    answers: object,
-    *refusals: int,
-    scope: str,
-    of_process: bool = False,
-    takes: type[msgspec.Struct] | None = None,
-    status: int = 200,
-    status_again: int | None = None,
-    query: tuple[str, ...] = (),
-    body_optional: bool = False,
-    body_lenient: bool = False,
-    changes: bool | None = None,
-) -> Callable[[Handler], Route[Handler]]:
-    """Make a route of the handler below; its name is the operation's, its first line the summary.
+class Declaration:
+    """A line of the API without what carries it out: decorates a handler, or names a method."""
 
-    Args:
-        method: of HTTP; GET answers HEAD, too.
-        pattern: the path; `{x}` stands for one segment.
-        answers: the type of the answer, which msgspec can describe; None: it is not JSON.
-        refusals: statuses of errors, besides those of every route.
-        scope: that a token needs; see `security/authority.py`.
-        of_process: it concerns the whole process: not for tokens bound to tenants.
-        takes: the type of the body; None: any body is ignored.
-        status: of the answer.
-        status_again: of the answer if nothing is new.
-        query: the parameters that it knows.
-        body_optional: no body is as good as `{}`.
-        body_lenient: any Content-Type, and bodies that mean nothing are ignored.
-        changes: it changes state that outlives the answer, which waits for the disk then; None:
-            unless it is a GET.
-    """
+    def __init__(
+        self,
+        method: str,
+        pattern: str,
+        answers: object,
+        *refusals: int,
+        scope: str,
+        of_process: bool = False,
+        takes: type[msgspec.Struct] | None = None,
+        status: int = 200,
+        status_again: int | None = None,
+        query: tuple[str, ...] = (),
+        body_optional: bool = False,
+        body_lenient: bool = False,
+        changes: bool | None = None,
+    ) -> None:
+        """Declare an operation.
 
-    def route(handler: Handler) -> Route[Handler]:
+        Args:
+            method: of HTTP; GET answers HEAD, too.
+            pattern: the path; `{x}` stands for one segment.
+            answers: the type of the answer, which msgspec can describe; None: it is not JSON.
+            refusals: statuses of errors, besides those of every route.
+            scope: that a token needs; see `security/authority.py`.
+            of_process: it concerns the whole process: not for tokens bound to tenants.
+            takes: the type of the body; None: any body is ignored.
+            status: of the answer.
+            status_again: of the answer if nothing is new.
+            query: the parameters that it knows.
+            body_optional: no body is as good as `{}`.
+            body_lenient: any Content-Type, and bodies that mean nothing are ignored.
+            changes: it changes state that outlives the answer, which waits for the disk then; None:
+                unless it is a GET.
+        """
+        self._row: dict[str, Any] = {
+            "method": method,
+            "pattern": pattern,
+            "takes": takes,
+            "answers": answers,
+            "status": status,
+            "refusals": refusals,
+            "query": query,
+            "changes": method != "GET" if changes is None else changes,
+            "body_optional": body_optional,
+            "status_again": status_again,
+            "scope": scope,
+            "of_process": of_process,
+            "body_lenient": body_lenient,
+        }
+
+    def __call__(self, handler: Handler) -> Route[Handler]:
+        """Return the route of a handler, which has the operation's name and summary."""
+        return self._route(handler, handler)
+
+    def calls(self, method: Callable[..., object]) -> Route[Handler]:
+        """Return the route of an operation that is one call of a method of the driver.
+
+        The method takes the open segments of the path in order, then the body if there is one; its
+        name is the operation's, its first line the summary.
+        """
+        kinds = [one.annotation for one in signature(method).parameters.values()]
+        opens = self._row["pattern"].count("{")
+        readers = [read_u64 if kind == "int" else str for kind in kinds[1 : opens + 1]]
+        name, takes, status = method.__name__, self._row["takes"], self._row["status"]
+        body_optional = self._row["body_optional"]
+
+        def arguments(request: Request) -> list[Any]:
+            return [read(text) for read, text in zip(readers, request.params, strict=True)]
+
+        def handle(api: Api, request: Request) -> Response:
+            path = arguments(request)
+            call = getattr(api.service, name)
+            if takes is None:
+                return api.writer.reply(call(*path), status)
+            body = api.bodies[takes]
+            decoded = body.decode(request.body or (body.nothing if body_optional else b""))
+            return api.answer(decoded, lambda one, _: call(*path, one), status)
+
+        async def handle_later(api: Api, request: Request) -> Response:
+            path = arguments(request)
+            return api.writer.reply(await getattr(api.service, name)(*path), status)
+
+        if not iscoroutinefunction(method):
+            return self._route(handle, method)
+        assert takes is None, "a body and a wait want a handler"
+        return self._route(handle_later, method)
+
+    def _route(self, handler: Handler, named: Callable[..., object]) -> Route[Handler]:
+        text = getdoc(named) or ""
         return Route(
-            method,
-            pattern,
-            handler,
-            takes,
-            answers,
-            status,
-            refusals,
-            query,
-            summary=(handler.__doc__ or "").partition("\n")[0],
-            name=handler.__name__,
-            changes=method != "GET" if changes is None else changes,
-            body_optional=body_optional,
-            status_again=status_again,
-            scope=scope,
-            of_process=of_process,
-            body_lenient=body_lenient,
+            handler=handler,
+            name=named.__name__,
+            summary=text.partition("\n")[0],
+            description=text,
+            calls=None if named is handler else named,
+            **self._row,
         )
 
-    return route
 
-
-get: Final = partial(operation, "GET")
-post: Final = partial(operation, "POST")
-put: Final = partial(operation, "PUT")
-patch: Final = partial(operation, "PATCH")
-delete: Final = partial(operation, "DELETE")
-safe_post: Final = partial(operation, "POST", changes=False)
+get: Final = partial(Declaration, "GET")
+post: Final = partial(Declaration, "POST")
+put: Final = partial(Declaration, "PUT")
+patch: Final = partial(Declaration, "PATCH")
+delete: Final = partial(Declaration, "DELETE")
+safe_post: Final = partial(Declaration, "POST", changes=False)
 """A POST that changes nothing, because a question has a body."""

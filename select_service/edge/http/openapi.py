@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import inspect
 import re
-import sys
-from types import UnionType
+from types import ModuleType, UnionType
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 import msgspec
@@ -18,7 +17,7 @@ import orjson
 from msgspec import inspect as types
 
 from select_service.edge.http.field_texts import text_of
-from select_service.edge.http.routes import ROUTES
+from select_service.edge.http.routes import ROUTES, TOPICS
 from select_service.edge.routing import OPEN
 from select_service.types import (
     OUTCOMES,
@@ -100,7 +99,7 @@ _EXAMPLES: Final[dict[str, dict[str, object]]] = {
     "register_peer": {"endpoint": "tcp://10.0.0.2:9091"},
     "deregister_peer": {"endpoint": "tcp://10.0.0.2:9091"},
 }
-"""A body for each operation that takes one."""
+"""Bodies of operations; of others, the examples of the fields."""
 _RANKS: Final[dict[str, object]] = {"propertyNames": {"pattern": "^(0|[1-9][0-9]*)$"}}
 _FRACTION: Final[dict[str, object]] = {"minimum": 0, "maximum": 1}
 _NARROWER: Final[dict[tuple[str, str], dict[str, object]]] = {
@@ -239,10 +238,11 @@ def describing(overload_status: int = 503) -> Generator[None, None, bytes]:
         described_as = components[name]["properties"][member]
         (described_as["anyOf"][0] if "anyOf" in described_as else described_as).update(narrower)
     paths: dict[str, dict[str, object]] = {}
-    for route in ROUTES:
-        operation = _operation(route, schema_of, overload_status)
-        paths.setdefault(route.pattern, {})[route.method.lower()] = operation
-        yield
+    for topic, routes in TOPICS.items():
+        for route in routes:
+            operation = _operation(route, _tag(topic), schema_of, overload_status)
+            paths.setdefault(route.pattern, {})[route.method.lower()] = operation
+            yield
     return orjson.dumps(
         {
             "openapi": "3.1.0",
@@ -275,20 +275,15 @@ def describing(overload_status: int = 503) -> Generator[None, None, bytes]:
     )
 
 
-def _topic(route: Route[Handler]) -> str:
-    """Return the tag of a route: the module of its handler."""
-    return route.handler.__module__.rpartition(".")[2]
+def _tag(topic: ModuleType) -> str:
+    return topic.__name__.rpartition(".")[2]
 
 
 def _topics() -> list[dict[str, str]]:
     """Return the tags in the order of the table, with what their modules say."""
-    modules = dict.fromkeys(route.handler.__module__ for route in ROUTES)
     return [
-        {
-            "name": name.rpartition(".")[2],
-            "description": inspect.cleandoc(sys.modules[name].__doc__ or "").partition("\n\n")[0],
-        }
-        for name in modules
+        {"name": _tag(topic), "description": (inspect.getdoc(topic) or "").partition("\n\n")[0]}
+        for topic in TOPICS
     ]
 
 
@@ -345,15 +340,15 @@ def _bound(schema: object) -> None:
 
 
 def _operation(
-    route: Route[Handler], schema_of: dict[str, Any], overload_status: int
+    route: Route[Handler], tag: str, schema_of: dict[str, Any], overload_status: int
 ) -> dict[str, object]:
     words = _PARAM.sub("", f"{route.method}{route.pattern}").strip("/").lower().split("/")
     if route.method == "GET" and route.pattern.endswith("}"):  # distinguishes it from the list
         words.append("one")
     operation: dict[str, object] = {
-        "tags": [_topic(route)],
+        "tags": [tag],
         "summary": route.summary,
-        "description": inspect.getdoc(route.handler),
+        "description": route.description,
         "operationId": "_".join(word for word in words if word),
         "responses": _responses(route, schema_of, overload_status),
     }
@@ -366,9 +361,14 @@ def _operation(
     if route.takes is not None:
         note = _PACKED if issubclass(route.takes, _PROMPTS) else ""
         content = _in_both_forms(_taken(route, schema_of), note)
-        content["application/json"]["example"] = _EXAMPLES[route.name]
+        content["application/json"]["example"] = _EXAMPLES.get(route.name) or _example(route.takes)
         operation["requestBody"] = {"required": not route.body_optional, "content": content}
     return operation
+
+
+def _example(kind: type[msgspec.Struct]) -> dict[str, object]:
+    told = ((name, text_of(kind, name)) for name in kind.__struct_fields__)
+    return {name: text.examples[0] for name, text in told if text is not None and text.examples}
 
 
 def _taken(route: Route[Handler], schema_of: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ operations.
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import TYPE_CHECKING, Final
 
 from select_service.edge.http.handlers import (
@@ -23,14 +24,15 @@ from select_service.edge.routing import Route
 if TYPE_CHECKING:
     from select_service.edge.http.api import Handler
 
-__all__ = ["OPERATIONS", "ROUTES"]
+__all__ = ["OPERATIONS", "ROUTES", "TOPICS"]
 
-ROUTES: Final[tuple[Route[Handler], ...]] = tuple(
-    route
+TOPICS: Final[dict[ModuleType, list[Route[Handler]]]] = {
+    topic: [route for route in vars(topic).values() if isinstance(route, Route)]
     for topic in (process, workers, selection, reservations, operation, inspection, replicas)
-    for route in vars(topic).values()
-    if isinstance(route, Route)
-)
+}
+"""The routes that each of these modules declares, in that order."""
+
+ROUTES: Final = tuple(route for routes in TOPICS.values() for route in routes)
 
 OPERATIONS: Final = {route.name: route for route in ROUTES}
 """The same by name: that of the handler, and of the method of an embedded service."""

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import inspect
+from typing import TYPE_CHECKING
+
+import pytest
 
 from select_service.client import AsyncClient, Client
 from tests.select_service.client import twin
 
+if TYPE_CHECKING:
+    from pathlib import Path
 
-def test_the_twin_is_up_to_date() -> None:
-    assert twin.TWIN.read_text("utf-8") == twin.made(), f"run: {twin.COMMAND}"
+
+@pytest.mark.parametrize("file", twin.FILES, ids=lambda file: file.stem)
+def test_what_is_made_is_up_to_date(file: Path) -> None:
+    assert file.read_text("utf-8") == twin.FILES[file](), f"run: {twin.COMMAND}"
 
 
 def test_both_have_the_same_calls() -> None:

@@ -1,43 +1,184 @@
-"""The calls for threads out of those for asyncio: `python -m tests.select_service.client.twin`.
+"""The methods that nobody writes: `make twin`, or `python -m tests.select_service.client.twin`.
 
-The two say the same with other words, so one is written and the other made (`make twin`);
-`test_twin.py` fails when they differ.
+An operation that is one call of the driver (`get(…).calls(…)` in the table of operations) gets its
+methods in the embedded service and in the client for asyncio from here, unless they are written by
+hand there. The calls for threads say the same as those for asyncio with other words, so they are
+made of them. `test_twin.py` fails when a file differs from what is made here.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
+import subprocess
+import sys
+import textwrap
+import typing
 from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
-import select_service.client
+import select_service
+from select_service.client.asynchronous_calls import AsyncCalls
+from select_service.edge.embedded import SelectionService
+from select_service.edge.http.routes import ROUTES
 
-COMMAND = "make twin"
-ROOM = Path(select_service.client.__file__).parent
-SOURCE, TWIN = ROOM / "asynchronous_calls.py", ROOM / "synchronous_calls.py"
-HEAD = (
-    '"""What can be asked of a `Client`: made out of `asynchronous_calls.py` by `make twin`.\n\n'
-    "Change that one.\n"
-    '"""'
-)
-WORDS = (
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from select_service.edge.http.api import Handler
+    from select_service.edge.routing import Route
+
+COMMAND: Final = "make twin"
+HOUSE: Final = Path(select_service.__file__).parent
+ROOM: Final = HOUSE / "client"
+MADE_OF_TABLE: Final = "made out of the table of operations by `make twin`."
+EMBEDDED_HEAD: Final = f'''"""Plain operations of an embedded service: {MADE_OF_TABLE}
+
+`http/routes.py` has the table; what is not just one call of the driver is in `embedded.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from select_service.edge.arguments import taken
+from select_service.edge.driver.driver import Driver
+from select_service.edge.embedded_operation import operation
+'''
+EMBEDDED_CLASS: Final = '''
+
+class EmbeddedOperations:
+    """What an embedded service does as a route does it, without more."""
+
+    driver: Driver
+'''
+CLIENT_HEAD: Final = f'''"""Plain operations of an `AsyncClient`: {MADE_OF_TABLE}
+
+What is not just one request is in `asynchronous_calls.py`.
+"""
+
+from __future__ import annotations
+
+from select_service.client import calls
+from select_service.client.asynchronous_calls import AsyncCalls
+'''
+CLIENT_CLASS: Final = '''
+
+class AsyncOperations(AsyncCalls):
+    """What can be asked of the service in one request."""
+'''
+WORDS: Final = (
     (r"\basync def ", "def "),
     (r"\basync with ", "with "),
     (r"\bawait ", ""),
     (r"AsyncReserve\[(\w+)\]", r"\1"),
-    (r"\bAsync(Calls|Client)\b", r"\1"),
+    (r"\bAsync(Calls|Client|Operations)\b", r"\1"),
+    (r"\basynchronous_(calls|operations) import", r"synchronous_\1 import"),
     (r"^from select_service.client.reserve_context import AsyncReserve\n", ""),
     (r"^        Awaited instead.*\n", "        Without `with`, call `r.free()` yourself.\n"),
 )
 
 
-def made() -> str:
-    """The text of the twin."""
-    text = SOURCE.read_text("utf-8")
-    _, _, text = text.split('"""', 2)
+def twin_of(source: str) -> str:
+    """The text of the twin of a file."""
+    text = (ROOM / f"{source}.py").read_text("utf-8").split('"""', 2)[2]
     for pattern, words in WORDS:
         text = re.sub(pattern, words, text, flags=re.MULTILINE)
-    return HEAD + text
+    said = f"What can be asked of a `Client`: made out of `{source}.py` by `make twin`."
+    return _formatted(f'"""{said}\n\nChange that one.\n"""{text}')
+
+
+def embedded() -> str:
+    """The text of the plain operations of an embedded service."""
+    lines = [EMBEDDED_HEAD, *_imports(SelectionService), EMBEDDED_CLASS]
+    for route, path, body in _plain(SelectionService):
+        taken = ["self", *(f"{name}: {kind}" for name, kind in path.items())]
+        given = [*path]
+        if body is not None and route.takes is not None:
+            taken.append(f"{body}: {route.takes.__name__} | Mapping[str, Any]")
+            given.append(f'taken("{body}", {body}, {route.takes.__name__})')
+        lines += [
+            "    @operation",
+            f"    async def {route.name}({', '.join(taken)}) -> {_told(route)}:",
+            _doc(route, f"{route.summary}\n\n{_said(route)}."),
+            f"        return self.driver.{route.name}({', '.join(given)})\n",
+        ]
+    return _formatted("\n".join(lines))
+
+
+def client() -> str:
+    """The text of the plain operations of the client for asyncio."""
+    lines = [CLIENT_HEAD, *_imports(AsyncCalls), CLIENT_CLASS]
+    for route, path, body in _plain(AsyncCalls):
+        taken = ["self", *(f"{name}: {kind}" for name, kind in path.items())]
+        segments = iter(
+            f"{{{name}}}" if kind == "int" else f"{{calls.quoted({name})}}"
+            for name, kind in path.items()
+        )
+        url = re.sub(r"\{\w+\}", lambda _, each=segments: next(each), route.pattern)
+        sent = f'"{route.method}", {"f" if path else ""}"{url}"'
+        if body is not None and route.takes is not None:
+            taken.append(f"{body}: {route.takes.__name__}")
+            sent += f", calls.given({body})"
+        text = route.summary[0].lower() + route.summary[1:]
+        lines += [
+            f"    async def {route.name}({', '.join(taken)}) -> {_told(route)}:",
+            _doc(route, f"{_said(route)}: {text}"),
+            f"        return await self.call({sent}, kind={_told(route)})\n",
+        ]
+    return _formatted("\n".join(lines))
+
+
+def _plain(written: type) -> Iterator[tuple[Route[Handler], dict[str, str], str | None]]:
+    """Yield the operations to be made, the arguments of each path, and the name of its body."""
+    for route in ROUTES:
+        if route.calls is None or route.of_process or route.name in vars(written):
+            continue
+        parameters = list(inspect.signature(route.calls).parameters.values())[1:]
+        opens = route.pattern.count("{")
+        path = {one.name: str(one.annotation) for one in parameters[:opens]}
+        yield route, path, None if route.takes is None else parameters[opens].name
+
+
+def _imports(written: type) -> Iterator[str]:
+    for route, _, _ in _plain(written):
+        for kind in (route.takes, route.answers, *typing.get_args(route.answers)):
+            if isinstance(kind, type) and kind.__module__.startswith("select_service."):
+                yield f"from {kind.__module__} import {kind.__name__}"
+
+
+def _told(route: Route[Handler]) -> str:
+    assert route.calls is not None
+    return str(route.calls.__annotations__["return"])
+
+
+def _said(route: Route[Handler]) -> str:
+    return f"{route.method} {re.sub(r'{.*?}', '{id}', route.pattern)}"
+
+
+def _doc(route: Route[Handler], text: str) -> str:
+    if "{worker_id}" in route.pattern:
+        text += "\n\nRaises:\n    WorkerNotFound: there is none with this id."
+    end = "\n" if "\n" in text else ""
+    return textwrap.indent(f'"""{text}{end}"""', " " * 8)
+
+
+def _formatted(text: str) -> str:
+    for command in (("check", "--quiet", "--select=I,F401", "--fix"), ("format",)):
+        ruff = (sys.executable, "-m", "ruff", *command, "--stdin-filename=twin.py", "-")
+        text = subprocess.run(ruff, input=text, capture_output=True, text=True, check=True).stdout
+    return text
+
+
+FILES: Final[dict[Path, Callable[[], str]]] = {
+    HOUSE / "edge/embedded_operations.py": embedded,
+    ROOM / "asynchronous_operations.py": client,
+    ROOM / "synchronous_operations.py": lambda: twin_of("asynchronous_operations"),
+    ROOM / "synchronous_calls.py": lambda: twin_of("asynchronous_calls"),
+}
 
 
 if __name__ == "__main__":
-    TWIN.write_text(made(), "utf-8")
+    for file, text_of in FILES.items():
+        file.write_text(text_of(), "utf-8")

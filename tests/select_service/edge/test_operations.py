@@ -8,7 +8,7 @@ import typing
 
 import pytest
 
-from select_service.client.asynchronous_calls import AsyncCalls
+from select_service.client.asynchronous_operations import AsyncOperations
 from select_service.edge.codec.responses import Status
 from select_service.edge.embedded import SelectionService
 from select_service.edge.http.routes import OPERATIONS, ROUTES
@@ -17,10 +17,10 @@ from select_service.types.decisions import Decision
 
 EMBEDDED = {
     name: method
-    for name, method in vars(SelectionService).items()
-    if not name.startswith("_") and inspect.isfunction(method)
+    for name, method in inspect.getmembers(SelectionService, inspect.isfunction)
+    if not name.startswith("_")
 }
-ONLY_BY_HTTP = {"health", "openapi", "report", "scale_down_candidates"}
+ONLY_BY_HTTP = {"health", "openapi", "scale_down_candidates"}
 """Operations for tenants that an embedded service does not have."""
 
 
@@ -68,9 +68,27 @@ def test_an_embedded_operation_answers_what_its_route_answers(name: str) -> None
         assert said in (answers.__name__, f"list[{answers.__name__.removesuffix('List')}]")
 
 
+PLAIN = {name: route.calls for name, route in OPERATIONS.items() if route.calls is not None}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_a_plain_operation_takes_and_answers_what_its_row_says(name: str) -> None:
+    route, (_, *parameters) = OPERATIONS[name], inspect.signature(PLAIN[name]).parameters.values()
+    opens = route.pattern.count("{")
+    assert {one.annotation for one in parameters[:opens]} <= {"int", "str"}
+    if route.takes is not None:
+        assert parameters[opens].annotation == route.takes.__name__
+    assert all(
+        one.default is not inspect.Parameter.empty
+        for one in parameters[opens + (route.takes is not None) :]
+    )
+    answers = [kind.__name__ for kind in (route.answers, *typing.get_args(route.answers))]
+    assert re.findall(r"\w+", PLAIN[name].__annotations__["return"]) == answers
+
+
 CLIENT = {
     name: method
-    for name, method in vars(AsyncCalls).items()
+    for name, method in inspect.getmembers(AsyncOperations, inspect.isfunction)
     if not name.startswith("_") and re.match(r"(GET|POST|PATCH|DELETE) /", method.__doc__ or "")
 }
 """Methods of the clients that are one operation each; the synchronous ones are made of these."""

@@ -10,7 +10,7 @@ import msgspec
 from select_service.edge.codec.responses import ALWAYS_JSON, Response
 from select_service.edge.cooperative import TimeSlices
 from select_service.edge.decision_report import LISTED, LISTED_MAX, Wanted
-from select_service.edge.driver.query_operations import SHADOW_SCOPES_LISTED
+from select_service.edge.driver.query_operations import SHADOW_SCOPES_LISTED, QueryOperations
 from select_service.edge.http.decorators import get, safe_post
 from select_service.edge.http.scope_query import SCOPE_QUERY, read_scope, scope_in
 from select_service.edge.routing import read_count, read_id, read_query, read_switch
@@ -65,18 +65,14 @@ async def _loads(api: Api, scopes: list[Scope]) -> Response:
     return api.writer.reply(written)
 
 
-@safe_post("/potential_loads", list[LoadRow], 503, scope="select", takes=PotentialLoadsRequest)
-def potential_loads(api: Api, request: Request) -> Reply:
-    """Return what every rank would carry with this prompt."""
-    decoded = api.bodies[PotentialLoadsRequest].decode(request.body)
-    return api.answer(decoded, lambda prompt, _: api.service.potential_loads(prompt))
+potential_loads: Final = safe_post(
+    "/potential_loads", list[LoadRow], 503, scope="select", takes=PotentialLoadsRequest
+).calls(QueryOperations.potential_loads)
 
 
-@safe_post("/overlap_scores", OverlapScores, 503, scope="select", takes=OverlapScoresRequest)
-def overlap_scores(api: Api, request: Request) -> Reply:
-    """Return what every rank holds of this prompt."""
-    decoded = api.bodies[OverlapScoresRequest].decode(request.body)
-    return api.answer(decoded, lambda prompt, _: api.service.overlap_scores(prompt))
+overlap_scores: Final = safe_post(
+    "/overlap_scores", OverlapScores, 503, scope="select", takes=OverlapScoresRequest
+).calls(QueryOperations.overlap_scores)
 
 
 @get("/decisions/{id}", Decision, 404, scope="read")
@@ -137,10 +133,9 @@ async def _shadow(api: Api, model_name: str | None, tenant_id: str | None, limit
     return api.writer.reply(await api.service.shadow(model_name, tenant_id, limit))
 
 
-@get("/debug/consistency", Consistency, scope="read", of_process=True)
-async def consistency(api: Api, _: Request) -> Response:
-    """Compute every rank's load anew from its reservations, and tell where the ledger differs."""
-    return api.writer.reply(await api.service.consistency())
+consistency: Final = get("/debug/consistency", Consistency, scope="read", of_process=True).calls(
+    QueryOperations.consistency
+)
 
 
 @get("/dump", dict[str, dict[str, Any]], 503, scope="read")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from select_service.edge.config_reload import ConfigChange, ConfigStatus
+from select_service.edge.driver.admission_operations import AdmissionOperations
 from select_service.edge.http.decorators import delete, get, post, put
 from select_service.edge.http.long_lists import written
 from select_service.edge.routing import read_query
@@ -56,7 +57,7 @@ async def busy_thresholds(api: Api, _: Request) -> Response:
     return api.writer.reply(BusyThresholds(await written(api.writer, told.thresholds)))
 
 
-@post(
+change_threshold: Final = post(
     "/busy_threshold",
     BusyThreshold,
     404,
@@ -64,11 +65,7 @@ async def busy_thresholds(api: Api, _: Request) -> Response:
     scope="admin",
     of_process=True,
     takes=BusyThresholdChange,
-)
-def change_threshold(api: Api, request: Request) -> Reply:
-    """Set or clear busy thresholds of a model; with none given, read them."""
-    decoded = api.bodies[BusyThresholdChange].decode(request.body)
-    return api.answer(decoded, lambda change, _: api.service.change_threshold(change))
+).calls(AdmissionOperations.change_threshold)
 
 
 @delete("/busy_threshold", BusyThreshold, scope="admin", of_process=True, query=THRESHOLD_QUERY)

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from select_service.edge.codec.responses import Status
+from select_service.edge.driver.reservation_operations import ReservationOperations
 from select_service.edge.http.decorators import delete, get, post
 from select_service.edge.routing import read_choice, read_count, read_query
 from select_service.errors import ServiceError
@@ -136,14 +137,12 @@ async def _finish_batch(
     return api.writer.reply(await asyncio.shield(answer), 200, warning)
 
 
-@post("/leases", LeaseRecord, 409, 503, scope="lifecycle", takes=LeaseRequest, status=201)
-def open_lease(api: Api, request: Request) -> Reply:
-    """Open a lease, or renew one's own under the same id."""
-    decoded = api.bodies[LeaseRequest].decode(request.body)
-    return api.answer(decoded, lambda lease, _: api.service.open_lease(lease), 201)
+open_lease: Final = post(
+    "/leases", LeaseRecord, 409, 503, scope="lifecycle", takes=LeaseRequest, status=201
+).calls(ReservationOperations.open_lease)
 
 
-@post(
+renew_lease: Final = post(
     "/leases/{lease_id}/renew",
     LeaseRecord,
     404,
@@ -151,12 +150,7 @@ def open_lease(api: Api, request: Request) -> Reply:
     changes=False,
     takes=LeaseRenewal,
     body_optional=True,
-)
-def renew_lease(api: Api, request: Request) -> Reply:
-    """Renew everything that lives under a lease. The body may be empty."""
-    lease_id = request.params[0]
-    decoded = api.bodies[LeaseRenewal].decode(request.body or api.bodies[LeaseRenewal].nothing)
-    return api.answer(decoded, lambda ask, _: api.service.renew_lease(lease_id, ask))
+).calls(ReservationOperations.renew_lease)
 
 
 @delete("/leases/{lease_id}", Status, 404, scope="lifecycle")

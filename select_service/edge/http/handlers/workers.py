@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, cast, get_args
 
+from select_service.edge.driver.admission_operations import AdmissionOperations
+from select_service.edge.driver.worker_operations import WorkerOperations
 from select_service.edge.http.decorators import delete, get, patch, post
 from select_service.edge.http.long_lists import written
 from select_service.edge.http.scope_query import SCOPE_QUERY, read_scope, scope_in
 from select_service.edge.http.worker_list import AT_ONCE_MAX, records
-from select_service.edge.routing import read_count, read_query, read_share, read_u64
+from select_service.edge.routing import read_count, read_query, read_share
 from select_service.errors import InvalidQuery
 from select_service.types import Role, WorkerPatch, WorkerRecord, WorkerSpec
 from select_service.types.admission import WorkerMetrics, WorkerMetricsAnswer
@@ -28,52 +30,39 @@ CANDIDATES_MAX: Final = 64
 """Each costs a walk over the index; more are no answer to "whom first?" but a fleet that ends."""
 
 
-@post("/workers", WorkerRecord, scope="catalog", takes=WorkerSpec, status=201)
-def upsert_worker(api: Api, request: Request) -> Reply:
-    """Register a worker, or replace its whole record."""
-    decoded = api.bodies[WorkerSpec].decode(request.body)
-    return api.answer(decoded, lambda spec, _: api.service.upsert_worker(spec), 201)
+upsert_worker: Final = post(
+    "/workers", WorkerRecord, scope="catalog", takes=WorkerSpec, status=201
+).calls(WorkerOperations.upsert_worker)
 
 
-@patch("/workers/{worker_id}", WorkerRecord, 404, scope="catalog", takes=WorkerPatch)
-def patch_worker(api: Api, request: Request) -> Reply:
-    """Merge into a worker's record; null and absent change nothing."""
-    worker_id = read_u64(request.params[0])
-    decoded = api.bodies[WorkerPatch].decode(request.body)
-    return api.answer(decoded, lambda patch, _: api.service.patch_worker(worker_id, patch))
+patch_worker: Final = patch(
+    "/workers/{worker_id}", WorkerRecord, 404, scope="catalog", takes=WorkerPatch
+).calls(WorkerOperations.patch_worker)
 
 
-@delete("/workers/{worker_id}", WorkerRecord, 404, scope="catalog")
-def delete_worker(api: Api, request: Request) -> Response:
-    """Remove a worker with its reservations and its index."""
-    return api.writer.reply(api.service.delete_worker(read_u64(request.params[0])))
+delete_worker: Final = delete("/workers/{worker_id}", WorkerRecord, 404, scope="catalog").calls(
+    WorkerOperations.delete_worker
+)
 
 
-@post(
+drain_worker: Final = post(
     "/workers/{worker_id}/drain",
     DrainStatus,
     404,
     scope="catalog",
     takes=DrainRequest,
     body_optional=True,
+).calls(WorkerOperations.drain_worker)
+
+
+undrain_worker: Final = delete(
+    "/workers/{worker_id}/drain", DrainStatus, 404, scope="catalog"
+).calls(WorkerOperations.undrain_worker)
+
+
+drain_status: Final = get("/workers/{worker_id}/drain", DrainStatus, 404, scope="read").calls(
+    WorkerOperations.drain_status
 )
-def drain_worker(api: Api, request: Request) -> Reply:
-    """Give a worker no more work; what it has goes on. Repeatable. The body may be empty."""
-    worker_id = read_u64(request.params[0])
-    decoded = api.bodies[DrainRequest].decode(request.body or api.bodies[DrainRequest].nothing)
-    return api.answer(decoded, lambda ask, _: api.service.drain_worker(worker_id, ask))
-
-
-@delete("/workers/{worker_id}/drain", DrainStatus, 404, scope="catalog")
-def undrain_worker(api: Api, request: Request) -> Response:
-    """Let a worker be chosen again. Repeatable."""
-    return api.writer.reply(api.service.undrain_worker(read_u64(request.params[0])))
-
-
-@get("/workers/{worker_id}/drain", DrainStatus, 404, scope="read")
-def drain_status(api: Api, request: Request) -> Response:
-    """Tell how far a worker is from being idle, whether it drains or not."""
-    return api.writer.reply(api.service.drain_status(read_u64(request.params[0])))
 
 
 @get("/scale_down_candidates", ScaleDownCandidates, scope="read", query=CANDIDATE_QUERY)
@@ -133,16 +122,11 @@ async def _many(
     return api.writer.reply(await records(api, ids, model_name, tenant_id))
 
 
-@post(
+report: Final = post(
     "/workers/{worker_id}/metrics",
     WorkerMetricsAnswer,
     404,
     scope="catalog",
     changes=False,
     takes=WorkerMetrics,
-)
-def report(api: Api, request: Request) -> Reply:
-    """Take in what a worker says of its own load."""
-    worker_id = read_u64(request.params[0])
-    decoded = api.bodies[WorkerMetrics].decode(request.body)
-    return api.answer(decoded, lambda metrics, _: api.service.report(worker_id, metrics))
+).calls(AdmissionOperations.report)
