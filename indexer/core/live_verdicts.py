@@ -12,23 +12,74 @@
   a number that continues what is held: it was a stray message. A number that continues only the
   conflicting one: a restart with that one.
 
-`cursor` compares numbers and digests, `stream` acts on the verdict.
+`cursor` compares numbers and digests; `stream` says when a message's turn has come.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from indexer.core.cursor import SequenceVerdict
+from indexer.core.events import Oversized
 from indexer.core.repair import Repair
 from indexer.core.replay import Mode
 
 if TYPE_CHECKING:
     from indexer.core.events import EventBatch
 
+HEARD_MAX: Final = 1024
+"""Live batches kept while the endpoint has yet to repeat the first of them, about a second's.
+Beyond them nothing is applied again, should it contradict that one."""
+HEARD_BYTES_MAX: Final = 8 << 20
+"""Bytes of these batches."""
+
 
 class LiveVerdicts(Repair):
-    """A position that judges what comes live."""
+    """A position that judges what comes live, and takes it."""
+
+    def _take_now(self, seq: int, payload: bytes, now: float) -> None:
+        """Judge the next live message; nothing is pending and no replay runs."""
+        batch = self._decoder.decode(payload)
+        if batch is None and not isinstance(payload, Oversized):  # as `_is_garbage`, decoded once
+            self.tallies.count_bad_message("payload")
+            return  # the cursor stays: it may not have been a batch at all
+        digest = self._decoder.digest(payload)
+        verdict = self._judge(seq, payload, digest, now)
+        if verdict is None:
+            return
+        has_heard_none = self.cursor.heard is None  # what is known, only the endpoint has told
+        if verdict is SequenceVerdict.RESTARTED:
+            self.tallies.restarts += 1
+            self._begin_anew()
+        if self.is_unproven:
+            self._weigh_proof(verdict, batch)
+        self._hear_name(batch)
+        if seq != self.cursor.expected:
+            self.tallies.gaps += 1
+            if self._may_ask(now):
+                self.backlog.put_back(seq, payload)
+                self._ask(Mode.GAP, now)
+                return
+            self._give_up_before(seq)
+        self._accept_or_refuse(batch, seq, payload, digest)
+        if verdict is SequenceVerdict.RESTARTED:
+            if not has_heard_none:  # a late batch of an engine that is gone would look the same
+                self._verify_engine(now)
+            elif self._may_ask(now):  # the endpoint has told of another engine than the one we hear
+                self._ask(Mode.VERIFY, now)
+
+    def _accept_or_refuse(
+        self, batch: EventBatch | None, seq: int, payload: bytes, digest: int
+    ) -> None:
+        if batch is None:
+            self._refuse(seq, payload, digest, live=True)
+        else:
+            self._accept(batch, seq, digest, live=True)
+        heard = self._heard
+        if heard is not None:
+            heard.append((seq, payload))
+            if len(heard) > HEARD_MAX or sum(len(one) for _, one in heard) > HEARD_BYTES_MAX:
+                self._heard = None
 
     @property
     def _is_to_settle(self) -> bool:
@@ -107,10 +158,6 @@ class LiveVerdicts(Repair):
         self.backlog.put_back(seq, payload)
         self._take_now(number, disputed, now)
         return True
-
-    def _take_now(self, seq: int, payload: bytes, now: float) -> None:
-        """Act on the next live message; see `stream`."""
-        raise NotImplementedError
 
     def _weigh_proof(self, verdict: SequenceVerdict, batch: EventBatch | None) -> None:
         """Judge by the next batch: without a replay endpoint it is all the proof there is."""

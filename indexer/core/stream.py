@@ -32,10 +32,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final, Literal
 
-from typing_extensions import override
-
 from indexer.compiled import usable
-from indexer.core.cursor import SequenceVerdict
 from indexer.core.events import Oversized
 from indexer.core.live_verdicts import LiveVerdicts
 from indexer.core.normalize import form_of
@@ -57,12 +54,6 @@ else:
     Feeder = None  # type: ignore[assignment,misc]
 
 LIVE_FRAMES: Final = 3  # topic, sequence, payload
-
-HEARD_MAX: Final = 1024
-"""Live batches kept while the endpoint has yet to repeat the first of them, about a second's.
-Beyond them nothing is applied again, should it contradict that one."""
-HEARD_BYTES_MAX: Final = 8 << 20
-"""Bytes of these batches."""
 
 
 class EventStream(LiveVerdicts):
@@ -353,51 +344,6 @@ class EventStream(LiveVerdicts):
             self.backlog.clear()
             self._writer.forget()
             self._feeder = None  # it refers to us: the cycle would keep the index alive
-
-    @override
-    def _take_now(self, seq: int, payload: bytes, now: float) -> None:
-        """Judge the next live message; nothing is pending and no replay runs."""
-        batch = self._decoder.decode(payload)
-        if batch is None and not isinstance(payload, Oversized):  # as `_is_garbage`, decoded once
-            self.tallies.count_bad_message("payload")
-            return  # the cursor stays: it may not have been a batch at all
-        digest = self._decoder.digest(payload)
-        verdict = self._judge(seq, payload, digest, now)
-        if verdict is None:
-            return
-        has_heard_none = self.cursor.heard is None  # what is known, only the endpoint has told
-        if verdict is SequenceVerdict.RESTARTED:
-            self.tallies.restarts += 1
-            self._begin_anew()
-        if self.is_unproven:
-            self._weigh_proof(verdict, batch)
-        self._hear_name(batch)
-        if seq != self.cursor.expected:
-            self.tallies.gaps += 1
-            if self._may_ask(now):
-                self.backlog.put_back(seq, payload)
-                self._ask(Mode.GAP, now)
-                return
-            self._give_up_before(seq)
-        self._accept_or_refuse(batch, seq, payload, digest)
-        if verdict is SequenceVerdict.RESTARTED:
-            if not has_heard_none:  # a late batch of an engine that is gone would look the same
-                self._verify_engine(now)
-            elif self._may_ask(now):  # the endpoint has told of another engine than the one we hear
-                self._ask(Mode.VERIFY, now)
-
-    def _accept_or_refuse(
-        self, batch: EventBatch | None, seq: int, payload: bytes, digest: int
-    ) -> None:
-        if batch is None:
-            self._refuse(seq, payload, digest, live=True)
-        else:
-            self._accept(batch, seq, digest, live=True)
-        heard = self._heard
-        if heard is not None:
-            heard.append((seq, payload))
-            if len(heard) > HEARD_MAX or sum(len(one) for _, one in heard) > HEARD_BYTES_MAX:
-                self._heard = None
 
     def _begin(self, batch: EventBatch) -> None:
         """Begin to write the rest of a batch that the compiled path has started."""

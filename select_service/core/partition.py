@@ -64,7 +64,6 @@ if TYPE_CHECKING:
     from select_service.core.fleet.catalog import Worker
     from select_service.core.fleet.roles import Legs
     from select_service.core.pricing.cost import Pulls, Terms
-    from select_service.core.pricing.kv_sources import Sources
     from select_service.core.pricing.placement import Seen
     from select_service.core.pricing.policy import RoutingPolicy
     from select_service.core.pricing.prompt import Prompt
@@ -100,7 +99,7 @@ class Partition:
         )
         costs = transfer_costs(config or RouterConfig())
         self.fleet_slots = FleetSlots(costs)
-        self.kv_sources: Sources | None = None
+        self.kv_sources: KvSources | None = None
         """Where ranks may pull blocks from; None: they may not."""
         if config is not None and config.kv_pull:
             self.kv_sources = KvSources(self.fleet_slots, costs)

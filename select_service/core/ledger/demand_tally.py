@@ -8,6 +8,11 @@ booking to the first token (a proxy of TTFT), and from there to the end.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from select_service.core.counters import Counters
+
 __all__ = ["DemandTally", "RankTally"]
 
 FADES_S = 600.0
@@ -82,8 +87,18 @@ class DemandTally:
         """Of those, the tokens that were found in a cache."""
         return sum(self.reused.values()) + self.found_on_departed
 
-    def place(self, worker_id: int, dp_rank: int, isl_tokens: int, prefill_tokens: int) -> None:
+    def place(
+        self,
+        worker_id: int,
+        dp_rank: int,
+        isl_tokens: int,
+        prefill_tokens: int,
+        counters: Counters,
+    ) -> None:
         """Count a prompt that was given a rank, which has to compute `prefill_tokens` of it."""
+        counters.selections += 1
+        counters.selected_isl_tokens += isl_tokens
+        counters.selected_prefill_tokens += prefill_tokens
         self.isl_counts[isl_tokens.bit_length()] += 1
         self.isl_tokens += isl_tokens
         self.prefill_tokens += prefill_tokens

@@ -176,6 +176,7 @@ def terms_of(  # noqa: PLR0917 - what is known, and for whom
     prefill = loads.prefill[rows]
     nothing = np.zeros(len(prefill))
     held, cached, credit = MatchedRows(nothing, nothing, nothing), nothing, nothing
+    worked = expected = raw = own = pulled = pull_credit = pull_cost = nothing
     on_device: Floats | float = 0.0
     believed = None if trust is None else trust[rows]
     if found is not None:
@@ -186,12 +187,10 @@ def terms_of(  # noqa: PLR0917 - what is known, and for whom
         if believed is not None:
             cached, credit = np.floor(cached * believed), credit * believed
     booked = nothing if shared is None else _by_slot(shared, len(loads.prefill))[rows]
-    worked = expected = nothing
     if weights.pace and loads.heard is not None and loads.ahead is not None:
         worked = worked_off(loads.heard[rows], loads.ahead[rows], weights.pace, now)
     if weights.expects_booked:
         expected = np.maximum(booked - (held.device + held.host + held.disk), 0.0)
-    raw = own = nothing
     if weights.track_prefill_tokens:
         tokens = np.maximum(cached, isl)
         raw, own = (prefill - worked + tokens) / block_size, tokens / block_size
@@ -200,7 +199,6 @@ def terms_of(  # noqa: PLR0917 - what is known, and for whom
     churn, context = loads.churn[rows], loads.context[rows] + blocks
     others = nothing if loads.requests is None else loads.requests[rows]
     each = delays(churn, others, weights)
-    pulled = pull_credit = pull_cost = nothing
     if found is not None and found.pulls is not None and weights.track_prefill_tokens:
         worth = np.minimum(on_device, 1.0)
         pulled, pull_cost = _what_pays(found.pulls, rows, worth, left, own, each)

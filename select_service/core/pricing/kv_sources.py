@@ -7,7 +7,7 @@ there. `pricing/cost.py` decides whether pulling pays.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from select_service.core.pricing.weights import Weights
     from select_service.types import KvTier
 
-__all__ = ["TIERS", "KvSources", "Sources", "kv_source"]
+__all__ = ["TIERS", "KvSources", "kv_source"]
 
 TIERS: Final[tuple[KvTier, ...]] = ("device", "host_pinned", "disk", "external")
 _EXTERNAL: Final = 3
@@ -46,30 +46,6 @@ def kv_source(
         tier=TIERS[pulls.tier[slot]],
         blocks=int(pulls.blocks[slot]),
     )
-
-
-class Sources(Protocol):
-    """Finds sources; recordings have found them already."""
-
-    def pulls(
-        self,
-        found: TierMatches,
-        booked: Floats | None,
-        weights: Weights,
-        barred: Collection[int],
-        prefill: Floats,
-        worth: Floats,
-    ) -> Pulls | None:
-        """Return what each rank could pull; None: nobody anything.
-
-        Args:
-            found: what ranks hold of the prompt.
-            booked: blocks of it that each rank is to compute for others; None: do not count.
-            weights: of the tiers.
-            barred: slots whose index is not to be relied on.
-            prefill: queued tokens by slot; of equal sources the least busy one is taken.
-            worth: what each slot saves with a block that it does not compute.
-        """
 
 
 class _Level(NamedTuple):
@@ -99,7 +75,18 @@ class KvSources:
         prefill: Floats,
         worth: Floats,
     ) -> Pulls | None:
-        """See `Sources`. O(ranks) for each topology domain with a cost of its own."""
+        """Return what each rank could pull; None: nobody anything.
+
+        O(ranks) for each topology domain with a cost of its own.
+
+        Args:
+            found: what ranks hold of the prompt.
+            booked: blocks of it that each rank is to compute for others; None: do not count.
+            weights: of the tiers.
+            barred: slots whose index is not to be relied on.
+            prefill: queued tokens by slot; of equal sources the least busy one is taken.
+            worth: what each slot saves with a block that it does not compute.
+        """
         slots = len(prefill)
         if self._fleet_slots.roles is not self._roles or len(self._open) != slots:
             self._look(slots)

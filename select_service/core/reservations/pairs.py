@@ -138,10 +138,7 @@ class Pairs:
     ) -> None:
         key, counters = (plan.mode, plan.reason), self._counters
         isl_tokens = ticket.prompt.isl_tokens
-        ticket.partition.demand.place(worker_id, dp_rank, isl_tokens, prefill_tokens)
-        counters.selections += 1
-        counters.selected_isl_tokens += isl_tokens
-        counters.selected_prefill_tokens += prefill_tokens
+        ticket.partition.demand.place(worker_id, dp_rank, isl_tokens, prefill_tokens, counters)
         counters.pairs[key] = counters.pairs.get(key, 0) + 1
 
     # -- go on, and end ------------------------------------------------------------------------

@@ -128,14 +128,13 @@ class Placer:
         Raises:
             ServiceError: of prompt, worker, gate or id; `WouldWait` for a sample of a batch.
         """
-        lifecycle, ticket = self._lifecycle, None
+        lifecycle, ticket, name, fingerprint = self._lifecycle, None, None, b""
         tracing = self._tracing if sample is None else None  # a batch is traced as a whole
         try:
             # read
             read = None if sample is None else sample.read
             partition, prompt, weights = read or self._reader.selection(request)
             # booked before, or room for it
-            name, fingerprint = None, b""
             if reserve:
                 name = request.reservation_id
                 if name is not None:
@@ -144,8 +143,9 @@ class Placer:
                     is_known = name in bookings.by_id or bookings.waiting or bookings.pairs
                     # else it is certainly unused: nearly always
                     if is_known or name in claims.of_id or name in claims.names.by_name:
-                        show_hashes = lifecycle.show_hashes
-                        known = lifecycle.repeats.selection(name, fingerprint, show_hashes)
+                        known = lifecycle.repeats.selection(
+                            name, fingerprint, lifecycle.show_hashes
+                        )
                         if known is not None:
                             return self.other_answers.again(request, known, sample, now), NOTHING
                 lifecycle.check_room(request)
@@ -177,10 +177,8 @@ class Placer:
                     raise WouldWait(queues.retry_after_s(now))
                 else:
                     partition.enqueue(number, ticket, rows, now)
-                    answer, effects = (
-                        self.admitter.waiting_requests.wait_for_class(ticket, now),
-                        NOTHING,
-                    )
+                    answer = self.admitter.waiting_requests.wait_for_class(ticket, now)
+                    effects = NOTHING
         except ServiceError as refusal:
             known = self.other_answers.booked_before(request, refusal, unknown) if reserve else None
             if known is not None:
@@ -265,13 +263,12 @@ class Placer:
         # answer
         worker, scope, counters = placement.worker, partition.scope, self._counters
         computed = placement.effective_prefill_tokens
-        counters.selections += 1
-        counters.selected_isl_tokens += prompt.isl_tokens
-        counters.selected_prefill_tokens += computed
         if placement.forgone_tokens:
             counters.selected_forgone_tokens += placement.forgone_tokens
             counters.selections_forgoing += 1
-        partition.demand.place(worker.worker_id, placement.dp_rank, prompt.isl_tokens, computed)
+        partition.demand.place(
+            worker.worker_id, placement.dp_rank, prompt.isl_tokens, computed, counters
+        )
         answer = Selection(
             model_name=scope.model_name,
             tenant_id=scope.tenant_id,
@@ -423,13 +420,12 @@ def choose(  # noqa: C901, PLR0912, PLR0917 - every selection pays for names and
     """
     index, ledger = partition.index, partition.ledger
     fleet_slots, pricer = partition.fleet_slots, partition.pricer
-    size, trust, found, shared = index.block_size, partition.trust.column, None, None
-    if matches is None:
-        matches = (
-            partition.match(prompt)
-            if partition.estimate.in_force
-            else index.find_matches(prompt.block_hashes, prompt.isl_tokens)  # nearly always
-        )
+    size, trust = index.block_size, partition.trust.column
+    found = shared = preference = source = None
+    if matches is None and not partition.estimate.in_force:  # nearly always
+        matches = index.find_matches(prompt.block_hashes, prompt.isl_tokens)
+    elif matches is None:
+        matches = partition.match(prompt)
     if matches.groups or matches.host or matches.disk:
         found = tier_matches(matches)
         if trust is not None:
@@ -443,7 +439,6 @@ def choose(  # noqa: C901, PLR0912, PLR0917 - every selection pays for names and
         found = partition.with_pulls(found, shared, present)
         if found.pulls is not None:
             pricer = partition.pull_pricer
-    preference = None
     if request.routing_constraints is not UNSET:
         preference = partition.preference(request, rows)
     isl_tokens = prompt.isl_tokens
@@ -470,7 +465,6 @@ def choose(  # noqa: C901, PLR0912, PLR0917 - every selection pays for names and
     else:
         overlap, held = worker_overlap(worker, pricer.held_at, size), pricer.held_at(slot)
     seen: Seen | None = None
-    source = None
     if found is not None and found.pulls is not None and partition.pull_pricer.pulled:
         source = partition.kv_source(found.pulls, slot)
     if partition.is_watched or request.explain:

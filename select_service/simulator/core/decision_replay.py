@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from select_service.core.columns import Floats, Rows
     from select_service.core.decisions.trust_factors import Trust
     from select_service.core.ledger.ledger import Ledger
+    from select_service.core.pricing.kv_sources import KvSources
     from select_service.core.recording.decoder import House
     from select_service.core.recording.items import Decided, Prompted, RecordedMatches, Step, Wave
 
@@ -172,7 +173,8 @@ class DecisionReplay:
         self._index.found = matches(found, self.capacity)
         self.partition.kv_sources = None
         if found is not None and found.pulls is not None:
-            self.partition.kv_sources = RecordedSources(found.pulls, self._attached, self.capacity)
+            sources = RecordedSources(found.pulls, self._attached, self.capacity)
+            self.partition.kv_sources = cast("KvSources", sources)
         self._ledger.share(
             None
             if shared is None
