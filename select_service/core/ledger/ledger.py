@@ -12,10 +12,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
 from indexer.types import HASH_BYTES
-from select_service.core.ledger.active_blocks import ActiveBlocks, check, positions_of
+from select_service.core.ledger.active_blocks import ActiveBlocks, check
 from select_service.core.ledger.cache_estimate import CacheEstimate
 from select_service.core.ledger.deadlines import Deadlines
 from select_service.core.ledger.drain_meter import PRIOR_TOKENS_PER_S
@@ -220,13 +218,8 @@ class Ledger:
             loads.packed = b""
             if slot in self.estimate.followed:
                 self.note_computed(reservation, now)
-            changes = self.changes
-            if (
-                changes is not None
-                and changes.look
-                and (slot in changes.busy or slot in changes.full)
-            ):
-                changes.note(slot)
+            if self.changes is not None and self.changes.look:
+                self.changes.lighter(slot)
 
     def _measure(
         self, reservation: LedgerReservation, now: float, cached_tokens: int | None
@@ -252,8 +245,7 @@ class Ledger:
         self._give_up(reservation, reservation.generation, tokens)
         reservation.queued_tokens += reservation.prefill_tokens - tokens  # they are computed, too
         reservation.prefill_tokens = tokens
-        if self.changes is not None:
-            self._changed(reservation.slot, self.changes)
+        self._changed(reservation.slot)
 
     def output_block(
         self,
@@ -316,9 +308,8 @@ class Ledger:
         else:
             work = loads.work
             work.stirred[slot] = work.at
-        changes = self.changes
-        if changes is not None and changes.look and (slot in changes.busy or slot in changes.full):
-            changes.note(slot)
+        if self.changes is not None and self.changes.look:
+            self.changes.lighter(slot)
 
     def _take_out(self, reservation: LedgerReservation) -> None:
         generation = reservation.generation
@@ -351,8 +342,7 @@ class Ledger:
         self._all_generations.close(slot)
         self.live -= dropped
         self.loads.clear(slot)
-        if self.changes is not None:
-            self._changed(slot, self.changes)
+        self._changed(slot)
         return dropped
 
     def sweep(self, limit: int) -> list[LedgerReservation]:
@@ -364,9 +354,8 @@ class Ledger:
         blocks, closed = self.blocks.blocks, self._all_generations.closed
         while closed and len(swept) + (blocks - self.blocks.blocks) // BLOCKS_PER_STEP < limit:
             generation = closed[0]
-            reservation = next(
-                reversed(generation.reservations.values())
-            )  # a dict is slow at its head
+            # from the end: a dict is slow at its head
+            reservation = next(reversed(generation.reservations.values()))
             if reservation.claim is not None:  # may be booked again when the rank comes back
                 reservation.claim.hashes = self.blocks.chain(reservation.chain)
             self._take_out(reservation)
@@ -415,15 +404,8 @@ class Ledger:
 
         The longest common prefix, in blocks, with the chain of any live reservation on the slot.
         """
-        generations, found = self._all_generations, []
-        for blocks, mask in self.blocks.shared_prefix(sequence_hashes):
-            slots: Slots = np.frombuffer(positions_of(mask), np.int64)
-            # a closed generation may have a number no slot has
-            if generations.displaced or generations.closed:
-                slots = generations.slots[slots]
-                slots = slots[slots >= 0]
-            found.append((blocks, slots))
-        return found or None
+        generations, shared = self._all_generations, self.blocks.shared_prefix(sequence_hashes)
+        return [(blocks, generations.slots_of(mask)) for blocks, mask in shared] or None
 
     def chain_of(self, reservation: LedgerReservation) -> PackedHashes:
         """Return the sequence hashes a live reservation was booked with."""
@@ -445,15 +427,10 @@ class Ledger:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _changed(self, slot: int, changes: LoadChanges) -> None:
+    def _changed(self, slot: int) -> None:
         """Note a change of a slot's blocks or tokens, without more requests."""
-        if (
-            self.loads.decode[slot] > changes.decode_alarm
-            or self.loads.prefill_left[slot] > changes.prefill_alarm
-            or slot in changes.busy
-            or slot in changes.full
-        ):
-            changes.note(slot)
+        if self.changes is not None:
+            self.changes.changed(slot, self.loads.decode[slot], self.loads.prefill_left[slot])
 
     def _give_up(
         self, reservation: LedgerReservation, generation: SlotGeneration, left: int | None = None
@@ -487,8 +464,7 @@ class Ledger:
         loads.rows.lengthen(slot, decode, blocks - reservation.context_blocks)
         reservation.context_blocks = blocks
         loads.packed = b""
-        if self.changes is not None:
-            self._changed(slot, self.changes)
+        self._changed(slot)
 
     def check(self) -> None:
         """Assert all invariants of the ledger; O(everything)."""
@@ -499,20 +475,17 @@ class Ledger:
             of_slot = generation.reservations.values()
             assert all(r.live and r.generation is generation and r.slot == slot for r in of_slot)
             assert loads.requests[slot] == len(of_slot)
-            assert loads.computing[slot] == sum(not r.prefill_done for r in of_slot)
-            waiting = sum(r.prefill_tokens for r in of_slot if not r.prefill_done)
-            assert loads.prefill_left[slot] == waiting, "P is the sum of what is not complete"
-            assert loads.decode[slot] == self.blocks.counts.count(generation.number)
             waits = {r.reservation_id: r.prefill_tokens for r in of_slot if not r.prefill_done}
+            assert loads.computing[slot] == len(waits)
+            assert loads.prefill_left[slot] == sum(waits.values()), "P is what is not complete"
+            assert loads.decode[slot] == self.blocks.counts.count(generation.number)
             assert loads.follows_queues or not generation.queue
             assert generation.queue.items() <= waits.items(), "whose turn may come"
-            assert list(generation.queue) == [one for one in waits if one in generation.queue], (
-                "as they came"
-            )
+            as_they_came = [one for one in waits if one in generation.queue]
+            assert list(generation.queue) == as_they_came
             attended = sum(r.context_blocks for r in of_slot)
             assert loads.context[slot] == attended + loads.waits(slot)
-            if not of_slot:
-                assert loads.decode[slot] == 0, "an idle slot carries nothing, exactly"
+            assert of_slot or loads.decode[slot] == 0, "an idle slot carries nothing, exactly"
         loads.check()
         self._all_generations.check()
         self._deadlines.check(r for r in self.all_reservations() if r.ttl_s)

@@ -57,3 +57,15 @@ class LoadChanges:
         """Note that a slot may have become busy or full, or no longer be so."""
         self.slots.add(slot)
         self.look = True
+
+    def lighter(self, slot: int) -> None:
+        """Note that a slot has less to carry: only one that is busy or full can be free again."""
+        if slot in self.busy or slot in self.full:
+            self.note(slot)
+
+    def changed(self, slot: int, decode_blocks: float, prefill_tokens: int) -> None:
+        """Note a change of a slot's blocks or tokens, to these, without more requests."""
+        if decode_blocks > self.decode_alarm or prefill_tokens > self.prefill_alarm:
+            self.note(slot)
+        else:
+            self.lighter(slot)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from select_service.core.ledger.active_blocks import positions_of
 from select_service.core.ledger.reservation import SlotGeneration
 
 if TYPE_CHECKING:
@@ -68,6 +69,14 @@ class SlotGenerations:
     def forget_oldest(self) -> None:
         """Free the number of the oldest closed generation, which is empty."""
         heappush(self._free_numbers, self.closed.popleft().number)
+
+    def slots_of(self, mask: int) -> Slots:
+        """Return the slots of the open generations among those with these numbers."""
+        slots: Slots = np.frombuffer(positions_of(mask), np.int64)
+        if self.displaced or self.closed:  # a closed generation may have a number no slot has
+            slots = self.slots[slots]
+            slots = slots[slots >= 0]
+        return slots
 
     def __iter__(self) -> Iterator[SlotGeneration]:
         """Iterate over a copy of all generations, open ones first; some may go meanwhile."""

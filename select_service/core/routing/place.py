@@ -167,9 +167,8 @@ class Placer:
             if admission is not None:
                 answer, effects = self._pass(ticket, admission, now)
             else:
-                number, queues = 0, partition.queues
-                if len(queues.of_class) > 1:
-                    number = partition.class_of(prompt, weights)
+                queues = partition.queues
+                number = partition.class_of(prompt, weights) if len(queues.of_class) > 1 else 0
                 rows = partition.candidates(request, number)
                 if not queues.must_wait(number, rows):
                     answer, effects = self.place(ticket, rows, now, NOTHING)

@@ -21,7 +21,7 @@ from indexer.edge.descriptors import descriptors_end
 from select_service.edge.codec.encoder import encode
 from select_service.edge.http.pieces import Flow
 from select_service.edge.http.response_head import status_line
-from select_service.edge.http.tcp_state import has_room, is_reset
+from select_service.edge.http.unsent_answers import UnsentAnswers
 from select_service.errors import (
     RequestTimeout,
     ServiceError,
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 
 __all__ = ["GuardedConnection", "Phase", "TurnedAway"]
 
-WRITE_BUFFER_MAX: Final = 65536
-"""Unsent bytes of a connection from which on its writers wait: the default of asyncio."""
 LINGER_BYTES_MAX: Final = 64 * 1024 * 1024
 LINGER_S: Final = 5.0
 LINGER_MAX_S: Final = 60.0
@@ -90,6 +88,7 @@ class GuardedConnection(asyncio.Protocol):
     counts: Connections
     transport: asyncio.Transport
     flow: Flow
+    unsent: UnsentAnswers
     url = b""  # of the request being read
 
     phase = Phase.HEAD
@@ -111,8 +110,6 @@ class GuardedConnection(asyncio.Protocol):
     _owes_answer = False  # to a plain request whose body is arriving
     _awaits_disk: DurableResponse | None = None  # an answer that waits for the disk
     tls_socket: socket.socket | None = None  # under TLS only
-    _unsent: tuple[Response, ...] = ()  # written, and not all of them are in the kernel
-    _had_room = False  # under TLS: the kernel had room when it was asked last
     _is_cut = False  # we have ended it, whatever is still to be sent
     _at_work: Exchange | None = None  # the request to be answered next
     exchange: Exchange | None = None  # the newest; it may be queued
@@ -138,6 +135,7 @@ class GuardedConnection(asyncio.Protocol):
         self.flow = Flow(transport)
         if transport.get_extra_info("ssl_object") is not None:
             self.tls_socket = transport.get_extra_info("socket")
+        self.unsent = UnsentAnswers(transport, self.flow, self.tls_socket)
         self.counts.accepted += 1
         self._stamp()
         self._find_place(transport)
@@ -266,11 +264,7 @@ class GuardedConnection(asyncio.Protocol):
             if exchange is not None:
                 exchange.disconnect()
         self._at_work = self.exchange = None
-        is_in_order = exc is None and not (self._is_cut or self.flow.write_paused)
-        if not (is_in_order and self.tls_socket is not None):  # it closes once the kernel has all
-            for answer in self._unsent:
-                answer.lost()
-        self._unsent = ()
+        self.unsent.close(in_order=exc is None and not (self._is_cut or self.flow.write_paused))
         self.flow.resume_writing()
         if exc is None:
             self.transport.close()
@@ -295,43 +289,11 @@ class GuardedConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self.flow.resume_writing()
         self._stalled_since = None
-        if self._unsent:
-            if self.tls_socket is None:
-                self._unsent = ()
-            self.transport.set_write_buffer_limits(WRITE_BUFFER_MAX, WRITE_BUFFER_MAX // 4)
+        self.unsent.resumed()
 
     def until_sent(self, answer: Response) -> None:
-        """Watch over a written answer: it is lost if the connection breaks before it is sent.
-
-        Sent means that the kernel has all of it, which `resume_writing` tells; until then writers
-        wait for every byte. A TLS transport tells neither of a write that the kernel has refused
-        nor of what is encrypted and waits for the kernel, so the kernel is asked.
-        """
-        if self.tls_socket is not None and is_reset(self.tls_socket):
-            answer.lost()
-        elif self.transport.get_write_buffer_size():
-            self.transport.set_write_buffer_limits(1, 0)
-            if self.flow.write_paused:
-                self._unsent += (answer,)
-        elif self.tls_socket is not None and not self._watch_if_held_up(answer):
-            # uvloop before 0.23 writes what is encrypted at the end of the loop's turn
-            self.loop.call_soon(self._watch_if_held_up, answer)
-
-    def _watch_if_held_up(self, answer: Response) -> bool:
-        """Watch over an answer that the kernel has no room for under TLS; tell whether so."""
-        assert self.tls_socket is not None
-        held_up = not has_room(self.tls_socket)
-        if held_up:
-            self._unsent += (answer,)
-            self._had_room = False
-        return held_up
-
-    def note_sent(self) -> None:
-        """Under TLS, note what the kernel has all of by now: twice it had room for more."""
-        if self._unsent and self.tls_socket is not None and not self.flow.write_paused:
-            had_room, self._had_room = self._had_room, has_room(self.tls_socket)
-            if had_room and self._had_room:
-                self._unsent = ()
+        """Watch over a written answer; see `UnsentAnswers.watch`."""
+        self.unsent.watch(answer, self.loop)
 
     # -- deadlines -----------------------------------------------------------------------------
 
@@ -361,7 +323,7 @@ class GuardedConnection(asyncio.Protocol):
             return
         if self._discarded is not None:
             return
-        self.note_sent()
+        self.unsent.look()
         if self._stalled_since is not None:
             if now - self._stalled_since > self.limits.body_timeout_s:
                 self.counts.write_timeouts += 1

@@ -169,11 +169,11 @@ def test_an_answer_that_a_real_kernel_has_no_room_for(
             body = request("/select_and_reserve", {**BOOK, **long})
             await asyncio.get_running_loop().run_in_executor(None, client.sendall, body)
             await until(lambda: service.core.lifecycle.bookings.by_id)
-            await until(lambda: connection._unsent)
+            await until(lambda: connection.unsent.answers)
             if reads:
                 reading = asyncio.get_running_loop().run_in_executor(None, _read, client)
                 if reads == "and stays":
-                    await until(lambda: not connection._unsent)
+                    await until(lambda: not connection.unsent.answers)
                 await reading
                 client.close()
                 await until(lambda: not server.server_state.connections)
