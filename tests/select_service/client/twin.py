@@ -112,11 +112,12 @@ def client() -> str:
     lines = [CLIENT_HEAD, *_imports(AsyncCalls), CLIENT_CLASS]
     for route, path, body in _plain(AsyncCalls):
         taken = ["self", *(f"{name}: {kind}" for name, kind in path.items())]
-        segments = iter(
-            f"{{{name}}}" if kind == "int" else f"{{calls.quoted({name})}}"
-            for name, kind in path.items()
+        url = re.sub(r"\{\w+\}", "{}", route.pattern).format(
+            *(
+                f"{{{name if kind == 'int' else f'calls.quoted({name})'}}}"
+                for name, kind in path.items()
+            )
         )
-        url = re.sub(r"\{\w+\}", lambda _, each=segments: next(each), route.pattern)
         sent = f'"{route.method}", {"f" if path else ""}"{url}"'
         if body is not None and route.takes is not None:
             taken.append(f"{body}: {route.takes.__name__}")

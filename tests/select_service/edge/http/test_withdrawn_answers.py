@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from select_service.edge.http.connection_guard import WRITE_BUFFER_MAX
+from select_service.edge.http.unsent_answers import WRITE_BUFFER_MAX
 from select_service.edge.state.keeper import Keeper
 from tests.coroutines import run_by
 from tests.select_service.edge.http.fake_clients import (
