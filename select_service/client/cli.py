@@ -263,6 +263,7 @@ def add_commands(commands: Commands) -> None:
         "Costs and their terms are in KV blocks: less is better.",
         "select-service explain\nselect-service explain 5f0c7f0e-6a1c-4b58-a5c1-5d1c2a9b7c11",
     )
+    explain.epilog = f"{explain.epilog}\n\n{text_output.legend()}"
     explain.add_argument("id", nargs="?", help="The id of a selection, reservation or decision.")
     explain.add_argument(
         "--limit", type=int, default=20, help="How many decisions are listed. Default: %(default)s."

@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import UNSET
+
+from select_service.types.common_fields import WEIGHT_SETTINGS, weight_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -16,7 +19,7 @@ if TYPE_CHECKING:
 
     from select_service.types import ScopeLoads, WorkerRecord
 
-__all__ = ["decision", "decisions", "loads", "table", "workers"]
+__all__ = ["decision", "decisions", "legend", "loads", "table", "workers"]
 
 _LOADS: Final = ("model", "tenant", "worker", "rank", "requests", "prefill", "blocks")
 _WORKERS: Final = ("worker", "model", "tenant", "state", "endpoint", "ranks", "role", "lacks")
@@ -30,14 +33,40 @@ _DECISIONS: Final = (
     "cost",
     "margin",
 )
-_TERMS: Final = ("prefill", "credit", "delay", "eviction", "decode", "context")
+_MARGIN: Final = (
+    "COST and MARGIN (what the next best rank would have cost more) are in KV blocks.\n"
+    "`select-service explain ID` shows how a cost adds up."
+)
 _PICKED_BY: Final = {
     "lowest": "has the lowest cost",
     "tie": "was drawn",
     "softmax": "was drawn by temperature",
     "only": "was the only candidate",
 }
-_CANDIDATES: Final = ("worker", "rank", "cost", *_TERMS, "taint", "cached", "trust", "left out")
+_COLUMNS: Final = {
+    "cost": "what the rank would have cost; the cheapest is chosen",
+    "prefill": "prompt tokens that it has to compute, with all of this prompt's",
+    "credit": "the part of this prompt that it has cached or is booked with",
+    "pull": "to pull blocks of this prompt from another rank",
+    "delay": "the wait of requests behind this one",
+    "eviction": "cached blocks that this prompt evicts",
+    "interference": "this prompt's prefill, for requests that the rank decodes",
+    "decode": "blocks that it holds for requests, with this one's",
+    "context": "blocks that its requests attend to, and a part for each request",
+    "requests": "its live requests",
+    "taint": "factor of the taints that the request prefers",
+    "cached": "tokens of the prompt that count as cached",
+    "trust": "0 to 1: how far its KV events are believed; multiplies CREDIT and CACHED",
+    "left out": "why it could not be chosen",
+}
+"""What the columns of a decision mean; costs and their terms are in KV blocks."""
+
+_PREFILL_TERMS: Final = ("pull", "delay", "eviction", "interference")
+_WEIGHTED: Final = {
+    "context": "context_load_scale",
+    "requests": "decode_active_request_weight",
+}
+_WIDTH: Final = 100
 
 
 def workers(found: Sequence[WorkerRecord]) -> str:
@@ -109,31 +138,92 @@ def decisions(found: Sequence[dict[str, Any]]) -> str:
                 _number(chosen.get("margin")),
             )
         )
-    return _columns(_DECISIONS, rows)
+    return f"{_columns(_DECISIONS, rows)}\n\n{_MARGIN}"
 
 
 def decision(one: dict[str, Any]) -> str:
     """One decision with every candidate rank, the cheapest first, and every term of each.
 
-    Costs are in blocks, as in the answer; deploy/docs/decisions.md explains how the terms add up.
+    Costs are in blocks, as in the answer. Terms that add nothing to any cost are left out.
     """
+    ranks = sorted(one.get("candidates") or [], key=_price)
+    weights = one.get("weights") or {}
+    columns = [name for name in _COLUMNS if _is_shown(name, ranks, weights)]
     rows = [
-        (
-            rank["worker_id"],
-            rank["dp_rank"],
-            _number(rank.get("cost")),
-            *(_number(rank.get(f"{term}_cost", rank.get(term))) for term in _TERMS),
-            _number(rank.get("taint_factor")),
-            rank.get("cached_tokens", "-"),
-            _number(rank.get("trust")),
-            rank.get("excluded") or "-",
-        )
-        for rank in sorted(one.get("candidates") or [], key=_price)
+        (rank["worker_id"], rank["dp_rank"], *(_cell(name, rank) for name in columns))
+        for rank in ranks
     ]
     head = f"{_text(one['decision_id'])}: {one['outcome']} on {one['route']}{_how(one)}"
-    weights = one.get("weights") or {}
-    in_force = ", ".join(f"{name} {_text(value)}" for name, value in weights.items())
-    return f"{head}\n{_columns(_CANDIDATES, rows)}\nweights: {in_force or '-'}"
+    in_force = [
+        (f"{_text(name)} {_text(value)}", weight_text(name) if name in WEIGHT_SETTINGS else "")
+        for name, value in weights.items()
+        if value
+    ]
+    off = ", ".join(_text(name) for name, value in weights.items() if not value)
+    return "\n".join(
+        (
+            head,
+            _columns(("worker", "rank", *columns), rows),
+            "",
+            f"COST = {_formula(columns)}",
+            *_explained([(name.upper(), _COLUMNS[name]) for name in columns[1:]]),
+            "",
+            "weights:",
+            *_explained(in_force),
+            *_wrapped("  off: ", off),
+        )
+    )
+
+
+def legend() -> str:
+    """What the columns of a decision mean, a line each."""
+    return "\n".join(
+        ("columns:", *_explained([(name.upper(), text) for name, text in _COLUMNS.items()]))
+    )
+
+
+def _is_shown(name: str, ranks: Sequence[dict[str, Any]], weights: dict[str, Any]) -> bool:
+    if name in _WEIGHTED:
+        return bool(weights.get(_WEIGHTED[name]))
+    if name in _PREFILL_TERMS:
+        return any(rank.get(f"{name}_cost") for rank in ranks)
+    if name in {"taint", "left out"}:
+        return any(_cell(name, rank) != "-" for rank in ranks)
+    return True
+
+
+def _cell(name: str, rank: dict[str, Any]) -> object:
+    match name:
+        case "cached":
+            return rank.get("cached_tokens", "-")
+        case "left out":
+            return rank.get("excluded") or "-"
+        case "taint":
+            return _number(rank.get("taint_factor"))
+        case _:
+            return _number(rank.get(f"{name}_cost", rank.get(name)))
+
+
+def _formula(columns: Sequence[str]) -> str:
+    """How a cost adds up out of the columns that are shown."""
+    shown = [name for name in _PREFILL_TERMS if name in columns]
+    terms = [
+        f"prefill_load_scale * ({' + '.join(['PREFILL - CREDIT', *map(str.upper, shown)])})",
+        "decode_load_scale * DECODE",
+        *(f"{scale} * {name.upper()}" for name, scale in _WEIGHTED.items() if name in columns),
+    ]
+    total = " + ".join(terms)
+    return f"({total}) * TAINT" if "taint" in columns else total
+
+
+def _explained(pairs: Sequence[tuple[str, str]]) -> list[str]:
+    """One line for each name, or more where its text is long."""
+    width = max((len(name) for name, _ in pairs), default=0)
+    return [line for name, text in pairs for line in _wrapped(f"  {name.ljust(width)}  ", text)]
+
+
+def _wrapped(start: str, text: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, initial_indent=start, subsequent_indent=" " * len(start))
 
 
 def _how(one: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["COMMON_FIELDS"]
+__all__ = ["COMMON_FIELDS", "WEIGHT_SETTINGS", "weight_text"]
 
 COMMON_FIELDS: Final = {
     "worker_id": "Id of the worker, chosen by whoever registers it, e.g. `7`.",
@@ -180,3 +180,30 @@ COMMON_FIELDS: Final = {
         "True where the overlap is estimated by what routing put there, not told by KV events."
     ),
 }
+
+WEIGHT_SETTINGS: Final = {
+    "overlap_score_credit": "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT",
+    "overlap_score_credit_decay": "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY",
+    "prefill_load_scale": "DYN_ROUTER_PREFILL_LOAD_SCALE",
+    "host_cache_hit_weight": "DYN_ROUTER_HOST_CACHE_HIT_WEIGHT",
+    "disk_cache_hit_weight": "DYN_ROUTER_DISK_CACHE_HIT_WEIGHT",
+    "temperature": "DYN_ROUTER_TEMPERATURE",
+    "track_prefill_tokens": "DYN_ROUTER_TRACK_PREFILL_TOKENS",
+    "kv_transfer_cost_per_block": "--kv-transfer-cost-per-block",
+    "decode_load_scale": "--decode-load-scale",
+    "delay_weight": "--delay-scale",
+    "eviction_weight": "--eviction-scale",
+    "expects_booked": "--expects-booked",
+    "context_load_scale": "--context-load-scale",
+    "pace": "--pace-scale",
+    "interference": "--interference-scale",
+    "decode_active_request_weight": "DYN_ROUTER_DECODE_ACTIVE_REQUEST_WEIGHT",
+}
+"""By weight of a decision, the flag or environment variable that sets it; `--policy` sets those
+with a flag where it is not given."""
+
+
+def weight_text(name: str) -> str:
+    """Return what a weight of a decision is, and what sets it."""
+    text = COMMON_FIELDS[name].partition(", e.g.")[0].removesuffix(".")
+    return f"{text} ({WEIGHT_SETTINGS[name]})."

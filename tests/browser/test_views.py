@@ -476,7 +476,7 @@ def test_the_shadow_is_what_the_api_says(serve: Serve, tab: Tabs) -> None:
             assert page.text(f"[data-card=regret-{card}] b") == f"{told[member]['mean']:.2f}"
         gain = page.rows("shadow-gain")["Prompt tokens to prefill"]
         assert (gain["Live"], gain["Shadow"], gain["Gain"]) == ("0.0", "64.0", "-64.0")
-        weights = page.rows("shadow-weights")["overlap score credit"]
+        weights = page.rows("shadow-weights")["overlap_score_credit"]
         assert (weights["Live"], weights["Shadow"]) == ("1", "0")
         shown = [
             (number(row["By live weights"]), number(row["By the shadow's"]))

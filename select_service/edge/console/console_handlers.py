@@ -23,6 +23,7 @@ from select_service.edge.decision_report import Wanted
 from select_service.edge.http.traffic import LATENCY_BUCKETS_S
 from select_service.edge.routing import read_count, read_id, read_query
 from select_service.errors import InvalidQuery
+from select_service.types.common_fields import WEIGHT_SETTINGS, weight_text
 from select_service.types.decisions import Outcome
 from select_service.version import __version__
 
@@ -77,6 +78,7 @@ class Console:
             "latency_bounds_s": LATENCY_BUCKETS_S,
             "rank_fields": RANK_FIELDS,
             "actions": actions(),
+            "weights": {name: weight_text(name) for name in WEIGHT_SETTINGS},
             "links": {"documentation": DOCUMENTATION, "grafana": grafana_url},
         }
         self._live = LiveView(service, history, traffic.console, about, clients_max=clients_max)

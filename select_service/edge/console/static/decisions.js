@@ -3,7 +3,7 @@
 
 import { setFilter, written } from "./address.js";
 import { get } from "./api.js";
-import { clock, count, decimal, duration, emptiness, facts, h, NONE, panel, percent, pill, plural } from "./dom.js";
+import { clock, count, decimal, duration, emptiness, facts, h, NONE, panel, percent, pill, plural, weight } from "./dom.js";
 import { Poll } from "./poll.js";
 
 const OUTCOMES = { placed: "good", refused: "bad", cache_threshold: "warn" };
@@ -159,7 +159,7 @@ export class Decisions {
         "div",
         { class: "columns" },
         panel("Request", facts([["At", clock(one.at_ms)], ["Route", one.route], ["Model · tenant", `${one.model_name} · ${one.tenant_id}`], ["Selection", one.selection_id], ["Reservation", one.reservation_id], ["Waited", duration(one.waited_s)], ["Prompt", `${plural(prompt.isl_tokens, "token")}, ${plural(prompt.blocks, "block")} of ${prompt.block_size}`], ["Admission", one.admission ? `${one.admission.outcome} by ${one.admission.policy}${one.admission.reason ? ` (${one.admission.reason})` : ""}` : "not judged"]]), h("p", {}, h("button", { type: "button", onclick: () => this.go(`prefix/${encodeURIComponent(one.decision_id)}`) }, "Who holds this prompt now?"))),
-        panel("Weights in force", facts(Object.entries(one.weights).map(([name, value]) => [name.replaceAll("_", " "), { true: "yes", false: "no" }[value] ?? String(value)]))),
+        panel("Weights in force", facts(Object.entries(one.weights).map(([name, value]) => [weight(this.store, name), { true: "yes", false: "no" }[value] ?? String(value)]))),
       ),
     );
     if (one.shadow) blocks.push(this.shadow(one.shadow));
@@ -191,10 +191,10 @@ export class Decisions {
     const body = h("ol", { class: "candidates", id: "candidates" }, lines.slice(0, SHOWN));
     const rest = lines.slice(SHOWN);
     const more = h("button", { type: "button", class: "more", hidden: rest.length === 0, onclick: () => { body.append(...rest); more.remove(); } }, `Show ${rest.length} more`);
-    const key = (tone, text) => h("span", { class: "key" }, h("i", { "data-tone": tone, "aria-hidden": "true" }), text);
+    const key = (tone, text, title) => h("span", { class: "key", title }, h("i", { "data-tone": tone, "aria-hidden": "true" }), text);
     return panel(
       `Candidates (${priced.length} of ${plural(all.length, "rank")})`,
-      h("p", { class: "legend" }, key("decode", "decoding"), key("prefill", "prefill to compute"), key("delay", "delay of others"), key("eviction", "evicted from the cache"), key("credit", "spared by the cache"), h("span", { class: "when" }, "cost in blocks, less is better")),
+      h("p", { class: "legend" }, key("decode", "decoding", "Blocks that the rank holds for its requests, with this one's"), key("prefill", "prefill to compute", "Prompt tokens that the rank has to compute, with what of this prompt it has not cached"), key("delay", "delay of others", "The wait of requests behind this one, and of those that the rank decodes"), key("eviction", "evicted from the cache", "Cached blocks that this prompt evicts"), key("credit", "spared by the cache", "What of this prompt the rank has cached or is booked with; it costs nothing"), h("span", { class: "when" }, "cost in blocks, less is better")),
       all.length ? body : emptiness("No candidates", "No worker was considered.", "no-candidates"),
       more,
     );
@@ -213,7 +213,7 @@ export class Decisions {
       h("span", { class: "who mono", title: other.endpoint }, nameOf(other), isChosen && h("span", { class: "winner" }, " chosen")),
       h("span", { class: "stack", role: "img", "aria-label": `prefill ${decimal(p.prefill, 2)}, delay of others ${decimal(p.delay, 2)}, eviction ${decimal(p.eviction, 2)}, decode ${decimal(p.decode, 2)}, spared ${decimal(p.credit, 2)}` }, piece("decode", p.decode), piece("prefill", p.prefill), piece("delay", p.delay), piece("eviction", p.eviction), piece("credit", p.credit)),
       h("b", { class: "num cost" }, decimal(other.cost, 2)),
-      h("span", { class: "why muted" }, `${count(held)} of ${count(total)} blocks cached${other.host_blocks || other.disk_blocks ? ` (${count(other.host_blocks)} host, ${count(other.disk_blocks)} disk)` : ""} · ${count(other.prefill_tokens)} tokens and ${count(other.decode_blocks)} blocks before · `, doubts.length ? h("span", { class: "doubt" }, doubts.join(", ")) : (lag ?? "no events"), other.taint_factor !== null && other.taint_factor !== undefined ? ` · taints × ${decimal(other.taint_factor, 3)}` : ""),
+      h("span", { class: "why muted" }, `${count(held)} of ${count(total)} blocks cached${other.host_blocks || other.disk_blocks ? ` (${count(other.host_blocks)} host, ${count(other.disk_blocks)} disk)` : ""} · ${count(other.prefill_tokens)} tokens and ${count(other.decode_blocks)} blocks before · `, doubts.length ? h("span", { class: "doubt", title: "How far the rank's KV events are believed; what it has cached counts for less" }, doubts.join(", ")) : (lag ?? "no events"), other.taint_factor !== null && other.taint_factor !== undefined ? ` · taints × ${decimal(other.taint_factor, 3)}` : ""),
     );
   }
 

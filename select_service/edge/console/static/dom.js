@@ -76,6 +76,11 @@ export function panel(title, ...content) {
   return h("section", { class: "panel", "aria-label": title }, h("h2", {}, title), ...content);
 }
 
+// A weight by its own name, which can be searched for; what it is, and its flag, on hovering.
+export function weight(store, name) {
+  return h("code", { title: store.about.weights[name] }, name);
+}
+
 export function facts(pairs) {
   return h("dl", { class: "facts" }, pairs.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value ?? NONE)]));
 }

@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { LineChart } from "./chart.js";
-import { count, decimal, duration, emptiness, facts, h, NONE, panel, percent, plural } from "./dom.js";
+import { count, decimal, duration, emptiness, facts, h, NONE, panel, percent, plural, weight } from "./dom.js";
 import { scopeOf } from "./fleet.js";
 import { Poll } from "./poll.js";
 import { TimeRange } from "./range.js";
@@ -22,7 +22,6 @@ const GAINS = [
 ];
 
 const said = (value) => ({ true: "yes", false: "no" })[value] ?? String(value);
-const words = (name) => name.replaceAll("_", " ");
 
 function table(name, heads, rows) {
   const cells = (row) => row.map((value, at) => (at ? h("td", { class: "num" }, value) : h("th", { scope: "row" }, value)));
@@ -87,7 +86,7 @@ export class Shadow {
       card("cost", "Its cost", duration(told.cost_s), `since the start; at most ${percent(told.cost_max, 2)} of the time`),
       card("since", "These weights for", duration(told.since_s), `${percent(told.sample, 1)} of decisions drawn`),
     );
-    const weights = Object.entries(told.shadow_weights).map(([name, value]) => [words(name), said(told.live_weights[name]), value === told.live_weights[name] ? said(value) : h("b", {}, said(value))]);
+    const weights = Object.entries(told.shadow_weights).map(([name, value]) => [weight(this.store, name), said(told.live_weights[name]), value === told.live_weights[name] ? said(value) : h("b", {}, said(value))]);
     const regrets = classes(told.regret_bounds, total.regret_by_live_weights.counts, total.regret_by_shadow_weights.counts);
     const gains = total.choices && GAINS.map(([name, text]) => [text, decimal(total.choices.live[name]), decimal(total.choices.shadow[name]), decimal(total.choices.gain[name])]);
     const skipped = Object.entries(total.skipped).map(([why, number]) => [WHY[why] ?? why, count(number)]);
