@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from html import escape
 from typing import TYPE_CHECKING, Final
 
-from select_service.simulator.plots import COLOURS
+from select_service.simulator.plots import swatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -29,7 +29,7 @@ _STYLE: Final = (
     "figure{display:inline-block;vertical-align:top;margin:0 1em 1em 0;max-width:100%}"
     "svg{display:block;max-width:100%;height:auto}figcaption{max-width:460px}"
     ".key span{margin-right:1.2em;white-space:nowrap;display:inline-block}"
-    ".key i{display:inline-block;width:1em;height:.7em;margin-right:.35em;"
+    ".key i{display:inline-block;width:2em;height:.5em;margin-right:.35em;"
     "-webkit-print-color-adjust:exact;print-color-adjust:exact}"
 )
 
@@ -72,9 +72,9 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def key(names: Iterable[str]) -> str:
-    """Return a legend for the colours of lines and bars, in order."""
+    """Return a legend for the colours and dashes of lines, and the colours of bars, in order."""
     spans = (
-        f'<span><i style="background:{COLOURS[at % len(COLOURS)]}"></i>{escape(name)}</span>'
+        f'<span><i style="background:{swatch(at)}"></i>{escape(name)}</span>'
         for at, name in enumerate(names)
     )
     return f'<p class="key">{"".join(spans)}</p>'

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["COLOURS", "Series", "bars", "lines", "stacked"]
+__all__ = ["Series", "bars", "lines", "stacked", "swatch"]
 
-COLOURS: Final = (
+_COLOURS: Final = (
     "#0072b2",
     "#d55e00",
     "#009e73",
@@ -38,7 +38,8 @@ _ROOMY = 10  # bars over which values of three digits do not touch
 _READ_MAX: Final = 60
 """Points of a line whose values are shown where they are pointed at."""
 
-_DASHES: Final = ("", "7 4", "2 3", "7 3 2 3")
+_DASHES: Final = ((), (7, 4), (2, 3), (7, 3, 2, 3))
+"""Lines and gaps in turn: not everybody tells colours apart, and the others show through gaps."""
 
 
 class Series(NamedTuple):
@@ -141,7 +142,7 @@ def lines(
 
 
 def _drawn(one: Series, places: Sequence[tuple[float, float]], number: int) -> str:
-    colour, name = COLOURS[number % len(COLOURS)], f"<title>{escape(one.name)}</title>"
+    colour, name = _COLOURS[number % len(_COLOURS)], f"<title>{escape(one.name)}</title>"
     if one.kind == "dots":
         dots = (_dot(one.name, *pair, "") for pair in zip(places, one.points, strict=True))
         return f'<g fill="{colour}">{"".join(dots)}</g>'
@@ -150,14 +151,24 @@ def _drawn(one: Series, places: Sequence[tuple[float, float]], number: int) -> s
     pairs = list(zip(places, one.points, strict=True))[::step] if places else []
     read = "".join(_dot(one.name, *pair, ' class="h"') for pair in pairs)
     stroke = f'fill="none" stroke="{colour}" stroke-width="1.6"'
+    if dashes := _DASHES[number % len(_DASHES)]:
+        stroke += f' stroke-dasharray="{" ".join(map(str, dashes))}"'
     if one.kind == "step":
-        # steps often overlap: the others show through the gaps of one
-        stroke += f' stroke-dasharray="{_DASHES[number % len(_DASHES)]}"' * (number > 0)
         turns = [(x, y, then) for (_, y), (x, then) in pairwise(places) if y != then]
         corners = [corner for x, y, then in turns for corner in ((x, y), (x, then))]
         places = [*places[:1], *corners, *places[-1:]]
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
     return f'<polyline {stroke} points="{path}">{name}</polyline><g fill="{colour}">{read}</g>'
+
+
+def swatch(number: int) -> str:
+    """Return the CSS background that stands in a legend for a line, with its dashes."""
+    colour = _COLOURS[number % len(_COLOURS)]
+    stops, at = [], 0
+    for part, length in enumerate(_DASHES[number % len(_DASHES)]):
+        stops.append(f"{'transparent' if part % 2 else colour} {at}px {at + length}px")
+        at += length
+    return f"repeating-linear-gradient(90deg,{','.join(stops)})" if stops else colour
 
 
 def _dot(name: str, place: tuple[float, float], point: tuple[float, float], kind: str) -> str:
@@ -180,7 +191,7 @@ def bars(title: str, names: Sequence[str], values: Sequence[float], *, y: str) -
         height = floor - up.at(value)
         parts.append(
             f'<rect x="{begin:.1f}" y="{floor - height:.1f}" width="{end - begin:.1f}" '
-            f'height="{height:.1f}" fill="{COLOURS[number % len(COLOURS)]}">'
+            f'height="{height:.1f}" fill="{_COLOURS[number % len(_COLOURS)]}">'
             f"<title>{escape(name)}: {value:.4g}</title></rect>"
             f'<text x="{(begin + end) / 2:.1f}" y="{floor - height - 3:.1f}" class="v">'
             f"{_amount(value, 3 if len(names) <= _ROOMY else 2)}</text>"
@@ -204,7 +215,7 @@ def stacked(
             below += values[at]
             parts.append(
                 f'<rect x="{begin:.1f}" y="{top:.1f}" width="{end - begin:.1f}" '
-                f'height="{floor - top:.1f}" fill="{COLOURS[number % len(COLOURS)]}">'
+                f'height="{floor - top:.1f}" fill="{_COLOURS[number % len(_COLOURS)]}">'
                 f"<title>{escape(name)}, {escape(layer)}: {values[at]:.4g}</title></rect>"
             )
         parts.append(

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from select_service.simulator.plots import Series, bars, lines
+from select_service.simulator.plots import Series, bars, lines, swatch
 
 
 @pytest.mark.parametrize(
@@ -32,3 +32,14 @@ def test_values_above_bars_are_shorter_where_bars_are_many() -> None:
 
     assert above(3) == ["0.975", "12,345", "99.7"]
     assert above(12) == ["0.98", "12,345", "100"]
+
+
+def test_lines_are_told_apart_without_their_colours() -> None:
+    names = ["a", "b", "c", "d"]
+    drawn = lines("t", [Series(name, [(0.0, 1.0), (1.0, 2.0)]) for name in names], x="s", y="")
+    dashes = re.findall(r'<polyline [^>]*?(?:stroke-dasharray="([\d ]+)" )?points=', drawn)
+    assert len({*dashes}) == len(names)
+    for at, dash in enumerate(dashes):
+        ends = [float(end) for end in re.findall(r" ([\d]+)px [\d]+px", swatch(at))]
+        ends += [float(end) for end in re.findall(r"([\d]+)px\)$", swatch(at))]
+        assert [b - a for a, b in pairwise(ends)] == [float(one) for one in dash.split()]
