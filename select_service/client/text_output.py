@@ -165,7 +165,7 @@ def decision(one: dict[str, Any]) -> str:
             head,
             _columns(("worker", "rank", *columns), rows),
             "",
-            f"COST = {_formula(columns)}",
+            f"COST = {_formula(columns)}, in KV blocks",
             *_explained([(name.upper(), _COLUMNS[name]) for name in columns[1:]]),
             "",
             "weights:",

@@ -55,7 +55,7 @@ def told(weights: dict[str, Any], **rank: Any) -> tuple[dict[str, str], str]:
 def test_what_adds_nothing_to_a_cost_is_left_out() -> None:
     row, below = told({})
     assert [*row] == ["WORKER", "RANK", "COST", "PREFILL", "CREDIT", "DECODE", "CACHED", "TRUST"]
-    assert "COST = prefill_load_scale * (PREFILL - CREDIT) + decode_load_scale * DECODE\n" in below
+    assert "COST = prefill_load_scale * (PREFILL - CREDIT) + decode_load_scale * DECODE, " in below
     assert "off: context_load_scale, delay_weight" in below
 
 
