@@ -257,7 +257,8 @@ def _columns(names: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
         "  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True))
         for line in lines
     )
-    return "\n".join(line.rstrip() for line in padded)
+    told = [line.rstrip() for line in padded]
+    return "\n".join(told if len(told) > 1 else [*told, "(none)"])
 
 
 def _text(value: object) -> str:

@@ -17,19 +17,20 @@ _COLOURS: Final = (
     "#d55e00",
     "#009e73",
     "#cc79a7",
-    "#e69f00",
-    "#56b4e9",
+    "#b07c00",
+    "#4a9fd8",
     "#808080",
-    "#8c564b",
-    "#4b0082",
-    "#a6d854",
+    "#9c6352",
+    "#7b4fd0",
+    "#7aa32e",
     "#e7298a",
-    "#1b5e20",
-    "#b8860b",
+    "#3c8c40",
+    "#c06a9a",
     "#008b8b",
-    "#b22222",
-    "#9e9ac8",
+    "#cf3a3a",
+    "#8d88c0",
 )
+"""Each stands out from the light page and from the dark one."""
 _WIDTH, _HEIGHT = 460, 280
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 12, 28, 40
 _ROOMY = 10  # bars over which values of three digits do not touch

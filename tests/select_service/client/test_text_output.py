@@ -90,3 +90,8 @@ def test_every_weight_is_explained_and_says_what_sets_it() -> None:
         assert f"({setting})." in " ".join(below.split())
     flags = {f"--{name.replace('_', '-')}" for name in CostSettings.__struct_fields__}
     assert {*WEIGHT_SETTINGS.values()} <= flags | {one.name for one in ENVIRONMENT}
+
+
+def test_nothing_to_list_is_said() -> None:
+    for said in (text_output.workers([]), text_output.loads([]), text_output.decisions([])):
+        assert said.splitlines()[1] == "(none)"

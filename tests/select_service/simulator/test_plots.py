@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 
+from select_service.simulator import page, plots
 from select_service.simulator.plots import Series, bars, lines, swatch
 
 
@@ -43,3 +44,18 @@ def test_lines_are_told_apart_without_their_colours() -> None:
         ends = [float(end) for end in re.findall(r" ([\d]+)px [\d]+px", swatch(at))]
         ends += [float(end) for end in re.findall(r"([\d]+)px\)$", swatch(at))]
         assert [b - a for a, b in pairwise(ends)] == [float(one) for one in dash.split()]
+
+
+def light(colour: str) -> float:
+    """The relative luminance by WCAG."""
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    bent = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(share * part for share, part in zip((0.2126, 0.7152, 0.0722), bent, strict=True))
+
+
+def test_colours_stand_out_from_the_light_page_and_from_the_dark_one() -> None:
+    pages = [re.findall(r"--page:(#\w+)", style)[0] for style in (page._LIGHT, page._DARK)]
+    white, dark = (light(one if len(one) == 7 else "#ffffff") for one in pages)
+    for colour in plots._COLOURS:
+        assert (white + 0.05) / (light(colour) + 0.05) > 2.8, colour
+        assert (light(colour) + 0.05) / (dark + 0.05) > 3, colour
