@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Series", "bars", "lines", "stacked", "swatch"]
+__all__ = ["COLOURS", "Series", "bars", "lines", "stacked", "swatch"]
 
-_COLOURS: Final = (
+COLOURS: Final = (
     "#0072b2",
     "#d55e00",
     "#009e73",
@@ -143,7 +143,7 @@ def lines(
 
 
 def _drawn(one: Series, places: Sequence[tuple[float, float]], number: int) -> str:
-    colour, name = _COLOURS[number % len(_COLOURS)], f"<title>{escape(one.name)}</title>"
+    colour, name = COLOURS[number % len(COLOURS)], f"<title>{escape(one.name)}</title>"
     if one.kind == "dots":
         dots = (_dot(one.name, *pair, "") for pair in zip(places, one.points, strict=True))
         return f'<g fill="{colour}">{"".join(dots)}</g>'
@@ -164,7 +164,7 @@ def _drawn(one: Series, places: Sequence[tuple[float, float]], number: int) -> s
 
 def swatch(number: int) -> str:
     """Return the CSS background that stands in a legend for a line, with its dashes."""
-    colour = _COLOURS[number % len(_COLOURS)]
+    colour = COLOURS[number % len(COLOURS)]
     stops, at = [], 0
     for part, length in enumerate(_DASHES[number % len(_DASHES)]):
         stops.append(f"{'transparent' if part % 2 else colour} {at}px {at + length}px")
@@ -192,7 +192,7 @@ def bars(title: str, names: Sequence[str], values: Sequence[float], *, y: str) -
         height = floor - up.at(value)
         parts.append(
             f'<rect x="{begin:.1f}" y="{floor - height:.1f}" width="{end - begin:.1f}" '
-            f'height="{height:.1f}" fill="{_COLOURS[number % len(_COLOURS)]}">'
+            f'height="{height:.1f}" fill="{COLOURS[number % len(COLOURS)]}">'
             f"<title>{escape(name)}: {value:.4g}</title></rect>"
             f'<text x="{(begin + end) / 2:.1f}" y="{floor - height - 3:.1f}" class="v">'
             f"{_amount(value, 3 if len(names) <= _ROOMY else 2)}</text>"
@@ -216,7 +216,7 @@ def stacked(
             below += values[at]
             parts.append(
                 f'<rect x="{begin:.1f}" y="{top:.1f}" width="{end - begin:.1f}" '
-                f'height="{floor - top:.1f}" fill="{_COLOURS[number % len(_COLOURS)]}">'
+                f'height="{floor - top:.1f}" fill="{COLOURS[number % len(COLOURS)]}">'
                 f"<title>{escape(name)}, {escape(layer)}: {values[at]:.4g}</title></rect>"
             )
         parts.append(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from select_service.types.common_fields import weight_text
 from tests.browser.fleet import BIG, book, call, publish, register
 from tests.browser.tab import Tab
 from tests.live.engine import FakeEngine
@@ -486,6 +487,11 @@ def test_the_shadow_is_what_the_api_says(serve: Serve, tab: Tabs) -> None:
         assert shown == list(zip(*counts, strict=True))
         assert page.rows("shadow-skipped")["there was one candidate"]["Decisions"] == "1"
         assert page.rows("shadow-scopes")["default"]["Scored decisions"] == "3"
+        about = page.find("[data-table=shadow-weights] code").first.get_attribute("title")
+        assert about == weight_text("overlap_score_credit")
+        page.page.set_viewport_size({"width": 420, "height": 800})
+        assert page.overflow() == 0
+        page.page.set_viewport_size({"width": 1280, "height": 800})
         call(server, "POST", "/select", {"token_ids": tokens, "selection_id": "now"})
         page.until("[data-chart=agreement] [data-value=agreement]", "0 %")
         page.until("[data-chart=shadow-prefill] [data-value=shadow]", "64")

@@ -56,6 +56,6 @@ def light(colour: str) -> float:
 def test_colours_stand_out_from_the_light_page_and_from_the_dark_one() -> None:
     pages = [re.findall(r"--page:(#\w+)", style)[0] for style in (page._LIGHT, page._DARK)]
     white, dark = (light(one if len(one) == 7 else "#ffffff") for one in pages)
-    for colour in plots._COLOURS:
+    for colour in plots.COLOURS:
         assert (white + 0.05) / (light(colour) + 0.05) > 2.8, colour
         assert (light(colour) + 0.05) / (dark + 0.05) > 3, colour

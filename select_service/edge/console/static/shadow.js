@@ -100,7 +100,7 @@ export class Shadow {
         panel("Regret in blocks, by decisions", total.scored ? this.bars(regrets, total.scored) : nothing("no-regret")),
       ),
       panel("Predicted per request", gains ? table("shadow-gain", ["On average", "Live", "Shadow", "Gain"], gains) : nothing("no-gain"), h("p", { class: "note" }, "Open loop: the shadow sees the loads and caches that the live choices made. What it would make of its own, the simulator tells.")),
-      panel("By model and tenant", table("shadow-scopes", ["Model · tenant", "Scored decisions", "Agreement", "Regret, live, blocks", "Regret, shadow, blocks", "Prefill saved, tokens a request"], scopes), told.scopes_total > scopes.length && h("p", { class: "note" }, `${plural(told.scopes_total - scopes.length, "more scope")} in GET /shadow.`)),
+      panel("By model and tenant", h("div", { class: "table-box", role: "group", "aria-label": "By model and tenant", tabindex: "0" }, table("shadow-scopes", ["Model · tenant", "Scored decisions", "Agreement", "Regret, live, blocks", "Regret, shadow, blocks", "Prefill saved, tokens a request"], scopes)), told.scopes_total > scopes.length && h("p", { class: "note" }, `${plural(told.scopes_total - scopes.length, "more scope")} in GET /shadow.`)),
       panel("Not scored", skipped.length ? table("shadow-skipped", ["Why", "Decisions"], skipped) : facts([["Decisions", "0"]])),
     );
   }
