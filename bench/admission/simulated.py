@@ -127,7 +127,7 @@ class Simulated:
         else:
             rank.requests -= 1
             rank.blocks -= client.tokens // size + (client.output_tokens - 1) // size
-            self.pool.ended(client.tenant_id)
+            self.pool.ended(client.tenant_id, client.admitted_at)
         self._tell(slot, now)
 
     def _tell(self, slot: int, now: float) -> None:

@@ -101,7 +101,9 @@ class RecordedPool(PoolLoad):
         if tokens:
             self.told.work.hear(slot, tokens, booked_at)
 
-    def ended(self, tenant_id: str) -> None:
-        """Count the end of a request of the tenant."""
-        self.told.work.ended += 1
+    def ended(self, tenant_id: str, booked_at: float | None = None) -> None:
+        """Count the end of a request of the tenant, booked then."""
+        work = self.told.work
+        work.ended += 1
+        work.stayed_s += 0.0 if booked_at is None else max(0.0, work.at - booked_at)
         self.left(tenant_id)

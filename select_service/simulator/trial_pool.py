@@ -181,7 +181,7 @@ class ComputingPool(RecordedPool):
         rank.blocks -= running.blocks
         rank.requests -= 1
         self._tell(running.rank, now)
-        self.ended(running.ask.tenant_id)
+        self.ended(running.ask.tenant_id, running.started)
         return now
 
     def _tell(self, number: int, now: float) -> None:

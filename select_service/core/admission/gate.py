@@ -241,7 +241,7 @@ class Gate(Generic[T]):
         if gate == "unavailable":
             return NO_ROOM
         if gate == "capacity":
-            return Room("requests", 1.0, self.pool.meter.requests_per_s * RETURN_SHARE, 0.0)
+            return Room("requests", 1.0, self.pool.requests_per_s * RETURN_SHARE, 0.0)
         line, rate = self.policy.refill(ask, self.pool)
         work = max(1, ask.work)  # a cached prompt takes a place, too
         if gate == "busy":
@@ -255,7 +255,7 @@ class Gate(Generic[T]):
             above = self._above(band, now) if self.queue is None else self.queue.above(band, now)
             left = max(1.0 - above / rate, LEFT_SHARE_MIN)
             rate *= left
-            ends_per_s = self.pool.meter.requests_per_s
+            ends_per_s = self.pool.requests_per_s
             if ends_per_s:  # long answers may be what fills the pool
                 rate = min(rate, work * ends_per_s * left)
         if earliest_s == math.inf:  # it never fits

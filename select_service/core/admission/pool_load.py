@@ -282,6 +282,11 @@ class PoolLoad:
             self._follow_rate()
         return self._rate
 
+    @property
+    def requests_per_s(self) -> float:
+        """Requests that end per second with as many in flight as now; 0: unknown. O(slots)."""
+        return self.meter.requests_per_s(int(self.loads.requests.sum()))
+
     def _follow_requests(self) -> None:
         """Read how far the requests that ranks run at once are taken. O(slots)."""
         requests = self.loads.requests

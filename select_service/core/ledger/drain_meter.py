@@ -40,8 +40,10 @@ class DrainMeter:
         "_seen_computed",
         "_seen_ended",
         "_seen_said_seconds",
+        "_seen_stayed_s",
         "_seen_unheard",
         "_span",
+        "_stayed_s",
         "_tokens",
         "work",
     )
@@ -59,9 +61,10 @@ class DrainMeter:
         self._tokens = PRIOR_WEIGHT_S * prior_tokens_per_s
         self._busy_since_said = 0.0  # busy seconds since the last report
         self._ended = 0.0
+        self._stayed_s = 0.0  # for how long those that ended were in flight
         self._span = 0.0  # seconds with something computing
         self._seen_computed, self._seen_unheard = work.computed, work.unheard
-        self._seen_ended = work.ended
+        self._seen_ended, self._seen_stayed_s = work.ended, work.stayed_s
         self._seen_said_seconds, self._seen_busy_seconds = work.said_seconds, work.busy_seconds
 
     def follow(self) -> None:
@@ -80,9 +83,11 @@ class DrainMeter:
         if passed > 0.0:
             fade = math.exp(-passed / self._memory_s)
             self._ended *= fade
+            self._stayed_s *= fade
             self._span = self._span * fade + passed
         self._ended += self.work.ended - self._seen_ended
-        self._seen_ended = self.work.ended
+        self._stayed_s += self.work.stayed_s - self._seen_stayed_s
+        self._seen_ended, self._seen_stayed_s = self.work.ended, self.work.stayed_s
 
     def _follow_words(self, passed: float) -> None:
         """Add the reported work; forget at most as much time as was reported.
@@ -108,8 +113,16 @@ class DrainMeter:
         self.follow()
         return max(TOKENS_PER_S_MIN, self._tokens / self._said_seconds)
 
-    @property
-    def requests_per_s(self) -> float:
-        """Requests that end per busy second, over all ranks; 0 until one has ended."""
+    def requests_per_s(self, in_flight: int) -> float:
+        """Return how many of so many requests end per second; 0 until one has ended.
+
+        As many as end while prompts are computed, and where long answers are what takes time, as
+        many as are in flight, divided by how long one stays.
+        """
         self.follow()
-        return self._ended / self._span if self._span > 0.0 else 0.0
+        ended = self._ended
+        if self._span <= 0.0 or not ended:
+            return 0.0
+        computed = ended / self._span
+        stayed_s = self._stayed_s
+        return min(computed, in_flight * ended / stayed_s) if stayed_s > 0.0 else computed

@@ -19,8 +19,8 @@ from select_service.core.ledger.deadlines import Deadlines
 from select_service.core.ledger.drain_meter import PRIOR_TOKENS_PER_S
 from select_service.core.ledger.exact_sums import rounded
 from select_service.core.ledger.output_blocks import OutputBlocks
-from select_service.core.ledger.rank_speeds import BLOCKS_EVERY_S
-from select_service.core.ledger.reservation import LedgerReservation, OutputTold
+from select_service.core.ledger.rank_speeds import BLOCKS_EVERY_S, TOGETHER_S
+from select_service.core.ledger.reservation import FirstToken, LedgerReservation, OutputTold
 from select_service.core.ledger.slot_generations import SlotGenerations
 from select_service.core.ledger.slot_loads import LOOK_EVERY_S, SlotLoads
 
@@ -231,7 +231,28 @@ class Ledger:
         if created > loads.work.resumed_at:  # else it may have been begun long before
             if cached_tokens is not None:
                 tokens = max(0, reservation.isl_tokens - cached_tokens)
-            loads.speeds.computed(slot, reservation.queued_tokens + tokens, now - created)
+            tokens += reservation.queued_tokens
+            if reservation.pair is None:
+                reservation.first_token = FirstToken(now, tokens)
+            else:  # a leg ends with its prompt
+                loads.speeds.computed(slot, tokens, now - created)
+
+    def learn_first_token(self, reservation: LedgerReservation, now: float) -> bool:
+        """Learn the speed of a rank from a first token, now that something came after it.
+
+        One that is reported together with the rest of its answer tells when that ended: nothing is
+        learnt from it.
+
+        Returns:
+            Whether it counts.
+        """
+        told = reservation.first_token
+        if told is None or now - told.at <= TOGETHER_S:
+            return False
+        reservation.first_token = None
+        seconds = told.at - reservation.created
+        self.loads.speeds.computed(reservation.slot, told.tokens, seconds)
+        return True
 
     def note_computed(self, reservation: LedgerReservation, now: float) -> None:
         """Note that a live reservation's prompt is cached on its rank, where that is estimated."""
@@ -321,7 +342,9 @@ class Ledger:
         if reservation.whole_outputs or reservation.faded_outputs:
             self._outputs.drop(reservation)
         reservation.leave()
-        self.loads.work.ended += 1
+        work = self.loads.work
+        work.ended += 1
+        work.stayed_s += work.at - reservation.created
         if self.changes is not None and self.changes.names_wanted:
             self.changes.ended.append(reservation.fairness_id)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-__all__ = ["Fit", "PredictionError", "RankSpeed", "RankSpeeds", "SpeedRow"]
+__all__ = ["Fit", "PredictionError", "RankSpeed", "RankSpeeds", "SpeedRow", "TOGETHER_S"]
 
 SAMPLES: Final = 64
 """Measurements after which an older one weighs 1/e."""
@@ -25,6 +25,9 @@ BELIEVED_S: Final = 0.04
 """What takes no longer is no outlier: a line may begin at 0, where nothing is many times that."""
 BLOCKS_EVERY_S: Final = 0.05
 """Blocks of output are measured so often per rank: all of its requests go at the same pace."""
+TOGETHER_S: Final = 0.05
+"""What is reported so soon after a first token was reported together with it: a client that does
+not stream has it all at the end of the answer."""
 _KEPT: Final = 1.0 - 1.0 / SAMPLES
 _LEVEL: Final = 1e-6  # a relative variance below which measurements say nothing of the slope
 

@@ -95,6 +95,13 @@ class OutputTold(NamedTuple):
     outputs: int
 
 
+class FirstToken(NamedTuple):
+    """A first token that may teach how fast its rank is."""
+
+    at: float
+    tokens: int  # that were computed before it
+
+
 class LedgerReservation(Struct, eq=False):
     """One booked request. Written by the ledger, except for the plain facts at the end."""
 
@@ -115,6 +122,7 @@ class LedgerReservation(Struct, eq=False):
     output_fraction: float = 1.0
     first_token_at: float = 0.0  # when it was reported to this process; 0: not reported
     output_told: OutputTold | None = None  # when its output blocks were reported to this process
+    first_token: FirstToken | None = None  # not learnt from yet
     queued_tokens: int = 0  # to be computed on its rank when it was booked, without its own
     ttl_s: float = 0.0  # 0: never expires by itself
     deadline: float = 0.0  # when it expires, if it can

@@ -40,6 +40,7 @@ class WorkDone:
         "ended",
         "resumed_at",
         "said_seconds",
+        "stayed_s",
         "stirred",
         "unheard",
     )
@@ -51,6 +52,8 @@ class WorkDone:
         """Prefill tokens; prompts that were given up do not count."""
         self.ended = 0
         """Requests."""
+        self.stayed_s = 0.0
+        """For how long ended requests were in flight, together, as far as `at` tells."""
         self.computing = 0
         """Ranks that have something to compute."""
         self.said_seconds = 0.0

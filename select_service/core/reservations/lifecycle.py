@@ -18,7 +18,7 @@ from select_service.core.ledger.reservation_ids import LiveReservation
 from select_service.core.replication.announcer import Announcer
 from select_service.core.replication.claim import Claim
 from select_service.core.reservations.idempotency import Idempotency
-from select_service.core.reservations.predictions import check_itl, check_ttft
+from select_service.core.reservations.predictions import check_itl, learn_ttft
 from select_service.core.reservations.remote_reservations import RemoteReservations
 from select_service.core.reservations.renewal import Renewal
 from select_service.core.reservations.reservation_ends import ReservationEnds
@@ -293,8 +293,6 @@ class Lifecycle(ReservationEnds):
             demand.first_tokens += 1
             demand.ttft_s += now - reservation.created
             reservation.first_token_at = now
-            if reservation.pair is None:
-                check_ttft(booking, now)
         partition.ledger.prefill_complete(reservation, now, cached_tokens=cached_tokens)
         if (  # usually none of these applies
             reservation.lease is not None
@@ -323,6 +321,8 @@ class Lifecycle(ReservationEnds):
             self.elsewhere.output_block(booking, decay_fraction, now, count)
         else:
             reservation = booking.reservation
+            if reservation.first_token is not None:
+                learn_ttft(booking, now)
             booking.partition.ledger.output_block(reservation, decay_fraction, now, count)
             self.renewal.cared_for(booking, now)
             if self.announcer.speaks:

@@ -15,11 +15,21 @@ from select_service.types import PairSelection, Selection
 if TYPE_CHECKING:
     from select_service.core.ledger.reservation_ids import LiveReservation
 
-__all__ = ["check_itl", "check_ttft"]
+__all__ = ["check_itl", "check_ttft", "learn_ttft"]
+
+
+def learn_ttft(booking: LiveReservation, now: float) -> None:
+    """Learn from the first token of a booking whose answer goes on or ends now.
+
+    Then it is also compared with what was predicted.
+    """
+    told = booking.reservation.first_token
+    if told is not None and booking.partition.ledger.learn_first_token(booking.reservation, now):
+        check_ttft(booking, told.at)
 
 
 def check_ttft(booking: LiveReservation, now: float) -> None:
-    """Compare what was predicted for a booking with its first token, which comes now."""
+    """Compare what was predicted for a booking with its first token, which came at `now`."""
     answer, reservation = booking.answer, booking.reservation
     if not isinstance(answer, Selection | PairSelection) or answer.predicted_ttft_ms is UNSET:
         return

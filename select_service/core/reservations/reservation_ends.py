@@ -11,6 +11,7 @@ from select_service.core.ledger.expired_ids import ExpiredIds
 from select_service.core.ledger.leases import Leases
 from select_service.core.ledger.ledger import BLOCKS_PER_STEP
 from select_service.core.ledger.reservation_ids import LiveReservation, ReservationIds
+from select_service.core.reservations.predictions import learn_ttft
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -152,6 +153,8 @@ class ReservationEnds:
             self._recorder.lived(why, reservation.reservation_id, now, blocks)
         if self.on_ended is not None:
             self.on_ended(booking, now)
+        if reservation.first_token is not None:
+            learn_ttft(booking, now)
         booking.partition.ledger.free(reservation)
         if reservation.lease is not None:
             self.leases.leave(reservation)

@@ -1,15 +1,22 @@
 from __future__ import annotations
 
+from collections import deque
+from typing import TYPE_CHECKING
+
 import pytest
 
 from select_service.core.ledger.drain_meter import PRIOR_TOKENS_PER_S, DrainMeter
+from select_service.core.ledger.ledger import Ledger
 from select_service.core.ledger.work_done import WorkDone
+
+if TYPE_CHECKING:
+    from select_service.core.ledger.reservation import LedgerReservation
 
 
 def test_the_prior_holds_until_something_is_measured() -> None:
     meter = DrainMeter(WorkDone())
     assert meter.tokens_per_s == PRIOR_TOKENS_PER_S
-    assert meter.requests_per_s == 0.0
+    assert meter.requests_per_s(1) == 0.0
 
 
 def run(
@@ -39,16 +46,16 @@ def test_the_rate_is_that_of_one_computing_rank(ranks: int, every_s: int) -> Non
     meter = DrainMeter(WorkDone(), prior_tokens_per_s=1.0)
     run(meter, 0.0, 100, ranks=ranks, rate=500.0, every_s=every_s)
     assert meter.tokens_per_s == pytest.approx(500, rel=0.03)
-    assert meter.requests_per_s == pytest.approx(1.0, rel=0.03)
+    assert meter.requests_per_s(1) == pytest.approx(1.0, rel=0.03)
 
 
 def test_an_idle_night_changes_nothing() -> None:
     meter = DrainMeter(WorkDone())
     end = run(meter, 0.0, 60, ranks=4, rate=900.0)
-    before = meter.tokens_per_s, meter.requests_per_s
+    before = meter.tokens_per_s, meter.requests_per_s(1)
     meter.work.at = end + 40_000.0
     meter.work.starts(0)
-    assert (meter.tokens_per_s, meter.requests_per_s) == before
+    assert (meter.tokens_per_s, meter.requests_per_s(1)) == before
 
 
 def test_old_times_are_forgotten() -> None:
@@ -74,7 +81,7 @@ def test_looking_often_or_seldom_measures_the_same() -> None:
         run(often, start, 15, ranks=1 + number % 3, rate=400.0)
         run(seldom, start, 15, ranks=1 + number % 3, rate=400.0, every_s=15)
     assert seldom.tokens_per_s == pytest.approx(often.tokens_per_s, rel=0.05)
-    assert seldom.requests_per_s == pytest.approx(often.requests_per_s, rel=0.05)
+    assert seldom.requests_per_s(1) == pytest.approx(often.requests_per_s(1), rel=0.05)
 
 
 def test_each_rank_counts_for_as_long_as_it_computed() -> None:
@@ -93,3 +100,20 @@ def test_each_rank_counts_for_as_long_as_it_computed() -> None:
     work.stops(1)
     work.at = 100.0
     assert (work.said_seconds, work.busy_seconds) == (3.0 + 5.0, 6.0)
+
+
+def test_long_answers_end_no_faster_than_those_in_flight_allow() -> None:
+    """Prompts are computed for a tenth of the time; each answer takes ten seconds."""
+    ledger, in_flight = Ledger(), 20
+    ledger.ensure(1)
+    meter = DrainMeter(ledger.loads.work)
+    live: deque[LedgerReservation] = deque()
+    for number in range(400):  # two each second
+        now = 0.5 * number
+        if len(live) == in_flight:
+            ledger.free(live.popleft())
+        live.append(ledger.book(str(number), 0, b"", 100, now, isl_tokens=100))
+        ledger.prefill_complete(live[-1], now + 0.05)
+        meter.follow()
+    assert meter.requests_per_s(in_flight) == pytest.approx(2.0, rel=0.05)
+    assert meter.requests_per_s(2 * in_flight) == pytest.approx(4.0, rel=0.05), "if it ran as many"

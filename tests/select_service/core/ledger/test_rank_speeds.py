@@ -135,8 +135,9 @@ def test_a_ledger_measures_its_queue_what_was_cached_after_all_and_blocks_of_out
         first.first_token_at = now + 0.3
         for block in range(1, 4):
             ledger.output_block(first, None, now + 0.3 + block, count=2)
-        ledger.free(first)
-        ledger.free(second)
+        for one in first, second:
+            assert ledger.learn_first_token(one, now + 4.0)
+            ledger.free(one)
     rank = speeds.by_slot[0]
     assert rank.ttft.at(3_000) == pytest.approx(0.3)
     assert rank.ttft.at(4_000) == pytest.approx(0.4), "3,000 before it, and 1,000 of its own"
@@ -189,7 +190,7 @@ def test_all_blocks_told_at_the_end_are_not_timed() -> None:
     one.first_token_at = 9.0
     for number in range(20):
         ledger.output_block(one, None, 9.0 + number * 1e-3)
-    assert not ledger.loads.speeds.by_slot[0].block.samples
+    assert not ledger.loads.speeds.by_slot
 
 
 def test_what_a_prompt_lost_while_it_was_computed_was_computed() -> None:
@@ -199,4 +200,7 @@ def test_what_a_prompt_lost_while_it_was_computed_was_computed() -> None:
         one = ledger.book(str(number), 0, b"", 4_000, 1.0 + number, isl_tokens=4_000)
         ledger.fade_prefill(one, 1_000)
         ledger.prefill_complete(one, 1.4 + number)
+        assert not ledger.learn_first_token(one, 1.4 + number), "it came together with the rest"
+        assert ledger.learn_first_token(one, 1.5 + number)
+        assert not ledger.learn_first_token(one, 1.6 + number), "once"
     assert ledger.loads.speeds.by_slot[0].ttft.at(4_000) == pytest.approx(0.4)

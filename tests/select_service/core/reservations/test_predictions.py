@@ -120,8 +120,8 @@ def test_decisions_predict_as_answers_do_behind_a_queue(policy: Policy) -> None:
         fleet.take(f"r{number}", 2_000 + number, isl=ISL)
         fleet.now += 0.021
         fleet.done(f"r{number}")
-        fleet.free(f"r{number}")
         fleet.now += 1.0
+        fleet.free(f"r{number}")
     for number in range(3):
         fleet.take(f"q{number}", 3_000 + number, isl=ISL)
         fleet.now += 0.5
@@ -129,5 +129,24 @@ def test_decisions_predict_as_answers_do_behind_a_queue(policy: Policy) -> None:
     record = fleet.core.decisions.find("last")
     assert record is not None
     told = ExplainedRecord(record, 0.0, 0.1).whole()
+    assert answer.predicted_ttft_ms is not UNSET
     assert told.predicted_ttft_ms == answer.predicted_ttft_ms
     assert told.predicted_itl_ms == UNSET
+
+
+def test_a_first_token_told_at_the_end_of_its_answer_teaches_nothing() -> None:
+    """A client that does not stream has both at once: the answer's whole time is no TTFT."""
+    fleet = Fleet()
+    fleet.worker(1)
+    for number in range(10):
+        name = f"r{number}"
+        fleet.take(name, 2_000 + number, isl=ISL)
+        fleet.now += 20 * TTFT_S
+        fleet.done(name)
+        fleet.core.reservations.output_block(name, None, fleet.now, 4)
+        fleet.free(name)
+    assert selection_of(fleet.select(1, isl=ISL)).predicted_ttft_ms is UNSET
+    for number in range(10):
+        served(fleet, f"s{number}", 3_000 + number)
+    answer = selection_of(fleet.select(1, isl=ISL))
+    assert answer.predicted_ttft_ms == pytest.approx(TTFT_S * 1e3)
