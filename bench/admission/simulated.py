@@ -50,6 +50,7 @@ class Simulated:
         self.gate: Gate[Client] = Gate(built.classes, built.policy, self.pool, queue=built.queue)
         self._slots = {worker_id: slot for slot, worker_id in enumerate(self.play.workers)}
         self._ranks = [_Rank() for _ in self._slots]
+        self._queued: dict[int, int] = {}  # by client, tokens ahead of it on its rank
         for slot in range(len(self._ranks)):
             self.pool.attach(slot, script.settings.kv_blocks, script.settings.sequences_max)
 
@@ -104,6 +105,7 @@ class Simulated:
             key=lambda one: (self._ranks[one[1]].prefill_tokens, self._ranks[one[1]].blocks),
         )
         rank = self._ranks[slot]
+        self._queued[client.number] = rank.prefill_tokens
         rank.prefill_tokens += client.tokens
         rank.blocks += client.tokens // self.play.script.settings.block_size
         rank.requests += 1
@@ -121,7 +123,8 @@ class Simulated:
             rank.prefill_tokens -= client.tokens
             rank.prefilling -= 1
             assert client.admitted_at is not None
-            self.pool.prefilled(slot, client.tokens, client.admitted_at, now)
+            queued = self._queued.pop(client.number)
+            self.pool.prefilled(slot, client.tokens, client.admitted_at, now, queued)
         elif kind == "block":
             rank.blocks += 1
         else:
@@ -132,9 +135,14 @@ class Simulated:
 
     def _tell(self, slot: int, now: float) -> None:
         rank = self._ranks[slot]
-        waiting = len(self.play.workers[slot + 1].waiting)
+        worker = self.play.workers[slot + 1]
         load = RecordedRankLoad(
-            rank.prefill_tokens, rank.blocks, rank.requests, rank.prefilling, waiting
+            rank.prefill_tokens,
+            rank.blocks,
+            rank.requests,
+            rank.prefilling,
+            len(worker.waiting),
+            worker.running,
         )
         self.pool.note(slot, load, now)
 

@@ -105,7 +105,7 @@ class Partition:
             self.kv_sources = KvSources(self.fleet_slots, costs)
         self.outliers = Outliers(limits or CoreLimits(), outliers or OutlierTally())
         self.trust = Trust(trust or TrustSettings())
-        self.drainage = DrainRate(self.ledger.loads.work, prior_tokens_per_s=prefill_tokens_per_s)
+        self.drainage = DrainRate(self.ledger.loads, prior_tokens_per_s=prefill_tokens_per_s)
         self.policy = policy
         self.weights: Weights | None = None  # of the last decision
         self.is_kv_cost = True  # whether they are nothing but the contract's formula

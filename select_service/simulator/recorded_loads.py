@@ -8,6 +8,7 @@ import numpy as np
 
 from select_service.core.admission.pool_load import PoolLoad, SaturationLimits
 from select_service.core.ledger.drain_meter import PRIOR_TOKENS_PER_S, DrainMeter
+from select_service.core.ledger.rank_speeds import RankSpeeds
 from select_service.core.ledger.work_done import WorkDone
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ class RecordedRankLoad(NamedTuple):
     requests: int = 0
     prefilling: int = 0  # those of them whose prefill is not complete
     waiting: int | None = None  # inside the engine, if reported
+    running: int | None = None  # in its batch, if reported
 
 
 class RecordedLoads:
@@ -39,6 +41,7 @@ class RecordedLoads:
         self.prefilling = 0
         self.prefill_backlog = 0
         self.work = WorkDone()
+        self.speeds = RankSpeeds()
 
     def ensure(self, capacity: int) -> None:
         """Make room for slots below `capacity`; never shrinks."""
@@ -93,13 +96,20 @@ class RecordedPool(PoolLoad):
     def note(self, slot: int, load: RecordedRankLoad, now: float) -> None:
         """Set the load of a attached slot."""
         self.told.note(slot, load, now)
-        self.tell_waiting(slot, load.waiting)
+        self.tell_waiting(slot, load.waiting, load.running)
 
-    def prefilled(self, slot: int, tokens: int, booked_at: float, now: float) -> None:
-        """Count this many computed tokens of a prompt booked then (not: given up)."""
+    def prefilled(
+        self, slot: int, tokens: int, booked_at: float, now: float, queued: int | None = None
+    ) -> None:
+        """Count this many computed tokens of a prompt booked then (not: given up).
+
+        With the tokens that were queued before it, the speed of its rank is learnt from it.
+        """
         self.told.work.at = max(self.told.work.at, now)
         if tokens:
             self.told.work.hear(slot, tokens, booked_at)
+            if queued is not None:
+                self.told.speeds.computed(slot, queued + tokens, now - booked_at)
 
     def ended(self, tenant_id: str, booked_at: float | None = None) -> None:
         """Count the end of a request of the tenant, booked then."""

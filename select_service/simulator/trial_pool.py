@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from select_service.core.admission.policy_api import AdmissionRequest, InstanceSnapshot
     from select_service.core.columns import Floats
+    from select_service.core.ledger.rank_speeds import PoolSpeed
 
 __all__ = ["ComputingPool", "SnapshotPool", "TrialPoolSettings"]
 
@@ -69,9 +70,9 @@ class SnapshotPool(RecordedPool):
         return 0.0
 
     @override
-    def outlook(self) -> tuple[float, float, float, float]:
+    def outlook(self) -> tuple[PoolSpeed | None, float, float]:
         """Return the told state; how fast prompts are computed is unknown."""
-        return 0.0, 0.0, self.prefill_backlog, self._told_saturation
+        return None, self.prefill_backlog, self._told_saturation
 
     def tenant_in_flight(self, tenant_id: str) -> int:
         """Return the last told value."""
@@ -103,13 +104,16 @@ class TrialPoolSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 class _Running:
-    __slots__ = ("ask", "blocks", "prefilled", "rank", "started")
+    __slots__ = ("ask", "blocks", "prefilled", "queued", "rank", "started")
 
-    def __init__(self, ask: AdmissionRequest, rank: int, blocks: int, started: float) -> None:
+    def __init__(
+        self, ask: AdmissionRequest, rank: int, blocks: int, started: float, queued: int
+    ) -> None:
         self.ask = ask
         self.rank = rank
         self.blocks = blocks
         self.started = started
+        self.queued = queued
         self.prefilled = False
 
 
@@ -147,7 +151,7 @@ class ComputingPool(RecordedPool):
         number = min(range(len(self._ranks)), key=lambda one: self._ranks[one].free_at)
         rank = self._ranks[number]
         blocks = -(-(ask.tokens + ask.output_tokens) // settings.block_size)
-        running = _Running(ask, number, blocks, now)
+        running = _Running(ask, number, blocks, now, rank.prefill)
         rank.free_at = max(rank.free_at, now) + ask.work / settings.prefill_tokens_per_s
         rank.prefill += ask.work
         rank.blocks += blocks
@@ -174,7 +178,7 @@ class ComputingPool(RecordedPool):
             running.prefilled = True
             rank.prefill -= running.ask.work
             rank.prefilling -= 1
-            self.prefilled(running.rank, running.ask.work, running.started, now)
+            self.prefilled(running.rank, running.ask.work, running.started, now, running.queued)
             self._tell(running.rank, now)
             self._at(now + running.ask.output_tokens * self.settings.output_token_s, running)
             return now

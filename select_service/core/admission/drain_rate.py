@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from select_service.core.ledger.drain_meter import PRIOR_TOKENS_PER_S, DrainMeter
 
 if TYPE_CHECKING:
-    from select_service.core.ledger.work_done import WorkDone
+    from select_service.core.ledger.slot_loads import SlotLoads
 
 RETURN_MAX_S: Final = 300.0
 """The longest return time, like `--return-horizon-s` for gates."""
@@ -22,12 +22,13 @@ class DrainRate:
     """The measured rate, and until when it is spoken for.
 
     Args:
-        work: done by the partition's ledger.
+        loads: of the partition's ledger.
         prior_tokens_per_s: of one rank, until measured.
     """
 
-    def __init__(self, work: WorkDone, *, prior_tokens_per_s: float = PRIOR_TOKENS_PER_S) -> None:
-        self.meter = DrainMeter(work, prior_tokens_per_s=prior_tokens_per_s)
+    def __init__(self, loads: SlotLoads, *, prior_tokens_per_s: float = PRIOR_TOKENS_PER_S) -> None:
+        self.meter = DrainMeter(loads.work, prior_tokens_per_s=prior_tokens_per_s)
+        self._speeds = loads.speeds
         self._spoken_for = 0.0
 
     def follow(self) -> None:
@@ -44,7 +45,7 @@ class DrainRate:
             ranks: that compute.
             now: monotonic seconds.
         """
-        rate = self.meter.tokens_per_s * max(1, ranks)
+        rate = self._speeds.of_pool(max(1, ranks), self.meter.tokens_per_s).tokens_per_s
         latest = now + min(everybody / rate, RETURN_MAX_S)
         self._spoken_for = min(max(now, self._spoken_for) + one / rate, latest)
         return max(0.0, self._spoken_for - now)

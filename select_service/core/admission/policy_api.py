@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from select_service.core.columns import Floats
+    from select_service.core.ledger.rank_speeds import PoolSpeed
 
 Outcome = Literal["admit", "wait", "refuse"]
 Facts = dict[str, float | int | str]
@@ -121,8 +122,8 @@ class AdmissionPool(Protocol):
         """Prefill tokens per second of one instance, as measured; 0: unknown."""
         ...
 
-    def outlook(self) -> tuple[float, float, float, float]:
-        """Return prefill_rate, the rate of all instances, prefill_backlog and saturation."""
+    def outlook(self) -> tuple[PoolSpeed | None, float, float]:
+        """Return how fast prompts are computed (None: unknown), prefill_backlog and saturation."""
         ...
 
     def tenant_in_flight(self, tenant_id: str) -> int:

@@ -15,6 +15,7 @@ import numpy as np
 
 from indexer.compiled import usable
 from select_service.core.ledger.drain_meter import DrainMeter
+from select_service.core.ledger.rank_speeds import PoolSpeed
 
 if not TYPE_CHECKING and usable("select_service.core._pricer", 5):
     from select_service.core._pricer import Fill
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from select_service.core.columns import Floats
+    from select_service.core.ledger.rank_speeds import RankSpeeds
     from select_service.core.ledger.work_done import WorkDone
 
 _Number = TypeVar("_Number", np.float64, np.int64)
@@ -101,6 +103,11 @@ class LoadColumns(Protocol):
         ...
 
     @property
+    def speeds(self) -> RankSpeeds:
+        """How fast the ranks are that were measured."""
+        ...
+
+    @property
     def work(self) -> WorkDone:
         """The work done so far."""
         ...
@@ -146,6 +153,10 @@ class _OfOthers:
         return int(self.prefill.sum())
 
     @property
+    def speeds(self) -> RankSpeeds:
+        return self._loads.speeds
+
+    @property
     def work(self) -> WorkDone:
         return self._loads.work
 
@@ -176,15 +187,16 @@ class PoolLoad:
         """The saturation a rank has at any load: from its report, or because that is stale."""
         self._max_num_seqs: Floats = np.zeros(0)
         """Requests that it runs at once; infinity: unknown."""
+        self._is_known: list[bool] = []
+        """Whether its worker's record says so."""
         self._floor: Floats = np.zeros(0)
         """The larger of `_told` and of how far those are taken, updated with the rate, after
         bursts, and, where they are taken, when requests have ended."""
         self._ended = -1  # requests that had ended when `_floor` was updated
         self._is_taken = False  # whether places of any rank counted then
         self._burst_at = math.inf  # with so many prompts to compute it is updated again
-        self._rate = 0.0
+        self._speed = PoolSpeed(0.0, 1.0, 1)
         self._rate_until = -math.inf
-        self._drains = 0.0  # tokens per second of all ranks
         self._room = 1.0  # prefill tokens of a full rank
         self._full = 0.0  # the same of all ranks
         self._block_tokens: Floats = np.zeros(0)
@@ -204,6 +216,7 @@ class PoolLoad:
         self._blocks = np.concatenate([self._blocks, np.full(missing, math.inf)])
         self._told = np.concatenate([self._told, more])
         self._max_num_seqs = np.concatenate([self._max_num_seqs, np.full(missing, math.inf)])
+        self._is_known += [False] * missing
         self._floor = np.concatenate([self._floor, more])
         self._block_tokens = np.zeros(capacity)
         self._prefill = self._share  # `_fill` still reads the old columns
@@ -218,7 +231,9 @@ class PoolLoad:
         self.instances = len(self._attached)
         self._share[slot] = 1.0 / total_kv_blocks if total_kv_blocks else 0.0
         self._blocks[slot] = total_kv_blocks or math.inf
-        self._max_num_seqs[slot] = max_num_seqs or math.inf
+        if max_num_seqs or self._is_known[slot]:
+            self._max_num_seqs[slot] = max_num_seqs or math.inf
+        self._is_known[slot] = bool(max_num_seqs)
         self._rate_until = -math.inf
 
     def detach(self, slot: int) -> None:
@@ -228,6 +243,7 @@ class PoolLoad:
         self._attached.discard(slot)
         self.instances = len(self._attached)
         self._share[slot], self._blocks[slot], self._max_num_seqs[slot] = 0.0, math.inf, math.inf
+        self._is_known[slot] = False
         self._waiting.pop(slot, None)
         self._stale.discard(slot)
         self._write_floor(slot)
@@ -239,12 +255,21 @@ class PoolLoad:
 
     # -- reports of ranks ----------------------------------------------------------------------
 
-    def tell_waiting(self, slot: int, waiting: int | None) -> None:
-        """Set the requests waiting inside the engine of a attached slot; None: not reported."""
+    def tell_waiting(self, slot: int, waiting: int | None, running: int | None = None) -> None:
+        """Set the requests waiting inside the engine of an attached slot, and those it runs.
+
+        None: not reported. Where the worker's record does not say how many it runs at once, it is
+        as many as it ran when it was full last, until it is seen to run more.
+        """
         if waiting is None:
             self._waiting.pop(slot, None)
         else:
             self._waiting[slot] = waiting
+            if running and not self._is_known[slot]:
+                if 0.0 < self.limits.waiting <= waiting:
+                    self._max_num_seqs[slot] = running
+                elif running > self._max_num_seqs.item(slot):
+                    self._max_num_seqs[slot] = math.inf
         self._write_floor(slot)
 
     def mark_stale(self, slot: int, *, stale: bool) -> None:
@@ -280,7 +305,7 @@ class PoolLoad:
         """Prefill tokens per second of one rank with work to do; 0: unknown."""
         if self.meter.work.at > self._rate_until:
             self._follow_rate()
-        return self._rate
+        return self._speed.tokens_per_s / self._speed.ranks
 
     @property
     def requests_per_s(self) -> float:
@@ -302,14 +327,14 @@ class PoolLoad:
     def _follow_rate(self) -> None:
         self._follow_requests()
         self._rate_until = self.meter.work.at + _RATE_STEP_S
-        self._rate = self.meter.tokens_per_s
-        self._drains = self._rate * self.instances
+        ranks = max(1, self.instances)
+        self._speed = speed = self._loads.speeds.of_pool(ranks, self.meter.tokens_per_s)
         target_s = self.limits.target_ttft_s
         if target_s is None:
             target_s = DEFAULT_TARGET_TTFT_S
             if self._targets is not None:
                 target_s = self._targets.target_ttft_s
-        self._room = self._rate * target_s
+        self._room = speed.tokens_per_s / ranks * target_s
         self._full = self._room * self.instances
         np.multiply(self._share, self._room / self.limits.kv_utilization, out=self._block_tokens)
 
@@ -318,8 +343,8 @@ class PoolLoad:
         self._targets = targets
         self._rate_until = -math.inf
 
-    def outlook(self) -> tuple[float, float, float, float]:
-        """Return prefill_rate, the rate of all instances, prefill_backlog and saturation."""
+    def outlook(self) -> tuple[PoolSpeed, float, float]:
+        """Return how fast prompts are computed, prefill_backlog and saturation."""
         loads, work = self.loads, self.meter.work
         if work.at > self._rate_until:
             self._follow_rate()
@@ -331,12 +356,12 @@ class PoolLoad:
             self._read_anew()
         full = self._full
         saturation = self._fill.total(self._room) / full if full else 1.0
-        return self._rate, self._drains, loads.prefill_backlog, saturation
+        return self._speed, loads.prefill_backlog, saturation
 
     @property
     def saturation(self) -> float:
         """Mean over ranks of max(prefill/P*, blocks/(limit·K), waiting/limit); 1 without ranks."""
-        return self.outlook()[3]
+        return self.outlook()[2]
 
     def _read_anew(self) -> None:
         """Adopt columns that replaced shorter ones."""
@@ -420,7 +445,7 @@ class PoolLoad:
         """Assert all invariants: the sum is that of the ranks, and empty slots carry nothing."""
         assert self.instances == len(self._attached)
         loads, limits = self.loads, self.limits
-        _, _, _, saturation = self.outlook()  # one snapshot: the next call may refresh the rate
+        _, _, saturation = self.outlook()  # one snapshot: the next call may refresh the rate
         assert self.prefill_backlog == loads.prefill.sum()
         assert loads.prefilling == loads.computing.sum()
         if self.instances:

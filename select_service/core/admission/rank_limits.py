@@ -120,7 +120,7 @@ class RankLimits:
         self.busy.report(slot, told.kv_used_blocks)
         self.pool.mark_stale(slot, stale=False)
         if told.num_requests_waiting is not None:
-            self.pool.tell_waiting(slot, told.num_requests_waiting)
+            self.pool.tell_waiting(slot, told.num_requests_waiting, told.num_requests_running)
         self.changes.note(slot)
 
     def report_stale(self, worker: Worker, dp_rank: int, *, is_full: bool) -> None:

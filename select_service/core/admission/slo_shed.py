@@ -220,19 +220,18 @@ class SloShed(Generic[T]):
             limit_s = self._limit_s(ask, line)
         self._judged, self._judged_line = ask, line
         queue = self._queue
-        rate, drains, backlog, saturation = pool.outlook()
-        if limit_s != math.inf and drains:
+        speed, backlog, saturation = pool.outlook()
+        if limit_s != math.inf and speed is not None:
             work = ask.prefill_tokens
             if work < 0:
                 work = ask.tokens
-            alone_s = work / rate
-            predicted_s = self._in_pool_s = backlog / drains + alone_s  # after all booked load
+            predicted_s = self._in_pool_s = speed.ttft_s(backlog, work)  # after all booked load
             if queue.waiting:
-                predicted_s += self._queued_s(ask, line, work, drains, now)
+                predicted_s += self._queued_s(ask, line, work, speed.tokens_per_s, now)
             # Requests sent to an idle pool measure its speed anew. If the last measurement refused
             # them all, one bad minute would close the pool for ever.
             if predicted_s > limit_s and (backlog or queue.waiting):
-                return _hopeless(predicted_s, limit_s, alone_s)
+                return _hopeless(predicted_s, limit_s, speed.alone_s(work))
         if not queue.waiting and self._is_open[line] and saturation < self._closes_at[line]:
             return ADMIT  # the usual case
         if self._opens(line, saturation) and not (queue.waiting and queue.first_band() <= line):

@@ -11,7 +11,15 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-__all__ = ["Fit", "PredictionError", "RankSpeed", "RankSpeeds", "SpeedRow", "TOGETHER_S"]
+__all__ = [
+    "TOGETHER_S",
+    "Fit",
+    "PoolSpeed",
+    "PredictionError",
+    "RankSpeed",
+    "RankSpeeds",
+    "SpeedRow",
+]
 
 SAMPLES: Final = 64
 """Measurements after which an older one weighs 1/e."""
@@ -23,6 +31,9 @@ OUTLIER: Final = 4.0
 paused engine teaches little, and a slower one is believed within a few prompts."""
 BELIEVED_S: Final = 0.04
 """What takes no longer is no outlier: a line may begin at 0, where nothing is many times that."""
+FASTER_MAX: Final = 16.0
+"""Longer queues are computed at most so many times as fast as those that were met, whatever the
+line says: where all that was met waited for something else, it says that tokens take no time."""
 BLOCKS_EVERY_S: Final = 0.05
 """Blocks of output are measured so often per rank: all of its requests go at the same pace."""
 TOGETHER_S: Final = 0.05
@@ -72,7 +83,8 @@ class Fit:
         steepest = mean_y / mean_x if mean_x > 0.0 else 0.0
         if variance > _LEVEL * mean_x * mean_x:
             slope = (self._xy / weight - mean_x * mean_y) / variance
-            self.slope = min(max(slope, 0.0), steepest)
+            least = 0.0 if self._is_level else steepest / FASTER_MAX
+            self.slope = min(max(slope, least), steepest)
         else:
             self.slope = 0.0 if self._is_level else steepest
         self.base = max(0.0, mean_y - self.slope * mean_x)  # not even by rounding
@@ -108,7 +120,15 @@ class PredictionError:
 class RankSpeed:
     """The speed of one rank; times in seconds."""
 
-    __slots__ = ("block", "block_error", "measured_at", "ttft", "ttft_error")
+    __slots__ = (
+        "base_us",
+        "block",
+        "block_error",
+        "measured_at",
+        "tokens_per_s",
+        "ttft",
+        "ttft_error",
+    )
 
     def __init__(self) -> None:
         self.ttft = Fit()
@@ -118,6 +138,29 @@ class RankSpeed:
         self.ttft_error = PredictionError()
         self.block_error = PredictionError()
         self.measured_at = 0.0  # when a block was measured last
+        self.base_us = self.tokens_per_s = 0
+        """Of `ttft`, as counted in the sums of `RankSpeeds`; 0 tokens/s: not counted."""
+
+
+class PoolSpeed(NamedTuple):
+    """How fast the ranks of a pool compute prompts, all together: the mean of their lines."""
+
+    base_s: float
+    tokens_per_s: float  # above 0
+    ranks: int
+
+    def ttft_s(self, ahead: float, own: float) -> float:
+        """Return the seconds to a first token: what `SlotLoads.predicted_ms` says, of any rank.
+
+        Args:
+            ahead: tokens to be computed before it, on all ranks.
+            own: tokens of its prompt.
+        """
+        return self.base_s + (ahead + own * self.ranks) / self.tokens_per_s
+
+    def alone_s(self, own: float) -> float:
+        """Return what computing a prompt takes by itself."""
+        return own * self.ranks / self.tokens_per_s
 
 
 class SpeedRow(NamedTuple):
@@ -135,10 +178,12 @@ _UNKNOWN: Final = SpeedRow(-1.0, -1.0, -1.0, -1.0)
 class RankSpeeds:
     """The ranks of one ledger that were measured, by slot."""
 
-    __slots__ = ("by_slot",)
+    __slots__ = ("_base_us", "_measured", "_tokens_per_s", "by_slot")
 
     def __init__(self) -> None:
         self.by_slot: dict[int, RankSpeed] = {}
+        self._measured = 0  # ranks in the sums
+        self._base_us = self._tokens_per_s = 0  # sums over them; whole numbers do not drift
 
     def computed(self, slot: int, tokens: int, seconds: float) -> None:
         """Note a first token.
@@ -149,7 +194,40 @@ class RankSpeeds:
             seconds: since then.
         """
         if seconds > 0.0:
-            self._of(slot).ttft.learn(float(tokens), seconds)
+            rank = self._of(slot)
+            rank.ttft.learn(float(tokens), seconds)
+            self._count(rank)
+
+    def _count(self, rank: RankSpeed, *, is_gone: bool = False) -> None:
+        """Update the sums after the line of a rank has changed."""
+        fit = rank.ttft
+        self._base_us -= rank.base_us
+        self._tokens_per_s -= rank.tokens_per_s
+        self._measured -= bool(rank.tokens_per_s)
+        rank.base_us = rank.tokens_per_s = 0
+        if is_gone or fit.samples < SURE or fit.slope <= 0.0:
+            return
+        rank.base_us, rank.tokens_per_s = round(fit.base * 1e6), max(1, round(1.0 / fit.slope))
+        self._base_us += rank.base_us
+        self._tokens_per_s += rank.tokens_per_s
+        self._measured += 1
+
+    def of_pool(self, ranks: int, tokens_per_s: float) -> PoolSpeed:
+        """Return how fast so many ranks are together. O(1).
+
+        Args:
+            ranks: 1 or more.
+            tokens_per_s: of those that were not measured.
+        """
+        measured = min(ranks, self._measured)
+        if not measured:
+            return PoolSpeed(0.0, ranks * tokens_per_s, ranks)
+        share = measured / self._measured  # less than 1 while ranks drain
+        return PoolSpeed(
+            self._base_us * 1e-6 * share / ranks,
+            self._tokens_per_s * share + (ranks - measured) * tokens_per_s,
+            ranks,
+        )
 
     def decoded(self, slot: int, context: float, seconds: float, now: float) -> None:
         """Note a block of output.
@@ -173,7 +251,9 @@ class RankSpeeds:
 
     def forget(self, slot: int) -> None:
         """Forget a rank that has left: the next one on its slot may be another engine."""
-        self.by_slot.pop(slot, None)
+        rank = self.by_slot.pop(slot, None)
+        if rank is not None:
+            self._count(rank, is_gone=True)
 
     def row(self, slot: int) -> SpeedRow:
         """Return the lines of a rank as they are now."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from select_service.core.admission.policy_api import InstanceSnapshot
+from select_service.core.ledger.rank_speeds import PoolSpeed
 from select_service.simulator.trial_pool import SnapshotPool
 
 if TYPE_CHECKING:
@@ -37,5 +38,6 @@ class FixedPool(SnapshotPool):
     def prefill_rate(self) -> float:
         return self.rate
 
-    def outlook(self) -> tuple[float, float, float, float]:
-        return self.rate, self.rate * self.instances, self.prefill_backlog, self.level
+    def outlook(self) -> tuple[PoolSpeed | None, float, float]:
+        speed = PoolSpeed(0.0, self.rate * self.instances, self.instances) if self.rate else None
+        return speed, self.prefill_backlog, self.level

@@ -36,7 +36,7 @@ def queues(*classes: PolicyClass, batched: tuple[int | None, ...] = (None,)) -> 
         worker.slots[0] = slot
         fleet_slots.take(worker)
     ledger.ensure(len(batched))
-    drainage = DrainRate(ledger.loads.work, prior_tokens_per_s=100.0)
+    drainage = DrainRate(ledger.loads, prior_tokens_per_s=100.0)
     made = ClassQueues(RoutingPolicy(classes), fleet_slots, ledger.loads, drainage)
     for worker in fleet_slots.workers.values():
         made.attach(worker)

@@ -8,7 +8,8 @@ import pytest
 
 from select_service.core.admission.drain_rate import RETURN_MAX_S, DrainRate
 from select_service.core.admission.queue import Ticket
-from select_service.core.ledger.work_done import WorkDone
+from select_service.core.ledger.rank_speeds import SURE
+from select_service.core.ledger.slot_loads import SlotLoads
 from select_service.core.pricing.policy import PolicyBook, PolicyClass, RoutingPolicy
 from select_service.errors import (
     RETRY_AFTER_S,
@@ -22,7 +23,7 @@ from tests.select_service.core.whole_fleet import Fleet
 
 
 def drainage(rate: float = 100.0) -> DrainRate:
-    return DrainRate(WorkDone(), prior_tokens_per_s=rate)
+    return DrainRate(SlotLoads(), prior_tokens_per_s=rate)
 
 
 def test_who_is_refused_together_comes_one_after_another() -> None:
@@ -35,6 +36,18 @@ def test_who_is_refused_together_comes_one_after_another() -> None:
         "ranks compute side by side"
     )
     assert some.retry_after_s(0.0, 0.0, 0, 300.0) == 0.0
+
+
+def test_unequal_engines_drain_as_fast_as_they_were_measured() -> None:
+    """A busy slow rank says nothing of the fast one beside it, whatever the pool's mean is."""
+    loads = SlotLoads()
+    some = DrainRate(loads, prior_tokens_per_s=100.0)
+    for tokens in range(100, 100 * (SURE + 1), 100):
+        loads.speeds.computed(0, tokens, tokens / 100.0)
+        loads.speeds.computed(1, tokens, tokens / 900.0)
+    assert some.retry_after_s(1_000.0, 5_000.0, 2, 0.0) == pytest.approx(1.0, rel=0.01)
+    assert some.retry_after_s(0.0, 5_000.0, 3, 100.0) == pytest.approx(0.0)
+    assert some.retry_after_s(1_100.0, 5_000.0, 3, 200.0) == pytest.approx(1.0, rel=0.01)
 
 
 def test_nobody_is_sent_away_for_ever() -> None:

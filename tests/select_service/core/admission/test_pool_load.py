@@ -51,6 +51,25 @@ def test_a_rank_fills_with_the_requests_it_runs_at_once(requests: int, level: fl
     pool.check()
 
 
+def test_a_rank_without_a_record_runs_no_more_than_it_did_when_it_was_full() -> None:
+    pool = pool_of(1)
+    pool.note(0, RecordedRankLoad(requests=15, waiting=5, running=10), 0.0)
+    assert pool.saturation >= 1.0
+    pool.note(0, RecordedRankLoad(requests=8, waiting=0, running=8), 1.0)
+    assert pool.saturation == pytest.approx(0.6)
+    pool.attach(0, 100)
+    pool.note(0, RecordedRankLoad(requests=9, waiting=1, running=8), 2.0)
+    assert pool.saturation == pytest.approx(0.8), "one that waits for a step tells nothing"
+    pool.note(0, RecordedRankLoad(requests=12, waiting=0, running=12), 3.0)
+    assert pool.saturation == pytest.approx(0.0), "it runs more than that"
+    pool.note(0, RecordedRankLoad(requests=15, waiting=5, running=10), 4.0)
+    pool.attach(0, 100, max_num_seqs=24)
+    pool.note(0, RecordedRankLoad(requests=18, waiting=8, running=10), 5.0)
+    pool.note(0, RecordedRankLoad(requests=18, waiting=0, running=18), 6.0)
+    assert pool.saturation == pytest.approx(0.5), "the record counts"
+    pool.check()
+
+
 def test_a_full_rank_is_seen_to_empty_when_answers_end_and_nothing_else_happens() -> None:
     ledger = Ledger()
     ledger.ensure(1)
@@ -173,3 +192,24 @@ def test_a_share_of_blocks_at_the_limit_is_at_the_limit(total: int) -> None:
     assert not policy.judge(AdmissionRequest(1, "batch"), pool, 0.0).admitted
     pool.attach(0, None)
     assert pool.kv_utilization[0] == 0.0
+
+
+def test_a_burst_after_short_prompts_is_predicted_by_what_tokens_take() -> None:
+    """Short prompts take mostly a step's time: as a mean they make the rank look slow."""
+    ledger = Ledger()
+    ledger.ensure(1)
+    pool = PoolLoad(ledger.loads)
+    pool.attach(0, None)
+    for number in range(40):
+        now, tokens = 10.0 * number, 50 + number % 5 * 50
+        one = ledger.book(str(number), 0, b"", tokens, now, isl_tokens=tokens)
+        ledger.prefill_complete(one, now + 0.02 + 1e-4 * tokens)
+        assert ledger.learn_first_token(one, now + 1.0)
+        ledger.free(one)
+        pool.meter.follow()
+    ledger.book("long", 0, b"", 8_000, 500.0, isl_tokens=8_000)
+    speed, backlog, _ = pool.outlook()
+    assert speed.ttft_s(backlog, 200) == pytest.approx(0.02 + 1e-4 * 8_200, rel=0.01)
+    predicted_ms, _ = ledger.loads.predicted_ms((0, 0), 200, 1, 16)
+    assert speed.ttft_s(backlog, 200) * 1e3 == pytest.approx(predicted_ms, rel=0.01)
+    assert 8_200 / pool.meter.tokens_per_s > 1.5 * speed.ttft_s(backlog, 200), "the mean"

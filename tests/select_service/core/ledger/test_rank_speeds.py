@@ -147,6 +147,45 @@ def test_a_ledger_measures_its_queue_what_was_cached_after_all_and_blocks_of_out
     assert not speeds.by_slot, "another engine may come there"
 
 
+def test_a_pool_is_as_fast_as_its_ranks_together() -> None:
+    speeds = RankSpeeds()
+    assert speeds.of_pool(3, 500.0) == (0.0, 1_500.0, 3)
+    measured(speeds, 0, PER_TOKEN_S)
+    measured(speeds, 1, 4 * PER_TOKEN_S)
+    pool = speeds.of_pool(3, 500.0)
+    assert pool.tokens_per_s == pytest.approx(10_000 + 2_500 + 500, rel=0.1)
+    mean = (speeds.by_slot[0].ttft.base + speeds.by_slot[1].ttft.base) / 3
+    assert pool.base_s == pytest.approx(mean, abs=1e-5)
+    half = speeds.of_pool(1, 500.0)  # one of them drains
+    assert half.tokens_per_s == pytest.approx((pool.tokens_per_s - 500.0) / 2)
+    for slot in (0, 1):
+        speeds.forget(slot)
+    assert speeds.of_pool(3, 500.0) == (0.0, 1_500.0, 3), "to the last bit"
+
+
+def test_any_rank_of_a_pool_is_predicted_to_take_what_the_one_is_that_has_its_share() -> None:
+    ledger = Ledger()
+    ledger.ensure(4)
+    loads = ledger.loads
+    for slot in range(4):
+        measured(loads.speeds, slot, PER_TOKEN_S, count=500)
+        ledger.book(f"q{slot}", slot, b"", 8_000, 1.0, isl_tokens=8_000)
+    pool = loads.speeds.of_pool(4, 1.0)
+    ttft_ms, _ = loads.predicted_ms((2, 2), 3_000, 1, 16)
+    assert pool.ttft_s(loads.prefill_backlog, 3_000) * 1e3 == pytest.approx(ttft_ms, rel=0.05)
+    assert pool.alone_s(3_000) == pytest.approx(3_000 * PER_TOKEN_S, rel=0.1)
+
+
+def test_queues_longer_than_any_that_was_met_take_longer_though_the_line_is_level() -> None:
+    """All waited for a place in the batch: their tokens told nothing."""
+    speeds = RankSpeeds()
+    for tokens in range(100, 1_100, 100):
+        speeds.computed(0, tokens, 2.0)
+    assert ttft_of(speeds, 0, 500) == pytest.approx(2.0, rel=0.1)
+    assert ttft_of(speeds, 0, 100_000) > 20.0
+    assert 0.0 < speeds.of_pool(1, 1.0).tokens_per_s < 10_000
+
+
 def test_blocks_are_measured_now_and_then() -> None:
     speeds = RankSpeeds()
     for number in range(100):
