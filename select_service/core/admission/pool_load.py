@@ -259,16 +259,17 @@ class PoolLoad:
         """Set the requests waiting inside the engine of an attached slot, and those it runs.
 
         None: not reported. Where the worker's record does not say how many it runs at once, it is
-        as many as it ran when it was full last, until it is seen to run more.
+        the most that it ran while it was full, until it is seen to run more without.
         """
         if waiting is None:
             self._waiting.pop(slot, None)
         else:
             self._waiting[slot] = waiting
             if running and not self._is_known[slot]:
+                most = self._max_num_seqs.item(slot)
                 if 0.0 < self.limits.waiting <= waiting:
-                    self._max_num_seqs[slot] = running
-                elif running > self._max_num_seqs.item(slot):
+                    self._max_num_seqs[slot] = running if most == math.inf else max(most, running)
+                elif running > most:
                     self._max_num_seqs[slot] = math.inf
         self._write_floor(slot)
 
@@ -343,7 +344,7 @@ class PoolLoad:
         self._targets = targets
         self._rate_until = -math.inf
 
-    def outlook(self) -> tuple[PoolSpeed, float, float]:
+    def outlook(self) -> tuple[PoolSpeed | None, float, float]:
         """Return how fast prompts are computed, prefill_backlog and saturation."""
         loads, work = self.loads, self.meter.work
         if work.at > self._rate_until:

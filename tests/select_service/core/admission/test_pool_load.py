@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import UNSET
 
 from select_service.core.admission.classes import SloClasses
 from select_service.core.admission.gaie_legacy import GaieLegacy, utilization
@@ -62,6 +63,10 @@ def test_a_rank_without_a_record_runs_no_more_than_it_did_when_it_was_full() -> 
     assert pool.saturation == pytest.approx(0.8), "one that waits for a step tells nothing"
     pool.note(0, RecordedRankLoad(requests=12, waiting=0, running=12), 3.0)
     assert pool.saturation == pytest.approx(0.0), "it runs more than that"
+    for running in 10, 9:  # fewer while its blocks are taken: seats do not get fewer
+        pool.note(0, RecordedRankLoad(requests=15, waiting=5, running=running), 3.5)
+    pool.note(0, RecordedRankLoad(requests=8, waiting=0, running=8), 3.6)
+    assert pool.saturation == pytest.approx(0.6)
     pool.note(0, RecordedRankLoad(requests=15, waiting=5, running=10), 4.0)
     pool.attach(0, 100, max_num_seqs=24)
     pool.note(0, RecordedRankLoad(requests=18, waiting=8, running=10), 5.0)
@@ -208,8 +213,10 @@ def test_a_burst_after_short_prompts_is_predicted_by_what_tokens_take() -> None:
         ledger.free(one)
         pool.meter.follow()
     ledger.book("long", 0, b"", 8_000, 500.0, isl_tokens=8_000)
-    speed, backlog, _ = pool.outlook()
-    assert speed.ttft_s(backlog, 200) == pytest.approx(0.02 + 1e-4 * 8_200, rel=0.01)
     predicted_ms, _ = ledger.loads.predicted_ms((0, 0), 200, 1, 16)
+    speed, backlog, _ = pool.outlook()
+    assert speed is not None
+    assert predicted_ms is not UNSET
+    assert speed.ttft_s(backlog, 200) == pytest.approx(0.02 + 1e-4 * 8_200, rel=0.01)
     assert speed.ttft_s(backlog, 200) * 1e3 == pytest.approx(predicted_ms, rel=0.01)
     assert 8_200 / pool.meter.tokens_per_s > 1.5 * speed.ttft_s(backlog, 200), "the mean"
