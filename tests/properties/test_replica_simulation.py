@@ -394,7 +394,7 @@ class World:
         name = self.any_name()
         node = self.pick()
         try:
-            effects = node.core.reservations.free(name, self.net.now)
+            effects = node.core.reservations.free(name, self.net.now, 0)
         except ReservationNotFound:
             return
         if name in self.lasting - self.twice:
@@ -412,7 +412,7 @@ class World:
     def complete(self) -> None:
         name, node = self.any_name(), self.pick()
         try:
-            effects = node.core.reservations.prefill_complete(name, self.net.now)
+            effects = node.core.reservations.prefill_complete(name, self.net.now, 0)
         except ReservationNotFound:
             return
         self.acknowledged(node, name)
