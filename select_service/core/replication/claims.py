@@ -68,7 +68,7 @@ class Claims:
         self.of_id: dict[str, list[Claim]] = {}
         """Of all owners, dead ones too."""
         self.waiting = AbsentWorkers()
-        self._early = EarlyGrowth(limits.replica_ended_max)
+        self.early = EarlyGrowth(limits.replica_ended_max)
         self._limits = limits
 
     # -- what is known -------------------------------------------------------------------------
@@ -80,16 +80,6 @@ class Claims:
     def is_silent(self, router_id: int) -> bool:
         """Tell whether no publisher with that id is heard."""
         return router_id in self.gone or router_id not in self.sets
-
-    @property
-    def ended_bytes(self) -> int:
-        """The memory that remembered ends take."""
-        return self.endings.nbytes
-
-    @property
-    def early_lost(self) -> int:
-        """Growth of unknown claims that was forgotten because of the limit."""
-        return self._early.lost
 
     # -- our statements ------------------------------------------------------------------------
 
@@ -121,7 +111,7 @@ class Claims:
         if before is not None and before.born >= born:
             return False
         claim.dead = self.tombstones.has(name, claim.key)
-        early = self._early.take(claim.key)
+        early = self.early.take(claim.key)
         if early is not None:
             claim.join(early[0])
             claim.tellers = early[1]
@@ -253,7 +243,7 @@ class Claims:
         """Keep the growth of a claim we have not heard of yet."""
         if self.tombstones.has(reservation_id, key):
             return
-        self._early.keep(key, growth, teller, now)
+        self.early.keep(key, growth, teller, now)
 
     def keep(self, claims: list[Claim]) -> Said:
         """Let a batch that is done keep what it booked; return what is to be told."""
@@ -364,7 +354,7 @@ class Claims:
         self.endings.note(
             reservation_id, key, now, by_owner=by_owner, heir=heir, freed=freed, kept=kept
         )
-        self._early.take(key)
+        self.early.take(key)
 
     def end_own_said(
         self, claim: Claim, now: float, *, heir: Key | None = None, freed: bool = False
@@ -462,7 +452,7 @@ class Claims:
         """Forget entries past their time, up to `limit` of each kind."""
         horizon = now - self._limits.replica_ended_s
         self.endings.purge(horizon, limit)
-        self._early.purge(horizon, limit)
+        self.early.purge(horizon, limit)
         self.copies.purge(horizon, limit)
 
     def tables(self) -> Iterator[Sized]:
@@ -484,7 +474,7 @@ class Claims:
         others = [some for some in self.sets.values() if some is not self.own]
         self.names.check({one for some in others for one in some.by_id.values()})
         self.endings.check()
-        self._early.check()
+        self.early.check()
         for name, claims in self.of_id.items():
             assert claims, "nobody claims nothing"
             assert len({one.owner for one in claims}) == len(claims), "one claim an owner and id"

@@ -85,7 +85,7 @@ def _refused(driver: Driver) -> dict[str, int]:
         "claims": counts.claims_refused,
         "publishers": counts.publishers_refused,
         "leases": claims.copies.refused,
-        "early": claims.early_lost + driver.core.replicas.message_applier.dynamo_peers.early.lost,
+        "early": claims.early.lost + driver.core.replicas.message_applier.dynamo_peers.early.lost,
         "closed": claims.closings.lost,
         "our_name": counts.namesakes,
         "impostor": counts.impostors,

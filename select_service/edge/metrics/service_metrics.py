@@ -237,7 +237,7 @@ _RESERVATIONS: Final[tuple[MetricRow[SelectionCore], ...]] = (
         "Memory of what has ended and is remembered.",
         lambda core: (
             core.lifecycle.bookings.freed.nbytes
-            + core.lifecycle.announcer.claims.ended_bytes
+            + core.lifecycle.announcer.claims.endings.nbytes
             + core.replicas.message_applier.dynamo_peers.early.nbytes
             + core.membership.pins.nbytes
         ),
