@@ -25,6 +25,7 @@ from select_service.types import RouterConfig
 from tests.fuzz.bodies import PATHS, Body, path_of, templates, to_json, to_msgpack
 from tests.live.ports import free_port
 from tests.select_service.edge.serving import Wire, listening, seat
+from tests.sliced import answer_of
 from tests.wait import PATIENCE_S
 
 JSON: Final = "application/json"
@@ -217,13 +218,13 @@ class House:
 
     async def _snapshot(self) -> list[Any]:
         service = self._service
-        admission = service.admission()
+        admission = answer_of(service.core.admission.status())
         peers = [] if service.replicas is None else service.replicas.peers()
         leases = msgspec.to_builtins(service.leases(None, 1000))
         return [
             msgspec.to_builtins(service.loads()),
             msgspec.to_builtins(service.workers()),
-            msgspec.to_builtins(service.busy_thresholds()),
+            msgspec.to_builtins(answer_of(service.core.admission.busy_thresholds())),
             (admission.policy, admission.config),
             peers,
             [{k: v for k, v in one.items() if k not in _UNSAID} for one in leases["leases"]],

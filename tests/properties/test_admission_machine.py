@@ -50,6 +50,7 @@ from select_service.types.admission import (
     WorkerMetrics,
 )
 from tests.effort import examples, share_of
+from tests.sliced import put_in_force
 
 CAPACITY, RATE = 300, 40
 POLICIES: dict[str, dict[str, Any]] = {
@@ -255,11 +256,11 @@ class AdmissionMachine(RuleBasedStateMachine):
     @rule(policy=st.sampled_from(sorted(POLICIES)), budgets=st.booleans())
     def another_policy(self, policy: str, *, budgets: bool) -> None:
         config = POLICIES[policy] | (BUDGETS if budgets else {})
-        _, effects = self.core.admission.change_admission(
-            AdmissionChange(policy=policy, config=config), self.later()
-        )
+        change = AdmissionChange(policy=policy, config=config)
+        effects = put_in_force(self.core, change, self.later())
         self.policy = policy
-        self.follow(effects)
+        for one in effects:
+            self.follow(one)
 
     @rule(tokens=st.none() | st.sampled_from([0, 100]), share=st.none() | st.sampled_from([0.2, 1]))
     def thresholds(self, tokens: int | None, share: float | None) -> None:

@@ -310,18 +310,6 @@ class AdmissionController:
 
     # -- operators -----------------------------------------------------------------------------
 
-    def change(self, change: AdmissionChange, now: float) -> list[Partition]:
-        """Put another policy in force, everywhere and at once.
-
-        Returns:
-            The partitions in which waiting requests may have to be judged again.
-
-        Raises:
-            InvalidField: there is no such policy, or its configuration makes no sense.
-        """
-        self.put(change)
-        return self.apply(now)
-
     def put(self, change: AdmissionChange) -> None:
         """Validate a policy and put it in force; each gate follows with `apply_to`.
 
@@ -339,10 +327,6 @@ class AdmissionController:
             raise InvalidField(str(error), field="config") from None
         self._mark(ADMISSION, POLICY)
 
-    def apply(self, now: float) -> list[Partition]:
-        """Apply the policy in force to every gate, and open gates that are now needed."""
-        return [one for one in self._partitions.values() if self.apply_to(one, now)]
-
     def apply_to(self, partition: Partition, now: float) -> bool:
         """Apply the policy in force to one gate, or open the gate if it is needed.
 
@@ -357,12 +341,11 @@ class AdmissionController:
 
     # -- busy thresholds -----------------------------------------------------------------------
 
-    def busy_thresholds(self) -> BusyThresholds:
-        """Return what is in force for all models served or named, and for their tenants."""
-        return BusyThresholds([self.busy_threshold(*name) for name in self.threshold_names()])
+    def busy_thresholds(self) -> Generator[None, None, BusyThresholds]:
+        """Return what is in force for all models served or named, and for their tenants.
 
-    def busy_thresholds_in_steps(self) -> Generator[None, None, BusyThresholds]:
-        """Do the same, pausing after every threshold."""
+        Pauses after every threshold.
+        """
         found = []
         for name in self.threshold_names():
             found.append(self.busy_threshold(*name))

@@ -17,23 +17,13 @@ if TYPE_CHECKING:
     from select_service.core.partition import Partition
 
 
-def status_of(admitting: AdmissionController, membership: Membership) -> AdmissionStatus:
-    """Return what is in force, and the outcomes of requests."""
-    steps = status_in_steps(admitting, membership)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            status: AdmissionStatus = end.value
-            return status
-
-
 def status_in_steps(
     admitting: AdmissionController, membership: Membership
 ) -> Generator[None, None, AdmissionStatus]:
-    """Do the same, pausing after every scope and threshold.
+    """Return what is in force, and the outcomes of requests.
 
-    Each is reported as of its turn; a scope removed before its turn is left out.
+    Pauses after every scope and threshold. Each is reported as of its turn; a scope removed before
+    its turn is left out.
     """
     counters: dict[str, ClassTally] = {name: ClassTally() for name in admitting.classes.names}
     scopes = []

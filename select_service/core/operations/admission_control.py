@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from select_service.core.admission.status import status_in_steps, status_of
+from select_service.core.admission.status import status_in_steps
 from select_service.core.effects import NOTHING, Effects
 
 if TYPE_CHECKING:
@@ -68,39 +68,21 @@ class AdmissionControl:
             partition.holds_to_cache = settings.cache_hit_threshold > 0.0
         return self._relieve(self._admitting.follow_settings(now), now, to_judge=False)
 
-    def admission(self) -> AdmissionStatus:
-        """Describe the admission settings in force."""
-        return status_of(self._admitting, self._membership)
-
-    def admission_in_steps(self) -> Generator[None, None, AdmissionStatus]:
-        """Do the same, pausing after every scope and threshold."""
+    def status(self) -> Generator[None, None, AdmissionStatus]:
+        """Describe the admission settings in force, pausing after every scope and threshold."""
         return status_in_steps(self._admitting, self._membership)
 
-    def change_admission(
-        self, change: AdmissionChange, now: float
-    ) -> tuple[AdmissionStatus, Effects]:
-        """Put another policy in force at once; the first waiting requests are judged again by it.
+    def change(self, change: AdmissionChange) -> Generator[Effects, float, AdmissionStatus]:
+        """Put another policy in force; the first waiting requests are judged again by it.
 
-        Housekeeping continues with the rest.
-
-        Raises:
-            InvalidField: there is no such policy, or its configuration makes no sense.
-        """
-        partitions = self._admitting.change(change, now)
-        effects = self._relieve(partitions, now, to_judge=True)
-        return status_of(self._admitting, self._membership), effects
-
-    def change_admission_in_steps(
-        self, change: AdmissionChange
-    ) -> Generator[Effects, float, AdmissionStatus]:
-        """Do the same one scope at a time: each step is sent the time, and yields its effects.
-
-        From the first step on, new gates use the new policy; an existing gate keeps the old one
-        until its turn comes. If two changes overlap, the later one ends up in force everywhere. All
-        steps must be taken.
+        It goes one scope at a time: each step is sent the time, and yields its effects. From the
+        first step on, new gates use the new policy; an existing gate keeps the old one until its
+        turn comes. If two changes overlap, the later one ends up in force everywhere. All steps
+        must be taken. Housekeeping continues with the rest of those that wait.
 
         Raises:
-            InvalidField: as above, with the first step.
+            InvalidField: there is no such policy, or its configuration makes no sense; with the
+                first step.
         """
         self._admitting.put(change)
         now = yield NOTHING
@@ -119,13 +101,9 @@ class AdmissionControl:
                 return status
             yield NOTHING
 
-    def busy_thresholds(self) -> BusyThresholds:
-        """List the thresholds in force."""
+    def busy_thresholds(self) -> Generator[None, None, BusyThresholds]:
+        """List the thresholds in force, pausing after every one."""
         return self._admitting.busy_thresholds()
-
-    def busy_thresholds_in_steps(self) -> Generator[None, None, BusyThresholds]:
-        """Do the same, pausing after every threshold."""
-        return self._admitting.busy_thresholds_in_steps()
 
     def change_threshold(
         self, change: BusyThresholdChange, now: float

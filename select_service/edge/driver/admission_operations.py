@@ -36,15 +36,11 @@ class AdmissionOperations(CoreCalls):
     _recorder: Recorder | None
     _changing: set[asyncio.Task[AdmissionStatus]]
 
-    def admission(self) -> AdmissionStatus:
-        """GET /admission, all at once."""
-        return self.core.admission.admission()
-
-    async def admission_in_slices(self) -> AdmissionStatus:
+    async def admission(self) -> AdmissionStatus:
         """GET /admission; yields to the loop every fraction of a millisecond."""
-        return await TimeSlices().through(self.core.admission.admission_in_steps())
+        return await TimeSlices().through(self.core.admission.status())
 
-    async def change_admission_in_slices(self, change: AdmissionChange) -> AdmissionStatus:
+    async def change_admission(self, change: AdmissionChange) -> AdmissionStatus:
         """PUT /admission; in force everywhere once answered, even if the caller disconnects.
 
         Yields to the loop every fraction of a millisecond; requests judged in between may still see
@@ -53,7 +49,7 @@ class AdmissionOperations(CoreCalls):
         Raises:
             InvalidField: there is no such policy, or its configuration is invalid.
         """
-        steps = self.core.admission.change_admission_in_steps(change)
+        steps = self.core.admission.change(change)
         self._carry_out(next(steps))
         self.note_change("admission", msgspec.to_builtins(change))
         task = asyncio.get_running_loop().create_task(self._drive(steps))
@@ -72,20 +68,9 @@ class AdmissionOperations(CoreCalls):
             self._carry_out(effects)
             await slices.yield_if_due()
 
-    def change_admission(self, change: AdmissionChange) -> AdmissionStatus:
-        """PUT /admission, all at once; housekeeping then re-evaluates waiting requests."""
-        status, effects = self.core.admission.change_admission(change, self._clock())
-        self._carry_out(effects)
-        self.note_change("admission", msgspec.to_builtins(change))
-        return status
-
-    def busy_thresholds(self) -> BusyThresholds:
-        """GET /busy_threshold, all at once."""
-        return self.core.admission.busy_thresholds()
-
-    async def busy_thresholds_in_slices(self) -> BusyThresholds:
+    async def busy_thresholds(self) -> BusyThresholds:
         """GET /busy_threshold; yields to the loop every fraction of a millisecond."""
-        return await TimeSlices().through(self.core.admission.busy_thresholds_in_steps())
+        return await TimeSlices().through(self.core.admission.busy_thresholds())
 
     def change_threshold(self, change: BusyThresholdChange) -> BusyThreshold:
         """Set or clear busy thresholds of a model; with none given, read them."""

@@ -167,7 +167,7 @@ async def _load_reports(ward: Ward, found: Found) -> None:
     ward.clock.skipped += 12
     await ward.until(lambda: [*ward.service.core.admitting.reports.stale()])
     assert await ward.codes() == [], "nobody judges by it"
-    ward.service.change_admission(AdmissionChange(policy="slo-shed"))
+    await ward.service.change_admission(AdmissionChange(policy="slo-shed"))
     await found("it last told of its load 1", worker_id=2)
 
 

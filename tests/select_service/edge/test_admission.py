@@ -18,6 +18,7 @@ from select_service.edge.server import Server
 from tests.coroutines import run_by
 from tests.select_service.edge.http.test_api import problem
 from tests.select_service.edge.serving import PROMPT, SETTINGS, Wire, in_process, on_a_port, seat
+from tests.sliced import answer_of
 from tests.wait import until
 
 SLOW = "expect: 100-continue"
@@ -162,7 +163,7 @@ async def test_a_client_that_leaves_the_queue_gives_its_place_back(
     await until(lambda: _waiting(service) == 1)
     service.free("a")
     assert (await again.answer())[0] == 200
-    counters = service.admission().counters["standard"]
+    counters = answer_of(service.core.admission.status()).counters["standard"]
     assert (counters.offered, counters.admitted) == (4, 2)
     assert (counters.refused, counters.withdrawn, counters.waiting) == (1, 1, 0)
     service.core.check()
@@ -479,9 +480,9 @@ async def test_who_leaves_with_more_requests_behind_the_waiting_one_waits_no_lon
     wire = await Wire.to(port)
     wire.ask("POST", "/select_and_reserve", {**BOOK, "reservation_id": "b"})
     wire.ask("GET", "/health")
-    await until(lambda: service.admission().scopes[0].waiting == 1)
+    await until(lambda: answer_of(service.core.admission.status()).scopes[0].waiting == 1)
     wire.close()
-    await until(lambda: service.admission().scopes[0].waiting == 0)
+    await until(lambda: answer_of(service.core.admission.status()).scopes[0].waiting == 0)
 
 
 def test_a_change_of_policy_lets_others_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from indexer.types import Scope, Tier, WorkerRank
 from tests.coroutines import run_by
 from tests.select_service.core.admission.golden import BUSY, CASES
 from tests.select_service.edge.serving import in_process, worker
+from tests.sliced import answer_of
 from tests.wait import until
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ async def test_n_and_q_as_recorded(
     rejected = 0
 
     def waiting() -> int:
-        return service.admission().counters["standard"].waiting
+        return answer_of(service.core.admission.status()).counters["standard"].waiting
 
     async def arrive(name: str) -> str:
         nonlocal rejected

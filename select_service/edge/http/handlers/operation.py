@@ -30,7 +30,7 @@ THRESHOLD_QUERY: Final = ("model", "tenant_id")
 @get("/admission", AdmissionStatus, scope="read", of_process=True)
 async def admission(api: Api, _: Request) -> Response:
     """Say which policy is in force, and what became of every class."""
-    return await _told(api, await api.service.admission_in_slices())
+    return await _told(api, await api.service.admission())
 
 
 async def _told(api: Api, status: AdmissionStatus, warning: str | None = None) -> Response:
@@ -44,7 +44,7 @@ async def change_admission(api: Api, request: Request) -> Response:
     """Put another policy in force at once; who waits is judged again."""
     decoded = api.bodies[AdmissionChange].decode(request.body)
     try:
-        status = await api.service.change_admission_in_slices(decoded.request)
+        status = await api.service.change_admission(decoded.request)
     except ServiceError as error:
         return api.refusal(error, decoded.warning)
     return await _told(api, status, decoded.warning)
@@ -53,7 +53,7 @@ async def change_admission(api: Api, request: Request) -> Response:
 @get("/busy_threshold", BusyThresholds, scope="read", of_process=True)
 async def busy_thresholds(api: Api, _: Request) -> Response:
     """List the busy thresholds of every model."""
-    told = await api.service.busy_thresholds_in_slices()
+    told = await api.service.busy_thresholds()
     return api.writer.reply(BusyThresholds(await written(api.writer, told.thresholds)))
 
 

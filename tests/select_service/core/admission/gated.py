@@ -11,6 +11,7 @@ from select_service.core.admission.tallies import ClassTally
 from select_service.errors import AdmissionRefused
 from select_service.types.admission import AdmissionChange, AdmissionSettings, BusyThresholdChange
 from tests.select_service.core.whole_fleet import DEFAULT, Fleet
+from tests.sliced import put_in_force
 
 
 def fleet(workers: int = 1, record: dict[str, Any] | None = None, **settings: Any) -> Fleet:
@@ -46,7 +47,5 @@ def threshold(**fields: Any) -> BusyThresholdChange:
 
 
 def change(some: Fleet, policy: str, **config: Any) -> None:
-    _, effects = some.core.admission.change_admission(
-        AdmissionChange(policy=policy, config=config), some.now
-    )
-    some._did(effects)
+    for effects in put_in_force(some.core, AdmissionChange(policy=policy, config=config), some.now):
+        some._did(effects)

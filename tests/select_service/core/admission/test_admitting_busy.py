@@ -18,6 +18,7 @@ from select_service.types import PinnedWorker
 from select_service.types.admission import RankMetrics, WorkerMetrics
 from tests.select_service.core.admission.gated import fleet, keeper_of, refused, threshold
 from tests.select_service.core.whole_fleet import DEFAULT, Fleet, selection_of, ticket_of
+from tests.sliced import answer_of
 
 
 def test_a_busy_worker_is_passed_over_while_another_is_free() -> None:
@@ -151,7 +152,9 @@ def test_a_threshold_set_over_http_holds_at_once_and_merges() -> None:
     selection_of(some.take("b", 2))
     answer, _ = some.core.admission.forget_threshold("default", None, now)
     assert answer.active_decode_blocks_threshold is None
-    assert [one.model for one in some.core.admission.busy_thresholds().thresholds] == ["default"]
+    assert [one.model for one in answer_of(some.core.admission.busy_thresholds()).thresholds] == [
+        "default"
+    ]
 
 
 def test_what_cannot_be_a_threshold_is_refused_and_changes_nothing() -> None:

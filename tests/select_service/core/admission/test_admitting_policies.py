@@ -28,6 +28,7 @@ from tests.select_service.core.admission.gated import (
     threshold,
 )
 from tests.select_service.core.whole_fleet import DEFAULT, Fleet, selection_of, ticket_of
+from tests.sliced import answer_of
 
 
 def test_a_bucket_is_charged_with_the_booking_and_by_nothing_else() -> None:
@@ -299,10 +300,10 @@ def test_a_policy_that_makes_no_sense_changes_nothing() -> None:
         with pytest.raises(InvalidField) as caught:
             change(some, policy, **config)
         assert caught.value.field == field
-    assert some.core.admission.admission().policy == "token-bucket"
+    assert answer_of(some.core.admission.status()).policy == "token-bucket"
     some.take("a", 1)
-    assert some.core.admission.admission().counters["standard"].admitted == 1
-    assert some.core.admission.admission().scopes[0].model_name == "default"
+    assert answer_of(some.core.admission.status()).counters["standard"].admitted == 1
+    assert answer_of(some.core.admission.status()).scopes[0].model_name == "default"
 
 
 def test_a_full_queue_is_a_refusal_like_others() -> None:

@@ -12,6 +12,7 @@ from select_service.types import RouterConfig, Selection
 from select_service.types.admission import AdmissionChange, AdmissionSettings, BusyThresholdChange
 from tests.select_service.core.admission.gated import fleet, keeper_of, refused, tally
 from tests.select_service.core.whole_fleet import DEFAULT, Fleet, selection_of, ticket_of
+from tests.sliced import put_in_force
 
 
 @pytest.mark.parametrize("slo_class", ["standard", "batch"])
@@ -68,7 +69,7 @@ def test_a_class_that_comes_or_goes_takes_nobody_who_waits_with_it(*, before: bo
     some.take("first", 1)
     waits = [ticket_of(some.take("early", 2, slo_class="gold"))]
     change = AdmissionChange(policy="always-admit", config={} if before else gold)
-    some.core.admission.change_admission(change, some.now)
+    put_in_force(some.core, change, some.now)
     waits.append(ticket_of(some.take("late", 3, slo_class="gold")))
     for one in ("first", "early", "late"):
         keeper_of(some).check()
@@ -81,9 +82,7 @@ def test_a_class_that_comes_or_goes_takes_nobody_who_waits_with_it(*, before: bo
 def test_limits_of_promises_outlive_a_change_of_classes() -> None:
     some = fleet(policy="slo-shed", return_slots_max=1)
     config = {"slo_priorities": {"gold": 7}}
-    some.core.admission.change_admission(
-        AdmissionChange(policy="slo-shed", config=config), some.now
-    )
+    put_in_force(some.core, AdmissionChange(policy="slo-shed", config=config), some.now)
     some.book("load", 1, *range(10), isl=16_000)
     hopeless = [refused(some, i, slo_ttft_ms=10) for i in (1, 2)]
     assert [one.promised for one in hopeless] == [True, False]
@@ -92,7 +91,7 @@ def test_limits_of_promises_outlive_a_change_of_classes() -> None:
 def test_promises_of_one_allowance_for_all_end_with_it() -> None:
     some = fleet(policy="token-bucket")
     some.worker(2, tenant_id="other")
-    some.core.admission.change_admission(AdmissionChange(policy="slo-shed"), some.now)
+    put_in_force(some.core, AdmissionChange(policy="slo-shed"), some.now)
     keepers = [one.admission for one in some.core.partitions.values()]
     assert len({id(one.gate.returns) for one in keepers if one is not None}) == 2
 
@@ -111,7 +110,7 @@ def test_numbers_too_large_to_count_with_are_refused_by_name(
     policy: str, config: dict[str, Any]
 ) -> None:
     with pytest.raises(InvalidField):
-        fleet().core.admission.change_admission(AdmissionChange(policy=policy, config=config), 1.0)
+        put_in_force(fleet().core, AdmissionChange(policy=policy, config=config), 1.0)
 
 
 def test_a_threshold_too_large_to_count_with_is_out_of_range() -> None:

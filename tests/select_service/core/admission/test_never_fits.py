@@ -18,6 +18,7 @@ from tests.select_service.core.admission.gated import (
     tally,
 )
 from tests.select_service.core.whole_fleet import Fleet
+from tests.sliced import put_in_force
 
 SMALL: dict[str, Any] = {"policy_config": {"capacity": 1000, "refill_rate": 100}}
 
@@ -78,8 +79,8 @@ def test_who_waits_is_told_when_a_change_makes_it_never_fit() -> None:
     some.take("a", 1)
     some.take("b", 2, isl=5000)
     change = AdmissionChange(policy="token-bucket", config=SMALL["policy_config"])
-    _, effects = some.core.admission.change_admission(change, some.now)
-    (ticket,) = effects.answered
+    effects = put_in_force(some.core, change, some.now)
+    (ticket,) = (ticket for one in effects for ticket in one.answered)
     assert getattr(ticket.answer, "code", None) == "exceeds-capacity"
     assert getattr(ticket.answer, "retry_after_s", None) == math.inf
 
@@ -93,7 +94,7 @@ def test_who_waits_is_told_when_a_change_makes_it_never_fit() -> None:
     ],
     ids=["bucket", "N", "reservations"],
 )
-def test_a_batch_of_all_or_none_that_exceeds_a_limit_as_a_whole(
+def test_a_batch_of_all_or_none_that_exceeds_a_limit_as_a_answer_of(
     settings: dict[str, Any],
     record: dict[str, Any],
     limits: dict[str, Any],

@@ -71,8 +71,8 @@ async def test_what_is_made_in_turns_is_what_was_made_at_once(
     fill(service)
     for path, told in (
         ("/loads", service.loads()),
-        ("/admission", service.admission()),
-        ("/busy_threshold", service.busy_thresholds()),
+        ("/admission", await service.admission()),
+        ("/busy_threshold", await service.busy_thresholds()),
     ):
         assert (await client.get(path)).json() == json.loads(msgspec.json.encode(told))
         packed = {"accept": "application/msgpack"}
