@@ -88,6 +88,7 @@ class BookingOptions(_Options, total=False):
     track_prefill_tokens: bool
 
 
+_OF_PROMPT: Final = frozenset({"token_ids", "block_hashes", "sequence_hashes", "isl_tokens"})
 OF_SELECTION: Final = SelectOptions.__optional_keys__
 OF_BOOKING: Final = BookingOptions.__optional_keys__
 """The names of the options."""
@@ -141,7 +142,7 @@ def _expect_known(options: SelectOptions | BookingOptions, known: frozenset[str]
         if name not in known:
             from difflib import get_close_matches  # calls that are right need none
 
-            near = get_close_matches(name, known, n=1)
+            near = get_close_matches(name, known | _OF_PROMPT, n=1)
             meant = f" (is {near[0]} meant?)" if near else ""
             raise TypeError(f"unexpected keyword argument {name!r}{meant}")
 

@@ -45,5 +45,7 @@ def test_an_option_that_does_not_exist_is_a_type_error(verb: str) -> None:
         call = getattr(client, verb)
         with pytest.raises(TypeError, match=r"argument 'modelname' \(is model_name meant\?\)"):
             call(token_ids=TOKENS, modelname="m")
+        with pytest.raises(TypeError, match=r"argument 'token_idz' \(is token_ids meant\?\)"):
+            call(token_idz=TOKENS)
         with pytest.raises(TypeError, match="'pinned_worker'"):
             client.book(1, token_ids=TOKENS, pinned_worker=1)  # type: ignore[call-arg]
