@@ -23,7 +23,7 @@ LUMPY: Final = 2.0
 _REMEMBERED: Final = 720
 _COUNTS_MIN: Final = 24
 _REQUESTS_MIN: Final = 8.0
-"""Of two neighbours together; fewer are too few to tell."""
+"""Of two neighbours together; fewer are too few to tell, and speak against lumps."""
 _MEDIAN: Final = 0.455  # of the square of a normal variable
 _WEIGHT: Final = 0.3  # of a new interval
 
@@ -45,7 +45,10 @@ class Lumps:
     def hear(self, requests: float, seconds: float) -> None:
         """Add the arrivals of the last seconds."""
         last, self._last = self._last, (requests, seconds)
-        if last is None or requests + last[0] < _REQUESTS_MIN:
+        if last is None:
+            return
+        if requests + last[0] < _REQUESTS_MIN:
+            self._squares.append(0.0)
             return
         rate = (requests + last[0]) / (seconds + last[1])
         variance = rate * (1 / seconds + 1 / last[1])

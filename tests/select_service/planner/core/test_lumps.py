@@ -9,7 +9,7 @@ import statistics
 
 import pytest
 
-from bench.planner.shapes import SHAPES
+from bench.planner.shapes import SHAPES, code_completion
 from select_service.planner.core.catch_up import is_surge
 from select_service.planner.core.lengths import Lengths
 from select_service.planner.core.lumps import Lumps
@@ -64,6 +64,8 @@ def test_lumps_are_told_from_days_ramps_and_bursts() -> None:
         means = [LOOK_S * shape(3)(LOOK_S * look) for look in range(720)]
         lumps = heard([max(0.0, rng.gauss(one, math.sqrt(one))) for one in means])
         assert lumps.dispersion == 1.0
+    clumps = counted([one.at_s for one in code_completion(2)])
+    assert heard(clumps).dispersion == 1.0, "they come without a pattern, and rarely"
     assert heard([0.0] * 100).dispersion == heard([1.0, 0.0] * 100).dispersion == 1.0
     assert heard(counted(arrivals(600.0))).dispersion > 2.0
 
