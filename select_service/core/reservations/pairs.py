@@ -156,10 +156,10 @@ class Pairs:
         pair, legs = known
         prefill_id, decode_id = leg_ids(pair)
         ids = self._ids(pair, legs)
-        done = [leg for leg in legs if leg.reservation.reservation_id == decode_id]
-        if decode_id not in ids and legs and legs[0].reservation.origin != "local":
+        done = [one for one in ids if one == decode_id]
+        if not done and legs and legs[0].reservation.origin != "local":
             # We may not have heard of the other leg yet: ending this one would forget the pair.
-            done, ids = legs, []
+            done, ids = [leg.reservation.reservation_id for leg in legs], []
         else:
             self._end_unheard(pair, now, prefill_id)
         told = self._computed(
@@ -167,14 +167,14 @@ class Pairs:
         )
         partition, ended = self._end([one for one in ids if one == prefill_id], now)
         told += ended
-        for leg in legs if done else ():
+        booked = [leg for leg in legs if leg.reservation.reservation_id in done]
+        for leg in legs if booked else ():
             if leg.reservation.reservation_id == prefill_id:  # it was booked without its blocks
-                chain = leg.partition.ledger.chain_of(done[0].reservation)
+                chain = leg.partition.ledger.chain_of(booked[0].reservation)
                 leg.partition.estimate.computed(leg.reservation.slot, chain, now)
-        for leg in done:
-            partition, effects = self._lifecycle.prefill_complete(
-                leg.reservation.reservation_id, now
-            )
+        for one in done:
+            lighter, effects = self._lifecycle.prefill_complete(one, now)
+            partition = lighter or partition
             told += effects.published
         return partition, Effects(published=told) if told else NOTHING
 

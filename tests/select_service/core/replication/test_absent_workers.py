@@ -104,6 +104,8 @@ def test_progress_and_ends_reach_the_owner(ask: Any, name: str) -> None:
         here.done(name)
         tell(here, there)
     assert there.load(9) == (0, before[1] + 3, 1)
+    left = there.core.lifecycle.bookings.get("z:decode" if ask is paired else "z")
+    assert left.reservation.prefill_done
     here.free(name)
     tell(here, there)
     assert there.load(9) == (0, 0, 0)
