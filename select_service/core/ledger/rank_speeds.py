@@ -31,9 +31,10 @@ OUTLIER: Final = 4.0
 paused engine teaches little, and a slower one is believed within a few prompts."""
 BELIEVED_S: Final = 0.04
 """What takes no longer is no outlier: a line may begin at 0, where nothing is many times that."""
-FASTER_MAX: Final = 16.0
-"""Longer queues are computed at most so many times as fast as those that were met, whatever the
-line says: where all that was met waited for something else, it says that tokens take no time."""
+DOUBT: Final = 0.1
+"""Times are taken as proportional to tokens as far as those that were met do not differ by more
+than this (the square of their coefficient of variation): queues that are kept at one length tell
+how long that takes, and nothing of longer ones."""
 BLOCKS_EVERY_S: Final = 0.05
 """Blocks of output are measured so often per rank: all of its requests go at the same pace."""
 TOGETHER_S: Final = 0.05
@@ -82,9 +83,9 @@ class Fit:
         variance = self._xx / weight - mean_x * mean_x
         steepest = mean_y / mean_x if mean_x > 0.0 else 0.0
         if variance > _LEVEL * mean_x * mean_x:
-            slope = (self._xy / weight - mean_x * mean_y) / variance
-            least = 0.0 if self._is_level else steepest / FASTER_MAX
-            self.slope = min(max(slope, least), steepest)
+            believed = 0.0 if self._is_level else DOUBT * mean_x * mean_x
+            slope = self._xy / weight - mean_x * mean_y + believed * steepest
+            self.slope = min(max(slope / (variance + believed), 0.0), steepest)
         else:
             self.slope = 0.0 if self._is_level else steepest
         self.base = max(0.0, mean_y - self.slope * mean_x)  # not even by rounding

@@ -206,7 +206,7 @@ def test_a_burst_after_short_prompts_is_predicted_by_what_tokens_take() -> None:
     pool = PoolLoad(ledger.loads)
     pool.attach(0, None)
     for number in range(40):
-        now, tokens = 10.0 * number, 50 + number % 5 * 50
+        now, tokens = 10.0 * number, 2_000 if number % 10 == 9 else 50
         one = ledger.book(str(number), 0, b"", tokens, now, isl_tokens=tokens)
         ledger.prefill_complete(one, now + 0.02 + 1e-4 * tokens)
         assert ledger.learn_first_token(one, now + 1.0)
@@ -217,6 +217,6 @@ def test_a_burst_after_short_prompts_is_predicted_by_what_tokens_take() -> None:
     speed, backlog, _ = pool.outlook()
     assert speed is not None
     assert predicted_ms is not UNSET
-    assert speed.ttft_s(backlog, 200) == pytest.approx(0.02 + 1e-4 * 8_200, rel=0.01)
+    assert speed.ttft_s(backlog, 200) == pytest.approx(0.02 + 1e-4 * 8_200, rel=0.05)
     assert speed.ttft_s(backlog, 200) * 1e3 == pytest.approx(predicted_ms, rel=0.01)
     assert 8_200 / pool.meter.tokens_per_s > 1.5 * speed.ttft_s(backlog, 200), "the mean"

@@ -176,6 +176,16 @@ def test_any_rank_of_a_pool_is_predicted_to_take_what_the_one_is_that_has_its_sh
     assert pool.alone_s(3_000) == pytest.approx(3_000 * PER_TOKEN_S, rel=0.1)
 
 
+def test_queues_that_are_kept_at_one_length_tell_nothing_of_longer_ones() -> None:
+    """What makes one of them take longer than another is chance, and may be anything."""
+    speeds, rng = RankSpeeds(), random.Random(1)
+    for _ in range(300):
+        tokens = round(3_000 * rng.uniform(0.95, 1.05))
+        speeds.computed(0, tokens, 0.3 * rng.uniform(0.8, 1.2))
+    assert ttft_of(speeds, 0, 3_000) == pytest.approx(0.3, rel=0.05)
+    assert speeds.of_pool(1, 1.0).tokens_per_s == pytest.approx(10_000, rel=0.15)
+
+
 def test_queues_longer_than_any_that_was_met_take_longer_though_the_line_is_level() -> None:
     """All waited for a place in the batch: their tokens told nothing."""
     speeds = RankSpeeds()
