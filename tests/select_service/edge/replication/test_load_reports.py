@@ -1,4 +1,4 @@
-"""A client that reports a worker's load to one replica reports it to all, over genuine sockets."""
+"""What a client reports to one replica reaches all, over genuine sockets."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 from typing import Any
 
 import httpx
+import pytest
 
 from select_service.edge.driver.driver import Driver
 from tests.live.ports import free_port
@@ -78,5 +79,29 @@ def test_reports_that_moved_leave_no_replica_with_what_it_heard_first() -> None:
             await report(clients[1], kv_used_blocks=0, num_requests_waiting=0)
             await until(lambda: used(services[0]) == 0)
             assert [await select(client) for client in clients] == [200, 200]
+
+    run(use())
+
+
+@pytest.mark.parametrize("is_ended", [False, True])
+def test_what_an_engine_found_is_compared_where_it_was_predicted(*, is_ended: bool) -> None:
+    """As behind a load balancer: whichever replica is told, also after the end."""
+
+    async def use() -> None:
+        async with two_replicas() as (clients, services):
+            here, there = (one.core for one in services)
+            body = {**PROMPT, "reservation_id": "r"}
+            answer = await clients[0].post("/select_and_reserve", json=body)
+            assert answer.status_code == 200, answer.text
+            await until(lambda: there.lifecycle.bookings.live("r"))
+            if is_ended:
+                await clients[0].delete("/reservations/r")
+                await until(lambda: not there.lifecycle.bookings.live("r"))
+            done = {"op": "prefill_complete", "reservation_id": "r", "cached_tokens": 0}
+            answer = await clients[1].post("/reservations/batch", json={"operations": [done]})
+            (result,) = answer.json()["results"]
+            assert (result["status"], "ended" in result) == (404 if is_ended else 200, is_ended)
+            await until(lambda: here.counters.cached_tokens_told == {"compared": 1})
+            assert there.counters.cached_tokens_told == {"told_replicas": 1}
 
     run(use())
