@@ -20,7 +20,6 @@ from select_service.client.reserve_context import AsyncReserve
 from select_service.types import (
     BatchAnswer,
     BatchRequest,
-    LeaseList,
     LeaseRecord,
     LoadRow,
     OverlapScores,
@@ -307,11 +306,6 @@ class AsyncCalls(BaseClient):
     async def close_lease(self, lease_id: str) -> None:
         """DELETE /leases/{id}: with all that is booked under it. Raises LeaseNotFound."""
         await self.call("DELETE", f"/leases/{calls.quoted(lease_id)}")
-
-    async def leases(self, owner: str | None = None, limit: int = 100) -> LeaseList:
-        """GET /leases: the open ones, oldest first."""
-        path = "/leases" + calls.query(limit=limit, owner=owner)
-        return await self.call("GET", path, kind=LeaseList)
 
     # -- for the face ---------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from select_service.client import calls
 from select_service.client.asynchronous_calls import AsyncCalls
 from select_service.types.admission import WorkerMetrics, WorkerMetricsAnswer
 from select_service.types.drains import DrainStatus
+from select_service.types.leases import LeaseList
 from select_service.types.workers import WorkerPatch, WorkerRecord, WorkerSpec
 
 
@@ -61,4 +62,10 @@ class AsyncOperations(AsyncCalls):
         """
         return await self.call(
             "POST", f"/workers/{worker_id}/metrics", calls.given(metrics), kind=WorkerMetricsAnswer
+        )
+
+    async def leases(self, owner: str | None = None, limit: int = 100) -> LeaseList:
+        """GET /leases: list open leases, oldest first (100 unless told), and how many there are."""
+        return await self.call(
+            "GET", "/leases" + calls.query(owner=owner, limit=limit), kind=LeaseList
         )

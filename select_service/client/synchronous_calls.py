@@ -18,7 +18,6 @@ from select_service.client.reservation import PairReservation, Reservation
 from select_service.types import (
     BatchAnswer,
     BatchRequest,
-    LeaseList,
     LeaseRecord,
     LoadRow,
     OverlapScores,
@@ -305,11 +304,6 @@ class Calls(BaseClient):
     def close_lease(self, lease_id: str) -> None:
         """DELETE /leases/{id}: with all that is booked under it. Raises LeaseNotFound."""
         self.call("DELETE", f"/leases/{calls.quoted(lease_id)}")
-
-    def leases(self, owner: str | None = None, limit: int = 100) -> LeaseList:
-        """GET /leases: the open ones, oldest first."""
-        path = "/leases" + calls.query(limit=limit, owner=owner)
-        return self.call("GET", path, kind=LeaseList)
 
     # -- for the face ---------------------------------------------------------------------------
 

@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 
     from select_service.types import (
         Answer,
-        LeaseList,
         LeaseRecord,
         Outcome,
         Ready,
@@ -230,11 +229,6 @@ class SelectionService(EmbeddedOperations):
         lease = self.driver.close_lease_now(lease_id)
         if lease is not None:
             await self.driver.clear_lease(lease)
-
-    @operation
-    async def leases(self, owner: str | None = None, limit: int = 100) -> LeaseList:
-        """Return open leases, oldest first; GET /leases."""
-        return self.driver.leases(owner, limit)
 
     @operation
     async def loads(

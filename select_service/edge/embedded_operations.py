@@ -14,7 +14,7 @@ from select_service.edge.embedded_operation import operation
 from select_service.types.admission import WorkerMetrics, WorkerMetricsAnswer
 from select_service.types.drains import DrainStatus
 from select_service.types.inspection import LoadRow, OverlapScores
-from select_service.types.leases import LeaseRecord, LeaseRequest
+from select_service.types.leases import LeaseList, LeaseRecord, LeaseRequest
 from select_service.types.requests import OverlapScoresRequest, PotentialLoadsRequest
 from select_service.types.workers import WorkerPatch, WorkerRecord, WorkerSpec
 
@@ -98,6 +98,14 @@ class EmbeddedOperations:
         POST /leases.
         """
         return self.driver.open_lease(taken("request", request, LeaseRequest))
+
+    @operation
+    async def leases(self, owner: str | None = None, limit: int = 100) -> LeaseList:
+        """List open leases, oldest first (100 unless told), and how many there are.
+
+        GET /leases.
+        """
+        return self.driver.leases(owner=owner, limit=limit)
 
     @operation
     async def potential_loads(

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ReservationOperations"]
 
+LEASES_LISTED = 100
+
 
 class ReservationOperations(CoreCalls):
     """Changes to reservations and leases."""
@@ -112,7 +114,11 @@ class ReservationOperations(CoreCalls):
             self._carry_out(self.core.reservations.clear_lease(lease, self._clock()))
 
     def leases(
-        self, owner: str | None, limit: int, prefixes: tuple[str, ...] | None = None
+        self,
+        owner: str | None = None,
+        limit: int = LEASES_LISTED,
+        *,
+        prefixes: tuple[str, ...] | None = None,
     ) -> LeaseList:
-        """GET /leases, optionally only those whose ids begin with one of `prefixes`."""
+        """List open leases, oldest first (100 unless told), and how many there are."""
         return self.core.reservations.leases(self._clock(), owner, limit, prefixes)

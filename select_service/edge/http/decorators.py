@@ -14,7 +14,7 @@ from functools import partial
 from inspect import getdoc, iscoroutinefunction, signature
 from typing import TYPE_CHECKING, Any, Final
 
-from select_service.edge.routing import Route, read_u64
+from select_service.edge.routing import Route, read_count, read_query, read_u64
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,6 +25,13 @@ if TYPE_CHECKING:
     from select_service.edge.http.api import Api, Handler, Request
 
 __all__ = ["Declaration", "delete", "get", "patch", "post", "put", "safe_post"]
+
+_IN_PATH: Final[dict[str, Callable[[str], object]]] = {"int": read_u64, "str": str}
+_IN_QUERY: Final[dict[str, Callable[[str, str | None, Any], object]]] = {
+    "int": read_count,
+    "str | None": lambda _, text, default: default if text is None else text,
+}
+"""How arguments are read, by their annotations; others want a handler."""
 
 
 class Declaration:
@@ -87,30 +94,33 @@ class Declaration:
     def calls(self, method: Callable[..., object]) -> Route[Handler]:
         """Return the route of an operation that is one call of a method of the driver.
 
-        The method takes the open segments of the path in order, then the body if there is one; its
-        name is the operation's, its first line the summary.
+        The method takes the open segments of the path in order, then the body if there is one, and
+        by name what the query asks for, with its defaults; its name is the operation's, its first
+        line the summary.
         """
-        kinds = [one.annotation for one in signature(method).parameters.values()]
-        opens = self._row["pattern"].count("{")
-        readers = [read_u64 if kind == "int" else str for kind in kinds[1 : opens + 1]]
-        name, takes, status = method.__name__, self._row["takes"], self._row["status"]
-        body_optional = self._row["body_optional"]
+        row, (_, *parameters) = self._row, signature(method).parameters.values()
+        name, takes, status = method.__name__, row["takes"], row["status"]
+        path = [_IN_PATH[one.annotation] for one in parameters[: row["pattern"].count("{")]]
+        asked = {one.name: one for one in parameters if one.name in row["query"]}
 
-        def arguments(request: Request) -> list[Any]:
-            return [read(text) for read, text in zip(readers, request.params, strict=True)]
+        def call(api: Api, request: Request, *body: object) -> Any:
+            given = [read(text) for read, text in zip(path, request.params, strict=True)]
+            values = read_query(request.query, row["query"]) if asked else {}
+            named = {
+                key: _IN_QUERY[one.annotation](key, values.get(key), one.default)
+                for key, one in asked.items()
+            }
+            return getattr(api.service, name)(*given, *body, **named)
 
         def handle(api: Api, request: Request) -> Response:
-            path = arguments(request)
-            call = getattr(api.service, name)
             if takes is None:
-                return api.writer.reply(call(*path), status)
+                return api.writer.reply(call(api, request), status)
             body = api.bodies[takes]
-            decoded = body.decode(request.body or (body.nothing if body_optional else b""))
-            return api.answer(decoded, lambda one, _: call(*path, one), status)
+            decoded = body.decode(request.body or (body.nothing if row["body_optional"] else b""))
+            return api.answer(decoded, lambda one, _: call(api, request, one), status)
 
         async def handle_later(api: Api, request: Request) -> Response:
-            path = arguments(request)
-            return api.writer.reply(await getattr(api.service, name)(*path), status)
+            return api.writer.reply(await call(api, request), status)
 
         if not iscoroutinefunction(method):
             return self._route(handle, method)

@@ -394,7 +394,7 @@ class TenantView:
 
     def leases(self, owner: str | None, limit: int) -> LeaseList:
         """GET /leases."""
-        listed = self._service.leases(owner, limit, self._names.prefixes)
+        listed = self._service.leases(owner, limit, prefixes=self._names.prefixes)
         own = [self._names.lease_named_by_client(one) for one in listed.leases]
         return LeaseList(own, listed.total)
 

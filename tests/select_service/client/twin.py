@@ -98,6 +98,9 @@ def embedded() -> str:
         if body is not None and route.takes is not None:
             taken.append(f"{body}: {route.takes.__name__} | Mapping[str, Any]")
             given.append(f'taken("{body}", {body}, {route.takes.__name__})')
+        asked = _asked(route)
+        taken += asked.values()
+        given += [f"{name}={name}" for name in asked]
         lines += [
             "    @operation",
             f"    async def {route.name}({', '.join(taken)}) -> {_told(route)}:",
@@ -119,9 +122,13 @@ def client() -> str:
             )
         )
         sent = f'"{route.method}", {"f" if path else ""}"{url}"'
+        asked = _asked(route)
+        if asked:
+            sent += f" + calls.query({', '.join(f'{name}={name}' for name in asked)})"
         if body is not None and route.takes is not None:
             taken.append(f"{body}: {route.takes.__name__}")
             sent += f", calls.given({body})"
+        taken += asked.values()
         text = route.summary[0].lower() + route.summary[1:]
         lines += [
             f"    async def {route.name}({', '.join(taken)}) -> {_told(route)}:",
@@ -140,6 +147,13 @@ def _plain(written: type) -> Iterator[tuple[Route[Handler], dict[str, str], str 
         opens = route.pattern.count("{")
         path = {one.name: str(one.annotation) for one in parameters[:opens]}
         yield route, path, None if route.takes is None else parameters[opens].name
+
+
+def _asked(route: Route[Handler]) -> dict[str, str]:
+    """What the query may ask for: arguments with their defaults, by name."""
+    assert route.calls is not None
+    parameters = inspect.signature(route.calls).parameters
+    return {name: str(parameters[name]).replace("'", "") for name in route.query}
 
 
 def _imports(written: type) -> Iterator[str]:

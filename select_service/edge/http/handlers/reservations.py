@@ -30,9 +30,7 @@ if TYPE_CHECKING:
     from select_service.edge.codec.responses import Response
     from select_service.edge.http.api import Api, Reply, Request
 
-LEASE_QUERY: Final = ("owner", "limit")
 FREE_QUERY: Final = ("cached_tokens", "outcome")
-LEASES_LISTED: Final = 100
 _CACHED_TOKENS: Final = b"cached_tokens"
 
 
@@ -165,9 +163,6 @@ async def _clear_lease(api: Api, lease: Lease) -> Response:
     return api.writer.done()
 
 
-@get("/leases", LeaseList, scope="read", query=LEASE_QUERY)
-def leases(api: Api, request: Request) -> Response:
-    """List open leases, oldest first (100 without a limit), and how many there are."""
-    values = read_query(request.query, LEASE_QUERY)
-    limit = read_count("limit", values.get("limit"), LEASES_LISTED)
-    return api.writer.reply(api.service.leases(values.get("owner"), limit))
+leases: Final = get("/leases", LeaseList, scope="read", query=("owner", "limit")).calls(
+    ReservationOperations.leases
+)
