@@ -45,6 +45,7 @@ from select_service.types import (
     WorkerPatch,
     WorkerSpec,
 )
+from select_service.types.admission import RankMetrics, WorkerMetrics
 from select_service.types.batches import SelectBatchRequest, WaveItem
 from tests import wait
 from tests.live.server import OURS_EXTRA, Server
@@ -378,6 +379,9 @@ def test_a_pair(server: Server) -> None:
             client.reserve_pair(token_ids=TOKENS, timeout_ms=1_000, **scope)
         client.upsert_worker(spec(31, role="prefill", **scope))
         client.upsert_worker(spec(32, role="decode", **scope))
+        told = client.report(32, WorkerMetrics(ranks=[RankMetrics(kv_used_blocks=1)]))
+        assert (told.accepted, told.dropped) == ([0], [])
+        assert client.drain_status(32).reservations == 0
         with client.reserve_pair(token_ids=TOKENS, **scope) as pair:
             assert pair.prefill is not None
             assert (pair.prefill.worker_id, pair.decode.worker_id) == (31, 32)

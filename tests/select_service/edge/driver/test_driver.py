@@ -173,6 +173,7 @@ async def test_the_embedded_service_mirrors_the_routes() -> None:
         assert (await service.drain_worker(1, "why")).reason == "why"
         assert (await service.drain_status(1)).reservations == 2
         assert (await service.undrain_worker(1)).lifecycle == "schedulable"
+        assert (await service.report(1, {"ranks": [{"kv_used_blocks": 1}]})).accepted == [0]
         await service.prefill_complete("a")
         await service.output_block("a", 0.5)
         (scope,) = await service.loads()
