@@ -129,6 +129,23 @@ def conversation(seed: int, seconds: float = HOUR_S) -> list[TracedRequest]:
         found.append(TracedRequest(now, isl, min(1_000.0, rng.lognormvariate(math.log(129), 1.0))))
 
 
+def lumps(seed: int, seconds: float = HOUR_S) -> list[TracedRequest]:
+    """Requests as in Mooncake's public trace of conversations: 3.3/s, ten or so every 3 seconds.
+
+    Prompts have a median of 7,500 tokens and 12,000 at the most, outputs one of 300.
+    """
+    rng = random.Random(f"{seed}/lumps")
+    phase = rng.uniform(0.0, 2 * math.pi)
+    found: list[TracedRequest] = []
+    for at in range(int(seconds / 3.0)):
+        mean = 10.0 * (1.0 + 0.12 * math.sin(phase + at * 3.0 / 700.0))
+        for _ in range(max(0, round(rng.gauss(mean, 1.4 * math.sqrt(mean))))):
+            isl = min(12_000.0, rng.lognormvariate(math.log(7_500.0), 0.9))
+            osl = min(1_500.0, rng.lognormvariate(math.log(300.0), 0.6))
+            found.append(TracedRequest(3.0 * at, isl, osl))
+    return found
+
+
 def traffic(rate: Rate, seconds: float, seed: int, begin: float = 0.0) -> list[TracedRequest]:
     """Draw the requests that come from `begin` on, at 0 the first of them."""
     rng = random.Random(seed + 1000) if begin else random.Random(seed)

@@ -29,6 +29,8 @@ _ALL: Final = 1.0 - 1e-9  # 1, up to rounding
 _MOST: Final = 0.5  # share that may be slow if a target holds on average
 _SWING: Final = 0.69
 """Factor on the deviation of live requests: a request's ITL is its mean over many of them."""
+_LUMPS_SWING: Final = 1.15
+"""The same where requests come together, relative to that."""
 _DEVIATIONS_MOST: Final = 8.0
 _HALVINGS: Final = 40
 
@@ -51,6 +53,7 @@ def decode_need(
     gpus: int,
     attainment: float | None = None,
     spread: Spread = EXACT,
+    in_lumps: bool = False,
 ) -> DecodeNeed:
     """Return the engines for `rate` requests per second.
 
@@ -63,8 +66,9 @@ def decode_need(
         gpus: of one engine.
         attainment: share of requests that must be in time; None: on average.
         spread: factors of the rate that may come, if a share must be in time.
+        in_lumps: requests come together.
     """
-    work = _work(surface, rate, lengths, osl, itl_ms, gpus)
+    work = _work(surface, rate, lengths, osl, itl_ms, gpus, in_lumps=in_lumps)
     engines = work.engines
     # if every request is too slow anyway, more engines do not help
     if attainment is not None and engines and work.slow < _ALL:
@@ -82,10 +86,16 @@ def decode_need(
 
 
 def decode_late(
-    surface: DecodeSurface, *, lengths: Lengths, osl: float, itl_ms: float, gpus: int
+    surface: DecodeSurface,
+    *,
+    lengths: Lengths,
+    osl: float,
+    itl_ms: float,
+    gpus: int,
+    in_lumps: bool = False,
 ) -> Callable[[float, int], float]:
     """Return a function from rate and engines to the share of requests slower than the target."""
-    work = _work(surface, 1.0, lengths, osl, itl_ms, gpus)
+    work = _work(surface, 1.0, lengths, osl, itl_ms, gpus, in_lumps=in_lumps)
 
     def late(rate: float, engines: int) -> float:
         if work.slow >= _ALL:
@@ -107,7 +117,14 @@ class _Work(NamedTuple):
 
 
 def _work(
-    surface: DecodeSurface, rate: float, lengths: Lengths, osl: float, itl_ms: float, gpus: int
+    surface: DecodeSurface,
+    rate: float,
+    lengths: Lengths,
+    osl: float,
+    itl_ms: float,
+    gpus: int,
+    *,
+    in_lumps: bool,
 ) -> _Work:
     engines = concurrency = variance = slow = 0.0
     least = math.inf
@@ -123,7 +140,8 @@ def _work(
         concurrency += live
         engines += rate * share * osl / (best.thpt_per_gpu * gpus * busy)
         variance += live * (1 / max(best.concurrency, 1.0)) ** 2
-    return _Work(engines, concurrency, _SWING * math.sqrt(variance), slow, least)
+    swing = _SWING * (_LUMPS_SWING if in_lumps else 1.0)
+    return _Work(engines, concurrency, swing * math.sqrt(variance), slow, least)
 
 
 def _for_share(mean: float, deviation: float, late_most: float, spread: Spread) -> float:

@@ -74,6 +74,7 @@ def size_decode(
         gpus=gpus,
         attainment=goals.attainment,
         spread=forecast.spread,
+        in_lumps=forecast.lumps_s > 0,
     )
     terms = {"corrected_itl": corrected, "rate": forecast.rate, "concurrency": need.concurrency}
     return Need(need.engines, terms, need.why)
@@ -104,4 +105,5 @@ def late_decode(
         osl=forecast.osl,
         itl_ms=goals.itl_ms / slowness,
         gpus=gpus,
+        in_lumps=forecast.lumps_s > 0,
     )

@@ -151,6 +151,16 @@ def test_decode_is_sized_by_the_mix_of_contexts() -> None:
     assert engines(MIXED, attainment=0.99) > engines(MIXED)
 
 
+def test_more_decode_engines_for_what_comes_together() -> None:
+    alone = Forecast(30.0, Lengths.single(3000), 300.0, 1.0)
+    goals = Goals(itl_ms=20.0, attainment=0.99)
+    one, more = (
+        size_decode(SURFACE, forecast, goals, 1.0, gpus=1).engines
+        for forecast in (alone, alone._replace(lumps_s=1.0))
+    )
+    assert one < more < 1.15 * one
+
+
 def test_engines_of_several_gpus_are_fewer() -> None:
     """Fault 11: GPUs per engine count everywhere, in what is safe, too."""
     forecast = Forecast(30.0, Lengths.single(3000), 300.0, 1.0)
