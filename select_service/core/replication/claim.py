@@ -185,6 +185,7 @@ class LeaseCopy:
     Attributes:
         claims: living ones under it, by owner; never empty.
         ancestors: by owner, the last claim under it that one of these, or of before, took over.
+        latest: by owner, the last claim under it that these, or those of before, began as.
         lease_ttl_s: the lease's time to live; `ttl_s` is that, or the time until it is checked
             again.
         seen_at: its last renewal heard here; `touched` may be the time of a check.
@@ -209,6 +210,7 @@ class LeaseCopy:
         "ending",
         "freeing",
         "is_changed_here",
+        "latest",
         "lease_id",
         "lease_ttl_s",
         "owner",
@@ -225,6 +227,7 @@ class LeaseCopy:
         self.owner = owner
         self.claims: dict[int, OrderedDict[Claim, None]] = {}
         self.ancestors: dict[int, int] = {}
+        self.latest: dict[int, int] = {}
         self.seen_at = self.touched = now
         self.lease_ttl_s = self.ttl_s = 0.0
         self.deadline = 0.0

@@ -89,6 +89,8 @@ class LeaseCopies:
             copy.closed = False  # it is in use again
             self.touch(copy, now, ttl_s, terms.revision)
         copy.claims.setdefault(claim.owner, OrderedDict())[claim] = None
+        owner, born = (*claim.record.adopts, claim.key)[0]
+        copy.latest[owner] = max(born, copy.latest.get(owner, 0))
         claim.lease = copy
         self.inherit(claim)
         claim.record = msgspec.structs.replace(claim.record, lease=copy.state)  # share the names

@@ -153,12 +153,17 @@ class Renewed(Struct, frozen=True, omit_defaults=True, tag="renewed"):
     revision: U64 = 0
 
 
+CLOSED_REVISION: Final = 0
+"""No router id; see `Closed`."""
+
+
 class Closed(Struct, frozen=True, omit_defaults=True, tag="closed"):
     """A client closed a lease at the sender: the named replicas end theirs.
 
     They are named because the same id may have been opened anew elsewhere in the meantime. `up_to`
     has for each the last of its claims that is over with that, and with it all that took over one
-    of those; older versions do not say, and close the lease as it is.
+    of those; older versions do not say, and close the lease as it is. Under `CLOSED_REVISION` it
+    has the revision of the lease's time to live.
     """
 
     lease_id: Text

@@ -15,7 +15,7 @@ import msgspec
 
 from indexer.types import HASH_BYTES
 from select_service.core.ledger.leases import LISTED_MAX, next_revision, opening_revision
-from select_service.core.replication.messages import Closed, Ended, Renewed
+from select_service.core.replication.messages import CLOSED_REVISION, Closed, Ended, Renewed
 from select_service.errors import LeaseConflict
 from select_service.types import LeaseList
 
@@ -158,7 +158,7 @@ class SharedLeases:
         return self._leases.close(lease_id, now)
 
     def _known_under(self, copy: LeaseCopy | None, lease: Lease | None) -> dict[int, int]:
-        """Return by owner the last claim known under a lease, those taken over included.
+        """Return by owner the last claim known under a lease, heirs included; see `Closed`.
 
         Another replica may have taken over the same ones, which we have yet to hear.
         """
@@ -171,6 +171,8 @@ class SharedLeases:
             for owner, born in lease.ancestors.items():
                 known[owner] = max(born, known.get(owner, 0))
             known[claims.router_id] = claims.outbox.seq
+        if known:
+            known[CLOSED_REVISION] = max(one.revision for one in (copy, lease) if one is not None)
         return known
 
     def listed(
@@ -227,7 +229,7 @@ class SharedLeases:
         """
         if not self._claims.endings.note_closed(lease_id, up_to, now):
             return False
-        self._copies.hear_revision(max(up_to.values()))  # its own was hardly any higher
+        self._copies.hear_revision(max(up_to.values()))  # older versions do not tell its own
         self._unsettled[lease_id] = False
         return True
 
@@ -358,8 +360,8 @@ class SharedLeases:
                 self._end_ours_closed(lease_id, now)
             elif lease is not None:
                 self.chores.append(self._free_heirs(lease))
-            if copy is not None and copy.claims.keys() <= up_to.keys():
-                copy.closed = True
+            if copy is not None:  # otherwise it was opened anew
+                copy.closed |= all(born <= up_to.get(one, -1) for one, born in copy.latest.items())
         if copy is None:
             del self._unsettled[lease_id]
             return

@@ -200,3 +200,45 @@ def test_what_a_closed_lease_was_given_is_not_the_time_to_live_of_the_next(
     meet(net)
     assert ttls(net) == [20.0] * 3
     assert sizes(net) == [1] * 3
+
+
+def reopened(node: Node, name: str, ttl_s: float = 20.0) -> None:
+    node.net.run(LIMITS.lease_reopen_s)
+    opened(node, ttl_s)
+    book(node, name, lease_id="l")
+    node.flush()
+    node.net.run(0.5)
+
+
+def test_a_close_that_is_heard_late_does_not_close_the_lease_that_was_opened_anew() -> None:
+    net = kept(3)
+    one, two, three = net.nodes
+    net.cut = {frozenset((2, 0)), frozenset((2, 1))}
+    close(two)
+    two.flush()
+    net.run(1.0)
+    reopened(one, "new")
+    crash(three)
+    meet(net)
+    assert [renew(node).reservations for node in net.nodes] == [1] * 3
+
+
+def test_who_opens_a_lease_that_was_opened_often_need_not_remember_it() -> None:
+    """What was closed tells how high its revisions were, which are far above all other numbers."""
+    net = kept(3, lease=False)
+    one, two, three = net.nodes
+    crash(one)
+    crash(one)
+    net.run(GONE_S)
+    for number in range(4):
+        reopened(one, f"r{number}")
+        net.cut = {frozenset((1, 0)), frozenset((1, 2))} if number == 3 else set()
+        kept_ttl(two, 60.0)
+        close(one)
+        one.flush()
+        net.run(1.0)
+    crash(three)
+    reopened(three, "new")
+    meet(net)
+    assert ttls(net) == [20.0] * 3
+    assert sizes(net) == [1] * 3
