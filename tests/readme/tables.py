@@ -410,7 +410,8 @@ for limits with a count of their own. For the others the last column names the
 """)
     for section, flags_in_it in SECTIONS.items():
         heading = importlib.import_module(f"select_service.settings.table.{section}").__doc__
-        yield from ("", f"## {section.capitalize()}", "", str(heading), "")
+        words = section.replace("_", " ").capitalize().replace("Kv", "KV")
+        yield from ("", f"## {words}", "", str(heading), "")
         yield "| flag | default | | watch |"
         yield "|---|---|---|---|"
         yield from map(_flag, flags_in_it)
