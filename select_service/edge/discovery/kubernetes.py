@@ -1,8 +1,8 @@
 """Objects of the Kubernetes API: a list, then a watch from where the list ended, forever.
 
-A watch whose connection breaks
-resumes from the last version seen (bookmarks keep it recent); after anything else that goes wrong,
-and if resuming does not help, the objects are listed again. `objects.py` interprets the objects.
+A watch that ends, or whose connection breaks, resumes from the last version seen (bookmarks keep it
+recent). After anything else that goes wrong, after a watch that was silent to its end, and if
+resuming does not help, the objects are listed again. `objects.py` interprets the objects.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LINE_BYTES_MAX: Final = 4 << 20
 
 CONNECT_TIMEOUT_S: Final = 10.0
 WATCH_S: Final = 60
-"""How long the server may keep a watch open; it then resumes without a list."""
+"""How long the server may keep a watch open; it then resumes without a list if it said anything."""
 
 WATCH_LATE_S: Final = 15.0
 """How much longer a watch is believed in: the server ends it in time, so it is dead otherwise,
@@ -146,10 +146,10 @@ class Watched(DiscoverySource[T], Generic[O, T]):
         try:
             timeout = httpx.Timeout(CONNECT_TIMEOUT_S, read=WATCH_S + WATCH_LATE_S)
             async with self._api.client(timeout) as client:
-                if not self._version:
-                    await self._list(client)
-                    self._say()
                 while True:
+                    if not self._version:
+                        await self._list(client)
+                        self._say()
                     await self._watch(client)
                     await asyncio.sleep(min(self._backoff_s, BACKOFF_S))
         except KubernetesError as error:
@@ -213,6 +213,9 @@ class Watched(DiscoverySource[T], Generic[O, T]):
     async def _watch(self, client: httpx.AsyncClient) -> None:
         """Watch until the server ends it in order.
 
+        A watch without so much as a bookmark may begin at a version that is yet to come, as after
+        etcd was restored from a backup: its server is silent until then. So a list follows.
+
         Raises:
             SourceFailed: it does not end in time, ends at once, or says that something is wrong.
         """
@@ -224,8 +227,11 @@ class Watched(DiscoverySource[T], Generic[O, T]):
             self._resumes += 1
             why = f"a watch of {WATCH_S} s that has not ended after {WATCH_S + WATCH_LATE_S:g} s"
             raise SourceFailed("silent", why, is_transient=True) from None
-        if self.progress == before and self.clock() - began_at < WATCH_SHORT_S:
-            raise SourceFailed("short", "a watch that ended at once and said nothing")
+        if self.progress == before:
+            if self.clock() - began_at < WATCH_SHORT_S:
+                raise SourceFailed("short", "a watch that ended at once and said nothing")
+            self._version = ""
+            return
         self._resumes = 0
         self.is_good()
 

@@ -46,6 +46,8 @@ def create_app(loop: Loop) -> Starlette:
         waiting = [f"{pool}: {why}" for pool, why in loop.connector.problems.items()]
         if not loop.counts.intervals:
             waiting.append("the first interval is not over")
+        if loop.lease.problem:
+            waiting.append(loop.lease.problem)
         body = {"ready": loop.is_ready, "leader": loop.is_leader, "waiting_for": waiting}
         return _json(body, _OK if loop.is_ready else _NOT_READY)
 

@@ -56,7 +56,7 @@ class Noted(msgspec.Struct, frozen=True):
     infeasible: list[str]
     gpus: int
     acted: bool
-    """False: another planner holds the lease, or nothing had to change."""
+    """False: the lease is not ours, or nothing had to change."""
     failed: dict[str, str]
     waiting: dict[str, str] = {}
     """Pools whose leaving engines are still busy, and their work in flight."""
@@ -110,7 +110,7 @@ class Loop:
         self.source = source
         self.connector = connector
         self.retiring = retiring
-        self._lease = lease
+        self.lease = lease
         self._clock, self._wall = clock, wall
         self._fast_s = fast_s
         self._state = state
@@ -199,7 +199,7 @@ class Loop:
                 return deciding.result()
             if self.is_leader:
                 with contextlib.suppress(PlannerError):  # `_act` asks again and reports it
-                    self.is_leader = await self._lease.held()
+                    self.is_leader = await self.lease.held()
 
     async def _look(self) -> None:
         self.states = await self.connector.states(self._pools)
@@ -248,7 +248,7 @@ class Loop:
 
     async def _act(self, decision: ScalingDecision, loop: str) -> bool:
         """Carry a decision out, if we hold the lease; returns whether anything was requested."""
-        self.is_leader = await self._lease.held()
+        self.is_leader = await self.lease.held()
         if not self.is_leader:
             self._asked.clear()  # the other planner may change what we requested
         before, self._waits = self._waits, {}
@@ -288,7 +288,8 @@ class Loop:
             )
         )
         if words:
-            prefix = "" if self.is_leader else "not acting, another planner holds the lease: "
+            why = self.lease.problem or "another planner holds the lease"
+            prefix = "" if self.is_leader else f"not acting, {why}: "
             _log.info("%s%s", prefix, "; ".join([*words, *decision.reasons]))
         return acted
 
@@ -337,7 +338,7 @@ class Loop:
         """Request some targets if the lease is still ours: earlier ones may have taken long."""
         if not targets:
             return {}
-        if not self.is_leader or not (self._lease.is_sure or await self._lease.held()):
+        if not self.is_leader or not (self.lease.is_sure or await self.lease.held()):
             self.is_leader = False
             return {str(one.pool): f"{one.pool}: the lease has run out" for one in targets}
         outcome = await self.connector.apply(targets, reasons)
@@ -366,7 +367,7 @@ class Loop:
 
     async def close(self) -> None:
         """Close everything, the lease first: releasing it needs the connector's client."""
-        for one in (self._lease, self.source, self.retiring, self.connector):
+        for one in (self.lease, self.source, self.retiring, self.connector):
             if one is not None:
                 await one.close()
 

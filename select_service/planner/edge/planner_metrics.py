@@ -147,6 +147,11 @@ _MODELS: Final[tuple[MetricRow[_Model], ...]] = (
 
 _LOOP: Final[tuple[MetricRow[Loop], ...]] = (
     value("leader", "1: this planner acts.", lambda loop: loop.is_leader),
+    total(
+        "lease_failures",
+        "Requests for the lease that were refused or not answered.",
+        lambda loop: loop.lease.failures,
+    ),
     value(
         "state_damaged",
         "1: the state file found at the start was damaged.",

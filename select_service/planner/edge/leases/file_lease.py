@@ -44,6 +44,9 @@ class FileLease:
         whose: written into them, for people.
     """
 
+    problem = ""
+    failures = 0
+
     def __init__(self, *paths: Path, whose: str = "") -> None:
         self._paths = sorted(set(paths))
         self._whose = whose

@@ -8,6 +8,7 @@ and changes nothing.
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["DURATION_S", "LeaderLease", "NoLease", "Timed", "duration_of"]
+
+_log = logging.getLogger("select_planner")
 
 DURATION_S: Final = 30.0
 """A lease unrenewed for this long is free: several looks at the load, and a pause."""
@@ -32,7 +35,15 @@ def duration_of(look_s: float) -> float:
 
 
 class LeaderLease(Protocol):
-    """The right to act."""
+    """The right to act.
+
+    Attributes:
+        problem: why the last request for it failed; empty: it was answered.
+        failures: such requests.
+    """
+
+    problem: str
+    failures: int
 
     async def held(self) -> bool:
         """Take or renew it; False: another planner has it."""
@@ -47,6 +58,9 @@ class LeaderLease(Protocol):
 
 class NoLease:
     """No lease, for a dry run: there is nothing to contend for."""
+
+    problem = ""
+    failures = 0
 
     async def held(self) -> bool:
         """Always."""
@@ -77,14 +91,21 @@ class Timed(ABC):
         self._clock = clock
         self._duration_s = duration_s
         self._renewed_at: float | None = None
+        self.problem = ""
+        self.failures = 0
 
     async def held(self) -> bool:
         """Create, take over or renew it."""
         asked_at = self._clock()
         try:
             is_ours = await self._ask()
-        except ConnectorError:
+        except ConnectorError as error:
+            self.failures += 1
+            if self.problem != str(error):
+                self.problem = str(error)
+                _log.warning("%s", error)
             return self.is_sure
+        self.problem = ""
         self._renewed_at = asked_at if is_ours else None
         return self.is_sure
 

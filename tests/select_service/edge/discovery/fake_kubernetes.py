@@ -34,6 +34,7 @@ class FakeKubernetes:
         self.watches_fail_with: tuple[int, dict[str, Any]] | None = None  # status, and its body
         self.retry_after: str | None = None  # told with it
         self.watch_says: bytes | None = None  # all that a watch says before it ends in order
+        self.watches_end = False  # in order, when the time that they ask for is over
         self.url = ""
         self._watchers: set[asyncio.StreamWriter] = set()
         self._changed = asyncio.Condition()
@@ -137,7 +138,12 @@ class FakeKubernetes:
                 _chunk(writer, self.watch_says)
             writer.write(b"0\r\n\r\n")
         elif "watch" in query:
-            await self._watch(path.rsplit("/", 1)[1], int(query["resourceVersion"]), writer)
+            version, within_s = int(query["resourceVersion"]), float(query["timeoutSeconds"])
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(within_s if self.watches_end else None):
+                    await self._watch(path.rsplit("/", 1)[1], version, writer)
+            self._watchers.discard(writer)
+            writer.write(b"0\r\n\r\n")
         else:
             self._list(path.rsplit("/", 1)[1], query, writer)
         await writer.drain()
@@ -161,7 +167,6 @@ class FakeKubernetes:
         if version < self.oldest:
             gone = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"}
             _chunk(writer, json.dumps({"type": "ERROR", "object": gone}).encode() + b"\n")
-            writer.write(b"0\r\n\r\n")
             return
         self._watchers.add(writer)
         while not writer.transport.is_closing():

@@ -173,6 +173,27 @@ def test_a_watch_that_does_not_end_in_time_is_begun_again(
     watching(use, tmp_path)
 
 
+def test_a_watch_that_says_nothing_at_all_is_followed_by_a_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server whose etcd was restored from a backup is silent until it reaches our version."""
+    monkeypatch.setattr(kubernetes, "WATCH_S", 0.05)
+    monkeypatch.setattr(kubernetes, "WATCH_SHORT_S", 0.0)
+
+    async def use(api: FakeKubernetes, source: Workers) -> None:
+        await until(lambda: endpoints(source) == THREE)
+        api.watches_end = True
+        api.version -= 50
+        await api.delete("pods", "w-0")
+        await api.break_watches()
+        await until(lambda: len(endpoints(source)) == 2)
+        assert int(getattr(source, "_version")) == api.version  # noqa: B009 - of Watched
+        await api.put("pods", "w-3", **pod("10.0.0.4"))
+        await until(lambda: len(endpoints(source)) == 3)
+
+    watching(use, tmp_path)
+
+
 def test_a_bookmark_as_api_servers_write_it(tmp_path: Path) -> None:
     """All that is not told is null."""
     object_ = {

@@ -66,6 +66,7 @@ class FakeKube:
         self.caps_at: int | None = None
         self.is_down = False
         self.refuses = 0  # the status of every answer, if it is one
+        self.refuses_leases = 0  # the same of those about leases
         self.retry_after = ""  # beside it
         self.breaks: Exception | None = None  # instead of an answer
         self.pods: dict[str, dict[str, Any]] = {}
@@ -191,6 +192,8 @@ class FakeKube:
         return None
 
     def _lease(self, method: str, path: str, body: Any) -> httpx.Response:
+        if self.refuses_leases:
+            return refusal(self.refuses_leases, "no")
         if method == "POST":
             path = f"{path}/{body['metadata']['name']}"
             if path in self.objects:

@@ -355,6 +355,32 @@ def test_who_ends_gives_the_lease_back_and_the_next_need_not_wait() -> None:
 
 
 @run_by(run)
+async def test_why_the_lease_cannot_be_had_is_told(*, caplog: pytest.LogCaptureFixture) -> None:
+    """A planner without the right to leases was said to stand by for another, which was none."""
+    fake, clock = FakeKube(), Clock()
+    fake.refuses_leases = 403
+    loop = loop_of(lease=KubeLease(fake.kube(), "planner", "one", clock))
+    with caplog.at_level("INFO", "select_planner"):
+        await loop.slow()
+        await loop.slow()
+    assert not loop.is_leader
+    why = "lease planner: 403: no"
+    assert [one.getMessage() for one in caplog.records].count(why) == 1, "each is told once"
+    assert f"not acting, {why}: m prefill" in caplog.text
+    assert "another planner" not in caplog.text
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(create_app(loop)), base_url="http://planner"
+    ) as client:
+        body = (await client.get("/ready")).json()
+        assert why in body["waiting_for"]
+        assert "select_planner_lease_failures_total 2.0" in (await client.get("/metrics")).text
+    fake.refuses_leases = 0
+    await loop.slow()
+    assert loop.is_leader
+    assert not loop.lease.problem
+
+
+@run_by(run)
 async def test_a_restart_remembers(*, tmp_path: Path) -> None:
     path = tmp_path / "planner.json"
     first = loop_of(state=StateFile(path))
