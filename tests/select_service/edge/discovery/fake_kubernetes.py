@@ -30,6 +30,7 @@ class FakeKubernetes:
         self.token: str | None = None  # what clients must bear
         self.page_size = 2
         self.fail_with: int | None = None
+        self.nothing: list[Any] | None = []  # how an empty list is written
         self.pages_expired = 0  # so many times the rest of a list is not to be had any more
         self.watches_fail_with: tuple[int, dict[str, Any]] | None = None  # status, and its body
         self.retry_after: str | None = None  # told with it
@@ -127,9 +128,9 @@ class FakeKubernetes:
         writer: asyncio.StreamWriter,
     ) -> None:
         if self.token is not None and headers.get("authorization") != f"Bearer {self.token}":
-            _reply(writer, 401, {"kind": "Status", "code": 401})
+            _reply(writer, 401, status(401, "Unauthorized", "Unauthorized"))
         elif self.fail_with is not None:
-            _reply(writer, self.fail_with, {"kind": "Status", "code": self.fail_with})
+            _reply(writer, self.fail_with, status(self.fail_with, ""))
         elif "watch" in query and self.watches_fail_with is not None:
             _reply(writer, *self.watches_fail_with, retry_after=self.retry_after)
         elif "watch" in query and self.watch_says is not None:
@@ -153,19 +154,22 @@ class FakeKubernetes:
         start = int(query.get("continue", "0"))
         if start and self.pages_expired:
             self.pages_expired -= 1
-            _reply(writer, 410, {"kind": "Status", "code": 410, "reason": "Expired"})
+            _reply(
+                writer, 410, status(410, "Expired", "The provided continue parameter is too old")
+            )
             return
         page = names[start : start + self.page_size]
         meta = {"resourceVersion": str(self.version)}
         if start + self.page_size < len(names):
             meta["continue"] = str(start + self.page_size)
-        items = [self.objects[kind, name] for name in page] or None  # as Go writes an empty list
+        items = [self.objects[kind, name] for name in page] or self.nothing
         _reply(writer, 200, {"kind": "List", "metadata": meta, "items": items})
 
     async def _watch(self, kind: str, version: int, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
         if version < self.oldest:
-            gone = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"}
+            why = f"too old resource version: {version} ({self.oldest})"
+            gone = status(410, "Expired", why)
             _chunk(writer, json.dumps({"type": "ERROR", "object": gone}).encode() + b"\n")
             return
         self._watchers.add(writer)
@@ -196,6 +200,20 @@ def _reply(
 
 def _chunk(writer: asyncio.StreamWriter, data: bytes) -> None:
     writer.write(b"%x\r\n%s\r\n" % (len(data), data))
+
+
+def status(code: int, reason: str, message: str = "", **more: Any) -> dict[str, Any]:
+    """A Status, as API servers write it."""
+    return {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "metadata": {},
+        "status": "Failure",
+        "message": message,
+        "reason": reason,
+        "code": code,
+        **more,
+    }
 
 
 def pod(ip: str, *, ready: bool = True, **annotations: str) -> dict[str, Any]:

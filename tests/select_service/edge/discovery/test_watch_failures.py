@@ -14,7 +14,7 @@ from select_service.edge.discovery import source as sources
 from select_service.edge.discovery.kubernetes import RESUMES_MAX
 from select_service.edge.discovery.source import DiscoverySource, SourceFailed, insist
 from tests.coroutines import run_by
-from tests.select_service.edge.discovery.fake_kubernetes import FakeKubernetes, pod
+from tests.select_service.edge.discovery.fake_kubernetes import FakeKubernetes, pod, status
 from tests.select_service.edge.discovery.test_kubernetes import (
     THREE,
     Workers,
@@ -23,26 +23,11 @@ from tests.select_service.edge.discovery.test_kubernetes import (
 )
 from tests.wait import until
 
-
-def status(code: int, reason: str, message: str = "", **more: Any) -> dict[str, Any]:
-    """A Status, as API servers write it."""
-    return {
-        "kind": "Status",
-        "apiVersion": "v1",
-        "metadata": {},
-        "status": "Failure",
-        "message": message,
-        "reason": reason,
-        "code": code,
-        **more,
-    }
-
-
-# as kube-apiserver 1.20 and later say it when its watch cache is behind the version asked for
+# as a kube-apiserver says it whose watch cache is behind the version asked for
 TOO_LARGE = status(
     504,
     "Timeout",
-    "Too large resource version: 1234567, current: 1230000",
+    "Timeout: Too large resource version: 99999999, current: 208",
     details={
         "causes": [{"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}],
         "retryAfterSeconds": 1,
@@ -216,6 +201,8 @@ def test_a_bookmark_as_api_servers_write_it(tmp_path: Path) -> None:
 
 @run_by(watching, "tmp_path", slices=True)
 async def test_nothing_is_listed_as_null(api: FakeKubernetes, source: Workers) -> None:
+    """Old servers write an empty list so."""
+    api.nothing = None
     await until(lambda: source.latest == {})
     assert source.failures == {}
 

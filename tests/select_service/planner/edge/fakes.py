@@ -40,9 +40,11 @@ REASONS = {401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 409: "Conflic
 REASONS |= {415: "UnsupportedMediaType", 422: "Invalid", 429: "TooManyRequests"}
 
 
-def refusal(code: int, message: str, headers: dict[str, str] | None = None) -> httpx.Response:
+def refusal(
+    code: int, message: str, headers: dict[str, str] | None = None, reason: str = ""
+) -> httpx.Response:
     """What every error of an API server is: an object of kind Status."""
-    reason = REASONS.get(code, "InternalError")
+    reason = reason or REASONS.get(code, "InternalError")
     status = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure"}
     body = status | {"message": message, "reason": reason, "code": code}
     return httpx.Response(code, json=body, headers=headers)
@@ -197,7 +199,7 @@ class FakeKube:
         if method == "POST":
             path = f"{path}/{body['metadata']['name']}"
             if path in self.objects:
-                return refusal(409, "exists")
+                return refusal(409, "exists", reason="AlreadyExists")
         elif path not in self.objects:
             return refusal(404, "not found")
         elif method == "PUT":
