@@ -772,6 +772,8 @@ class Never:
     """The lease of somebody else."""
 
     is_sure = False
+    problem = ""
+    failures = 0
 
     async def held(self) -> bool:
         return False

@@ -376,8 +376,7 @@ async def test_why_the_lease_cannot_be_had_is_told(*, caplog: pytest.LogCaptureF
         assert "select_planner_lease_failures_total 2.0" in (await client.get("/metrics")).text
     fake.refuses_leases = 0
     await loop.slow()
-    assert loop.is_leader
-    assert not loop.lease.problem
+    assert (loop.is_leader, loop.lease.problem) == (True, "")
 
 
 @run_by(run)

@@ -26,8 +26,8 @@ def reason(body: bytes) -> str:
 def test_the_fake_server_refuses_as_the_real_one() -> None:
     fake = FakeKube()
     fake.deployment("decode", 3, 2)
-    for one in fake.objects.values():
-        one["metadata"]["resourceVersion"] = "207"  # the recorded request has another
+    for scaled in fake.objects.values():
+        scaled["metadata"]["resourceVersion"] = "207"  # the recorded request has another
     compared = 0
 
     def ask(one: Exchange) -> httpx.Response:
