@@ -34,7 +34,10 @@ class Admin:
         self.cluster = cluster
         headers = {"authorization": f"Bearer {_ADMIN_TOKEN}"}
         self._http = httpx.Client(
-            base_url=cluster.url, verify=cluster.authority.client(), headers=headers, timeout=60.0
+            base_url=cluster.url,
+            verify=cluster.authority.client(),
+            headers=headers,
+            timeout=PATIENCE_S,
         )
 
     def ask(self, method: str, path: str, body: Any = None, kind: str = "") -> httpx.Response:

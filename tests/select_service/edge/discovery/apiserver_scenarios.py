@@ -21,7 +21,7 @@ from select_service.kubernetes_api import KubernetesApi
 from select_service.types import WorkerSpec
 from tests.live.apiserver import NAMESPACE, Admin
 from tests.live.recorded_apiserver import Scenario, World
-from tests.wait import until
+from tests.wait import PATIENCE_S, until
 
 Workers = DiscoverySource[dict[int, WorkerSpec]]
 PODS: Final = f"/api/v1/namespaces/{NAMESPACE}/pods"
@@ -301,7 +301,7 @@ async def outage(world: World) -> None:
         await until(lambda: hosts(source) == {"10.1.0.2"})
         await world.step("etcd is killed", etcd)
         async with httpx.AsyncClient() as client:
-            await client.get(world.url + PODS, headers=bearer(world), timeout=90.0)
+            await client.get(world.url + PODS, headers=bearer(world), timeout=PATIENCE_S)
         assert hosts(source) == {"10.1.0.2"}
         await world.step("and comes back", etcd_again)
         await until(lambda: hosts(source) == {"10.1.0.2", "10.1.0.4"})
@@ -351,7 +351,9 @@ async def rights(world: World) -> None:
 async def refusals(world: World) -> None:
     """What else a server may say, in the order of `REFUSALS`."""
     await world.step("a pod", run("w-0", "10.1.0.1"))
-    async with httpx.AsyncClient(base_url=world.url, headers=bearer(world), timeout=90.0) as client:
+    async with httpx.AsyncClient(
+        base_url=world.url, headers=bearer(world), timeout=PATIENCE_S
+    ) as client:
 
         async def asked(path: str, **query: str) -> httpx.Response:
             return await client.get(path, params=query)
