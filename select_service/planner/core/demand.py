@@ -47,6 +47,7 @@ HISTORY_MAX: Final = WINDOW
 ones. With fewer, a day was forgotten at each restart."""
 CACHED_MOST: Final = 0.95
 """The largest share of prompts assumed to be cached."""
+_USUAL: Final = 60  # intervals: an hour of one-minute ones
 _WEIGHT: Final = 0.3  # weight of a new interval, in the cached share and in the mix of lengths
 _SAME: Final = 1e-6  # rounding error tolerated at 0 and at 1
 _SHARE_LEAST: Final = 1e-4  # shares of a length below this are forgotten
@@ -277,6 +278,15 @@ class Demand:
         spread = self.forecast_errors.spread(requests)
         rate = requests / interval_s
         return Forecast(rate, lengths, osl, self.computed, spread, self.lumps.seconds)
+
+    @property
+    def usual_isl(self) -> float:
+        """Mean length of recent prompts; those of a single interval are a sample."""
+        known = [one for one in self.history[-_USUAL:] if one.isl is not None]
+        total = sum(one.requests for one in known)
+        if not total:
+            return self._predictors.isl.planned()
+        return sum(one.requests * one.isl for one in known if one.isl is not None) / total
 
     @property
     def untold(self) -> list[str]:

@@ -333,7 +333,9 @@ class PlannedModel(ModelNeeds):
         """Try a fixed number of engines on the last hour, beside following its traffic."""
         if self.forecast is None:
             return
-        exact = self.forecast._replace(spread=EXACT)
+        lengths = self.forecast.lengths
+        usual = lengths.scaled(self.demand.usual_isl / lengths.mean)
+        exact = self.forecast._replace(spread=EXACT, lengths=usual)
         self.steady_fleet.plan(
             self._start_s + look_s,
             is_known=self.analog_forecast.price is not None

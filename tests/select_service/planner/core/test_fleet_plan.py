@@ -68,6 +68,16 @@ def test_minutes_in_which_nobody_counts_are_a_gap_in_what_is_remembered() -> Non
     assert [end - ends[0] for end in ends] == [0.0, 185.0, 190.0, 780.0, 785.0]
 
 
+def test_lengths_of_one_interval_do_not_change_what_is_usual() -> None:
+    """A fleet that was to stay as it is went up and down with the mean length of each minute."""
+    demand = Demand(Predictors(*(Predictor(Constant()) for _ in range(3))))
+    demand.recall([Interval(300.0, 1000.0, 9.0), Interval(0.0, None, None)])
+    demand.recall([Interval(100.0, 3000.0, 9.0)])
+    assert demand.usual_isl == 1500.0
+    demand.recall([Interval(0.0, None, None)] * 60)
+    assert demand.usual_isl == 3000.0, "of the last interval with any"
+
+
 class Run:
     """A fleet whose replicas start at once."""
 
