@@ -18,9 +18,10 @@ from select_service.core.ledger.cache_estimate import CacheEstimate
 from select_service.core.ledger.deadlines import Deadlines
 from select_service.core.ledger.drain_meter import PRIOR_TOKENS_PER_S
 from select_service.core.ledger.exact_sums import rounded
+from select_service.core.ledger.first_tokens import learn_prefill
 from select_service.core.ledger.output_blocks import OutputBlocks
-from select_service.core.ledger.rank_speeds import BLOCKS_EVERY_S, TOGETHER_S
-from select_service.core.ledger.reservation import FirstToken, LedgerReservation, OutputTold
+from select_service.core.ledger.rank_speeds import BLOCKS_EVERY_S
+from select_service.core.ledger.reservation import LedgerReservation, OutputTold
 from select_service.core.ledger.slot_generations import SlotGenerations
 from select_service.core.ledger.slot_loads import LOOK_EVERY_S, SlotLoads
 
@@ -204,7 +205,7 @@ class Ledger:
             left, head = by_slot[slot], 0
             if tokens:
                 if is_news:
-                    self._measure(reservation, now, cached_tokens)
+                    learn_prefill(loads, reservation, now, cached_tokens)
                 left -= tokens
                 by_slot[slot] = left
                 loads.prefill_backlog -= tokens
@@ -220,39 +221,6 @@ class Ledger:
                 self.note_computed(reservation, now)
             if self.changes is not None and self.changes.look:
                 self.changes.lighter(slot)
-
-    def _measure(
-        self, reservation: LedgerReservation, now: float, cached_tokens: int | None
-    ) -> None:
-        """Count a computed prompt towards the speed of its rank."""
-        slot, tokens, loads = reservation.slot, reservation.prefill_tokens, self.loads
-        created = reservation.created
-        loads.work.hear(slot, tokens, created)
-        if created > loads.work.resumed_at:  # else it may have been begun long before
-            if cached_tokens is not None:
-                tokens = max(0, reservation.isl_tokens - cached_tokens)
-            tokens += reservation.queued_tokens
-            if reservation.pair is None:
-                reservation.first_token = FirstToken(now, tokens)
-            else:  # a leg ends with its prompt
-                loads.speeds.computed(slot, tokens, now - created)
-
-    def learn_first_token(self, reservation: LedgerReservation, now: float) -> bool:
-        """Learn the speed of a rank from a first token, now that something came after it.
-
-        One that is reported together with the rest of its answer tells when that ended: nothing is
-        learnt from it.
-
-        Returns:
-            Whether it counts.
-        """
-        told = reservation.first_token
-        if told is None or now - told.at <= TOGETHER_S:
-            return False
-        reservation.first_token = None
-        seconds = told.at - reservation.created
-        self.loads.speeds.computed(reservation.slot, told.tokens, seconds)
-        return True
 
     def note_computed(self, reservation: LedgerReservation, now: float) -> None:
         """Note that a live reservation's prompt is cached on its rank, where that is estimated."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import UNSET
 
+from select_service.core.ledger.first_tokens import learn_first_token
 from select_service.types import PairSelection, Selection
 
 if TYPE_CHECKING:
@@ -23,8 +24,9 @@ def learn_ttft(booking: LiveReservation, now: float) -> None:
 
     Then it is also compared with what was predicted.
     """
-    told = booking.reservation.first_token
-    if told is not None and booking.partition.ledger.learn_first_token(booking.reservation, now):
+    reservation, loads = booking.reservation, booking.partition.ledger.loads
+    told = reservation.first_token
+    if told is not None and learn_first_token(loads, reservation, now):
         check_ttft(booking, told.at)
 
 

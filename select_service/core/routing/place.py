@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from select_service.core.pricing.prompt import Prompt
     from select_service.core.pricing.weights import Weights
     from select_service.core.reservations.lifecycle import Lifecycle
+    from select_service.core.routing.filters import Filtered
     from select_service.core.routing.read import RequestReader
     from select_service.types import PairSelection, SelectRequest
 
@@ -209,7 +210,7 @@ class Placer:
         text = f"{bits:032x}"
         return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
-    def place(  # noqa: C901, PLR0912, PLR0915 - the decision, from top to bottom
+    def place(  # noqa: C901, PLR0912 - the decision, from top to bottom
         self,
         ticket: Ticket,
         rows: Rows,
@@ -255,11 +256,48 @@ class Placer:
         )
         if filtered is not None:
             sighting = filters.follow_up(ticket, filtered, placement, now)
-        if self.sampler is not None and self.sampler.left:
-            self.sampler.take(partition.scope, request, prompt, placement, now)
         if tracing is not None:
             tracing.chosen(placement)
-        # answer
+        answer = self._answer(ticket, placement, filtered, now)
+        # book
+        name = ticket.reservation_id
+        if name is not None:
+            assert isinstance(request, SelectAndReserveRequest)
+            track, tokens = placement.weights.track_prefill_tokens, answer.effective_prefill_tokens
+            spec = BookingSpec(name, ticket.fingerprint, prompt, tokens, track, request.fairness_id)
+            if ticket.planned is not None:
+                spec = replace(spec, wave=ticket.planned.booked_on(placement.slot))
+            if request.session_id is not None:
+                spec = replace(spec, session_id=filters.session_of(ticket))
+            kept = replace(answer)  # without the hashes, which the ledger has
+            effects = self._lifecycle.book(
+                partition, placement.slot, spec, request, kept, effects, now
+            )
+            answer.sequence_hashes = self._lifecycle.show_hashes(prompt.sequence_hashes)
+        if partition.outliers.ranks:
+            partition.outliers.chosen(placement.slot, now)
+        # record
+        if placement.seen is not None and (
+            (ring := self.decisions.common) is None
+            or sighting is not None
+            or partition.fleet_snapshot is None
+            or not ring.keep_usual(ticket, placement, rows, now, hit, partition.fleet_snapshot)
+        ):
+            self._record(ticket, placement, rows, answer, now, hit, sighting)
+        if self._trace_decisions:
+            effects = Effects() if effects is NOTHING else effects
+            effects.decided.append((placement, ticket))
+        if tracing is not None:
+            tracing.end()
+        return answer, effects
+
+    def _answer(
+        self, ticket: Ticket, placement: Placement, filtered: Filtered | None, now: float
+    ) -> Selection:
+        """Return what the caller gets to know of its rank, and count that it was chosen."""
+        partition, request, prompt = ticket.partition, ticket.request, ticket.prompt
+        if self.sampler is not None and self.sampler.left:
+            self.sampler.take(partition.scope, request, prompt, placement, now)
         worker, scope, counters = placement.worker, partition.scope, self._counters
         computed = placement.effective_prefill_tokens
         if placement.forgone_tokens:
@@ -293,47 +331,14 @@ class Placer:
             answer.predicted_ttft_ms, answer.predicted_itl_ms = ledger.loads.predicted_ms(
                 (placement.slot, placement.slot), computed, blocks, size
             )
-        if hit is not None:
-            answer.cache_hit = hit
-            if filtered is not None and filtered.needs_prefill:
-                answer.needs_prefill = True
-        # book
-        name = ticket.reservation_id
-        if name is not None:
-            assert isinstance(request, SelectAndReserveRequest)
-            track = placement.weights.track_prefill_tokens
-            spec = BookingSpec(
-                name, ticket.fingerprint, prompt, computed, track, request.fairness_id
-            )
-            if ticket.planned is not None:
-                spec = replace(spec, wave=ticket.planned.booked_on(placement.slot))
-            if request.session_id is not None:
-                spec = replace(spec, session_id=filters.session_of(ticket))
-            answer.reservation_id, answer.isl_tokens = name, prompt.isl_tokens
-            answer.track_prefill_tokens = track
+        if filtered is not None and filtered.hit is not None:
+            answer.cache_hit = filtered.hit
+            answer.needs_prefill = filtered.needs_prefill or UNSET
+        if ticket.reservation_id is not None:
+            answer.reservation_id, answer.isl_tokens = ticket.reservation_id, prompt.isl_tokens
+            answer.track_prefill_tokens = placement.weights.track_prefill_tokens
             answer.potential_decode_blocks = placement.potential_decode_blocks
-            kept = replace(answer)  # without the hashes, which the ledger has
-            effects = self._lifecycle.book(
-                partition, placement.slot, spec, request, kept, effects, now
-            )
-            answer.sequence_hashes = self._lifecycle.show_hashes(prompt.sequence_hashes)
-        if partition.outliers.ranks:
-            partition.outliers.chosen(placement.slot, now)
-        # record
-        ring = self.decisions.common
-        if placement.seen is not None and (
-            ring is None
-            or sighting is not None
-            or partition.fleet_snapshot is None
-            or not ring.keep_usual(ticket, placement, rows, now, hit, partition.fleet_snapshot)
-        ):
-            self._record(ticket, placement, rows, answer, now, hit, sighting)
-        if self._trace_decisions:
-            effects = Effects() if effects is NOTHING else effects
-            effects.decided.append((placement, ticket))
-        if tracing is not None:
-            tracing.end()
-        return answer, effects
+        return answer
 
     def _record(  # noqa: PLR0917 - all pay for names
         self,

@@ -9,6 +9,7 @@ from select_service.core.admission.classes import SloClasses
 from select_service.core.admission.gaie_legacy import GaieLegacy, utilization
 from select_service.core.admission.policy_api import AdmissionRequest
 from select_service.core.admission.pool_load import PoolLoad
+from select_service.core.ledger.first_tokens import learn_first_token
 from select_service.core.ledger.ledger import Ledger
 from select_service.simulator.recorded_loads import RecordedPool, RecordedRankLoad
 
@@ -209,7 +210,7 @@ def test_a_burst_after_short_prompts_is_predicted_by_what_tokens_take() -> None:
         now, tokens = 10.0 * number, 2_000 if number % 10 == 9 else 50
         one = ledger.book(str(number), 0, b"", tokens, now, isl_tokens=tokens)
         ledger.prefill_complete(one, now + 0.02 + 1e-4 * tokens)
-        assert ledger.learn_first_token(one, now + 1.0)
+        assert learn_first_token(ledger.loads, one, now + 1.0)
         ledger.free(one)
         pool.meter.follow()
     ledger.book("long", 0, b"", 8_000, 500.0, isl_tokens=8_000)

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from select_service.core.ledger.first_tokens import learn_first_token
 from select_service.core.ledger.ledger import Ledger
 from select_service.core.ledger.rank_speeds import BLOCKS_EVERY_S, SURE, Fit, RankSpeeds
 
@@ -136,7 +137,7 @@ def test_a_ledger_measures_its_queue_what_was_cached_after_all_and_blocks_of_out
         for block in range(1, 4):
             ledger.output_block(first, None, now + 0.3 + block, count=2)
         for one in first, second:
-            assert ledger.learn_first_token(one, now + 4.0)
+            assert learn_first_token(ledger.loads, one, now + 4.0)
             ledger.free(one)
     rank = speeds.by_slot[0]
     assert rank.ttft.at(3_000) == pytest.approx(0.3)
@@ -249,7 +250,9 @@ def test_what_a_prompt_lost_while_it_was_computed_was_computed() -> None:
         one = ledger.book(str(number), 0, b"", 4_000, 1.0 + number, isl_tokens=4_000)
         ledger.fade_prefill(one, 1_000)
         ledger.prefill_complete(one, 1.4 + number)
-        assert not ledger.learn_first_token(one, 1.4 + number), "it came together with the rest"
-        assert ledger.learn_first_token(one, 1.5 + number)
-        assert not ledger.learn_first_token(one, 1.6 + number), "once"
+        assert not learn_first_token(ledger.loads, one, 1.4 + number), (
+            "it came together with the rest"
+        )
+        assert learn_first_token(ledger.loads, one, 1.5 + number)
+        assert not learn_first_token(ledger.loads, one, 1.6 + number), "once"
     assert ledger.loads.speeds.by_slot[0].ttft.at(4_000) == pytest.approx(0.4)
