@@ -320,7 +320,7 @@ def test_what_was_acknowledged_outlives_restarts(seed: int) -> None:
     live_through(seed, 60)
 
 
-@pytest.mark.parametrize("seed", [3294, 17752, 19107])
+@pytest.mark.parametrize("seed", [3294, 17752, 19107, 5_001_774])
 def test_what_was_acknowledged_outlives_restarts_where_it_once_did_not(seed: int) -> None:
     """3294: what a snapshot had ended was looked through later, at the time of the snapshot.
 
@@ -331,6 +331,9 @@ def test_what_was_acknowledged_outlives_restarts_where_it_once_did_not(seed: int
     message of that end came the claim of a third one, which had taken the reservation over before:
     nothing the owner had heard by then tells it from one that lives. It ended as soon as the end
     was heard, see `test_kept.py`.
+
+    5001774: who heard of an end before the adoption that it ended did not conclude that what had
+    been taken over was freed, and believed another replica that had taken that over as well.
     """
     assert not what_fails(seed)
 

@@ -223,6 +223,7 @@ class MessageApplier:
             before = view.claims.by_id.get(record.reservation_id)
             was_booked = before is not None and before.booked
             if not self._claims.learn(claim, now):
+                self._end_what_it_took_over(view, claim, now)
                 return
             if was_booked:  # its booking has no claim now, even if the new claim is over itself
                 self._resolver.free_unclaimed(record.reservation_id, now)
@@ -242,6 +243,12 @@ class MessageApplier:
         if claim.dead:  # its owner has missed the end of it
             self._claims.outbox.say_later(Ended(claim.reservation_id, *claim.key))
         self._resolver.resolve(claim.reservation_id, now, is_news=is_news)
+
+    def _end_what_it_took_over(self, view: SequenceTracker, claim: Claim, now: float) -> None:
+        """End the claims before one that was freed: that was heard before the adoption."""
+        if self._claims.tombstones.was_freed(claim.reservation_id, claim.key):
+            for key in claim.record.adopts:
+                self.ended(view, Ended(claim.reservation_id, *key, freed=True), now)
 
     def grown(self, view: SequenceTracker, item: Grown, now: float, *, live: bool = False) -> None:
         """Apply growth of a claim, or keep it if the claim is not known yet."""
