@@ -320,7 +320,7 @@ def test_what_was_acknowledged_outlives_restarts(seed: int) -> None:
     live_through(seed, 60)
 
 
-@pytest.mark.parametrize("seed", [3294, 17752, 19107, 5_001_774])
+@pytest.mark.parametrize("seed", [3294, 17752, 19107, 5_001_774, 5_003_033])
 def test_what_was_acknowledged_outlives_restarts_where_it_once_did_not(seed: int) -> None:
     """3294: what a snapshot had ended was looked through later, at the time of the snapshot.
 
@@ -334,6 +334,8 @@ def test_what_was_acknowledged_outlives_restarts_where_it_once_did_not(seed: int
 
     5001774: who heard of an end before the adoption that it ended did not conclude that what had
     been taken over was freed, and believed another replica that had taken that over as well.
+
+    5003033: the prefill of a pair was complete, and a 404, where the claim on its decode leg aged.
     """
     assert not what_fails(seed)
 

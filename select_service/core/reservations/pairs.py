@@ -172,7 +172,10 @@ class Pairs:
             if leg.reservation.reservation_id == prefill_id:  # it was booked without its blocks
                 chain = leg.partition.ledger.chain_of(booked[0].reservation)
                 leg.partition.estimate.computed(leg.reservation.slot, chain, now)
+        known_ids = {leg.reservation.reservation_id for leg in legs}
         for one in done:
+            if one not in known_ids and self._lifecycle.elsewhere.find(one) is None:
+                continue  # its time is up, and its owner is lost
             lighter, effects = self._lifecycle.prefill_complete(one, now)
             partition = lighter or partition
             told += effects.published
