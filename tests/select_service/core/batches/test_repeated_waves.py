@@ -42,7 +42,7 @@ def test_at_another_replica_too(has_workers: bool) -> None:
     tell(there, here)
     assert place(here, *ITEMS, reserve=True) == first
     assert not here.effects.published
-    silent(here)  # and its caller was told of all of them, so all are adopted where their workers are
+    silent(here)  # its caller was told of all: they are adopted where their workers are
     assert here.core.lifecycle.announcer.claims.adopted == first.placed * has_workers
     for name in ("a.0", "b", "c"):
         here.core.reservations.output_block(name, None, here.now)
