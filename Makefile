@@ -38,6 +38,10 @@ run: $(VENV)/.installed
 demo: $(VENV)/.installed-demo
 	exec $(BIN)/select-service demo $(ARGS)
 
+# What a newcomer types, in a fresh clone, with a clock; a minute or two, most of it the first start.
+newcomer: $(VENV)/.installed-test
+	$(BIN)/python -m tests.readme.newcomer $(ARGS)
+
 # Everything beside the reference service, half an hour on a quiet machine; ends with 2 when a
 # ratio is worse than in the last committed result that has it.
 bench: $(VENV)/.installed-bench
