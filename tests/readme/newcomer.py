@@ -1,4 +1,4 @@
-"""What a newcomer types, in a fresh clone, with a clock: `make newcomer` (`--folder` keeps the clone).
+"""What a newcomer types, in a fresh clone, with a clock: `make newcomer` (`--folder`: keep it).
 
 The first start, the README's five minutes, the gateway of `gateways.md` with its engines, and those
 examples that need neither Ray nor a cluster. The lines come from the documents. It ends with a
@@ -33,6 +33,12 @@ COMMAND_S: Final = 300.0
 PROGRAMS: Final = ("embedded/embedded.py", "planner/plan.py")
 
 
+def say(what: str, seconds: float) -> None:
+    """Show a row of the table."""
+    sys.stdout.write(f"{seconds:8.1f} s  {what}\n")
+    sys.stdout.flush()
+
+
 class Newcomer:
     """Somebody in a fresh clone, and what took how long."""
 
@@ -49,7 +55,7 @@ class Newcomer:
         began = time.monotonic()
         yield
         self.times.append((what, time.monotonic() - began))
-        print(f"{self.times[-1][1]:8.1f} s  {what}", flush=True)
+        say(*self.times[-1])
 
     def run(self, line: str) -> str:
         """Run a line of the documents to its end, and return what it printed.
@@ -120,15 +126,14 @@ def five_minutes(who: Newcomer) -> None:
 
 def gateway(who: Newcomer) -> None:
     """The gateway of the documents, asked twice: the second time its prompt is warm."""
-    (shell,) = re.findall(
-        r"```sh\n(make run\n.*?)```", (DOCS / "gateways.md").read_text(), re.DOTALL
-    )
+    text = (DOCS / "gateways.md").read_text("utf-8")
+    (shell,) = re.findall(r"```sh\n(make run\n.*?)```", text, re.DOTALL)
     _, *engines, example, question = shell.splitlines()
     service = f"--service http://{HOST}:{who.port}"
     with contextlib.ExitStack() as stack:
-        for line in engines:
+        for typed_line in engines:
             port = free_port()
-            line = re.sub(r"--port \d+", f"--port {port} {service}", line)
+            line = re.sub(r"--port \d+", f"--port {port} {service}", typed_line)
             stack.enter_context(who.running(line, "an engine", f"http://{HOST}:{port}/health"))
         port = free_port()
         line = re.sub(r"--port \d+", f"--port {port} {service}", example)
@@ -157,8 +162,8 @@ def main() -> None:
         for program in PROGRAMS:
             with who.timed(f"examples/{program}"):
                 who.run(f".venv/bin/python examples/{program}")
-    print(f"{sum(seconds for _, seconds in who.times):8.1f} s  in all", flush=True)
+    say("in all", sum(seconds for _, seconds in who.times))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
