@@ -46,7 +46,9 @@ class Resolver:
         if booking is not None:
             if booking.reservation.claim is winner:
                 self.follow(winner, now)
-                if winner.wanted and self._lifecycle.announcer.may_adopt(booking.reservation):
+                # of hearsay, or of an earlier life of ours, we cannot tell yet: its owner may live
+                is_wanted = winner.wanted and not winner.hearsay
+                if is_wanted and self._lifecycle.announcer.may_adopt(booking.reservation):
                     self._lifecycle.renewal.adopt(booking, now)
                 return
             self._give_up(booking, now)

@@ -170,8 +170,6 @@ class ReplicaSnapshots:
             return
         claim.noted = True
         claim.wanted = wanted
-        if wanted:
-            self._claims.homeless.append(record.reservation_id)
         if aged:
             hashes = self._resolver.chain(claim)
             self._resolver.unbook(claim, now)
@@ -208,7 +206,11 @@ class ReplicaSnapshots:
                     pass
                 elif is_false:
                     self._message_applier.unlearn(claim, self._leases.now)
-                elif not self._resolver.keep(claim, self._leases.now):
+                elif not (
+                    # in the life that stated it, its owner has ended it, however long ago
+                    claim.born >> SEQ_BITS < incoming.seq >> SEQ_BITS
+                    and self._resolver.keep(claim, self._leases.now)
+                ):
                     end = Ended(claim.reservation_id, *claim.key)
                     self._message_applier.ended(view, end, self._leases.now)
                 yield

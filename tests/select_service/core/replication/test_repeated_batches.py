@@ -271,6 +271,50 @@ def test_what_its_owner_had_not_on_disk_stays_where_a_repeat_was_answered(
     assert [sorted(node.ledger()) for node in net.nodes] == [[]] * 3
 
 
+def repeated(net: Net) -> None:
+    """One reservation, booked at the first replica; a repeat of it was answered at the second."""
+    owner, other, _ = net.nodes
+    asked(owner)
+    net.run(0.1)
+    asked(other)
+    net.run(0.1)
+
+
+def owners(net: Net) -> list[int]:
+    bookings = [node.core.lifecycle.bookings.live("b.0") for node in net.nodes]
+    numbers = {node.router_id: node.number for node in net.nodes}
+    claims = [one and one.reservation.claim for one in bookings]
+    return [numbers[one.owner] for one in claims if one is not None]
+
+
+def test_who_answered_a_repeat_and_restarts_takes_nothing_from_an_owner_that_lives() -> None:
+    net = with_worker(3)
+    repeated(net)
+    crash(net.nodes[1])
+    net.run(4.0)
+    assert owners(net) == [0, 0, 0]
+
+
+@pytest.mark.parametrize("is_down", [False, True])
+def test_what_ended_while_it_was_away_for_long_stays_ended(*, is_down: bool) -> None:
+    """Its owner remembers the end no more, but it has not lost anything."""
+    net = with_worker(3)
+    repeated(net)
+    owner, other, _ = net.nodes
+    other.is_down = is_down
+    net.cut = {frozenset((1, 0)), frozenset((1, 2))}
+    owner.did(owner.core.reservations.free("b.0", net.now))
+    owner.flush()
+    net.run(1.0)
+    for node in net.nodes:  # as if ten minutes had gone by
+        node.core.lifecycle.announcer.claims.endings.purge(net.now, 1000)
+    if is_down:
+        other.reboot()
+    net.cut.clear()
+    net.run(4.0)
+    assert [sorted(node.ledger()) for node in net.nodes] == [[]] * 3
+
+
 def test_who_lacks_the_worker_does_not_answer_for_a_batch_whose_owner_is_lost() -> None:
     """It cannot keep the reservation when the owner comes back without it."""
     net = with_worker(2)
