@@ -352,6 +352,10 @@ class Lifecycle(ReservationEnds):
             return False
         return self.bookings.was_freed(name) or self.elsewhere.tenant_of(name) is not None
 
+    def is_live(self, name: str) -> bool:
+        """Tell whether lifecycle calls for a name find something: what has aged does not count."""
+        return (self.bookings.find(name) or self.elsewhere.find(name)) is not None
+
     def _get(self, name: str) -> LiveReservation | Claim:
         """Return what a lifecycle call is for: a live booking, or a claim of an absent worker.
 

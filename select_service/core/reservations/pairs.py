@@ -156,8 +156,8 @@ class Pairs:
         pair, legs = known
         prefill_id, decode_id = leg_ids(pair)
         ids = self._ids(pair, legs)
-        done = [one for one in ids if one == decode_id]
-        if not done and legs and legs[0].reservation.origin != "local":
+        done = [one for one in ids if one == decode_id and self._lifecycle.is_live(one)]
+        if decode_id not in ids and legs and legs[0].reservation.origin != "local":
             # We may not have heard of the other leg yet: ending this one would forget the pair.
             done, ids = [leg.reservation.reservation_id for leg in legs], []
         else:

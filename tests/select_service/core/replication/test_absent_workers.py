@@ -14,7 +14,13 @@ from select_service.types import (
     ReservationRequest,
     SelectAndReserveRequest,
 )
-from tests.select_service.core.replication.replica import Replica, acquainted, silent, tell
+from tests.select_service.core.replication.replica import (
+    Replica,
+    acquainted,
+    endings,
+    silent,
+    tell,
+)
 from tests.select_service.core.replication.test_retries import in_wave
 from tests.select_service.core.whole_fleet import Fleet
 
@@ -185,6 +191,16 @@ def test_what_a_dead_owner_left_on_an_absent_worker_ages_as_elsewhere() -> None:
         here.done("z")
     here.book("z", 1, *PROMPT)
     assert here.load(1) == (48, 3, 1)
+
+
+def test_a_pair_that_has_aged_ends_with_its_prefill_and_the_others_are_told() -> None:
+    here, _, _ = two(paired, bare=False)
+    silent(here)
+    here.turn(here.core.limits.replica_orphan_ttl_s)
+    here.turn(1.0)
+    assert here.core.lifecycle.announcer.claims.counters.orphans_expired == 2
+    here.done("z")
+    assert endings(here.effects.published) == ["Free"]
 
 
 def test_our_own_on_a_worker_that_left_is_over() -> None:
