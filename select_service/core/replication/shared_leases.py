@@ -160,17 +160,20 @@ class SharedLeases:
     def _known_under(self, copy: LeaseCopy | None, lease: Lease | None) -> dict[int, int]:
         """Return by owner the last claim known under a lease, heirs included; see `Closed`.
 
-        Another replica may have taken over the same ones, which we have yet to hear.
+        Another replica may have taken over the same ones, which we have yet to hear; and one whose
+        claims have all ended may still have the lease open.
         """
         known: dict[int, int] = {}
         claims = self._claims
+        heard: list[dict[int, int]] = []
         if copy is not None:
-            known |= copy.ancestors
-            known |= {one: claims.sets[one].highest for one in copy.claims}
+            living = {one: claims.sets[one].highest for one in copy.claims}
+            heard += [copy.latest, copy.ancestors, living]
         if lease is not None:
-            for owner, born in lease.ancestors.items():
-                known[owner] = max(born, known.get(owner, 0))
-            known[claims.router_id] = claims.outbox.seq
+            heard += [lease.ancestors, {claims.router_id: claims.outbox.seq}]
+        for some in heard:
+            for owner, born in some.items():
+                known[owner] = max(born, known.pop(owner, 0))  # the most important ones last
         if known:
             known[CLOSED_REVISION] = max(one.revision for one in (copy, lease) if one is not None)
         return known

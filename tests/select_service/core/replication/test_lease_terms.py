@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from select_service.errors import LeaseClosed, LeaseNotFound
 from tests.models.replica_net import LIMITS, Net, Node
 from tests.select_service.core.replication.leased import (
     COUNT,
@@ -242,3 +243,22 @@ def test_who_opens_a_lease_that_was_opened_often_need_not_remember_it() -> None:
     meet(net)
     assert ttls(net) == [20.0] * 3
     assert sizes(net) == [1] * 3
+
+
+def test_a_lease_is_closed_for_those_too_whose_reservations_under_it_have_ended() -> None:
+    """One of them has it open; another one cannot be reached, so what it booked still lives."""
+    net = kept(4, lease=False)
+    one, two, three, _ = net.nodes
+    for number, node in enumerate((one, two)):
+        opened(node)
+        book(node, f"r{number}", lease_id="l")
+        net.run(0.5)
+    free(one, "r0")
+    net.run(0.5)
+    net.cut = {frozenset((1, number)) for number in (0, 2, 3)}
+    close(three)
+    net.run(0.5)
+    for node in net.nodes:
+        if node is not two:
+            with pytest.raises((LeaseClosed, LeaseNotFound)):
+                renew(node)
