@@ -46,8 +46,8 @@ class Resolver:
         if booking is not None:
             if booking.reservation.claim is winner:
                 self.follow(winner, now)
-                # of hearsay, or of an earlier life of ours, we cannot tell yet: its owner may live
-                is_wanted = winner.wanted and not winner.hearsay
+                # a silent owner would still take back only what its batch has not done yet
+                is_wanted = winner.wanted and winner.is_held
                 if is_wanted and self._lifecycle.announcer.may_adopt(booking.reservation):
                     self._lifecycle.renewal.adopt(booking, now)
                 return

@@ -170,6 +170,8 @@ class ReplicaSnapshots:
             return
         claim.noted = True
         claim.wanted = wanted
+        if wanted and claim.is_held:
+            self._claims.homeless.append(record.reservation_id)
         if aged:
             hashes = self._resolver.chain(claim)
             self._resolver.unbook(claim, now)
