@@ -15,6 +15,7 @@ import msgspec
 
 from select_service.core.changes import LEASE_TERMS
 from select_service.core.ledger.deadlines import Deadlines, rounded_up
+from select_service.core.ledger.leases import REVISIONS_APART
 from select_service.core.replication.claim import LeaseCopy
 from select_service.core.tenancy.shares import Shares, prefix_in
 from select_service.types import LeaseRecord
@@ -142,7 +143,9 @@ class LeaseCopies:
         if not copy.claims:
             self._deadlines.remove(copy)
             del self._by_id[copy.lease_id]
-            if copy.is_changed_here and not copy.closed:  # it may be open without load
+            has_room = len(self.recalled) < self._limits.lease_copies_max // 2  # copies need some
+            if copy.is_changed_here and not copy.closed and has_room:
+                # it may be open without load
                 self.recalled[copy.lease_id] = (copy.lease_ttl_s, copy.revision), copy.seen_at
             else:
                 self._forget_change(copy)
@@ -230,9 +233,20 @@ class LeaseCopies:
             lease_id, (_, at) = next(iter(self.recalled.items()))
             if at > horizon:
                 break
-            del self.recalled[lease_id]
-            self._tenants.give(prefix_in(lease_id))
-            self._mark(lease_id)
+            self._forget_recalled(lease_id)
+
+    def hear_closed(self, lease_id: str, revision: int) -> None:
+        """Forget what our callers gave a lease that was closed with this revision, or a later one.
+
+        Here it may have a later revision than where it was closed; the next lease's are far above.
+        """
+        if lease_id in self.recalled and self.recalled[lease_id][0][1] < revision + REVISIONS_APART:
+            self._forget_recalled(lease_id)
+
+    def _forget_recalled(self, lease_id: str) -> None:
+        del self.recalled[lease_id]
+        self._tenants.give(prefix_in(lease_id))
+        self._mark(lease_id)
 
     def _let_expire(self, copy: LeaseCopy, ttl_s: float, now: float) -> None:
         copy.touched = now

@@ -148,6 +148,7 @@ class SharedLeases:
         up_to = self._known_under(copy, lease)
         if up_to:
             claims.endings.note_closed(lease_id, up_to, now)
+            self._copies.hear_closed(lease_id, up_to[CLOSED_REVISION])
             self._unsettled[lease_id] = False
         if claims.closings.find(lease_id) is not None:  # perhaps again: some may have missed it
             claims.outbox.say_of_lease(claims.closings.told(lease_id))
@@ -233,6 +234,8 @@ class SharedLeases:
         if not self._claims.endings.note_closed(lease_id, up_to, now):
             return False
         self._copies.hear_revision(max(up_to.values()))  # older versions do not tell its own
+        if CLOSED_REVISION in up_to:
+            self._copies.hear_closed(lease_id, up_to[CLOSED_REVISION])
         self._unsettled[lease_id] = False
         return True
 

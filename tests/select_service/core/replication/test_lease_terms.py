@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 
 from select_service.errors import LeaseClosed, LeaseNotFound
+from select_service.types import LeaseRenewal, LeaseRequest
 from tests.models.replica_net import LIMITS, Net, Node
 from tests.select_service.core.replication.leased import (
     COUNT,
     book,
     close,
+    made,
     open_here,
     opened,
     renew,
@@ -262,3 +265,28 @@ def test_a_lease_is_closed_for_those_too_whose_reservations_under_it_have_ended(
         if node is not two:
             with pytest.raises((LeaseClosed, LeaseNotFound)):
                 renew(node)
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_what_ended_leases_were_given_takes_no_room_from_those_that_live(
+    *, is_closed: bool
+) -> None:
+    limits = msgspec.structs.replace(LIMITS, lease_copies_max=4)
+    net = made(2, limits)
+    one, two = net.nodes
+    reservations = one.core.reservations
+    for number in range(6):
+        name = f"l{number}"
+        reservations.open_lease(LeaseRequest(owner="o", ttl_s=20.0, lease_id=name), net.now)
+        book(one, name, lease_id=name)
+        net.run(0.2)
+        two.core.reservations.renew_lease(name, LeaseRenewal(ttl_s=30.0), net.now)
+        net.run(0.2)
+        free(one, name)
+        if is_closed:
+            one.did(reservations.close_lease(name, net.now)[1])
+        net.run(0.2)
+    copies = two.core.lifecycle.announcer.claims.copies
+    assert not copies.refused
+    assert len(copies.recalled) == (0 if is_closed else 2)
+    two.core.check()
