@@ -34,8 +34,8 @@ RANK_LOADS_MAX: Final = 512
 """Ranks in one message of load reports: 20 kB at most, and applied without a pause."""
 
 CACHED_TOKENS_MAX: Final = 32
-"""Reports of cached tokens in one message; applied without a pause, ten µs each, or more where a report
-voids much of an estimate."""
+"""Reports of cached tokens in one message; applied without a pause, ten µs each, or more
+where a report voids much of an estimate."""
 
 OUTPUT_BLOCKS_MAX: Final = 1 << 24
 """Output blocks a claim counts at most, whatever is stated: some 200 million tokens. Even if all
