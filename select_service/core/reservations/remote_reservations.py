@@ -82,10 +82,13 @@ class RemoteReservations:
 
         Its owner may crash, and come back without what was not on its disk yet.
         """
-        if claim is not None and claim.owner != self._claims.router_id:
+        if claim is None or claim.owner == self._claims.router_id:
+            return
+        if not claim.wanted:
             claim.wanted = True
             self._claims.note(claim)
-            self._claims.homeless.append(claim.reservation_id)  # adopted if its owner is lost
+        if claim.is_held:  # its owner is silent: it is adopted
+            self._claims.homeless.append(claim.reservation_id)
 
     def tenant_of(self, name: str) -> str | None:
         """Return whose reservation a lifecycle call is for, by its id, selection_id or pair."""

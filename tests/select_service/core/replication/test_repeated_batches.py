@@ -287,6 +287,17 @@ def owners(net: Net) -> list[int]:
     return [numbers[one.owner] for one in claims if one is not None]
 
 
+def test_more_repeats_cost_nothing_more() -> None:
+    net = with_worker(3)
+    repeated(net)
+    core, changes = net.nodes[1].core, net.nodes[1].changes
+    assert changes is not None
+    before = changes.marks
+    asked(net.nodes[1])
+    assert changes.marks == before
+    assert not core.lifecycle.announcer.claims.homeless
+
+
 def test_who_answered_a_repeat_and_restarts_takes_nothing_from_an_owner_that_lives() -> None:
     net = with_worker(3)
     repeated(net)
