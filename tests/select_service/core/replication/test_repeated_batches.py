@@ -281,10 +281,13 @@ def repeated(net: Net) -> None:
 
 
 def owners(net: Net) -> list[int]:
-    bookings = [node.core.lifecycle.bookings.live("b.0") for node in net.nodes]
     numbers = {node.router_id: node.number for node in net.nodes}
-    claims = [one and one.reservation.claim for one in bookings]
-    return [numbers[one.owner] for one in claims if one is not None]
+    found = []
+    for node in net.nodes:
+        claim = node.core.lifecycle.bookings.get("b.0").reservation.claim
+        assert claim is not None
+        found.append(numbers[claim.owner])
+    return found
 
 
 def test_more_repeats_cost_nothing_more() -> None:
