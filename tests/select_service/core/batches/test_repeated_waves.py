@@ -42,10 +42,12 @@ def test_at_another_replica_too(has_workers: bool) -> None:
     tell(there, here)
     assert place(here, *ITEMS, reserve=True) == first
     assert not here.effects.published
-    silent(here)  # its caller was told of all: they are adopted where their workers are
-    assert here.core.lifecycle.announcer.claims.adopted == first.placed * has_workers
+    silent(here)
     for name in ("a.0", "b", "c"):
-        here.core.reservations.output_block(name, None, here.now)
+        here.core.reservations.output_block(
+            name, None, here.now
+        )  # which adopts it, where its worker is
+    assert here.core.lifecycle.announcer.claims.adopted == 3 * has_workers
     assert place(here, *ITEMS, reserve=True) == first
 
 
