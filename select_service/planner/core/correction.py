@@ -57,12 +57,17 @@ class Correction:
 
 
 def expected_ttft_ms(
-    surface: Surface, goals: Goals, computed: float, window: Window, engines: int
+    surface: Surface,
+    goals: Goals,
+    computed: float,
+    window: Window,
+    engines: int,
+    lumps_s: float = 0.0,
 ) -> float:
     """Return the profiled TTFT including the wait; 0 if the queue is too full to compare.
 
-    Any measurement between the wait under ideal placement and that of separate queues says nothing
-    about the engines: it counts as expected.
+    Any measurement between the wait under ideal placement and that of separate queues, or of the
+    largest lumps that there may be, says nothing about the engines: it counts as expected.
 
     Args:
         surface: of the engines.
@@ -70,26 +75,32 @@ def expected_ttft_ms(
         computed: share of prompt tokens not cached on any worker.
         window: what was measured.
         engines: that were ready.
+        lumps_s: of how many seconds requests may come at once; 0: they come one by one.
     """
-    found = measured_queue(surface, computed, window, engines)
+    found = measured_queue(surface, computed, window, engines, lumps_s=lumps_s)
     if found is None:
         return 0.0
     queue, rho = found
-    longest = 1e3 * (queue.mean_s + queue.wait_s(rho))
-    if not goals.pooled or not isinstance(window.ttft_ms, Value):
+    longest = 1e3 * (queue.mean_s + max(queue.wait_s(rho), queue.lump_wait_s(rho)))
+    if not (goals.pooled or lumps_s) or not isinstance(window.ttft_ms, Value):
         return longest
     shortest = 1e3 * (queue.mean_s + queue.wait_s(rho, engines, rho**engines))
     return min(max(window.ttft_ms.value, shortest), longest)
 
 
 def measured_queue(
-    surface: Surface, computed: float, window: Window, engines: int
+    surface: Surface,
+    computed: float,
+    window: Window,
+    engines: int,
+    slowness: float = 1.0,
+    lumps_s: float = 0.0,
 ) -> tuple[PrefillQueue, float] | None:
     """Return the queue of an interval's prompts and its utilization; None: unknown, or too full."""
     if not isinstance(window.requests, Value) or not isinstance(window.isl, Value):
         return None
     lengths = Lengths.of(window.isl_mix, window.isl.value) or Lengths.single(window.isl.value)
-    queue = PrefillQueue(surface.prefill, lengths.scaled(computed))
+    queue = PrefillQueue(surface.prefill, lengths.scaled(computed), slowness, lumps_s)
     rho = window.requests.value / window.seconds * queue.mean_s / engines
     return None if rho > _BUSY_MOST else (queue, rho)
 

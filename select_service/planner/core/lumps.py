@@ -20,6 +20,10 @@ __all__ = ["Lumps"]
 
 LUMPY: Final = 2.0
 """Variance of neighbouring counts as a multiple of chance, by their median: one jump is none."""
+_STILL_LUMPY: Final = 1.5
+"""The same where there were lumps before: they do not come and go with each interval."""
+_LARGER: Final = 2.0
+"""How much larger lumps may be than counts show: regular ones differ less than those by chance."""
 _REMEMBERED: Final = 720
 _COUNTS_MIN: Final = 24
 _REQUESTS_MIN: Final = 8.0
@@ -54,24 +58,36 @@ class Lumps:
         variance = rate * (1 / seconds + 1 / last[1])
         self._squares.append((requests / seconds - last[0] / last[1]) ** 2 / variance)
 
-    def judge(self) -> bool:
-        """Decide whether there are lumps; returns whether they have begun. O(n log n)."""
+    def judge(self) -> None:
+        """Decide whether there are lumps. O(n log n)."""
         is_told = len(self._squares) >= _COUNTS_MIN
         found = median(self._squares) / _MEDIAN if is_told else 1.0
-        before, self.dispersion = self.dispersion, found if found >= LUMPY else 1.0
+        least = LUMPY if self.dispersion == 1.0 else _STILL_LUMPY
+        self.dispersion = found if found >= least else 1.0
         if self.dispersion == 1.0:
             self.seconds = 0.0
-        return before == 1.0 < self.dispersion
 
-    def learn(self, queue: PrefillQueue, rho: float, ttft_ms: float) -> None:
+    def most_s(self, rate: float) -> float:
+        """Return of how many seconds requests may come at once by what counts show; 0: of none.
+
+        Args:
+            rate: requests per second.
+        """
+        return _LARGER * self.dispersion / rate if self.dispersion > 1.0 and rate > 0 else 0.0
+
+    def learn(self, queue: PrefillQueue, rho: float, ttft_ms: float, rate: float) -> None:
         """Take the size of lumps from an interval's wait, where there are any.
+
+        A wait that counts do not explain is none of lumps, which engines could end: of requests on
+        their way to slow engines or through a network, more engines would be ordered for ever.
 
         Args:
             queue: of its prompts.
             rho: the utilization of engines.
             ttft_ms: mean.
+            rate: requests per second.
         """
-        found = queue.lump_s(ttft_ms / 1e3, rho)
-        if self.dispersion > 1.0 and found > 0:
+        found = min(queue.lump_s(ttft_ms / 1e3, rho), self.most_s(rate))
+        if found > 0:
             known = math.log(self.seconds or found)
             self.seconds = math.exp(known + _WEIGHT * (math.log(found) - known))

@@ -465,8 +465,7 @@ class PlannedModel(ModelNeeds):
         return math.ceil(self._engines_at(pool, forecast, rate) - SAME), why
 
     def _correct(self, window: Window) -> None:
-        if self.demand.lumps.judge():
-            self.p_correction = Correction()  # engines were taken to be slow
+        self.demand.lumps.judge()
         samples = window.requests.value if isinstance(window.requests, Value) else 0.0
         if self.steady_fleet.is_clumped:
             return  # prompts wait for each other, not for slow engines
@@ -483,16 +482,17 @@ class PlannedModel(ModelNeeds):
     def _correct_prefill(
         self, window: Window, engines: int, samples: float, *, steady: bool
     ) -> None:
-        lumps, ttft_ms = self.demand.lumps, window.ttft_ms
-        if lumps.dispersion == 1.0:
-            expected = expected_ttft_ms(
-                self.surface, self.goals, self.demand.computed, window, engines
-            )
-            self.p_correction.hear(ttft_ms, expected, samples, steady=steady)
-        elif steady and samples >= SAMPLES_MIN and isinstance(ttft_ms, Value):
-            found = measured_queue(self.surface, self.demand.computed, window, engines)
+        lumps, ttft_ms, computed = self.demand.lumps, window.ttft_ms, self.demand.computed
+        rate = samples / window.seconds
+        expected = expected_ttft_ms(
+            self.surface, self.goals, computed, window, engines, lumps.most_s(rate)
+        )
+        self.p_correction.hear(ttft_ms, expected, samples, steady=steady)
+        if steady and samples >= SAMPLES_MIN and isinstance(ttft_ms, Value):
+            slowness = self.p_correction.factor
+            found = measured_queue(self.surface, computed, window, engines, slowness)
             if found is not None:
-                lumps.learn(*found, ttft_ms.value)
+                lumps.learn(*found, ttft_ms.value, rate)
 
 
 def _as_wrong_as_usual(rate: float, usual: float, seconds: float) -> float:

@@ -97,7 +97,7 @@ class PrefillQueue:
             def keeps(work: float, engines: int) -> bool:
                 rho = work / engines
                 wait_s = self.wait_s(rho, engines, chance_of(work, engines))
-                return max(wait_s, self._lump_wait_s(work, engines)) <= spare
+                return max(wait_s, self.lump_wait_s(rho)) <= spare
         else:
             late_most, why = self._late_allowed(target_s, 1.0 - attainment)
 
@@ -147,12 +147,13 @@ class PrefillQueue:
         """
         return (ttft_s - self.mean_s / 2) / rho if rho else 0.0
 
-    def _lump_wait_s(self, work: float, engines: int) -> float:
-        return max(0.0, self._lumps_s * work / engines - self.mean_s / 2)
+    def lump_wait_s(self, rho: float) -> float:
+        """Return the mean wait in lumps."""
+        return max(0.0, self._lumps_s * rho - self.mean_s / 2)
 
     def _lump_late(self, work: float, target_s: float, engines: int) -> float:
         """Return the share of late requests in lumps."""
-        wait_s = _LUMP_TAIL * self._lump_wait_s(work, engines)
+        wait_s = _LUMP_TAIL * self.lump_wait_s(work / engines)
         if not wait_s:
             return 0.0
         return sum(

@@ -78,6 +78,23 @@ def test_lengths_of_one_interval_do_not_change_what_is_usual() -> None:
     assert demand.usual_isl == 3000.0, "of the last interval with any"
 
 
+def test_slow_engines_are_known_to_be_slow_where_requests_come_in_lumps() -> None:
+    """What was learnt of them was forgotten, at each restart for one, and never learnt again."""
+    one = model()
+    one.recall([Interval(5400.0, 3000.0, 300.0)], 1.0, 1.6, 1.0, INTERVAL)
+    for pool in one.pools:
+        pool.state, pool.was_steady = PoolState(12, 12), True
+    for look in range(60):
+        one.demand.count(140.0 + 60.0 * (look % 2), 5.0, 5.0 * look)
+    one._correct(BUSY)
+    assert one.demand.lumps.seconds > 0
+    assert one.p_correction.factor > 1.3
+    for _ in range(12):
+        one._correct(replace(BUSY, ttft_ms=Value(2_000.0)))
+    assert one.p_correction.factor > 1.9
+    assert one.demand.lumps.seconds <= one.demand.lumps.most_s(30.0)
+
+
 class Run:
     """A fleet whose replicas start at once."""
 

@@ -82,7 +82,7 @@ def test_the_engines_that_lumps_need_are_the_same_from_wherever_they_are_measure
         if sum(one > target_s for one in first_tokens_s(count)) <= 0.01 * len(first_tokens_s(1))
     )
     lumps = heard(counted(arrivals(600.0)))
-    lumps.learn(QUEUE, WORK / engines, 1e3 * statistics.mean(first_tokens_s(engines)))
+    lumps.learn(QUEUE, WORK / engines, 1e3 * statistics.mean(first_tokens_s(engines)), RATE)
     sized = PrefillQueue(CURVE, Lengths.single(8_000.0), lumps_s=lumps.seconds)
     assert fewest > QUEUE.need(RATE, target_s, 0.99, pooled=True).engines
     assert fewest <= sized.need(RATE, target_s, 0.99, pooled=True).engines <= fewest + 1
@@ -91,14 +91,38 @@ def test_the_engines_that_lumps_need_are_the_same_from_wherever_they_are_measure
     assert sized.late_on(RATE, target_s, fewest - 1, pooled=True) > 0.01
 
 
+@pytest.mark.parametrize("slowness", [1.0, 1.8])
+def test_a_wait_that_more_engines_do_not_end_is_none_of_lumps(slowness: float) -> None:
+    """A quarter of a second of network, or slower engines, took all engines there were."""
+    lumps, target_s, engines, found = heard(counted(arrivals(600.0))), 1.5, 5.0, []
+    for _ in range(60):
+        ttft_ms = 1e3 * slowness * QUEUE.mean_s + 250.0
+        lumps.learn(QUEUE, WORK / engines, ttft_ms, RATE)
+        sized = PrefillQueue(CURVE, Lengths.single(8_000.0), lumps_s=lumps.seconds)
+        engines = sized.need(RATE, target_s, 0.99, pooled=True).engines
+        found.append(engines)
+    assert max(found) <= 12.0
+    assert lumps.seconds <= lumps.most_s(RATE)
+
+
+def test_lumps_do_not_come_and_go_with_each_interval() -> None:
+    lumps, told = Lumps(), []
+    for more in (4.5, 5.4, 4.5, 3.6):  # 1.8, 2.5, 1.8 and 1.2 times as much as chance
+        for count in 400 * [10.0 + more, 10.0]:
+            lumps.hear(count, LOOK_S)
+        lumps.judge()
+        told.append(lumps.dispersion > 1.0)
+    assert told == [False, True, True, False]
+
+
 def test_lumps_end_and_are_no_surge() -> None:
     lumps = heard(counted(arrivals(600.0)))
-    lumps.learn(QUEUE, WORK / 3, 800.0)
+    lumps.learn(QUEUE, WORK / 3, 800.0, RATE)
     assert lumps.seconds > 0
     rng = random.Random(1)
     for _ in range(800):
         lumps.hear(max(0.0, rng.gauss(20.0, math.sqrt(20.0))), LOOK_S)
-    assert not lumps.judge()
-    assert lumps.seconds == 0.0
+    lumps.judge()
+    assert lumps.seconds == lumps.most_s(RATE) == 0.0
     assert is_surge(80.0, 50.0)
     assert not is_surge(80.0, 50.0, 4.0), "two deviations of counts that vary twice as much"
