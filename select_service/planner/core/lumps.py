@@ -67,15 +67,18 @@ class Lumps:
         if self.dispersion == 1.0:
             self.seconds = 0.0
 
-    def most_s(self, rate: float) -> float:
+    def most_s(self, requests: float, seconds: float) -> float:
         """Return of how many seconds requests may come at once by what counts show; 0: of none.
 
         Args:
-            rate: requests per second.
+            requests: that came.
+            seconds: in which they did.
         """
-        return _LARGER * self.dispersion / rate if self.dispersion > 1.0 and rate > 0 else 0.0
+        if self.dispersion == 1.0 or requests <= 0:
+            return 0.0
+        return _LARGER * self.dispersion * seconds / requests
 
-    def learn(self, queue: PrefillQueue, rho: float, ttft_ms: float, rate: float) -> None:
+    def learn(self, queue: PrefillQueue, rho: float, ttft_ms: float, most_s: float) -> None:
         """Take the size of lumps from an interval's wait, where there are any.
 
         A wait that counts do not explain is none of lumps, which engines could end: of requests on
@@ -85,9 +88,9 @@ class Lumps:
             queue: of its prompts.
             rho: the utilization of engines.
             ttft_ms: mean.
-            rate: requests per second.
+            most_s: what `most_s` returns for its requests.
         """
-        found = min(queue.lump_s(ttft_ms / 1e3, rho), self.most_s(rate))
+        found = min(queue.lump_s(ttft_ms / 1e3, rho), most_s)
         if found > 0:
             known = math.log(self.seconds or found)
             self.seconds = math.exp(known + _WEIGHT * (math.log(found) - known))

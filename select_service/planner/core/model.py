@@ -483,16 +483,14 @@ class PlannedModel(ModelNeeds):
         self, window: Window, engines: int, samples: float, *, steady: bool
     ) -> None:
         lumps, ttft_ms, computed = self.demand.lumps, window.ttft_ms, self.demand.computed
-        rate = samples / window.seconds
-        expected = expected_ttft_ms(
-            self.surface, self.goals, computed, window, engines, lumps.most_s(rate)
-        )
+        most_s = lumps.most_s(samples, window.seconds)
+        expected = expected_ttft_ms(self.surface, self.goals, computed, window, engines, most_s)
         self.p_correction.hear(ttft_ms, expected, samples, steady=steady)
         if steady and samples >= SAMPLES_MIN and isinstance(ttft_ms, Value):
             slowness = self.p_correction.factor
             found = measured_queue(self.surface, computed, window, engines, slowness)
             if found is not None:
-                lumps.learn(*found, ttft_ms.value, rate)
+                lumps.learn(*found, ttft_ms.value, most_s)
 
 
 def _as_wrong_as_usual(rate: float, usual: float, seconds: float) -> float:

@@ -22,6 +22,7 @@ CURVE = Surface(read_profile(PROFILE)).prefill
 LOOK_S, EVERY_S, RATE = 5.0, 3.0, 10 / 3
 QUEUE = PrefillQueue(CURVE, Lengths.single(8_000.0))
 WORK = RATE * QUEUE.mean_s
+MOST_S = 5.0
 
 
 def arrivals(seconds: float, seed: int = 1) -> list[float]:
@@ -82,7 +83,7 @@ def test_the_engines_that_lumps_need_are_the_same_from_wherever_they_are_measure
         if sum(one > target_s for one in first_tokens_s(count)) <= 0.01 * len(first_tokens_s(1))
     )
     lumps = heard(counted(arrivals(600.0)))
-    lumps.learn(QUEUE, WORK / engines, 1e3 * statistics.mean(first_tokens_s(engines)), RATE)
+    lumps.learn(QUEUE, WORK / engines, 1e3 * statistics.mean(first_tokens_s(engines)), MOST_S)
     sized = PrefillQueue(CURVE, Lengths.single(8_000.0), lumps_s=lumps.seconds)
     assert fewest > QUEUE.need(RATE, target_s, 0.99, pooled=True).engines
     assert fewest <= sized.need(RATE, target_s, 0.99, pooled=True).engines <= fewest + 1
@@ -97,12 +98,12 @@ def test_a_wait_that_more_engines_do_not_end_is_none_of_lumps(slowness: float) -
     lumps, target_s, engines, found = heard(counted(arrivals(600.0))), 1.5, 5.0, []
     for _ in range(60):
         ttft_ms = 1e3 * slowness * QUEUE.mean_s + 250.0
-        lumps.learn(QUEUE, WORK / engines, ttft_ms, RATE)
+        lumps.learn(QUEUE, WORK / engines, ttft_ms, lumps.most_s(RATE, 1.0))
         sized = PrefillQueue(CURVE, Lengths.single(8_000.0), lumps_s=lumps.seconds)
         engines = sized.need(RATE, target_s, 0.99, pooled=True).engines
         found.append(engines)
     assert max(found) <= 12.0
-    assert lumps.seconds <= lumps.most_s(RATE)
+    assert lumps.seconds <= lumps.most_s(RATE, 1.0)
 
 
 def test_lumps_do_not_come_and_go_with_each_interval() -> None:
@@ -117,12 +118,12 @@ def test_lumps_do_not_come_and_go_with_each_interval() -> None:
 
 def test_lumps_end_and_are_no_surge() -> None:
     lumps = heard(counted(arrivals(600.0)))
-    lumps.learn(QUEUE, WORK / 3, 800.0, RATE)
+    lumps.learn(QUEUE, WORK / 3, 800.0, MOST_S)
     assert lumps.seconds > 0
     rng = random.Random(1)
     for _ in range(800):
         lumps.hear(max(0.0, rng.gauss(20.0, math.sqrt(20.0))), LOOK_S)
     lumps.judge()
-    assert lumps.seconds == lumps.most_s(RATE) == 0.0
+    assert lumps.seconds == lumps.most_s(RATE, 1.0) == 0.0
     assert is_surge(80.0, 50.0)
     assert not is_surge(80.0, 50.0, 4.0), "two deviations of counts that vary twice as much"
