@@ -213,6 +213,9 @@ class RecordedWorld(World):
     Args:
         recording: of the same scenario.
         credentials: folder for them.
+
+    Attributes:
+        unknown: requests that were not recorded, and got no answer.
     """
 
     def __init__(self, recording: Recording, credentials: Path) -> None:
@@ -220,6 +223,7 @@ class RecordedWorld(World):
         self._steps = recording.steps
         self._rest = list(recording.exchanges)
         self._refused: dict[object, Exchange] = {}
+        self.unknown: list[str] = []
 
     @override
     async def _take(self, name: str, action: Action | None, *, cut: bool) -> None:
@@ -232,9 +236,12 @@ class RecordedWorld(World):
             self._rest.remove(found)
             if found.status >= 400:
                 self._refused[one.key] = found
-        else:  # how often something is tried again depends on chance
-            assert one.key in self._refused, f"not recorded: {one.method} {one.path}"
+        elif one.key in self._refused:  # how often something is tried again depends on chance
             found = self._refused[one.key]
+        else:
+            self.unknown.append(f"{one.method} {one.path}")
+            writer.transport.abort()
+            return
         await self._reach(found.step)
         writer.write(f"{found.head}\r\n\r\n".encode("latin-1"))
         for chunk in found.chunks:
@@ -261,9 +268,11 @@ def recorded(name: str) -> Recording:
 
 
 async def replay(name: str, scenario: Scenario, credentials: Path) -> None:
-    """Play a scenario against what was recorded of it."""
-    async with RecordedWorld(recorded(name), credentials).serving() as world:
+    """Play a scenario against what was recorded of it; nothing else may be asked for."""
+    world = RecordedWorld(recorded(name), credentials)
+    async with world.serving():
         await scenario(world)
+    assert not world.unknown, world.unknown
 
 
 async def _pieces(back: asyncio.StreamReader, fields: dict[str, str]) -> AsyncIterator[bytes]:
