@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +25,7 @@ import httpx
 from tests.live.ports import HOST, free_port
 from tests.readme.document import DOCS, PORT_IN_TEXT, README
 from tests.readme.test_five_minutes import BRIEF, typed
+from tests.wait import block_until
 
 ROOT: Final = README.parent
 START_S: Final = 600.0
@@ -79,33 +80,25 @@ class Newcomer:
     @contextlib.contextmanager
     def running(self, line: str, what: str, url: str) -> Iterator[None]:
         """Start a server of the documents, and measure how long it takes to answer at `url`."""
-        with tempfile.TemporaryFile("w+") as log:
-            server = subprocess.Popen(
-                shlex.split(line),
-                cwd=self.clone,
-                env=self.environment,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-            try:
-                with self.timed(what):
-                    _wait_for(lambda: httpx.get(url).is_success, server, log.name)
-                yield
-            finally:
-                server.terminate()
-                server.wait(timeout=COMMAND_S)
+        server = subprocess.Popen(
+            shlex.split(line), cwd=self.clone, env=self.environment, stdout=subprocess.DEVNULL
+        )
+        try:
+            with self.timed(what):
+                block_until(lambda: _answers(url, server), deadline_s=START_S)
+            yield
+        finally:
+            server.terminate()
+            server.wait(timeout=COMMAND_S)
 
 
-def _wait_for(is_so: Callable[[], bool], server: subprocess.Popen[bytes], what: object) -> None:
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline:
-        if server.poll() is not None:
-            raise SystemExit(f"a server ended with {server.returncode} ({what})")
-        with contextlib.suppress(httpx.HTTPError):
-            if is_so():
-                return
-        time.sleep(0.05)  # the measure is as exact as that
-    raise SystemExit(f"no answer within {START_S:g} s ({what})")
+def _answers(url: str, server: subprocess.Popen[bytes]) -> bool:
+    if server.poll() is not None:
+        raise SystemExit(f"a server ended with {server.returncode}")
+    try:
+        return httpx.get(url).is_success
+    except httpx.HTTPError:
+        return False
 
 
 def five_minutes(who: Newcomer) -> None:
