@@ -20,6 +20,8 @@ LAYERS: Final = 2
 HIDDEN: Final = 64
 HEADS: Final = 2
 HEAD: Final = 32
+CHAT_TEMPLATE: Final = "{% for one in messages %}{{ one.role }} {{ one.content }} {% endfor %}"
+"""A role is a word that the model does not know, and so a token all the same."""
 WINDOW: Final = 128
 
 COMMON: Final[Mapping[str, Any]] = {
@@ -124,6 +126,7 @@ def write_model(folder: Path, name: str) -> Path:
             "unk_token": "<unk>",
             "pad_token": "<pad>",
             "model_max_length": 8192,
+            "chat_template": CHAT_TEMPLATE,
         },
     )
     return model
