@@ -97,7 +97,8 @@ def matched(server: Server, prompt: list[int]) -> int:
     """Blocks of a prompt that the service has heard of, of whoever holds most."""
     body = {"token_ids": prompt, "model_name": SERVED_NAME}
     answer: Any = server.request("POST", "/overlap_scores", body).json
-    return max(row["device_blocks"] for row in answer["workers"])
+    found: int = max(row["device_blocks"] for row in answer["workers"])
+    return found
 
 
 def compared(server: Server) -> int:
