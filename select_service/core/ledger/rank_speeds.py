@@ -122,7 +122,7 @@ class RankSpeed:
     """The speed of one rank; times in seconds."""
 
     __slots__ = (
-        "base_us",
+        "base_tokens",
         "block",
         "block_error",
         "measured_at",
@@ -139,16 +139,24 @@ class RankSpeed:
         self.ttft_error = PredictionError()
         self.block_error = PredictionError()
         self.measured_at = 0.0  # when a block was measured last
-        self.base_us = self.tokens_per_s = 0
-        """Of `ttft`, as counted in the sums of `RankSpeeds`; 0 tokens/s: not counted."""
+        self.base_tokens = self.tokens_per_s = 0
+        """Of `ttft`, as counted in the sums of `RankSpeeds`: what it would compute in the time that
+        its line begins with, and its speed; 0 tokens/s: not counted."""
 
 
 class PoolSpeed(NamedTuple):
-    """How fast the ranks of a pool compute prompts, all together: the mean of their lines."""
+    """How fast the ranks of a pool compute prompts, all together.
+
+    Queues of ranks are taken to end together, each by its line: so a rank counts for the time that
+    lines begin with as far as it computes, and one that hangs makes no others late. All of it is
+    believed within `OUTLIER` times what was computed lately: the line of a rank that gets no prompts
+    stays as it is, and neither may a mad rank open the pool, nor a bad hour keep it closed.
+    """
 
     base_s: float
     tokens_per_s: float  # above 0
     ranks: int
+    lately_tokens_per_s: float  # above 0
 
     def ttft_s(self, ahead: float, own: float) -> float:
         """Return the seconds to a first token: what `SlotLoads.predicted_ms` says, of any rank.
@@ -157,7 +165,9 @@ class PoolSpeed(NamedTuple):
             ahead: tokens to be computed before it, on all ranks.
             own: tokens of its prompt.
         """
-        return self.base_s + (ahead + own * self.ranks) / self.tokens_per_s
+        tokens = ahead + own * self.ranks
+        line_s = self.base_s + tokens / self.tokens_per_s
+        return min(line_s, OUTLIER * tokens / self.lately_tokens_per_s)
 
     def alone_s(self, own: float) -> float:
         """Return what computing a prompt takes by itself."""
@@ -179,12 +189,12 @@ _UNKNOWN: Final = SpeedRow(-1.0, -1.0, -1.0, -1.0)
 class RankSpeeds:
     """The ranks of one ledger that were measured, by slot."""
 
-    __slots__ = ("_base_us", "_measured", "_tokens_per_s", "by_slot")
+    __slots__ = ("_base_tokens", "_measured", "_tokens_per_s", "by_slot")
 
     def __init__(self) -> None:
         self.by_slot: dict[int, RankSpeed] = {}
         self._measured = 0  # ranks in the sums
-        self._base_us = self._tokens_per_s = 0  # sums over them; whole numbers do not drift
+        self._base_tokens = self._tokens_per_s = 0  # sums over them; whole numbers do not drift
 
     def computed(self, slot: int, tokens: int, seconds: float) -> None:
         """Note a first token.
@@ -200,16 +210,21 @@ class RankSpeeds:
             self._count(rank)
 
     def _count(self, rank: RankSpeed, *, is_gone: bool = False) -> None:
-        """Update the sums after the line of a rank has changed."""
+        """Update the sums after the line of a rank has changed.
+
+        A line may be level by chance: a rank counts as at most `OUTLIER` times as fast as it was.
+        """
         fit = rank.ttft
-        self._base_us -= rank.base_us
+        self._base_tokens -= rank.base_tokens
         self._tokens_per_s -= rank.tokens_per_s
         self._measured -= bool(rank.tokens_per_s)
-        rank.base_us = rank.tokens_per_s = 0
-        if is_gone or fit.samples < SURE or fit.slope <= 0.0:
+        rank.base_tokens = rank.tokens_per_s = 0
+        fastest = fit.mean_ratio * OUTLIER
+        if is_gone or fit.samples < SURE or fastest <= 0.0:
             return
-        rank.base_us, rank.tokens_per_s = round(fit.base * 1e6), max(1, round(1.0 / fit.slope))
-        self._base_us += rank.base_us
+        rate = 1.0 / max(fit.slope, 1.0 / fastest)
+        rank.base_tokens, rank.tokens_per_s = round(fit.base * rate), max(1, round(rate))
+        self._base_tokens += rank.base_tokens
         self._tokens_per_s += rank.tokens_per_s
         self._measured += 1
 
@@ -218,17 +233,18 @@ class RankSpeeds:
 
         Args:
             ranks: 1 or more.
-            tokens_per_s: of those that were not measured.
+            tokens_per_s: what one computed lately; those that were not measured count with it.
         """
         measured = min(ranks, self._measured)
+        lately = ranks * tokens_per_s
         if not measured:
-            return PoolSpeed(0.0, ranks * tokens_per_s, ranks)
+            return PoolSpeed(0.0, lately, ranks, lately)
         share = measured / self._measured  # less than 1 while ranks drain
-        return PoolSpeed(
-            self._base_us * 1e-6 * share / ranks,
-            self._tokens_per_s * share + (ranks - measured) * tokens_per_s,
-            ranks,
-        )
+        usual = measured * tokens_per_s
+        computed = min(max(self._tokens_per_s * share, usual / OUTLIER), usual * OUTLIER)
+        total = computed + lately - usual
+        base_s = self._base_tokens / self._tokens_per_s
+        return PoolSpeed(base_s * computed / total, total, ranks, lately)
 
     def decoded(self, slot: int, context: float, seconds: float, now: float) -> None:
         """Note a block of output.

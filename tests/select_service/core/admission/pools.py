@@ -39,5 +39,6 @@ class FixedPool(SnapshotPool):
         return self.rate
 
     def outlook(self) -> tuple[PoolSpeed | None, float, float]:
-        speed = PoolSpeed(0.0, self.rate * self.instances, self.instances) if self.rate else None
+        rate = self.rate * self.instances
+        speed = PoolSpeed(0.0, rate, self.instances, rate) if rate else None
         return speed, self.prefill_backlog, self.level

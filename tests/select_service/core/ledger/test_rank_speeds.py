@@ -8,7 +8,13 @@ import pytest
 
 from select_service.core.ledger.first_tokens import learn_first_token
 from select_service.core.ledger.ledger import Ledger
-from select_service.core.ledger.rank_speeds import BLOCKS_EVERY_S, SURE, Fit, RankSpeeds
+from select_service.core.ledger.rank_speeds import (
+    BLOCKS_EVERY_S,
+    OUTLIER,
+    SURE,
+    Fit,
+    RankSpeeds,
+)
 
 BASE_S, PER_TOKEN_S = 0.02, 1e-4
 
@@ -150,18 +156,53 @@ def test_a_ledger_measures_its_queue_what_was_cached_after_all_and_blocks_of_out
 
 def test_a_pool_is_as_fast_as_its_ranks_together() -> None:
     speeds = RankSpeeds()
-    assert speeds.of_pool(3, 500.0) == (0.0, 1_500.0, 3)
+    assert speeds.of_pool(3, 5_000.0) == (0.0, 15_000.0, 3, 15_000.0)
     measured(speeds, 0, PER_TOKEN_S)
     measured(speeds, 1, 4 * PER_TOKEN_S)
-    pool = speeds.of_pool(3, 500.0)
-    assert pool.tokens_per_s == pytest.approx(10_000 + 2_500 + 500, rel=0.1)
-    mean = (speeds.by_slot[0].ttft.base + speeds.by_slot[1].ttft.base) / 3
-    assert pool.base_s == pytest.approx(mean, abs=1e-5)
-    half = speeds.of_pool(1, 500.0)  # one of them drains
-    assert half.tokens_per_s == pytest.approx((pool.tokens_per_s - 500.0) / 2)
+    pool = speeds.of_pool(3, 5_000.0)
+    assert pool.tokens_per_s == pytest.approx(10_000 + 2_500 + 5_000, rel=0.1)
+    bases = [speeds.by_slot[slot].ttft.base for slot in (0, 1)]
+    together = (10_000 * bases[0] + 2_500 * bases[1]) / 17_500
+    assert pool.base_s == pytest.approx(together, rel=0.1), "as far as each of them computes"
+    half = speeds.of_pool(1, 5_000.0)  # one of them drains
+    assert half.tokens_per_s == pytest.approx((pool.tokens_per_s - 5_000.0) / 2)
     for slot in (0, 1):
         speeds.forget(slot)
-    assert speeds.of_pool(3, 500.0) == (0.0, 1_500.0, 3), "to the last bit"
+    assert speeds.of_pool(3, 5_000.0) == (0.0, 15_000.0, 3, 15_000.0), "to the last bit"
+
+
+@pytest.mark.parametrize("seconds", [1e-6, 60.0, 1e6])
+def test_one_mad_rank_neither_opens_a_pool_nor_closes_it(seconds: float) -> None:
+    """Nobody may send it anything any more, so what was learnt of it stays."""
+    speeds = RankSpeeds()
+    for slot in range(1, 10):
+        measured(speeds, slot, PER_TOKEN_S, count=100)
+    for tokens in (2_000, 3_000, 1_000, 2_500, 1_500):
+        speeds.computed(0, tokens, seconds)
+    pool = speeds.of_pool(10, 1 / PER_TOKEN_S)
+    assert 0.5 < pool.tokens_per_s / (10 / PER_TOKEN_S) < OUTLIER * 1.01
+    assert 0.02 < pool.ttft_s(10_000, 1_000) < 0.5
+
+
+def test_lines_that_are_level_by_chance_do_not_make_a_pool_fast() -> None:
+    speeds, rng, fastest = RankSpeeds(), random.Random(1), 0.0
+    for _ in range(100):
+        for slot in range(20):  # places in the batch are what takes time
+            speeds.computed(slot, round(rng.expovariate(1 / 2_000)), rng.expovariate(1 / 2.0))
+        fastest = max(fastest, speeds.of_pool(20, 5_000.0).tokens_per_s / 20)
+    assert fastest < 2 * OUTLIER * 1_000.0
+
+
+def test_a_pool_is_not_closed_for_what_was_long_ago() -> None:
+    """Each rank would have to be measured dozens of times, though hardly anybody may go."""
+    speeds = RankSpeeds()
+    for slot in range(100):
+        for number in range(100):
+            speeds.computed(slot, 1_000 + number % 10, 60.0)
+    for _ in range(10):
+        speeds.computed(0, 1_000, 0.1)
+    assert speeds.of_pool(100, 1_000 / 60.0).ttft_s(10_000, 1_000) > 30.0
+    assert speeds.of_pool(100, 10_000.0).ttft_s(10_000, 1_000) < 1.0
 
 
 def test_any_rank_of_a_pool_is_predicted_to_take_what_the_one_is_that_has_its_share() -> None:
@@ -171,7 +212,7 @@ def test_any_rank_of_a_pool_is_predicted_to_take_what_the_one_is_that_has_its_sh
     for slot in range(4):
         measured(loads.speeds, slot, PER_TOKEN_S, count=500)
         ledger.book(f"q{slot}", slot, b"", 8_000, 1.0, isl_tokens=8_000)
-    pool = loads.speeds.of_pool(4, 1.0)
+    pool = loads.speeds.of_pool(4, 1 / PER_TOKEN_S)
     ttft_ms, _ = loads.predicted_ms((2, 2), 3_000, 1, 16)
     assert pool.ttft_s(loads.prefill_backlog, 3_000) * 1e3 == pytest.approx(ttft_ms, rel=0.05)
     assert pool.alone_s(3_000) == pytest.approx(3_000 * PER_TOKEN_S, rel=0.1)
@@ -184,7 +225,7 @@ def test_queues_that_are_kept_at_one_length_tell_nothing_of_longer_ones() -> Non
         tokens = round(3_000 * rng.uniform(0.95, 1.05))
         speeds.computed(0, tokens, 0.3 * rng.uniform(0.8, 1.2))
     assert ttft_of(speeds, 0, 3_000) == pytest.approx(0.3, rel=0.05)
-    assert speeds.of_pool(1, 1.0).tokens_per_s == pytest.approx(10_000, rel=0.15)
+    assert speeds.of_pool(1, 9_000.0).tokens_per_s == pytest.approx(10_000, rel=0.15)
 
 
 def test_queues_longer_than_any_that_was_met_take_longer_though_the_line_is_level() -> None:
@@ -194,7 +235,7 @@ def test_queues_longer_than_any_that_was_met_take_longer_though_the_line_is_leve
         speeds.computed(0, tokens, 2.0)
     assert ttft_of(speeds, 0, 500) == pytest.approx(2.0, rel=0.1)
     assert ttft_of(speeds, 0, 100_000) > 20.0
-    assert 0.0 < speeds.of_pool(1, 1.0).tokens_per_s < 10_000
+    assert 0.0 < speeds.of_pool(1, 1_000.0).tokens_per_s < 2_000
 
 
 def test_blocks_are_measured_now_and_then() -> None:
