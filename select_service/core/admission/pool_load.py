@@ -195,7 +195,7 @@ class PoolLoad:
         self._ended = -1  # requests that had ended when `_floor` was updated
         self._is_taken = False  # whether places of any rank counted then
         self._burst_at = math.inf  # with so many prompts to compute it is updated again
-        self._speed = PoolSpeed(0.0, 1.0, 1)
+        self._speed = PoolSpeed(0.0, 1.0, 1, 1.0)
         self._rate_until = -math.inf
         self._room = 1.0  # prefill tokens of a full rank
         self._full = 0.0  # the same of all ranks
@@ -259,7 +259,8 @@ class PoolLoad:
         """Set the requests waiting inside the engine of an attached slot, and those it runs.
 
         None: not reported. Where the worker's record does not say how many it runs at once, it is
-        the most that it ran while it was full, until it is seen to run more without.
+        the most that it ran while it was full, until it is seen to run more without; and one more
+        whenever it runs so many and none waits, or no more would ever be sent to it.
         """
         if waiting is None:
             self._waiting.pop(slot, None)
@@ -271,6 +272,8 @@ class PoolLoad:
                     self._max_num_seqs[slot] = running if most == math.inf else max(most, running)
                 elif running > most:
                     self._max_num_seqs[slot] = math.inf
+                elif running == most and not waiting:
+                    self._max_num_seqs[slot] = running + 1
         self._write_floor(slot)
 
     def mark_stale(self, slot: int, *, stale: bool) -> None:

@@ -76,6 +76,23 @@ def test_a_rank_without_a_record_runs_no_more_than_it_did_when_it_was_full() -> 
     pool.check()
 
 
+def test_a_rank_that_was_seen_full_with_one_long_prompt_takes_more_when_none_waits() -> None:
+    pool = pool_of(1)
+    pool.note(0, RecordedRankLoad(requests=6, waiting=5, running=1), 0.0)
+    sent = 1
+    for second in range(1, 100):  # never more than fill it; the engine has places for 16
+        while sent < 64:
+            pool.note(0, RecordedRankLoad(requests=sent), float(second))
+            if pool.saturation >= 1.0:
+                break
+            sent += 1
+        running = min(sent, 16)
+        load = RecordedRankLoad(requests=sent, waiting=sent - running, running=running)
+        pool.note(0, load, second + 0.5)
+    assert sent == 17, "and not without end: one waits"
+    pool.check()
+
+
 def test_a_full_rank_is_seen_to_empty_when_answers_end_and_nothing_else_happens() -> None:
     ledger = Ledger()
     ledger.ensure(1)
