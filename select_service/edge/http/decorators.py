@@ -103,24 +103,26 @@ class Declaration:
         path = [_IN_PATH[one.annotation] for one in parameters[: row["pattern"].count("{")]]
         asked = {one.name: one for one in parameters if one.name in row["query"]}
 
-        def call(api: Api, request: Request, *body: object) -> Any:
+        def call_of(api: Api, request: Request) -> Callable[..., Any]:
+            """Return what is to be called, but for the body: a wrong path is told before that."""
             given = [read(text) for read, text in zip(path, request.params, strict=True)]
             values = read_query(request.query, row["query"]) if asked else {}
             named = {
                 key: _IN_QUERY[one.annotation](key, values.get(key), one.default)
                 for key, one in asked.items()
             }
-            return getattr(api.service, name)(*given, *body, **named)
+            return lambda *body: getattr(api.service, name)(*given, *body, **named)
 
         def handle(api: Api, request: Request) -> Response:
+            call = call_of(api, request)
             if takes is None:
-                return api.writer.reply(call(api, request), status)
+                return api.writer.reply(call(), status)
             body = api.bodies[takes]
             decoded = body.decode(request.body or (body.nothing if row["body_optional"] else b""))
-            return api.answer(decoded, lambda one, _: call(api, request, one), status)
+            return api.answer(decoded, lambda one, _: call(one), status)
 
         async def handle_later(api: Api, request: Request) -> Response:
-            return api.writer.reply(await call(api, request), status)
+            return api.writer.reply(await call_of(api, request)(), status)
 
         if not iscoroutinefunction(method):
             return self._route(handle, method)

@@ -190,9 +190,12 @@ async def test_the_body_limit_is_exact(client: httpx.AsyncClient, service: Drive
 
 @pytest.mark.parametrize("path", ["/workers/x", "/workers/-1", "/workers/18446744073709551616"])
 @pytest.mark.parametrize("method", ["PATCH", "DELETE"])
+@pytest.mark.parametrize("body", [{}, {"block_size": "none"}], ids=["right", "wrong"])
 @run_by(in_process)
-async def test_path_numbers(client: httpx.AsyncClient, *, method: str, path: str) -> None:
-    problem(await client.request(method, path, json={}), 400, "invalid_path")
+async def test_path_numbers(
+    client: httpx.AsyncClient, *, method: str, path: str, body: dict[str, str]
+) -> None:
+    problem(await client.request(method, path, json=body), 400, "invalid_path")
 
 
 @run_by(in_process)
