@@ -149,7 +149,7 @@ class PoolSpeed(NamedTuple):
 
     Queues of ranks are taken to end together, each by its line: so a rank counts for the time that
     lines begin with as far as it computes, and one that hangs makes no others late. All of it is
-    believed within `OUTLIER` times what was computed lately: the line of a rank that gets no prompts
+    believed within `OUTLIER` times what was computed lately: the line of a rank without prompts
     stays as it is, and neither may a mad rank open the pool, nor a bad hour keep it closed.
     """
 
