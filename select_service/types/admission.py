@@ -9,8 +9,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from indexer.types import U64_MASK
-from select_service.types.ranges import U32, U64
+from select_service.types.ranges import U32, U64, check_u64
 from select_service.types.requests import CacheBasis, CacheScope
 
 __all__ = [
@@ -176,8 +175,10 @@ class RankMetrics(Struct, frozen=True, kw_only=True):
     """Requests that the engine runs, e.g. `24`."""
 
     def __post_init__(self) -> None:
-        if self.kv_total_blocks is not None and self.kv_total_blocks > U64_MASK:
-            raise ValueError("kv_total_blocks must be at most 2^64-1")
+        for name in ("dp_rank", "kv_total_blocks", "num_requests_waiting", "num_requests_running"):
+            check_u64(name, getattr(self, name))
+        if self.kv_used_blocks is not None and not self.kv_used_blocks >= 0.0:
+            raise ValueError("kv_used_blocks must be at least 0")
 
 
 class WorkerMetrics(Struct, kw_only=True):

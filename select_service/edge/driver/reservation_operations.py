@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from select_service.core.effects import NOTHING
 from select_service.edge.driver.core_calls import CoreCalls
+from select_service.errors import InvalidQuery
 
 if TYPE_CHECKING:
     from select_service.core.ledger.reservation import Lease
@@ -121,4 +122,6 @@ class ReservationOperations(CoreCalls):
         prefixes: tuple[str, ...] | None = None,
     ) -> LeaseList:
         """List open leases, oldest first (100 unless told), and how many there are."""
+        if limit < 1:  # embedding calls without a query
+            raise InvalidQuery("`limit` must be a whole number above 0", field="limit")
         return self.core.reservations.leases(self._clock(), owner, limit, prefixes)

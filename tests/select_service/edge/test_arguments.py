@@ -3,6 +3,7 @@
 import array
 import asyncio
 import json
+import math
 from collections import OrderedDict
 from pathlib import Path
 from types import MappingProxyType
@@ -15,6 +16,7 @@ from select_service import SelectionService
 from select_service.edge import embedded as embedded_module
 from select_service.errors import (
     InvalidField,
+    InvalidQuery,
     LeaseConflict,
     LeaseNotFound,
     NoEligibleWorker,
@@ -29,7 +31,7 @@ from select_service.types import (
     SelectRequest,
     TrustSettings,
 )
-from select_service.types.admission import AdmissionSettings
+from select_service.types.admission import AdmissionSettings, RankMetrics
 from select_service.types.batches import SelectBatchRequest, WaveItem
 from select_service.types.decisions import Decision
 from select_service.types.shadow import ShadowSettings
@@ -302,6 +304,29 @@ async def test_leases_are_renewed_listed_and_closed(service: SelectionService) -
     assert (await service.loads())[0].loads[0].active_requests == 0
     with pytest.raises(LeaseNotFound):
         await service.renew_lease(lease)
+
+
+@pytest.mark.parametrize("limit", [0, -1])
+@run_by(embedded)
+async def test_a_list_of_no_leases_is_refused_as_over_http(
+    service: SelectionService, *, limit: int
+) -> None:
+    with pytest.raises(InvalidQuery, match="`limit` must be a whole number above 0"):
+        await service.leases(limit=limit)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"num_requests_running": -1}, {"num_requests_running": math.nan}),
+        *({"num_requests_waiting": "5"}, {"num_requests_waiting": -1}, {"dp_rank": -1}),
+        *({"kv_used_blocks": math.nan}, {"kv_used_blocks": -1.0}, {"kv_total_blocks": -1}),
+    ],
+)
+def test_a_load_that_cannot_be_is_not_reported(wrong: dict[str, Any]) -> None:
+    """Kept with its rank, it would spoil everything that is judged by it."""
+    with pytest.raises((TypeError, ValueError)):
+        RankMetrics(**wrong)
 
 
 @run_by(embedded)
