@@ -9,6 +9,7 @@ between ranks, and a rank is forgotten with its slot.
 
 from __future__ import annotations
 
+from math import sqrt
 from typing import Final, NamedTuple
 
 __all__ = [
@@ -35,6 +36,10 @@ DOUBT: Final = 0.1
 """Times are taken as proportional to tokens as far as those that were met do not differ by more
 than this (the square of their coefficient of variation): queues that are kept at one length tell
 how long that takes, and nothing of longer ones."""
+FASTEST_TOKENS_PER_S: Final = 1e6
+"""No rank computes prompts faster: of more tokens it is doubted that they were computed."""
+UNEQUAL: Final = 16.0
+"""Nor so many times as fast as the others of its pool."""
 BLOCKS_EVERY_S: Final = 0.05
 """Blocks of output are measured so often per rank: all of its requests go at the same pace."""
 TOGETHER_S: Final = 0.05
@@ -52,13 +57,13 @@ class Fit:
             proportional to x.
     """
 
-    __slots__ = ("_is_level", "_w", "_x", "_xx", "_xy", "_y", "base", "samples", "slope")
+    __slots__ = ("_is_level", "_w", "_x", "_xx", "_xy", "_y", "_yy", "base", "samples", "slope")
 
     def __init__(self, *, is_level: bool = False) -> None:
         self._is_level = is_level
         self.samples = 0
         self.base = self.slope = 0.0
-        self._w = self._x = self._y = self._xx = self._xy = 0.0  # fading sums
+        self._w = self._x = self._y = self._xx = self._xy = self._yy = 0.0  # fading sums
 
     def learn(self, x: float, y: float) -> None:
         """Add a measurement. O(1)."""
@@ -66,7 +71,7 @@ class Fit:
         if self.samples < SURE:
             if y * OUTLIER < expected:  # an engine is slow while it warms up
                 self.samples = 0
-                self._w = self._x = self._y = self._xx = self._xy = 0.0
+                self._w = self._x = self._y = self._xx = self._xy = self._yy = 0.0
         else:
             y = min(y, max(expected * OUTLIER, BELIEVED_S))
             if y * OUTLIER < expected:
@@ -79,6 +84,7 @@ class Fit:
         self._y = self._y * _KEPT + y
         self._xx = self._xx * _KEPT + x * x
         self._xy = self._xy * _KEPT + x * y
+        self._yy = self._yy * _KEPT + y * y
         mean_x, mean_y = self._x / weight, self._y / weight
         variance = self._xx / weight - mean_x * mean_x
         steepest = mean_y / mean_x if mean_x > 0.0 else 0.0
@@ -93,6 +99,23 @@ class Fit:
     def at(self, x: float) -> float | None:
         """Return what is expected at x; None: too little was measured."""
         return self.base + self.slope * x if self.samples >= SURE else None
+
+    @property
+    def sure_slope(self) -> float:
+        """The slope with its standard error, at most that of the means.
+
+        Lines are level by chance, too, and what follows from a slope near 0 may be anything.
+        """
+        if self._x <= 0.0:
+            return self.slope
+        mean_x, mean_y = self._x / self._w, self._y / self._w
+        variance = self._xx / self._w - mean_x * mean_x
+        if variance <= _LEVEL * mean_x * mean_x:
+            return self.slope
+        together = self._xy / self._w - mean_x * mean_y
+        rest = self._yy / self._w - mean_y * mean_y - together * together / variance
+        error = sqrt(max(rest, 0.0) / (variance * self._w))
+        return min(self.slope + error, mean_y / mean_x)
 
     @property
     def mean_ratio(self) -> float:
@@ -148,9 +171,9 @@ class PoolSpeed(NamedTuple):
     """How fast the ranks of a pool compute prompts, all together.
 
     Queues of ranks are taken to end together, each by its line: so a rank counts for the time that
-    lines begin with as far as it computes, and one that hangs makes no others late. All of it is
-    believed within `OUTLIER` times what was computed lately: the line of a rank without prompts
-    stays as it is, and neither may a mad rank open the pool, nor a bad hour keep it closed.
+    lines begin with as far as it computes, and one that hangs makes no others late. Nobody is
+    expected to take more than `OUTLIER` times what was computed lately says: the line of a rank
+    without prompts stays as it is, and a bad hour that is over must not keep the pool closed.
     """
 
     base_s: float
@@ -206,23 +229,25 @@ class RankSpeeds:
         """
         if seconds > 0.0:
             rank = self._of(slot)
-            rank.ttft.learn(float(tokens), seconds)
+            fastest = FASTEST_TOKENS_PER_S
+            others = self._measured - bool(rank.tokens_per_s)
+            if others:
+                of_others = (self._tokens_per_s - rank.tokens_per_s) / others
+                fastest = min(fastest, UNEQUAL * of_others)
+            rank.ttft.learn(min(float(tokens), fastest * seconds), seconds)
             self._count(rank)
 
     def _count(self, rank: RankSpeed, *, is_gone: bool = False) -> None:
-        """Update the sums after the line of a rank has changed.
-
-        A line may be level by chance: a rank counts as at most `OUTLIER` times as fast as it was.
-        """
+        """Update the sums after the line of a rank has changed."""
         fit = rank.ttft
         self._base_tokens -= rank.base_tokens
         self._tokens_per_s -= rank.tokens_per_s
         self._measured -= bool(rank.tokens_per_s)
         rank.base_tokens = rank.tokens_per_s = 0
-        fastest = fit.mean_ratio * OUTLIER
-        if is_gone or fit.samples < SURE or fastest <= 0.0:
+        slope = fit.sure_slope
+        if is_gone or fit.samples < SURE or slope <= 0.0:
             return
-        rate = 1.0 / max(fit.slope, 1.0 / fastest)
+        rate = 1.0 / slope
         rank.base_tokens, rank.tokens_per_s = round(fit.base * rate), max(1, round(rate))
         self._base_tokens += rank.base_tokens
         self._tokens_per_s += rank.tokens_per_s
@@ -241,7 +266,7 @@ class RankSpeeds:
             return PoolSpeed(0.0, lately, ranks, lately)
         share = measured / self._measured  # less than 1 while ranks drain
         usual = measured * tokens_per_s
-        computed = min(max(self._tokens_per_s * share, usual / OUTLIER), usual * OUTLIER)
+        computed = max(self._tokens_per_s * share, usual / OUTLIER)
         total = computed + lately - usual
         base_s = self._base_tokens / self._tokens_per_s
         return PoolSpeed(base_s * computed / total, total, ranks, lately)
