@@ -161,9 +161,12 @@ test-vllm: vllm
 test-engines: vllm
 	$(BIN)/python -m pytest tests/engines --timeout=600
 
-# Ray Serve LLM with vLLM, in the environment of the latter: two minutes.
+# Ray Serve LLM with vLLM, in the environment of the latter: with our request router, and with Ray's
+# on ours in Dynamo's place. Two minutes each.
 test-ray-llm: $(VLLM)/.installed-ray
 	$(VLLM)/bin/python -m pytest tests/on_ray/test_serve_llm.py --timeout=600 -W ignore -rs
+	RAY_SERVE_ENABLE_HA_PROXY=1 RAY_SERVE_LLM_ENABLE_DIRECT_STREAMING=1 RAY_SERVE_INGRESS_REQUEST_ROUTER_FORWARD_BODY=1 \
+	  $(VLLM)/bin/python -m pytest tests/on_ray/test_serve_llm_kv_aware.py --timeout=600 -W ignore -rs
 
 # Forecasts of statsforecast and prophet: the extras `arima` and `prophet`, 700 MB beside the
 # environment; half a minute to install and a quarter to run, on a core of one's own.

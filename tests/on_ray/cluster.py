@@ -91,19 +91,26 @@ class Selectors:
         httpx.post(f"{self.url}/workers", json=worker | fields).raise_for_status()
 
 
+def replicas(app: str, deployment: str) -> list[Any]:
+    """Handles of the actors that are the replicas of a deployment."""
+    import ray
+
+    prefix = f"SERVE_REPLICA::{app}#{deployment}#"
+    return [
+        ray.get_actor(one["name"], namespace=one["namespace"])
+        for one in ray.util.list_named_actors(all_namespaces=True)
+        if one["name"].startswith(prefix)
+    ]
+
+
 def kill_replicas(app: str, deployment: str, count: int) -> int:
     """Kill so many replicas of a deployment, as a machine's end would; returns how many."""
     import ray
 
-    prefix = f"SERVE_REPLICA::{app}#{deployment}#"
-    found = [
-        one
-        for one in ray.util.list_named_actors(all_namespaces=True)
-        if one["name"].startswith(prefix)
-    ]
-    for one in found[:count]:
-        ray.kill(ray.get_actor(one["name"], namespace=one["namespace"]), no_restart=True)
-    return len(found[:count])
+    found = replicas(app, deployment)[:count]
+    for one in found:
+        ray.kill(one, no_restart=True)
+    return len(found)
 
 
 def wait_until(is_so: Callable[[], Any], what: str) -> None:

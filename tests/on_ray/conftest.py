@@ -31,6 +31,22 @@ QUIET = {
 OBJECT_STORE_BYTES = 80 * 2**20
 
 
+def haproxy(folder: str) -> dict[str, str]:
+    """What keeps HAProxy beside others of its kind, where Ray is told to use it."""
+    return {
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{folder}/haproxy.cfg",
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{folder}/admin.sock",
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": f"{folder}/metrics.sock",
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": folder,
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{folder}/server-state",
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
+        "RAY_SERVE_HAPROXY_NBTHREAD": "1",
+        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "5",
+        "RAY_SERVE_HAPROXY_INGRESS_REQUEST_ROUTER_TIMEOUT_S": "60",
+    }
+
+
 @pytest.fixture
 def cluster(running_cluster: Cluster) -> Iterator[Cluster]:
     """The cluster, in which nothing runs afterwards."""
@@ -41,19 +57,28 @@ def cluster(running_cluster: Cluster) -> Iterator[Cluster]:
         serve.delete(name, _blocking=False)
 
 
+@pytest.fixture(scope="session")
+def folder() -> Iterator[str]:
+    """For Ray's files; a socket's path has 107 characters."""
+    made = tempfile.mkdtemp(prefix="r-", dir="/tmp")
+    yield made
+    shutil.rmtree(made, ignore_errors=True)
+
+
 @pytest.fixture(scope="session", autouse=True)
-def quiet() -> None:
+def quiet(folder: str) -> None:
     """Before anybody imports Ray: it reads them then."""
     os.environ.update(QUIET)
+    if os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1":
+        os.environ.update(haproxy(folder))
 
 
 @pytest.fixture(scope="session")
-def running_cluster(quiet: None) -> Iterator[Cluster]:
+def running_cluster(quiet: None, folder: str) -> Iterator[Cluster]:
     ray = pytest.importorskip("ray", reason="Ray is not installed: make test-ray")
     from ray import serve
 
     dashboard_port = free_port()
-    folder = tempfile.mkdtemp(prefix="r-", dir="/tmp")  # a socket's path has 107 characters
     ray.init(
         num_cpus=2,
         include_dashboard=True,  # Serve's REST API is a part of it
@@ -72,4 +97,3 @@ def running_cluster(quiet: None) -> Iterator[Cluster]:
         serve.shutdown()
     finally:
         ray.shutdown()
-        shutil.rmtree(folder, ignore_errors=True)

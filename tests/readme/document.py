@@ -139,10 +139,13 @@ def ray_program() -> str:
 
 def ray_llm_program() -> str:
     """The Python block that needs Ray Serve LLM."""
+    return _ray_programs()[2]
+
+
+def ray_kv_aware_program() -> str:
+    """The Python block with Ray Serve LLM's own KV-aware router."""
     return _ray_programs()[1]
 
 
-def _ray_programs() -> tuple[str, str]:
-    found = blocks(DOCS / "ray.md")
-    one, other = (text for language, text in found if language == "python")
-    return one, other
+def _ray_programs() -> list[str]:
+    return [text for language, text in blocks(DOCS / "ray.md") if language == "python"]
