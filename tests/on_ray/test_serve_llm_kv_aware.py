@@ -176,7 +176,8 @@ def predictions(names: list[str]) -> dict[str, tuple[int, int]]:
             found[name] = chosen, its.cached_tokens
         return found
 
-    return in_ingress(look)
+    told: dict[str, tuple[int, int]] = in_ingress(look)
+    return told
 
 
 def nothing_is_left() -> bool:
