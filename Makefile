@@ -150,7 +150,7 @@ test-faults: $(VENV)/.installed-test iproute
 
 # A real Ray on this machine, in an environment of its own: two minutes. Its packages warn. ray.llm needs pyarrow.
 test-ray: $(RAY)/.installed
-	$(RAY)/bin/python -m pytest tests/on_ray --timeout=150 -W ignore
+	$(RAY)/bin/python -m pytest tests/on_ray --timeout=600 -W ignore
 
 # A whole vLLM on this machine's processors, two engines at a time: eight minutes. It takes both
 # processors, and so nothing runs beside it.

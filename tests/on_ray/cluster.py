@@ -11,7 +11,8 @@ import httpx
 
 from tests.live.ports import HOST
 
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
+"""For one thing to happen; Ray starts processes for it, which a busy machine takes minutes for."""
 POLL_S = 0.05
 SELECTORS = {"host": HOST, "num_cpus": 0.1}
 

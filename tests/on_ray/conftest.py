@@ -24,7 +24,7 @@ QUIET = {
     "RAY_DEDUP_LOGS": "0",
     "RAY_SERVE_LOG_TO_STDERR": "0",
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "",
-    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",  # 5 s are not enough where others compute, too
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "180",  # 5 s are not enough where others compute, too
     "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "true",
     "OPENBLAS_NUM_THREADS": "1",
 }

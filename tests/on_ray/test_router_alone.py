@@ -20,12 +20,12 @@ from select_service.types import LoadRow, WorkerSpec
 from tests.coroutines import run_by
 from tests.live.ports import free_port
 from tests.live.server import OURS_EXTRA, Server
+from tests.wait import PATIENCE_S
 
 pytestmark = [pytest.mark.heavy, pytest.mark.e2e]
 
 NAMES = ["one", "two", "three"]
 TOKENS = list(range(64))
-PATIENCE_S = 10.0
 
 
 @pytest.fixture(scope="module")
