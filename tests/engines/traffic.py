@@ -207,10 +207,15 @@ class Traffic:
             rank=said["dp_rank"],
             flavor=flavor,
             prompt=list(prompt),
-            foretold=len(prompt) - said["effective_prefill_tokens"],
+            # an engine computes a prompt's last token, and so the block with it, in any case
+            foretold=min(len(prompt) - said["effective_prefill_tokens"], self._findable(prompt)),
             begun=begun,
         )
         return exchange, reservation, said["endpoint"]
+
+    def _findable(self, prompt: Sequence[int]) -> int:
+        """Tokens of a prompt that an engine can find cached."""
+        return (len(prompt) - 1) // self.block_size * self.block_size
 
     async def _ask_engine(
         self, http: httpx.AsyncClient, exchange: Exchange, reservation: str, endpoint: str
