@@ -68,6 +68,17 @@ def next_revision(revision: int) -> int:
     return min(revision + 1, U64_MASK)  # replicas cannot be told of more
 
 
+def note_born(last: dict[int, int], keys: Iterable[tuple[int, int]], owners_max: int) -> None:
+    """Note claims of replicas, of each owner the last; most recently told last.
+
+    More owners than are remembered at all can only be made up: those told of longest ago go.
+    """
+    for owner, born in keys:
+        last[owner] = max(born, last.pop(owner, 0))
+    while len(last) > owners_max:
+        del last[next(iter(last))]
+
+
 class Leases:
     """Open leases by id, owner and deadline; ended ones by id, and by what they leave behind."""
 
@@ -269,11 +280,9 @@ class Leases:
         generation = lease.reservations[reservation] = reservation.generation
         lease.by_generation[generation] = lease.by_generation.get(generation, 0) + 1
 
-    @staticmethod
-    def inherit(lease: Lease, adopts: Iterable[tuple[int, int]]) -> None:
+    def inherit(self, lease: Lease, adopts: Iterable[tuple[int, int]]) -> None:
         """Note the claims of replicas that a reservation under it took over."""
-        for owner, born in adopts:
-            lease.ancestors[owner] = max(born, lease.ancestors.get(owner, 0))
+        note_born(lease.ancestors, adopts, self._limits.replica_publishers_max)
 
     def leave(self, reservation: LedgerReservation) -> None:
         """Remove an ended reservation from its lease; idempotent."""

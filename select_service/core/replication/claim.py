@@ -185,7 +185,8 @@ class LeaseCopy:
     Attributes:
         claims: living ones under it, by owner; never empty.
         ancestors: by owner, the last claim under it that one of these, or of before, took over.
-        latest: by owner, the last claim under it that these, or those of before, began as.
+        latest: by owner, the last claim under it that these, or those of before, began as. Both
+            are of at most `replica_publishers_max` owners.
         lease_ttl_s: the lease's time to live; `ttl_s` is that, or the time until it is checked
             again.
         seen_at: its last renewal heard here; `touched` may be the time of a check.

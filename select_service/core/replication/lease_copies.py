@@ -15,7 +15,7 @@ import msgspec
 
 from select_service.core.changes import LEASE_TERMS
 from select_service.core.ledger.deadlines import Deadlines, rounded_up
-from select_service.core.ledger.leases import REVISIONS_APART
+from select_service.core.ledger.leases import REVISIONS_APART, note_born
 from select_service.core.replication.claim import LeaseCopy
 from select_service.core.tenancy.shares import Shares, prefix_in
 from select_service.types import LeaseRecord
@@ -90,8 +90,8 @@ class LeaseCopies:
             copy.closed = False  # it is in use again
             self.touch(copy, now, ttl_s, terms.revision)
         copy.claims.setdefault(claim.owner, OrderedDict())[claim] = None
-        owner, born = (*claim.record.adopts, claim.key)[0]
-        copy.latest[owner] = max(born, copy.latest.get(owner, 0))
+        first = (*claim.record.adopts, claim.key)[:1]
+        note_born(copy.latest, first, self._limits.replica_publishers_max)
         claim.lease = copy
         self.inherit(claim)
         claim.record = msgspec.structs.replace(claim.record, lease=copy.state)  # share the names
@@ -101,12 +101,11 @@ class LeaseCopies:
         if revision < _REVISIONS:
             self.latest_revision = max(revision, self.latest_revision)
 
-    @staticmethod
-    def inherit(claim: Claim) -> None:
+    def inherit(self, claim: Claim) -> None:
         """Note the claims that one under a lease took over."""
-        ancestors = {} if claim.lease is None else claim.lease.ancestors
-        for owner, born in claim.record.adopts:
-            ancestors[owner] = max(born, ancestors.get(owner, 0))
+        if claim.lease is not None:
+            most = self._limits.replica_publishers_max
+            note_born(claim.lease.ancestors, claim.record.adopts, most)
 
     def _has_room_for(self, terms: LeaseState) -> bool:
         longest = self._limits.lease_name_length_max

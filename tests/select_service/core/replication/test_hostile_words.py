@@ -182,6 +182,25 @@ def test_output_is_told_by_so_many_routers_and_no_more() -> None:
     assert len(unheard.outputs) == OUTPUT_TELLERS_MAX
 
 
+def test_a_lease_remembers_so_many_owners_of_claims_and_no_more() -> None:
+    """Any number can be named as predecessors, while one claim keeps the copy of the lease."""
+    here = Replica(replica_publishers_max=16)
+    lease = LeaseState("l", "o", 60.0)
+    stays = ClaimRecord("stays", 1, "default", "default", 16, 1, 0, lease=lease)
+    here.hears(Said(3000, 1, 1, [stays]), peer="tcp://evil:1")
+    for at in range(2, 30):
+        adopts = [(at * 100 + one, at) for one in range(ANCESTORS_MAX)]
+        heir = replace(stays, reservation_id=f"r{at}", born=at, adopts=adopts)
+        said = Said(3000, 1, at, [heir, Ended(heir.reservation_id, 3000, at)])
+        here.hears(said, peer="tcp://evil:1")
+    copy = here.core.lifecycle.announcer.claims.copies.find("l")
+    assert copy is not None
+    for known in (copy.latest, copy.ancestors):
+        assert len(known) == 16
+        assert max(known.values()) == 29, "what was told last stays"
+    here.core.check()
+
+
 def test_our_own_count_told_to_us_does_not_overflow() -> None:
     """What we say of it afterwards must fit the words there are."""
     here = Replica()
