@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from select_service.core.ledger.cache_estimate import CacheEstimate
+from select_service.core.ledger.cache_estimate import LOOKED_AT_MAX, CacheEstimate
 from select_service.core.tenancy.shares import Shares
 from select_service.types import CoreLimits
 from tests.indexer.core.indices import pack
@@ -151,3 +151,19 @@ def test_a_rank_that_is_only_followed_matches_nothing_until_its_estimate_is_in_f
     assert [(blocks, slots.tolist()) for blocks, slots in estimate.find(pack(1, 2, 3))] == [
         (2, [7])
     ]
+
+
+def test_one_report_looks_at_so_many_prompts_and_no_more() -> None:
+    """Twelve thousand newer prompts behind the block in question took 15 ms to be passed over."""
+    estimate = CacheEstimate()
+    estimate.follow(0, None, in_force=True)
+    for number in range(LOOKED_AT_MAX + 1):
+        estimate.computed(0, pack(1, 1000 + number), 1.0)
+    newer = range(1, LOOKED_AT_MAX)
+    for number in newer:
+        estimate.computed(0, pack(1, 1000 + number), 9.0)
+    last = 1000 + LOOKED_AT_MAX
+    estimate.correct(0, pack(1, 2), 0, 5.0, 10.0)
+    assert [blocks for blocks, _ in estimate.find(pack(1, 1000))] == [1], "the oldest"
+    assert [blocks for blocks, _ in estimate.find(pack(1, last))] == [2], "behind all the newer"
+    estimate.check()
