@@ -221,6 +221,7 @@ class SelectionCore:
             bookings=self.lifecycle.bookings,
             counters=self.counters,
             shares=self.shares,
+            limits=limits,
             may_be_known_elsewhere=self.lifecycle.may_be_known_elsewhere,
         )
         self.lifecycle.on_ended = self.cached_tokens.note_ended

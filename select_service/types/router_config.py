@@ -87,6 +87,7 @@ class CoreLimits(Struct, kw_only=True):
     id_length_max: int = 256  # characters of reservation_id, selection_id
     name_length_max: int = 256  # characters of a model, tenant, adapter, who shares fairly
     freed_ids_max: int = 200_000  # remembered ids; ten minutes of 300 ends a second
+    cached_token_reports_max: int = 1024  # awaited after the end, and to be told; 3 KB each
     reservation_ttl_s: float = 300.0  # since the last lifecycle call; 0 = never
     reservation_ttl_max_s: float = 86400.0  # most a request may ask for
     tenant_share: float = 0.5  # of every bound here, kept for the tenants of the token file

@@ -7,7 +7,8 @@ that is of no use here alone is told to the others: the replica that predicted c
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from indexer.types import HASH_BYTES
 from select_service.core.ledger.freed_ids import FREED_MEMORY_S
@@ -15,7 +16,7 @@ from select_service.core.ledger.reservation_ids import leg_ids
 from select_service.core.tenancy.shares import Shares, prefix_in
 from select_service.core.tenancy.tenant_memory import TenantMemory
 from select_service.errors import InvalidField
-from select_service.types import PairSelection, Selection
+from select_service.types import CoreLimits, PairSelection, Selection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,15 +28,18 @@ if TYPE_CHECKING:
     from select_service.core.membership import Membership
     from select_service.core.partition import Partition
 
-__all__ = ["FREED_MAX", "UNTOLD_MAX", "CachedTokenReports"]
-
-FREED_MAX: Final = 1024
-"""Ended reservations whose engines may still tell how much of their prompts was cached."""
-
-UNTOLD_MAX: Final = 1024
-"""Reports that may wait for the next turn, which tells them to the replicas."""
+__all__ = ["CachedTokenReports"]
 
 _FORGOTTEN_PER_TURN: Final = 32
+
+
+class _Ended(NamedTuple):
+    """A reservation that ended before its engine was heard, under one of its names."""
+
+    booking: LiveReservation
+    rank: WorkerRank | None
+    at: float
+    places: int  # of the bound; 0: another name of one that has a place
 
 
 class CachedTokenReports:
@@ -48,6 +52,7 @@ class CachedTokenReports:
         counters: Counters,
         shares: Shares | None = None,
         *,
+        limits: CoreLimits | None = None,
         may_be_known_elsewhere: Callable[[str], bool] = lambda _: False,
     ) -> None:
         """Start without reports.
@@ -57,6 +62,7 @@ class CachedTokenReports:
             bookings: live ids.
             counters: of the outcomes.
             shares: what each tenant may hold of the two memories.
+            limits: how much each of them holds; read each time.
             may_be_known_elsewhere: whether a report of an id is to be told to the replicas if there
                 is no prediction for it here.
         """
@@ -64,16 +70,27 @@ class CachedTokenReports:
         self._bookings = bookings
         self._outcomes = counters.cached_tokens_told
         self._may_be_known_elsewhere = may_be_known_elsewhere
-        shares = shares or Shares()
-        self._freed: TenantMemory[str, tuple[LiveReservation, WorkerRank | None, float]] = (
-            TenantMemory(shares, "freed_unreported", lambda: FREED_MAX, by_prefix=True)
+        shares, bounds = shares or Shares(), limits or CoreLimits()
+        self._freed: TenantMemory[str, _Ended] = TenantMemory(
+            shares,
+            "freed_unreported",
+            lambda: bounds.cached_token_reports_max,
+            by_prefix=True,
+            size_of=attrgetter("places"),
         )
-        """Ended before their engine was heard, by each of their names, with their ranks and when
-        they ended."""
+        """By each of their names."""
         self._untold: TenantMemory[str, int] = TenantMemory(
-            shares, "cached_tokens_untold", lambda: UNTOLD_MAX, by_prefix=True
+            shares,
+            "cached_tokens_untold",
+            lambda: bounds.cached_token_reports_max,
+            by_prefix=True,
         )
         """What the replicas are to be told: id → cached tokens."""
+
+    @property
+    def lost(self) -> int:
+        """Ended reservations forgotten, and reports not told, because of the limit."""
+        return self._freed.lost + self._untold.lost
 
     # -- reports -----------------------------------------------------------------------------------
 
@@ -163,11 +180,11 @@ class CachedTokenReports:
 
     def _tell(self, name: str, cached_tokens: int) -> None:
         """Have the replicas told of a report; at the bound one that waits is given up."""
-        holder, before = prefix_in(name), len(self._untold)
+        holder, lost = prefix_in(name), self._untold.lost
         if self._untold.has(holder, name):
             return  # the first one counts
         self._untold.put(holder, name, cached_tokens)
-        if len(self._untold) == before:
+        if self._untold.lost > lost:
             self._count("left_out")
 
     def untold(self, limit: int) -> list[tuple[str, int]]:
@@ -193,31 +210,33 @@ class CachedTokenReports:
         if not is_awaited and not self._freed:
             return
         rank = booking.partition.index.rank_of(reservation.slot) if is_awaited else None
-        names = reservation.reservation_id, reservation.selection_id, reservation.pair
-        for name in dict.fromkeys(names):
-            if name is None:
-                continue
+        own, whose = reservation.reservation_id, prefix_in(reservation.reservation_id)
+        others = {reservation.selection_id, reservation.pair} - {None, own}
+        for name in (*sorted(filter(None, others)), own):  # its own goes last: they go before it
             if is_awaited:
-                self._freed.put(prefix_in(name), name, (booking, rank, now))
+                places = int(name == own or prefix_in(name) != whose)
+                self._freed.put(prefix_in(name), name, _Ended(booking, rank, now, places))
             else:
                 self._freed.pop(prefix_in(name), name)
 
     def _just_freed(self, name: str) -> LiveReservation | None:
         """Return an ended reservation, if its rank is still the same."""
-        booking, rank, _ = self._freed.get(prefix_in(name), name) or (None, None, 0.0)
-        if booking is None or booking.partition.index.rank_of(booking.reservation.slot) != rank:
+        ended = self._freed.get(prefix_in(name), name)
+        if ended is None:
             return None
-        return booking
+        booking = ended.booking
+        rank = booking.partition.index.rank_of(booking.reservation.slot)
+        return booking if rank == ended.rank else None
 
     def forget(self, partition: Partition) -> None:
         """Forget the ended reservations of a partition that was closed."""
         for name, one in self._freed.items():
-            if one[0].partition is partition:
+            if one.booking.partition is partition:
                 self._freed.pop(prefix_in(name), name)
 
     def purge(self, now: float) -> None:
         """Forget some of the ended reservations whose ids are forgotten."""
-        self._freed.purge(lambda one: one[2] <= now - FREED_MEMORY_S, _FORGOTTEN_PER_TURN)
+        self._freed.purge(lambda one: one.at <= now - FREED_MEMORY_S, _FORGOTTEN_PER_TURN)
 
 
 def _computes(reservation: LedgerReservation) -> bool:

@@ -49,6 +49,7 @@ class TenantMemory(Generic[K, V]):
         self._shares, self._size_of = shares, size_of
         self._bound = shares.bound(name, most, by_prefix=by_prefix)
         self._rows: TenantParts[dict[K, V]] = TenantParts(shares, self._bound, dict)
+        self.lost = 0  # what had to go for newer ones counted for, since start
         self._size: int | None = 0  # of all entries, as long as no tenant has had a part
 
     def __len__(self) -> int:
@@ -77,7 +78,7 @@ class TenantMemory(Generic[K, V]):
             row[key] = value
             self._size += self._size_of(value)
             while self._size > self._bound.most:
-                self._size -= self._size_of(row.pop(next(iter(row))))
+                self.lost += self._size_of(self._drop(None, row, next(iter(row))))
             return
         if self._size is not None:
             self._bound.recount({None: self._size})
@@ -87,7 +88,7 @@ class TenantMemory(Generic[K, V]):
         row[key] = value
         self._rows.took(holder, self._size_of(value))
         while (crowded := self._rows.crowded(holder)) is not None:
-            self._drop(*crowded, next(iter(crowded[1])))
+            self.lost += self._size_of(self._drop(*crowded, next(iter(crowded[1]))))
 
     def pop(self, holder: Party, key: K) -> V | None:
         """Remove an entry and return it, None if there is none."""

@@ -100,6 +100,7 @@ def limit_hits(service: Driver, traffic: Traffic, orphans_dropped: int) -> dict[
         "leases_max": core.lifecycle.leases.refused,
         "lease_copies_max": core.lifecycle.announcer.claims.copies.refused,
         "freed_ids_max": core.lifecycle.bookings.freed.lost,
+        "cached_token_reports_max": core.cached_tokens.lost,
         "data_parallel_size_max": core.catalog.too_parallel,
         "kv_orphan_blocks_max": orphans_dropped,
         **traffic.limit_hits,

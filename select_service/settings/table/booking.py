@@ -47,6 +47,12 @@ class BookingSettings(SecuritySettings, frozen=True, kw_only=True):
         count(0).watched("freed_reservation_ids"),
         "ids of ended reservations remembered, for ten minutes; ending one again is no error",
     ] = _CORE.freed_ids_max
+    cached_token_reports_max: Annotated[
+        int,
+        count().live('limit_hits_total{name="cached_token_reports_max"}'),
+        "ended reservations whose engines may still report cached tokens, and as many reports that "
+        "wait to be told to the replicas; of each the oldest go",
+    ] = _CORE.cached_token_reports_max
     leases_max: Annotated[int, count(0).live("leases"), "open leases, 503 beyond; a KiB each"] = (
         _CORE.leases_max
     )

@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from select_service.core.decisions.cached_tokens import UNTOLD_MAX
 from select_service.core.replication.checksum import with_checksum
 from select_service.core.replication.message_codec import (
     MalformedReplicaMessage,
@@ -23,7 +22,7 @@ from select_service.core.replication.messages import (
     CachedTokens,
 )
 from select_service.errors import InvalidField, ReservationNotFound
-from select_service.types import BatchFree, BatchPrefillComplete
+from select_service.types import BatchFree, BatchPrefillComplete, CoreLimits
 from tests.select_service.core.decisions.doubted import ISL, PROMPT, trust
 from tests.select_service.core.fleet.test_kv_events import blind, matched
 from tests.select_service.core.replication.replica import Replica
@@ -324,12 +323,13 @@ def test_no_more_is_told_than_waits_for_a_turn_and_no_tenant_takes_it_all() -> N
     reports = second.core.cached_tokens
     reports._may_be_known_elsewhere = lambda _: True
     reports.hear("rival:r", 1, second.now)
-    for number in range(UNTOLD_MAX + 5):
+    most = CoreLimits().cached_token_reports_max
+    for number in range(most + 5):
         reports.hear(f"acme:{number}", 1, second.now)
     company.turn()
     sizes = [len(one.reports) for one in company.told]
     assert max(sizes) <= CACHED_TOKENS_MAX
-    assert 0 < sum(sizes) <= UNTOLD_MAX
+    assert 0 < sum(sizes) <= most
     outcomes = second.core.counters.cached_tokens_told
     assert outcomes["told_replicas"] - outcomes["left_out"] == sum(sizes)
     assert any(tuple(one) == ("rival:r", 1) for told in company.told for one in told.reports)

@@ -10,7 +10,6 @@ import pytest
 
 from indexer.core.hashing import pack_u64
 from indexer.types import Tier, WorkerRank
-from select_service.core.decisions.cached_tokens import FREED_MAX
 from select_service.core.ledger.freed_ids import FREED_MEMORY_S
 from select_service.errors import InvalidField, ReservationNotFound, ServiceError
 from select_service.types import PairSelection, RouterConfigOverride, SelectAndReserveRequest
@@ -89,28 +88,24 @@ def test_a_report_may_come_with_the_end_or_after_it() -> None:
 
 
 def test_ended_reservations_are_remembered_for_a_while_and_for_their_rank() -> None:
+    """Each takes one place, under however many names it may be reported."""
     fleet = fleet_of()
+    fleet.core.limits.cached_token_reports_max = 4
     fleet.hold(1, list(PROMPT))
     reports = fleet.core.cached_tokens
-    for number in range(FREED_MAX + 1):
-        fleet.core.selection.select_and_reserve(
-            SelectAndReserveRequest(
-                reservation_id=f"r{number}",
-                block_hashes=list(PROMPT),
-                sequence_hashes=list(PROMPT),
-                isl_tokens=ISL,
-                allowed_worker_ids=[1],
-            ),
-            fleet.now,
-        )
+    for number in range(5):
+        wishes = {"selection_id": f"s{number}", "allowed_worker_ids": [1]}
+        fleet.take(f"r{number}", *PROMPT, isl=ISL, **wishes)
         fleet.core.reservations.free(f"r{number}", fleet.now)
-    reports.hear("r0", 128, fleet.now)
-    assert outcomes(fleet) == {"elsewhere": 1}
-    reports.hear("r1", 128, fleet.now)
-    assert outcomes(fleet) == {"elsewhere": 1, "compared": 1}
+    for name in ("r0", "s0"):
+        reports.hear(name, 128, fleet.now)
+    assert outcomes(fleet) == {"elsewhere": 2}
+    assert reports.lost == 1
+    reports.hear("s1", 128, fleet.now)
+    assert outcomes(fleet) == {"elsewhere": 2, "compared": 1}
     fleet.delete(1)
     reports.hear("r2", 128, fleet.now)
-    assert outcomes(fleet) == {"elsewhere": 2, "compared": 1}
+    assert outcomes(fleet) == {"elsewhere": 3, "compared": 1}
 
 
 def test_an_ended_reservation_is_forgotten_with_its_id() -> None:

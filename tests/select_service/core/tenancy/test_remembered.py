@@ -10,7 +10,6 @@ from indexer.core.index import KvIndex
 from indexer.types import BASE_NAMESPACE, Scope
 from select_service.core.admission import retry_after
 from select_service.core.admission.retry_after import RetryPromises, Room
-from select_service.core.decisions.cached_tokens import FREED_MAX
 from select_service.core.decisions.decision_log import EXPLAINED_MAX
 from select_service.core.diagnostics import prompt_checks, rank_checks
 from select_service.core.diagnostics.prompt_checks import PromptChecks
@@ -152,7 +151,7 @@ def test_explained_bookings_ended_ones_and_the_doctors_prompts() -> None:
     for worker, tenant in enumerate(("acme", "rival"), 1):
         fleet.worker(worker, tenant_id=tenant)
     book(fleet, RIVAL, 0)
-    count = max(EXPLAINED_MAX, FREED_MAX) + 1
+    count = max(EXPLAINED_MAX, fleet.core.limits.cached_token_reports_max) + 1
     for number in range(count):
         book(fleet, ACME, number, explain=number <= EXPLAINED_MAX)
     core = fleet.core
