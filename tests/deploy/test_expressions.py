@@ -11,7 +11,7 @@ from select_service.planner.edge.planner_metrics import PlannerMetrics
 from tests.deploy.dashboard import BOARD, DOCS, GRAFANA, REFERENCE, every_panel, written
 from tests.deploy.everything import EVERYONE, Family, alerts, exported, expressions, rules
 from tests.deploy.expressions import OF_COUNTERS, Matcher, Use, read
-from tests.select_service.planner.edge.test_loop import loop_of
+from tests.select_service.planner.edge.loops import loop_of
 
 SCRAPED = {"up": Family("gauge", set())}
 OPEN = {"code", "status", "outcome", "end", "route"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ import httpx
 from select_service.kubernetes_api import KubernetesApi
 from select_service.planner.edge.kube import Kube
 from select_service.planner.types import ModelKey, PoolKey, Target
-from tests import wait
 
 KEY = ModelKey("m")
 NOWHERE = Path("/nonexistent")  # has no credentials
@@ -26,10 +25,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-def run(use: Callable[[], Awaitable[None]]) -> None:
-    wait.run(use())
 
 
 def target(pool: PoolKey, replicas: int) -> Target:

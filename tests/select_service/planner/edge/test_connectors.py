@@ -6,7 +6,6 @@ import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,179 +18,22 @@ from select_service.planner.edge import kube as kube_module
 from select_service.planner.edge.connectors import connector as connector_module
 from select_service.planner.edge.connectors import ray as ray_module
 from select_service.planner.edge.connectors.connector import READS_AT_ONCE, OneByOne
-from select_service.planner.edge.connectors.kubernetes import KubernetesConnector, path_of
+from select_service.planner.edge.connectors.kubernetes import KubernetesConnector
 from select_service.planner.edge.connectors.ray import RayConnector
 from select_service.planner.edge.connectors.virtual import Completion, There, VirtualConnector
 from select_service.planner.edge.kube import Kube
 from select_service.planner.errors import ConnectorError, MissingExtra, SettingsError
 from select_service.planner.types import ModelKey, PoolKey, PoolState
-from tests.coroutines import run_by
-from tests.live.ports import HOST
-from tests.live.tcp_server import tcp_server
 from tests.select_service.planner.edge.fakes import (
     DECODE,
     NOWHERE,
     PREFILL,
     Clock,
-    FakeKube,
-    run,
     target,
 )
 
-RESOURCES = {PREFILL: "deployments/prefill", DECODE: "apps/v1/deployments/decode"}
 
-
-def test_kubernetes_patches_scales_and_nothing_else(tmp_path: Path) -> None:
-    fake = FakeKube()
-    fake.deployment("prefill", 3, 2)
-    fake.deployment("decode", 6, 6)
-    token = tmp_path / "token"
-    token.write_text("first\n")
-
-    async def use() -> None:
-        connector = KubernetesConnector(fake.kube(tmp_path), RESOURCES)
-        states = await connector.states([PREFILL, DECODE])
-        assert states == {PREFILL: PoolState(3, 2), DECODE: PoolState(6, 6)}
-        token.write_text("second\n")  # it is rotated
-        outcome = await connector.apply([target(DECODE, 9)], [])
-        assert [one.replicas for one in outcome.done] == [9]
-        method, path, headers, body = fake.asked[-1]
-        assert (method, body) == ("PATCH", {"spec": {"replicas": 9}})
-        assert path == "/apis/apps/v1/namespaces/inference/deployments/decode/scale"
-        assert headers["content-type"] == "application/merge-patch+json"
-        assert headers["authorization"] == "Bearer second"
-        assert (await connector.states([DECODE]))[DECODE] == PoolState(9, 6)
-        await connector.close()
-
-    run(use)
-
-
-def test_kubernetes_conflicts_are_tried_again_and_refusals_told() -> None:
-    fake = FakeKube()
-    fake.deployment("prefill", 3, 3)
-
-    async def use() -> None:
-        connector = KubernetesConnector(fake.kube(), RESOURCES)
-        fake.conflicts = 2
-        outcome = await connector.apply([target(PREFILL, 5), target(DECODE, 2)], [])
-        assert [one.pool for one in outcome.done] == [PREFILL]
-        assert "there is none (404)" in outcome.failed[DECODE]
-        fake.conflicts = 9
-        outcome = await connector.apply([target(PREFILL, 4)], [])
-        assert "409: the object has been modified" in outcome.failed[PREFILL]
-        fake.conflicts, fake.caps_at = 0, 2  # somebody else scales it, too
-        outcome = await connector.apply([target(PREFILL, 4)], [])
-        assert "asked for 4, it says 2" in outcome.failed[PREFILL]
-        assert DECODE not in await connector.states([PREFILL, DECODE])
-        assert "404" in connector.problems[DECODE]
-        fake.is_down = True
-        assert await connector.states([PREFILL]) == {}
-        assert "connection refused" in connector.problems[PREFILL]
-
-    run(use)
-
-
-@pytest.mark.parametrize("status", [401, 403, 410, 422, 429, 500, 503])
-def test_kubernetes_refusals_leave_pools_alone_and_are_over_when_they_are(status: int) -> None:
-    fake = FakeKube()
-    fake.deployment("prefill", 3, 3)
-
-    async def use() -> None:
-        connector = KubernetesConnector(fake.kube(), RESOURCES)
-        fake.refuses = status
-        assert await connector.states([PREFILL]) == {}
-        assert str(status) in connector.problems[PREFILL]
-        outcome = await connector.apply([target(PREFILL, 5)], [])
-        assert not outcome.done
-        assert str(status) in outcome.failed[PREFILL]
-        fake.refuses = 0
-        assert (await connector.states([PREFILL]))[PREFILL] == PoolState(3, 3)
-        assert not connector.problems
-        assert (await connector.apply([target(PREFILL, 5)], [])).done
-
-    run(use)
-
-
-@pytest.mark.parametrize("status", [429, 503])
-def test_kubernetes_is_left_alone_for_as_long_as_it_asks(status: int) -> None:
-    fake, clock = FakeKube(), Clock()
-    fake.deployment("prefill", 3, 3)
-
-    async def use() -> None:
-        connector = KubernetesConnector(fake.kube(), RESOURCES, clock)
-        fake.refuses, fake.retry_after = status, "7"
-        outcome = await connector.apply([target(PREFILL, 5)], [])
-        assert str(status) in outcome.failed[PREFILL]
-        asked = len(fake.asked)
-        assert asked == 1, "not tried again at once"
-        fake.refuses = 0
-        clock.now += 6.5
-        assert await connector.states([PREFILL]) == {}
-        assert "left alone" in connector.problems[PREFILL]
-        assert "left alone" in (await connector.apply([target(PREFILL, 5)], [])).failed[PREFILL]
-        assert len(fake.asked) == asked
-        clock.now += 0.5
-        assert (await connector.apply([target(PREFILL, 5)], [])).done
-        # a date, or hours: what no API server sends
-        for told, longest_s in (("Wed, 21 Oct 2026 07:28:00 GMT", 0.0), ("86400", 60.0)):
-            fake.refuses, fake.retry_after = status, told
-            assert await connector.states([PREFILL]) == {}
-            fake.refuses = 0
-            clock.now += longest_s
-            assert await connector.states([PREFILL]) == {PREFILL: PoolState(5, 3)}
-
-    run(use)
-
-
-@pytest.mark.parametrize(
-    ("broken", "told"),
-    [
-        (httpx.ReadTimeout(""), "ReadTimeout"),
-        (httpx.RemoteProtocolError("peer closed connection"), "peer closed connection"),
-        (httpx.ReadError("connection reset by peer"), "connection reset by peer"),
-    ],
-    ids=["slow", "ends", "reset"],
-)
-def test_kubernetes_that_breaks_off_changes_nothing(broken: Exception, told: str) -> None:
-    fake = FakeKube()
-    fake.deployment("prefill", 3, 3)
-    fake.deployment("decode", 2, 2)
-
-    async def use() -> None:
-        connector = KubernetesConnector(fake.kube(), RESOURCES)
-        fake.breaks = broken
-        assert await connector.states([PREFILL, DECODE]) == {}
-        assert told in connector.problems[PREFILL]
-        outcome = await connector.apply([target(PREFILL, 5), target(DECODE, 1)], [])
-        assert not outcome.done
-        assert told in outcome.failed[DECODE]
-        fake.breaks = None
-        states = await connector.states([PREFILL, DECODE])
-        assert states == {PREFILL: PoolState(3, 3), DECODE: PoolState(2, 2)}
-
-    run(use)
-
-
-@run_by(run)
-async def test_kubernetes_that_is_slow_is_given_up() -> None:
-    """A real socket that never answers."""
-    gone = asyncio.Event()
-
-    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read()  # until the other side gives up
-        gone.set()
-
-    async with tcp_server(listen) as port:
-        impatient = httpx.AsyncClient(timeout=httpx.Timeout(None, read=0.05))
-        kube = Kube(KubernetesApi(f"http://{HOST}:{port}", str(NOWHERE), "n"), impatient)
-        connector = KubernetesConnector(kube, RESOURCES)
-        assert await connector.states([PREFILL]) == {}
-        assert "ReadTimeout" in connector.problems[PREFILL]
-        await connector.close()
-        await gone.wait()
-
-
-def test_setting_a_pool_ends_before_another_may_have_the_lease(
+async def test_setting_a_pool_ends_before_another_may_have_the_lease(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each of three tries had a time-out of its own: longer than the rest of a lease."""
@@ -204,101 +46,9 @@ def test_setting_a_pool_ends_before_another_may_have_the_lease(
         async def _set(self, pool: PoolKey, replicas: int) -> None:
             await asyncio.Event().wait()
 
-    async def use() -> None:
-        outcome = await Endless().apply([target(PREFILL, 3)], [])
-        assert outcome.failed == {PREFILL: "m prefill: not done within 0.05 s"}
-        assert not outcome.done
-
-    run(use)
-
-
-def test_kubernetes_scales_to_nothing_and_back() -> None:
-    """An API server leaves numbers out that are 0."""
-    fake = FakeKube()
-    fake.deployment("prefill", 3, 3)
-
-    async def use() -> None:
-        connector = KubernetesConnector(fake.kube(), RESOURCES)
-        assert (await connector.apply([target(PREFILL, 0)], [])).done
-        assert (await connector.states([PREFILL]))[PREFILL] == PoolState(0, 3)
-        assert (await connector.apply([target(PREFILL, 2)], [])).done
-        invalid = await connector.apply([target(PREFILL, -1)], [])
-        assert "422: spec.replicas: Invalid value" in invalid.failed[PREFILL]
-
-    run(use)
-
-
-def test_kubernetes_replicas_that_die_are_starting_again() -> None:
-    fake = FakeKube()
-    fake.deployment("prefill", 3, 0)
-    path = "/apis/apps/v1/namespaces/inference/deployments/prefill"
-    del fake.objects[path]["status"]["readyReplicas"]  # as Kubernetes does for none
-
-    async def use() -> None:
-        connector = KubernetesConnector(fake.kube(), RESOURCES)
-        state = (await connector.states([PREFILL]))[PREFILL]
-        assert (state.desired, state.ready, state.starting) == (3, 0, 3)
-
-    run(use)
-
-
-def test_kubernetes_kinds_that_tell_no_readiness_are_there_when_their_scale_says_so() -> None:
-    """A scaling adapter has no readyReplicas: its replicas were starting for ever."""
-    fake = FakeKube()
-    base = "/apis/nvidia.com/v1alpha1/namespaces/inference/dynamographdeploymentscalingadapters"
-    fake.objects[f"{base}/d"] = {
-        "kind": "DynamoGraphDeploymentScalingAdapter",
-        "metadata": {"name": "d", "resourceVersion": "1"},
-        "spec": {"replicas": 3},
-        "status": {"replicas": 3, "selector": "app=d"},
-    }
-    counted = "/apis/example.org/v1/namespaces/inference/engines/e"
-    fake.objects[counted] = {
-        "kind": "Engine",
-        "metadata": {"name": "e", "resourceVersion": "1"},
-        "spec": {"replicas": 2},
-        "status": {"replicas": 2, "readyReplicas": 1},
-    }
-    resources = {
-        PREFILL: "dynamographdeploymentscalingadapters/d",
-        DECODE: "example.org/v1/engines/e",
-    }
-
-    async def use() -> None:
-        connector = KubernetesConnector(fake.kube(), resources)
-        states = await connector.states([PREFILL, DECODE])
-        assert states == {PREFILL: PoolState(3, 3), DECODE: PoolState(2, 1)}
-        del fake.objects[counted]["status"]["readyReplicas"]  # it tells, and has none
-        assert (await connector.states([DECODE]))[DECODE] == PoolState(2, 0)
-
-    run(use)
-
-
-def test_kubernetes_objects_that_cannot_be_read_for_a_moment_are_not_all_ready() -> None:
-    """Of who may not be read the scale has to do; who is not there just now is not known."""
-    fake = FakeKube()
-    fake.deployment("prefill", 8, 3)
-
-    async def use() -> None:
-        connector = KubernetesConnector(fake.kube(), RESOURCES)
-        for status in (404, 429, 500, 503):
-            fake.hides["prefill"] = status
-            assert await connector.states([PREFILL]) == {}
-            assert str(status) in connector.problems[PREFILL]
-        fake.hides["prefill"] = 403
-        assert (await connector.states([PREFILL]))[PREFILL] == PoolState(8, 8)
-        fake.hides.clear()
-        assert (await connector.states([PREFILL]))[PREFILL] == PoolState(8, 3)
-
-    run(use)
-
-
-def test_kubernetes_resources_are_named_in_full_or_by_kinds_we_know() -> None:
-    lws = path_of("leaderworkersets/x", "n")
-    assert lws == "/apis/leaderworkerset.x-k8s.io/v1/namespaces/n/leaderworkersets/x"
-    for wrong in ("pods/x", "x", "", "a/b/c", "deployments/"):
-        with pytest.raises(SettingsError, match="want deployments/NAME"):
-            path_of(wrong, "n")
+    outcome = await Endless().apply([target(PREFILL, 3)], [])
+    assert outcome.failed == {PREFILL: "m prefill: not done within 0.05 s"}
+    assert not outcome.done
 
 
 def virtual(clock: Clock, **settings: Any) -> VirtualConnector:
@@ -306,7 +56,6 @@ def virtual(clock: Clock, **settings: Any) -> VirtualConnector:
     return VirtualConnector(start, clock, lambda: 1.5, **settings)
 
 
-@run_by(run)
 async def test_virtual_decisions_are_told_completed_and_overtaken() -> None:
     connector = virtual(Clock())
     assert await connector.next(0, 0.0) is None
@@ -329,7 +78,6 @@ async def test_virtual_decisions_are_told_completed_and_overtaken() -> None:
     assert not connector.complete(0, Completion("done"))
 
 
-@run_by(run)
 async def test_virtual_failures_and_time_outs() -> None:
     clock = Clock()
     connector = virtual(clock, timeout_s=60.0, first_id=7)
@@ -347,7 +95,6 @@ async def test_virtual_failures_and_time_outs() -> None:
     assert connector.ends == {"done": 0, "failed": 1, "timed_out": 1}
 
 
-@run_by(run)
 async def test_virtual_decisions_that_were_under_way_are_told_again_after_a_restart() -> None:
     start = {PREFILL: PoolState(9, 4), DECODE: PoolState(2, 2)}
     connector = VirtualConnector(start, Clock(), lambda: 1.5, first_id=7)
@@ -359,7 +106,6 @@ async def test_virtual_decisions_that_were_under_way_are_told_again_after_a_rest
     assert (await connector.states([PREFILL]))[PREFILL] == PoolState(9, 9)
 
 
-@run_by(run)
 async def test_virtual_decisions_reach_who_has_heard_of_later_ones() -> None:
     """A planner that forgot its past began anew at 1, and a reader at 57 heard of no more."""
     connector = virtual(Clock())
@@ -378,7 +124,6 @@ async def test_virtual_decisions_reach_who_has_heard_of_later_ones() -> None:
     assert await connector.next(91, 0.0) is None
 
 
-@run_by(run)
 async def test_virtual_replicas_that_come_after_the_report_are_heard_of() -> None:
     """Of three that were asked for two were there: the third was waited for, whatever was said."""
     clock = Clock()
@@ -402,7 +147,6 @@ async def test_virtual_replicas_that_come_after_the_report_are_heard_of() -> Non
     assert connector.ends == {"done": 1, "failed": 0, "timed_out": 1}
 
 
-@run_by(run)
 async def test_virtual_ids_are_never_led_to_where_nobody_can_follow() -> None:
     """One reader asked for the last id there is, and no other was ever told anything again."""
     connector = virtual(Clock(), first_id=7)
@@ -415,7 +159,6 @@ async def test_virtual_ids_are_never_led_to_where_nobody_can_follow() -> None:
     assert connector.decision_id < 2**53
 
 
-@run_by(run)
 async def test_virtual_waits_are_over_when_the_planner_ends() -> None:
     connector = virtual(Clock())
     async with asyncio.TaskGroup() as group:
@@ -448,27 +191,23 @@ class FakeServe:
         return httpx.Response(200, json={"applications": {"llm": application}})
 
 
-def test_ray_serve_changes_one_number() -> None:
+async def test_ray_serve_changes_one_number() -> None:
     serve = FakeServe()
-
-    async def use() -> None:
-        client = httpx.AsyncClient(transport=httpx.MockTransport(serve.answer))
-        resources = {PREFILL: "serve/llm/Prefill", DECODE: "serve/llm/Decode"}
-        connector = RayConnector(resources, client=client)
-        assert await connector.states([PREFILL, DECODE]) == {PREFILL: PoolState(2, 1)}
-        assert "no deployment Decode" in connector.problems[DECODE]
-        await connector.apply([target(PREFILL, 4)], [])
-        (application,) = serve.put["applications"]
-        assert application["import_path"] == "a:b"
-        assert application["deployments"] == [{"name": "Prefill", "num_replicas": 4}]
-        serve.config = None  # type: ignore[assignment] # deployed by code
-        outcome = await connector.apply([target(PREFILL, 4)], [])
-        assert "was not deployed by a config" in outcome.failed[PREFILL]
-
-    run(use)
+    client = httpx.AsyncClient(transport=httpx.MockTransport(serve.answer))
+    resources = {PREFILL: "serve/llm/Prefill", DECODE: "serve/llm/Decode"}
+    connector = RayConnector(resources, client=client)
+    assert await connector.states([PREFILL, DECODE]) == {PREFILL: PoolState(2, 1)}
+    assert "no deployment Decode" in connector.problems[DECODE]
+    await connector.apply([target(PREFILL, 4)], [])
+    (application,) = serve.put["applications"]
+    assert application["import_path"] == "a:b"
+    assert application["deployments"] == [{"name": "Prefill", "num_replicas": 4}]
+    serve.config = None  # type: ignore[assignment] # deployed by code
+    outcome = await connector.apply([target(PREFILL, 4)], [])
+    assert "was not deployed by a config" in outcome.failed[PREFILL]
 
 
-def test_ray_actors_scale_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ray_actors_scale_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
     class Method:
@@ -492,17 +231,13 @@ def test_ray_actors_scale_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
         exceptions=SimpleNamespace(RayError=RuntimeError),
     )
     monkeypatch.setitem(sys.modules, "ray", ray)
-
-    async def use() -> None:
-        resources = {PREFILL: "actor/llm/pool", DECODE: "actor/llm/gone"}
-        connector = RayConnector(resources)
-        assert await connector.states([PREFILL, DECODE]) == {PREFILL: PoolState(3, 2)}
-        assert "no actor gone" in connector.problems[DECODE]
-        await connector.apply([target(PREFILL, 5)], [])
-        assert asked == ["llm", ("replicas",), "llm", ("scale", 5)]
-        await connector.close()
-
-    run(use)
+    resources = {PREFILL: "actor/llm/pool", DECODE: "actor/llm/gone"}
+    connector = RayConnector(resources)
+    assert await connector.states([PREFILL, DECODE]) == {PREFILL: PoolState(3, 2)}
+    assert "no actor gone" in connector.problems[DECODE]
+    await connector.apply([target(PREFILL, 5)], [])
+    assert asked == ["llm", ("replicas",), "llm", ("scale", 5)]
+    await connector.close()
 
 
 def test_ray_is_an_extra_and_names_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -521,29 +256,7 @@ def test_a_report_of_replicas_nobody_can_have_is_refused(replicas: int) -> None:
         msgspec.convert({"status": "done", "replicas": [there]}, type=Completion)
 
 
-@pytest.mark.parametrize("page", ["<html>Service Unavailable</html>", "\xff", "[" * 9])
-def test_a_balancer_before_the_api_server_is_heard(page: str) -> None:
-    """Its pages are no JSON, and its Retry-After is meant."""
-    asked: list[httpx.Request] = []
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        asked.append(request)
-        return httpx.Response(503, content=page.encode("latin-1"), headers={"retry-after": "7"})
-
-    async def use() -> None:
-        client = httpx.AsyncClient(transport=httpx.MockTransport(answer))
-        kube = Kube(KubernetesApi("http://kube", str(NOWHERE), "inference"), client)
-        connector = KubernetesConnector(kube, {DECODE: "deployments/decode"}, Clock())
-        assert await connector.states([DECODE]) == {}
-        assert connector.problems[DECODE].endswith("/scale: 503")
-        await connector.states([DECODE])
-        assert "wants to be left alone" in connector.problems[DECODE]
-        assert len(asked) == 1
-
-    run(use)
-
-
-def test_an_answer_that_never_ends_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_answer_that_never_ends_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kube_module, "TIMEOUT_S", 0.1)
     monkeypatch.setattr(ray_module, "TIMEOUT_S", 0.1)
 
@@ -556,16 +269,13 @@ def test_an_answer_that_never_ends_holds_nobody_up(monkeypatch: pytest.MonkeyPat
         answer = httpx.Response(200, stream=Dribble())
         return httpx.AsyncClient(transport=httpx.MockTransport(lambda _: answer))
 
-    async def use() -> None:
-        kube = Kube(KubernetesApi("http://kube", str(NOWHERE), "inference"), client())
-        for connector in (
-            KubernetesConnector(kube, {DECODE: "deployments/decode"}),
-            RayConnector({DECODE: "serve/app/decode"}, "http://ray", client=client()),
-        ):
-            assert await connector.states([DECODE]) == {}
-            assert "no whole answer within 0.1 s" in connector.problems[DECODE]
-
-    run(use)
+    kube = Kube(KubernetesApi("http://kube", str(NOWHERE), "inference"), client())
+    for connector in (
+        KubernetesConnector(kube, {DECODE: "deployments/decode"}),
+        RayConnector({DECODE: "serve/app/decode"}, "http://ray", client=client()),
+    ):
+        assert await connector.states([DECODE]) == {}
+        assert "no whole answer within 0.1 s" in connector.problems[DECODE]
 
 
 class Slow(OneByOne):
@@ -587,23 +297,19 @@ class Slow(OneByOne):
         raise AssertionError
 
 
-def test_one_pool_that_hangs_holds_up_no_other() -> None:
+async def test_one_pool_that_hangs_holds_up_no_other() -> None:
     """They were read one after the other: ten seconds for each where the server hangs."""
     pools = [
         PoolKey(ModelKey(f"m{index}"), role)
         for index in range(READS_AT_ONCE)
         for role in ("prefill", "decode")
     ]
-
-    async def use() -> None:
-        slow = Slow()
-        reading = asyncio.ensure_future(slow.states(pools))
-        for _ in range(10):
-            await asyncio.sleep(0)
-        assert len(slow.asked) == READS_AT_ONCE, "a server is not asked for hundreds at once"
-        slow.go.set()
-        found = await reading
-        assert list(found) == [one for one in pools if one.role == "prefill"]
-        assert list(slow.problems) == [one for one in pools if one.role == "decode"]
-
-    run(use)
+    slow = Slow()
+    reading = asyncio.ensure_future(slow.states(pools))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert len(slow.asked) == READS_AT_ONCE, "a server is not asked for hundreds at once"
+    slow.go.set()
+    found = await reading
+    assert list(found) == [one for one in pools if one.role == "prefill"]
+    assert list(slow.problems) == [one for one in pools if one.role == "decode"]

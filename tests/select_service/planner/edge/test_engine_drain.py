@@ -2,182 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
 import pytest
-from msgspec.structs import replace
-from typing_extensions import override
 
-from select_service.client import Options
-from select_service.edge.app import create_app, create_driver
-from select_service.edge.driver.driver import Driver
 from select_service.planner.cli import main
-from select_service.planner.core.scale_down import GONE_S
-from select_service.planner.edge import selectors as selectors_module
-from select_service.planner.edge.connectors.kubernetes import KubernetesConnector
-from select_service.planner.edge.connectors.pods import DELETION_COST
 from select_service.planner.edge.connectors.virtual import VirtualConnector
 from select_service.planner.edge.engine_drain import EngineDrain
 from select_service.planner.edge.http_server import create_app as create_planner
-from select_service.planner.edge.selectors import SelectorFleet
 from select_service.planner.types import ModelKey, PoolKey, PoolState, ScalingDecision
 from tests.coroutines import run_by
-from tests.live.simulated_transport import answered_by
-from tests.select_service.edge.serving import SETTINGS, seat
-from tests.select_service.planner.edge.fakes import DECODE, PREFILL, Clock, FakeKube, run, target
-from tests.select_service.planner.edge.test_loop import Told, loop_of
-from tests.wait import PATIENCE_S
-
-NAMES = ("one", "two")
-MOST_S = 300.0
-
-
-class Selecting(httpx.AsyncBaseTransport):
-    """Two selectors of one fleet, each at a host of its own."""
-
-    def __init__(self) -> None:
-        self.services: dict[str, Driver] = {}
-        self.doors: dict[str, httpx.ASGITransport] = {}
-        self.down: set[str] = set()
-        self.asked: list[tuple[str, str, str]] = []
-
-    async def start(self, name: str) -> None:
-        settings = replace(SETTINGS)
-        self.services[name] = create_driver(settings)
-        await self.services[name].start()
-        self.doors[name] = httpx.ASGITransport(create_app(self.services[name], settings))
-
-    def seat(self, worker_id: int, **fields: Any) -> None:
-        plain = {"model_name": "m", "role": "decode", "endpoint": f"http://10.0.0.{worker_id}:8000"}
-        for service in self.services.values():
-            seat(service, worker_id, **plain | fields)
-
-    @override
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        name = request.url.host
-        self.asked.append((name, request.method, request.url.path))
-        if name in self.down:
-            raise httpx.ConnectError("connection refused")
-        return await self.doors[name].handle_async_request(request)
-
-    def client(self) -> httpx.AsyncClient:
-        return httpx.AsyncClient(transport=self)
-
-    async def book(
-        self, name: str, worker_id: int, reservation_id: str, model_name: str = "m"
-    ) -> None:
-        body = {"model_name": model_name, "sequence_hashes": [1], "isl_tokens": 16}
-        body |= {"worker_id": worker_id}
-        body |= {"reservation_id": reservation_id, "effective_prefill_tokens": 16, "dp_rank": 0}
-        async with self.client() as client:
-            answer = await client.post(f"http://{name}/reservations", json=body)
-            assert answer.is_success, answer.text
-
-    async def end(self, name: str, reservation_id: str) -> None:
-        async with self.client() as client:
-            assert (await client.delete(f"http://{name}/reservations/{reservation_id}")).is_success
-
-    def drained(self, name: str = "one") -> dict[int, str]:
-        """Who drains, and why, by one of them."""
-        core = self.services[name].core
-        found = {one.worker_id: core.drains.status(one.worker_id) for one in core.workers.workers()}
-        return {id_: str(one.reason) for id_, one in found.items() if one.drains}
-
-    async def close(self) -> None:
-        for service in self.services.values():
-            await service.close()
-
-
-def selectors_at(urls: list[str], transport: httpx.AsyncBaseTransport) -> SelectorFleet:
-    selectors = SelectorFleet(urls)
-    for client in selectors._clients.values():
-        answered_by(client, transport)
-    return selectors
-
-
-class House:
-    """Selectors, an API server, and who lets engines go."""
-
-    def __init__(self, plural: str = "deployments") -> None:
-        self.selecting = Selecting()
-        self.fake = FakeKube()
-        self.plural = plural
-        self.clock = Clock()
-        self.connector = KubernetesConnector(
-            self.fake.kube(), {DECODE: f"{plural}/decode", PREFILL: "deployments/prefill"}
-        )
-        self.retiring = self.another()
-        self.kept = 0
-
-    def another(self) -> EngineDrain:
-        """A planner, as if the one before had ended."""
-        urls = [f"http://{name}" for name in NAMES]
-        selectors = selectors_at(urls, self.selecting)
-        return EngineDrain(selectors, self.connector.pods(), self.clock, MOST_S)
-
-    async def wants(self, replicas: int, desired: int, ready: int | None = None) -> str:
-        """Return what the lower count waits for."""
-        state = PoolState(desired, desired if ready is None else ready)
-        waiting = await self.retiring.settle([target(DECODE, replicas)], {DECODE: state})
-        for leaving in self.retiring.pools.values():
-            leaving.check()
-        self.kept = waiting[DECODE].replicas if DECODE in waiting else replicas
-        return waiting[DECODE].why if DECODE in waiting else ""
-
-    async def keeps_busy(self) -> None:
-        """Book a request on each of four workers at the first selector."""
-        for worker_id in (1, 2, 3, 4):
-            await self.selecting.book("one", worker_id, f"r{worker_id}")
-
-    async def drains_one(self) -> int:
-        """Keep all four busy and want three of them: return who drains."""
-        await self.keeps_busy()
-        assert await self.wants(3, 4)
-        (named,) = self.selecting.drained()
-        return named
-
-    def marked(self) -> set[str]:
-        return {
-            pod["status"]["podIP"]
-            for pod in self.fake.pods.values()
-            if DELETION_COST in pod["metadata"]["annotations"]
-        }
-
-    def scaled(self, replicas: int) -> set[int]:
-        """The count is lowered, and the controllers act on it; returns whose pods went."""
-        path = f"/apis/apps/v1/namespaces/inference/{self.plural}/decode"
-        self.fake.objects[path]["spec"]["replicas"] = replicas
-        gone = {int(ip.rpartition(".")[2]) for ip in self.fake.control("decode", self.plural)}
-        for service in self.selecting.services.values():
-            for worker_id in gone:
-                service.delete_worker(worker_id)
-        return gone
-
-
-def housed(
-    use: Callable[[House], Awaitable[None]], plural: str = "deployments", workers: int = 4
-) -> None:
-    async def whole() -> None:
-        house = House(plural)
-        try:
-            for name in NAMES:
-                await house.selecting.start(name)
-            house.fake.deployment("decode", workers, workers, plural)
-            house.fake.deployment("prefill", 1, 1)
-            for worker_id in range(1, 1 + workers):
-                house.selecting.seat(worker_id)
-                house.fake.pod(f"decode-{worker_id}", "decode", f"10.0.0.{worker_id}")
-            house.selecting.seat(50, role="prefill")
-            house.fake.pod("prefill-z", "prefill", "10.0.0.50")
-            await use(house)
-        finally:
-            await house.retiring.close()
-            await house.selecting.close()
-
-    run(whole)
+from tests.select_service.planner.edge.drained_fleet import MOST_S, House, housed, selectors_at
+from tests.select_service.planner.edge.fakes import DECODE, PREFILL, target
+from tests.select_service.planner.edge.loops import Told, loop_of
 
 
 @run_by(housed)
@@ -256,20 +94,6 @@ async def test_nobody_waits_for_ever(house: House) -> None:
     assert house.retiring.ends["late"] == 1
 
 
-@run_by(housed)
-async def test_selectors_that_do_not_answer_keep_engines_for_a_while_only(house: House) -> None:
-    house.selecting.down |= set(NAMES)
-    assert "connection refused" in await house.wants(3, 4)
-    house.clock.now += MOST_S
-    assert await house.wants(3, 4) == ""
-    assert house.retiring.failures == 2
-    house.selecting.down.clear()
-    house.fake.forbids_pods = True
-    house.retiring = house.another()
-    why = await house.wants(3, 4)
-    assert "403: pods is forbidden" in why, "drained in vain, if another one is taken"
-
-
 def test_a_stateful_set_takes_the_highest_ordinals_and_so_do_we() -> None:
     async def use(house: House) -> None:
         for worker_id in (10, 11):
@@ -287,89 +111,6 @@ def test_a_stateful_set_takes_the_highest_ordinals_and_so_do_we() -> None:
 
     # ordinals are numbers in base 36 to the fake's Deployments, and these have one digit there
     housed(use, "statefulsets")
-
-
-@run_by(housed)
-async def test_a_planner_that_starts_again_goes_on_where_the_last_one_was(house: House) -> None:
-    await house.keeps_busy()
-    assert await house.wants(2, 4)
-    before = house.selecting.drained()
-    assert len(before) == 2
-    house.retiring = house.another()
-    assert "2 reservations" not in await house.wants(2, 4)
-    assert house.selecting.drained() == before, "the same two"
-    house.retiring = house.another()  # and now nobody is to go any more
-    assert await house.wants(4, 4) == ""
-    assert house.selecting.drained() == before, "their pods may be on the way out"
-    house.clock.now += GONE_S
-    assert await house.wants(4, 4) == ""
-    assert house.selecting.drained("one") == house.selecting.drained("two") == {}
-
-
-@run_by(housed)
-async def test_who_was_not_taken_works_on(house: House) -> None:
-    """An older controller, or somebody's hand: another pod went than the one that was marked."""
-    assert await house.wants(3, 4) == ""
-    (drained,) = house.selecting.drained()
-    for service in house.selecting.services.values():
-        service.delete_worker(1 if drained != 1 else 2)
-    assert await house.wants(3, 3) == ""
-    assert house.selecting.drained()
-    house.clock.now += GONE_S
-    assert await house.wants(3, 3) == ""
-    assert not house.selecting.drained()
-
-
-@run_by(housed)
-async def test_whom_somebody_else_drains_goes_first_and_stays_his(house: House) -> None:
-    for name in NAMES:
-        async with house.selecting.client() as client:
-            body = {"reason": "a broken fan"}
-            await client.post(f"http://{name}/workers/2/drain", json=body)
-    assert await house.wants(3, 4) == ""
-    assert house.selecting.drained() == {2: "a broken fan"}
-    assert house.marked() == {"10.0.0.2"}
-    assert await house.wants(4, 4) == ""
-    assert house.selecting.drained() == {2: "a broken fan"}
-    assert not house.marked()
-
-
-@run_by(housed)
-async def test_who_is_gone_or_was_put_back_meanwhile_is_replaced_or_told_again(
-    house: House,
-) -> None:
-    named = await house.drains_one()
-    house.selecting.services["two"].undrain_worker(named)
-    assert await house.wants(3, 4)
-    assert named in house.selecting.drained("two")
-    for service in house.selecting.services.values():
-        service.delete_worker(named)
-    house.selecting.seat(9)  # its replacement
-    house.fake.pod("decode-9", "decode", "10.0.0.9")
-    assert await house.wants(3, 4) == "", "the newcomer is idle"
-    assert set(house.selecting.drained()) == {9}
-
-
-@run_by(housed)
-async def test_an_answer_that_hangs_keeps_no_other_pool(
-    house: House, *, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(selectors_module, "TIMEOUT_S", 0.1)
-    monkeypatch.setattr(selectors_module, "_ONCE", Options.single_attempt(0.1))
-
-    async def hang(request: httpx.Request) -> httpx.Response:
-        if "/workers" in request.url.path:
-            await asyncio.sleep(3600)
-        return httpx.Response(200, json={"candidates": []})
-
-    fleet = selectors_at(["http://s"], httpx.MockTransport(hang))
-    retiring = EngineDrain(fleet, {}, house.clock, MOST_S)
-    targets = [target(DECODE, 1), target(PREFILL, 1)]
-    states = {DECODE: PoolState(2, 2), PREFILL: PoolState(2, 2)}
-    waiting = await asyncio.wait_for(retiring.settle(targets, states), PATIENCE_S)
-    assert set(waiting) == {DECODE, PREFILL}
-    assert "no whole answer within 0.1 s" in waiting[DECODE].why
-    await retiring.close()
 
 
 @run_by(housed, workers=20)
@@ -474,48 +215,6 @@ async def test_more_go_than_a_selector_names_at_once(house: House) -> None:
     assert house.retiring.ends == {"idle": 76, "late": 0, "stayed": 0}
 
 
-@run_by(housed)
-async def test_a_lower_count_whose_answer_was_lost_brings_nobody_back(house: House) -> None:
-    """Its pods are being stopped: who is drained there must not be given work again."""
-    assert await house.wants(3, 4) == ""
-    (named,) = house.selecting.drained()
-    # the API server has taken it, and the planner saw a timeout: at the next look it reads 3
-    assert await house.wants(3, 3) == ""
-    assert set(house.selecting.drained()) == {named}
-    assert house.marked() == {f"10.0.0.{named}"}
-    assert house.scaled(3) == {named}
-
-
-@run_by(housed)
-async def test_an_operator_who_takes_over_a_drain_of_ours_keeps_it(house: House) -> None:
-    named = await house.drains_one()
-    async with house.selecting.client() as client:
-        for name in NAMES:
-            body = {"reason": "a broken fan"}
-            await client.post(f"http://{name}/workers/{named}/drain", json=body)
-    assert await house.wants(4, 4) == ""
-    assert house.selecting.drained() == {named: "a broken fan"}
-    assert await house.wants(3, 4)
-    assert set(house.selecting.drained()) == {named}, "it goes first, as it leaves anyway"
-    for service in house.selecting.services.values():
-        service.undrain_worker(named)  # it was mended
-    assert await house.wants(3, 4)
-    assert house.selecting.drained() == {named: "select-planner: m decode needs fewer"}
-
-
-@run_by(housed)
-async def test_a_mark_that_somebody_left_behind_is_taken_away(house: House) -> None:
-    """A planner that was killed, and a hand that undid the drain: nobody knows of the mark."""
-    await house.selecting.book("one", 1, "r1")
-    await house.connector.pods()[DECODE].mark(
-        (await house.connector.pods()[DECODE].there())[0], goes_first=True
-    )
-    assert house.marked() == {"10.0.0.1"}
-    assert await house.wants(3, 4) == ""
-    assert house.marked() == {f"10.0.0.{one}" for one in house.selecting.drained()}
-    assert house.scaled(3).isdisjoint({1}), "who has a request in flight is not the first"
-
-
 @pytest.mark.parametrize(
     "endpoint",
     [
@@ -555,73 +254,6 @@ async def test_who_has_no_pod_is_not_named_in_the_place_of_one_that_has(house: H
 
 
 @run_by(housed)
-async def test_a_planner_that_comes_back_later_asks_for_the_same_and_not_for_another(
-    house: House,
-) -> None:
-    """At first nobody is to go: a planner that starts waits until it has seen enough."""
-    named = await house.drains_one()
-    house.retiring = house.another()
-    assert await house.wants(4, 4) == ""
-    house.clock.now += 20.0
-    assert f"worker {named}: 1 reservation" in await house.wants(3, 4)
-    assert set(house.selecting.drained()) == {named}
-    house.retiring = house.another()
-    assert await house.wants(4, 4) == ""
-    house.fake.pods[f"decode-{named}"]["metadata"]["deletionTimestamp"] = "2026-11-26T13:00:00Z"
-    assert f"worker {named}" not in await house.wants(3, 4), "that one is on its way out"
-
-
-@run_by(housed)
-async def test_an_api_server_that_wants_to_be_left_alone_is_left_alone(house: House) -> None:
-    house.fake.refuses, house.fake.retry_after = 429, "30"
-    assert "429" in await house.wants(3, 4)
-    asked = len(house.fake.asked)
-    for _ in range(5):
-        assert await house.wants(3, 4)
-    assert len(house.fake.asked) == asked
-
-
-@run_by(housed)
-async def test_who_is_being_stopped_gets_no_work_from_a_selector_that_forgot_it(
-    house: House,
-) -> None:
-    assert await house.wants(3, 4) == ""
-    (named,) = house.selecting.drained()
-    assert await house.wants(3, 3) == ""  # it is lowered, and its pod takes its time to end
-    house.selecting.services["two"].undrain_worker(named)
-    assert await house.wants(3, 3) == ""
-    assert named in house.selecting.drained("two")
-
-
-@run_by(housed)
-async def test_whom_only_a_selector_knows_that_does_not_answer_is_not_forgotten(
-    house: House,
-) -> None:
-    for worker_id in (1, 2, 3, 4):
-        house.selecting.services["one"].delete_worker(worker_id)
-        await house.selecting.book("two", worker_id, f"r{worker_id}")
-    assert await house.wants(3, 4)
-    (named,) = house.selecting.drained("two")
-    house.selecting.down.add("two")
-    assert "connection refused" in await house.wants(3, 4)
-    assert await house.wants(4, 4) == "", "nor is it while nobody is to go"
-    house.selecting.down.clear()
-    assert await house.wants(4, 4) == ""
-    assert named not in house.selecting.drained("two")
-
-
-@run_by(housed)
-async def test_a_drain_of_ours_that_comes_back_to_light_is_ended(house: House) -> None:
-    """It left every catalog, but one that nobody could reach; there it is still drained."""
-    await house.keeps_busy()
-    assert await house.wants(2, 4)
-    before = house.selecting.drained()
-    house.retiring.pools[DECODE].see([], 0.0)
-    assert await house.wants(2, 4)
-    assert house.selecting.drained() == before, "nobody else in their place"
-
-
-@run_by(housed)
 async def test_of_a_leader_worker_set_leaders_have_the_ordinals(house: House) -> None:
     for name in ("decode-9-1", "decode-10", "decode-10-1", "decode-x", "other-11"):
         house.fake.pod(name, "decode", "10.0.1.1")
@@ -656,17 +288,6 @@ async def test_workers_of_one_pod_go_together(house: House) -> None:
 
 
 @run_by(housed)
-async def test_who_moves_while_it_is_waited_for_is_marked_where_it_is(house: House) -> None:
-    named = await house.drains_one()
-    del house.fake.pods[f"decode-{named}"]  # its container's pod was replaced
-    house.fake.pod("decode-9", "decode", "10.0.0.9")
-    house.selecting.seat(named, endpoint="http://10.0.0.9:8000")
-    await house.selecting.end("one", f"r{named}")
-    assert await house.wants(3, 4) == ""
-    assert house.marked() == {"10.0.0.9"}
-
-
-@run_by(housed)
 async def test_pods_that_share_an_address_are_not_told_apart(house: House) -> None:
     """In the network of one machine: a mark on both would stop either."""
     for name in ("decode-1", "decode-2"):
@@ -690,18 +311,6 @@ async def test_a_name_longer_than_a_reason_may_be_drains_all_the_same(house: Hou
         waiting = await retiring.settle([target(pool, 1)], {pool: PoolState(2, 2)})
         assert "1 reservation" in waiting[pool].why
         assert len(house.selecting.drained()) == 1
-
-
-@run_by(housed)
-async def test_what_fails_at_every_look_is_told_once(
-    house: House, *, caplog: pytest.LogCaptureFixture
-) -> None:
-    house.selecting.down |= set(NAMES)
-    for _ in range(10):
-        house.clock.now += 5.0
-        assert await house.wants(3, 4)
-    assert caplog.text.count("connection refused") == 2, "one line, two selectors"
-    assert house.retiring.failures == 10
 
 
 @run_by(housed)
@@ -812,13 +421,3 @@ async def test_a_fleet_in_which_nobody_acts_drains_nobody(house: House) -> None:
 async def test_no_pods_are_listed_as_null(house: House) -> None:
     house.fake.pods.clear()
     assert await house.connector.pods()[DECODE].there() == []
-
-
-@run_by(housed)
-async def test_a_worker_that_is_not_ready_is_nobodys_drain(house: House) -> None:
-    """A person's drain is left alone, and its worker is kept; this one may be let go."""
-    for service in house.selecting.services.values():
-        for worker_id in (1, 2, 3, 4):
-            service.hold_worker_back(worker_id, "api", "not ready")
-    assert await house.wants(3, 4) == "", "nothing is in flight"
-    assert len(house.selecting.drained()) == 1, "it is drained as any other"

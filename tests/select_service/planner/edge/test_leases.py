@@ -20,11 +20,10 @@ from select_service.planner.edge.leases.lease import DURATION_S, Timed, duration
 from select_service.planner.edge.leases.lease_actor import LeaseActor
 from select_service.planner.errors import ConnectorError, PlannerError, SettingsError
 from select_service.planner.types import ModelKey
-from tests.coroutines import run_by
 from tests.live.ports import free_port
-from tests.select_service.planner.edge.fakes import Clock, run
+from tests.select_service.planner.edge.fakes import Clock
 from tests.select_service.planner.golden import PROFILE
-from tests.wait import PATIENCE_S, block_until
+from tests.wait import PATIENCE_S, block_until, run
 
 ACTING_S = DURATION_S / 3
 """What a holder begins when it is told that it holds is over within that time."""
@@ -132,29 +131,24 @@ def test_who_looks_seldom_has_a_lease_that_lasts() -> None:
     assert duration_of(60.0) == 180.0
 
 
-def test_planners_meet_over_any_model_they_share(tmp_path: Path) -> None:
+async def test_planners_meet_over_any_model_they_share(tmp_path: Path) -> None:
     a, b, c = (ModelKey(name) for name in "abc")
-
-    async def use() -> None:
-        one = FileLease(*model_locks([a, b], "x", tmp_path), whose="process 1")
-        two = FileLease(*model_locks([b, c], "x", tmp_path), whose="process 2")
-        other = FileLease(*model_locks([a, b], "y", tmp_path))
-        assert await one.held()
-        assert not await two.held()
-        assert two.holder == "process 1"
-        assert await other.held()  # another fleet
-        three = FileLease(*model_locks([c], "x", tmp_path))
-        assert await three.held()  # what it could not have it has let go of
-        await one.close()
-        assert not await two.held()
-        await three.close()
-        assert await two.held()
-
-    run(use)
+    one = FileLease(*model_locks([a, b], "x", tmp_path), whose="process 1")
+    two = FileLease(*model_locks([b, c], "x", tmp_path), whose="process 2")
+    other = FileLease(*model_locks([a, b], "y", tmp_path))
+    assert await one.held()
+    assert not await two.held()
+    assert two.holder == "process 1"
+    assert await other.held()  # another fleet
+    three = FileLease(*model_locks([c], "x", tmp_path))
+    assert await three.held()  # what it could not have it has let go of
+    await one.close()
+    assert not await two.held()
+    await three.close()
+    assert await two.held()
 
 
-@run_by(run)
-async def test_files_that_are_cleaned_away_are_locked_again(*, tmp_path: Path) -> None:
+async def test_files_that_are_cleaned_away_are_locked_again(tmp_path: Path) -> None:
     path = tmp_path / "there" / "lock"
     path.parent.mkdir()
     one, two = FileLease(path), FileLease(path)
@@ -187,7 +181,7 @@ def test_the_text_in_a_lock_file_decides_nothing(tmp_path: Path) -> None:
             assert answer(one.held())
             assert not answer(other.held())
             assert isinstance(other.holder, str)
-            run(one.close)
+            run(one.close())
 
 
 def test_no_lock_is_where_others_can_change_it(
@@ -256,7 +250,7 @@ def test_a_lock_of_who_was_killed_is_free(tmp_path: Path) -> None:
         process.communicate()
         assert await lease.held()
 
-    run(use)
+    run(use())
 
 
 def _planner(port: int, runtime: Path, *more: object) -> subprocess.Popen[str]:

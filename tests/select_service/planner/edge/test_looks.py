@@ -11,8 +11,8 @@ from prometheus_client.exposition import generate_latest
 from select_service.planner.edge.loop import UNCOUNTED_REPORTED, Loop
 from select_service.planner.edge.planner_metrics import PlannerMetrics
 from select_service.planner.types import IDLE, Load, Missing, Value
-from tests.select_service.planner.edge.fakes import run
-from tests.select_service.planner.edge.test_loop import Told, loop_of
+from tests.select_service.planner.edge.loops import Told, loop_of
+from tests.wait import run
 
 
 def looked(loop: Loop) -> list[str]:
@@ -66,4 +66,4 @@ def test_looks_that_see_no_arrivals_are_reported_once(caplog: pytest.LogCaptureF
         assert caplog.messages[1:] == ["m: the fast loop counts arrivals again"]
 
     with caplog.at_level(logging.INFO, "select_planner"):
-        run(use)
+        run(use())

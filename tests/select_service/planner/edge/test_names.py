@@ -11,7 +11,6 @@ from select_service.planner.edge.sources.prometheus import PrometheusSource
 from select_service.planner.edge.sources.series_names import DYNAMO, SELECTOR, read_names
 from select_service.planner.errors import SettingsError
 from select_service.planner.types import ModelKey
-from tests.select_service.planner.edge.fakes import run
 
 ROOT = Path(__file__).parents[4]
 
@@ -70,7 +69,7 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
         read_names(str(tmp_path / "none.yaml"))
 
 
-def test_further_labels_are_in_every_query(tmp_path: Path) -> None:
+async def test_further_labels_are_in_every_query(tmp_path: Path) -> None:
     """Two deployments of one model at one Prometheus were counted as one."""
     text = 'matchers: {dynamo_namespace: "a\\"b"}\nbacklog_query: "sum(waiting{$match})"\n'
     names = read_names(named(tmp_path, text))
@@ -80,13 +79,10 @@ def test_further_labels_are_in_every_query(tmp_path: Path) -> None:
         asked.append(request.url.params["query"])
         return httpx.Response(200, json={"status": "success", "data": {"result": []}})
 
-    async def use() -> None:
-        client = httpx.AsyncClient(transport=httpx.MockTransport(answer))
-        source = PrometheusSource("http://p", names, client)
-        await source.windows([ModelKey("m")], 180.0)
-        await source.loads([ModelKey("m")])
-
-    run(use)
+    client = httpx.AsyncClient(transport=httpx.MockTransport(answer))
+    source = PrometheusSource("http://p", names, client)
+    await source.windows([ModelKey("m")], 180.0)
+    await source.loads([ModelKey("m")])
     assert len(asked) == 11
     assert 'sum(waiting{model=~"(?i)m",dynamo_namespace="a\\"b"})' in asked
     for query in asked:

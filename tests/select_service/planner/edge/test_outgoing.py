@@ -27,11 +27,10 @@ from select_service.planner.edge.state_file import Memory
 from select_service.planner.errors import PlannerError, SettingsError
 from select_service.planner.settings import RunSettings
 from select_service.planner.types import Missing
-from tests.coroutines import run_by
 from tests.live.ports import free_port
 from tests.live.tcp_server import tcp_server
 from tests.select_service.edge.security.credentials_made import Authority
-from tests.select_service.planner.edge.fakes import KEY, PREFILL, run
+from tests.select_service.planner.edge.fakes import KEY, PREFILL
 from tests.select_service.planner.golden import PROFILE
 from tests.wait import block_until
 
@@ -122,26 +121,22 @@ CASES = ("kubernetes", "ray", "drain", "selector", "prometheus", "token")
 
 
 @pytest.mark.parametrize("which", CASES)
-def test_no_client_takes_a_proxy_from_the_environment(
+async def test_no_client_takes_a_proxy_from_the_environment(
     which: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     token = tmp_path / "token"
     token.write_text(SECRET)
-
-    async def use() -> None:
-        async with Listening() as proxy, Listening() as server:
-            by_proxy(monkeypatch, proxy)
-            await ask(which, server.url, RunSettings, token)
-            assert proxy.heard == []
-            assert server.heard
-
-    run(use)
+    async with Listening() as proxy, Listening() as server:
+        by_proxy(monkeypatch, proxy)
+        await ask(which, server.url, RunSettings, token)
+        assert proxy.heard == []
+        assert server.heard
 
 
 @pytest.mark.parametrize(
     ("which", "is_proxied"), list(zip(CASES, (False, True, False, False, True, False), strict=True))
 )
-def test_a_flag_asks_through_it_and_shows_it_no_credentials(
+async def test_a_flag_asks_through_it_and_shows_it_no_credentials(
     which: str, is_proxied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without TLS a proxy reads what it passes on: what may carry credentials goes directly."""
@@ -151,39 +146,32 @@ def test_a_flag_asks_through_it_and_shows_it_no_credentials(
     def settings(**more: Any) -> RunSettings:
         return RunSettings(proxy_from_environment=True, **more)
 
-    async def use() -> None:
-        async with Listening() as proxy, Listening() as server:
-            by_proxy(monkeypatch, proxy)
-            await ask(which, server.url, settings, token)
-            assert bool(proxy.heard) is is_proxied
-            assert bool(server.heard) is not is_proxied
-            assert SECRET.encode() not in b"".join(proxy.heard)
-
-    run(use)
+    async with Listening() as proxy, Listening() as server:
+        by_proxy(monkeypatch, proxy)
+        await ask(which, server.url, settings, token)
+        assert bool(proxy.heard) is is_proxied
+        assert bool(server.heard) is not is_proxied
+        assert SECRET.encode() not in b"".join(proxy.heard)
 
 
-def test_inside_tls_credentials_may_pass_a_proxy(
+async def test_inside_tls_credentials_may_pass_a_proxy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     token = tmp_path / "token"
     token.write_text(SECRET)
-
-    async def use() -> None:
-        async with Listening("502 no") as proxy:
-            by_proxy(monkeypatch, proxy)
-            made = RunSettings(
-                prometheus_url="https://prometheus:9090",
-                prometheus_token_file=token,
-                proxy_from_environment=True,
-            )
-            source = run_command._source(made)
-            await source.windows([KEY], 10.0)
-            await source.close()
-            assert proxy.heard
-            assert all(one.startswith(b"CONNECT prometheus:9090 ") for one in proxy.heard)
-            assert SECRET.encode() not in b"".join(proxy.heard)
-
-    run(use)
+    async with Listening("502 no") as proxy:
+        by_proxy(monkeypatch, proxy)
+        made = RunSettings(
+            prometheus_url="https://prometheus:9090",
+            prometheus_token_file=token,
+            proxy_from_environment=True,
+        )
+        source = run_command._source(made)
+        await source.windows([KEY], 10.0)
+        await source.close()
+        assert proxy.heard
+        assert all(one.startswith(b"CONNECT prometheus:9090 ") for one in proxy.heard)
+        assert SECRET.encode() not in b"".join(proxy.heard)
 
 
 def test_a_proxy_that_cannot_be_used_is_named_without_its_password(
@@ -221,52 +209,44 @@ def basic(text: str) -> bytes:
         ),
     ],
 )
-def test_credentials_of_prometheus_are_read_again(
+async def test_credentials_of_prometheus_are_read_again(
     flag: str, first: str, then: str, shown: list[bytes], tmp_path: Path
 ) -> None:
     file = tmp_path / "credentials"
     file.write_text(first)
-
-    async def use() -> None:
-        async with Listening() as server:
-            made: Any = {"prometheus_url": server.url, flag: file}
-            source = run_command._source(RunSettings(**made))
-            await source.loads([KEY])
-            assert all(shown[0] in one for one in server.heard)
-            server.heard.clear()
-            file.write_text(then)  # Kubernetes rotates it
-            await source.loads([KEY])
-            assert server.heard
-            assert all(shown[1] in one for one in server.heard)
-            file.unlink()
-            arrived = (await source.loads([KEY]))[KEY].arrived
-            assert isinstance(arrived, Missing)
-            assert f"{file}: No such file or directory" in arrived.why
-            await source.close()
-
-    run(use)
+    async with Listening() as server:
+        made: Any = {"prometheus_url": server.url, flag: file}
+        source = run_command._source(RunSettings(**made))
+        await source.loads([KEY])
+        assert all(shown[0] in one for one in server.heard)
+        server.heard.clear()
+        file.write_text(then)  # Kubernetes rotates it
+        await source.loads([KEY])
+        assert server.heard
+        assert all(shown[1] in one for one in server.heard)
+        file.unlink()
+        arrived = (await source.loads([KEY]))[KEY].arrived
+        assert isinstance(arrived, Missing)
+        assert f"{file}: No such file or directory" in arrived.why
+        await source.close()
 
 
-def test_prometheus_may_have_a_certificate_of_a_private_authority(tmp_path: Path) -> None:
+async def test_prometheus_may_have_a_certificate_of_a_private_authority(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(*authority.issue("prometheus"))
     token = tmp_path / "token"
     token.write_text(SECRET)
-
-    async def use() -> None:
-        async with Listening(tls=tls) as server:
-            for ca, is_heard in ((None, False), (authority.cert, True)):
-                made = RunSettings(
-                    prometheus_url=server.url, prometheus_token_file=token, prometheus_ca=ca
-                )
-                source = run_command._source(made)
-                await source.loads([KEY])
-                await source.close()
-                assert bool(server.heard) is is_heard
-            assert all(f"Bearer {SECRET}".encode() in one for one in server.heard)
-
-    run(use)
+    async with Listening(tls=tls) as server:
+        for ca, is_heard in ((None, False), (authority.cert, True)):
+            made = RunSettings(
+                prometheus_url=server.url, prometheus_token_file=token, prometheus_ca=ca
+            )
+            source = run_command._source(made)
+            await source.loads([KEY])
+            await source.close()
+            assert bool(server.heard) is is_heard
+        assert all(f"Bearer {SECRET}".encode() in one for one in server.heard)
     bad = RunSettings(prometheus_url="https://p", prometheus_ca=token)
     with pytest.raises(SettingsError, match=f"--prometheus-ca {token}: ") as caught:
         run_command._source(bad)
@@ -274,7 +254,7 @@ def test_prometheus_may_have_a_certificate_of_a_private_authority(tmp_path: Path
 
 
 @pytest.mark.parametrize("which", ["prometheus", "kubernetes", "sdk"])
-def test_an_authority_that_rotates_is_read_again(which: str, tmp_path: Path) -> None:
+async def test_an_authority_that_rotates_is_read_again(which: str, tmp_path: Path) -> None:
     """The file of --prometheus-ca, ca.crt of the service account, `ca` of a client."""
     mounted = tmp_path / "ca.crt"
     authorities = [Authority(tmp_path, name) for name in ("old", "new")]
@@ -282,28 +262,24 @@ def test_an_authority_that_rotates_is_read_again(which: str, tmp_path: Path) -> 
     for authority, tls in zip(authorities, contexts, strict=True):
         tls.load_cert_chain(*authority.issue(f"server-of-{authority.cert.stem}"))
     old, new = (authority.cert.read_text() for authority in authorities)
+    mounted.write_text(old)
+    async with Listening(tls=contexts[0]) as server:
+        ask, close = asker(which, server.url, mounted)
 
-    async def use() -> None:
-        mounted.write_text(old)
-        async with Listening(tls=contexts[0]) as server:
-            ask, close = asker(which, server.url, mounted)
+        async def heard(text: str, at: Listening) -> int:
+            mounted.write_text(text)
+            at.heard.clear()
+            with suppress(Exception):  # it may not believe who answers, or be of another kind
+                await ask()
+            return len(at.heard)
 
-            async def heard(text: str, at: Listening) -> int:
-                mounted.write_text(text)
-                at.heard.clear()
-                with suppress(Exception):  # it may not believe who answers, or be of another kind
-                    await ask()
-                return len(at.heard)
-
-            assert await heard(old, server) == 1
-            assert await heard("half a certifi", server) == 1, "nothing changes"
-            assert await heard(new, server) == 0
-        async with Listening(tls=contexts[1], port=server.port) as successor:
-            assert await heard(new, successor) == 1
-            assert await heard(old, successor) == 0
-        await close()
-
-    run(use)
+        assert await heard(old, server) == 1
+        assert await heard("half a certifi", server) == 1, "nothing changes"
+        assert await heard(new, server) == 0
+    async with Listening(tls=contexts[1], port=server.port) as successor:
+        assert await heard(new, successor) == 1
+        assert await heard(old, successor) == 0
+    await close()
 
 
 def asker(
@@ -321,7 +297,6 @@ def asker(
     return one.ready, one.aclose
 
 
-@run_by(run)
 async def test_the_name_and_password_of_a_url_are_sent_and_not_told() -> None:
     async with Listening("401 Unauthorized", b"no") as server:
         url = server.url.replace("://", f"://me:{SECRET}@")

@@ -18,11 +18,11 @@ from select_service.planner.edge.sources.selector import SelectorSource
 from select_service.planner.errors import SelectorError
 from select_service.planner.types import Missing, Reading
 from select_service.types.drains import DrainStatus
-from tests.coroutines import run_by
 from tests.live.tcp_server import tcp_server
-from tests.select_service.planner.edge.fakes import KEY, Clock, run
-from tests.select_service.planner.edge.test_loop import loop_of
-from tests.select_service.planner.edge.test_sources import Selectors, client, number
+from tests.select_service.planner.edge.fakes import KEY, Clock
+from tests.select_service.planner.edge.loops import loop_of
+from tests.select_service.planner.edge.test_selector_source import Selectors
+from tests.select_service.planner.edge.test_sources import client, number
 
 URL = "http://selectors:8092"
 A, B, C = "10.0.0.1", "10.0.0.2", "10.0.0.3"
@@ -78,7 +78,6 @@ class Fleet:
         return (await self.source.windows([KEY], seconds))[KEY].requests
 
 
-@run_by(run)
 async def test_every_address_of_a_name_is_asked_by_the_name() -> None:
     fleet = Fleet(A, B, A)
     await fleet.source.begin([KEY])
@@ -88,7 +87,6 @@ async def test_every_address_of_a_name_is_asked_by_the_name() -> None:
     assert fleet.source.states == {"answers": 2, "silent": 0, "several": 0}
 
 
-@run_by(run)
 async def test_a_name_is_followed() -> None:
     """One is replaced by another, which has counted since it began."""
     fleet = Fleet(A, B)
@@ -103,7 +101,6 @@ async def test_a_name_is_followed() -> None:
     assert number(await fleet.window()) == pytest.approx(30.0)
 
 
-@run_by(run)
 async def test_who_joins_and_had_begun_before_is_unknown_for_a_window() -> None:
     fleet = Fleet(A)
     await fleet.source.begin([KEY])
@@ -113,7 +110,6 @@ async def test_who_joins_and_had_begun_before_is_unknown_for_a_window() -> None:
     assert number(await fleet.window()) == pytest.approx(20.0)
 
 
-@run_by(run)
 async def test_who_boots_behind_a_name_is_not_waited_for_and_who_has_answered_is() -> None:
     fleet = Fleet(A, B)
     fleet.fake.down = {B}
@@ -130,7 +126,6 @@ async def test_who_boots_behind_a_name_is_not_waited_for_and_who_has_answered_is
     assert fleet.source.states == {"answers": 1, "silent": 1, "several": 0}
 
 
-@run_by(run)
 async def test_a_name_that_cannot_be_looked_up_keeps_what_it_led_to_and_is_told() -> None:
     fleet = Fleet(A, B)
     fleet.names.fails = "Name or service not known"
@@ -150,15 +145,13 @@ async def test_a_name_that_cannot_be_looked_up_keeps_what_it_led_to_and_is_told(
 
 
 @pytest.mark.parametrize("url", ["http://10.0.0.1:8092", "http://[fd00::1]:8092/at"])
-@run_by(run)
-async def test_an_address_is_no_name(*, url: str) -> None:
+async def test_an_address_is_no_name(url: str) -> None:
     names = Names()
     (one,) = await SelectorAddresses([url], lookup=names).look()
     assert (one.url, one.shown, one.name, one.authority) == (url, url, "", "")
     assert not names.asked
 
 
-@run_by(run)
 async def test_of_two_families_one_is_asked() -> None:
     """A dual-stack replica has an address of each: it was counted twice."""
 
@@ -178,7 +171,6 @@ async def test_of_two_families_one_is_asked() -> None:
 # -- who hides behind one address ------------------------------------------------------------------
 
 
-@run_by(run)
 async def test_the_first_answer_of_another_process_at_an_address_tells_of_several() -> None:
     """By start times: the other had not ended when this one began. Neither is believed."""
     fleet = Fleet(A)
@@ -201,7 +193,6 @@ async def test_the_first_answer_of_another_process_at_an_address_tells_of_severa
     assert not fleet.source.warnings
 
 
-@run_by(run)
 async def test_two_that_were_started_together_are_two() -> None:
     """A start time has hundredths of a second: those of one rollout may share it."""
     fleet = Fleet(A)
@@ -212,7 +203,6 @@ async def test_two_that_were_started_together_are_two() -> None:
     assert fleet.source.states["several"] == 1
 
 
-@run_by(run)
 async def test_who_has_ended_was_replaced() -> None:
     fleet = Fleet(A)
     await fleet.source.begin([KEY])
@@ -221,9 +211,8 @@ async def test_who_has_ended_was_replaced() -> None:
     assert not fleet.source.warnings
 
 
-@run_by(run)
 async def test_replicas_that_are_heard_and_not_scraped_are_told_everywhere(
-    *, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A connection that always leads to the same one shows no other process."""
     fleet = Fleet(A)
@@ -253,7 +242,6 @@ async def test_replicas_that_are_heard_and_not_scraped_are_told_everywhere(
     assert fleet.source.unseen == 0
 
 
-@run_by(run)
 async def test_a_selector_at_two_addresses_is_counted_once() -> None:
     """By IPv4 and IPv6, or by two names: the id of its process tells."""
     fleet = Fleet(A, B, C)
@@ -276,7 +264,7 @@ async def test_a_selector_at_two_addresses_is_counted_once() -> None:
     assert number(await fleet.window()) == pytest.approx(20.0)
 
 
-def test_every_scrape_connects_anew() -> None:
+async def test_every_scrape_connects_anew() -> None:
     """Connections that are kept lead to one of several for ever, and none of the others is seen."""
     connections = 0
 
@@ -289,21 +277,18 @@ def test_every_scrape_connects_anew() -> None:
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(text), text))
         await reader.read()
 
-    async def use() -> None:
-        async with tcp_server(serve) as port:
-            source = SelectorSource([f"http://127.0.0.1:{port}"])
-            for _ in range(3):
-                await source.loads([KEY])
-            await source.close()
-        assert connections == 3
-
-    run(use)
+    async with tcp_server(serve) as port:
+        source = SelectorSource([f"http://127.0.0.1:{port}"])
+        for _ in range(3):
+            await source.loads([KEY])
+        await source.close()
+    assert connections == 3
 
 
 # -- drains ----------------------------------------------------------------------------------------
 
 
-def test_a_selector_that_is_broken_holds_up_no_drain_for_long() -> None:
+async def test_a_selector_that_is_broken_holds_up_no_drain_for_long() -> None:
     """One of two behind a name restarts again and again: the other knows what it had booked."""
     told: list[bytes] = []
     status = msgspec.json.encode(
@@ -330,34 +315,31 @@ def test_a_selector_that_is_broken_holds_up_no_drain_for_long() -> None:
     async def lookup(host: str, port: int) -> Sequence[str]:
         return ["127.0.0.2", "127.0.0.3"]
 
-    async def use() -> None:
-        clock = Clock()
-        async with tcp_server(serve, "127.0.0.2") as port:
-            url = f"http://selectors:{port}"
-            addresses = SelectorAddresses([url], 1000.0, clock, lookup)
-            fleet = SelectorFleet([url], None, addresses, clock)
-            for call in (fleet.in_flight(7), fleet.drain(7, "it goes"), fleet.workers(KEY, {7})):
-                with pytest.raises(SelectorError, match=r"127\.0\.0\.3"):
-                    await call
-            clock.now += SILENT_S
-            assert await fleet.in_flight(7) == ""
-            await fleet.drain(7, "it goes")
-            assert await fleet.workers(KEY, {7}) == {}
-            async with tcp_server(serve, "127.0.0.3", port):
-                told.clear()
-                await fleet.drain(7, "it goes")
-                assert len(told) == 2, "it is told once it answers"
+    clock = Clock()
+    async with tcp_server(serve, "127.0.0.2") as port:
+        url = f"http://selectors:{port}"
+        addresses = SelectorAddresses([url], 1000.0, clock, lookup)
+        fleet = SelectorFleet([url], None, addresses, clock)
+        for call in (fleet.in_flight(7), fleet.drain(7, "it goes"), fleet.workers(KEY, {7})):
             with pytest.raises(SelectorError, match=r"127\.0\.0\.3"):
-                await fleet.in_flight(7)
+                await call
         clock.now += SILENT_S
-        with pytest.raises(SelectorError):
-            await fleet.in_flight(7)  # if nobody answers, nobody knows
-        await fleet.close()
+        assert await fleet.in_flight(7) == ""
+        await fleet.drain(7, "it goes")
+        assert await fleet.workers(KEY, {7}) == {}
+        async with tcp_server(serve, "127.0.0.3", port):
+            told.clear()
+            await fleet.drain(7, "it goes")
+            assert len(told) == 2, "it is told once it answers"
+        with pytest.raises(SelectorError, match=r"127\.0\.0\.3"):
+            await fleet.in_flight(7)
+    clock.now += SILENT_S
+    with pytest.raises(SelectorError):
+        await fleet.in_flight(7)  # if nobody answers, nobody knows
+    await fleet.close()
 
-    run(use)
 
-
-def test_every_selector_behind_a_name_is_told_of_a_drain() -> None:
+async def test_every_selector_behind_a_name_is_told_of_a_drain() -> None:
     told: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -365,27 +347,24 @@ def test_every_selector_behind_a_name_is_told_of_a_drain() -> None:
         writer.write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 2\r\n\r\n{}")
         await writer.drain()
 
-    async def use() -> None:
-        addresses = ["127.0.0.2"]
+    addresses = ["127.0.0.2"]
 
-        async def lookup(host: str, port: int) -> Sequence[str]:
-            if not addresses:
-                raise socket.gaierror(-2, "Name or service not known")
-            return addresses
+    async def lookup(host: str, port: int) -> Sequence[str]:
+        if not addresses:
+            raise socket.gaierror(-2, "Name or service not known")
+        return addresses
 
-        async with tcp_server(serve, "127.0.0.2") as port, tcp_server(serve, "127.0.0.3", port):
-            url, clock = f"http://selectors:{port}", Clock()
-            fleet = SelectorFleet([url], None, SelectorAddresses([url], 10.0, clock, lookup))
-            await fleet.drain(7, "it goes")
-            assert len(told) == 1
-            addresses.append("127.0.0.3")
-            clock.now += 10.0
-            await fleet.drain(7, "it goes")
-            assert told == [b"POST /workers/7/drain HTTP/1.1"] * 3
-            await fleet.close()
-        addresses.clear()
-        nowhere = SelectorFleet([url], None, SelectorAddresses([url], 10.0, clock, lookup))
-        with pytest.raises(SelectorError, match="the name cannot be looked up"):
-            await nowhere.drain(7, "it goes")
-
-    run(use)
+    async with tcp_server(serve, "127.0.0.2") as port, tcp_server(serve, "127.0.0.3", port):
+        url, clock = f"http://selectors:{port}", Clock()
+        fleet = SelectorFleet([url], None, SelectorAddresses([url], 10.0, clock, lookup))
+        await fleet.drain(7, "it goes")
+        assert len(told) == 1
+        addresses.append("127.0.0.3")
+        clock.now += 10.0
+        await fleet.drain(7, "it goes")
+        assert told == [b"POST /workers/7/drain HTTP/1.1"] * 3
+        await fleet.close()
+    addresses.clear()
+    nowhere = SelectorFleet([url], None, SelectorAddresses([url], 10.0, clock, lookup))
+    with pytest.raises(SelectorError, match="the name cannot be looked up"):
+        await nowhere.drain(7, "it goes")

@@ -16,7 +16,8 @@ from select_service.planner.edge.state_file import StateFile, signed
 from select_service.planner.errors import PlannerError
 from select_service.planner.types import PoolState
 from tests.harms import HARMS, Harm, flipped
-from tests.select_service.planner.edge.test_loop import loop_of, unsigned
+from tests.select_service.planner.edge.loops import loop_of
+from tests.select_service.planner.edge.test_restarts import unsigned
 
 
 def test_a_damaged_file_that_cannot_be_put_aside(tmp_path: Path) -> None:

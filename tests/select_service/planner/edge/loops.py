@@ -1,0 +1,94 @@
+"""The planner's loop, with a source that says what it is told to."""
+
+from __future__ import annotations
+
+from select_service.planner.core.fleet_plan import FleetPlan
+from select_service.planner.edge.connectors.connector import Connector, DryRun
+from select_service.planner.edge.connectors.kubernetes import KubernetesConnector
+from select_service.planner.edge.leases.lease import LeaderLease, NoLease
+from select_service.planner.edge.loop import Loop
+from select_service.planner.edge.predictors import PredictorSettings
+from select_service.planner.edge.run_command import single_model
+from select_service.planner.edge.run_settings import build_fleet
+from select_service.planner.edge.state_file import StateFile
+from select_service.planner.types import (
+    Load,
+    ModelKey,
+    PoolState,
+    Window,
+)
+from tests.select_service.planner.core.test_fleet_plan import BUSY
+from tests.select_service.planner.edge.fakes import DECODE, PREFILL, Clock, FakeKube
+from tests.select_service.planner.golden import PROFILE
+
+START = {PREFILL: 1, DECODE: 1}
+
+
+ONE_OF_EACH = {PREFILL: PoolState(1, 1), DECODE: PoolState(1, 1)}
+
+
+class Told:
+    """A source that says what it is told to."""
+
+    warnings: tuple[str, ...] = ()
+
+    def __init__(self, window: Window = BUSY) -> None:
+        self.window = window
+        self.load = Load()
+
+    async def begin(self, models: list[ModelKey]) -> None:
+        pass
+
+    async def windows(self, models: list[ModelKey], seconds: float) -> dict[ModelKey, Window]:
+        return dict.fromkeys(models, self.window)
+
+    async def loads(self, models: list[ModelKey]) -> dict[ModelKey, Load]:
+        return dict.fromkeys(models, self.load)
+
+    async def close(self) -> None:
+        pass
+
+
+def fleet(gpus_max: int = 64) -> FleetPlan:
+    model = single_model(
+        *("m", "default", str(PROFILE)),
+        resources=("deployments/prefill", "deployments/decode"),
+        gpus=(1, 1),
+        endpoints_min=1,
+        start_s=120.0,
+        goals=(500.0, 20.0, None),
+    )
+    return build_fleet([model], PredictorSettings(name="constant"), gpus_max)
+
+
+def loop_of(
+    connector: Connector | None = None,
+    lease: LeaderLease | None = None,
+    state: StateFile | None = None,
+    source: Told | None = None,
+    gpus_max: int = 64,
+) -> Loop:
+    return Loop(
+        fleet(gpus_max),
+        source or Told(),  # type: ignore[arg-type] # lists are sequences
+        connector or DryRun(START),
+        lease or NoLease(),
+        clock=Clock(),
+        wall=lambda: 1000.0,
+        state=state,
+    )
+
+
+def kube_loop(
+    fake: FakeKube,
+    lease: LeaderLease | None = None,
+    *,
+    prefill: tuple[int, int] = (1, 1),
+    decode: tuple[int, int] = (1, 1),
+    gpus_max: int = 64,
+) -> Loop:
+    """One that scales deployments, of each so many replicas and of these so many that are ready."""
+    fake.deployment("prefill", *prefill)
+    fake.deployment("decode", *decode)
+    resources = {PREFILL: "deployments/prefill", DECODE: "deployments/decode"}
+    return loop_of(KubernetesConnector(fake.kube(), resources), lease, gpus_max=gpus_max)
