@@ -10,18 +10,9 @@ import pytest
 from select_service.planner.core.budget import PoolNeed, share_out
 from select_service.planner.core.correction import Correction
 from select_service.planner.core.demand import Demand, Interval, Predictors
-from select_service.planner.core.fleet_plan import FleetPlan, PlannedModel, PoolSettings
 from select_service.planner.core.kalman import Kalman
 from select_service.planner.core.prediction import Constant, Predictor
 from select_service.planner.core.recurrence import Recurrence
-from select_service.planner.core.sizing import Goals
-from select_service.planner.core.stabilization_window import (
-    PoolLimits,
-    StabilizationWindow,
-    StartTime,
-)
-from select_service.planner.core.surface import Surface
-from select_service.planner.edge.profile_files import read_profile
 from select_service.planner.types import (
     IDLE,
     Load,
@@ -30,33 +21,19 @@ from select_service.planner.types import (
     PoolKey,
     PoolState,
     Reading,
-    ScalingDecision,
     Target,
     Value,
     Window,
 )
-from tests.select_service.planner.golden import PROFILE
-
-SURFACE = Surface(read_profile(PROFILE))
-KEY = ModelKey("m")
-PREFILL, DECODE = PoolKey(KEY, "prefill"), PoolKey(KEY, "decode")
-INTERVAL = 180.0
-BUSY = Window(
-    seconds=INTERVAL,
-    requests=Value(5400.0),
-    isl=Value(3000.0),
-    osl=Value(300.0),
-    ttft_ms=Value(150.0),
-    itl_ms=Value(18.0),
-    concurrency=Value(180.0),
+from tests.select_service.planner.core.planned_fleet import (
+    BUSY,
+    DECODE,
+    INTERVAL,
+    KEY,
+    PREFILL,
+    Run,
+    model,
 )
-
-
-def model(key: ModelKey = KEY, weight: float = 1.0, **limits: Any) -> PlannedModel:
-    pool = PoolSettings(gpus=1, limits=PoolLimits(**{"step_up": 99, "step_down": 99, **limits}))
-    predictors = Predictors(*(Predictor(Constant()) for _ in range(3)))
-    goals = Goals(ttft_ms=500.0, itl_ms=20.0, pooled=False)
-    return PlannedModel(key, {"prefill": pool, "decode": pool}, SURFACE, predictors, goals, weight)
 
 
 def test_minutes_in_which_nobody_counts_are_a_gap_in_what_is_remembered() -> None:
@@ -93,46 +70,6 @@ def test_slow_engines_are_known_to_be_slow_where_requests_come_in_lumps() -> Non
         one._correct(replace(BUSY, ttft_ms=Value(2_000.0)))
     assert one.p_correction.factor > 1.9
     assert one.demand.lumps.seconds <= one.demand.lumps.most_s(5400.0, INTERVAL)
-
-
-class Run:
-    """A fleet whose replicas start at once."""
-
-    def __init__(
-        self,
-        *models: PlannedModel,
-        gpus_max: int = 64,
-        prefill: int = 3,
-        decode: int = 6,
-        correct: bool = False,
-    ) -> None:
-        self.fleet = FleetPlan(models or [model()], gpus_max, INTERVAL, correct=correct)
-        self.states = {PREFILL: PoolState(prefill, prefill), DECODE: PoolState(decode, decode)}
-        for one in models[1:]:
-            self.states |= {pool.key: PoolState(1, 1) for pool in one.pools}
-        self.now = 0.0
-
-    def slow(self, window: Window, seconds: float = INTERVAL) -> ScalingDecision:
-        self.now += seconds
-        windows = {one.key: window for one in self.fleet.models}
-        return self._apply(self.fleet.slow(windows, self.states, self.now))
-
-    def slow_each(self, windows: dict[ModelKey, Window]) -> ScalingDecision:
-        self.now += INTERVAL
-        return self._apply(self.fleet.slow(windows, self.states, self.now))
-
-    def fast(self, load: Load) -> ScalingDecision:
-        self.now += 5.0
-        return self._apply(self.fleet.fast({KEY: load}, self.states, self.now))
-
-    def _apply(self, decision: ScalingDecision) -> ScalingDecision:
-        for one in decision.targets:
-            self.states[one.pool] = PoolState(one.replicas, one.replicas)
-        return decision
-
-    @property
-    def counts(self) -> tuple[int, int]:
-        return self.states[PREFILL].desired, self.states[DECODE].desired
 
 
 def _target(pool: PoolKey, replicas: int) -> Target:
@@ -247,10 +184,7 @@ def test_what_recurs_is_foreseen_on_time_after_what_nobody_counted(how: str) -> 
     def window(step: int) -> Window:
         return replace(BUSY, requests=Value(21_000.0 if step % period >= 13 else 6_000.0))
 
-    planned = model()
-    planned.demand = Demand(
-        Predictors(Predictor(Recurrence()), Predictor(Constant()), Predictor(Constant()))
-    )
+    planned = model(requests=Recurrence())
     run, known = Run(planned), 90
     for step in range(known):
         run.slow(window(step))
@@ -269,10 +203,7 @@ def test_what_recurs_is_foreseen_on_time_after_what_nobody_counted(how: str) -> 
 
 
 def test_time_passes_while_metrics_are_missing_from_the_start() -> None:
-    planned = model()
-    planned.demand = Demand(
-        Predictors(Predictor(Recurrence()), Predictor(Constant()), Predictor(Constant()))
-    )
+    planned = model(requests=Recurrence())
     run, past = Run(planned), [Interval(6_000.0, 3000.0, 300.0)] * 40
     planned.recall(past, 1.0, 1.0, 1.0, INTERVAL)
     for _ in range(2):
@@ -284,10 +215,7 @@ def test_time_passes_while_metrics_are_missing_from_the_start() -> None:
 
 def test_turns_that_are_late_now_and_then_are_no_intervals_more() -> None:
     """Of decisions that take long by turns: a gap was seen behind each, and filled."""
-    planned = model()
-    planned.demand = Demand(
-        Predictors(Predictor(Recurrence()), Predictor(Constant()), Predictor(Constant()))
-    )
+    planned = model(requests=Recurrence())
     run = Run(planned)
     for turn in range(40):
         run.now = INTERVAL * (turn + (0.8 if turn % 2 else 0.0))
@@ -350,36 +278,6 @@ def test_engines_of_different_sizes_fill_the_budget_and_never_more() -> None:
         assert counts[PREFILL] == 9 or counts[DECODE] == 5 or budget - total < 4
 
 
-def test_down_only_after_the_window_and_first_what_has_not_started() -> None:
-    steady = StabilizationWindow(PoolLimits(stabilisation_s=300.0, step_down=1, step_up=4))
-    assert steady.next(9, 3, 0, now=0.0)[0] == 7  # at most four more
-    assert steady.next(2, 7, 0, now=100.0) == (7, "7 were wanted within 300 s")
-    assert steady.next(2, 7, 2, now=200.0) == (7, "7 were wanted within 300 s")
-    told = "2 of 2 that have not started are given up: 5 are ready, and 2 do"
-    assert steady.next(2, 7, 2, now=301.0) == (5, told), "nobody who serves goes with them"
-    assert steady.next(2, 5, 0, now=303.0)[0] == 4
-    assert steady.next(0, 2, 0, now=700.0) == (1, "kept within 1 and 1000")
-
-
-def test_down_at_once_where_the_forecasts_are_sure() -> None:
-    steady = StabilizationWindow(PoolLimits(stabilisation_s=300.0, step_down=9))
-    assert steady.next(9, 9, 0, now=0.0) == (9, "")
-    assert steady.next(4, 9, 0, now=60.0, sure=6)[0] == 6
-    assert steady.next(4, 6, 0, now=120.0, sure=3) == (4, "")
-    assert steady.next(2, 4, 1, now=180.0, sure=2)[0] == 3, "whose start matters no more"
-
-
-def test_what_starts_is_kept_while_it_may_still_be_wanted() -> None:
-    """It is missing from what suffices for sure, and was wanted a moment ago."""
-    steady = StabilizationWindow(PoolLimits(stabilisation_s=300.0))
-    assert steady.next(9, 9, 4, now=0.0)[0] == 9
-    told = "4 are starting: nothing is taken away meanwhile"
-    assert steady.next(7, 9, 4, now=60.0, sure=7) == (9, told)
-    told = "2 of 4 that have not started are given up: 5 are ready, and 7 do"
-    assert steady.next(7, 9, 4, now=361.0, sure=7) == (7, told), "the newer decision has lasted"
-    assert steady.next(9, 7, 2, now=362.0) == (9, "")
-
-
 def test_a_pod_that_never_starts_holds_nothing() -> None:
     """Two without a machine: for half an hour nothing was taken away."""
     run = Run()
@@ -400,152 +298,10 @@ def test_a_pod_that_never_starts_holds_nothing() -> None:
     assert ready in counts, "who has not started goes alone"
 
 
-def test_what_was_given_up_was_no_start() -> None:
-    start = StartTime(prior_s=120.0)
-    start.follow(PoolState(2, 2), 0.0)
-    start.follow(PoolState(4, 2), 10.0)
-    start.follow(PoolState(2, 2), 900.0)
-    assert start.seconds == 120.0
-
-
-def test_noise_does_not_flap() -> None:
-    steady = StabilizationWindow(PoolLimits(stabilisation_s=600.0))
-    current, changes = 5, 0
-    for step in range(100):
-        count, _ = steady.next(5 + step % 2, current, 0, now=180.0 * step)
-        changes += count != current
-        current = count
-    assert changes == 1
-
-
-def test_the_fast_loop_adds_at_once_and_does_not_pile_up() -> None:
-    run = Run()
-    run.slow(BUSY)
-    run.fast(Load(prefill_backlog_tokens=Value(5_000.0)))
-    assert run.counts[0] == 4  # a short queue is chance
-    burst = Load(prefill_backlog_tokens=Value(400_000.0))
-    decision = run.fast(burst)
-    added = run.counts[0]
-    assert 5 < added < 20
-    assert any("400000 tokens wait" in one for one in decision.reasons)
-    for tokens in (410_000.0, 420_000.0, 425_000.0, 425_000.0):  # the rest is starting
-        run.states[PREFILL] = PoolState(added, 4)
-        run.fast(Load(prefill_backlog_tokens=Value(tokens)))
-        assert run.states[PREFILL].desired == added
-    run.states[PREFILL] = PoolState(added, added)
-
-
-def test_a_queue_that_grows_fast_asks_for_as_many_as_its_work_arrives() -> None:
-    slow, fast = Run(), Run()
-    for run, step in ((slow, 10_000.0), (fast, 200_000.0)):
-        run.slow(BUSY)
-        for turn in range(1, 5):
-            run.states[PREFILL] = PoolState(run.counts[0], 4)
-            run.fast(Load(prefill_backlog_tokens=Value(100_000.0 + step * turn)))
-    assert fast.counts[0] > slow.counts[0]
-
-
-@pytest.mark.parametrize("arrived", [Value(1.0), IDLE])
-def test_a_queue_to_which_nobody_comes_is_worked_off_by_those_who_are_there(
-    arrived: Reading,
-) -> None:
-    """That nobody came was taken for not knowing it, and more engines were asked for."""
-    run = Run()
-    run.slow(BUSY)
-    before = run.counts
-    for step in range(3):
-        tokens = Value(3e6 - 1e5 * step)
-        run.fast(Load(prefill_backlog_tokens=tokens, arrived=arrived, seconds=5.0))
-    assert run.counts == before
-
-
-def test_live_requests_beyond_the_target_are_more_decode_engines() -> None:
-    run = Run()
-    run.slow(BUSY)
-    run.fast(Load(concurrency=Value(500.0), context_tokens=Value(3150.0)))
-    # as fast as those that there is room for end, as many come: eight serve them in time. Fifteen
-    # would hold all that are live, but those stay where they are
-    assert run.counts == (4, 8)
-
-
-def test_a_queue_on_a_decode_engine_is_not_taken_for_traffic() -> None:
-    """Live requests pile up for a minute, until engines have started: that is no load of 16."""
-    run = Run()
-    run.slow(BUSY)
-    for turn in range(12):
-        run.states[DECODE] = PoolState(run.counts[1], 6)
-        run.fast(Load(concurrency=Value(200.0 + 60.0 * turn), context_tokens=Value(3150.0)))
-    assert run.counts[1] <= 11
-
-
-def test_arrivals_that_were_counted_are_sized_at_once_and_held_until_the_next_interval() -> None:
-    run = Run()
-    run.slow(BUSY)
-    calm = Load(arrived=Value(160.0), seconds=5.0)
-    run.fast(calm)
-    assert run.counts == (4, 6), "160 instead of 150 are chance"
-    decision = run.fast(Load(arrived=Value(450.0), seconds=5.0))
-    assert any("450 requests came in 5 s, 150 were planned" in one for one in decision.reasons)
-    surge = run.counts
-    assert surge[0] >= 9
-    assert surge[1] >= 15
-    for _ in range(20):
-        run.fast(calm)
-    assert run.counts == surge, "what was there a moment ago is not taken away on the spot"
-
-
-def test_a_burst_after_hours_of_nothing_is_seen_within_a_look() -> None:
-    run = Run(model(stabilisation_s=0.0))
-    run.slow(BUSY)
-    for _ in range(40):
-        run.slow(Window(seconds=INTERVAL, requests=IDLE))
-    assert run.counts == (1, 1)
-    run.fast(Load(arrived=Value(150.0), seconds=5.0))
-    assert run.counts == (4, 6)
-
-
-def test_blind_planners_size_what_they_can_count() -> None:
-    run = Run(model(stabilisation_s=60.0))
-    run.slow(BUSY)
-    for _ in range(4):
-        run.slow(Window(seconds=INTERVAL, requests=Missing("no Prometheus")))
-    for _ in range(30):
-        run.fast(Load(arrived=Value(75.0), seconds=5.0))
-    assert run.counts == (2, 3)
-
-
-@pytest.mark.parametrize("live", [Value(80 * 300 * 0.0155), Missing("no series")])
-def test_a_short_queue_is_no_reason_to_take_busy_engines_away(live: Reading) -> None:
-    """One of two selectors was away for ten minutes: of nine prefill engines two were left."""
-    run = Run()
-    for _ in range(4):
-        run.slow(replace(BUSY, requests=Value(80 * INTERVAL)))
-    before = run.counts
-    gone = Missing("http://b: refused")
-    prompts = 80 * 0.0922 * 1.5  # that are computed, or about to be
-    load = Load(
-        prefill_backlog_tokens=Value(1500.0 * prompts), concurrency=live, arrived=gone, seconds=5.0
-    )
-    for _ in range(8):
-        run.slow(Window(seconds=INTERVAL, requests=gone))
-        for _ in range(35):
-            run.fast(load)
-    assert run.fleet.models[0].demand.missed == 8
-    prefill, decode = run.counts
-    assert before[0] - 1 <= prefill <= before[0] + 1
-    assert before[1] - 1 <= decode <= before[1] + 1
-    run.fast(replace(load, prefill_backlog_tokens=Value(2e6)))
-    assert run.counts[0] > before[0] + 1, "a long one is a reason for more"
-
-
 def test_engines_that_start_slowly_are_asked_for_earlier() -> None:
     counts = []
     for start_s in (60.0, 900.0):
-        climbing = model(start_s=start_s)
-        climbing.demand = Demand(
-            Predictors(Predictor(Kalman()), Predictor(Constant()), Predictor(Constant()))
-        )
-        run = Run(climbing, prefill=1, decode=1)
+        run = Run(model(requests=Kalman(), start_s=start_s), prefill=1, decode=1)
         for step in range(10):
             run.slow(replace(BUSY, requests=Value(600.0 * step)))
             run.states = {pool: PoolState(1, 1) for pool in run.states}
@@ -613,20 +369,6 @@ def test_replicas_that_never_start_are_not_waited_for_for_ever() -> None:
     assert pool.overdue == 0
 
 
-def test_replicas_that_come_one_after_the_other_are_waited_for() -> None:
-    time = StartTime(prior_s=100.0, give_up_s=1800.0)
-
-    def overdue(ready: int, wanted: int, now: float) -> int:
-        time.follow(PoolState(wanted, ready), now)
-        return time.overdue
-
-    assert not any(overdue(now // 600, 20, float(now)) for now in range(0, 7200, 600))
-    assert overdue(11, 25, 8000.0) == 0  # five more were asked for
-    assert overdue(11, 25, 9700.0) == 0
-    assert overdue(11, 25, 9800.0) == 14
-    assert overdue(12, 25, 9900.0) == 0
-
-
 def test_corrections_are_slow_clamped_and_need_samples() -> None:
     one = Correction()
     assert not one.hear(Missing("no series"), 100.0, 1000, steady=True)
@@ -646,32 +388,3 @@ def test_a_slow_fleet_gets_more_engines() -> None:
     for _ in range(12):
         run.slow(replace(BUSY, itl_ms=Value(35.0)))
     assert run.counts[1] > 8
-
-
-def test_starts_are_timed() -> None:
-    time = StartTime(prior_s=100.0)
-    seen = ((0.0, 1, 1), (10.0, 3, 1), (50.0, 3, 2), (70.0, 3, 3), (90.0, 3, 3))
-    for now, desired, ready in seen:
-        time.follow(PoolState(desired, ready), now)
-    assert time.seconds == pytest.approx(100.0 + 0.3 * (60.0 - 100.0))
-
-
-def test_who_is_not_ready_for_a_moment_has_not_started() -> None:
-    """Ten readiness probes that failed once made starts of two minutes ones of eight seconds."""
-    time = StartTime(prior_s=120.0)
-    for blip in range(10):
-        for at, ready in ((0.0, 6), (60.0, 5), (65.0, 6)):
-            time.follow(PoolState(6, ready), 100.0 * blip + at)
-    assert time.seconds == 120.0
-    time.follow(PoolState(6, 5), 1000.0)  # one is lost, and two are asked for meanwhile
-    time.follow(PoolState(8, 5), 1030.0)
-    time.follow(PoolState(8, 8), 1130.0)
-    assert time.seconds == pytest.approx(120.0 + 0.3 * (100.0 - 120.0))
-
-
-def test_a_start_whose_begin_nobody_saw_is_no_measure() -> None:
-    """A planner that is started again while engines start would take the rest for the whole."""
-    time = StartTime(prior_s=120.0)
-    for now, ready in ((0.0, 2), (5.0, 4)):
-        time.follow(PoolState(4, ready), now)
-    assert time.seconds == 120.0

@@ -16,7 +16,7 @@ from select_service.planner.core.sizing import Goals
 from select_service.planner.core.stabilization_window import PoolLimits
 from select_service.planner.edge.predictors import PredictorSettings, make_predictor
 from select_service.planner.types import Load, PoolKey, PoolState, ScalingDecision, Value, Window
-from tests.select_service.planner.core.test_fleet_plan import DECODE, KEY, PREFILL, SURFACE
+from tests.select_service.planner.core.planned_fleet import DECODE, KEY, PREFILL, SURFACE
 
 INTERVAL_S, LOOK_S = 60.0, 5.0
 START_S = 60.0

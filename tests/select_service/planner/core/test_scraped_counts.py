@@ -8,7 +8,7 @@ import pytest
 
 from select_service.planner.core.fleet_plan import PlannedModel
 from select_service.planner.types import IDLE, Load, Missing, Value
-from tests.select_service.planner.core.test_fleet_plan import BUSY, DECODE, INTERVAL, Run, model
+from tests.select_service.planner.core.planned_fleet import BUSY, DECODE, INTERVAL, Run, model
 
 SCRAPE_S = 15.0
 

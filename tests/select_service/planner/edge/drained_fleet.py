@@ -22,8 +22,6 @@ from tests.select_service.planner.edge.fakes import DECODE, PREFILL, Clock, Fake
 from tests.wait import run
 
 NAMES = ("one", "two")
-
-
 MOST_S = 300.0
 
 

@@ -11,19 +11,12 @@ from select_service.planner.edge.predictors import PredictorSettings
 from select_service.planner.edge.run_command import single_model
 from select_service.planner.edge.run_settings import build_fleet
 from select_service.planner.edge.state_file import StateFile
-from select_service.planner.types import (
-    Load,
-    ModelKey,
-    PoolState,
-    Window,
-)
-from tests.select_service.planner.core.test_fleet_plan import BUSY
+from select_service.planner.types import Load, ModelKey, PoolState, Window
+from tests.select_service.planner.core.planned_fleet import BUSY
 from tests.select_service.planner.edge.fakes import DECODE, PREFILL, Clock, FakeKube
 from tests.select_service.planner.golden import PROFILE
 
 START = {PREFILL: 1, DECODE: 1}
-
-
 ONE_OF_EACH = {PREFILL: PoolState(1, 1), DECODE: PoolState(1, 1)}
 
 

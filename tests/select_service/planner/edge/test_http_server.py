@@ -17,13 +17,8 @@ from select_service.planner.edge.predictors import PredictorSettings
 from select_service.planner.edge.run_command import _listeners, single_model
 from select_service.planner.edge.run_settings import build_fleet
 from select_service.planner.errors import SettingsError
-from select_service.planner.types import (
-    IDLE,
-    Missing,
-    PoolState,
-    Window,
-)
-from tests.select_service.planner.core.test_fleet_plan import BUSY
+from select_service.planner.types import IDLE, Missing, PoolState, Window
+from tests.select_service.planner.core.planned_fleet import BUSY
 from tests.select_service.planner.edge.fakes import Clock
 from tests.select_service.planner.edge.loops import ONE_OF_EACH, Told, loop_of
 from tests.select_service.planner.golden import PROFILE

@@ -31,7 +31,7 @@ from select_service.planner.types import (
     Value,
     Window,
 )
-from tests.select_service.planner.core.test_fleet_plan import BUSY
+from tests.select_service.planner.core.planned_fleet import BUSY
 from tests.select_service.planner.edge.fakes import DECODE, KEY, PREFILL, Clock, FakeKube
 from tests.select_service.planner.edge.loops import ONE_OF_EACH, Told, kube_loop, loop_of
 from tests.select_service.planner.golden import PROFILE

@@ -16,15 +16,8 @@ from select_service.planner.edge.connectors.virtual import Completion, VirtualCo
 from select_service.planner.edge.loop import Loop
 from select_service.planner.edge.predictors import PredictorSettings, make_predictor
 from select_service.planner.edge.state_file import Memory, StateFile
-from select_service.planner.types import (
-    IDLE,
-    Load,
-    Missing,
-    Target,
-    Value,
-    Window,
-)
-from tests.select_service.planner.core.test_fleet_plan import BUSY
+from select_service.planner.types import IDLE, Load, Missing, Target, Value, Window
+from tests.select_service.planner.core.planned_fleet import BUSY
 from tests.select_service.planner.edge.fakes import DECODE, PREFILL, Clock
 from tests.select_service.planner.edge.loops import ONE_OF_EACH, START, Told, loop_of
 
