@@ -72,6 +72,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, dict[str, Estimate]]
     slo_capacity: Estimate
     against: Estimate  # the base's SLO capacity: a share of it, over the same requests
+    beyond: bool = False  # it carries more: some search ended at its greatest load
 
 
 Task = SimulationSettings | CapacitySearch
@@ -164,10 +165,13 @@ def rows_of(
         for policy, runs in by_policy([one for one in group if one is not None]).items():
             metrics[policy][f"{load:g}"] = estimates(runs)
     carried: dict[str, list[float]] = {}
+    beyond = set()
     for task in searches_of(scene, policies, seeds):
         one = found[key_of(task)].capacity
         assert one is not None
         carried.setdefault(one.policy, []).append(one.found)
+        if one.beyond:
+            beyond.add(one.policy)
     base = carried[base_of(policies)]
     mean = sum(base) / len(base) or 1.0
     return [
@@ -177,6 +181,7 @@ def rows_of(
             metrics=metrics[policy],
             slo_capacity=estimate(carried[policy]),
             against=estimate([(x - y) / mean for x, y in zip(carried[policy], base, strict=True)]),
+            beyond=policy in beyond,
         )
         for policy in policies
     ]
@@ -191,7 +196,8 @@ def markdown(rows: Sequence[Row], loads: Sequence[float]) -> str:
     ]
     for row in rows:
         half = "" if row.against.half is None else f" ±{100 * row.against.half:.0f}"
-        carried = f"{row.slo_capacity.text(3)} ({100 * row.against.mean:+.0f}{half} %)"
+        more = "> " if row.beyond else ""
+        carried = f"{more}{row.slo_capacity.text(3)} ({100 * row.against.mean:+.0f}{half} %)"
         cells = []
         for name in COLUMNS:
             _, _, scale, digits = METRICS[name]

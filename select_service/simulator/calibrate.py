@@ -51,7 +51,8 @@ def execute(args: Namespace) -> int:
     """Run the command; returns the exit code.
 
     Raises:
-        ValueError, OSError: a file cannot be read, or does not say enough.
+        BadResult, BadRecording, OSError: a file cannot be read.
+        ValueError: they do not say enough.
         NotWritten: the profile cannot be written.
     """
     options = read_section(CalibrateOptions, args)

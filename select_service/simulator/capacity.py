@@ -8,7 +8,7 @@ of two of them is the difference over seeds. The same search over workers answer
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -29,9 +29,17 @@ from select_service.version import __version__
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-__all__ = ["Capacities", "CapacityFound", "CapacitySearch", "execute", "search", "verdict"]
+__all__ = [
+    "Capacities",
+    "CapacityFound",
+    "CapacitySearch",
+    "execute",
+    "search",
+    "table_of",
+    "verdict",
+]
 
 _FIRST_LOAD: Final = 0.5
 _LOAD_MAX: Final = 64.0
@@ -57,6 +65,7 @@ class CapacityFound(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     found: float  # 0: no load is light enough
     trials: list[tuple[float, float]]
+    beyond: bool = False  # more than what was found: the search ended there
 
 
 class Capacities(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,7 +83,7 @@ def search(task: CapacitySearch, progress: Callable[[float], None] | None = None
     """Find the load, or the number of workers.
 
     Raises:
-        ValueError, BadTrace, OSError: it cannot be run, or no number of workers is enough.
+        ValueError, BadTrace, OSError: it cannot be run.
     """
     trials: list[tuple[float, float]] = []
 
@@ -89,9 +98,11 @@ def search(task: CapacitySearch, progress: Callable[[float], None] | None = None
             progress(min(len(trials) / _STEPS, 0.95))
         return trials[-1][1]
 
-    found = _workers(task, good) if task.workers else _load(task, good)
+    found, beyond = _workers(task, good) if task.workers else _load(task, good)
     settings = task.settings
-    return CapacityFound(policy=settings.policy, seed=settings.seed, found=found, trials=trials)
+    return CapacityFound(
+        policy=settings.policy, seed=settings.seed, found=found, trials=trials, beyond=beyond
+    )
 
 
 def _scaled(
@@ -112,20 +123,20 @@ def _scaled(
     return replace(settings, workloads=workloads)
 
 
-def _load(task: CapacitySearch, good: Callable[[float], float]) -> float:
-    """Bisect between a load that is good and one that is not; between the last two, in line."""
+def _load(task: CapacitySearch, good: Callable[[float], float]) -> tuple[float, bool]:
+    """Bisect between a load that is good and one that is not; between the last two, in line.
+
+    Also returns whether even the greatest load was good.
+    """
     low, share_low, high = 0.0, 1.0, _FIRST_LOAD
     while (share_high := good(high)) >= task.share:
         low, share_low, high = high, share_high, 2.0 * high
         if high > _LOAD_MAX:
-            raise ValueError(
-                f"at {low:g} times the load requests are still in time: more of them, or tighter "
-                "targets"
-            )
+            return low, True
     while high - low > task.tolerance * high:
         middle = (low + high) / 2
         if middle < _LOAD_MIN:
-            return 0.0
+            return 0.0, False
         share = good(middle)
         if share >= task.share:
             low, share_low = middle, share
@@ -133,8 +144,8 @@ def _load(task: CapacitySearch, good: Callable[[float], float]) -> float:
             high, share_high = middle, share
     users = _users(task.settings)
     if users:  # there is no part of one
-        return _users(_scaled(task.settings, low, task.capacity)) / users
-    return low + (high - low) * (share_low - task.share) / (share_low - share_high)
+        return _users(_scaled(task.settings, low, task.capacity)) / users, False
+    return low + (high - low) * (share_low - task.share) / (share_low - share_high), False
 
 
 def _users(settings: SimulationSettings) -> int:
@@ -145,17 +156,15 @@ def _users(settings: SimulationSettings) -> int:
     return sum(one.users for one in settings.workloads) if is_closed else 0
 
 
-def _workers(task: CapacitySearch, good: Callable[[float], float]) -> float:
-    """Bisect between too few workers and enough."""
+def _workers(task: CapacitySearch, good: Callable[[float], float]) -> tuple[float, bool]:
+    """Bisect between too few workers and enough; also returns whether the most were too few."""
     settings = task.settings
     most = WORKERS_MAX - settings.prefill_workers
     # the slow ones are always there
     few, enough = max(0, sum(one.count for one in settings.slow) - 1), settings.workers
     while good(enough) < task.share:
         if enough >= most or enough >= 64 * settings.workers:
-            raise ValueError(
-                f"{enough} workers are not enough either: a request that is alone may be late"
-            )
+            return float(enough), True
         few, enough = enough, min(2 * enough, most)
     while enough - few > 1:
         middle = (few + enough) // 2
@@ -163,7 +172,7 @@ def _workers(task: CapacitySearch, good: Callable[[float], float]) -> float:
             enough = middle
         else:
             few = middle
-    return float(enough)
+    return float(enough), False
 
 
 def execute(args: Namespace) -> int:
@@ -201,7 +210,7 @@ def execute(args: Namespace) -> int:
         capacity=capacity,
         searches=found,
     )
-    head, rows = _table(result)
+    head, rows = table_of(result)
     sys.stdout.write(f"{verdict(result)}\n{as_text(head, rows)}")
     if options.out is not None:
         write_json(options.out, result)
@@ -234,34 +243,52 @@ def _expect_targets(settings: SimulationSettings) -> None:
         raise ValueError("--slo-ttft, --slo-itl or both: when is a request in time?")
 
 
-def _by_policy(result: Capacities) -> dict[str, list[float]]:
-    groups: dict[str, list[float]] = {}
+class _Group(NamedTuple):
+    """What was found of one policy, by seed."""
+
+    values: list[float]
+    is_beyond: bool  # more than that: some search ended at its limit
+
+    def text(self, digits: int, scale: float = 1.0) -> str:
+        found = estimate(self.values).text(digits, scale)
+        return f"> {found}" if self.is_beyond else found
+
+
+def _by_policy(result: Capacities) -> dict[str, _Group]:
+    groups: dict[str, list[CapacityFound]] = {}
     for one in result.searches:
-        groups.setdefault(one.policy, []).append(one.found)
-    return groups
+        groups.setdefault(one.policy, []).append(one)
+    return {
+        policy: _Group([one.found for one in group], any(one.beyond for one in group))
+        for policy, group in groups.items()
+    }
 
 
-def _against(values: Sequence[float], base: Sequence[float]) -> Estimate | None:
-    """Return the mean difference to the base's, as a share of it; None: that carries nothing."""
-    mean = sum(base) / len(base)
-    if not mean:
+def _against(group: _Group, base: _Group) -> Estimate | None:
+    """Return the mean difference to the base's, as a share of it.
+
+    None: that carries nothing, or one of both was not found.
+    """
+    mean = sum(base.values) / len(base.values)
+    if not mean or group.is_beyond or base.is_beyond:
         return None
-    return estimate([(one - other) / mean for one, other in zip(values, base, strict=True)])
+    pairs = zip(group.values, base.values, strict=True)
+    return estimate([(one - other) / mean for one, other in pairs])
 
 
-def _table(result: Capacities) -> tuple[list[str], list[list[str]]]:
+def table_of(result: Capacities) -> tuple[list[str], list[list[str]]]:
+    """Return a header, and a row per policy."""
     groups = _by_policy(result)
     base = base_of(groups)
     by_workers, capacity = result.find == "workers", result.capacity
     what = "workers" if by_workers else "of capacity" if capacity else "times the load"
     head = ["policy", what, *(["requests/s"] if capacity else []), f"against {base}, %"]
     rows = []
-    for policy, values in groups.items():
-        found = estimate(values)
-        row = [policy, found.text(1 if by_workers else 3)]
+    for policy, group in groups.items():
+        row = [policy, group.text(1 if by_workers else 3)]
         if capacity:
-            row.append(found.text(2, capacity))
-        change = None if policy == base else _against(values, groups[base])
+            row.append(group.text(2, capacity))
+        change = None if policy == base else _against(group, groups[base])
         rows.append([*row, "-" if change is None else _signed(change)])
     return head, rows
 
@@ -275,9 +302,12 @@ def verdict(result: Capacities) -> str:
     """Say who carries the most, or needs the fewest workers, and by how much."""
     groups = _by_policy(result)
     by_workers = result.find == "workers"
-    ranking = sorted(
-        groups, key=lambda name: estimate(groups[name]).mean * (1.0 if by_workers else -1.0)
-    )
+
+    def order(name: str) -> tuple[float, float]:
+        sign, group = 1.0 if by_workers else -1.0, groups[name]
+        return sign * group.is_beyond, sign * estimate(group.values).mean
+
+    ranking = sorted(groups, key=order)
     first, *others = [name for name in ranking if name not in BEYOND] or ranking
     settings = result.settings
     targets = [
@@ -285,25 +315,41 @@ def verdict(result: Capacities) -> str:
         for name, value in (("TTFT", settings.slo_ttft_s), ("ITL", settings.slo_itl_s))
         if value is not None
     ]
-    amount = estimate(groups[first])
+    best, amount = groups[first], estimate(groups[first].values)
     within = f" ({', '.join(targets)})" if targets else ""
     in_time = f"{100 * result.share:g} % of requests in time"
+    if by_workers and best.is_beyond:
+        return (
+            f"{amount.text(0)} workers are not enough for {in_time}{within} with {first}: a "
+            "request that is alone may be late."
+        )
     if not amount.mean:
         return f"However light the load, {first} does not have {in_time}{within}."
     if by_workers:
         told = f"{first} needs {amount.text(1 if amount.half is not None else 0)} workers"
     elif result.capacity is not None:
         rate = f"{amount.mean * result.capacity:.2f} requests/s"
-        told = f"{first} carries {amount.text(3)} of capacity, {rate},"
+        told = f"{first} carries {best.text(3)} of capacity, {rate},"
     else:
-        told = f"{first} carries {amount.text(3)} times the given load"
+        told = f"{first} carries {best.text(3)} times the given load"
     told += f" with {in_time}{within}"
     if not others:
         return f"{told}."
-    gap = _against(groups[first], groups[others[0]])
+    return f"{told}, {_beside(best, groups[others[0]], others[0])}."
+
+
+def _beside(best: _Group, other: _Group, name: str) -> str:
+    """Say what the next policy has, or by how much the best one is ahead of it."""
+    if best.is_beyond and other.is_beyond:
+        return f"as does {name}: more requests, or tighter targets, tell them apart"
+    if best.is_beyond:
+        return f"{name} {other.text(3)}"
+    if other.is_beyond:
+        return f"and for {name} {estimate(other.values).text(0)} are not enough"
+    gap = _against(best, other)
     if gap is None:
-        return f"{told}, {others[0]} no load."
+        return f"{name} no load"
     if abs(gap.mean) <= (gap.half or 0.0):
-        return f"{told}, not clearly ahead of {others[0]} ({_signed(gap)} %)."
+        return f"not clearly ahead of {name} ({_signed(gap)} %)"
     more = " (one seed, so no interval)" if gap.half is None else ""
-    return f"{told}, {_signed(gap)} % against {others[0]}{more}."
+    return f"{_signed(gap)} % against {name}{more}"

@@ -1,8 +1,8 @@
 """`select-sim`: try a policy before it serves real requests.
 
-Exit codes: 0 done, 1 a line of input or a recording that cannot be read, or a result that cannot be
-written (where is told), 2 wrong usage or configuration, 3 a replayed decision is another one than
-was recorded, 130 Ctrl-C.
+Exit codes: 0 done, 1 a line of input, a recording or a measurement that cannot be read, or a result
+that cannot be written (where is told), 2 wrong usage or configuration, 3 a replayed decision is
+another one than was recorded, 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from select_service.simulator.command_options import (
     add_options,
 )
 from select_service.simulator.gateway_queue import BadOperation, QueueSettings, carry_out
+from select_service.simulator.measured_points import BadResult
 from select_service.simulator.results import NotWritten
 from select_service.simulator.traces import BadTrace
 from select_service.standard_output import CommandParser, command_line, complain, printing
@@ -208,7 +209,7 @@ def _carry_out(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int
     try:
         code: int = args.execute(args)
         sys.stdout.flush()
-    except (BadRecording, BadTrace, NotWritten) as error:
+    except (BadRecording, BadResult, BadTrace, NotWritten) as error:
         complain(f"{parser.prog}: {error}")
         return 1
     except KeyboardInterrupt:

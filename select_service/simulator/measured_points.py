@@ -12,9 +12,13 @@ from typing import Annotated, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-__all__ = ["Point", "read_points"]
+__all__ = ["BadResult", "Point", "read_points"]
 
 _Above0: TypeAlias = Annotated[float, msgspec.Meta(gt=0.0)]
+
+
+class BadResult(ValueError):
+    """A result that cannot be read; the text names its file."""
 
 
 class Point(NamedTuple):
@@ -152,14 +156,14 @@ def read_points(path: str) -> list[Point]:
 
     Raises:
         OSError: it cannot be read.
-        ValueError: naming the file, the member and what is wrong.
+        BadResult: naming the file, the member and what is wrong.
     """
     try:
         points = [one.point for one in _runs(Path(path).read_bytes().removeprefix(BOM_UTF8))]
         for one in points:
             one.check()
     except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
-        raise ValueError(f"{path}: {error}") from None
+        raise BadResult(f"{path}: {error}") from None
     return points
 
 

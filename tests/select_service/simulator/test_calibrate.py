@@ -222,18 +222,22 @@ def test_a_fit_finds_the_formula_again() -> None:
         ('{"benchmarks": []}', "neither of vLLM's bench"),
         (json.dumps(of_vllm(POINTS[0]._replace(itl_s=0.0))), "itl_s is 0"),
         (json.dumps(of_vllm(POINTS[0]._replace(osl=1.0))), "a single token"),
-        (json.dumps(of_vllm(POINTS[0])), "one run is not enough"),
     ],
 )
-def test_what_says_too_little_is_refused(
+def test_what_cannot_be_read_is_no_wrong_usage(
     text: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """It ended with 2, where a damaged recording ends with 1."""
     path = tmp_path / "result.json"
     path.write_text(text)
-    with pytest.raises(SystemExit) as refused:
-        main(["calibrate", str(path), "--kv-tokens", "1000", "--out", str(tmp_path / "out")])
-    assert refused.value.code == 2
+    argv = ["calibrate", str(path), "--kv-tokens", "1000", "--out", str(tmp_path / "out")]
+    assert main(argv) == 1
     assert why in capsys.readouterr().err
+    path.write_text(json.dumps(of_vllm(POINTS[0])))
+    with pytest.raises(SystemExit) as refused:
+        main(argv)
+    assert refused.value.code == 2
+    assert "one run is not enough" in capsys.readouterr().err
 
 
 def test_a_cache_too_small_for_a_prompt_is_refused(

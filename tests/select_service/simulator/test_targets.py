@@ -15,6 +15,7 @@ from select_service.simulator.capacity import (
     CapacitySearch,
     search,
 )
+from select_service.simulator.capacity import table_of as capacity_table
 from select_service.simulator.capacity import verdict as capacity_verdict
 from select_service.simulator.cli import main
 from select_service.simulator.closed_trace import ClosedTraceWorkload
@@ -105,8 +106,8 @@ def test_the_load_that_is_found_is_the_border(tmp_path: Path) -> None:
     always = replace(
         TARGETS, slo_ttft_s=1e6, slo_itl_s=None, workloads=[replace(SINGLE, requests=20)]
     )
-    with pytest.raises(ValueError, match="still in time"):
-        search(replace(task, settings=always))
+    beyond = search(replace(task, settings=always))
+    assert (beyond.found, beyond.beyond) == (64.0, True)
 
 
 def test_the_fewest_workers_for_a_load() -> None:
@@ -120,8 +121,8 @@ def test_the_fewest_workers_for_a_load() -> None:
     found = search(task)
     tried = dict(found.trials)
     assert tried[found.found] >= 0.9 > tried.get(found.found - 1, 0.0)
-    with pytest.raises(ValueError, match="are not enough"):
-        search(replace(task, settings=replace(task.settings, slo_ttft_s=1e-6)))
+    never = search(replace(task, settings=replace(task.settings, slo_ttft_s=1e-6)))
+    assert (never.found, never.beyond) == (64.0, True)
 
 
 def test_fewer_workers_than_slow_ones_are_not_tried() -> None:
@@ -165,6 +166,35 @@ def test_who_carries_nothing_is_no_equal() -> None:
     assert found_of(("first-token", 0.0), ("kv-cost", 0.0)).startswith("However light the load")
     told = found_of(("first-token", 0.5), ("kv-cost", 0.4))
     assert told.endswith("+25.0 % against kv-cost (one seed, so no interval).")
+
+
+def test_who_is_in_time_at_the_greatest_load_has_a_row_beside_the_others() -> None:
+    """One such policy ended the command, and with it the searches of all others."""
+
+    def told(find: str, *found: tuple[str, float, bool]) -> tuple[str, list[list[str]]]:
+        searches = [
+            CapacityFound(policy=policy, seed=1, found=amount, trials=[], beyond=beyond)
+            for policy, amount, beyond in found
+        ]
+        result = Capacities(
+            settings=TARGETS, find=find, share=0.9, capacity=None, searches=searches
+        )
+        return capacity_verdict(result), capacity_table(result)[1]
+
+    verdict, rows = told("load", ("kv-cost", 2.0, False), ("first-token", 64.0, True))
+    assert verdict.startswith("first-token carries > 64.000 times the given load with 90 % of")
+    assert verdict.endswith(", kv-cost 2.000.")
+    assert rows == [["kv-cost", "2.000", "-"], ["first-token", "> 64.000", "-"]]
+    verdict, _ = told("load", ("kv-cost", 64.0, True), ("first-token", 64.0, True))
+    assert verdict.endswith(
+        "as does first-token: more requests, or tighter targets, tell them apart."
+    )
+    verdict, rows = told("workers", ("kv-cost", 64.0, True), ("first-token", 3.0, False))
+    assert verdict.startswith("first-token needs 3 workers with 90 %")
+    assert verdict.endswith(", and for kv-cost 64 are not enough.")
+    assert rows == [["kv-cost", "> 64.0", "-"], ["first-token", "3.0", "-"]]
+    verdict, _ = told("workers", ("kv-cost", 64.0, True))
+    assert verdict.startswith("64 workers are not enough for 90 % of requests in time")
 
 
 def test_capacity_as_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
