@@ -238,8 +238,9 @@ def main() -> None:
         left = [task for task in tasks if key_of(task) not in found]
         print(f"{scene.name}: {scene.capacity:.2f} requests/s, {len(left)} to do", file=sys.stderr)
         with kept.open("ab") as file:
-            for begin in range(0, len(left), 8 * args.jobs):
-                some = left[begin : begin + 8 * args.jobs]
+            batch = 8 * args.jobs if args.jobs > 1 else 1  # what an interrupted one loses
+            for begin in range(0, len(left), batch):
+                some = left[begin : begin + batch]
                 for one in perform(done, some, args.jobs, lambda _: None):
                     found[one.key] = one
                     file.write(msgspec.json.encode(one) + b"\n")
