@@ -44,18 +44,17 @@ __all__ = ["main", "parse"]
 
 
 _DESCRIPTION = """\
-Decides which LLM inference worker serves a request. Without a command, it serves.
+Decides which LLM inference worker serves a request, as a service over HTTP.
 `select-service COMMAND --help` says more about a command.
 
 commands:
 {commands}"""
 _EXAMPLES = """\
-select-service --port 8092 --state-dir /var/lib/select-service
-select-service --config settings.yaml --token-file tokens
+select-service --config settings.yaml --state-dir /var/lib/select-service
 select-service doctor --url http://localhost:8092"""
 _COMMANDS: Final = {
     "demo": "Show the service at work, with simulated engines and traffic.",
-    "doctor": "Say what is wired wrong with a running service, and how to mend it.",
+    "doctor": "Say what is wired wrong with a service, and how to mend it.",
     "workers": "List the workers of a running service.",
     "loads": "List the load of every rank.",
     "explain": "Explain the last decisions, or one of them.",
@@ -233,7 +232,7 @@ def service_parser(*, by_subject: bool = False) -> CommandParser:
     listed = "\n".join(f"  {name:{width}}  {text}" for name, text in _COMMANDS.items())
     parser = CommandParser(
         prog="select-service",
-        usage="%(prog)s [FLAG VALUE ...], %(prog)s COMMAND ... (--help: the commands)",
+        usage="%(prog)s [FLAG ...], or %(prog)s COMMAND [FLAG ...]",
         description=_DESCRIPTION.format(commands=listed),
         examples=_EXAMPLES,
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import errno
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -41,7 +42,11 @@ __all__ = [
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 _FAILED: Final = 1
 _WIDEST: Final = 100
-_FLAG_COLUMNS: Final = 30
+_FLAG_COLUMNS: Final = 26
+_EXAMPLE_COLUMNS: Final = 78
+_ARGUMENT: Final = re.compile(r"(?:'[^']*'|[^\s'])+")
+_WHOLE_ONLY: Final = re.compile(r" (Default: off|Environment: \w+)\.")
+"""What `--help` leaves out of a flag's text, and `--help-all` has."""
 
 
 class SeldomUsed(str):
@@ -65,11 +70,13 @@ class CommandParser(argparse.ArgumentParser):
             examples: lines that are shown below the flags.
             settings: of `argparse.ArgumentParser`.
         """
-        epilog = "examples:\n" + "\n".join(f"  {line}" for line in examples.splitlines())
+        epilog = "examples:\n" + "\n".join(map(_typed, examples.splitlines()))
         usual = {"allow_abbrev": False, "formatter_class": _Brief, "add_help": False}
         super().__init__(**{**usual, "epilog": epilog if examples else None, **settings})
         program, version = self.prog.partition(" ")[0], __version__
-        self.add_argument("-h", "--help", action="help", help="Show this help and exit.")
+        self._helps = self.add_argument(
+            "-h", "--help", action="help", help="Show this help and exit."
+        )
         self.add_argument(
             "--version",
             action="version",
@@ -93,8 +100,9 @@ class CommandParser(argparse.ArgumentParser):
             nargs=0,
             const=note,
             default=argparse.SUPPRESS,
-            help="Show every flag and exit.",
+            help=SeldomUsed("Show every flag and exit."),
         )
+        self._helps.help = "Show this help and exit; --help-all shows every flag."
 
     def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
         super()._print_message(redact(message) if message else message, file)
@@ -109,6 +117,16 @@ def parse_command(add: Callable[[Commands], None], arguments: Sequence[str]) -> 
     parser = CommandParser(prog="select-service")
     add(parser.add_subparsers(dest="command", required=True, metavar="COMMAND"))
     return parser.parse_args(arguments)
+
+
+def _typed(line: str) -> str:
+    """Return an example in lines that fit, between its arguments, as a shell continues them."""
+    lines = [" "]
+    for argument in _ARGUMENT.findall(line):
+        if len(lines[-1]) + 1 + len(argument) > _EXAMPLE_COLUMNS:
+            lines.append("   ")
+        lines[-1] += f" {argument}"
+    return " \\\n".join(lines)
 
 
 class _Brief(argparse.HelpFormatter):
@@ -135,6 +153,10 @@ class _Brief(argparse.HelpFormatter):
         flags = argparse.Action([], "", metavar="[FLAG ...]")
         required = [one for one in actions if one.required or not one.option_strings]
         super().add_usage(usage, [flags, *required], [], prefix)
+
+    def _expand_help(self, action: argparse.Action) -> str:
+        text = super()._expand_help(action)
+        return text if self.lists_all else _WHOLE_ONLY.sub("", text)
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         return textwrap.wrap(text, width, break_on_hyphens=False)

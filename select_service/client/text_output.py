@@ -56,7 +56,7 @@ _COLUMNS: Final = {
     "requests": "its live requests",
     "taint": "factor of the taints that the request prefers",
     "cached": "tokens of the prompt that count as cached",
-    "trust": "0 to 1: how far its KV events are believed; multiplies CREDIT and CACHED",
+    "trust": "how far its KV events are believed (0 to 1): a factor of CREDIT",
     "left out": "why it could not be chosen",
 }
 """What the columns of a decision mean; costs and their terms are in KV blocks."""

@@ -77,8 +77,8 @@ def parser() -> CommandParser:
         help="Plans for a live fleet.",
         description="Plans for a live fleet, until it is stopped: reads demand, and scales.",
         examples="select-planner run --model-name llama --profile-results-dir profile "
-        "--metrics-source selector \\\n"
-        "  --selector http://localhost:8092 --connector dry-run",
+        "--metrics-source selector "
+        "--selector http://localhost:8092 --connector dry-run",
     )
     add_flags(run, SECTIONS["run"], brief=True)
     run.list_seldom_used()

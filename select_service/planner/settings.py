@@ -90,7 +90,7 @@ Attainment: TypeAlias = Annotated[
     between(0.0, 1.0, "SHARE").also("--slo-attainment").common(),
     "share of requests for which both targets hold, e.g. 0.99; off: they hold on average",
 ]
-AdjustmentInterval: TypeAlias = Annotated[float, _interval().common(), "time between two plans"]
+AdjustmentInterval: TypeAlias = Annotated[float, _interval(), "time between two plans"]
 MaxGpuBudget: TypeAlias = Annotated[
     int, any_whole("GPUS").common(), "GPUs that all engines together never exceed"
 ]
@@ -234,12 +234,8 @@ class RunSettings(TuningSettings, frozen=True, kw_only=True):
     )
     tenant_id: Annotated[str, text("NAME"), "tenant whose engines are planned"] = "default"
     profile_results_dir: Annotated[Path | None, file("DIR").common(), _PROFILE] = None
-    prefill_resource: Annotated[
-        str, text("R").common(), "resource of prefill workers that the connector scales"
-    ] = ""
-    decode_resource: Annotated[
-        str, text("R").common(), "resource of decode workers that the connector scales"
-    ] = ""
+    prefill_resource: Annotated[str, text("R").common(), "resource that is scaled for prefill"] = ""
+    decode_resource: Annotated[str, text("R").common(), "resource that is scaled for decode"] = ""
     ttft: Ttft = 500.0
     itl: Itl = 50.0
     attainment: Attainment = None
@@ -279,8 +275,8 @@ class RunSettings(TuningSettings, frozen=True, kw_only=True):
     selector: Annotated[
         tuple[str, ...],
         repeated(_url()).common(),
-        "URL of a selector, or of the headless Service that leads to all; every address of a name "
-        "is asked. For --metrics-source selector and --drain; repeat it for several",
+        "URL of a selector, or of the headless Service that leads to all: every address of a name "
+        "is asked. Repeat it for several",
     ] = ()
     selector_lookup_interval: Annotated[
         float, _interval(), "time between two look-ups of the names of selectors"

@@ -111,8 +111,8 @@ def _add_runs(commands: _Commands) -> None:
     run = commands.add_parser(
         "run",
         help="Compares policies side by side on a simulated cluster.",
-        description="Runs the real selection code, and others to compare, in front of simulated "
-        "engines under a fake clock, and tells times to first token, hit rates and spread of load.",
+        description="Runs the real selection code, and others to compare, before simulated engines "
+        "and a fake clock; tells times to first token, hit rates and spread of load.",
         examples="select-sim run --policy all --workload agents,rate=2,requests=600 "
         "--block-size 64 --report report.html\n"
         "select-sim run --trace conversation.jsonl --load 0.8 --workers 16 --seeds 5 --jobs 4",
@@ -134,10 +134,10 @@ def _add_runs(commands: _Commands) -> None:
         help="Finds the load that each policy carries within targets, or the workers that takes.",
         description="Bisects the load of a trace (as a share of the fleet's capacity) or the rates "
         "of workloads, until nine of ten requests are just in time by --slo-ttft and --slo-itl. "
-        "With --find workers, the number of workers at the load that was given.",
+        "With --find workers, it looks for the number of workers at the load given.",
         examples="select-sim capacity --trace conversation.jsonl --jitter 3 --workers 16 "
-        "--slo-ttft 2 --slo-itl 0.025 --policy first-token,kv-cost,lmetric --seeds 3\n"
-        "select-sim capacity --find workers --workload agents,rate=8 --block-size 64 --slo-ttft 1",
+        "--slo-ttft 2 --slo-itl 0.025 --seeds 3\n"
+        "select-sim capacity --find workers --workload agents,rate=8 --slo-ttft 1",
     )
     add_options(capacity, CapacityOptions)
     capacity.set_defaults(execute=capacity_command.execute)

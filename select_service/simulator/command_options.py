@@ -59,9 +59,9 @@ class RunsOptions(msgspec.Struct, frozen=True, kw_only=True):
         str | None, path("FILE"), "settings as JSON, as results have them; flags come on top"
     ] = None
     seeds: Annotated[
-        int, whole(1, SEEDS_MAX).common(), "runs of each policy, with seeds from --seed on"
+        int, whole(1, SEEDS_MAX).common(), "runs of each policy, each with its seed"
     ] = 1
-    jobs: Annotated[int, count().common(), "processes that run side by side"] = 1
+    jobs: Annotated[int, count(), "processes that run side by side"] = 1
     out: Annotated[str | None, path("FILE").common(), "file for the results, as JSON"] = None
     report: Annotated[
         str | None, path("FILE").common(), "file for the results, as one HTML page with plots"
@@ -101,9 +101,9 @@ class CapacityOptions(RunsOptions, frozen=True, kw_only=True):
         choice("load", "workers").common(),
         "the highest load that keeps the targets, or the fewest workers that carry this load",
     ] = "load"
-    share: Annotated[
-        float, between(0.0, 1.0, "SHARE").common(), "of the requests that must be in time"
-    ] = 0.9
+    share: Annotated[float, between(0.0, 1.0, "SHARE"), "of the requests that must be in time"] = (
+        0.9
+    )
     tolerance: Annotated[
         float, between(0.0, 1.0, "SHARE"), "how far from each other the last two loads may be"
     ] = 0.01
@@ -163,7 +163,9 @@ class CalibrateOptions(msgspec.Struct, frozen=True, kw_only=True):
 class AdmitOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Which policy `admit` asks about the arrivals."""
 
-    policy: Annotated[str, choice(*NAMES), "admission policy that decides"]
+    policy: Annotated[
+        str, choice(*NAMES, metavar="NAME"), f"admission policy that decides: {', '.join(NAMES)}"
+    ]
     config: Annotated[str, text("JSON"), "configuration of the policy"] = "{}"
     json: Annotated[
         bool, switch(), "print JSON lines: the only format there is, and the default"
@@ -197,11 +199,11 @@ _OF_TRACE: Final = "trace."
 
 def add_options(parser: CommandParser, options: type[RunsOptions]) -> None:
     """Add the flags of a command that makes runs."""
+    parser.list_seldom_used()
     add_flags(parser, flags_of(options, inherited=True), brief=True)
     trace, simulated = map(parser.add_argument_group, ("requests of a trace", "what is simulated"))
     add_flags(trace, TRACE, within=_OF_TRACE, brief=True)
     add_flags(simulated, SIMULATION, brief=True)
-    parser.list_seldom_used()
 
 
 def settings_of(args: Namespace, options: RunsOptions) -> SimulationSettings:

@@ -167,14 +167,14 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     path: Annotated[str, path("FILE").called("--trace").common(), "file of recorded requests"]
     format: Annotated[str, choice(*sorted(READERS)).common(), "format of the trace"] = "mooncake"
     speed: Annotated[
-        float, between(0.0, math.inf).common(), "play the trace so many times as fast as it came"
+        float, between(0.0, math.inf), "play the trace so many times as fast as it came"
     ] = 1.0
     jitter_s: Annotated[
         float,
         number(0.0, SPAN_MAX_S, "S").called("--jitter"),
         "each request comes up to so many seconds later, before --speed",
     ] = 0.0
-    limit: Annotated[int, size(0).common(), "requests of the trace to play; 0: all"] = 0
+    limit: Annotated[int, size(0), "requests of the trace to play; 0: all"] = 0
     users: Annotated[
         int,
         size(0),
@@ -410,7 +410,7 @@ class SimulationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         "seconds that sessions keep their worker, under the policy with --weights; 0: they do not",
     ] = 0.0
     replicas: Annotated[
-        int, whole(1, REPLICAS_MAX).common(), "replicas of the service that decide in turn"
+        int, whole(1, REPLICAS_MAX), "replicas of the service that decide in turn"
     ] = 1
     sync_delay_s: Annotated[
         float,
@@ -439,14 +439,14 @@ class SimulationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     slo_ttft_s: Annotated[
         float | None,
         between(0.0, math.inf, "S").called("--slo-ttft").common(),
-        "seconds until the first token in which a request is in time, where it has no target",
+        "target, in seconds, for the first token of requests that have none of their own",
     ] = None
     slo_itl_s: Annotated[
         float | None,
         between(0.0, math.inf, "S").called("--slo-itl").common(),
-        "seconds between its tokens, on average, in which an answer is in time",
+        "target for the mean seconds between two tokens",
     ] = None
-    seed: Annotated[int, any_whole().common(), "seed of the first run"] = 1
+    seed: Annotated[int, any_whole(), "seed of the first run"] = 1
     check: bool = True  # assert conservation at the end
 
     def validate(self) -> None:

@@ -14,7 +14,7 @@ class BookingSettings(SecuritySettings, frozen=True, kw_only=True):
 
     reservation_ttl_s: Annotated[
         float,
-        seconds(zero=True).live('reservation_events_total{event="expired"}').common(),
+        seconds(zero=True).live('reservation_events_total{event="expired"}'),
         "a reservation without a lease ends this long after its last lifecycle call; 0 = never",
     ] = _CORE.reservation_ttl_s
     reservation_ttl_max_s: Annotated[

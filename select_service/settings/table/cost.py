@@ -26,8 +26,8 @@ class CostSettings(BookingSettings, frozen=True, kw_only=True):
     policy: Annotated[
         Policy,
         choice("kv-cost", "first-token", metavar="NAME").common(),
-        "how ranks are priced: kv-cost, by the contract's formula, or first-token, by the time "
-        "until first tokens come",
+        "how ranks are priced: by the contract's formula (kv-cost), or by the time until first "
+        "tokens come (first-token)",
     ] = _ROUTER.policy
     decode_load_scale: Annotated[
         float | None,

@@ -36,7 +36,7 @@ class DiscoverySettings(ReplicationSettings, frozen=True, kw_only=True):
     ] = 16 << 20  # some 40,000 workers
     kubernetes_workers: Annotated[
         str | None,
-        text("SELECTOR").watched("discovery_workers").common(),
+        text("SELECTOR").watched("discovery_workers"),
         "register Kubernetes pods with these labels as workers, by their annotations",
     ] = None
     kubernetes_workers_from: Annotated[

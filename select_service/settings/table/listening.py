@@ -39,7 +39,7 @@ class ListeningSettings(Struct, frozen=True, kw_only=True):
     ] = 8092  # None: no TCP
     uds: Annotated[
         str | None,
-        path("PATH").watched("http_connections", env="SELECT_SERVICE_UDS").common(),
+        path("PATH").watched("http_connections", env="SELECT_SERVICE_UDS"),
         "listen on a Unix domain socket at this path; on TCP, too, only if --port is given",
     ] = None
     uds_mode: Annotated[
@@ -173,7 +173,7 @@ class ListeningSettings(Struct, frozen=True, kw_only=True):
     ] = 2048
     leave_notice_s: Annotated[
         float,
-        seconds(zero=True).watched('waiting_for{name="leaving"}').common(),
+        seconds(zero=True).watched('waiting_for{name="leaving"}'),
         "after SIGTERM /ready answers 503, and all requests are served for at least this long, so "
         "that callers have time to notice",
     ] = 0.0
@@ -191,6 +191,6 @@ class ListeningSettings(Struct, frozen=True, kw_only=True):
     config: Annotated[
         str | None,
         path("FILE").watched("config_reloads_total").common(),
-        "file of settings in YAML or TOML (.toml), with the names of the flags; flags win over "
-        "it; read again on SIGHUP",
+        "YAML or TOML (.toml) file of settings, named as flags are; flags win over it; read again "
+        "on SIGHUP",
     ] = None
