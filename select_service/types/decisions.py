@@ -149,6 +149,8 @@ class DecisionLeg(Struct, frozen=True, kw_only=True):
     dp_rank: int
     endpoint: str | None
     cost: float
+    kv_source: KvSource | UnsetType = UNSET
+    """Where a prefill rank pulls blocks of the prompt from."""
 
 
 class DecisionPair(Struct, frozen=True, kw_only=True):

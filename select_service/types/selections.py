@@ -55,6 +55,8 @@ class PrefillCandidate(Struct, frozen=True, kw_only=True):
     dp_rank: int
     endpoint: str
     effective_prefill_tokens: int
+    kv_source: KvSource | UnsetType = UNSET
+    """Where to pull blocks of the prompt from; `effective_prefill_tokens` is without them."""
 
 
 class Advice(Struct, frozen=True, kw_only=True):
@@ -140,7 +142,7 @@ class PairLeg(Struct, frozen=True, kw_only=True):
     `96`."""
     overlap_estimated: bool | UnsetType = UNSET  # true: not known from KV events of the rank
     kv_source: KvSource | UnsetType = UNSET
-    """Where to pull blocks of the prompt from; of a rank that does both."""
+    """Where to pull blocks of the prompt from; a decode leg gets its from the prefill leg."""
 
 
 class PairSelection(Struct, kw_only=True):

@@ -220,15 +220,16 @@ class BatchPlan:
             left += count
 
     def _price(self, member: BatchMember) -> tuple[Floats, Floats]:
-        """Return a prompt's cost on each of its rows without the wave, and its cached tokens."""
+        """Return a prompt's cost on its rows without the wave, and its tokens there or pulled."""
         if self.prices is not None:
             self.prices(member)
         partition, prompt, rows = self.partition, member.prompt, member.rows
-        found = partition.found(prompt)
+        present = partition.at_present(member.weights)
+        found = partition.pulling(partition.found(prompt), prompt, present)
         terms = partition.terms(prompt, rows, member.weights, self.now, found)
         preference = partition.preference(member.request, rows)
         cost = terms.cost if preference is None else terms.cost * preference
-        return cost, terms.cached_tokens
+        return cost, terms.cached_tokens + terms.pulled * partition.index.block_size
 
     def _with_wave(self, base: Floats, rows: Rows, member: BatchMember) -> Floats:
         weights = member.weights

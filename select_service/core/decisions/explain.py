@@ -17,14 +17,13 @@ from indexer.core.progress import PLAUSIBLE_LAG_S
 from indexer.types import HASH_BYTES
 from select_service.core.decisions.decision_log import decision_id, outcome_of
 from select_service.core.decisions.explained_pair import PairTerms
-from select_service.core.decisions.explained_terms import RankTerms
+from select_service.core.decisions.explained_terms import RankTerms, kv_source_at
 from select_service.core.decisions.record import (
     ESTIMATED,
     HASHES_KEPT,
     REPLAYING,
     STREAM_STATES,
 )
-from select_service.core.pricing.kv_sources import kv_source
 from select_service.types.decisions import (
     Candidate,
     Chosen,
@@ -43,12 +42,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Literal
 
-    from msgspec import UnsetType
-
     from select_service.core.decisions.record import Absent, DecisionRecord, Odds, RankState
     from select_service.core.decisions.shadow_regret import Side, Sighting
     from select_service.core.fleet.outliers import EjectionReason
-    from select_service.types import KvSource
     from select_service.types.decisions import Excluded
 
 
@@ -180,17 +176,8 @@ class ExplainedRecord:
             runner_up=runner_up,
             ties=ties,
             picked_by=how,
-            kv_source=self._kv_source(at),
+            kv_source=kv_source_at(record, record.slot, terms.terms.pulled[at]),
         )
-
-    def _kv_source(self, at: int) -> KvSource | UnsetType:
-        """Return where the rank in this position pulls blocks from."""
-        found, rank_states = self._record.seen[1], self._record.fleet_slots.rank_states
-        if not self._terms.terms.pulled[at] or found is None or found.pulls is None:
-            return UNSET
-        slot = rank_states[at].slot
-        source = rank_states[self._record.fleet_slots.at[int(found.pulls.source[slot])]]
-        return kv_source(found.pulls, slot, source.worker_id, source.dp_rank, source.endpoint)
 
     # -- the ranks ------------------------------------------------------------------------------
 

@@ -10,7 +10,9 @@ import math
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec.structs import replace
 
+from select_service.core.decisions.explained_terms import kv_source_at
 from select_service.core.pricing.cost import decode_cost
 from select_service.core.pricing.pair import moving_cost, permitted
 from select_service.types.decisions import Chosen, DecisionLeg, DecisionLegs, DecisionPair
@@ -49,7 +51,7 @@ class PairTerms:
         if len(prefill):
             mask = np.zeros(count, dtype=np.bool_)
             mask[prefill] = True
-            computing = terms.among(mask, pulls=False).prefill_cost
+            computing = terms.among(mask).prefill_cost
             self._computing[prefill] = (computing * factors)[prefill]
         couple = odds.plan.couple
         if couple is not None:
@@ -90,7 +92,10 @@ class PairTerms:
         plan, couple = self._plan, self._plan.couple
         prefill = decode = None
         if couple is not None:
-            prefill = self._leg(couple.prefill_slot, self._computing)
+            slot = couple.prefill_slot
+            prefill = self._leg(slot, self._computing)
+            source = kv_source_at(self._record, slot, couple.pulled_blocks)
+            prefill = replace(prefill, kv_source=source)
             decode = self._leg(couple.decode_slot, self._decoding)
         return DecisionPair(
             mode=plan.mode,

@@ -9,20 +9,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import UNSET
 
 from select_service.core.ledger.loads import unpacked
 from select_service.core.ledger.rank_speeds import SpeedRow
 from select_service.core.pricing.cost import Size, preferences, terms_of
+from select_service.core.pricing.kv_sources import kv_source
 from select_service.core.pricing.weights import sequence_blocks
 
 if TYPE_CHECKING:
+    from msgspec import UnsetType
     from numpy.typing import NDArray
 
     from select_service.core.columns import Floats
     from select_service.core.decisions.record import DecisionRecord
     from select_service.core.pricing.cost import Terms
+    from select_service.types import KvSource
 
-__all__ = ["RankTerms"]
+__all__ = ["RankTerms", "kv_source_at"]
 
 
 class RankTerms:
@@ -74,12 +78,10 @@ class RankTerms:
         itl_s = (rows.block_base_s + rows.block_s_per_context * context) / block_size
         return np.round(ttft_s * 1e3, 3), np.round(itl_s * 1e3, 3)
 
-    def among(self, candidates: NDArray[np.bool_], *, pulls: bool = True) -> Terms:
-        """Return the terms of all ranks where only some were candidates; `pulls`: and may pull."""
+    def among(self, candidates: NDArray[np.bool_]) -> Terms:
+        """Return the terms of all ranks where only some were candidates."""
         record, fleet_slots = self._record, self._record.fleet_slots
         _, found, shared, trust = record.seen
-        if found is not None and not pulls:
-            found = found._replace(pulls=None)
         size = Size(record.isl_tokens, record.blocks, fleet_slots.block_size)
         believed = None if trust is None else np.frombuffer(trust)
         asked = (
@@ -94,6 +96,15 @@ class RankTerms:
         )
         positions = np.flatnonzero(candidates)
         return terms_of(*asked, positions if len(positions) else None)
+
+
+def kv_source_at(record: DecisionRecord, slot: int, blocks: float) -> KvSource | UnsetType:
+    """Return where the rank on a slot pulls so many blocks from; UNSET: nowhere."""
+    found, fleet_slots = record.seen[1], record.fleet_slots
+    if not blocks or found is None or found.pulls is None:
+        return UNSET
+    source = fleet_slots.rank_states[fleet_slots.at[int(found.pulls.source[slot])]]
+    return kv_source(found.pulls, slot, source.worker_id, source.dp_rank, source.endpoint)
 
 
 def _considered(record: DecisionRecord, rows: int) -> NDArray[np.bool_]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from indexer.types import Scope
     from select_service.core.admission.queue import Ticket
-    from select_service.core.batches.batch_plan import BatchPlan, PlannedRank
+    from select_service.core.batches.batch_plan import BatchMember, BatchPlan, PlannedRank
     from select_service.core.columns import Rows
     from select_service.core.decisions.record import Odds
     from select_service.core.fleet.roles import Roles
@@ -140,13 +140,10 @@ class Recorder:
                 settings.cache_hit_scope,
             )
         columns = seen[0]
-        size = 600 + len(ticket.prompt.block_hashes)
+        size = 600 + len(ticket.prompt.block_hashes) + _pulls_bytes(seen)
         if columns is not self._columns:
             self._columns = columns
             size += len(columns)
-        found = seen[1]
-        if found is not None and found.pulls is not None:
-            size += sum(column.nbytes for column in found.pulls)
         note = DecisionNote(
             now,
             ticket.since,
@@ -200,7 +197,12 @@ class Recorder:
         partition, draws = plan.partition, self.sink.draws
         loads, roles = partition.ledger.loads, partition.fleet_slots.roles
         looked: list[tuple[int, Seen]] = []
-        plan.prices = lambda member: looked.append((member.number, partition.see(member.prompt)))
+
+        def note(member: BatchMember) -> None:
+            present = partition.at_present(member.weights)
+            looked.append((member.number, partition.see(member.prompt, weights=present)))
+
+        plan.prices = note
         taken, size = [], 0
         pieces = plan.planned_ranks()
         while True:
@@ -218,6 +220,7 @@ class Recorder:
                 size += len(columns) + len(requests) + 64 * len(attached)
             yield piece
         size += sum(160 + len(one.prompt.block_hashes) for one in plan.members)
+        size += sum(_pulls_bytes(seen) for step in taken for _, seen in step.looked)
         members = [
             (one.number, one.prompt, one.request, one.weights, one.rows) for one in plan.members
         ]
@@ -230,3 +233,9 @@ class Recorder:
             return
         counted = plan.now, partition.ledger.sequence_blocks
         self.sink.put(WaveNote(self.now, *facts, members, taken, *counted), size)
+
+
+def _pulls_bytes(seen: Seen) -> int:
+    """Return the bytes of what ranks could pull."""
+    found = seen[1]
+    return 0 if found is None or found.pulls is None else sum(one.nbytes for one in found.pulls)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec import UNSET
 
-from select_service.core.pricing.pair import PairQuery, Pricing, plan
+from select_service.core.pricing.pair import PairQuery, plan
 from select_service.errors import NoEligibleWorker, NoTransfer, NoWorkerForRole
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class PairSelector:
         found = self._plan(ticket, ticket.partition.legs(ticket.request), now)
         key = found.mode, found.reason
         self._advised[key] = self._advised.get(key, 0) + 1
-        return found.advice(ticket.partition.fleet_slots)
+        return found.advice(ticket.partition)
 
     def _plan(self, ticket: Ticket, legs: Legs, now: float) -> PairPlan:
         partition, prompt = ticket.partition, ticket.prompt
@@ -91,17 +91,13 @@ class PairSelector:
             weights=partition.at_present(ticket.weights),
             block_size=partition.index.block_size,
         )
-        found = partition.found(prompt)
-        pulled = partition.pulling(found, prompt, question.weights)
+        found = partition.pulling(partition.found(prompt), prompt, question.weights)
         holders = partial(self._cache_hits.holders, ticket.request, prompt, partition)
 
         def priced(slots: Slots) -> Terms:
             return partition.terms(prompt, slots, ticket.weights, now, found)
 
-        def alone(slots: Slots) -> Terms:
-            return partition.terms(prompt, slots, ticket.weights, now, pulled)
-
-        return plan(question, legs, Pricing(priced, alone), found, self._rng, holders)
+        return plan(question, legs, priced, found, self._rng, holders)
 
 
 def _within(partition: Partition, legs: Legs, rows: Rows) -> Legs:

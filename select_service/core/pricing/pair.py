@@ -25,10 +25,11 @@ if TYPE_CHECKING:
     from select_service.core.columns import Floats, Slots
     from select_service.core.fleet.roles import Legs, Transfer
     from select_service.core.fleet.slots import FleetSlots
+    from select_service.core.partition import Partition
     from select_service.core.pricing.cost import Terms, TierMatches
     from select_service.core.pricing.prompt import Prompt
     from select_service.core.pricing.weights import Weights
-    from select_service.types import SelectRequest
+    from select_service.types import KvSource, SelectRequest
 
 Mode = Literal["aggregated", "disaggregated"]
 Reason = Literal[
@@ -57,6 +58,7 @@ class WorkerPair(NamedTuple):
     effective_prefill_tokens: int
     potential_decode_blocks: int
     transfer_blocks: int
+    pulled_blocks: int  # of the prompt, that the prefill rank pulls from a third one
 
 
 class PairPlan(NamedTuple):
@@ -67,20 +69,21 @@ class PairPlan(NamedTuple):
     whole: Slots  # ranks that may take all of it
     whole_cost: float | None  # of the best of them
     couple: WorkerPair | None  # the best one, whichever the mode
-    found: TierMatches | None  # of the prompt in the index
+    found: TierMatches | None  # of the prompt in the index, and what ranks may pull
     weights: Weights  # as they applied
 
-    def advice(self, fleet_slots: FleetSlots) -> Advice:
+    def advice(self, partition: Partition) -> Advice:
         """Say it to a caller, by who sits where."""
         couple = self.couple
         candidate = None
         if couple is not None and self.mode == "disaggregated":
-            worker, dp_rank = fleet_slots.rank_at(couple.prefill_slot)
+            worker, dp_rank = partition.fleet_slots.rank_at(couple.prefill_slot)
             candidate = PrefillCandidate(
                 worker_id=worker.worker_id,
                 dp_rank=dp_rank,
                 endpoint=worker.spec.endpoint or "",
                 effective_prefill_tokens=couple.effective_prefill_tokens,
+                kv_source=self.kv_source(partition) or UNSET,
             )
         return Advice(
             mode=self.mode,
@@ -89,6 +92,13 @@ class PairPlan(NamedTuple):
             aggregated_cost=self.whole_cost,
             disaggregated_cost=None if couple is None else couple.cost,
         )
+
+    def kv_source(self, partition: Partition) -> KvSource | None:
+        """Return where the prefill rank pulls blocks from; None: nowhere."""
+        couple, found = self.couple, self.found
+        if couple is None or not couple.pulled_blocks or found is None or found.pulls is None:
+            return None
+        return partition.kv_source(found.pulls, couple.prefill_slot)
 
 
 class PairQuery(NamedTuple):
@@ -101,17 +111,10 @@ class PairQuery(NamedTuple):
     block_size: int
 
 
-class Pricing(NamedTuple):
-    """Gives the terms of the prompt's cost on some slots."""
-
-    legs: Callable[[Slots], Terms]
-    alone: Callable[[Slots], Terms]  # for the whole request, which may pull blocks
-
-
 def plan(
     question: PairQuery,
     legs: Legs,
-    priced: Pricing,
+    priced: Callable[[Slots], Terms],
     found: TierMatches | None,
     rng: random.Random,
     holders: Holders,
@@ -122,18 +125,18 @@ def plan(
         question: what is asked.
         legs: who may be chosen.
         priced: gives the terms of the prompt's cost on some slots.
-        found: what of the prompt is in the index.
+        found: what of the prompt is in the index, and what ranks may pull.
         rng: draws ties.
         holders: given slots and their terms, returns those that hold enough of the prompt for the
             threshold in force; None: no threshold, and a decode rank must hold all of it.
     """
-    decode = priced.legs(legs.decode)
-    cached = holders(legs.rows, priced.legs(legs.rows))
-    couple = _couple(question, legs, priced.legs(legs.prefill), decode, rng)
+    decode = priced(legs.decode)
+    cached = holders(legs.rows, priced(legs.rows))
+    couple = _couple(question, legs, priced(legs.prefill), decode, rng)
     alone, is_cached = _alone(question, legs, decode, cached)
     cost = None
     if len(alone):
-        cost = float(_preferred(question, priced.alone(alone).cost, alone).min())
+        cost = float(_preferred(question, priced(alone).cost, alone).min())
     if is_cached:
         mode: tuple[Mode, Reason] = "aggregated", "cached"
     elif cached is not None and couple is not None:
@@ -191,15 +194,15 @@ def _couple(
         return None
     best = pick(np.array(totals), 0.0, rng)
     first, second = found[best]
+    here = prefill.cached_tokens[first] + prefill.pulled[first] * question.block_size
     return WorkerPair(
         prefill_slot=int(legs.prefill[first]),
         decode_slot=int(legs.decode[second]),
         cost=totals[best],
-        effective_prefill_tokens=max(
-            0, question.prompt.isl_tokens - int(prefill.cached_tokens[first])
-        ),
+        effective_prefill_tokens=max(0, question.prompt.isl_tokens - int(here)),
         potential_decode_blocks=int(decode.decode[second]),
         transfer_blocks=int(to_move[second]),
+        pulled_blocks=int(prefill.pulled[first]),
     )
 
 

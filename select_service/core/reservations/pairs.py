@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from select_service.core.effects import NOTHING, Effects
 from select_service.core.ledger.reservation_ids import leg_ids
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from select_service.core.pricing.prompt import Prompt
     from select_service.core.replication.messages import ReplicaMessage
     from select_service.core.reservations.lifecycle import Lifecycle
+    from select_service.types import KvSource
 
 
 class Pairs:
@@ -80,20 +82,23 @@ class Pairs:
             fairness_id=request.fairness_id,
             pair=pair,
         )
+        prefill = _leg(partition, plan, couple.prefill_slot, ids[0], tokens, 0)
+        source = plan.kv_source(partition)
+        if source is not None:
+            prefill = replace(prefill, kv_source=source)
+        decode_blocks = couple.potential_decode_blocks
         answer = _answer(
             ticket,
             plan,
-            prefill=_leg(partition, plan, couple.prefill_slot, ids[0], tokens, 0),
-            decode=_leg(
-                partition, plan, couple.decode_slot, ids[1], 0, couple.potential_decode_blocks
-            ),
+            prefill=prefill,
+            decode=_leg(partition, plan, couple.decode_slot, ids[1], 0, decode_blocks),
         )
         _predict(partition, answer, (couple.prefill_slot, couple.decode_slot), tokens, prompt)
         # Everything that can fail has been checked: from here on both are booked.
         for slot, order in ((couple.prefill_slot, computing), (couple.decode_slot, decoding)):
             effects = self._lifecycle.book(partition, slot, order, request, answer, effects, now)
         computes, dp_rank = partition.fleet_slots.rank_at(couple.prefill_slot)
-        self._count(plan, ticket, computes.worker_id, dp_rank, tokens)
+        self._count(plan, ticket, computes.worker_id, dp_rank, tokens, source)
         return answer, effects
 
     def book_one(
@@ -128,18 +133,25 @@ class Pairs:
         effects = self._lifecycle.book(
             partition, placement.slot, order, request, answer, effects, now
         )
-        self._count(plan, ticket, placement.worker.worker_id, placement.dp_rank, tokens)
-        if placement.kv_source is not None:
-            self._counters.pull(placement.kv_source.blocks * partition.index.block_size)
+        worker_id, source = placement.worker.worker_id, placement.kv_source
+        self._count(plan, ticket, worker_id, placement.dp_rank, tokens, source)
         return answer, effects
 
     def _count(
-        self, plan: PairPlan, ticket: Ticket, worker_id: int, dp_rank: int, prefill_tokens: int
+        self,
+        plan: PairPlan,
+        ticket: Ticket,
+        worker_id: int,
+        dp_rank: int,
+        prefill_tokens: int,
+        source: KvSource | None,
     ) -> None:
         key, counters = (plan.mode, plan.reason), self._counters
         isl_tokens = ticket.prompt.isl_tokens
         ticket.partition.demand.place(worker_id, dp_rank, isl_tokens, prefill_tokens, counters)
         counters.pairs[key] = counters.pairs.get(key, 0) + 1
+        if source is not None:
+            counters.pull(source.blocks * ticket.partition.index.block_size)
 
     # -- go on, and end ------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from select_service.core.batches.batch_plan import BatchMember, BatchPlan
 from select_service.core.fleet.catalog import Worker
 from select_service.core.fleet.roles import Legs
 from select_service.core.partition import Partition
-from select_service.core.pricing.pair import PairQuery, Pricing, plan
+from select_service.core.pricing.pair import PairQuery, plan
 from select_service.core.pricing.policy import default_policy
 from select_service.core.pricing.prompt import Prompt, prompt_of
 from select_service.core.pricing.weights import Weights, weights_in_force
@@ -276,15 +276,11 @@ class DecisionReplay:
         partition = self.partition
         size, present = self._index.block_size, self.partition.at_present(weights)
         question = PairQuery(partition.fleet_slots, request, prompt, present, size)
-        held = partition.found(prompt)
-        pulled = partition.pulling(held, prompt, present)
+        held = partition.pulling(partition.found(prompt), prompt, present)
         found = plan(
             question,
             legs,
-            Pricing(
-                lambda slots: partition.terms(prompt, slots, weights, item.at, held),
-                lambda slots: partition.terms(prompt, slots, weights, item.at, pulled),
-            ),
+            lambda slots: partition.terms(prompt, slots, weights, item.at, held),
             held,
             rng,
             lambda slots, terms: hits.holders(request, prompt, partition, slots, terms),

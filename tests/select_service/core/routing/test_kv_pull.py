@@ -22,6 +22,7 @@ from select_service.simulator.recording_replay import replay
 from select_service.simulator.recordings import play
 from select_service.types import KvSource, PairSelection, RouterConfig
 from tests.models.recorded_fleet import RecordedFleet
+from tests.select_service.core.batches.test_batch_selection import place, prompt
 from tests.select_service.core.whole_fleet import DEFAULT, Fleet, selection_of
 
 if TYPE_CHECKING:
@@ -179,8 +180,8 @@ def test_one_worker_that_pulls_is_compared_with_a_pair_and_explained_so() -> Non
     assert told.chosen is not None
     assert (told.chosen.cost, told.chosen.kv_source) == (answer.aggregated_cost, source)
     legs = {one.worker_id: one.legs for one in told.candidates or ()}
-    assert legs[3], "its prefill leg pulls nothing"
-    assert legs[3].prefill_cost == 8.0
+    assert legs[3], "its prefill leg could pull, too"
+    assert legs[3].prefill_cost == 8 * 0.25
 
 
 def test_a_domain_that_costs_more_than_anywhere_costs_as_much_for_pairs_and_pulls() -> None:
@@ -256,3 +257,80 @@ def test_what_was_pulled_is_decided_again(tmp_path: Path, seed: int) -> None:
     items = [one.item for one in play([path])]
     assert any(isinstance(one, Decided) and one.found and one.found.pulls for one in items)
     assert fleet.core.counters.selections_pulling > 5
+
+
+@pytest.mark.parametrize("policy", ["kv-cost", "first-token"])
+def test_the_prefill_leg_of_a_pair_pulls_and_is_explained_so(policy: Policy) -> None:
+    fleet = Fleet(RouterConfig(policy=policy, kv_pull=True, kv_transfer_cost_per_block=0.25))
+    for worker_id, role in enumerate(("prefill", "prefill", "decode"), 1):
+        fleet.worker(worker_id, role=role)
+    fleet.hold(2, list(PROMPT[:6]))
+    fleet.book("load2", 2, *range(100, 108))
+    answer = fleet.pair("p", *PROMPT)
+    assert isinstance(answer, PairSelection)
+    leg = answer.prefill
+    assert leg is not None
+    source = KvSource(worker_id=2, dp_rank=0, endpoint="http://w2", tier="device", blocks=6)
+    assert (leg.worker_id, leg.effective_prefill_tokens, leg.kv_source) == (1, 2 * 16, source)
+    assert (answer.decode.kv_source, answer.transfer_blocks) == (UNSET, 8)
+    counters = fleet.core.counters
+    assert (counters.selections_pulling, counters.selected_pulled_tokens) == (1, 6 * 16)
+    assert fleet.pair("p", *PROMPT) == answer, "a repeat says the same"
+    record = fleet.core.decisions.find("p")
+    assert record is not None
+    told = ExplainedRecord(record, 0.0, 0.25).whole()
+    assert told.pair
+    assert told.pair.prefill
+    assert told.pair.prefill.kv_source == source
+    legs = {one.worker_id: one.legs for one in told.candidates or ()}
+    assert legs[1]
+    assert told.pair.prefill.cost == legs[1].prefill_cost
+    assert told.pair.disaggregated_cost == answer.disaggregated_cost
+    if policy == "kv-cost":
+        assert legs[1].prefill_cost == 2 + 6 * 0.25
+    advice = selection_of(fleet_with_whole(fleet).select(*PROMPT)).advice
+    assert advice
+    assert advice.prefill
+    assert advice.prefill.kv_source == source
+
+
+def fleet_with_whole(fleet: Fleet) -> Fleet:
+    """Add a worker for whole requests, so busy that a pair is advised."""
+    fleet.worker(4, role="aggregated")
+    fleet.book("load4", 4, *range(200, 290))
+    return fleet
+
+
+def test_a_batch_is_planned_with_what_ranks_may_pull() -> None:
+    """As a single request: one rank pulls what the busier one holds."""
+    places = []
+    for is_batch in (False, True):
+        fleet = Fleet(RouterConfig(kv_pull=True, kv_transfer_cost_per_block=0.125))
+        fleet.worker(1)
+        fleet.worker(2)
+        fleet.hold(2, list(PROMPT))
+        fleet.book("load1", 1, 100)
+        fleet.book("load2", 2, *range(200, 204))
+        answer: Any = fleet.select(*PROMPT)
+        if is_batch:
+            answer = place(fleet, prompt(*PROMPT)).results[0].selection
+        places.append((answer.worker_id, answer.effective_prefill_tokens, answer.kv_source))
+    source = KvSource(worker_id=2, dp_rank=0, endpoint="http://w2", tier="device", blocks=8)
+    assert places == [(1, 0, source)] * 2
+
+
+def test_a_batch_pulls_a_common_prefix_once_and_keeps_what_it_pulls_out_of_its_load() -> None:
+    fleet = Fleet(RouterConfig(kv_pull=True, kv_transfer_cost_per_block=0.125))
+    for worker_id in (1, 2, 3):
+        fleet.worker(worker_id)
+    fleet.hold(3, list(PROMPT))
+    for number in range(4):
+        fleet.book(f"load{number}", 3, *range(100 * number + 100, 100 * number + 120))
+    answer = place(fleet, *(prompt(*PROMPT, 50 + one, 60 + one) for one in range(2)))
+    told = [one.selection for one in answer.results]
+    assert all(told)
+    first, second = sorted(told, key=lambda one: not one.kv_source)
+    assert first.worker_id == second.worker_id in {1, 2}
+    assert first.kv_source.blocks == 8
+    assert [one.effective_prefill_tokens for one in (first, second)] == [32, 32]
+    assert second.kv_source is UNSET, "its mate has pulled it"
