@@ -34,7 +34,7 @@ from select_service.core.pricing.cost import (
     tier_matches,
 )
 from select_service.core.pricing.estimated_matches import estimated
-from select_service.core.pricing.kv_sources import KvSources, kv_source
+from select_service.core.pricing.kv_sources import KvSources
 from select_service.core.pricing.placement import worker_overlap
 from select_service.core.pricing.plain_pricer import Pricer as PlainPricer
 from select_service.core.pricing.weights import sequence_blocks, wait_blocks
@@ -63,12 +63,12 @@ if TYPE_CHECKING:
     from select_service.core.decisions.shadow_regret import ShadowTally
     from select_service.core.fleet.catalog import Worker
     from select_service.core.fleet.roles import Legs
-    from select_service.core.pricing.cost import Pulls, Terms
+    from select_service.core.pricing.cost import Terms
     from select_service.core.pricing.placement import Seen
     from select_service.core.pricing.policy import RoutingPolicy
     from select_service.core.pricing.prompt import Prompt
     from select_service.core.pricing.weights import Weights
-    from select_service.types import KvSource, SelectRequest
+    from select_service.types import SelectRequest
 
 
 class Partition:
@@ -210,12 +210,17 @@ class Partition:
         return None if matches.empty else tier_matches(matches)
 
     def with_pulls(
-        self, found: TierMatches, shared: Groups | None, weights: Weights
+        self, request: SelectRequest, found: TierMatches, shared: Groups | None, weights: Weights
     ) -> TierMatches:
         """Return the matches with what ranks could pull from others."""
         assert self.kv_sources is not None
         loads, trust = self.ledger.loads, self.trust.column
-        barred = [*self.outliers.ejected]
+        barred = [*self.outliers.suspected()]
+        if request.allowed_worker_ids is not None:  # whoever is left out may be out of reach
+            allowed = set(request.allowed_worker_ids)
+            for worker_id, worker in self.fleet_slots.workers.items():
+                if worker_id not in allowed:
+                    barred += worker.slots.values()
         if found.estimated is not None:
             barred += found.estimated.tolist()
         if trust is not None:
@@ -231,17 +236,12 @@ class Partition:
         return found if pulls is None else found._replace(pulls=pulls)
 
     def pulling(
-        self, found: TierMatches | None, prompt: Prompt, weights: Weights
+        self, request: SelectRequest, found: TierMatches | None, prompt: Prompt, weights: Weights
     ) -> TierMatches | None:
         """Return the same for callers that do not use `place`: where ranks may pull at all."""
         if found is None or self.kv_sources is None:
             return found
-        return self.with_pulls(found, self.booked(prompt), weights)
-
-    def kv_source(self, pulls: Pulls, slot: int) -> KvSource:
-        """Return the source of what a rank pulls."""
-        worker, dp_rank = self.fleet_slots.rank_at(int(pulls.source[slot]))
-        return kv_source(pulls, slot, worker.worker_id, dp_rank, worker.spec.endpoint)
+        return self.with_pulls(request, found, self.booked(prompt), weights)
 
     def preference(self, request: SelectRequest, rows: Rows) -> Floats | None:
         """Return the factor of preferred taints on each row's cost; None: none are preferred."""
@@ -263,15 +263,20 @@ class Partition:
         return weights.at_present(loads.prefilling / ranks, recent.turnover / ranks, recent.pace)
 
     def see(
-        self, prompt: Prompt, matches: Matches | None = None, weights: Weights | None = None
+        self,
+        prompt: Prompt,
+        matches: Matches | None = None,
+        *,
+        request: SelectRequest | None = None,
+        weights: Weights | None = None,
     ) -> Seen:
         """Return the inputs of a decision, for callers that do not use `place`.
 
-        With `weights`, as they apply now, what ranks could pull is among them.
+        With its request and `weights`, as they apply now, what ranks could pull is among them.
         """
         found, shared = self.found(prompt, matches), self.booked(prompt)
-        if weights is not None:
-            found = self.pulling(found, prompt, weights)
+        if request is not None and weights is not None:
+            found = self.pulling(request, found, prompt, weights)
         trust = self.believed(found)
         return self.ledger.loads.pack(), found, shared, None if trust is None else trust.tobytes()
 

@@ -225,7 +225,7 @@ class BatchPlan:
             self.prices(member)
         partition, prompt, rows = self.partition, member.prompt, member.rows
         present = partition.at_present(member.weights)
-        found = partition.pulling(partition.found(prompt), prompt, present)
+        found = partition.pulling(member.request, partition.found(prompt), prompt, present)
         terms = partition.terms(prompt, rows, member.weights, self.now, found)
         preference = partition.preference(member.request, rows)
         cost = terms.cost if preference is None else terms.cost * preference

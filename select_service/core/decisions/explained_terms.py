@@ -14,7 +14,7 @@ from msgspec import UNSET
 from select_service.core.ledger.loads import unpacked
 from select_service.core.ledger.rank_speeds import SpeedRow
 from select_service.core.pricing.cost import Size, preferences, terms_of
-from select_service.core.pricing.kv_sources import kv_source
+from select_service.core.pricing.kv_sources import told_source
 from select_service.core.pricing.weights import sequence_blocks
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def kv_source_at(record: DecisionRecord, slot: int, blocks: float) -> KvSource |
     if not blocks or found is None or found.pulls is None:
         return UNSET
     source = fleet_slots.rank_states[fleet_slots.at[int(found.pulls.source[slot])]]
-    return kv_source(found.pulls, slot, source.worker_id, source.dp_rank, source.endpoint)
+    return told_source(found.pulls, slot, source.worker_id, source.dp_rank, source.endpoint)
 
 
 def _considered(record: DecisionRecord, rows: int) -> NDArray[np.bool_]:

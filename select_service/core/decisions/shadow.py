@@ -274,7 +274,8 @@ class ShadowScoring:
         ticket, rows, slot = self._ticket, self._rows, placement.slot
         partition, prompt = ticket.partition, ticket.prompt
         found = partition.found(prompt, self.matches)
-        found = partition.pulling(found, prompt, partition.at_present(ticket.weights))
+        present = partition.at_present(ticket.weights)
+        found = partition.pulling(ticket.request, found, prompt, present)
         terms = partition.terms(prompt, rows, ticket.weights, self._now, found)
         costs = terms.cost
         others = partition.terms(prompt, rows, self._weights, self._now, found).cost

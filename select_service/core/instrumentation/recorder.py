@@ -200,7 +200,8 @@ class Recorder:
 
         def note(member: BatchMember) -> None:
             present = partition.at_present(member.weights)
-            looked.append((member.number, partition.see(member.prompt, weights=present)))
+            seen = partition.see(member.prompt, request=member.request, weights=present)
+            looked.append((member.number, seen))
 
         plan.prices = note
         taken, size = [], 0

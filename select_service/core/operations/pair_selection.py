@@ -80,7 +80,7 @@ class PairSelector:
         found = self._plan(ticket, ticket.partition.legs(ticket.request), now)
         key = found.mode, found.reason
         self._advised[key] = self._advised.get(key, 0) + 1
-        return found.advice(ticket.partition)
+        return found.advice(ticket.partition.fleet_slots)
 
     def _plan(self, ticket: Ticket, legs: Legs, now: float) -> PairPlan:
         partition, prompt = ticket.partition, ticket.prompt
@@ -91,7 +91,8 @@ class PairSelector:
             weights=partition.at_present(ticket.weights),
             block_size=partition.index.block_size,
         )
-        found = partition.pulling(partition.found(prompt), prompt, question.weights)
+        found = partition.found(prompt)
+        found = partition.pulling(ticket.request, found, prompt, question.weights)
         holders = partial(self._cache_hits.holders, ticket.request, prompt, partition)
 
         def priced(slots: Slots) -> Terms:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from select_service.core.pricing.weights import Weights
     from select_service.types import KvTier
 
-__all__ = ["TIERS", "KvSources", "kv_source"]
+__all__ = ["TIERS", "KvSources", "kv_source", "told_source"]
 
 TIERS: Final[tuple[KvTier, ...]] = ("device", "host_pinned", "disk", "external")
 _EXTERNAL: Final = 3
@@ -35,7 +35,13 @@ _PROFILES_MAX: Final = 16
 equally much count once."""
 
 
-def kv_source(
+def kv_source(fleet_slots: FleetSlots, pulls: Pulls, slot: int) -> KvSource:
+    """Return what a rank pulls, and from whom, as the fleet is now."""
+    worker, dp_rank = fleet_slots.rank_at(int(pulls.source[slot]))
+    return told_source(pulls, slot, worker.worker_id, dp_rank, worker.spec.endpoint)
+
+
+def told_source(
     pulls: Pulls, slot: int, worker_id: int, dp_rank: int, endpoint: str | None
 ) -> KvSource:
     """Return what a rank pulls, and from whom."""

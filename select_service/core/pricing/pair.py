@@ -15,6 +15,7 @@ import numpy as np
 from msgspec import UNSET
 
 from select_service.core.pricing.cost import decode_cost, preferences
+from select_service.core.pricing.kv_sources import kv_source
 from select_service.core.pricing.pick import pick
 from select_service.types import Advice, PrefillCandidate
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from select_service.core.columns import Floats, Slots
     from select_service.core.fleet.roles import Legs, Transfer
     from select_service.core.fleet.slots import FleetSlots
-    from select_service.core.partition import Partition
     from select_service.core.pricing.cost import Terms, TierMatches
     from select_service.core.pricing.prompt import Prompt
     from select_service.core.pricing.weights import Weights
@@ -72,18 +72,18 @@ class PairPlan(NamedTuple):
     found: TierMatches | None  # of the prompt in the index, and what ranks may pull
     weights: Weights  # as they applied
 
-    def advice(self, partition: Partition) -> Advice:
+    def advice(self, fleet_slots: FleetSlots) -> Advice:
         """Say it to a caller, by who sits where."""
         couple = self.couple
         candidate = None
         if couple is not None and self.mode == "disaggregated":
-            worker, dp_rank = partition.fleet_slots.rank_at(couple.prefill_slot)
+            worker, dp_rank = fleet_slots.rank_at(couple.prefill_slot)
             candidate = PrefillCandidate(
                 worker_id=worker.worker_id,
                 dp_rank=dp_rank,
                 endpoint=worker.spec.endpoint or "",
                 effective_prefill_tokens=couple.effective_prefill_tokens,
-                kv_source=self.kv_source(partition) or UNSET,
+                kv_source=self.kv_source(fleet_slots) or UNSET,
             )
         return Advice(
             mode=self.mode,
@@ -93,12 +93,12 @@ class PairPlan(NamedTuple):
             disaggregated_cost=None if couple is None else couple.cost,
         )
 
-    def kv_source(self, partition: Partition) -> KvSource | None:
+    def kv_source(self, fleet_slots: FleetSlots) -> KvSource | None:
         """Return where the prefill rank pulls blocks from; None: nowhere."""
         couple, found = self.couple, self.found
         if couple is None or not couple.pulled_blocks or found is None or found.pulls is None:
             return None
-        return partition.kv_source(found.pulls, couple.prefill_slot)
+        return kv_source(fleet_slots, found.pulls, couple.prefill_slot)
 
 
 class PairQuery(NamedTuple):

@@ -83,7 +83,7 @@ class Pairs:
             pair=pair,
         )
         prefill = _leg(partition, plan, couple.prefill_slot, ids[0], tokens, 0)
-        source = plan.kv_source(partition)
+        source = plan.kv_source(partition.fleet_slots)
         if source is not None:
             prefill = replace(prefill, kv_source=source)
         decode_blocks = couple.potential_decode_blocks

@@ -17,6 +17,7 @@ from select_service.core.admission.queue import BatchSample, Ticket
 from select_service.core.decisions.decision_log import odds_of
 from select_service.core.effects import NOTHING, Effects
 from select_service.core.pricing.cost import tier_matches
+from select_service.core.pricing.kv_sources import kv_source
 from select_service.core.pricing.placement import PairMatch, Placement, worker_overlap
 from select_service.core.reservations.booking_spec import BookingSpec
 from select_service.core.routing.admit import Admitter
@@ -381,7 +382,7 @@ class Placer:
         seen = placement = None
         if self.decisions.is_wanted or request.explain:
             present = partition.at_present(ticket.weights)
-            seen = partition.see(prompt, weights=present)  # before anything is booked
+            seen = partition.see(prompt, request=request, weights=present)  # before it is booked
         answer: PairSelection
         legs, plan = self._pair_selector.find(ticket, rows, now)
         if plan.mode == "disaggregated":
@@ -440,7 +441,7 @@ def choose(  # noqa: C901, PLR0912, PLR0917 - every selection pays for names and
         partition.weights, partition.is_kv_cost = weights, weights.is_kv_cost
     present = weights if partition.is_kv_cost else partition.at_present(weights)
     if partition.kv_sources is not None and found is not None:
-        found = partition.with_pulls(found, shared, present)
+        found = partition.with_pulls(request, found, shared, present)
         if found.pulls is not None:
             pricer = partition.pull_pricer
     if request.routing_constraints is not UNSET:
@@ -470,7 +471,7 @@ def choose(  # noqa: C901, PLR0912, PLR0917 - every selection pays for names and
         overlap, held = worker_overlap(worker, pricer.held_at, size), pricer.held_at(slot)
     seen: Seen | None = None
     if found is not None and found.pulls is not None and partition.pull_pricer.pulled:
-        source = partition.kv_source(found.pulls, slot)
+        source = kv_source(fleet_slots, found.pulls, slot)
     if partition.is_watched or request.explain:
         loads, trusted = ledger.loads, None if trust is None else trust.tobytes()
         seen = loads.packed or loads.pack(), found, shared, trusted

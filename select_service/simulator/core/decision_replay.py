@@ -276,7 +276,7 @@ class DecisionReplay:
         partition = self.partition
         size, present = self._index.block_size, self.partition.at_present(weights)
         question = PairQuery(partition.fleet_slots, request, prompt, present, size)
-        held = partition.pulling(partition.found(prompt), prompt, present)
+        held = partition.pulling(request, partition.found(prompt), prompt, present)
         found = plan(
             question,
             legs,

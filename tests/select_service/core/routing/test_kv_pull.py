@@ -20,7 +20,7 @@ from select_service.core.pricing.weights import SEQUENCE_TOKENS
 from select_service.core.recording.items import Decided
 from select_service.simulator.recording_replay import replay
 from select_service.simulator.recordings import play
-from select_service.types import KvSource, PairSelection, RouterConfig
+from select_service.types import CoreLimits, KvSource, PairSelection, PinnedWorker, RouterConfig
 from tests.models.recorded_fleet import RecordedFleet
 from tests.select_service.core.batches.test_batch_selection import place, prompt
 from tests.select_service.core.whole_fleet import DEFAULT, Fleet, selection_of
@@ -327,10 +327,64 @@ def test_a_batch_pulls_a_common_prefix_once_and_keeps_what_it_pulls_out_of_its_l
     for number in range(4):
         fleet.book(f"load{number}", 3, *range(100 * number + 100, 100 * number + 120))
     answer = place(fleet, *(prompt(*PROMPT, 50 + one, 60 + one) for one in range(2)))
-    told = [one.selection for one in answer.results]
+    told: list[Any] = [one.selection for one in answer.results]
     assert all(told)
     first, second = sorted(told, key=lambda one: not one.kv_source)
     assert first.worker_id == second.worker_id in {1, 2}
     assert first.kv_source.blocks == 8
     assert [one.effective_prefill_tokens for one in (first, second)] == [32, 32]
     assert second.kv_source is UNSET, "its mate has pulled it"
+
+
+def source_of(fleet: Fleet, **wishes: Any) -> int | None:
+    """Return whom the idle worker 1 pulls the prompt from; 2 and 3 have it."""
+    answer = selection_of(fleet.select(*PROMPT, **wishes))
+    assert answer.worker_id == 1
+    return answer.kv_source.worker_id if answer.kv_source else None
+
+
+def of_two_holders(**limits: Any) -> Fleet:
+    """Worker 1 is idle; 2 and 3, which is busier, have the prompt."""
+    fleet = Fleet(RouterConfig(kv_pull=True), limits=CoreLimits(**limits))
+    for worker_id in (1, 2, 3):
+        fleet.worker(worker_id)
+        if worker_id > 1:
+            fleet.hold(worker_id, list(PROMPT))
+            first = 100 * worker_id
+            fleet.book(f"load{worker_id}", worker_id, *range(first, first + 18 + worker_id))
+    return fleet
+
+
+def test_a_worker_that_the_caller_left_out_is_no_source() -> None:
+    """Gateways leave out those that they could not reach."""
+    fleet = of_two_holders()
+    assert source_of(fleet) == 2
+    assert source_of(fleet, allowed_worker_ids=[1, 3]) == 3
+    assert source_of(fleet, allowed_worker_ids=[1]) is None
+    assert source_of(fleet, pinned_worker=PinnedWorker(1, 0)) == 2, "it says who serves"
+    answer: Any = place(fleet, prompt(*PROMPT, allowed_worker_ids=[1, 3])).results[0].selection
+    assert (answer.worker_id, answer.kv_source.worker_id) == (1, 3)
+
+
+def test_a_rank_that_fails_is_no_source_before_it_has_shown_a_sign_of_life() -> None:
+    fleet = of_two_holders(outlier_failures=1, outlier_ejection_s=10.0, outlier_ejection_max_s=10.0)
+    reservations = fleet.core.reservations
+    fleet.book("f", 2, 97)
+    fleet.now += 1.0
+    fleet._did(reservations.free("f", fleet.now, None, "failed"))
+    assert source_of(fleet) == 3
+    fleet.tick(20.0)
+    assert 2 not in fleet.core.partitions[DEFAULT].outliers.ejected, "it is due for a probe"
+    assert source_of(fleet) == 3
+    fleet.book("probe", 2, 98)
+    fleet.now += 1.0
+    fleet._did(reservations.free("probe", fleet.now, None, "completed"))
+    assert source_of(fleet) == 2
+
+
+def test_a_worker_that_drains_is_no_source() -> None:
+    fleet = of_two_holders()
+    fleet.drain(2)
+    assert source_of(fleet) == 3
+    fleet.undrain(2)
+    assert source_of(fleet) == 2
