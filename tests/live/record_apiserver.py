@@ -18,6 +18,7 @@ from tests.live.apiserver import Cluster
 from tests.live.recorded_apiserver import GOLDEN, LiveWorld, Scenario
 from tests.select_service.edge.discovery.apiserver_scenarios import DISCOVERY
 from tests.select_service.planner.edge.apiserver_scenarios import PLANNER
+from tests.select_service.planner.edge.custom_resource_scenarios import CUSTOM
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 ACCOUNTS = {
@@ -36,7 +37,7 @@ def record(programs: Path, name: str, scenario: Scenario) -> None:
         with Cluster(programs, folder).running() as admin:
             for files in ACCOUNTS.values():
                 admin.apply_files(*files)
-            account = "select-planner" if name in PLANNER else "select-service"
+            account = "select-planner" if name in PLANNER | CUSTOM else "select-service"
 
             async def play() -> msgspec.Struct:
                 world = LiveWorld(admin, credentials, account)
@@ -53,7 +54,7 @@ def record(programs: Path, name: str, scenario: Scenario) -> None:
 
 def main() -> None:
     programs, *names = sys.argv[1:]
-    scenarios = DISCOVERY | PLANNER
+    scenarios = DISCOVERY | PLANNER | CUSTOM
     for name in names or scenarios:
         print(name, flush=True)  # noqa: T201
         record(Path(programs), name, scenarios[name])

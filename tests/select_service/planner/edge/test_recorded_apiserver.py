@@ -10,13 +10,14 @@ import pytest
 
 from tests.live.recorded_apiserver import Exchange, recorded, replay
 from tests.select_service.planner.edge.apiserver_scenarios import PLANNER
+from tests.select_service.planner.edge.custom_resource_scenarios import CUSTOM
 from tests.select_service.planner.edge.fakes import FakeKube
 from tests.wait import run
 
 
-@pytest.mark.parametrize("name", PLANNER)
+@pytest.mark.parametrize("name", PLANNER | CUSTOM)
 def test_a_recorded_scenario_ends_as_the_live_one(name: str, tmp_path: Path) -> None:
-    run(replay(name, PLANNER[name], tmp_path))
+    run(replay(name, (PLANNER | CUSTOM)[name], tmp_path))
 
 
 def reason(body: bytes) -> str:
