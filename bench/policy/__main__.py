@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
@@ -19,10 +20,10 @@ import msgspec
 from msgspec.structs import replace
 
 from bench.provenance import provenance
-from bench.simulator.__main__ import picture_of
 from select_service.simulator.comparison import METRICS, as_text, estimates
 from select_service.simulator.core.measures import Measures
 from select_service.simulator.core.workloads import WorkloadSettings
+from select_service.simulator.plots import COLOURS, Series, lines
 from select_service.simulator.runs import at_load, capacity_of, run
 from select_service.simulator.settings import EngineSpec, SimulationSettings, Trace
 from select_service.types import RouterConfig
@@ -247,7 +248,43 @@ def write(args: argparse.Namespace, capacities: dict[int, float], cells: list[Ce
     args.out.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
     plotted = [one for one in cells if one.load and one.policy in POLICIES]
     if plotted:
-        args.out.with_suffix(".svg").write_text(picture_of(plotted, PLOTTED), encoding="utf-8")
+        args.out.with_suffix(".svg").write_text(picture_of(plotted), encoding="utf-8")
+
+
+def picture_of(cells: Sequence[Cell]) -> str:
+    """Return a row of plots for each fleet, over load; metrics, and whether on a log scale."""
+    sheets = []
+    fleets = sorted({one.workers for one in cells})
+    policies = list(dict.fromkeys(one.policy for one in cells))
+    head = 30 + 20 * ((len(policies) - 1) // 8)
+    for row, workers in enumerate(fleets):
+        for column, (metric, log_y) in enumerate(PLOTTED):
+            series = [
+                Series(
+                    policy,
+                    [
+                        (one.load, one.metrics[metric].mean * METRICS[metric][2])
+                        for one in cells
+                        if one.policy == policy and one.workers == workers
+                    ],
+                )
+                for policy in policies
+            ]
+            title = f"{METRICS[metric][0]}, {workers} workers"
+            plot = lines(title, series, x="share of capacity", y="", log_y=log_y)
+            at = f'x="{470 * column}" y="{290 * row + head}"'
+            sheets.append(re.sub("^<svg ", f"<svg {at} ", plot))
+    names = "".join(
+        f'<rect x="{20 + 170 * (at % 8)}" y="{8 + 20 * (at // 8)}" width="14" height="10" '
+        f'fill="{COLOURS[at % len(COLOURS)]}"/><text x="{40 + 170 * (at % 8)}" '
+        f'y="{17 + 20 * (at // 8)}" style="font:13px sans-serif">{policy}</text>'
+        for at, policy in enumerate(policies)
+    )
+    height = 290 * len(fleets) + head + 10
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="1410" height="{height}">'
+        f'<rect width="100%" height="100%" fill="white"/>{names}{"".join(sheets)}</svg>\n'
+    )
 
 
 def told(cells: Sequence[Cell]) -> str:

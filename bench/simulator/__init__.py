@@ -1,1 +1,0 @@
-"""Policies side by side on recorded traffic, simulated."""
