@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import UNSET
 
 from select_service.core.ledger.loads import unpacked
-from select_service.core.ledger.rank_speeds import SpeedRow
+from select_service.core.ledger.rank_speeds import SpeedRow, seconds_at
 from select_service.core.pricing.cost import Size, preferences, terms_of
 from select_service.core.pricing.kv_sources import told_source
 from select_service.core.pricing.weights import sequence_blocks
@@ -74,9 +74,9 @@ class RankTerms:
         found = terms.cached_tokens + terms.pulled * block_size
         tokens = terms.prefill + np.maximum(0.0, record.isl_tokens - found)
         context = terms.context + sequence_blocks(block_size) + (not record.blocks)
-        ttft_s = rows.ttft_base_s + rows.ttft_s_per_token * tokens
-        itl_s = (rows.block_base_s + rows.block_s_per_context * context) / block_size
-        return np.round(ttft_s * 1e3, 3), np.round(itl_s * 1e3, 3)
+        ttft_s = seconds_at(rows.ttft_base_s, rows.ttft_s_per_token, tokens)
+        block_s = seconds_at(rows.block_base_s, rows.block_s_per_context, context)
+        return np.round(ttft_s * 1e3, 3), np.round(block_s * 1e3 / block_size, 3)
 
     def among(self, candidates: NDArray[np.bool_]) -> Terms:
         """Return the terms of all ranks where only some were candidates."""

@@ -10,7 +10,10 @@ between ranks, and a rank is forgotten with its slot.
 from __future__ import annotations
 
 from math import sqrt
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+
+if TYPE_CHECKING:
+    from select_service.core.columns import Floats
 
 __all__ = [
     "TOGETHER_S",
@@ -20,6 +23,7 @@ __all__ = [
     "RankSpeed",
     "RankSpeeds",
     "SpeedRow",
+    "seconds_at",
 ]
 
 SAMPLES: Final = 64
@@ -49,6 +53,18 @@ _KEPT: Final = 1.0 - 1.0 / SAMPLES
 _LEVEL: Final = 1e-6  # a relative variance below which measurements say nothing of the slope
 
 
+T = TypeVar("T", float, "Floats")
+
+
+def seconds_at(base: float, slope: float, x: T) -> T:
+    """Return the time that a line gives at x; also of columns of lines.
+
+    Of a first token over the tokens to compute before it, or of a block of output over the blocks
+    of context.
+    """
+    return base + slope * x
+
+
 class Fit:
     """A line fitted to recent measurements; neither its base nor its slope is below 0.
 
@@ -67,7 +83,7 @@ class Fit:
 
     def learn(self, x: float, y: float) -> None:
         """Add a measurement. O(1)."""
-        expected = self.base + self.slope * x
+        expected = seconds_at(self.base, self.slope, x)
         if self.samples < SURE:
             if y * OUTLIER < expected:  # an engine is slow while it warms up
                 self.samples = 0
@@ -77,7 +93,7 @@ class Fit:
             if y * OUTLIER < expected:
                 if self.slope > 0.0 and not self._is_level:  # rather the tokens than the time
                     x = max(0.0, (y * OUTLIER - self.base) / self.slope)
-                y = max(y, (self.base + self.slope * x) / OUTLIER)
+                y = max(y, seconds_at(self.base, self.slope, x) / OUTLIER)
         self.samples += 1
         self._w = weight = self._w * _KEPT + 1.0
         self._x = self._x * _KEPT + x
@@ -98,7 +114,7 @@ class Fit:
 
     def at(self, x: float) -> float | None:
         """Return what is expected at x; None: too little was measured."""
-        return self.base + self.slope * x if self.samples >= SURE else None
+        return seconds_at(self.base, self.slope, x) if self.samples >= SURE else None
 
     @property
     def sure_slope(self) -> float:

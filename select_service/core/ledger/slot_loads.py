@@ -17,7 +17,7 @@ from msgspec import UNSET, UnsetType
 from indexer.compiled import usable
 from select_service.core.ledger.drain_meter import PRIOR_TOKENS_PER_S, DrainMeter
 from select_service.core.ledger.loads import PACE, TOTALS, padding
-from select_service.core.ledger.rank_speeds import SURE, RankSpeeds
+from select_service.core.ledger.rank_speeds import RankSpeeds
 from select_service.core.ledger.work_done import WorkDone
 
 if not TYPE_CHECKING and usable("select_service.core._ledger", 3):
@@ -171,7 +171,7 @@ class SlotLoads:
     ) -> tuple[float | UnsetType, float | UnsetType]:
         """Return the milliseconds to the first token and between tokens of a request, before it.
 
-        UNSET: the rank was not measured often enough. As `Fit.at`, without the frames.
+        UNSET: the rank was not measured often enough.
 
         Args:
             slots: of the ranks that compute its prompt and its answer.
@@ -179,18 +179,16 @@ class SlotLoads:
             blocks: that it adds to the context, with `Ledger.sequence_blocks`.
             block_size: tokens of a block.
         """
-        ttft_ms: float | UnsetType = UNSET
-        itl_ms: float | UnsetType = UNSET
         prefill, decode = slots
-        rank = self.speeds.by_slot.get(prefill)
-        if rank is not None and (fit := rank.ttft).samples >= SURE:
-            seconds = fit.base + fit.slope * (self.prefill_left[prefill] + tokens)
-            ttft_ms = round(seconds * 1e3, 3)
-        rank = self.speeds.by_slot.get(decode)
-        if rank is not None and (fit := rank.block).samples >= SURE:
-            seconds = fit.base + fit.slope * (self.context.item(decode) + blocks)
-            itl_ms = round(seconds * 1e3 / block_size, 3)
-        return ttft_ms, itl_ms
+        by_slot, ttft_s, block_s = self.speeds.by_slot, None, None
+        if prefill in by_slot:
+            ttft_s = by_slot[prefill].ttft.at(self.prefill_left[prefill] + tokens)
+        if decode in by_slot:
+            block_s = by_slot[decode].block.at(self.context.item(decode) + blocks)
+        return (
+            UNSET if ttft_s is None else round(ttft_s * 1e3, 3),
+            UNSET if block_s is None else round(block_s * 1e3 / block_size, 3),
+        )
 
     # -- facts about ranks -------------------------------------------------------------------------
 
