@@ -26,8 +26,7 @@ class Expiring(Protocol):
     """Something that ends unless touched: a reservation, a lease. Hashed by identity."""
 
     ttl_s: float  # 0: never expires
-    deadline: float  # when it expires, if it can
-    touched: float
+    touched: float  # its deadline is `ttl_s` later
 
 
 T = TypeVar("T", bound=Expiring)
@@ -45,40 +44,54 @@ def rounded_up(ttl_s: float) -> float:
     return float(f"{float(text) + step:.2e}")
 
 
+def deadline_of(one: Expiring) -> float:
+    """Return when an entry expires that can."""
+    return one.touched + one.ttl_s
+
+
+class _Queues(dict[float, "OrderedDict[T, None]"]):
+    """Entries by time to live, those touched last at the end."""
+
+    def __init__(self) -> None:
+        self.heads: list[tuple[float, float]] = []  # heap of (not before, time to live)
+
+    def __missing__(self, ttl_s: float) -> OrderedDict[T, None]:
+        heappush(self.heads, (-inf, ttl_s))
+        queue = self[ttl_s] = OrderedDict[T, None]()
+        return queue
+
+
 class Deadlines(Generic[T]):
-    """Entries that can expire, by deadline; `now` must not run backwards.
+    """Entries that can expire, by deadline; the times of their last touch must not run backwards.
 
     Moves are O(1), except for the first entry of a time to live: O(log of the times to live in
     use).
+
+    Attributes:
+        queues: one for each time to live. An entry is put into the one of its `ttl_s`, touched now.
     """
 
     def __init__(self) -> None:
-        self._queues: dict[float, OrderedDict[T, None]] = {}  # by time to live
-        self._heads: list[tuple[float, float]] = []  # heap of (not before, time to live)
+        self.queues: _Queues[T] = _Queues()
+        self._heads = self.queues.heads
 
     def __len__(self) -> int:
-        return sum(map(len, self._queues.values()))
+        return sum(map(len, self.queues.values()))
 
-    def add(self, one: T, ttl_s: float, now: float) -> None:
-        """Let an entry that is in no queue expire `ttl_s` > 0 after now."""
+    def add(self, one: T, ttl_s: float) -> None:
+        """Let an entry that is in no queue, and is touched now, expire in `ttl_s` > 0."""
         one.ttl_s = ttl_s
-        one.deadline = now + ttl_s
-        queue = self._queues.get(ttl_s)
-        if queue is None:
-            queue = self._queues[ttl_s] = OrderedDict()
-            heappush(self._heads, (one.deadline, ttl_s))
-        queue[one] = None
+        self.queues[ttl_s][one] = None
 
-    def touch(self, one: T, now: float) -> None:
-        """Restart an entry's time to live."""
+    def touch(self, one: T) -> None:
+        """Restart the time to live of an entry that is touched now."""
         if one.ttl_s:
-            one.deadline = now + one.ttl_s
-            self._queues[one.ttl_s].move_to_end(one)
+            self.queues[one.ttl_s].move_to_end(one)
 
     def remove(self, one: T) -> None:
         """Remove an entry, so that it cannot expire any more."""
         if one.ttl_s:
-            del self._queues[one.ttl_s][one]  # an empty queue is removed when its turn comes
+            del self.queues[one.ttl_s][one]  # an empty queue is removed when its turn comes
             one.ttl_s = 0.0
 
     def due(self, now: float, limit: int) -> list[T]:
@@ -98,7 +111,7 @@ class Deadlines(Generic[T]):
                     break
                 if self._settle_first():
                     opened.append(heappop(self._heads))
-                    walk = iter(self._queues[opened[-1][1]])
+                    walk = iter(self.queues[opened[-1][1]])
                     heappush(walks, (*opened[-1], next(walk), walk))
                 continue
             if not walks:
@@ -106,10 +119,10 @@ class Deadlines(Generic[T]):
             _, ttl_s, one, walk = walks[0]
             found.append(one)
             following = next(walk, None)
-            if following is None or following.deadline > now:
+            if following is None or deadline_of(following) > now:
                 heappop(walks)
             else:
-                heapreplace(walks, (following.deadline, ttl_s, following, walk))
+                heapreplace(walks, (deadline_of(following), ttl_s, following, walk))
         for entry in opened:
             heappush(self._heads, entry)
         return found
@@ -130,28 +143,27 @@ class Deadlines(Generic[T]):
     def _settle_first(self) -> bool:
         """Correct the first entry of the heap; True if it was correct already."""
         not_before, ttl_s = self._heads[0]
-        first = next(iter(self._queues[ttl_s]), None)
+        first = next(iter(self.queues[ttl_s]), None)
         if first is None:
             heappop(self._heads)
-            del self._queues[ttl_s]
+            del self.queues[ttl_s]
             return False
-        if first.deadline > not_before:
-            heapreplace(self._heads, (first.deadline, ttl_s))
+        if deadline_of(first) > not_before:
+            heapreplace(self._heads, (deadline_of(first), ttl_s))
             return False
         return True
 
     def __iter__(self) -> Iterator[T]:
-        return (one for queue in self._queues.values() for one in queue)
+        return (one for queue in self.queues.values() for one in queue)
 
     def check(self, members: Iterable[T]) -> None:
         """Assert all invariants, given everything that can expire; O(everything)."""
         assert set(self) == set(members), "who can expire is in a queue"
         assert len(set(self)) == len(self), "and only once"
-        assert sorted(ttl_s for _, ttl_s in self._heads) == sorted(self._queues), "an entry each"
+        assert sorted(ttl_s for _, ttl_s in self._heads) == sorted(self.queues), "an entry each"
         not_before = {ttl_s: at for at, ttl_s in self._heads}
-        for ttl_s, queue in self._queues.items():
-            deadlines = [one.deadline for one in queue]
+        for ttl_s, queue in self.queues.items():
+            deadlines = [deadline_of(one) for one in queue]
             assert deadlines == sorted(deadlines), "the head is the next to expire"
             assert not deadlines or not_before[ttl_s] <= deadlines[0], "never too late"
             assert all(one.ttl_s == ttl_s for one in queue)
-            assert all(one.deadline == one.touched + ttl_s for one in queue)

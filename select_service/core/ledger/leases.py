@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from indexer.types import U64_MASK
 from select_service.core.changes import LEASE
-from select_service.core.ledger.deadlines import Deadlines, rounded_up
+from select_service.core.ledger.deadlines import Deadlines, deadline_of, rounded_up
 from select_service.core.ledger.reservation import Lease
 from select_service.core.tenancy.shares import Shares, prefix_in
 from select_service.core.tenancy.tenant_parts import TenantParts
@@ -181,7 +181,7 @@ class Leases:
         self._open[lease.lease_id] = lease
         self.latest_revision = max(lease.revision, self.latest_revision)
         self._by_owner.setdefault(lease.owner, {})[lease.lease_id] = lease
-        self._deadlines.add(lease, state.ttl_s, now)
+        self._deadlines.add(lease, state.ttl_s)
         self._tenants.take(prefix_in(lease.lease_id))
         self._forget_ended(lease.lease_id)
         self._changed(lease.lease_id)
@@ -259,10 +259,10 @@ class Leases:
         lease.touched = now
         before = lease.revision, lease.ttl_s
         if ttl_s is None or ttl_s == lease.ttl_s:
-            self._deadlines.touch(lease, now)
+            self._deadlines.touch(lease)
         else:
             self._deadlines.remove(lease)
-            self._deadlines.add(lease, ttl_s, now)
+            self._deadlines.add(lease, ttl_s)
             lease.revision = next_revision(lease.revision)
         if revision is not None:
             lease.revision = revision
@@ -402,7 +402,7 @@ class Leases:
 
     def record(self, lease: Lease, now: float) -> LeaseRecord:
         """Describe an open lease for its owner."""
-        left = max(0.0, lease.deadline - now)
+        left = max(0.0, deadline_of(lease) - now)
         return LeaseRecord(lease.lease_id, lease.owner, lease.ttl_s, left, lease.live)
 
     def listed(

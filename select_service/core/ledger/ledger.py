@@ -134,6 +134,7 @@ class Ledger:
             fairness_id,
             blocks,
             blocks,
+            ttl_s=ttl_s,
         )
         self.live += 1
         decode = self.blocks.counts.count(number)
@@ -161,7 +162,7 @@ class Ledger:
                 generation.queue[reservation_id] = prefill_tokens
         loads.rows.book(slot, left, prefill_tokens, len(booked), decode, blocks, now)
         if ttl_s:
-            self._deadlines.add(reservation, ttl_s, now)
+            self._deadlines.queues[ttl_s][reservation] = None
         changes = self.changes
         if changes is not None:
             if (
@@ -192,7 +193,7 @@ class Ledger:
         assert generation.is_open
         reservation.touched = now
         if reservation.ttl_s:
-            self._deadlines.touch(reservation, now)
+            self._deadlines.touch(reservation)
         if not reservation.prefill_done:
             reservation.prefill_done = True
             slot, tokens = reservation.slot, reservation.prefill_tokens
@@ -366,11 +367,11 @@ class Ledger:
         """Note a sign of life, and a new time to live if one is given (0: never expires). O(1)."""
         reservation.touched = now
         if ttl_s is None or ttl_s == reservation.ttl_s:
-            self._deadlines.touch(reservation, now)
+            self._deadlines.touch(reservation)
             return
         self._deadlines.remove(reservation)
         if ttl_s:
-            self._deadlines.add(reservation, ttl_s, now)
+            self._deadlines.add(reservation, ttl_s)
 
     def expired(self, now: float, limit: int) -> list[LedgerReservation]:
         """Return live reservations whose deadline has passed.

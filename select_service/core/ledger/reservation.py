@@ -44,7 +44,6 @@ class Lease:
         "ancestors",
         "born",
         "by_generation",
-        "deadline",
         "first_revision",
         "is_open",
         "lease_id",
@@ -72,7 +71,6 @@ class Lease:
         """Their number in each generation: what a closed one has is not live."""
         self.touched = now
         self.ttl_s = 0.0
-        self.deadline = 0.0
         self.is_open = True
 
     @property
@@ -125,7 +123,6 @@ class LedgerReservation(Struct, eq=False):
     first_token: FirstToken | None = None  # not learnt from yet
     queued_tokens: int = 0  # to be computed on its rank when it was booked, without its own
     ttl_s: float = 0.0  # 0: never expires by itself
-    deadline: float = 0.0  # when it expires, if it can
     # Facts the ledger only stores:
     selection_id: str | None = None
     lora_name: str | None = None

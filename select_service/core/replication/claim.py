@@ -207,7 +207,6 @@ class LeaseCopy:
         "ancestors",
         "claims",
         "closed",
-        "deadline",
         "ending",
         "freeing",
         "is_changed_here",
@@ -231,7 +230,6 @@ class LeaseCopy:
         self.latest: dict[int, int] = {}
         self.seen_at = self.touched = now
         self.lease_ttl_s = self.ttl_s = 0.0
-        self.deadline = 0.0
         self.revision = 0
         self.is_changed_here = False
         self.renewed_at = -inf

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import msgspec
 
 from select_service.core.changes import LEASE_TERMS
-from select_service.core.ledger.deadlines import Deadlines, rounded_up
+from select_service.core.ledger.deadlines import Deadlines, deadline_of, rounded_up
 from select_service.core.ledger.leases import REVISIONS_APART, note_born
 from select_service.core.replication.claim import LeaseCopy
 from select_service.core.tenancy.shares import Shares, prefix_in
@@ -250,10 +250,10 @@ class LeaseCopies:
     def _let_expire(self, copy: LeaseCopy, ttl_s: float, now: float) -> None:
         copy.touched = now
         if ttl_s == copy.ttl_s:
-            self._deadlines.touch(copy, now)
+            self._deadlines.touch(copy)
         else:
             self._deadlines.remove(copy)
-            self._deadlines.add(copy, ttl_s, now)
+            self._deadlines.add(copy, ttl_s)
 
     def due(self, now: float, limit: int) -> list[LeaseCopy]:
         """Return up to `limit` unrenewed copies; each again until it is touched or empty."""
@@ -267,7 +267,7 @@ class LeaseCopies:
             copy.lease_id,
             copy.owner,
             copy.lease_ttl_s,
-            max(0.0, copy.deadline - now),
+            max(0.0, deadline_of(copy) - now),
             sum(map(len, copy.claims.values())),
             sorted(copy.claims),
         )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from indexer.types import HASH_BYTES
+from select_service.core.ledger.deadlines import deadline_of
 from select_service.core.ledger.leases import LISTED_MAX, next_revision, opening_revision
 from select_service.core.replication.messages import CLOSED_REVISION, Closed, Ended, Renewed
 from select_service.errors import LeaseConflict
@@ -297,7 +298,7 @@ class SharedLeases:
             elif lease is not None:
                 # announcing an adoption keeps the lease alive elsewhere: a lease about to expire
                 # here, too, would outlive its owner by another time to live
-                if lease.deadline - now > self._limits.replica_heartbeat_s:
+                if deadline_of(lease) - now > self._limits.replica_heartbeat_s:
                     self._adopt(copy)
             elif not copy.ageing:
                 copy.ageing = True

@@ -121,12 +121,27 @@ class RequestReader:
                 self.unserved.note(request.scope, is_known=self._is_known(request.scope))
                 raise
         index, override = partition.index, request.router_config_override
-        prompt = read_prompt(
-            request,
-            block_size=index.block_size,
-            is_eagle=index.is_eagle,
-            tokens_max=self._limits.tokens_per_request_max,
-        )
+        local, chain, isl_tokens = request.block_hashes, request.sequence_hashes, request.isl_tokens
+        most = self._limits.tokens_per_request_max
+        if (  # what `read_prompt` accepts, in the form in which the codec delivers nearly all
+            type(local) is bytes
+            and type(chain) is bytes
+            and isl_tokens
+            and request.token_ids is None
+            and request.mm_routing_info is None
+            and (size := len(local)) == len(chain)
+            and not size & _HASH_REST
+            and size // HASH_BYTES * index.block_size <= most
+        ):
+            blocks = size // HASH_BYTES
+            prompt = Prompt(local, chain, isl_tokens, blocks, chain[:HASH_BYTES])
+        else:
+            prompt = read_prompt(
+                request,
+                block_size=index.block_size,
+                is_eagle=index.is_eagle,
+                tokens_max=most,
+            )
         weights = self.weights if override is None else self.overridden(override)
         if override is not None or not self.config.assume_kv_reuse:
             prompt = self.set_apart(request, prompt)
@@ -280,14 +295,6 @@ def read_prompt(
     if request.isl_tokens == 0:
         raise _empty()
     local, chain = request.block_hashes, request.sequence_hashes
-    if (  # the form in which the codec delivers nearly all
-        type(local) is bytes
-        and type(chain) is bytes
-        and (size := len(local)) == len(chain)
-        and not size & _HASH_REST
-        and size // HASH_BYTES * block_size <= tokens_max
-    ):
-        return Prompt(local, chain, request.isl_tokens, size // HASH_BYTES, chain[:HASH_BYTES])
     blocks = _count(local, HASH_BYTES, "block_hashes")
     sequence = _count(chain, HASH_BYTES, "sequence_hashes")
     if blocks != sequence:

@@ -8,7 +8,7 @@ from math import inf
 import pytest
 
 from select_service.core.ledger.active_blocks import ChainNode
-from select_service.core.ledger.deadlines import Deadlines, rounded_up
+from select_service.core.ledger.deadlines import Deadlines, deadline_of, rounded_up
 from select_service.core.ledger.reservation import LedgerReservation, SlotGeneration
 
 
@@ -27,7 +27,7 @@ def test_many_times_to_live_in_any_order() -> None:
         if draw < 0.5 or not waiting:
             one = reservation(str(step))
             one.touched = now
-            deadlines.add(one, rng.choice([2.0, 7.0, rng.randint(1, 90) / 2]), now)
+            deadlines.add(one, rng.choice([2.0, 7.0, rng.randint(1, 90) / 2]))
         else:
             one = rng.choice(list(waiting))
             if draw < 0.6:
@@ -35,8 +35,8 @@ def test_many_times_to_live_in_any_order() -> None:
                 del waiting[one]
                 continue
             one.touched = now
-            deadlines.touch(one, now)
-        waiting[one] = one.deadline
+            deadlines.touch(one)
+        waiting[one] = deadline_of(one)
         while deadlines.next() <= now:
             due = deadlines.due(now, 3)
             assert len(due) <= 3
@@ -51,7 +51,7 @@ def test_emptied_queues_do_not_stay() -> None:
     deadlines: Deadlines[LedgerReservation] = Deadlines()
     for number in range(500):
         one = reservation(str(number))
-        deadlines.add(one, 1.0 + number, 0.0)
+        deadlines.add(one, 1.0 + number)
         deadlines.remove(one)
     for _ in range(10):
         deadlines.next()

@@ -31,7 +31,7 @@ ROOT: Final = Path(__file__).parents[4]
 ROW: Final = "W4"
 """Lifecycles, whose first request is a plain POST /select_and_reserve."""
 EDGE: Final = "select_service/edge/"
-FRAMES_MAX, FILES_MAX = 30, 20
+FRAMES_MAX, FILES_MAX = 28, 19
 EDGE_FRAMES_MAX, EDGE_FILES_MAX = 10, 7
 
 
