@@ -3,9 +3,10 @@
 What it does is computed by our copy of its formulas, which `core/test_compatible.py` and
 `edge/test_predictors.py` hold to its recorded answers; where there is no copy, what was recorded of
 it stands here as a number. Others are where their room is tested: a model's name that nobody awaits
-(9, `edge/test_loop.py`), bins of a warm-up trace (10, `core/test_warming.py`), GPUs per engine (11,
-`core/test_sizing.py`), frontends that weigh the same (12, `edge/test_sources.py`), starts that are
-timed and replicas that do not pile up (12, `core/test_planning.py`).
+(9, `edge/test_http_server.py`), bins of a warm-up trace (10, `core/test_warm_up.py`), GPUs per
+engine (11, `core/test_sizing.py`), frontends that weigh the same (12, `edge/test_sources.py`),
+starts that are timed (12, `core/test_stabilization_window.py`) and replicas that do not pile up
+(12, `core/test_fast_loop.py`).
 """
 
 from __future__ import annotations
@@ -28,27 +29,26 @@ from select_service.planner.core.compatible_sizing import (
 )
 from select_service.planner.core.demand import Demand, Forecast, Predictors
 from select_service.planner.core.fitted import Fitted
-from select_service.planner.core.fleet_plan import FleetPlan, PlannedModel, PoolSettings
+from select_service.planner.core.fleet_plan import FleetPlan
 from select_service.planner.core.lengths import Lengths
-from select_service.planner.core.prediction import Constant, Predictor
+from select_service.planner.core.predictor_choice import ForecastModel
 from select_service.planner.core.prefill_sizing import PrefillQueue
 from select_service.planner.core.sizing import Goals, size_decode, size_prefill
-from select_service.planner.core.stabilization_window import PoolLimits
-from select_service.planner.core.surface import Surface
 from select_service.planner.edge.baselines import Reference
 from select_service.planner.edge.predictors import PredictorSettings, make_predictor
 from select_service.planner.edge.profile_files import read_profile
 from select_service.planner.edge.trace_replay import DECODE, KEY, PREFILL, ReplaySettings
 from select_service.planner.errors import InfeasiblePlan
 from select_service.planner.types import IDLE, Missing, PoolState, Value, Window
+from tests.select_service.planner.core import planned_fleet
+from tests.select_service.planner.core.planned_fleet import INTERVAL, SURFACE, model
 from tests.select_service.planner.core.test_sizing import MIXED, waits
 from tests.select_service.planner.golden import PROFILE, golden
 
 pytest.importorskip("scipy", reason="the extra `planner`")
 
-INTERVAL_S = 180.0
 LIMITS = CompatibleLimits(
-    interval_s=INTERVAL_S,
+    interval_s=INTERVAL,
     itl_ms=20.0,
     gpus_max=64,
     endpoints_min=1,
@@ -57,21 +57,7 @@ LIMITS = CompatibleLimits(
 )
 GOALS = Goals(ttft_ms=500.0, itl_ms=20.0, pooled=False)
 STATES = {PREFILL: PoolState(4, 4), DECODE: PoolState(9, 9)}
-BUSY = Window(
-    seconds=INTERVAL_S,
-    requests=Value(5400.0),
-    isl=Value(3000.0),
-    osl=Value(300.0),
-    ttft_ms=Value(150.0),
-    itl_ms=Value(18.0),
-    request_s=Value(6.0),
-    concurrency=Value(180.0),
-)
-
-
-@pytest.fixture(scope="module")
-def surface() -> Surface:
-    return Surface(read_profile(PROFILE))
+BUSY = replace(planned_fleet.BUSY, request_s=Value(6.0))
 
 
 @pytest.fixture(scope="module")
@@ -80,25 +66,20 @@ def lookup() -> CompatibleLookup:
 
 
 def reference() -> Reference:
-    tuning = PredictorSettings(name="constant", compatible=True, interval_s=INTERVAL_S)
-    settings = ReplaySettings(interval_s=INTERVAL_S, itl_ms=20.0)
+    tuning = PredictorSettings(name="constant", compatible=True, interval_s=INTERVAL)
+    settings = ReplaySettings(interval_s=INTERVAL, itl_ms=20.0)
     return Reference(read_profile(PROFILE), tuning, settings, gpus_max=64)
 
 
-def fleet(surface: Surface, requests: Predictor | None = None) -> FleetPlan:
-    pool = PoolSettings(gpus=1, limits=PoolLimits(step_up=99, step_down=99))
-    predictors = Predictors(
-        requests or Predictor(Constant()), Predictor(Constant()), Predictor(Constant())
-    )
-    pools: Any = {"prefill": pool, "decode": pool}
-    return FleetPlan([PlannedModel(KEY, pools, surface, predictors, GOALS)], 64, INTERVAL_S)
+def fleet(requests: ForecastModel | None = None) -> FleetPlan:
+    return FleetPlan([model(KEY, requests=requests)], 64, INTERVAL)
 
 
 def asked_for(planned: FleetPlan, windows: Sequence[Window]) -> dict[Any, int]:
     """Return what is asked for after the last window, of a fleet that gets what it asks for."""
     states = dict(STATES)
     for turn, window in enumerate(windows):
-        decision = planned.slow({KEY: window}, states, INTERVAL_S * (turn + 1))
+        decision = planned.slow({KEY: window}, states, INTERVAL * (turn + 1))
         states = {one.pool: PoolState(one.replicas, one.replicas) for one in decision.targets}
     return {pool: state.desired for pool, state in states.items()}
 
@@ -109,40 +90,44 @@ def theirs(lookup: CompatibleLookup, limits: CompatibleLimits, **more: float) ->
 
 
 @pytest.mark.parametrize(("name", "pool"), [("ttft_ms", PREFILL), ("itl_ms", DECODE)])
-def test_1_a_metric_that_stops_while_traffic_flows(surface: Surface, name: str, pool: Any) -> None:
+def test_1_a_metric_that_stops_while_traffic_flows(name: str, pool: Any) -> None:
     """Theirs reads 0, and takes engines away that are busy; ours knows that it does not know."""
     busy = replace(BUSY, itl_ms=Value(30.0))
     lost: Any = {name: Value(0.0)}
     they = reference()
-    before = they.slow(busy, STATES, INTERVAL_S)[pool]
-    assert they.slow(replace(busy, **lost), STATES, 2 * INTERVAL_S)[pool] < before
+    before = they.slow(busy, STATES, INTERVAL)[pool]
+    assert they.slow(replace(busy, **lost), STATES, 2 * INTERVAL)[pool] < before
     missing: Any = {name: Missing("no series")}
-    known = asked_for(fleet(surface), [busy] * 6)
+    known = asked_for(fleet(), [busy] * 6)
     for silent in (replace(busy, **missing), replace(busy, **lost)):
-        assert asked_for(fleet(surface), [*[busy] * 6, *[silent] * 6])[pool] >= known[pool]
+        assert asked_for(fleet(), [*[busy] * 6, *[silent] * 6])[pool] >= known[pool]
 
 
-def test_2_engines_that_are_slower_than_their_profile(
-    surface: Surface, lookup: CompatibleLookup
-) -> None:
+def test_2_engines_that_are_slower_than_their_profile(lookup: CompatibleLookup) -> None:
     """Theirs adds none at sixteen times the TTFT, and has no TTFT target at all."""
     assert theirs(lookup, LIMITS, p_correction=16.0) == theirs(lookup, LIMITS)
     slow = replace(BUSY, ttft_ms=Value(16 * 92.2))
-    usual = asked_for(fleet(surface), [BUSY] * 8)[PREFILL]
-    assert asked_for(fleet(surface), [slow] * 8)[PREFILL] > usual
+    usual = asked_for(fleet(), [BUSY] * 8)[PREFILL]
+    assert asked_for(fleet(), [slow] * 8)[PREFILL] > usual
     forecast = Forecast(30.0, Lengths.single(3000), 300.0, 1.0)
     loose, tight = (
-        size_prefill(surface, forecast, replace(GOALS, ttft_ms=target), 1.0).engines
+        size_prefill(SURFACE, forecast, replace(GOALS, ttft_ms=target), 1.0).engines
         for target in (500.0, 110.0)
     )
     assert tight > loose
 
 
-@pytest.mark.parametrize(("gpus", "budget"), [((1, 1), 1), ((1, 4), 10), ((4, 4), 6)])
-def test_3_a_budget(lookup: CompatibleLookup, gpus: tuple[int, int], budget: int) -> None:
+@pytest.mark.parametrize(
+    ("gpus", "budget", "recorded"),
+    [((1, 1), 1, (1, 1)), ((1, 4), 10, (3, 2)), ((4, 4), 6, (1, 1))],
+)
+def test_3_a_budget(
+    lookup: CompatibleLookup, gpus: tuple[int, int], budget: int, recorded: tuple[int, int]
+) -> None:
     """Theirs is exceeded by rounding, and by minima; ours never, or there is no plan."""
     limits = replace(LIMITS, gpus_max=budget, prefill_gpus=gpus[0], decode_gpus=gpus[1])
     plan = theirs(lookup, limits)
+    assert (plan.num_p, plan.num_d) == recorded
     assert plan.num_p * gpus[0] + plan.num_d * gpus[1] > budget
     needs = [PoolNeed(PREFILL, gpus[0], 1, 3, 2.8), PoolNeed(DECODE, gpus[1], 1, 6, 6.0)]
     if sum(gpus) > budget:
@@ -162,9 +147,9 @@ def test_4_an_idle_interval() -> None:
     assert abs(they.predict() - 3000.0) > 300.0
     ours = Demand(Predictors(*(make_predictor(PredictorSettings(name="kalman")) for _ in range(3))))
     for step, isl in enumerate(series):
-        idle = Window(seconds=INTERVAL_S, requests=IDLE)
-        ours.observe(replace(BUSY, isl=Value(isl)) if isl else idle, INTERVAL_S * step)
-    forecast = ours.forecast(INTERVAL_S)
+        idle = Window(seconds=INTERVAL, requests=IDLE)
+        ours.observe(replace(BUSY, isl=Value(isl)) if isl else idle, INTERVAL * step)
+    forecast = ours.forecast(INTERVAL)
     assert forecast is not None
     assert forecast.lengths.mean == pytest.approx(3000.0)
 
@@ -208,34 +193,34 @@ def test_7_fewer_than_nothing_is_no_forecast() -> None:
     assert ours.predict() == 0.0
 
 
-def test_8_a_forecast_that_fails(surface: Surface) -> None:
+def test_8_a_forecast_that_fails() -> None:
     """Theirs ends in an UnboundLocalError; ours goes on with what it knows, and says so."""
 
     def fit(_: Sequence[float]) -> Any:
         raise ValueError("no convergence")
 
-    planned = fleet(surface, Predictor(Fitted(fit, failures=(ValueError,))))
+    planned = fleet(Fitted(fit, failures=(ValueError,)))
     windows = [replace(BUSY, requests=Value(5400.0 + turn)) for turn in range(8)]
     assert asked_for(planned, windows)[PREFILL] >= 3
-    decision = planned.slow({KEY: BUSY}, STATES, 9 * INTERVAL_S)
+    decision = planned.slow({KEY: BUSY}, STATES, 9 * INTERVAL)
     assert any("requests goes on without a new fit: no conv" in one for one in decision.reasons)
 
 
-def test_12_a_target_nobody_can_meet(surface: Surface, lookup: CompatibleLookup) -> None:
+def test_12_a_target_nobody_can_meet(lookup: CompatibleLookup) -> None:
     """Theirs asks for 59 engines without a word; ours says what is wrong, and keeps up."""
     assert theirs(lookup, replace(LIMITS, itl_ms=1.0)).num_d == 59
     forecast = Forecast(30.0, Lengths.single(3000), 300.0, 1.0)
-    need = size_decode(surface, forecast, replace(GOALS, itl_ms=1.0), 1.0, gpus=1)
+    need = size_decode(SURFACE, forecast, replace(GOALS, itl_ms=1.0), 1.0, gpus=1)
     assert need.engines < 7
     assert "slower than the ITL target" in need.infeasible
 
 
-def test_12_lengths_that_are_not_their_mean(surface: Surface, lookup: CompatibleLookup) -> None:
+def test_12_lengths_that_are_not_their_mean(lookup: CompatibleLookup) -> None:
     """Theirs plans for the mean: prompts of 500 and of 9000 tokens are prompts of 2100."""
     rate, target_s = 100.0, 0.5
-    demand = CompatibleDemand(requests=rate * INTERVAL_S, isl=MIXED.mean, osl=300)
+    demand = CompatibleDemand(requests=rate * INTERVAL, isl=MIXED.mean, osl=300)
     they = plan_as_they(terms_of(lookup, demand, LIMITS), LIMITS).num_p
-    queue = PrefillQueue(surface.prefill, MIXED)
+    queue = PrefillQueue(SURFACE.prefill, MIXED)
     ours = math.ceil(queue.need(rate, target_s, 0.99, pooled=True).engines)
 
     def in_time(engines: int) -> float:

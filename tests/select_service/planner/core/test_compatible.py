@@ -77,27 +77,6 @@ def test_replica_counts_are_the_reference_s(case: dict[str, Any]) -> None:
     assert (plan.num_p, plan.num_d) == (case["num_p"], case["num_d"])
 
 
-@pytest.mark.parametrize(("gpus", "budget", "counts"), [((1, 4), 10, (3, 2)), ((4, 4), 6, (1, 1))])
-def test_rounding_goes_over_the_budget_as_theirs_does(
-    gpus: tuple[int, int], budget: int, counts: tuple[int, int]
-) -> None:
-    terms = terms_of(
-        lookup("profile_a"),
-        CompatibleDemand(requests=5400, isl=3000, osl=300),
-        limits := CompatibleLimits(
-            interval_s=180,
-            itl_ms=20,
-            gpus_max=budget,
-            endpoints_min=1,
-            prefill_gpus=gpus[0],
-            decode_gpus=gpus[1],
-        ),
-    )
-    plan = plan_as_they(terms, limits)
-    assert (plan.num_p, plan.num_d) == counts
-    assert plan.num_p * gpus[0] + plan.num_d * gpus[1] > budget
-
-
 def test_samples_on_one_line_are_no_surface() -> None:
     """A profile of one context length: scipy's own error came out as a traceback."""
     profile = read_profile(GOLDEN / "profile_a")
