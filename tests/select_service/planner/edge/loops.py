@@ -42,9 +42,9 @@ class Told:
         pass
 
 
-def fleet(gpus_max: int = 64) -> FleetPlan:
+def fleet(gpus_max: int = 64, name: str = "m") -> FleetPlan:
     model = single_model(
-        *("m", "default", str(PROFILE)),
+        *(name, "default", str(PROFILE)),
         resources=("deployments/prefill", "deployments/decode"),
         gpus=(1, 1),
         endpoints_min=1,

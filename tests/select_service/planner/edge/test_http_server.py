@@ -13,15 +13,12 @@ from select_service.planner.edge.connectors.virtual import VirtualConnector
 from select_service.planner.edge.http_server import create_app
 from select_service.planner.edge.leases.lease import NoLease
 from select_service.planner.edge.loop import Loop
-from select_service.planner.edge.predictors import PredictorSettings
-from select_service.planner.edge.run_command import _listeners, single_model
-from select_service.planner.edge.run_settings import build_fleet
+from select_service.planner.edge.run_command import _listeners
 from select_service.planner.errors import SettingsError
 from select_service.planner.types import IDLE, Missing, PoolState, Window
 from tests.select_service.planner.core.planned_fleet import BUSY
 from tests.select_service.planner.edge.fakes import Clock
-from tests.select_service.planner.edge.loops import ONE_OF_EACH, Told, loop_of
-from tests.select_service.planner.golden import PROFILE
+from tests.select_service.planner.edge.loops import ONE_OF_EACH, Told, fleet, loop_of
 
 
 def test_a_port_that_is_taken_is_told() -> None:
@@ -93,15 +90,7 @@ async def test_what_is_told_over_http() -> None:
 async def test_virtual_decisions_name_their_model_and_hear_of_it() -> None:
     """Fault 9: there the model's name is a coroutine nobody awaits, and asking for it fails."""
     name = "Org/Llama-3.1-8B"
-    model = single_model(
-        *(name, "default", str(PROFILE)),
-        resources=("", ""),
-        gpus=(1, 1),
-        endpoints_min=1,
-        start_s=120.0,
-        goals=(500.0, 20.0, None),
-    )
-    planned = build_fleet([model], PredictorSettings(name="constant"), 64)
+    planned = fleet(name=name)
     pools = [pool.key for pool in planned.models[0].pools]
     clock = Clock()
     connector = VirtualConnector(dict.fromkeys(pools, PoolState(1, 1)), clock, lambda: 1000.0)
