@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 import yaml
+from typing_extensions import override
 
 from tests.live.ports import HOST, free_port
 from tests.select_service.edge.security.credentials_made import Authority
@@ -79,7 +80,12 @@ class Cluster:
     Args:
         programs: folder with `etcd` and `kube-apiserver`.
         folder: for what they keep.
+
+    Attributes:
+        SERVER: the name of the API server's program.
     """
+
+    SERVER = "kube-apiserver"
 
     def __init__(self, programs: Path, folder: Path) -> None:
         self._programs, self._folder = programs, folder
@@ -105,12 +111,15 @@ class Cluster:
         self.start_server()
         admin = Admin(self)
         try:
-            admin.do("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
+            self.prepare(admin)
             yield admin
         finally:
             admin.close()
             for name in list(self._running):
                 self.stop(name)
+
+    def prepare(self, admin: Admin) -> None:
+        admin.do("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
 
     def start_etcd(self) -> None:
         clients, peers = f"http://{HOST}:{self._client_port}", f"http://{HOST}:{self._peer_port}"
@@ -129,25 +138,31 @@ class Cluster:
         Args:
             more: flags.
         """
-        accounts = str(self._key_of_accounts)
         self._start(
-            "kube-apiserver",
+            self.SERVER,
             f"--etcd-servers=http://{HOST}:{self._client_port}",
-            *(f"--bind-address={HOST}", f"--secure-port={self.port}", "--insecure-port=0"),
+            *(f"--bind-address={HOST}", f"--secure-port={self.port}"),
             *(f"--tls-cert-file={self.certificate}", f"--tls-private-key-file={self._key}"),
-            *(f"--token-auth-file={self._folder / 'tokens.csv'}", "--authorization-mode=RBAC"),
-            *(f"--service-account-key-file={accounts}", "--endpoint-reconciler-type=none"),
-            f"--service-account-signing-key-file={accounts}",
-            "--service-account-issuer=https://kubernetes.default.svc",
-            "--service-cluster-ip-range=10.0.0.0/24",
-            "--disable-admission-plugins=ServiceAccount",  # its tokens come from a controller
-            f"--feature-gates={FEATURES}",
+            *self._flags(),
             *more,
         )
         trust = self.authority.client()
         headers = {"authorization": f"Bearer {_ADMIN_TOKEN}"}
         url = f"{self.url}/readyz"
         self._await(lambda: httpx.get(url, verify=trust, headers=headers).text == "ok")
+
+    def _flags(self) -> list[str]:
+        accounts = str(self._key_of_accounts)
+        return [
+            *("--insecure-port=0", f"--token-auth-file={self._folder / 'tokens.csv'}"),
+            *("--authorization-mode=RBAC", "--endpoint-reconciler-type=none"),
+            f"--service-account-key-file={accounts}",
+            f"--service-account-signing-key-file={accounts}",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            "--service-cluster-ip-range=10.0.0.0/24",
+            "--disable-admission-plugins=ServiceAccount",  # its tokens come from a controller
+            f"--feature-gates={FEATURES}",
+        ]
 
     def stop(self, name: str, *, kill: bool = False) -> None:
         process = self._running.pop(name)
@@ -171,7 +186,7 @@ class Cluster:
 
     def restore_etcd(self) -> None:
         """Restore the backup: versions go back."""
-        self.stop("kube-apiserver")
+        self.stop(self.SERVER)
         self.stop("etcd")
         shutil.rmtree(self._folder / "etcd")
         shutil.copytree(self._folder / "backup", self._folder / "etcd")
@@ -191,3 +206,17 @@ class Cluster:
                 return False
 
         block_until(asked)
+
+
+class SliceCluster(Cluster):
+    """The server of `endpointslice_server/main.go`: it has EndpointSlices alone, for everybody."""
+
+    SERVER = "endpointslice_server"
+
+    @override
+    def prepare(self, admin: Admin) -> None:
+        """There are no Namespaces."""
+
+    @override
+    def _flags(self) -> list[str]:
+        return []

@@ -2,7 +2,8 @@
 
     python -m tests.live.record_apiserver PROGRAMS [SCENARIO ...]
 
-PROGRAMS is a folder with `etcd` and `kube-apiserver`. Each scenario gets a cluster of its own.
+PROGRAMS is a folder with `etcd` and `kube-apiserver` or `endpointslice_server`; unless scenarios
+are named, all that this server has are recorded. Each scenario gets a cluster of its own.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from pathlib import Path
 
 import msgspec
 
-from tests.live.apiserver import Cluster
+from tests.live.apiserver import Cluster, SliceCluster
 from tests.live.recorded_apiserver import GOLDEN, LiveWorld, Scenario
 from tests.select_service.edge.discovery.apiserver_scenarios import DISCOVERY
+from tests.select_service.edge.discovery.endpointslice_scenarios import CURRENT
 from tests.select_service.planner.edge.apiserver_scenarios import PLANNER
 from tests.select_service.planner.edge.custom_resource_scenarios import CUSTOM
 
@@ -28,16 +30,23 @@ ACCOUNTS = {
 """The manifests that give our processes their rights: what they lack, a recording lacks."""
 
 
+def kind(name: str) -> type[Cluster]:
+    """What a scenario plays on."""
+    return SliceCluster if name in CURRENT else Cluster
+
+
 def record(programs: Path, name: str, scenario: Scenario) -> None:
     """Play a scenario against a new cluster, and write its recording."""
     with tempfile.TemporaryDirectory() as place:
         folder, credentials = Path(place) / "cluster", Path(place) / "credentials"
         folder.mkdir()
         credentials.mkdir()
-        with Cluster(programs, folder).running() as admin:
-            for files in ACCOUNTS.values():
-                admin.apply_files(*files)
-            account = "select-planner" if name in PLANNER | CUSTOM else "select-service"
+        with kind(name)(programs, folder).running() as admin:
+            account = ""
+            if name not in CURRENT:
+                for files in ACCOUNTS.values():
+                    admin.apply_files(*files)
+                account = "select-planner" if name in PLANNER | CUSTOM else "select-service"
 
             async def play() -> msgspec.Struct:
                 world = LiveWorld(admin, credentials, account)
@@ -53,11 +62,12 @@ def record(programs: Path, name: str, scenario: Scenario) -> None:
 
 
 def main() -> None:
-    programs, *names = sys.argv[1:]
-    scenarios = DISCOVERY | PLANNER | CUSTOM
-    for name in names or scenarios:
+    folder, *names = sys.argv[1:]
+    programs = Path(folder)
+    scenarios = DISCOVERY | CURRENT | PLANNER | CUSTOM
+    for name in names or (one for one in scenarios if (programs / kind(one).SERVER).exists()):
         print(name, flush=True)  # noqa: T201
-        record(Path(programs), name, scenarios[name])
+        record(programs, name, scenarios[name])
 
 
 if __name__ == "__main__":

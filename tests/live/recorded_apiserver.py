@@ -134,7 +134,7 @@ class LiveWorld(World):
     Args:
         admin: of the cluster.
         credentials: folder for them.
-        account: whose token is in there.
+        account: whose token is in there; empty: the server asks nobody for one.
     """
 
     def __init__(self, admin: Admin, credentials: Path, account: str) -> None:
@@ -146,7 +146,8 @@ class LiveWorld(World):
         self._passes.set()
         self._open: set[asyncio.StreamWriter] = set()
         self._before: tuple[str, Action] | None = None
-        (credentials / "token").write_text(admin.token(account))
+        if account:
+            (credentials / "token").write_text(admin.token(account))
 
     @override
     def before(self, text: str, action: Action) -> None:

@@ -25,8 +25,9 @@ from tests.wait import PATIENCE_S, until
 
 Workers = DiscoverySource[dict[int, WorkerSpec]]
 PODS: Final = f"/api/v1/namespaces/{NAMESPACE}/pods"
-SLICES: Final = f"/apis/discovery.k8s.io/v1beta1/namespaces/{NAMESPACE}/endpointslices"
-"""Of 1.20, which has no other yet; later ones have `v1` with the fields that we read."""
+SLICES: Final = f"/apis/discovery.k8s.io/v1/namespaces/{NAMESPACE}/endpointslices"
+OLD_SLICES: Final = SLICES.replace("/v1/", "/v1beta1/")
+"""Of 1.20, which has no other yet."""
 ROLE: Final = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}/roles/select-service"
 PAGE: Final = 2
 BACKOFF_S: Final = 0.05
@@ -44,14 +45,14 @@ def reasons(source: Workers) -> list[str]:
 
 
 @contextlib.asynccontextmanager
-async def followed(world: World, *, slices: bool = False) -> AsyncIterator[Workers]:
-    """A source that looks at the cluster."""
+async def followed(world: World, slices: str = "") -> AsyncIterator[Workers]:
+    """A source that looks at the cluster's pods, or at EndpointSlices under this path."""
     api = KubernetesApi(world.url, str(world.credentials))
     with (
-        mock.patch.object(setup, "_SLICES", SLICES),
+        mock.patch.object(setup, "_SLICES", slices),
         mock.patch.object(kubernetes, "PAGE_OBJECTS", PAGE),
     ):
-        source = setup.watched_workers(api, "app=vllm", slices=slices, backoff_s=BACKOFF_S)
+        source = setup.watched_workers(api, "app=vllm", slices=bool(slices), backoff_s=BACKOFF_S)
         looking = asyncio.ensure_future(source.run())
         try:
             yield source
@@ -172,7 +173,7 @@ async def pods(world: World) -> None:
 def endpoint_slice(name: str, family: str, *endpoints: Any) -> dict[str, Any]:
     ports = [{"name": "http", "port": 8000, "protocol": "TCP"}]
     return {
-        "apiVersion": "discovery.k8s.io/v1beta1",
+        "apiVersion": "discovery.k8s.io/v1",
         "kind": "EndpointSlice",
         "metadata": {"name": name, "labels": {"app": "vllm"}},
         "addressType": family,
@@ -186,20 +187,23 @@ def endpoint(pod: str, address: str, **conditions: bool) -> dict[str, Any]:
     return {"addresses": [address], "conditions": conditions, "targetRef": target}
 
 
-async def slices(world: World) -> None:
+def put(path: str, *slices: dict[str, Any]) -> Callable[[Admin], object]:
+    """Create EndpointSlices of the version that a path names."""
+    version = "/".join(path.split("/")[2:4])
+    made = [one | {"apiVersion": version} for one in slices]
+    return lambda admin: [admin.do("POST", path, one) for one in made]
+
+
+async def slices(world: World, path: str = OLD_SLICES) -> None:
     """What EndpointSlices say."""
     both_ready = endpoint("w-0", "10.1.0.1", ready=True), endpoint("w-1", "10.1.0.2", ready=True)
-    empty = endpoint_slice("vllm-b", "IPv4")
-
-    def made(admin: Admin) -> None:
-        for one in (endpoint_slice("vllm-a", "IPv4", *both_ready), empty):
-            admin.apply(one, "endpointslices")
+    two, empty = endpoint_slice("vllm-a", "IPv4", *both_ready), endpoint_slice("vllm-b", "IPv4")
 
     def become(*endpoints: Any) -> Callable[[Admin], object]:
-        return patch(f"{SLICES}/vllm-a", {"endpoints": list(endpoints)})
+        return patch(f"{path}/vllm-a", {"endpoints": list(endpoints)})
 
-    await world.step("two endpoints, and none", made)
-    async with followed(world, slices=True) as source:
+    await world.step("two endpoints, and none", put(path, two, empty))
+    async with followed(world, path) as source:
         await until(lambda: hosts(source) == {"10.1.0.1", "10.1.0.2"})
         not_ready = endpoint("w-1", "10.1.0.2", ready=False, serving=False, terminating=False)
         await world.step("one is not ready", become(both_ready[0], not_ready))
@@ -212,9 +216,9 @@ async def slices(world: World) -> None:
         await until(lambda: not source.unready)
         assert hosts(source) == {"10.1.0.1"}
         v6 = endpoint_slice("vllm-c", "IPv6", endpoint("w-6", "fd00::7", ready=True))
-        await world.step("IPv6", lambda admin: admin.apply(v6, "endpointslices"))
+        await world.step("IPv6", put(path, v6))
         await until(lambda: hosts(source) == {"10.1.0.1", "[fd00::7]"})
-        await world.step("a slice goes", lambda admin: admin.do("DELETE", f"{SLICES}/vllm-a"))
+        await world.step("a slice goes", lambda admin: admin.do("DELETE", f"{path}/vllm-a"))
         await until(lambda: hosts(source) == {"[fd00::7]"})
         assert source.failures == {}
 
@@ -362,7 +366,7 @@ async def refusals(world: World) -> None:
             return await client.get(path, params=query)
 
         assert (await asked(PODS, resourceVersion="99999999")).status_code == 504
-        assert (await asked(SLICES.replace("v1beta1", "v1"))).status_code == 404
+        assert (await asked(SLICES)).status_code == 404
         assert (await asked(PODS, limit="1", **{"continue": "nonsense"})).status_code == 400
         await world.step("a server that takes one request at a time", busy)
         nothing = {"labelSelector": "app=none"}
