@@ -118,6 +118,7 @@ class RecordedFleet:
         block_size: int = 4,
         is_whole: bool = False,
         kv_pull: bool = False,
+        admission: AdmissionSettings | None = None,
     ) -> None:
         self.draw = draw = random.Random(seed)
         self.block_size = block_size
@@ -141,8 +142,7 @@ class RecordedFleet:
             pace_scale=random.Random(f"pace {seed}").choice([None, None, None, 0.0, 0.03]),
             interference_scale=random.Random(f"interference {seed}").choice([None, None, 0.0, 0.4]),
         )
-        admission = None
-        if draw.random() < 0.4:
+        if draw.random() < 0.4 and admission is None:
             admission = AdmissionSettings(
                 mode="token-capacity",
                 max_inflight=draw.choice([None, 2, 4]),

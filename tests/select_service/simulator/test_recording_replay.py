@@ -18,6 +18,7 @@ from select_service.core.ledger.loads import ranks_in, unpacked
 from select_service.core.pricing.weights import Weights, weights_in_force
 from select_service.core.recording.decoder import BadRecording, House, slots_of
 from select_service.core.recording.items import Decided, Item, Prompted, Wave
+from select_service.errors import ServiceError
 from select_service.simulator.cli import main
 from select_service.simulator.core.decision_replay import (
     DecisionReplay,
@@ -26,7 +27,8 @@ from select_service.simulator.core.decision_replay import (
 )
 from select_service.simulator.recording_replay import RecordedRandom, replay
 from select_service.simulator.recordings import play, requests_of
-from select_service.types import RouterConfig
+from select_service.types import Answer, RouterConfig
+from select_service.types.admission import AdmissionSettings
 from tests.models.recorded_fleet import RecordedFleet
 
 PACE = Weights._fields.index("pace")
@@ -57,6 +59,51 @@ def test_every_decision_of_a_random_service_is_made_again(tmp_path: Path, seed: 
     assert told.first_difference is None
     assert told.reproduced == told.decisions > 50
     assert {one.why for one in told.missing} <= {"seats"}
+
+
+class SheddingFleet(RecordedFleet):
+    """One before which requests wait, are refused, come back, and of which speeds are learnt."""
+
+    def __init__(self, seed: int) -> None:
+        config = {"quotas": {"standard": 3, "batch": 2}, "targets_ms": {"critical": 500.0}}
+        shed = AdmissionSettings(policy="slo-shed", policy_config=config)
+        super().__init__(seed, admission=shed)
+        self.codes: Counter[str] = Counter()
+        self.waited = self.predicted = 0
+
+    def wishes(self) -> dict[str, Any]:
+        classes = ["critical", "standard", "batch", "background"]
+        return {
+            **super().wishes(),
+            "slo_class": self.draw.choice(classes),
+            "fairness_id": self.draw.choice("xyz"),
+        }
+
+    def ask(self) -> None:
+        self.now += self.draw.choice([0.0, 0.02, 0.2])
+        before = len(self.waiting)
+        super().ask()
+        self.waited += len(self.waiting) > before
+
+    def answered(self, answer: Answer) -> None:
+        super().answered(answer)
+        self.predicted += getattr(answer, "predicted_ttft_ms", None) is not None
+
+    def refused(self, error: ServiceError) -> None:
+        super().refused(error)
+        self.codes[str((error.details or {}).get("code", error.code))] += 1
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_what_slo_shed_let_in_is_decided_again(tmp_path: Path, seed: int) -> None:
+    """At once, from its queue, and after a refusal, with the speed of ranks learnt."""
+    fleet = SheddingFleet(seed)
+    fleet.play(600)
+    told = replay([fleet.recorded_file.into(tmp_path / "recording")])
+    assert told.first_difference is None
+    assert told.reproduced == told.decisions > 50
+    assert fleet.waited > 50 < fleet.predicted
+    assert {"band-full", "expired-waiting"} <= fleet.codes.keys() & told.refused.keys()
 
 
 @pytest.mark.long
