@@ -252,21 +252,21 @@ class Gate(Generic[T]):
             if self.queue is not None:
                 ahead += self.queue.work_ahead(band)
             earliest_s = max(earliest_s, ahead / rate)
-            above = self._above(band, now) if self.queue is None else self.queue.above(band, now)
-            left = max(1.0 - above / rate, LEFT_SHARE_MIN)
-            rate *= left
+            above, requests = (self if self.queue is None else self.queue).above(band, now)
+            rate = max(rate - above, rate * LEFT_SHARE_MIN)
             ends_per_s = self.pool.requests_per_s
             if ends_per_s:  # long answers may be what fills the pool
-                rate = min(rate, work * ends_per_s * left)
+                rate = min(rate, work * max(ends_per_s - requests, ends_per_s * LEFT_SHARE_MIN))
         if earliest_s == math.inf:  # it never fits
             return NO_ROOM
         rate *= RETURN_SHARE
         return Room(line, work if line == "pool" else ask.tokens, rate, earliest_s)
 
-    def _above(self, band: int, now: float) -> float:
+    def above(self, band: int, now: float) -> tuple[float, float]:
+        """Return the work and the requests per second that were admitted above this band."""
         if self._let_in:
             self._count()
-        return self._traffic.above(band, now)
+        return self._traffic.above(band, now), self._traffic.requests_above(band, now)
 
     def refusal(
         self, ask: AdmissionRequest, gate: GateName, reason: str, code: str, now: float
@@ -294,11 +294,13 @@ class Gate(Generic[T]):
     def _count(self) -> None:
         """Count the requests admitted since the last call."""
         tenants, sums = self._tallies.by_tenant.admitted, self._traffic.sums
+        requests = self._traffic.requests
         for ask in self._let_in:
             tally, band, _ = self._lines.get(ask.slo_class, self._usual_line)
             tally.offered += 1
             tally.admitted += 1
             sums[band] += ask.tokens if ask.prefill_tokens < 0 else ask.prefill_tokens
+            requests[band] += 1.0
             count = tenants.counts.get(ask.tenant_id)
             if count is None:
                 tenants.add(ask.tenant_id)

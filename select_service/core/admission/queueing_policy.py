@@ -55,8 +55,8 @@ class QueueingPolicy(AdmissionPolicy, Protocol[T]):
         """Return the prefill tokens waiting in this band and those above it."""
         ...
 
-    def above(self, band: int, now: float) -> float:
-        """Return the work per second admitted above this band."""
+    def above(self, band: int, now: float) -> tuple[float, float]:
+        """Return the work and the requests per second that were admitted above this band."""
         ...
 
     def next_expiry(self) -> float:

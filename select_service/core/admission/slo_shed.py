@@ -325,11 +325,13 @@ class SloShed(Generic[T]):
         No budgets are in force, so each was admitted in the line of its class.
         """
         serve, sums = self._queue.serve_directly, self._traffic.sums
+        requests = self._traffic.requests
         for ask in self._let_in:
             line, _ = self._lines.get(ask.slo_class, self._usual)
             work = ask.tokens if ask.prefill_tokens < 0 else ask.prefill_tokens
             serve(line, ask.tenant_id, self.cost(ask) if ask.output_tokens else work)
             sums[line] += work
+            requests[line] += 1.0
             self._note_target(line, ask)
         self._let_in.clear()
 
@@ -349,11 +351,12 @@ class SloShed(Generic[T]):
             target_s = max(self.target_s(ask), of_class * _OWN_TARGET_MIN)
             self._aims[line] += (target_s - self._aims[line]) * _AIM_STEP
 
-    def above(self, band: int, now: float) -> float:
-        """Return the work per second admitted above this band."""
+    def above(self, band: int, now: float) -> tuple[float, float]:
+        """Return the work and the requests per second that were admitted above this band."""
         if self._let_in:
             self._settle()
-        return self._traffic.above(self.line_of(band), now)
+        line = self.line_of(band)
+        return self._traffic.above(line, now), self._traffic.requests_above(line, now)
 
     def cost(self, ask: AdmissionRequest) -> int:
         """Return what a request costs its tenant in fairness."""

@@ -83,6 +83,27 @@ def test_places_are_promised_no_faster_than_answers_end() -> None:
     assert times[1] == pytest.approx(1 / (1.0 * RETURN_SHARE), rel=0.01)
 
 
+@pytest.mark.parametrize("policy", ["gaie-legacy", "slo-shed"])
+def test_what_more_important_requests_leave_of_the_places_is_counted_in_requests(
+    policy: str,
+) -> None:
+    """Short prompts with long answers take few tokens, and the places of others all the same."""
+    gate = gate_of(policy)
+    assert isinstance(gate.pool, RecordedPool)
+    carry(gate, 0, 100, 1)
+    for _ in range(100):
+        gate.pool.ended("t")
+    for number in range(80):
+        gate.admit(ask_of("critical", 1, b"c%d" % number), 9.9)
+    carry(gate, 0, 100, 1, now=10.0)
+    promises = [
+        gate.refusal(ask_of("batch", 100, key), "policy", "full", "full", 10.0).retry_after_s
+        for key in (b"1", b"2")
+    ]
+    left_per_s = 10.0 - 8.0
+    assert promises[1] - promises[0] == pytest.approx(1 / (left_per_s * RETURN_SHARE), rel=0.05)
+
+
 @pytest.mark.parametrize("work", [0, 1, 100])
 def test_a_prompt_that_is_cached_has_to_wait_for_answers_to_end_as_others_do(work: int) -> None:
     gate = gate_of("gaie-legacy")
