@@ -26,8 +26,12 @@ def learn_prefill(
     loads.work.hear(slot, tokens, created)
     if created > loads.work.resumed_at:  # else it may have been begun long before
         if cached_tokens is not None:
-            tokens = max(0, reservation.isl_tokens - cached_tokens)
-        tokens += reservation.queued_tokens
+            left = max(0, reservation.isl_tokens - cached_tokens)
+            if reservation.pull_tokens and left > tokens:
+                return  # not all of it was pulled: who knows how long that took
+            tokens = left
+        # blocks are moved while the rank computes what is ahead
+        tokens += max(reservation.queued_tokens, reservation.pull_tokens)
         if reservation.pair is None:
             reservation.first_token = FirstToken(now, tokens)
         else:  # a leg ends with its prompt

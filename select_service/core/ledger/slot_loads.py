@@ -167,7 +167,12 @@ class SlotLoads:
         return self.packed
 
     def predicted_ms(
-        self, slots: tuple[int, int], tokens: int, blocks: int, block_size: int
+        self,
+        slots: tuple[int, int],
+        tokens: int,
+        blocks: int,
+        block_size: int,
+        pull_tokens: int = 0,
     ) -> tuple[float | UnsetType, float | UnsetType]:
         """Return the milliseconds to the first token and between tokens of a request, before it.
 
@@ -178,11 +183,14 @@ class SlotLoads:
             tokens: of the prompt, that the rank has to compute.
             blocks: that it adds to the context, with `Ledger.sequence_blocks`.
             block_size: tokens of a block.
+            pull_tokens: that could be computed while blocks are pulled. That goes on beside what is
+                ahead: the longer one counts.
         """
         prefill, decode = slots
         by_slot, ttft_s, block_s = self.speeds.by_slot, None, None
         if prefill in by_slot:
-            ttft_s = by_slot[prefill].ttft.at(self.prefill_left[prefill] + tokens)
+            ahead = max(self.prefill_left[prefill], pull_tokens)
+            ttft_s = by_slot[prefill].ttft.at(ahead + tokens)
         if decode in by_slot:
             block_s = by_slot[decode].block.at(self.context.item(decode) + blocks)
         return (

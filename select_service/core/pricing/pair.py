@@ -59,6 +59,7 @@ class WorkerPair(NamedTuple):
     potential_decode_blocks: int
     transfer_blocks: int
     pulled_blocks: int  # of the prompt, that the prefill rank pulls from a third one
+    pull_tokens: int  # that could be computed while those are moved
 
 
 class PairPlan(NamedTuple):
@@ -203,6 +204,7 @@ def _couple(
         potential_decode_blocks=int(decode.decode[second]),
         transfer_blocks=int(to_move[second]),
         pulled_blocks=int(prefill.pulled[first]),
+        pull_tokens=round(float(prefill.pull_cost[first]) * question.block_size),
     )
 
 

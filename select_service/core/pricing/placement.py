@@ -44,6 +44,7 @@ class Placement(Struct, frozen=True):
     weights: Weights
     seen: Seen | None = None  # inputs of the decision, if they are kept
     kv_source: KvSource | None = None  # where it pulls blocks from; None: nowhere
+    pull_tokens: int = 0  # that could be computed while those are moved
 
 
 class PairMatch(NamedTuple):

@@ -66,7 +66,7 @@ class Fill:
 class Pricer:
     """Reads live columns of load, by slot."""
 
-    __slots__ = ("_held", "_loads", "pulled")
+    __slots__ = ("_held", "_loads", "pull_tokens", "pulled")
 
     def __init__(
         self,
@@ -87,6 +87,8 @@ class Pricer:
         self._held: MatchedRows | None = None  # by slot, of the last call
         self.pulled = 0
         """Blocks that the last choice pulls from another rank; the kernel knows of none."""
+        self.pull_tokens = 0
+        """Tokens that could be computed while they are moved."""
 
     def choose(
         self,
@@ -136,6 +138,7 @@ class Pricer:
         at = pick(costs, weights.temperature, rng)
         slot, cached = at if isinstance(rows, int) else int(rows[at]), terms.cached_tokens
         self.pulled = int(terms.pulled[at])
+        self.pull_tokens = round(float(terms.pull_cost[at]) * block_size)
         here = int(cached[at]) + self.pulled * block_size
         return slot, float(costs[at]), int(terms.decode[at]), here, max(here, int(cached.max()))
 

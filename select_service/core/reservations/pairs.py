@@ -73,6 +73,8 @@ class Pairs:
         computing = BookingSpec(
             ids[0], ticket.fingerprint, computed, tokens, track, request.fairness_id, pair
         )
+        if couple.pull_tokens:
+            computing = replace(computing, pull_tokens=couple.pull_tokens)
         decoding = BookingSpec(
             ids[1],
             ticket.fingerprint,
@@ -93,7 +95,8 @@ class Pairs:
             prefill=prefill,
             decode=_leg(partition, plan, couple.decode_slot, ids[1], 0, decode_blocks),
         )
-        _predict(partition, answer, (couple.prefill_slot, couple.decode_slot), tokens, prompt)
+        slots = couple.prefill_slot, couple.decode_slot
+        _predict(partition, answer, slots, tokens, prompt, couple.pull_tokens)
         # Everything that can fail has been checked: from here on both are booked.
         for slot, order in ((couple.prefill_slot, computing), (couple.decode_slot, decoding)):
             effects = self._lifecycle.book(partition, slot, order, request, answer, effects, now)
@@ -117,6 +120,8 @@ class Pairs:
         order = BookingSpec(
             name, ticket.fingerprint, ticket.prompt, tokens, track, request.fairness_id
         )
+        if placement.pull_tokens:
+            order = replace(order, pull_tokens=placement.pull_tokens)
         leg = PairLeg(
             reservation_id=name,
             worker_id=placement.worker.worker_id,
@@ -129,7 +134,8 @@ class Pairs:
             kv_source=placement.kv_source or UNSET,
         )
         answer = _answer(ticket, plan, prefill=None, decode=leg)
-        _predict(partition, answer, (placement.slot, placement.slot), tokens, ticket.prompt)
+        slots = placement.slot, placement.slot
+        _predict(partition, answer, slots, tokens, ticket.prompt, placement.pull_tokens)
         effects = self._lifecycle.book(
             partition, placement.slot, order, request, answer, effects, now
         )
@@ -377,10 +383,11 @@ def _predict(
     slots: tuple[int, int],
     tokens: int,
     prompt: Prompt,
+    pull_tokens: int,
 ) -> None:
     """Tell in an answer what the ranks were measured to take; see `SlotLoads.predicted_ms`."""
     ledger, size = partition.ledger, partition.index.block_size
     blocks = (prompt.blocks or 1) + ledger.sequence_blocks
     answer.predicted_ttft_ms, answer.predicted_itl_ms = ledger.loads.predicted_ms(
-        slots, tokens, blocks, size
+        slots, tokens, blocks, size, pull_tokens
     )

@@ -265,7 +265,15 @@ class Placer:
         if name is not None:
             assert isinstance(request, SelectAndReserveRequest)
             track, tokens = placement.weights.track_prefill_tokens, answer.effective_prefill_tokens
-            spec = BookingSpec(name, ticket.fingerprint, prompt, tokens, track, request.fairness_id)
+            spec = BookingSpec(
+                name,
+                ticket.fingerprint,
+                prompt,
+                tokens,
+                track,
+                request.fairness_id,
+                pull_tokens=placement.pull_tokens,
+            )
             if ticket.planned is not None:
                 spec = replace(spec, wave=ticket.planned.booked_on(placement.slot))
             if request.session_id is not None:
@@ -330,7 +338,7 @@ class Placer:
         if ledger.loads.speeds.by_slot:
             blocks, size = (prompt.blocks or 1) + ledger.sequence_blocks, partition.index.block_size
             answer.predicted_ttft_ms, answer.predicted_itl_ms = ledger.loads.predicted_ms(
-                (placement.slot, placement.slot), computed, blocks, size
+                (placement.slot, placement.slot), computed, blocks, size, placement.pull_tokens
             )
         if filtered is not None and filtered.hit is not None:
             answer.cache_hit = filtered.hit
@@ -426,7 +434,7 @@ def choose(  # noqa: C901, PLR0912, PLR0917 - every selection pays for names and
     index, ledger = partition.index, partition.ledger
     fleet_slots, pricer = partition.fleet_slots, partition.pricer
     size, trust = index.block_size, partition.trust.column
-    found = shared = preference = source = None
+    found = shared = preference = None
     if matches is None and not partition.estimate.in_force:  # nearly always
         matches = index.find_matches(prompt.block_hashes, prompt.isl_tokens)
     elif matches is None:
@@ -464,14 +472,14 @@ def choose(  # noqa: C901, PLR0912, PLR0917 - every selection pays for names and
     occupant = fleet_slots.occupants[slot]
     assert occupant is not None, "slot without a worker"
     worker, dp_rank = occupant
-    left, held = max(0, isl_tokens - cached), (0, 0, 0)
+    left, held, source, pull_tokens = max(0, isl_tokens - cached), (0, 0, 0), None, 0
     if found is None:
         overlap = partition.unmatched.get(worker.worker_id) or partition.no_overlap(worker)
     else:
         overlap, held = worker_overlap(worker, pricer.held_at, size), pricer.held_at(slot)
     seen: Seen | None = None
-    if found is not None and found.pulls is not None and partition.pull_pricer.pulled:
-        source = kv_source(fleet_slots, found.pulls, slot)
+    if found is not None and found.pulls is not None and pricer.pulled:
+        source, pull_tokens = kv_source(fleet_slots, found.pulls, slot), pricer.pull_tokens
     if partition.is_watched or request.explain:
         loads, trusted = ledger.loads, None if trust is None else trust.tobytes()
         seen = loads.packed or loads.pack(), found, shared, trusted
@@ -488,4 +496,5 @@ def choose(  # noqa: C901, PLR0912, PLR0917 - every selection pays for names and
         present,
         seen,
         source,
+        pull_tokens,
     )

@@ -13,9 +13,11 @@ from tests.select_service.core.reservations.apart import apart, paired
 from tests.select_service.core.whole_fleet import DEFAULT, Fleet, selection_of
 
 if TYPE_CHECKING:
+    from select_service.core.ledger.rank_speeds import RankSpeed
     from select_service.types.policy import Policy
 
 TTFT_S, BLOCK_S, ISL = 0.25, 0.32, 640
+HELD = range(1, 9)
 
 
 def served(fleet: Fleet, name: str, content: int) -> Selection:
@@ -150,3 +152,71 @@ def test_a_first_token_told_at_the_end_of_its_answer_teaches_nothing() -> None:
         served(fleet, f"s{number}", 3_000 + number)
     answer = selection_of(fleet.select(1, isl=ISL))
     assert answer.predicted_ttft_ms == pytest.approx(TTFT_S * 1e3)
+
+
+def pulling(kv_transfer_cost: float = 0.5) -> tuple[Fleet, RankSpeed]:
+    """Worker 1 is measured and idle; worker 2 is busy and holds eight blocks."""
+    fleet = Fleet(RouterConfig(kv_pull=True, kv_transfer_cost_per_block=kv_transfer_cost))
+    fleet.worker(1)
+    for number in range(10):
+        served(fleet, f"r{number}", 2_000 + number)
+    fleet.worker(2)
+    fleet.hold(2, list(HELD))
+    fleet.book("busy", 2, *range(100, 200))
+    return fleet, fleet.core.partitions[DEFAULT].ledger.loads.speeds.by_slot[0]
+
+
+def test_a_predicted_first_token_comes_after_what_is_pulled() -> None:
+    """Blocks are moved while the rank computes what is ahead: the longer of the two counts."""
+    fleet, _ = pulling()
+    answer = selection_of(fleet.take("r", *HELD, 9, 10, explain=True))
+    assert answer.worker_id == 1
+    assert answer.kv_source
+    tokens = answer.effective_prefill_tokens + 8 * 16 * 0.5
+    assert tokens == 32 + 64
+    assert answer.predicted_ttft_ms == pytest.approx(tokens / ISL * TTFT_S * 1e3)
+    record = fleet.core.decisions.find("r")
+    assert record is not None
+    told = ExplainedRecord(record, 0.0, 0.5).whole()
+    assert told.predicted_ttft_ms == answer.predicted_ttft_ms
+    fleet.free("r")
+    fleet.take("ahead", *range(300, 305), allowed_worker_ids=[1])
+    behind = selection_of(fleet.take("r2", *HELD, 9, 10))
+    assert behind.worker_id == 1
+    assert behind.kv_source
+    assert behind.predicted_ttft_ms == pytest.approx((80 + 32) / ISL * TTFT_S * 1e3)
+
+
+@pytest.mark.parametrize(
+    ("cached", "counts"), [(None, True), (128, True), (0, False)], ids=["untold", "pulled", "not"]
+)
+def test_a_prompt_that_was_pulled_makes_its_rank_seem_no_slower(
+    cached: int | None, *, counts: bool
+) -> None:
+    """An engine that found less did not pull all of it: who knows what it took the time for."""
+    fleet, speed = pulling()
+    samples, slope = speed.ttft.samples, speed.ttft.slope
+    fleet.take("r", *HELD, 9, 10)
+    fleet.now += 96 / ISL * TTFT_S
+    fleet._did(fleet.core.reservations.prefill_complete("r", fleet.now, cached))
+    fleet.now += BLOCK_S
+    fleet.core.reservations.output_block("r", None, fleet.now)
+    fleet.free("r")
+    assert speed.ttft.samples - samples == counts
+    assert speed.ttft.slope == pytest.approx(slope)
+
+
+def test_the_prefill_leg_of_a_pair_predicts_what_it_pulls() -> None:
+    fleet = apart(config=RouterConfig(kv_pull=True, kv_transfer_cost_per_block=0.5))
+    for number in range(10):
+        fleet.pair(f"p{number}", 2_000 + number, isl=ISL)
+        fleet.now += TTFT_S
+        fleet.done(f"p{number}")
+        fleet.free(f"p{number}")
+    fleet.worker(3, role="prefill")
+    fleet.hold(3, list(HELD))
+    fleet.book("busy", 3, *range(100, 200))
+    answer = paired(fleet.pair("last", *HELD, 9, 10))
+    assert answer.prefill
+    assert answer.prefill.kv_source
+    assert answer.predicted_ttft_ms == pytest.approx(96 / ISL * TTFT_S * 1e3)
