@@ -431,7 +431,7 @@ class SimulationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     transfer_token_s: Annotated[
         float,
         _DELAY.called("--transfer-token"),
-        "seconds to move a token's KV blocks to a decode worker",
+        "seconds to move a token's KV blocks to another worker",
     ] = 1e-6
     detect_s: Annotated[
         float, _DELAY.called("--detect"), "seconds until a failed worker is noticed"

@@ -344,19 +344,23 @@ class Cluster:
         outcome.prefill_worker_id, outcome.worker_id = first, verdict.worker_id
         source = verdict.source_worker_id
         if source is not None and source in self._fleet_workers:
-            self._pull(flight, verdict, self._fleet_workers[source].worker)
+            self._pull(flight, first, verdict, self._fleet_workers[source].worker)
         else:
             self._submit(flight, first, EngineJob(outcome.request))
 
-    def _pull(self, flight: _Flight, placed: Placed, source: EngineWorker) -> None:
-        """Transfer the first blocks of a prompt from another worker, as far as it has them."""
+    def _pull(self, flight: _Flight, first: int, placed: Placed, source: EngineWorker) -> None:
+        """Move the first blocks of a prompt from another worker's memories, as far as it has them.
+
+        They are read from below its device one after the other, before they are moved.
+        """
         blocks = flight.outcome.request.blocks
         there, _ = source.pool.match(blocks, placed.pulled_blocks)
-        target = self._fleet_workers.get(placed.worker_id)
+        target = self._fleet_workers.get(first)
         here = 0 if target is None else target.worker.pool.match(blocks, there)[0]
         seconds = (there - here) * self.settings.block_size * self.settings.transfer_token_s
+        seconds += source.pool.reading_s(blocks, here, there)
         job = EngineJob(flight.outcome.request, pulled=there)
-        self._at(self.now + seconds, self._moved, flight, job, placed.worker_id)
+        self._at(self.now + seconds, self._moved, flight, job, first)
 
     def _submit(self, flight: _Flight, worker_id: int, job: EngineJob) -> None:
         fleet_worker = self._fleet_workers.get(worker_id)

@@ -26,6 +26,7 @@ from select_service.simulator.core.routers import Placed, Refused
 from select_service.types import (
     CacheThreshold,
     CoreLimits,
+    PairLeg,
     PairSelection,
     RouterConfig,
     Scope,
@@ -222,15 +223,17 @@ class CoreRouter:
         if isinstance(answer, CacheThreshold):
             return Refused("cache_threshold")
         self._home[key] = replica
+        computes: Selection | PairLeg
         if isinstance(answer, PairSelection):
-            first = answer.prefill
+            first, computes = answer.prefill, answer.prefill or answer.decode
             computing = None if first is None else first.worker_id
-            return Placed(answer.decode.worker_id, computing, answer.reason)
-        placed = Placed(answer.worker_id, None, _reason(answer, best_tokens))
-        source = answer.kv_source
+            placed = Placed(answer.decode.worker_id, computing, answer.reason)
+        else:
+            computes, placed = answer, Placed(answer.worker_id, None, _reason(answer, best_tokens))
+        source = computes.kv_source
         if not source:
             return placed
-        held = answer.overlap.dp[str(answer.dp_rank)] // answer.block_size
+        held = computes.overlap.longest_matched // answer.block_size  # on all tiers of its one rank
         return placed._replace(
             source_worker_id=source.worker_id, pulled_blocks=held + source.blocks
         )

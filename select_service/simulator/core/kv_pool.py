@@ -189,6 +189,10 @@ class KvPool:
                 self._kept.append((mark, rest))
                 self._noted += len(rest)
 
+    def reading_s(self, chain: array[int], start: int, stop: int) -> float:
+        """Return the time to read blocks for another engine that are not on the device."""
+        return 0.0
+
     def loading_s(self) -> float:
         """Return the time it takes to load what `use` was given since the last call."""
         return 0.0
@@ -347,6 +351,11 @@ class TieredKvPool(_BackedKvPool):
             gone = one.blocks.add(chain[start:stop])
             if gone:
                 self.events.append(Removed(gone, one.tier))
+
+    @override
+    def reading_s(self, chain: array[int], start: int, stop: int) -> float:
+        below = (block for block in chain[start:stop] if block not in self._held)
+        return sum(self._block_s(block) or 0.0 for block in below)
 
     @override
     def loading_s(self) -> float:
