@@ -25,29 +25,28 @@ def learn_prefill(
     slot, tokens, created = reservation.slot, reservation.prefill_tokens, reservation.created
     loads.work.hear(slot, tokens, created)
     if created > loads.work.resumed_at:  # else it may have been begun long before
-        if cached_tokens is not None:
-            left = max(0, reservation.isl_tokens - cached_tokens)
-            if reservation.pull_tokens and left > tokens:
-                return  # not all of it was pulled: who knows how long that took
-            tokens = left
-        # blocks are moved while the rank computes what is ahead
-        tokens += max(reservation.queued_tokens, reservation.pull_tokens)
+        learnt: int | None = None
+        if not reservation.pull_tokens:  # else it took what moving takes, whoever set what that is
+            if cached_tokens is not None:
+                tokens = max(0, reservation.isl_tokens - cached_tokens)
+            learnt = tokens + reservation.queued_tokens
         if reservation.pair is None:
-            reservation.first_token = FirstToken(now, tokens)
-        else:  # a leg ends with its prompt
-            loads.speeds.computed(slot, tokens, now - created)
+            reservation.first_token = FirstToken(now, learnt)
+        elif learnt is not None:  # a leg ends with its prompt
+            loads.speeds.computed(slot, learnt, now - created)
 
 
 def learn_first_token(loads: SlotLoads, reservation: LedgerReservation, now: float) -> bool:
     """Learn the speed of a rank from a first token, now that something came after it.
 
     Returns:
-        Whether it counts.
+        Whether it tells how long that took; where blocks were pulled, it is all that is told.
     """
     told = reservation.first_token
     if told is None or now - told.at <= TOGETHER_S:
         return False
     reservation.first_token = None
     seconds = told.at - reservation.created
-    loads.speeds.computed(reservation.slot, told.tokens, seconds)
+    if told.tokens is not None:
+        loads.speeds.computed(reservation.slot, told.tokens, seconds)
     return True

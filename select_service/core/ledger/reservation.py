@@ -97,7 +97,7 @@ class FirstToken(NamedTuple):
     """A first token that may teach how fast its rank is."""
 
     at: float
-    tokens: int  # that were computed before it
+    tokens: int | None  # that were computed before it; None: it took other time, too
 
 
 class LedgerReservation(Struct, eq=False):

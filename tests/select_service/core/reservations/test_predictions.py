@@ -187,23 +187,19 @@ def test_a_predicted_first_token_comes_after_what_is_pulled() -> None:
     assert behind.predicted_ttft_ms == pytest.approx((80 + 32) / ISL * TTFT_S * 1e3)
 
 
-@pytest.mark.parametrize(
-    ("cached", "counts"), [(None, True), (128, True), (0, False)], ids=["untold", "pulled", "not"]
-)
-def test_a_prompt_that_was_pulled_makes_its_rank_seem_no_slower(
-    cached: int | None, *, counts: bool
-) -> None:
-    """An engine that found less did not pull all of it: who knows what it took the time for."""
+@pytest.mark.parametrize("cached", [None, 128, 0], ids=["untold", "pulled", "not"])
+def test_a_prompt_that_pulls_says_nothing_of_the_speed_of_its_rank(cached: int | None) -> None:
+    """How long moving takes is what a flag says: if that is wrong, ranks must not seem slower."""
     fleet, speed = pulling()
-    samples, slope = speed.ttft.samples, speed.ttft.slope
+    samples, compared = speed.ttft.samples, speed.ttft_error.samples
     fleet.take("r", *HELD, 9, 10)
-    fleet.now += 96 / ISL * TTFT_S
+    fleet.now += 10.0
     fleet._did(fleet.core.reservations.prefill_complete("r", fleet.now, cached))
     fleet.now += BLOCK_S
     fleet.core.reservations.output_block("r", None, fleet.now)
     fleet.free("r")
-    assert speed.ttft.samples - samples == counts
-    assert speed.ttft.slope == pytest.approx(slope)
+    assert speed.ttft.samples == samples
+    assert speed.ttft_error.samples == compared + 1, "its prediction was wrong all the same"
 
 
 def test_the_prefill_leg_of_a_pair_predicts_what_it_pulls() -> None:
@@ -220,3 +216,8 @@ def test_the_prefill_leg_of_a_pair_predicts_what_it_pulls() -> None:
     assert answer.prefill
     assert answer.prefill.kv_source
     assert answer.predicted_ttft_ms == pytest.approx(96 / ISL * TTFT_S * 1e3)
+    samples = fleet.core.partitions[DEFAULT].ledger.loads.speeds.by_slot[0].ttft.samples
+    fleet.now += 10.0
+    fleet.done("last")
+    speed = fleet.core.partitions[DEFAULT].ledger.loads.speeds.by_slot[0]
+    assert speed.ttft.samples == samples
