@@ -11,12 +11,22 @@ from indexer.core.hashing import block_hashes, unmatchable
 from indexer.core.packing import is_packed
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Iterator
 
-    from indexer.core.events import BlockStored
+    from indexer.core.events import BlockStored, Names
     from indexer.types import Namespace, PackedHashes
 
-__all__ = ["COLOURED_SLICE_BLOCKS", "has_extra_keys", "hashes_in_steps", "local_hashes"]
+__all__ = [
+    "COLOURED_SLICE_BLOCKS",
+    "SLICE_BLOCKS",
+    "has_extra_keys",
+    "hashes_in_steps",
+    "local_hashes",
+    "slices_of",
+]
+
+SLICE_BLOCKS: Final = 512
+"""Blocks handed to the index at once, about 0.2 ms; longer events are sliced."""
 
 COLOURED_SLICE_BLOCKS: Final = 64
 """Blocks with media or opaque keys hashed at once."""
@@ -29,6 +39,12 @@ class _Index(Protocol):
 
     block_size: int
     is_eagle: bool
+
+
+def slices_of(names: Names) -> Iterator[tuple[int, list[int]]]:
+    """Yield the names of a long event in slices, with the start of each."""
+    for start in range(0, len(names), SLICE_BLOCKS):
+        yield start, list(names[start : start + SLICE_BLOCKS])
 
 
 def has_extra_keys(event: BlockStored) -> bool:

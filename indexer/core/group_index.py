@@ -55,13 +55,22 @@ class GroupIndex:
         engine_hashes: Sequence[int],
         *,
         rule: GroupRule,
+        is_report: bool = False,
     ) -> int:
         """Add one reference to each block of a cache group that may limit the rank's matches.
 
         While the group holds anything on a tier, matches on that tier follow its rule, once `limit`
-        was called. Returns the number of blocks: all, or none if the rank has too many such groups.
+        was called. A report adds no reference to blocks that are held already. Returns the number
+        of blocks: all, or none if the rank has too many such groups.
         """
-        return self._limiting(rank).store(tier, group, engine_hashes, rule)
+        limiting = self._limiting(rank)
+        return limiting.store(tier, group, engine_hashes, rule, is_report=is_report)
+
+    def holds(self, rank: WorkerRank, tier: Tier, group: int, name: int) -> bool:
+        """Say whether a group of a rank holds a block on a tier."""
+        holder = self._ranks.get(rank)
+        limiting = None if holder is None else holder.limiting
+        return limiting is not None and limiting.holds_in(tier, group, name)
 
     def remove(self, rank: WorkerRank, tier: Tier, group: int, engine_hashes: Sequence[int]) -> int:
         """Drop one reference to each block of a group; return how many existed."""

@@ -40,6 +40,11 @@ class ReferenceCounts:
         self.copies: dict[int, int] = {}
         self.foreign: dict[int, dict[int, int]] = {}
 
+    @property
+    def more(self) -> int:
+        """References besides the first of each block. O(these)."""
+        return sum(self.copies.values()) + sum(sum(of.values()) for of in self.foreign.values())
+
     def are_plain(self, names: Sequence[int]) -> bool:
         """Say whether each of these blocks, if held at all, is held once and in the home group."""
         return self.copies.keys().isdisjoint(names) and self.foreign.keys().isdisjoint(names)
@@ -76,6 +81,12 @@ class ReferenceCounts:
             return True, False
         return True, True
 
+    def has(self, name: int, group: int, home: int | None) -> bool:
+        """Say whether a held block has a reference of this group."""
+        if group == home:
+            return self.copies.get(name, 0) >= 0
+        return group in self.foreign.get(name, ())
+
     def _drop_foreign(self, name: int, group: int) -> tuple[bool, bool]:
         groups = self.foreign.get(name)
         if groups is None or group not in groups:
@@ -107,6 +118,7 @@ class Holder:
         "hearsay",
         "holder_id",
         "home",
+        "is_report",
         "late",
         "limiting",
         "rank",
@@ -137,6 +149,8 @@ class Holder:
         # moment of the history that a replay repeats: the first store of such a block is taken to
         # be the one in the dump, or the block would need one removal too many.
         self.hearsay: list[set[int]] | None = None
+        # whether the store being written may only repeat what is held: see `writer.is_report`
+        self.is_report = False
         # blocks of other cache groups than full attention; None: the engine told of none
         self.limiting: LimitingGroups | None = None
 
@@ -144,6 +158,11 @@ class Holder:
     def size(self) -> int:
         """Blocks that count towards the budget, those of all cache groups."""
         return len(self.where) + (len(self.limiting) if self.limiting is not None else 0)
+
+    def references(self, tier: int) -> int:
+        """Return how many blocks the engine told of on a tier, copies included."""
+        counts = self.counts[tier]
+        return self.blocks[tier] + (0 if counts is None else counts.more)
 
     def locate(self, node: Node, name: int) -> int:
         """Return the position inside `node` of a block that `where` locates there.
@@ -232,6 +251,11 @@ class Holder:
             mine = group == self.home
             return mine, mine
         return counts.drop(name, group, self.home)
+
+    def is_counted(self, tier: int, name: int, group: int) -> bool:
+        """Say whether a block that is held on a tier has a reference of this group there."""
+        counts = self.counts[tier]
+        return group == self.home if counts is None else counts.has(name, group, self.home)
 
     def counts_for_change(self, tier: int) -> ReferenceCounts:
         """Return the tier's counts, created on demand."""

@@ -107,11 +107,15 @@ def cover_named(holder: Holder, tier: int, group: int, names: Sequence[int]) -> 
 
 
 def _count_again(holder: Holder, tier: int, group: int, name: int) -> None:
-    """Count one more reference to a held block, unless only a dump has reported it so far."""
-    if not holder.confirm(tier, name):
+    """Count one more reference to a held block, unless only a dump has reported it so far.
+
+    A report of what is cached counts none for a block that the group holds already.
+    """
+    if holder.confirm(tier, name):
+        if group != holder.home:
+            holder.counts_for_change(tier).first(name, group)
+    elif not (holder.is_report and holder.is_counted(tier, name, group)):
         holder.counts_for_change(tier).again(name, group, holder.home)
-    elif group != holder.home:
-        holder.counts_for_change(tier).first(name, group)
 
 
 def attach_name(holder: Holder, tier: int, place: tuple[Node, int], name: int) -> bool:

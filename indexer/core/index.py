@@ -200,13 +200,14 @@ class KvIndex:
         namespace: Namespace = BASE_NAMESPACE,
         group: int = 0,
         heals: bool = True,
+        is_report: bool = False,
     ) -> int:
         """Hold consecutive blocks behind `parent` (None: at the root), adding one reference each.
 
         Blocks behind a parent that the rank never announced, or lost on every tier, wait for it and
-        match nothing. `namespace` matters for blocks that do not inherit one from a parent. With
-        `heals` false the caller must call `heal` until all waiting blocks have their place. Returns
-        the number of blocks accepted: all, or none if the event is refused.
+        match nothing. `namespace` matters for blocks that do not inherit one. A report adds no
+        reference to what its group holds on the tier. With `heals` false the caller calls `heal`
+        until nothing waits. Returns the number of blocks accepted: all, or none if it is refused.
 
         Raises:
             KeyError: the rank is not attached.
@@ -215,6 +216,7 @@ class KvIndex:
         holder = self._ranks[rank]
         if len(local_hashes) != len(engine_hashes) * HASH_BYTES:
             raise ValueError("a block needs one engine hash and one local hash")
+        holder.is_report = is_report
         live = group != UNDECIDED_GROUP
         if group != holder.home:
             group = holder.group_of_store(group)
@@ -272,22 +274,19 @@ class KvIndex:
     ) -> int:
         """Hold blocks that the rank already knows on `tier` as well; return how many it knew.
 
-        This is what an offload placeholder means. It counts as a store, so it needs its own
-        removal.
+        An offload placeholder means this. It counts as a store, and needs its own removal.
         """
         holder = self._ranks[rank]
         if group != holder.home:
             group = holder.group_of_store(group)
+        holder.is_report = False
         known = holdings.cover_named(holder, tier, group, engine_hashes)
         if tier and known:
             self._below |= holder.bit
         return known
 
     def expect_full_attention(self, rank: WorkerRank) -> None:
-        """Forget the prefixes of a rank whose engine turns out to have a group of full attention.
-
-        Its groups keep their blocks.
-        """
+        """Forget the prefixes, not the groups, of a rank whose engine has full attention."""
         if self.groups.is_sparse(rank):
             before = self._ranks[rank]
             self._retire(before)

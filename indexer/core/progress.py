@@ -98,6 +98,11 @@ class StreamProgress:
         return "current" if self.lost_batches == 0 and is_known else "uncertain"
 
     @property
+    def reports_in_full(self) -> bool:
+        """Whether the engine also tells which blocks prompts find in its cache."""
+        return self._writer.reports_in_full
+
+    @property
     def is_eagle(self) -> bool:
         """Whether its scope's blocks are made of pairs of tokens."""
         return self._index.is_eagle

@@ -98,9 +98,18 @@ class StreamRegistry:
     # -- streams -----------------------------------------------------------------------------------
 
     def open_stream(
-        self, scope: Scope, rank: WorkerRank, *, worker_ranks: range, has_replay: bool
+        self,
+        scope: Scope,
+        rank: WorkerRank,
+        *,
+        worker_ranks: range,
+        has_replay: bool,
+        reports_in_full: bool = False,
     ) -> EventStream:
-        """Open a stream with an unset cursor for a rank of an open partition."""
+        """Open a stream with an unset cursor for a rank of an open partition.
+
+        An engine that reports in full also tells which blocks prompts find in its cache.
+        """
         stream = EventStream(
             scope,
             rank,
@@ -109,6 +118,7 @@ class StreamRegistry:
             has_replay=has_replay,
             on_event_loss=self.on_event_loss,
             limits=self.limits,
+            reports_in_full=reports_in_full,
         )
         self._streams[id(stream)] = stream
         return stream

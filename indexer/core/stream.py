@@ -76,6 +76,7 @@ class EventStream(LiveVerdicts):
         has_replay: bool,
         on_event_loss: EventLossPolicy = EventLossPolicy.KEEP,
         limits: StreamLimits | None = None,
+        reports_in_full: bool = False,
     ) -> None:
         super().__init__(
             rank,
@@ -85,10 +86,13 @@ class EventStream(LiveVerdicts):
             on_event_loss=on_event_loss,
             limits=limits,
         )
+        self._writer.reports_in_full = reports_in_full
         self.scope = scope
         self.closed = False
         self.unreachable_since: float | None = None
-        self._feeder = Feeder(self) if Feeder is not None and Feeder.suits(self) else None
+        # the compiled path counts every store of a block
+        is_fed = Feeder is not None and not reports_in_full and Feeder.suits(self)
+        self._feeder = Feeder(self) if is_fed else None
 
     @property
     def is_busy(self) -> bool:

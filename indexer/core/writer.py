@@ -13,9 +13,11 @@ from indexer.core import sparse_prefixes
 from indexer.core.cache_groups import GroupRule, rule_of
 from indexer.core.event_hashes import (
     COLOURED_SLICE_BLOCKS,
+    SLICE_BLOCKS,
     has_extra_keys,
     hashes_in_steps,
     local_hashes,
+    slices_of,
 )
 from indexer.core.events import AllBlocksCleared, BadEvent, BlockRemoved, BlockStored
 from indexer.core.name_map import NameMap
@@ -37,9 +39,6 @@ MAIN_ATTENTION: Final = frozenset({"full_attention", "mla_attention", "sink_full
 GROUPS_REMEMBERED: Final = 64
 """Groups per stream whose kind is remembered for removals; hybrid models have a handful."""
 
-SLICE_BLOCKS: Final = 512
-"""Blocks handed to the index at once, about 0.2 ms; longer events are sliced."""
-
 CHECK_COST_BLOCKS: Final = SLICE_BLOCKS // 3
 """Cost of validating a slice of a long store before any of it is written."""
 
@@ -60,8 +59,9 @@ class IndexWriter:
     Attributes:
         is_busy: Whether a batch is not completely written yet.
         is_whole: Whether the last call of `work` ended with the stream's only rank cleared.
-        are_of_one_model: Whether one batch told of full attention and of groups that limit it; only
-            then is it known that a match needs the latter. An engine tells of all groups at once.
+        are_of_one_model: Whether one batch told of full attention and of groups that limit it, as
+            engines do: only then is it known that a match needs the latter.
+        reports_in_full: Whether the engine also tells which blocks prompts find in its cache.
         clearings: Times all blocks of a rank went at once, for whatever reason.
         ranks: Every rank this stream wrote to since it was last cleared.
     """
@@ -84,6 +84,7 @@ class IndexWriter:
         "is_busy",
         "is_whole",
         "ranks",
+        "reports_in_full",
     )
 
     def __init__(self, index: KvIndex, rank: WorkerRank, tallies: StreamCounters) -> None:
@@ -93,14 +94,12 @@ class IndexWriter:
         self._groups: dict[int, bool] = {}
         self._limiting: dict[int, GroupRule] = {}  # groups that limit what a prompt can reuse
         self._number: int | None = None  # of the batch being written
-        # the last batches that named a group of full attention, and one that limits it
-        self._main_told: int | None = None
-        self._limiting_told: int | None = None
-        self.are_of_one_model = False
+        self._main_told: int | None = None  # the last batch that named a group of full attention
+        self._limiting_told: int | None = None  # and one that limits it
+        self.are_of_one_model = self.reports_in_full = False
         self.ranks = {rank}
         self._batch: EventBatch | None = None
-        self._rank = rank  # of the batch being written
-        self._next = 0
+        self._rank, self._next = rank, 0  # of the batch being written
         self._slices: Iterator[int] | None = None  # writes a long event; yields costs in blocks
         self.is_busy = False
         self.is_whole = False
@@ -236,7 +235,7 @@ class IndexWriter:
         """
         local: list[PackedHashes] = []
         outcome, seen = APPLIED, NameMap()
-        for at, names in _slices_of(event.block_hashes):
+        for at, names in slices_of(event.block_hashes):
             unique, end = set(names), at + len(names)
             if len(unique) < len(names) or event.parent in unique or not seen.knows_none(names):
                 outcome = "duplicate_hash"  # the index only notices duplicates within a slice
@@ -258,7 +257,7 @@ class IndexWriter:
             return
         assert event.tier is not None
         parent = event.parent
-        for number, (_, names) in enumerate(_slices_of(event.block_hashes)):
+        for number, (_, names) in enumerate(slices_of(event.block_hashes)):
             self._tallies.blocks_stored += self._index.store(
                 self._rank,
                 event.tier,
@@ -268,6 +267,7 @@ class IndexWriter:
                 namespace=namespace,
                 group=event.group,
                 heals=False,
+                is_report=self._is_report(event),
             )
             parent = names[-1]
             yield len(names)
@@ -280,7 +280,7 @@ class IndexWriter:
 
     def _remove_in_slices(self, event: BlockRemoved) -> Iterator[int]:
         assert event.tier is not None
-        for _, names in _slices_of(event.block_hashes):
+        for _, names in slices_of(event.block_hashes):
             self._remove_some(event.tier, names, event.group)
             yield len(names)
             if self._is_sparse(event.group):
@@ -299,15 +299,22 @@ class IndexWriter:
     def _store_in_group(self, event: BlockStored) -> Iterator[int]:
         """Store blocks of a group that limits matches, of any block size and with any gaps."""
         assert event.tier is not None
-        rule = self._limiting[event.group]
-        for _, names in _slices_of(event.block_hashes):
+        rule, is_report = self._limiting[event.group], self._is_report(event)
+        if is_report and self._index.groups.holds(
+            self._rank, event.tier, event.group, event.block_hashes[-1]
+        ):
+            return  # vLLM also names the blocks before the window, which it need not hold
+        for _, names in slices_of(event.block_hashes):
             self._tallies.blocks_stored += self._index.groups.store(
-                self._rank, event.tier, event.group, names, rule=rule
+                self._rank, event.tier, event.group, names, rule=rule, is_report=is_report
             )
             self._limit()
             yield len(names)
         if self._is_sparse(event.group):
             yield from self._store_prefix(event, rule)
+
+    def _is_report(self, event: BlockStored) -> bool:
+        return self.reports_in_full and event.may_be_report
 
     def _is_sparse(self, group: int) -> bool:
         """Whether a group is one of an engine that has no group of full attention.
@@ -366,7 +373,7 @@ class IndexWriter:
 
     def _mark_in_slices(self, event: BlockStored) -> Iterator[int]:
         assert event.tier is not None
-        for _, names in _slices_of(event.block_hashes):
+        for _, names in slices_of(event.block_hashes):
             self._index.mark_on_tier(self._rank, event.tier, names, group=event.group)
             yield len(names)
 
@@ -404,6 +411,7 @@ class IndexWriter:
             namespace=namespace,
             group=event.group,
             heals=False,
+            is_report=self._is_report(event),
         )
         if self._index.heal(self._rank):
             self._slices = self._heal_in_slices()
@@ -490,9 +498,3 @@ class IndexWriter:
         return Namespace(
             event.lora_name or inherited.lora_name, event.cache_salt or inherited.cache_salt
         )
-
-
-def _slices_of(names: Names) -> Iterator[tuple[int, list[int]]]:
-    """Yield the names of a long event in slices, with the start of each."""
-    for start in range(0, len(names), SLICE_BLOCKS):
-        yield start, list(names[start : start + SLICE_BLOCKS])

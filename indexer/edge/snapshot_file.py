@@ -57,6 +57,7 @@ class RankHead(msgspec.Struct, frozen=True, array_like=True):
     home: int | None  # see `Holder.home`
     is_uncertain: bool  # batches were lost, but blocks kept
     memory: StreamMemory
+    reports_in_full: bool = False  # see `IndexWriter`; copies are counted otherwise
 
     @property
     def key(self) -> tuple[Scope, WorkerRank]:

@@ -213,6 +213,8 @@ class IndexSnapshots:
             raise _LeftOut("other_endpoint")
         if (head.block_size, head.is_eagle) != (index.block_size, index.is_eagle):
             raise _LeftOut("other_blocks")
+        if head.reports_in_full != stream.reports_in_full:
+            raise _LeftOut("other_report_mode")
         if head.is_uncertain and self._registry.on_event_loss is EventLossPolicy.DROP:
             raise _LeftOut("uncertain")
         if index.holds_anything(stream.rank):
@@ -409,6 +411,7 @@ class IndexSnapshots:
             is_uncertain=bool(memory.lost_batches)
             and self._registry.on_event_loss is EventLossPolicy.KEEP,
             memory=memory,
+            reports_in_full=stream.reports_in_full,
         )
         blocks = index.blocks_of(stream.rank)
         until = self._clock() + self.limits.hold_s

@@ -63,6 +63,7 @@ Dictionary = dict[str, Any]
 
 _WORKER_MEMBERS: Final = frozenset(WorkerSpec.__struct_fields__) - {
     "curve_public_key",
+    "kv_cache_report_mode",
     "kv_events",
     "max_inflight",
     "max_num_seqs",

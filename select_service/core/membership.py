@@ -401,13 +401,19 @@ class Membership:
         at = WorkerRank(worker.worker_id, rank)
         endpoint, replay, key = where
         source = self._sources.get(at)
+        in_full = worker.reports_in_full
         if source is not None:
-            if source[1:] == where:
+            # what was counted under the other mode is asked for anew
+            if source[1:] == where and source.stream.reports_in_full == in_full:
                 source.stream.worker_ranks = worker.ranks
                 return
             self._close(at, partition, effects)
         stream = self.registry.open_stream(
-            worker.scope, at, worker_ranks=worker.ranks, has_replay=replay is not None
+            worker.scope,
+            at,
+            worker_ranks=worker.ranks,
+            has_replay=replay is not None,
+            reports_in_full=in_full,
         )
         self._sources[at] = _Source(stream, endpoint, replay, key)
         self._sources_of.take(worker.scope.tenant_id)

@@ -101,6 +101,7 @@ from select_service.types.selections import (
 from select_service.types.workers import (
     BriefReady,
     Inflight,
+    KvCacheReportMode,
     KvEvents,
     KvRankState,
     Outlier,
@@ -140,6 +141,7 @@ __all__ = [
     "HashList",
     "IndexFreshness",
     "Inflight",
+    "KvCacheReportMode",
     "KvEvents",
     "KvRankState",
     "KvSource",

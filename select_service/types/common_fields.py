@@ -169,6 +169,11 @@ COMMON_FIELDS: Final = {
         "How it is known what the worker has cached: by its events (`engine`), by an estimate of "
         "what routing put there (`predicted`), or not at all (`none`); null: `--kv-events-default`."
     ),
+    "kv_cache_report_mode": (
+        "What the engine's KV events tell: changes of its cache (`incremental`), or also which "
+        "blocks each prompt finds there (`full`, as vLLM for requests with `kv_cache_report_mode` "
+        "full); null: `incremental`."
+    ),
     "predicted_ttft_ms": (
         "Predicted milliseconds to the first token; once the rank was measured, e.g. `180.0`."
     ),

@@ -12,6 +12,8 @@ Role = Literal["prefill", "decode", "aggregated"]
 KvEvents = Literal["engine", "predicted", "none"]
 """Where the blocks of a worker's ranks are known from: the KV events of its engine; an estimate of
 what routing put there; nowhere."""
+KvCacheReportMode = Literal["incremental", "full"]
+"""What an engine's KV events tell: changes of its cache; also what each prompt finds there."""
 Inflight = Annotated[int, Meta(ge=1, le=(1 << 32) - 1)]
 Seats = Annotated[int, Meta(ge=1)]  # upper bound: `__post_init__`, as of U64
 
@@ -54,6 +56,7 @@ class WorkerSpec(Struct, kw_only=True):
         str, str
     ] = {}  # by dp_rank; the other ranks are asked by `replay_endpoint`
     kv_events: KvEvents | None = None  # null: `--kv-events-default`
+    kv_cache_report_mode: KvCacheReportMode | None = None  # null: "incremental"
 
     def __post_init__(self) -> None:
         check_u64("worker_id", self.worker_id)
@@ -92,6 +95,7 @@ class WorkerPatch(Struct, kw_only=True):
     curve_public_key: str | None = None
     replay_endpoints: dict[str, str] | None = None
     kv_events: KvEvents | None = None
+    kv_cache_report_mode: KvCacheReportMode | None = None
 
     # named in a PATCH, and ignored whatever they are
     worker_id: Any = None
@@ -179,6 +183,7 @@ class WorkerRecord(Struct, kw_only=True, frozen=True):
     outliers: list[Outlier] | UnsetType = UNSET
     """Ranks that are passed over as long as others may be chosen."""
     kv_events: KvEvents | UnsetType = UNSET
+    kv_cache_report_mode: KvCacheReportMode | UnsetType = UNSET
 
 
 class StateStatus(Struct, frozen=True):

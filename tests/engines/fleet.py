@@ -60,6 +60,7 @@ class Fleet:
             # of windows alone nothing is kept of an answer, which fills two blocks at most
             told_blocks=3 if self.config.model == "mistral" else 1,
             requests=requests,
+            full_reports=self.config.full_reports,
             **how,
         )
 

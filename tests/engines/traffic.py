@@ -48,6 +48,7 @@ class Traffic:
         requests: that many are sent, and each is answered or an error.
         retry: a failed request is sent to another worker, as a caller would.
         pass_rank: whether the engine is told the rank that was chosen.
+        full_reports: whether it is asked to tell again which blocks a prompt finds.
     """
 
     service: str
@@ -67,6 +68,7 @@ class Traffic:
     output_tokens: int = 24
     retry: bool = False
     pass_rank: bool = False
+    full_reports: bool = False
     cancel_share: float = 0.0
     """This share of the requests is streamed, and left by the caller on the way."""
     after: Mapping[int, Callable[[], None]] = field(default_factory=dict)
@@ -231,6 +233,8 @@ class Traffic:
         }
         if exchange.flavor.salt is not None:
             body["cache_salt"] = exchange.flavor.salt
+        if self.full_reports:
+            body["vllm_xargs"] = {"kv_cache_report_mode": "full"}
         headers = {RANK_HEADER: str(exchange.rank)} if self.pass_rank else {}
         url = f"{endpoint}/v1/completions"
         if self.rng.random() < self.cancel_share:

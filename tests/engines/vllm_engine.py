@@ -53,11 +53,14 @@ class EngineConfig:
     buffer_steps: int = 10_000
     """Batches that are kept for replays."""
     adapters: Mapping[str, Path] = field(default_factory=dict)
+    full_reports: bool = False
+    """Whether all requests ask it to tell again what they find cached."""
 
     def __str__(self) -> str:
         chunked = "" if self.chunked_prefill else ", prompts whole"
         ranks = f", {self.ranks} ranks" if self.ranks > 1 else ""
-        return f"blocks of {self.block_size}, {self.hash_algorithm}{chunked}{ranks}"
+        full = ", full reports" if self.full_reports else ""
+        return f"blocks of {self.block_size}, {self.hash_algorithm}{chunked}{ranks}{full}"
 
     @property
     def flags(self) -> list[str]:
@@ -112,6 +115,7 @@ class VllmEngine:
             "data_parallel_size": self.config.ranks,
             "kv_events_endpoints": {str(rank): self.events[rank] for rank in ranks},
             "replay_endpoints": {str(rank): self._tcp(REPLAY + rank) for rank in ranks},
+            **({"kv_cache_report_mode": "full"} if self.config.full_reports else {}),
             **fields,
         }
 

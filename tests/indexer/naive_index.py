@@ -60,13 +60,18 @@ class NaiveGroups:
         engine_hashes: Sequence[int],
         *,
         rule: GroupRule,
+        is_report: bool = False,
     ) -> int:
         if self.by_rank[rank].get(group, rule) != rule:
             self.forget(rank, group)
         self.by_rank[rank][group] = rule
         for name in engine_hashes:
-            self.grouped[rank][tier, group, name] += 1
+            if not (is_report and self.grouped[rank][tier, group, name]):
+                self.grouped[rank][tier, group, name] += 1
         return len(engine_hashes)
+
+    def holds(self, rank: WorkerRank, tier: Tier, group: int, name: int) -> bool:
+        return self.grouped[rank][tier, group, name] > 0
 
     def remove(self, rank: WorkerRank, tier: Tier, group: int, engine_hashes: Sequence[int]) -> int:
         found = 0
@@ -161,6 +166,7 @@ class NaiveIndex:
         namespace: Namespace = BASE_NAMESPACE,
         group: int = 0,
         heals: bool = True,
+        is_report: bool = False,
     ) -> int:
         names = set(engine_hashes)
         if len(names) < len(engine_hashes) or parent in names:
@@ -172,7 +178,8 @@ class NaiveIndex:
             chain = (*chain, local_hashes[8 * at : 8 * at + 8])
             self.chains[rank][name] = chain
             self.namespaces[rank][name] = namespace
-            self.counts[rank][tier, group, name] += 1
+            if not (is_report and self.counts[rank][tier, group, name]):
+                self.counts[rank][tier, group, name] += 1
         return len(engine_hashes)
 
     def remove(

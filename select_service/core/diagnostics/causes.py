@@ -334,6 +334,17 @@ INDEX_UNTRUE: Final = Cause(
     "errors). Give the worker its own events endpoint and a replay_endpoint: its index is then "
     "read again.",
 )
+BLOCKS_COUNTED_TWICE: Final = Cause(
+    "blocks-counted-twice",
+    "warning",
+    "The rank's KV events told of clearly more blocks than it has room for (total_kv_blocks), some "
+    "of them more than once. Its requests probably ask vLLM for full reports "
+    "(kv_cache_report_mode), which announce cached blocks again. What is evicted later stays in "
+    "the index.",
+    'Register the worker with kv_cache_report_mode "full"; its index is then asked for anew. If '
+    "the requests do not ask for full reports, correct total_kv_blocks.",
+    30.0,
+)
 EVENTS_ESTIMATED: Final = Cause(
     "events-estimated",
     "info",

@@ -17,6 +17,7 @@ from select_service.core.diagnostics.fleet_checks import (
     EndpointOwners,
     Habits,
     WallClock,
+    copies_beyond_room,
     look_at_kernels,
     look_at_replicas,
     look_at_sources,
@@ -120,6 +121,7 @@ class Examiner:
         yield from self._look_at_workers(now)
         yield from self._look_at_streams(now, wall_now, link_of)
         yield from self._look_at_estimates(now)
+        yield from self._look_at_copies(now)
         yield from self._look_at_prompts(now)
         yield from self._look_at_ranks(now)
         yield from self._look_at_trust(now)
@@ -255,6 +257,19 @@ class Examiner:
                 what = f"{len(estimated)} of {len(workers)} workers send no KV events"
                 subject = Subject(model_name=scope.model_name, tenant_id=scope.tenant_id)
                 self.suspicions.suspect(causes.EVENTS_ESTIMATED, subject, what, now)
+            yield
+
+    def _look_at_copies(self, now: float) -> Iterator[None]:
+        """Tell of ranks whose engine seems to announce again what it holds."""
+        for stream in self._membership.streams():
+            rank = stream.rank
+            worker = self._catalog.find(rank.worker_id)
+            if worker is not None and not stream.reports_in_full and not stream.closed:
+                index = self._membership.partitions[stream.scope].index
+                told = copies_beyond_room(index, rank, worker.spec.total_kv_blocks)
+                if told is not None:
+                    subject = _subject(stream.scope, rank)
+                    self.suspicions.suspect(causes.BLOCKS_COUNTED_TWICE, subject, told, now)
             yield
 
     # -- prompts -----------------------------------------------------------------------------------

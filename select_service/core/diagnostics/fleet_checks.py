@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from indexer.compiled import kernels_text, unwanted
+from indexer.types import Tier
 from select_service.core.diagnostics import causes
 from select_service.core.diagnostics.growth import CounterGrowth
 from select_service.types.doctor import Subject
@@ -12,6 +13,7 @@ from select_service.types.doctor import Subject
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from indexer.core.index import KvIndex
     from indexer.types import WorkerRank
     from select_service.core.counters import Counters, ReplicaCounters
     from select_service.core.diagnostics.causes import Cause
@@ -34,6 +36,9 @@ SET_S: Final = 5.0
 
 SET_TOLD_S: Final = 120.0
 """For how long it is told that the clock was set."""
+
+COPIES_ROOM_FACTOR: Final = 1.25
+"""As many times as many blocks as a rank has room for are no removals under way."""
 
 NAMED_MAX: Final = 8
 """Pods named in one finding."""
@@ -83,6 +88,17 @@ def look_at_worker(worker: Worker) -> Suspect | None:
         worker_id=worker.worker_id,
     )
     return causes.WORKER_INCOMPLETE, subject, "; ".join(worker.reasons)
+
+
+def copies_beyond_room(index: KvIndex, rank: WorkerRank, room: int | None) -> str | None:
+    """Say that a rank's events told of more blocks than it has room for, some more than once."""
+    if not room or index.slot_of(rank) is None:
+        return None
+    holder = index.holder(rank)
+    told, held = holder.references(Tier.DEVICE), holder.blocks[Tier.DEVICE]
+    if told <= COPIES_ROOM_FACTOR * room or told == held:
+        return None
+    return f"{told} blocks, {told - held} of them again, where it has room for {room}"
 
 
 def look_at_kernels() -> Iterator[Suspect]:

@@ -110,6 +110,11 @@ class Worker:
         return self.lifecycle in _SEATED
 
     @property
+    def reports_in_full(self) -> bool:
+        """Whether its engine also tells which blocks prompts find in its cache."""
+        return self.spec.kv_cache_report_mode == "full"
+
+    @property
     def event_sources(self) -> dict[int, str]:
         """Return dp_rank → KV-event endpoint; the map, if given, replaces the single one."""
         if self.kv_events != "engine":
@@ -164,6 +169,9 @@ class Worker:
             replay_endpoints=spec.replay_endpoints or UNSET,
             outliers=outliers or UNSET,
             kv_events=UNSET if spec.kv_events is None else spec.kv_events,
+            kv_cache_report_mode=UNSET
+            if spec.kv_cache_report_mode is None
+            else spec.kv_cache_report_mode,
         )
 
 

@@ -298,6 +298,7 @@ def _worker(meta: Meta, name: str, address: str, ports: Mapping[str, int]) -> Wo
         "kv_transfer_preferred_weight": _number(said, "kv-transfer-preferred-weight"),
         "role": said.get("role"),
         "kv_events": said.get("kv-events"),
+        "kv_cache_report_mode": said.get("kv-cache-report-mode"),
     }
     try:
         return msgspec.convert(fields, WorkerSpec)  # the same validation as for HTTP

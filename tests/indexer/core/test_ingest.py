@@ -408,6 +408,7 @@ def books(index: KvIndex, opened: list[EventStream]) -> Any:
                 (stream.last_batch_ts, stream.last_event_at, stream.kv_state, stream.lost_batches),
                 (stream.rank, dict(stream._writer.groups), stream._names),
                 (holder.home, [*holder.blocks]),
+                [None if counts is None else counts.copies for counts in holder.counts],
                 sorted(holder.where),
             )
         )

@@ -53,10 +53,19 @@ class House:
         )
 
     def source(
-        self, worker: int = 1, *numbers: int, replay: str | None = REPLAY, rank: int = 0
+        self,
+        worker: int = 1,
+        *numbers: int,
+        replay: str | None = REPLAY,
+        rank: int = 0,
+        in_full: bool = False,
     ) -> SnapshotSource:
         stream = self.registry.open_stream(
-            SCOPE, WorkerRank(worker, rank), worker_ranks=range(2), has_replay=replay is not None
+            SCOPE,
+            WorkerRank(worker, rank),
+            worker_ranks=range(2),
+            has_replay=replay is not None,
+            reports_in_full=in_full,
         )
         for number in numbers:
             self.live(stream, number)
@@ -133,6 +142,7 @@ async def test_a_rank_that_was_asked_at_the_configured_port_is_taken_back(
     ("change", "reason"),
     [
         ({"block_size": 32}, "other_blocks"),
+        ({"in_full": True}, "other_report_mode"),
         ({"replay": None}, "other_endpoint"),
         ({"first": [0]}, "recovered"),
         ({"closed": True}, "closed"),
@@ -148,8 +158,9 @@ async def test_what_is_not_taken_back(
     assert await house.write(source._replace(replay_endpoint=REPLAY))
     replay = change.pop("replay", REPLAY)
     first, is_closed = change.pop("first", []), change.pop("closed", False)
+    in_full = change.pop("in_full", False)
     other = House(tmp_path, **change)
-    source = other.source(1, *first, replay=replay)
+    source = other.source(1, *first, replay=replay, in_full=in_full)
     if is_closed:
         other.registry.close_stream(source.stream)
     assert not await other.load(source)

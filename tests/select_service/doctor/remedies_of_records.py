@@ -13,6 +13,7 @@ from select_service.edge.driver.driver import Driver
 from select_service.errors import NoSchedulableWorker
 from select_service.types import Outcome, ReservationRequest, SelectAndReserveRequest, WorkerSpec
 from select_service.types.admission import AdmissionChange, RankMetrics, WorkerMetrics
+from tests.indexer.encoding import stored
 from tests.live.ports import HOST, free_port
 from tests.select_service.doctor.remedies import Found, remedy
 from tests.select_service.doctor.test_events import UNPOLLED
@@ -66,6 +67,20 @@ async def _(ward: Ward, found: Found) -> None:
     ward.register(1, kv_events="predicted")
     await found()
     await ward.hire(ward.engine(), 1)
+
+
+@remedy("blocks-counted-twice", streams=UNPOLLED)
+async def _(ward: Ward, found: Found) -> None:
+    """Its record says that its engine reports in full: the index is asked for anew."""
+    engine = ward.engine()
+    await ward.hire(engine, 1, total_kv_blocks=4)
+    tokens = prompt(1)
+    for _ in range(2):  # the second time it tells what a prompt found
+        engine.tell([stored([1, 2, 3], tokens[: 3 * BLOCK], block_size=BLOCK)])
+        await ward.heard(engine)
+    await ward.pass_time(30)
+    await found("6 blocks, 3 of them again, where it has room for 4", worker_id=1)
+    await ward.hire(engine, 1, total_kv_blocks=4, kv_cache_report_mode="full")
 
 
 @remedy("no-workers", config=NO_EVENTS)

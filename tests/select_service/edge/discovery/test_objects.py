@@ -62,6 +62,7 @@ def test_every_annotation() -> None:
             kv_transfer_preferred_weight="0.85",
             role="prefill",
             kv_events="engine",
+            kv_cache_report_mode="full",
         )
     )
     assert spec == WorkerSpec(
@@ -87,6 +88,7 @@ def test_every_annotation() -> None:
         kv_transfer_preferred_weight=0.85,
         role="prefill",
         kv_events="engine",
+        kv_cache_report_mode="full",
     )
 
 
@@ -102,6 +104,7 @@ def test_every_annotation() -> None:
         ("kv_events_port", "0"),
         ("max_num_seqs", "0"),
         ("kv_events", "maybe"),
+        ("kv_cache_report_mode", "Full"),
         ("is_eagle", "yes"),
         ("topology_domains", "zone"),
         ("kv_transfer_preferred_weight", "much"),
