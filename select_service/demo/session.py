@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 __all__ = ["DemoSession", "DemoSettings"]
 
 _ATTEMPTS_MAX = 5
+_FORGOTTEN = (
+    "the service no longer knows the demo's engines: it was restarted without --state-dir, or "
+    "somebody removed them. Start the demo again"
+)
 _AUDIT_PROMPTS = 48  # most recent ones; older ones are mostly evicted and prove little
 
 
@@ -263,9 +267,14 @@ class DemoSession:
         while True:
             try:
                 rows = await self._client.loads()
-                self._loads = {row["worker_id"]: row for row in rows}
             except SelectorRefused as error:
                 self.stats.gave_up(f"GET /loads: {error}")
+                self.stop()
+                return
+            self._loads = {row["worker_id"]: row for row in rows}
+            if not self._loads and not self._stop.is_set():
+                self.stats.gave_up(_FORGOTTEN)
+                self.stop()
                 return
             await asyncio.sleep(0.5)
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from html import escape
 from typing import TYPE_CHECKING, Final
 
-from select_service.simulator.plots import swatch
+from select_service.simulator.plots import FILLS, sample
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -29,8 +29,9 @@ _STYLE: Final = (
     "figure{display:inline-block;vertical-align:top;margin:0 1em 1em 0;max-width:100%}"
     "svg{display:block;max-width:100%;height:auto}figcaption{max-width:460px}"
     ".key span{margin-right:1.2em;white-space:nowrap;display:inline-block}"
-    ".key i{display:inline-block;width:2em;height:.5em;margin-right:.35em;"
+    ".key .s{display:inline-block;vertical-align:middle;margin-right:.35em;"
     "-webkit-print-color-adjust:exact;print-color-adjust:exact}"
+    ".m{stroke:var(--page)}"
 )
 
 
@@ -51,7 +52,7 @@ def page(title: str, parts: Iterable[str], *, verdict: str, command_line: str = 
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<style>{_STYLE}</style></head><body><h1>{named}</h1>"
         f'<p class="verdict">{escape(verdict)}</p><p class="made">{made}</p>'
-        f"{''.join(parts)}</body></html>\n"
+        f"{FILLS if 'url(#' in (body := ''.join(parts)) else ''}{body}</body></html>\n"
     )
 
 
@@ -71,15 +72,15 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return f'<div class="wide"><table>{"".join(f"<tr>{one}</tr>" for one in lines)}</table></div>'
 
 
-def key(names: Iterable[str]) -> str:
-    """Return a legend for the colours and dashes of lines, and the colours of bars, in order."""
+def key(names: Iterable[str], *, filled: bool = False) -> str:
+    """Return a legend: the colour, dashes and sign of each line, or the hatching of each layer."""
     spans = (
-        f'<span><i style="background:{swatch(at)}"></i>{escape(name)}</span>'
-        for at, name in enumerate(names)
+        f"<span>{sample(at, filled=filled)}{escape(name)}</span>" for at, name in enumerate(names)
     )
     return f'<p class="key">{"".join(spans)}</p>'
 
 
-def figure(plot: str, names: Sequence[str] = ()) -> str:
-    """Return a plot, with a legend of its own if names are given."""
-    return f"<figure>{plot}{f'<figcaption>{key(names)}</figcaption>' if names else ''}</figure>"
+def figure(plot: str, names: Sequence[str] = (), *, filled: bool = False) -> str:
+    """Return a plot, with a legend of its own if names are given, of lines or of layers."""
+    legend = f"<figcaption>{key(names, filled=filled)}</figcaption>" if names else ""
+    return f"<figure>{plot}{legend}</figure>"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["COLOURS", "Series", "bars", "lines", "stacked", "swatch"]
+__all__ = ["COLOURS", "FILLS", "Series", "bars", "lines", "sample", "stacked"]
 
 COLOURS: Final = (
     "#0072b2",
@@ -33,14 +33,34 @@ COLOURS: Final = (
 """Each stands out from the light page and from the dark one."""
 _WIDTH, _HEIGHT = 460, 280
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 12, 28, 40
-_ROOMY = 10  # bars over which values of three digits do not touch
-
+_NAMES = 124  # columns for the names of bars, which lie beside them
 
 _READ_MAX: Final = 60
 """Points of a line whose values are shown where they are pointed at."""
 
 _DASHES: Final = ((), (7, 4), (2, 3), (7, 3, 2, 3))
 """Lines and gaps in turn: not everybody tells colours apart, and the others show through gaps."""
+
+_MARKS: Final = (
+    "M-3.5-3.5h7v7h-7z",
+    "M0-4.5L4.5 3.5H-4.5z",
+    "M0-5L5 0L0 5L-5 0z",
+    "M-4.5-3.5H4.5L0 4.5z",
+)
+"""Square, triangle, diamond, triangle upside down: lines with the same dashes differ in them."""
+_MARKED: Final = 5  # signs on a line
+
+_HATCHES: Final = (
+    "",
+    "M-1 5L5-1M3 9L9 3",
+    "M-1 3L5 9M3-1L9 5",
+    "M0 4H8",
+    "M4 0V8",
+    "M0 4H8M4 0V8",
+    "M2 2h2v2h-2zM6 6h2v2h-2z",
+    "M-1 5L5-1M3 9L9 3M-1 3L5 9M3-1L9 5",
+)
+"""Strokes in a tile of 8 by 8, in the page's own colour; layers of a bar have one each."""
 
 
 class Series(NamedTuple):
@@ -145,12 +165,14 @@ def lines(
 def _drawn(one: Series, places: Sequence[tuple[float, float]], number: int) -> str:
     colour, name = COLOURS[number % len(COLOURS)], f"<title>{escape(one.name)}</title>"
     if one.kind == "dots":
-        dots = (_dot(one.name, *pair, "") for pair in zip(places, one.points, strict=True))
-        return f'<g fill="{colour}">{"".join(dots)}</g>'
+        return "".join(
+            _mark(number, *place, _said(one.name, point))
+            for place, point in zip(places, one.points, strict=True)
+        )
     # what is pointed at is read out; a line of many points has them at equal steps
     step = -(-len(places) // _READ_MAX)
     pairs = list(zip(places, one.points, strict=True))[::step] if places else []
-    read = "".join(_dot(one.name, *pair, ' class="h"') for pair in pairs)
+    read = "".join(_dot(one.name, *pair) for pair in pairs)
     stroke = f'fill="none" stroke="{colour}" stroke-width="1.6"'
     if dashes := _DASHES[number % len(_DASHES)]:
         stroke += f' stroke-dasharray="{" ".join(map(str, dashes))}"'
@@ -159,71 +181,114 @@ def _drawn(one: Series, places: Sequence[tuple[float, float]], number: int) -> s
         corners = [corner for x, y, then in turns for corner in ((x, y), (x, then))]
         places = [*places[:1], *corners, *places[-1:]]
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-    return f'<polyline {stroke} points="{path}">{name}</polyline><g fill="{colour}">{read}</g>'
+    # between the ends, which many lines have in common, and for each line elsewhere
+    at = [len(places) * (2 * one + 1 + number % 2) // (2 * _MARKED + 1) for one in range(_MARKED)]
+    marks = "".join(_mark(number, *places[one]) for one in dict.fromkeys(at) if places)
+    shown = f'<polyline {stroke} points="{path}">{name}</polyline><g fill="{colour}">{read}</g>'
+    return shown + marks
 
 
-def swatch(number: int) -> str:
-    """Return the CSS background that stands in a legend for a line, with its dashes."""
+def _mark(number: int, x: float, y: float, said: str = "") -> str:
+    """Draw the sign of a line at a place: beside its dashes it is one of sixteen."""
+    sign = _MARKS[(number + number // len(_DASHES)) % len(_MARKS)]
     colour = COLOURS[number % len(COLOURS)]
-    stops, at = [], 0
-    for part, length in enumerate(_DASHES[number % len(_DASHES)]):
-        stops.append(f"{'transparent' if part % 2 else colour} {at}px {at + length}px")
-        at += length
-    return f"repeating-linear-gradient(90deg,{','.join(stops)})" if stops else colour
+    title, kind = (f"<title>{escape(said)}</title>", "d") if said else ("", "m")
+    place = f"translate({x:.1f} {y:.1f})"
+    return f'<path d="{sign}" transform="{place}" fill="{colour}" class="{kind}">{title}</path>'
 
 
-def _dot(name: str, place: tuple[float, float], point: tuple[float, float], kind: str) -> str:
-    said = f"{name}: {_number(point[1])} at {_number(point[0])}"
+def sample(number: int, *, filled: bool = False) -> str:
+    """Return the picture that stands in a legend for a line, or for a layer of bars."""
+    drawn = _filled(number, 0, 0, 34, 12) if filled else _stroke(number) + _mark(number, 17, 6)
+    return f'<svg class="s" aria-hidden="true" width="34" height="12">{drawn}</svg>'
+
+
+def _stroke(number: int) -> str:
+    dashes = " ".join(map(str, _DASHES[number % len(_DASHES)])) or "none"
+    colour = COLOURS[number % len(COLOURS)]
+    return f'<path d="M0 6H34" stroke="{colour}" stroke-width="1.6" stroke-dasharray="{dashes}"/>'
+
+
+def _filled(number: int, x: float, y: float, width: float, height: float, said: str = "") -> str:
+    """Draw a rectangle in the colour and the hatching of a layer."""
+    box = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
+    hatch = number % len(_HATCHES)
+    over = f'<rect {box} fill="url(#hatch-{hatch})" pointer-events="none"/>' if hatch else ""
+    title = f"<title>{escape(said)}</title>" if said else ""
+    return f'<rect {box} fill="{COLOURS[number % len(COLOURS)]}">{title}</rect>{over}'
+
+
+FILLS: Final = (
+    '<svg width="0" height="0" style="position:absolute" aria-hidden="true"><defs>'
+    + "".join(
+        f'<pattern id="hatch-{at}" width="8" height="8" patternUnits="userSpaceOnUse">'
+        f'<path d="{strokes}" stroke="var(--page,#fff)" stroke-width="1.6" fill="none"/></pattern>'
+        for at, strokes in enumerate(_HATCHES)
+        if strokes
+    )
+    + "</defs></svg>"
+)
+"""The hatchings, once in a page that has bars of layers."""
+
+
+def _dot(name: str, place: tuple[float, float], point: tuple[float, float]) -> str:
     return (
-        f'<circle cx="{place[0]:.1f}" cy="{place[1]:.1f}" r="3"{kind}>'
-        f"<title>{escape(said)}</title></circle>"
+        f'<circle cx="{place[0]:.1f}" cy="{place[1]:.1f}" r="3" class="h">'
+        f"<title>{escape(_said(name, point))}</title></circle>"
     )
 
 
-def bars(title: str, names: Sequence[str], values: Sequence[float], *, y: str) -> str:
-    """Draw one bar for each name, in the colour of its line elsewhere."""
-    top = 1.1 * max(values, default=1.0) or 1.0
-    across = _Axis(0.0, max(1, len(names)), _LEFT, _WIDTH - _RIGHT)
-    up = _Axis(0.0, top, _HEIGHT - _BOTTOM, _TOP)
-    parts = [_frame(title, None, up, "", y)]
-    floor = up.at(0.0)
+def _said(name: str, point: tuple[float, float]) -> str:
+    return f"{name}: {_number(point[1])} at {_number(point[0])}"
+
+
+def bars(title: str, names: Sequence[str], values: Sequence[float], *, x: str) -> str:
+    """Draw one bar for each name, which stands beside it, in the colour of its line elsewhere."""
+    across = _Axis(0.0, 1.15 * max(values, default=1.0) or 1.0, _NAMES, _WIDTH - _RIGHT)
+    parts = [_frame(title, across, None, x, "", left=_NAMES)]
     for number, (name, value) in enumerate(zip(names, values, strict=True)):
-        begin, end = across.at(number + 0.15), across.at(number + 0.85)
-        height = floor - up.at(value)
+        top, height, words = _row(name, number, len(names))
+        end = across.at(value)
+        parts.append(words + _bar(number, top, end - _NAMES, height, f"{name}: {value:.4g}"))
         parts.append(
-            f'<rect x="{begin:.1f}" y="{floor - height:.1f}" width="{end - begin:.1f}" '
-            f'height="{height:.1f}" fill="{COLOURS[number % len(COLOURS)]}">'
-            f"<title>{escape(name)}: {value:.4g}</title></rect>"
-            f'<text x="{(begin + end) / 2:.1f}" y="{floor - height - 3:.1f}" class="v">'
-            f"{_amount(value, 3 if len(names) <= _ROOMY else 2)}</text>"
+            f'<text x="{end + 4:.1f}" y="{top + height / 2 + 4:.1f}">{_amount(value, 3)}</text>'
         )
     return _sheet(title, parts)
 
 
 def stacked(
-    title: str, names: Sequence[str], layers: Sequence[tuple[str, Sequence[float]]], *, y: str
+    title: str, names: Sequence[str], layers: Sequence[tuple[str, Sequence[float]]], *, x: str
 ) -> str:
-    """Draw one bar for each name, of layers with a colour and a value for each name."""
+    """Draw one bar for each name, of layers with a hatching and a value for each name."""
     totals = [sum(values) for values in zip(*[values for _, values in layers], strict=True)]
-    across = _Axis(0.0, max(1, len(names)), _LEFT, _WIDTH - _RIGHT)
-    up = _Axis(0.0, max(totals, default=1.0) or 1.0, _HEIGHT - _BOTTOM, _TOP)
-    parts = [_frame(title, None, up, "", y)]
+    across = _Axis(0.0, max(totals, default=1.0) or 1.0, _NAMES, _WIDTH - _RIGHT)
+    parts = [_frame(title, across, None, x, "", left=_NAMES)]
     for at, name in enumerate(names):
-        begin, end = across.at(at + 0.15), across.at(at + 0.85)
-        below = 0.0
+        top, height, words = _row(name, at, len(names))
+        parts.append(words)
+        before = 0.0
         for number, (layer, values) in enumerate(layers):
-            top, floor = up.at(below + values[at]), up.at(below)
-            below += values[at]
-            parts.append(
-                f'<rect x="{begin:.1f}" y="{top:.1f}" width="{end - begin:.1f}" '
-                f'height="{floor - top:.1f}" fill="{COLOURS[number % len(COLOURS)]}">'
-                f"<title>{escape(name)}, {escape(layer)}: {values[at]:.4g}</title></rect>"
-            )
-        parts.append(
-            f'<text x="{(begin + end) / 2:.1f}" y="{up.at(0.0) + 14:.1f}" class="v">'
-            f"{escape(name)}</text>"
-        )
+            begin, end = across.at(before), across.at(before + values[at])
+            before += values[at]
+            said = f"{name}, {layer}: {values[at]:.4g}"
+            parts.append(_filled(number, begin, top, end - begin, height, said))
     return _sheet(title, parts)
+
+
+def _row(name: str, number: int, count: int) -> tuple[float, float, str]:
+    """Return the top and the height of one of so many bars, and its name beside it."""
+    each = (_HEIGHT - _BOTTOM - _TOP) / max(1, count)
+    top = _TOP + (number + 0.15) * each
+    middle = top + 0.35 * each + 4
+    words = f'<text x="{_NAMES - 5}" y="{middle:.1f}" class="y">{escape(name)}</text>'
+    return top, 0.7 * each, words
+
+
+def _bar(number: int, top: float, width: float, height: float, said: str) -> str:
+    return (
+        f'<rect x="{_NAMES}" y="{top:.1f}" width="{width:.1f}" height="{height:.1f}" '
+        f'fill="{COLOURS[number % len(COLOURS)]}"><title>{escape(said)}</title></rect>'
+    )
 
 
 def _amount(value: float, digits: int) -> str:
@@ -232,18 +297,18 @@ def _amount(value: float, digits: int) -> str:
     return f"{value:,.0f}" if "e+" in text else text
 
 
-def _frame(title: str, across: _Axis | None, up: _Axis, x: str, y: str) -> str:
+def _frame(title: str, across: _Axis, up: _Axis | None, x: str, y: str, left: float = _LEFT) -> str:
     right, floor = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
     parts = [f'<text x="{_WIDTH / 2}" y="16" class="t">{escape(title)}</text>']
-    for value in up.ticks():
-        at = up.at(value)
+    for value in up.ticks() if up is not None else ():
+        at = up.at(value) if up is not None else 0.0
         parts.append(f'<line x1="{_LEFT}" x2="{right}" y1="{at:.1f}" y2="{at:.1f}" class="g"/>')
         parts.append(f'<text x="{_LEFT - 5}" y="{at + 4:.1f}" class="y">{_number(value)}</text>')
-    for value in across.ticks() if across is not None else ():
-        at = across.at(value) if across is not None else 0.0
+    for value in across.ticks():
+        at = across.at(value)
         parts.append(f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{_TOP}" y2="{floor}" class="g"/>')
         parts.append(f'<text x="{at:.1f}" y="{floor + 14}" class="v">{_number(value)}</text>')
-    parts.append(f'<text x="{(_LEFT + right) / 2}" y="{_HEIGHT - 8}" class="v">{escape(x)}</text>')
+    parts.append(f'<text x="{(left + right) / 2}" y="{_HEIGHT - 8}" class="v">{escape(x)}</text>')
     parts.append(f'<text x="4" y="16" class="n">{escape(y)}</text>')
     return "".join(parts)
 
@@ -255,6 +320,6 @@ def _sheet(title: str, parts: Sequence[str]) -> str:
         "<style>text{font:11px sans-serif;fill:var(--text,#333)}.t{font-weight:600;"
         "text-anchor:middle;font-size:13px}.v{text-anchor:middle}.y{text-anchor:end}"
         ".g{stroke:var(--line,#e4e4e4)}.h{opacity:0;stroke:transparent;stroke-width:8}"
-        ".h:hover{opacity:1}</style>"
+        ".h:hover{opacity:1}.m{stroke:var(--page,#fff);pointer-events:none}</style>"
         f"{''.join(parts)}</svg>"
     )

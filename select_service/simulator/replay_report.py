@@ -178,10 +178,10 @@ def _totals(told: WhatIf) -> list[list[str]]:
 def _beside(told: WhatIf, course: Sequence[Part]) -> list[str]:
     """Plot recorded values beside those of other weights, in total and over time."""
     totals = [told.prefill_tokens_recorded, told.prefill_tokens]
-    plots = [bars("Tokens to prefill", _SIDES, totals, y="tokens"), _cdf(told.sizes)]
+    plots = [bars("Tokens to prefill", _SIDES, totals, x="tokens"), _cdf(told.sizes)]
     if told.spread_recorded is not None and told.spread is not None:
         covs = [told.spread_recorded.requests_cov, told.spread.requests_cov]
-        plots.append(bars("Spread of requests over ranks", _SIDES, covs, y="CoV"))
+        plots.append(bars("Spread of requests over ranks", _SIDES, covs, x="CoV"))
     if len(told.ranks) > 1:
         plots.append(_busiest("Requests by rank", told.ranks, "requests"))
         plots.append(_busiest("Tokens to prefill by rank", told.ranks, "prefill_tokens"))

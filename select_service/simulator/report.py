@@ -36,7 +36,7 @@ def html_of(result: Comparison, command_line: str = "") -> str:
         "per worker; 0 is even. Goodput: requests answered in time, or at all where no times were "
         "asked for.</p>",
         *_differences(result.runs),
-        key([*groups, "ceiling"]),
+        key(groups),
         *map(figure, _plots(groups)),
         "<p>Distributions and what is drawn over time are of the first run of each policy.</p>",
         "<h2>Decisions by reason</h2>",
@@ -90,10 +90,10 @@ def _plots(groups: Mapping[str, Sequence[Measures]]) -> list[str]:
     hits = [estimate([one.hit_rate * 100 for one in group]).mean for group in groups.values()]
     ceiling = max(one.hit_ceiling for group in groups.values() for one in group) * 100
     plots.append(
-        bars("Hit rate and ceiling", [*names, "ceiling"], [*hits, ceiling], y="% of tokens")
+        bars("Hit rate and ceiling", [*names, "ceiling"], [*hits, ceiling], x="% of tokens")
     )
     covs = [estimate([one.load_cov for one in group]).mean for group in groups.values()]
-    plots.append(bars("Spread of load over workers", names, covs, y="CoV of requests"))
+    plots.append(bars("Spread of load over workers", names, covs, x="CoV of requests"))
     over_time = [Series(name, group[0].load_over_time) for name, group in groups.items()]
     plots.append(lines("Spread of load over time", over_time, x="s", y="CoV of tokens"))
     classes = sorted({row.slo_class for group in groups.values() for row in group[0].slo})
@@ -136,8 +136,8 @@ def _reasons(groups: Mapping[str, Sequence[Measures]]) -> list[str]:
             (reason, [100 * one[reason] / one.total() for one in with_reasons.values()])
             for reason in named
         ]
-        plot = stacked("Decisions by reason", list(with_reasons), layers, y="% of decisions")
-        told.insert(0, figure(plot, named))
+        plot = stacked("Decisions by reason", list(with_reasons), layers, x="% of decisions")
+        told.insert(0, figure(plot, named, filled=True))
     return told
 
 

@@ -56,6 +56,7 @@ class Selector:
         self.index_error = 0
         self.refuse_after: int | None = None
         self.loads_fail_after: int | None = None
+        self.restarted = False  # without its state
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
         body = msgspec.json.decode(request.content) if request.content else {}
@@ -114,6 +115,8 @@ class Selector:
             self.loads_fail_after -= 1
             if self.loads_fail_after < 0 and self.loads_fail_after > -2:
                 return httpx.Response(500, text="broken")
+        if self.restarted:
+            return []
         counts = [(w, list(self.live.values()).count(w)) for w in self.workers]
         rows = [
             {
@@ -230,6 +233,24 @@ def test_broken_loads_are_a_failure() -> None:
     selector.loads_fail_after = 0
     _, summary = run(selector)
     assert "GET /loads" in (summary.first_failure or "")
+
+
+@pytest.mark.parametrize("lost", ["silent", "restarted"])
+def test_a_demo_without_end_ends_when_its_service_is_gone(lost: str) -> None:
+    selector = Selector()
+    if lost == "silent":
+        selector.loads_fail_after = 0
+    else:
+        selector.restarted = True
+
+    async def main() -> Summary:
+        session = DemoSession(replace(SETTINGS, requests=None), client_of(selector))
+        selector.workers = session.workers
+        async with asyncio.timeout(PATIENCE_S):
+            return await session.run()
+
+    said = "GET /loads" if lost == "silent" else "no longer knows the demo's engines"
+    assert said in asyncio.run(main()).problems()[0]
 
 
 def test_a_worker_that_cannot_be_scheduled_ends_the_run() -> None:

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from select_service.simulator import page, plots
-from select_service.simulator.plots import Series, bars, lines, swatch
+from select_service.simulator.plots import Series, bars, lines, sample, stacked
 
 
 @pytest.mark.parametrize(
@@ -26,24 +26,43 @@ def test_a_logarithmic_axis_has_marks_between_its_ends(low: float, high: float) 
     assert all(b - a > 20 for a, b in pairwise(places)), "none on another"
 
 
-def test_values_above_bars_are_shorter_where_bars_are_many() -> None:
-    def above(count: int) -> list[str]:
-        drawn = bars("Spread", ["name"] * count, [0.9753, 12_345.0, 99.7] * (count // 3), y="")
-        return re.findall(r'class="v">([^<]+)<', drawn)[:3]
+def test_bars_have_their_names_and_values_beside_them() -> None:
+    names, values = ["kv-cost", "a<b", "oracle"], [0.9753, 12_345.0, 99.7]
+    drawn = bars("Spread", names, values, x="")
+    assert re.findall(r'class="y">([^<]+)<', drawn) == ["kv-cost", "a&lt;b", "oracle"]
+    assert re.findall(r'<text x="[\d.]+" y="[\d.]+">([^<]+)<', drawn) == ["0.975", "12,345", "99.7"]
 
-    assert above(3) == ["0.975", "12,345", "99.7"]
-    assert above(12) == ["0.98", "12,345", "100"]
+
+def looks(drawn: str) -> set[str]:
+    """What is left of some lines or layers where nobody sees a colour or a place."""
+    bare = re.sub(r"#[0-9a-f]{6}", "", drawn)
+    bare = re.sub(r'<title>.*?</title>|transform="[^"]*"| (?:x|y|width|height)="[^"]*"', "", bare)
+    return {bare}
 
 
 def test_lines_are_told_apart_without_their_colours() -> None:
-    names = ["a", "b", "c", "d"]
+    every = range(len(plots.COLOURS))
+    legends = [looks(sample(at)) for at in every]
+    assert len(set.union(*legends)) == len(every)
+    names = [f"line-{at}" for at in every]
     drawn = lines("t", [Series(name, [(0.0, 1.0), (1.0, 2.0)]) for name in names], x="s", y="")
-    dashes = re.findall(r'<polyline [^>]*?(?:stroke-dasharray="([\d ]+)" )?points=', drawn)
-    assert len({*dashes}) == len(names)
-    for at, dash in enumerate(dashes):
-        ends = [float(end) for end in re.findall(r" ([\d]+)px [\d]+px", swatch(at))]
-        ends += [float(end) for end in re.findall(r"([\d]+)px\)$", swatch(at))]
-        assert [b - a for a, b in pairwise(ends)] == [float(one) for one in dash.split()]
+    shown = re.findall(
+        r'<polyline [^>]*?(?:stroke-dasharray="([\d ]+)" )?points=.*?<path d="([^"]+)"', drawn
+    )
+    assert len({*shown}) == len(every)
+    for at, (dashes, sign) in enumerate(shown):
+        assert f'stroke-dasharray="{dashes or "none"}"' in sample(at)
+        assert f'd="{sign}"' in sample(at)
+
+
+def test_layers_of_bars_are_told_apart_without_their_colours() -> None:
+    every = range(8)
+    assert len(set.union(*(looks(sample(at, filled=True)) for at in every))) == len(every)
+    drawn = stacked("t", ["one"], [(f"layer {at}", [1.0]) for at in every], x="%")
+    assert re.findall(r"url\(#(hatch-\d)\)", drawn) == [f"hatch-{at}" for at in every[1:]]
+    whole = page.page("t", [drawn], verdict="v")
+    assert all(f'id="hatch-{at}"' in whole for at in every[1:])
+    assert "hatch" not in page.page("t", [], verdict="v")
 
 
 def light(colour: str) -> float:
