@@ -103,7 +103,7 @@ async def serve(arguments: argparse.Namespace) -> None:
             app,
             arguments.host,
             arguments.port,
-            log_level="warning",
+            access_log=False,
             server_header=False,  # the engine's are passed on
             date_header=False,
         )
@@ -113,10 +113,12 @@ async def serve(arguments: argparse.Namespace) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description="An OpenAI-compatible gateway.")
-    parser.add_argument("--service", action="append", metavar="URL", help="again for each replica")
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8080)
-    parser.add_argument("--tokenizer", help="a name on Hugging Face, or a folder")
+    services = "The select-service; repeat it for each replica. Default: http://localhost:8092."
+    parser.add_argument("--service", action="append", metavar="URL", help=services)
+    parser.add_argument("--host", default="127.0.0.1", help="Address to listen on.")
+    parser.add_argument("--port", type=int, default=8080, help="Port to listen on.")
+    models = "Name of the model on Hugging Face, or its folder. Default: the engines tokenize."
+    parser.add_argument("--tokenizer", help=models)
     arguments = parser.parse_args(argv)
     arguments.service = arguments.service or ["http://localhost:8092"]
     asyncio.run(serve(arguments))

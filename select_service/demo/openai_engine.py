@@ -19,7 +19,7 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from select_service.client import AsyncClient
+from select_service.client import AsyncClient, ClientError
 from select_service.demo.engine import DemoJob
 from select_service.demo.worker import EngineDown, EngineShape, Milestone, SimulatedWorker
 from select_service.types import WorkerSpec
@@ -223,10 +223,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     import uvicorn
 
     parser = argparse.ArgumentParser(prog="python -m select_service.demo.openai_engine")
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--worker-id", type=int, default=1)
-    parser.add_argument("--service", default="http://localhost:8092", help="where to register")
+    parser.add_argument("--host", default="127.0.0.1", help="Address to listen on.")
+    parser.add_argument("--port", type=int, default=8000, help="Port to listen on.")
+    parser.add_argument("--worker-id", type=int, default=1, help="Its id among the workers.")
+    parser.add_argument(
+        "--service", default="http://localhost:8092", help="The service that it registers with."
+    )
     arguments = parser.parse_args(argv)
     engine = OpenAIEngine(arguments.worker_id)
 
@@ -234,10 +236,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         async with AsyncClient(arguments.service) as client:
             spec = engine.spec(f"http://{arguments.host}:{arguments.port}")
             await client.upsert_worker(spec)
-        config = uvicorn.Config(engine.app, arguments.host, arguments.port, log_level="warning")
+        config = uvicorn.Config(engine.app, arguments.host, arguments.port, access_log=False)
         await uvicorn.Server(config).serve()
 
-    asyncio.run(run())
+    try:
+        asyncio.run(run())
+    except ClientError as error:
+        engine.worker.close()
+        parser.exit(1, f"{error}\nStart the service first (make run), or name it with --service.\n")
 
 
 if __name__ == "__main__":
