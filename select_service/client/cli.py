@@ -9,6 +9,7 @@ import argparse
 import sys
 import time
 from contextlib import suppress
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlencode
 
@@ -60,6 +61,8 @@ def main(argv: Sequence[str]) -> int:
             verb(client, chosen)
     except ServiceError as refusal:
         print(msgspec.json.encode(refusal.body()).decode(), file=sys.stderr)
+        if refusal.status == HTTPStatus.UNAUTHORIZED:
+            complain(f"select-service {argv[0]}: --token-file FILE names a token that it accepts")
         return _REFUSED
     except BrokenPipeError:  # the reader has seen enough
         raise
