@@ -181,7 +181,7 @@ def test_replay_writes_charts_and_numbers(
     assert results[0]["fixed_gpu_hours"] <= results[0]["gpu_hours"]
     assert answer["verdict"] in told.err
     assert "as good as no planning" in page.read_text()
-    assert page.read_text().count("<svg") == 5
+    assert page.read_text().count("<svg xmlns") == 5
     (tmp_path / "empty.jsonl").write_text("")
     wrong = str(tmp_path / "empty.jsonl")
     assert main(["replay", "--trace", wrong, "--profile-results-dir", str(PROFILE)]) == 1
