@@ -33,7 +33,7 @@ FIXED: Final = (
     (
         "select_service.core.ledger.expired_ids",
         "LAPSED_MAX",
-        "names of expired reservations remembered",
+        "expired reservations remembered, each under its names",
     ),
     (
         "select_service.core.ledger.freed_ids",

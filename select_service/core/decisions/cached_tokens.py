@@ -14,7 +14,7 @@ from indexer.types import HASH_BYTES
 from select_service.core.ledger.freed_ids import FREED_MEMORY_S
 from select_service.core.ledger.reservation_ids import leg_ids
 from select_service.core.tenancy.shares import Shares, prefix_in
-from select_service.core.tenancy.tenant_memory import TenantMemory
+from select_service.core.tenancy.tenant_memory import TenantMemory, with_places
 from select_service.errors import InvalidField
 from select_service.types import CoreLimits, PairSelection, Selection
 
@@ -210,11 +210,9 @@ class CachedTokenReports:
         if not is_awaited and not self._freed:
             return
         rank = booking.partition.index.rank_of(reservation.slot) if is_awaited else None
-        own, whose = reservation.reservation_id, prefix_in(reservation.reservation_id)
-        others = {reservation.selection_id, reservation.pair} - {None, own}
-        for name in (*sorted(filter(None, others)), own):  # its own goes last: they go before it
+        names = reservation.reservation_id, reservation.selection_id, reservation.pair
+        for name, places in with_places(*names):
             if is_awaited:
-                places = int(name == own or prefix_in(name) != whose)
                 self._freed.put(prefix_in(name), name, _Ended(booking, rank, now, places))
             else:
                 self._freed.pop(prefix_in(name), name)

@@ -8,17 +8,18 @@ any ended id.
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from select_service.core.ledger.freed_ids import key_of
 from select_service.core.tenancy.shares import Shares, prefix_in
-from select_service.core.tenancy.tenant_memory import TenantMemory
+from select_service.core.tenancy.tenant_memory import TenantMemory, with_places
 
 if TYPE_CHECKING:
     from select_service.core.ledger.reservation import LedgerReservation
 
 LAPSED_MAX: Final = 4096
-"""Names remembered, newest first: enough to detect the problem, not to count every case."""
+"""Reservations remembered, newest first: enough to detect the problem, not to count every case."""
 
 
 class ExpiredIds:
@@ -28,17 +29,18 @@ class ExpiredIds:
 
     def __init__(self, shares: Shares | None = None) -> None:
         shares = shares or Shares()
-        self._names: TenantMemory[str, tuple[str, ...]] = TenantMemory(
-            shares, "lapsed_ids", lambda: LAPSED_MAX, by_prefix=True
+        self._names: TenantMemory[str, tuple[tuple[str, ...], int]] = TenantMemory(
+            shares, "lapsed_ids", lambda: LAPSED_MAX, by_prefix=True, size_of=itemgetter(1)
         )
-        """By the key of a name: all names of its reservation."""
+        """By the key of a name: all names of its reservation, which takes one place."""
 
     def note(self, reservation: LedgerReservation) -> None:
         """Note a reservation that was silent for its time to live, or that of its lease."""
         given = reservation.reservation_id, reservation.selection_id, reservation.pair
-        called = tuple({name: None for name in given if name is not None})
-        for name in called:
-            self._names.put(prefix_in(name), key_of(name), called)
+        names = with_places(*given)
+        called = tuple(name for name, _ in names)
+        for name, places in names:
+            self._names.put(prefix_in(name), key_of(name), (called, places))
 
     def hear(self, name: str) -> bool:
         """Tell whether a call is the first one for a reservation that has ended by silence."""
@@ -52,7 +54,7 @@ class ExpiredIds:
         return True
 
     def _forget(self, name: str) -> tuple[str, ...] | None:
-        return self._names.pop(prefix_in(name), key_of(name))
+        return (self._names.pop(prefix_in(name), key_of(name)) or (None, 0))[0]
 
     def __len__(self) -> int:
         return len(self._names)

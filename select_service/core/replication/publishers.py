@@ -48,10 +48,9 @@ class Publishers:
         """Return the view of a sender; None: it is not listened to."""
         view = self.views.get(router_id)
         if view is None:
-            if len(self.views) >= self._limits.replica_publishers_max:
-                self._counters.publishers_refused += 1
-                return None
             view = self._open_view(router_id, epoch, now)
+            if view is None:
+                return None
         elif view.peer != peer and not view.gone:
             # a live publisher keeps its name: nobody else may end its claims
             self._counters.impostors += 1
@@ -70,16 +69,18 @@ class Publishers:
         """Return the view of a publisher that others have heard; to us it may be lost."""
         view = self.views.get(router_id)
         if view is None:
-            if len(self.views) >= self._limits.replica_publishers_max:
-                self._counters.publishers_refused += 1
-                return None
             view = self._open_view(router_id, 1, now)
-            view.gone = True
-            view.doubt()
-            self._claims.gone.add(router_id)
+            if view is not None:
+                view.gone = True
+                view.doubt()
+                self._claims.gone.add(router_id)
         return view
 
-    def _open_view(self, router_id: int, epoch: int, now: float) -> SequenceTracker:
+    def _open_view(self, router_id: int, epoch: int, now: float) -> SequenceTracker | None:
+        """Begin to listen to a publisher; None: there are as many as are remembered."""
+        if len(self.views) >= self._limits.replica_publishers_max:
+            self._counters.publishers_refused += 1
+            return None
         claims = self._claims.sets.setdefault(router_id, ClaimSet())
         view = self.views[router_id] = SequenceTracker(router_id, epoch, claims, now)
         return view

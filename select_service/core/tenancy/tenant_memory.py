@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from select_service.core.tenancy.shares import prefix_in
 from select_service.core.tenancy.tenant_parts import TenantParts
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
     from select_service.core.tenancy.shares import Party, Shares
 
-__all__ = ["TenantMemory"]
+__all__ = ["TenantMemory", "with_places"]
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -23,6 +24,19 @@ V = TypeVar("V")
 
 def _one(_: object) -> int:
     return 1
+
+
+def with_places(own: str, *others: str | None) -> list[tuple[str, int]]:
+    """Return the names of an entry that has several, each with what it counts for: one in all.
+
+    Its own comes last: the others must be put first, and then also go first. One with another
+    tenant's prefix is in that tenant's part, and counts there.
+    """
+    if not any(others):
+        return [(own, 1)]  # nearly always
+    whose = prefix_in(own)
+    names = [name for name in dict.fromkeys(others) if name is not None and name != own]
+    return [*((name, int(prefix_in(name) != whose)) for name in names), (own, 1)]
 
 
 class TenantMemory(Generic[K, V]):
