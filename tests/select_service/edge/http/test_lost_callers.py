@@ -12,6 +12,7 @@ import pytest
 import uvloop
 from msgspec import convert
 
+from select_service.edge import batch_runner
 from select_service.edge.embedded import SelectionService
 from select_service.edge.security.tokens import SCOPES
 from select_service.types import SelectAndReserveRequest
@@ -57,6 +58,13 @@ def ca(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("ca"))
 
 
+@pytest.fixture
+def whole_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine pauses batches of three, whose callers are found gone before it books."""
+    monkeypatch.setattr(batch_runner, "WAVE_SLICE_S", 60.0)
+
+
+@pytest.mark.usefixtures("whole_batches")
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 @pytest.mark.parametrize("is_tls", [False, True])
 @pytest.mark.parametrize("form", ["select_and_reserve", "explained", "batch"])
@@ -91,6 +99,7 @@ def test_a_real_client_that_breaks_off_behind_its_request(
         run(use())
 
 
+@pytest.mark.usefixtures("whole_batches")
 @pytest.mark.parametrize(
     ("form", "waits"),
     [(form, False) for form in FORMS if form != "large batch"]  # that is found gone on its way
