@@ -35,8 +35,17 @@ OTHERS = [
     )
 ] + [
     # vLLM refuses to compute whole prompts where it keeps Mamba's states between blocks
-    EngineConfig("granite_h", block_size=size, blocks=120)
-    for size in (80, 128)
+    EngineConfig(model, block_size=size, blocks=120)
+    for model, size in (
+        *(("granite_h", 80), ("granite_h", 128), ("falcon_h1", 80)),
+        *(("nemotron_h", 80), ("mamba2", 80)),
+    )
+]
+OTHERS += [
+    EngineConfig("gpt_oss", blocks=1200),
+    EngineConfig("lfm2", blocks=400),
+    EngineConfig("llama", draft_tokens=3),
+    EngineConfig("llama", blocks=260),  # so few that answers under way must give theirs up
 ]
 
 

@@ -53,6 +53,8 @@ class EngineConfig:
     buffer_steps: int = 10_000
     """Batches that are kept for replays."""
     adapters: Mapping[str, Path] = field(default_factory=dict)
+    draft_tokens: int = 0
+    """Speculated at once, from words that came before."""
     full_reports: bool = False
     """Whether all requests ask it to tell again what they find cached."""
 
@@ -78,6 +80,10 @@ class EngineConfig:
             flags += ["--enable-chunked-prefill", "--max-num-batched-tokens", "512"]
         else:
             flags += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", "8192"]
+        if self.draft_tokens:
+            draft = {"method": "ngram", "num_speculative_tokens": self.draft_tokens}
+            lookup = {"prompt_lookup_min": 1, "prompt_lookup_max": 3}
+            flags += ["--speculative-config", json.dumps(draft | lookup)]
         if self.adapters:
             pairs = [f"{name}={path}" for name, path in self.adapters.items()]
             flags += ["--enable-lora", "--max-loras", "2", "--max-lora-rank", "8"]
