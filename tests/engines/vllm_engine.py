@@ -62,7 +62,8 @@ class EngineConfig:
         chunked = "" if self.chunked_prefill else ", prompts whole"
         ranks = f", {self.ranks} ranks" if self.ranks > 1 else ""
         full = ", full reports" if self.full_reports else ""
-        return f"blocks of {self.block_size}, {self.hash_algorithm}{chunked}{ranks}{full}"
+        drafted = f", {self.draft_tokens} drafted" if self.draft_tokens else ""
+        return f"blocks of {self.block_size}, {self.hash_algorithm}{chunked}{ranks}{full}{drafted}"
 
     @property
     def flags(self) -> list[str]:
