@@ -26,7 +26,7 @@ def learn_prefill(
     loads.work.hear(slot, tokens, created)
     if created > loads.work.resumed_at:  # else it may have been begun long before
         learnt: int | None = None
-        if not reservation.pull_tokens:  # else it took what moving takes, whoever set what that is
+        if not reservation.pulls:  # else it took what moving takes, whoever set what that is
             if cached_tokens is not None:
                 tokens = max(0, reservation.isl_tokens - cached_tokens)
             learnt = tokens + reservation.queued_tokens

@@ -122,7 +122,7 @@ class LedgerReservation(Struct, eq=False):
     output_told: OutputTold | None = None  # when its output blocks were reported to this process
     first_token: FirstToken | None = None  # not learnt from yet
     queued_tokens: int = 0  # to be computed on its rank when it was booked, without its own
-    pull_tokens: int = 0  # that could be computed while blocks of the prompt were pulled
+    pulls: bool = False  # whether blocks of the prompt come from another rank
     ttl_s: float = 0.0  # 0: never expires by itself
     # Facts the ledger only stores:
     selection_id: str | None = None

@@ -24,4 +24,4 @@ class BookingSpec(Struct, frozen=True):
     pair: str | None = None  # the pair it is a leg of
     wave: tuple[int, int] | None = None  # its group in the wave that books it, and shared tokens
     session_id: str | None = None  # the session it belongs to, where sessions are kept
-    pull_tokens: int = 0  # that could be computed while blocks of the prompt are pulled
+    pulls: bool = False  # whether its rank pulls blocks of the prompt from another one

@@ -182,8 +182,8 @@ class Lifecycle(ReservationEnds):
         reservation.selection_id = request.selection_id
         if not track:
             reservation.track_prefill_tokens = False
-        if spec.pull_tokens:
-            reservation.pull_tokens = spec.pull_tokens
+        if spec.pulls:
+            reservation.pulls = True
         if spec.pair is not None or spec.wave is not None or spec.session_id is not None:
             reservation.pair, reservation.wave = spec.pair, spec.wave
             if spec.session_id is not None and self.sessions is not None:

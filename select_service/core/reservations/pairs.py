@@ -73,8 +73,8 @@ class Pairs:
         computing = BookingSpec(
             ids[0], ticket.fingerprint, computed, tokens, track, request.fairness_id, pair
         )
-        if couple.pull_tokens:
-            computing = replace(computing, pull_tokens=couple.pull_tokens)
+        if couple.pulled_blocks:
+            computing = replace(computing, pulls=True)
         decoding = BookingSpec(
             ids[1],
             ticket.fingerprint,
@@ -120,8 +120,8 @@ class Pairs:
         order = BookingSpec(
             name, ticket.fingerprint, ticket.prompt, tokens, track, request.fairness_id
         )
-        if placement.pull_tokens:
-            order = replace(order, pull_tokens=placement.pull_tokens)
+        if placement.kv_source is not None:
+            order = replace(order, pulls=True)
         leg = PairLeg(
             reservation_id=name,
             worker_id=placement.worker.worker_id,

@@ -272,7 +272,7 @@ class Placer:
                 tokens,
                 track,
                 request.fairness_id,
-                pull_tokens=placement.pull_tokens,
+                pulls=placement.kv_source is not None,
             )
             if ticket.planned is not None:
                 spec = replace(spec, wave=ticket.planned.booked_on(placement.slot))

@@ -187,10 +187,13 @@ def test_a_predicted_first_token_comes_after_what_is_pulled() -> None:
     assert behind.predicted_ttft_ms == pytest.approx((80 + 32) / ISL * TTFT_S * 1e3)
 
 
+@pytest.mark.parametrize("cost", [0.5, 0.0], ids=["dear", "free"])
 @pytest.mark.parametrize("cached", [None, 128, 0], ids=["untold", "pulled", "not"])
-def test_a_prompt_that_pulls_says_nothing_of_the_speed_of_its_rank(cached: int | None) -> None:
+def test_a_prompt_that_pulls_says_nothing_of_the_speed_of_its_rank(
+    cached: int | None, cost: float
+) -> None:
     """How long moving takes is what a flag says: if that is wrong, ranks must not seem slower."""
-    fleet, speed = pulling()
+    fleet, speed = pulling(cost)
     samples, compared = speed.ttft.samples, speed.ttft_error.samples
     fleet.take("r", *HELD, 9, 10)
     fleet.now += 10.0
@@ -202,8 +205,9 @@ def test_a_prompt_that_pulls_says_nothing_of_the_speed_of_its_rank(cached: int |
     assert speed.ttft_error.samples == compared + 1, "its prediction was wrong all the same"
 
 
-def test_the_prefill_leg_of_a_pair_predicts_what_it_pulls() -> None:
-    fleet = apart(config=RouterConfig(kv_pull=True, kv_transfer_cost_per_block=0.5))
+@pytest.mark.parametrize("cost", [0.5, 0.0], ids=["dear", "free"])
+def test_the_prefill_leg_of_a_pair_predicts_what_it_pulls(cost: float) -> None:
+    fleet = apart(config=RouterConfig(kv_pull=True, kv_transfer_cost_per_block=cost))
     for number in range(10):
         fleet.pair(f"p{number}", 2_000 + number, isl=ISL)
         fleet.now += TTFT_S
@@ -215,7 +219,8 @@ def test_the_prefill_leg_of_a_pair_predicts_what_it_pulls() -> None:
     answer = paired(fleet.pair("last", *HELD, 9, 10))
     assert answer.prefill
     assert answer.prefill.kv_source
-    assert answer.predicted_ttft_ms == pytest.approx(96 / ISL * TTFT_S * 1e3)
+    tokens = 32 + 8 * 16 * cost
+    assert answer.predicted_ttft_ms == pytest.approx(tokens / ISL * TTFT_S * 1e3)
     samples = fleet.core.partitions[DEFAULT].ledger.loads.speeds.by_slot[0].ttft.samples
     fleet.now += 10.0
     fleet.done("last")
