@@ -212,10 +212,21 @@ class CachedTokenReports:
         rank = booking.partition.index.rank_of(reservation.slot) if is_awaited else None
         names = reservation.reservation_id, reservation.selection_id, reservation.pair
         for name, places in with_places(*names):
+            self._forget_ended(name)
             if is_awaited:
                 self._freed.put(prefix_in(name), name, _Ended(booking, rank, now, places))
-            else:
-                self._freed.pop(prefix_in(name), name)
+
+    def _forget_ended(self, name: str) -> None:
+        """Forget an ended reservation by a name; by its own, by all: others may have no place."""
+        ended = self._freed.pop(prefix_in(name), name)
+        if ended is None or name != ended.booking.reservation.reservation_id:
+            return
+        booking = ended.booking
+        for other in (booking.reservation.selection_id, booking.reservation.pair):
+            if other is not None:
+                found = self._freed.get(prefix_in(other), other)
+                if found is not None and found.booking is booking:
+                    self._freed.pop(prefix_in(other), other)
 
     def _just_freed(self, name: str) -> LiveReservation | None:
         """Return an ended reservation, if its rank is still the same."""

@@ -40,6 +40,7 @@ class ExpiredIds:
         names = with_places(*given)
         called = tuple(name for name, _ in names)
         for name, places in names:
+            self.hear(name)  # of a predecessor, all names go: some take no place of the bound
             self._names.put(prefix_in(name), key_of(name), (called, places))
 
     def hear(self, name: str) -> bool:

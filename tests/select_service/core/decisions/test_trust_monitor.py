@@ -108,6 +108,29 @@ def test_ended_reservations_are_remembered_for_a_while_and_for_their_rank() -> N
     assert outcomes(fleet) == {"elsewhere": 3, "compared": 1}
 
 
+@pytest.mark.parametrize("again", ["booked", "selected", "unpredicted"])
+def test_a_name_that_is_used_again_leaves_none_behind(again: str) -> None:
+    """Other names take no place, so that only the one with the place bounds their number."""
+    fleet = fleet_of()
+    fleet.core.limits.cached_token_reports_max = 4
+    fleet.hold(1, list(PROMPT))
+    reports = fleet.core.cached_tokens
+
+    def end(name: str, selection_id: str, *blocks: int) -> None:
+        wishes = {"selection_id": selection_id, "allowed_worker_ids": [1]}
+        fleet.take(name, *blocks, isl=ISL, **wishes)
+        fleet.core.reservations.free(name, fleet.now)
+
+    for number in range(20):
+        end("r", f"s{number}", *PROMPT)
+        if again == "selected":
+            end("other", "r", *PROMPT)
+        elif again == "unpredicted":
+            fleet.book("r", 1, *PROMPT, isl=ISL)
+            fleet.core.reservations.free("r", fleet.now)
+    assert len(reports._freed) <= 2 * 4
+
+
 def test_an_ended_reservation_is_forgotten_with_its_id() -> None:
     fleet = fleet_of()
     fleet.hold(1, list(PROMPT))
