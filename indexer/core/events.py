@@ -94,7 +94,7 @@ class BlockStored(Struct, frozen=True, gc=False, kw_only=True):
         name all of its blocks.
         """
         is_whole = len(self.token_ids) == len(self.block_hashes) * self.block_size
-        return self.parent is None and is_whole and not self.is_placeholder
+        return self.parent is None and is_whole and bool(self.token_ids)
 
 
 class BlockRemoved(Struct, frozen=True, gc=False, kw_only=True):

@@ -66,11 +66,20 @@ class GroupIndex:
         limiting = self._limiting(rank)
         return limiting.store(tier, group, engine_hashes, rule, is_report=is_report)
 
-    def holds(self, rank: WorkerRank, tier: Tier, group: int, name: int) -> bool:
-        """Say whether a group of a rank holds a block on a tier."""
+    def told_by_report(
+        self, rank: WorkerRank, tier: Tier, group: int, names: Sequence[int], need: int
+    ) -> Sequence[int]:
+        """Return those blocks of a report that its group certainly holds, if it tells any news.
+
+        Where the last block is not held yet it may be a prompt that was computed: all of it.
+        Otherwise the engine holds the last `need` blocks in any case, and may have named others.
+        """
         holder = self._ranks.get(rank)
         limiting = None if holder is None else holder.limiting
-        return limiting is not None and limiting.holds_in(tier, group, name)
+        if limiting is None or not limiting.holds_in(tier, group, names[-1]):
+            return names
+        last = names[-need:]
+        return () if all(limiting.holds_in(tier, group, name) for name in last) else last
 
     def remove(self, rank: WorkerRank, tier: Tier, group: int, engine_hashes: Sequence[int]) -> int:
         """Drop one reference to each block of a group; return how many existed."""

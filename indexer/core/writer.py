@@ -299,18 +299,18 @@ class IndexWriter:
     def _store_in_group(self, event: BlockStored) -> Iterator[int]:
         """Store blocks of a group that limits matches, of any block size and with any gaps."""
         assert event.tier is not None
-        rule, is_report = self._limiting[event.group], self._is_report(event)
-        if is_report and self._index.groups.holds(
-            self._rank, event.tier, event.group, event.block_hashes[-1]
-        ):
-            return  # vLLM also names the blocks before the window, which it need not hold
-        for _, names in slices_of(event.block_hashes):
-            self._tallies.blocks_stored += self._index.groups.store(
-                self._rank, event.tier, event.group, names, rule=rule, is_report=is_report
+        groups, names, is_report = self._index.groups, event.block_hashes, self._is_report(event)
+        rule = self._limiting[event.group]
+        if is_report:
+            need = rule.blocks * max(1, self._index.block_size // event.block_size)
+            names = groups.told_by_report(self._rank, event.tier, event.group, names, need)
+        for _, some in slices_of(names):
+            self._tallies.blocks_stored += groups.store(
+                self._rank, event.tier, event.group, some, rule=rule, is_report=is_report
             )
             self._limit()
-            yield len(names)
-        if self._is_sparse(event.group):
+            yield len(some)
+        if self._is_sparse(event.group) and (names or not is_report):
             yield from self._store_prefix(event, rule)
 
     def _is_report(self, event: BlockStored) -> bool:

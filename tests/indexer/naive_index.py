@@ -70,8 +70,11 @@ class NaiveGroups:
                 self.grouped[rank][tier, group, name] += 1
         return len(engine_hashes)
 
-    def holds(self, rank: WorkerRank, tier: Tier, group: int, name: int) -> bool:
-        return self.grouped[rank][tier, group, name] > 0
+    def told_by_report(
+        self, rank: WorkerRank, tier: Tier, group: int, names: Sequence[int], need: int
+    ) -> list[int]:
+        held = [self.grouped[rank][tier, group, name] > 0 for name in names]
+        return [*names[-need:]] if held[-1] else [*names]
 
     def remove(self, rank: WorkerRank, tier: Tier, group: int, engine_hashes: Sequence[int]) -> int:
         found = 0

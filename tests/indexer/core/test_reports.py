@@ -142,6 +142,39 @@ def test_a_windows_report_names_blocks_that_it_need_not_hold() -> None:
     assert house.matched(PROMPT) == 0
 
 
+def test_a_windows_report_tells_of_all_blocks_in_the_window() -> None:
+    """Whether it is a report or was computed anew: the last blocks of the window are there."""
+    house = House()
+    both = [store([1, 2, 3, 4, 5, 6], **spec) for spec in SPECS]
+    house.tell(*both)
+    house.tell(removed([5], group_idx=1))
+    assert house.matched(PROMPT) == 4
+    house.tell(*both)
+    assert house.matched(PROMPT) == 6
+    house.tell(removed([5], group_idx=1))
+    assert house.matched(PROMPT) == 4
+
+
+def test_a_store_without_blocks_is_no_report() -> None:
+    """An engine without full attention may tell of a chunk, none of whose blocks it keeps."""
+    index = KvIndex(SIZE)
+    stream = EventStream(
+        Scope("m", "t"),
+        RANK,
+        index,
+        worker_ranks=range(1),
+        has_replay=False,
+        reports_in_full=True,
+    )
+    windows = [SPECS[1] | {"group_idx": group} for group in range(2)]
+    for number, names in enumerate(([1, 2, 3], [])):
+        payload = encode_batch([store(names, **window) for window in windows])
+        stream.on_live(message(number, payload), 0.0)
+    assert not stream.is_busy
+    index.check()
+    assert index.find_matches(block_hashes(PROMPT, SIZE)).rows()[0][0] == 3
+
+
 class Engine(RuleBasedStateMachine):
     """A vLLM whose requests all ask for full reports, as a bag of blocks, and an index behind it.
 
