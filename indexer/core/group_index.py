@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from indexer.core.dump import DumpGroups
+    from indexer.core.events import Names
     from indexer.core.holder import Holder
     from indexer.types import PackedHashes, Tier, WorkerRank
 
@@ -67,8 +68,8 @@ class GroupIndex:
         return limiting.store(tier, group, engine_hashes, rule, is_report=is_report)
 
     def told_by_report(
-        self, rank: WorkerRank, tier: Tier, group: int, names: Sequence[int], need: int
-    ) -> Sequence[int]:
+        self, rank: WorkerRank, tier: Tier, group: int, names: Names, need: int
+    ) -> Names:
         """Return those blocks of a report that its group certainly holds, if it tells any news.
 
         Where the last block is not held yet it may be a prompt that was computed: all of it.
@@ -79,7 +80,7 @@ class GroupIndex:
         if limiting is None or not limiting.holds_in(tier, group, names[-1]):
             return names
         last = names[-need:]
-        return () if all(limiting.holds_in(tier, group, name) for name in last) else last
+        return [] if all(limiting.holds_in(tier, group, name) for name in last) else last
 
     def remove(self, rank: WorkerRank, tier: Tier, group: int, engine_hashes: Sequence[int]) -> int:
         """Drop one reference to each block of a group; return how many existed."""

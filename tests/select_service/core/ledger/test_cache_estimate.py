@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from select_service.core.ledger.cache_estimate import LOOKED_AT_MAX, CacheEstimate
+from select_service.core.ledger.cache_estimate import LOOKED_AT_MAX, PASSED_MAX, CacheEstimate
 from select_service.core.tenancy.shares import Shares
 from select_service.types import CoreLimits
 from tests.indexer.core.indices import pack
@@ -166,4 +167,21 @@ def test_one_report_looks_at_so_many_prompts_and_no_more() -> None:
     estimate.correct(0, pack(1, 2), 0, 5.0, 10.0)
     assert [blocks for blocks, _ in estimate.find(pack(1, 1000))] == [1], "the oldest"
     assert [blocks for blocks, _ in estimate.find(pack(1, last))] == [2], "behind all the newer"
+    estimate.check()
+
+
+@pytest.mark.parametrize("others", [LOOKED_AT_MAX + 1, PASSED_MAX + 1])
+def test_prompts_of_other_ranks_do_not_keep_a_report_from_its_own(others: int) -> None:
+    """Many prompts begin with the same system prompt, and most of them are at other ranks."""
+    estimate = CacheEstimate()
+    for slot in range(2):
+        estimate.follow(slot, None, in_force=True)
+    for number in range(others):
+        estimate.computed(1, pack(1, 1000 + number), 1.0)
+    estimate.computed(0, pack(1, 2, 3), 1.0)
+    estimate.computed(0, pack(1, 4), 1.0)
+    estimate.correct(0, pack(1, 2, 3, 5), 0, 5.0, 10.0)
+    gone = others < PASSED_MAX  # else only the prompt of the report is
+    found = [(blocks, slots.tolist()) for blocks, slots in estimate.find(pack(1, 2, 3))]
+    assert found == ([(1, [1])] if gone else [(1, [0, 1])])
     estimate.check()
