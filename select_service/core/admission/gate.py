@@ -241,7 +241,8 @@ class Gate(Generic[T]):
         if gate == "unavailable":
             return NO_ROOM
         if gate == "capacity":
-            return Room("requests", 1.0, self.pool.requests_per_s * RETURN_SHARE, 0.0)
+            _, ends_per_s = self._left(band, 0.0, now)
+            return Room("requests", 1.0, ends_per_s * RETURN_SHARE, 0.0)
         line, rate = self.policy.refill(ask, self.pool)
         work = max(1, ask.work)  # a cached prompt takes a place, too
         if gate == "busy":
@@ -252,15 +253,22 @@ class Gate(Generic[T]):
             if self.queue is not None:
                 ahead += self.queue.work_ahead(band)
             earliest_s = max(earliest_s, ahead / rate)
-            above, requests = (self if self.queue is None else self.queue).above(band, now)
-            rate = max(rate - above, rate * LEFT_SHARE_MIN)
-            ends_per_s = self.pool.requests_per_s
+            rate, ends_per_s = self._left(band, rate, now)
             if ends_per_s:  # long answers may be what fills the pool
-                rate = min(rate, work * max(ends_per_s - requests, ends_per_s * LEFT_SHARE_MIN))
+                rate = min(rate, work * ends_per_s)
         if earliest_s == math.inf:  # it never fits
             return NO_ROOM
         rate *= RETURN_SHARE
         return Room(line, work if line == "pool" else ask.tokens, rate, earliest_s)
+
+    def _left(self, band: int, rate: float, now: float) -> tuple[float, float]:
+        """Return what the bands above leave over of a rate of work, and of the ends per second."""
+        work, requests = (self if self.queue is None else self.queue).above(band, now)
+        ends_per_s = self.pool.requests_per_s
+        return (
+            max(rate - work, rate * LEFT_SHARE_MIN),
+            max(ends_per_s - requests, ends_per_s * LEFT_SHARE_MIN),
+        )
 
     def above(self, band: int, now: float) -> tuple[float, float]:
         """Return the work and the requests per second that were admitted above this band."""

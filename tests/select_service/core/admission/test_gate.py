@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from select_service.core.admission.busy import BusyRanks
 from select_service.core.admission.capacity import WorkerCaps
 from select_service.core.admission.fair_queue import Waiting
-from select_service.core.admission.gate import RETURN_SHARE, Gate
+from select_service.core.admission.gate import RETURN_SHARE, Gate, GateName
 from select_service.core.admission.policies import Built, build
 from select_service.core.admission.policy_api import AdmissionRequest
 from select_service.core.admission.tallies import OTHER, TenantTally
@@ -83,9 +83,10 @@ def test_places_are_promised_no_faster_than_answers_end() -> None:
     assert times[1] == pytest.approx(1 / (1.0 * RETURN_SHARE), rel=0.01)
 
 
+@pytest.mark.parametrize("by", ["policy", "capacity"])
 @pytest.mark.parametrize("policy", ["gaie-legacy", "slo-shed"])
 def test_what_more_important_requests_leave_of_the_places_is_counted_in_requests(
-    policy: str,
+    policy: str, by: GateName
 ) -> None:
     """Short prompts with long answers take few tokens, and the places of others all the same."""
     gate = gate_of(policy)
@@ -97,7 +98,7 @@ def test_what_more_important_requests_leave_of_the_places_is_counted_in_requests
         gate.admit(ask_of("critical", 1, b"c%d" % number), 9.9)
     carry(gate, 0, 100, 1, now=10.0)
     promises = [
-        gate.refusal(ask_of("batch", 100, key), "policy", "full", "full", 10.0).retry_after_s
+        gate.refusal(ask_of("batch", 100, key), by, "full", "full", 10.0).retry_after_s
         for key in (b"1", b"2")
     ]
     left_per_s = 10.0 - 8.0
