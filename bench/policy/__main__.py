@@ -23,7 +23,7 @@ from bench.provenance import provenance
 from select_service.simulator.comparison import METRICS, as_text, estimates
 from select_service.simulator.core.measures import Measures
 from select_service.simulator.core.workloads import WorkloadSettings
-from select_service.simulator.plots import COLOURS, Series, lines
+from select_service.simulator.plots import Series, lines, sample
 from select_service.simulator.runs import at_load, capacity_of, run
 from select_service.simulator.settings import EngineSpec, SimulationSettings, Trace
 from select_service.types import RouterConfig
@@ -256,7 +256,7 @@ def picture_of(cells: Sequence[Cell]) -> str:
     sheets = []
     fleets = sorted({one.workers for one in cells})
     policies = list(dict.fromkeys(one.policy for one in cells))
-    head = 30 + 20 * ((len(policies) - 1) // 8)
+    head = 30 + 20 * ((len(policies) - 1) // 7)
     for row, workers in enumerate(fleets):
         for column, (metric, log_y) in enumerate(PLOTTED):
             series = [
@@ -275,9 +275,8 @@ def picture_of(cells: Sequence[Cell]) -> str:
             at = f'x="{470 * column}" y="{290 * row + head}"'
             sheets.append(re.sub("^<svg ", f"<svg {at} ", plot))
     names = "".join(
-        f'<rect x="{20 + 170 * (at % 8)}" y="{8 + 20 * (at // 8)}" width="14" height="10" '
-        f'fill="{COLOURS[at % len(COLOURS)]}"/><text x="{40 + 170 * (at % 8)}" '
-        f'y="{17 + 20 * (at // 8)}" style="font:13px sans-serif">{policy}</text>'
+        f'<g transform="translate({20 + 198 * (at % 7)} {8 + 20 * (at // 7)})">{sample(at)}'
+        f'<text x="40" y="10" style="font:13px sans-serif">{policy}</text></g>'
         for at, policy in enumerate(policies)
     )
     height = 290 * len(fleets) + head + 10

@@ -34,6 +34,7 @@ COLOURS: Final = (
 _WIDTH, _HEIGHT = 460, 280
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 12, 28, 40
 _NAMES = 124  # columns for the names of bars, which lie beside them
+_DIGIT = 7  # columns of a digit in the widest of the usual fonts
 
 _READ_MAX: Final = 60
 """Points of a line whose values are shown where they are pointed at."""
@@ -119,6 +120,11 @@ class _Axis:
 def _number(value: float) -> str:
     """Format a number in the usual way if it is short enough."""
     return f"{value:,.3f}".rstrip("0").rstrip(".") if 0.01 <= value < 1e8 else f"{value:.3g}"  # noqa: PLR2004
+
+
+def _mark_of(value: float) -> str:
+    """Format what stands below bars: millions are short, or one would stand on the next."""
+    return f"{value / 1e6:,g} M" if value >= 1e6 else _number(value)  # noqa: PLR2004
 
 
 def _round_step(rough: float) -> float:
@@ -244,15 +250,15 @@ def _said(name: str, point: tuple[float, float]) -> str:
 
 def bars(title: str, names: Sequence[str], values: Sequence[float], *, x: str) -> str:
     """Draw one bar for each name, which stands beside it, in the colour of its line elsewhere."""
-    across = _Axis(0.0, 1.15 * max(values, default=1.0) or 1.0, _NAMES, _WIDTH - _RIGHT)
+    amounts = [_amount(value) for value in values]
+    room = _DIGIT * max(map(len, amounts), default=0)  # beside the longest bar, too
+    across = _Axis(0.0, max(values, default=1.0) or 1.0, _NAMES, _WIDTH - _RIGHT - room)
     parts = [_frame(title, across, None, x, "", left=_NAMES)]
-    for number, (name, value) in enumerate(zip(names, values, strict=True)):
+    for number, (name, value, amount) in enumerate(zip(names, values, amounts, strict=True)):
         top, height, words = _row(name, number, len(names))
         end = across.at(value)
         parts.append(words + _bar(number, top, end - _NAMES, height, f"{name}: {value:.4g}"))
-        parts.append(
-            f'<text x="{end + 4:.1f}" y="{top + height / 2 + 4:.1f}">{_amount(value, 3)}</text>'
-        )
+        parts.append(f'<text x="{end + 4:.1f}" y="{top + height / 2 + 4:.1f}">{amount}</text>')
     return _sheet(title, parts)
 
 
@@ -291,9 +297,9 @@ def _bar(number: int, top: float, width: float, height: float, said: str) -> str
     )
 
 
-def _amount(value: float, digits: int) -> str:
-    """Format a value above its bar: so many digits, or all of a large one."""
-    text = f"{value:.{digits}g}"
+def _amount(value: float) -> str:
+    """Format a value beside its bar: three digits, or all of a large one."""
+    text = f"{value:.3g}"
     return f"{value:,.0f}" if "e+" in text else text
 
 
@@ -304,10 +310,11 @@ def _frame(title: str, across: _Axis, up: _Axis | None, x: str, y: str, left: fl
         at = up.at(value) if up is not None else 0.0
         parts.append(f'<line x1="{_LEFT}" x2="{right}" y1="{at:.1f}" y2="{at:.1f}" class="g"/>')
         parts.append(f'<text x="{_LEFT - 5}" y="{at + 4:.1f}" class="y">{_number(value)}</text>')
+    told = _number if up is not None else _mark_of
     for value in across.ticks():
         at = across.at(value)
         parts.append(f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{_TOP}" y2="{floor}" class="g"/>')
-        parts.append(f'<text x="{at:.1f}" y="{floor + 14}" class="v">{_number(value)}</text>')
+        parts.append(f'<text x="{at:.1f}" y="{floor + 14}" class="v">{told(value)}</text>')
     parts.append(f'<text x="{(left + right) / 2}" y="{_HEIGHT - 8}" class="v">{escape(x)}</text>')
     parts.append(f'<text x="4" y="16" class="n">{escape(y)}</text>')
     return "".join(parts)

@@ -33,6 +33,17 @@ def test_bars_have_their_names_and_values_beside_them() -> None:
     assert re.findall(r'<text x="[\d.]+" y="[\d.]+">([^<]+)<', drawn) == ["0.975", "12,345", "99.7"]
 
 
+@pytest.mark.parametrize("most", [0.000123, 99.7, 1_834_567.0, 12_345_678.0, 1_234_567_890.0])
+def test_the_value_beside_the_longest_bar_is_on_the_sheet(most: float) -> None:
+    """A replay of an hour has millions of tokens."""
+    drawn = bars("Tokens to prefill", ["recorded", "other weights"], [most, most / 2], x="tokens")
+    for begin, text in re.findall(r'<text x="([\d.]+)" y="[\d.]+">([^<]+)<', drawn):
+        assert float(begin) + 7 * len(text) <= 460, text
+    marks = re.findall(r'<text x="([\d.]+)" y="[\d.]+" class="v">([-\d.,e M]+)<', drawn)
+    for (left, one), (right, other) in pairwise(marks):
+        assert float(right) - float(left) > 3.5 * len(one + other), (one, other)
+
+
 def looks(drawn: str) -> set[str]:
     """What is left of some lines or layers where nobody sees a colour or a place."""
     bare = re.sub(r"#[0-9a-f]{6}", "", drawn)
