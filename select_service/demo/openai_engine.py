@@ -19,7 +19,7 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from select_service.client import AsyncClient, ClientError
+from select_service.client import AsyncClient, ClientError, ServiceError
 from select_service.demo.engine import DemoJob
 from select_service.demo.worker import EngineDown, EngineShape, Milestone, SimulatedWorker
 from select_service.types import WorkerSpec
@@ -241,9 +241,12 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     try:
         asyncio.run(run())
-    except ClientError as error:
+    except (ClientError, ServiceError) as error:
         engine.worker.close()
-        parser.exit(1, f"{error}\nStart the service first (make run), or name it with --service.\n")
+        remedy = "Start the service first (make run), or name it with --service."
+        if isinstance(error, ServiceError):  # it runs
+            remedy = f"{arguments.service} refuses the engine; it is for services without tokens."
+        parser.exit(1, f"{error}\n{remedy}\n")
 
 
 if __name__ == "__main__":

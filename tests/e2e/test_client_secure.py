@@ -68,6 +68,8 @@ def test_tokens_and_certificates(tmp_path: Path, capsys: pytest.CaptureFixture[s
         words = ["workers", *told, "--token-file", str(tmp_path / "mine")]
         assert await asyncio.to_thread(commands.main, words) == 0
         assert "schedulable" in capsys.readouterr().out
+        assert await asyncio.to_thread(commands.main, ["workers", *told]) == 1
+        assert "--token-file FILE" in capsys.readouterr().err
 
     on_a_port(
         use,
