@@ -303,3 +303,15 @@ def test_ids_that_ended_by_silence(monkeypatch: pytest.MonkeyPatch) -> None:
             assert names.hear(f"{ACME}r{number}/s")
         assert not names.hear(f"{ACME}r{number}")
     assert len(names) == 0
+
+
+def test_a_reservation_that_ends_again_under_other_names_keeps_one_set() -> None:
+    names = ExpiredIds(shares_of())
+    for number in range(40):
+        reservation = LedgerReservation("r", 0, SlotGeneration(0), ActiveBlocks().root, 0, 0.0)
+        reservation.selection_id = f"s{number}"
+        names.note(reservation)
+    assert len(names) == 2
+    assert not names.hear("s38")
+    assert names.hear("s39")
+    assert not names.hear("r")
