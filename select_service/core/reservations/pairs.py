@@ -71,10 +71,15 @@ class Pairs:
         tokens = couple.effective_prefill_tokens
         computed = prompt_of(prompt.block_hashes, b"", prompt.isl_tokens)
         computing = BookingSpec(
-            ids[0], ticket.fingerprint, computed, tokens, track, request.fairness_id, pair
+            ids[0],
+            ticket.fingerprint,
+            computed,
+            tokens,
+            track,
+            request.fairness_id,
+            pair,
+            pulls=couple.pulled_blocks > 0,
         )
-        if couple.pulled_blocks:
-            computing = replace(computing, pulls=True)
         decoding = BookingSpec(
             ids[1],
             ticket.fingerprint,
@@ -118,10 +123,14 @@ class Pairs:
         track = ticket.weights.track_prefill_tokens
         tokens = placement.effective_prefill_tokens
         order = BookingSpec(
-            name, ticket.fingerprint, ticket.prompt, tokens, track, request.fairness_id
+            name,
+            ticket.fingerprint,
+            ticket.prompt,
+            tokens,
+            track,
+            request.fairness_id,
+            pulls=placement.kv_source is not None,
         )
-        if placement.kv_source is not None:
-            order = replace(order, pulls=True)
         leg = PairLeg(
             reservation_id=name,
             worker_id=placement.worker.worker_id,

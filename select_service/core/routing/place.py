@@ -231,7 +231,7 @@ class Placer:
             matches: what the index has of the prompt; None: it is looked up.
         """
         partition, request, prompt = ticket.partition, ticket.request, ticket.prompt
-        tracing, filtered, hit, sighting = self._tracing, None, None, None
+        tracing, filters, filtered, hit, sighting = self._tracing, self.filters, None, None, None
         if self._recorder is not None:
             self._recorder.begin()
         if tracing is not None:
@@ -239,7 +239,6 @@ class Placer:
         if request.is_pair:
             return self._place_pair(ticket, rows, now, effects)
         # filter the candidates, where that is asked for
-        filters = self.filters
         if (
             ticket.planned is not None
             or request.session_id is not None
@@ -261,30 +260,21 @@ class Placer:
             tracing.chosen(placement)
         answer = self._answer(ticket, placement, filtered, now)
         # book
-        name = ticket.reservation_id
+        name, slot = ticket.reservation_id, placement.slot
         if name is not None:
             assert isinstance(request, SelectAndReserveRequest)
             track, tokens = placement.weights.track_prefill_tokens, answer.effective_prefill_tokens
-            spec = BookingSpec(
-                name,
-                ticket.fingerprint,
-                prompt,
-                tokens,
-                track,
-                request.fairness_id,
-                pulls=placement.kv_source is not None,
-            )
+            fair, pulls = request.fairness_id, placement.kv_source is not None
+            spec = BookingSpec(name, ticket.fingerprint, prompt, tokens, track, fair, pulls=pulls)
             if ticket.planned is not None:
-                spec = replace(spec, wave=ticket.planned.booked_on(placement.slot))
+                spec = replace(spec, wave=ticket.planned.booked_on(slot))
             if request.session_id is not None:
                 spec = replace(spec, session_id=filters.session_of(ticket))
             kept = replace(answer)  # without the hashes, which the ledger has
-            effects = self._lifecycle.book(
-                partition, placement.slot, spec, request, kept, effects, now
-            )
+            effects = self._lifecycle.book(partition, slot, spec, request, kept, effects, now)
             answer.sequence_hashes = self._lifecycle.show_hashes(prompt.sequence_hashes)
         if partition.outliers.ranks:
-            partition.outliers.chosen(placement.slot, now)
+            partition.outliers.chosen(slot, now)
         # record
         if placement.seen is not None and (
             (ring := self.decisions.common) is None
@@ -433,7 +423,7 @@ def choose(  # noqa: C901, PLR0912, PLR0917 - every selection pays for names and
     """
     index, ledger = partition.index, partition.ledger
     fleet_slots, pricer = partition.fleet_slots, partition.pricer
-    size, trust = index.block_size, partition.trust.column
+    size, trust, isl_tokens = index.block_size, partition.trust.column, prompt.isl_tokens
     found = shared = preference = None
     if matches is None and not partition.estimate.in_force:  # nearly always
         matches = index.find_matches(prompt.block_hashes, prompt.isl_tokens)
@@ -454,7 +444,6 @@ def choose(  # noqa: C901, PLR0912, PLR0917 - every selection pays for names and
             pricer = partition.pull_pricer
     if request.routing_constraints is not UNSET:
         preference = partition.preference(request, rows)
-    isl_tokens = prompt.isl_tokens
     # positional, because every selection pays for building arguments
     slot, cost, decode, cached, most_cached = pricer.choose(
         rows.stop if type(rows) is slice else rows,

@@ -186,8 +186,7 @@ class Cluster:
     def observe(self) -> Observation:
         """Return what happened since the last call."""
         self._count(0)
-        start, end = self._observed_at, self.now
-        seconds = end - start
+        start, end, seconds = self._observed_at, self.now, self.now - self._observed_at
         pools = self._fleet.close_books(end, seconds)
         concurrency = self._area / seconds if seconds else float(self._open)
         seen = self._tally.observe(start, end, concurrency, pools)
@@ -349,10 +348,7 @@ class Cluster:
             self._submit(flight, first, EngineJob(outcome.request))
 
     def _pull(self, flight: _Flight, first: int, placed: Placed, source: EngineWorker) -> None:
-        """Move the first blocks of a prompt from another worker's memories, as far as it has them.
-
-        They are read from below its device one after the other, before they are moved.
-        """
+        """Move the first blocks of a prompt that another worker has, once read to its device."""
         blocks = flight.outcome.request.blocks
         there, _ = source.pool.match(blocks, placed.pulled_blocks)
         target = self._fleet_workers.get(first)
