@@ -94,6 +94,7 @@ class ProcessingStream:
         self._among: frozenset[str] | None = None
         self._body = bytearray()
         self._choice: Choice | None = None
+        self._was_placed = False  # once for a stream; its reservation may be gone by now
         self._has_body = False  # a message of the request's body came
         self._has_ended = False  # the request's body
         self._is_done = False  # the response
@@ -132,7 +133,7 @@ class ProcessingStream:
     # -- the request -------------------------------------------------------------------------------
 
     async def _request_headers(self, message: Any) -> list[Any]:
-        if self._headers is not None or self._has_ended:
+        if self._headers is not None or self._has_body or self._has_ended:
             raise OutOfOrder("request headers twice, or behind the body")
         self._headers = _headers(message.request_headers)
         if message.request_headers.end_of_stream:
@@ -154,7 +155,7 @@ class ProcessingStream:
             self._keep(part.body)
             return await self._whole_body(is_last=True) if part.end_of_stream else []
         self._has_ended = part.end_of_stream
-        if self._choice is not None or self._request_mode not in (BUFFERED, BUFFERED_PARTIAL):
+        if self._was_placed or self._request_mode not in (BUFFERED, BUFFERED_PARTIAL):
             return [replies.passed_on("request_body")]
         self._keep(part.body)
         return await self._place(self._read(), "request_body")
@@ -168,7 +169,7 @@ class ProcessingStream:
                 return answers
             return [*answers, replies.passed_on("request_trailers")]
         self._has_ended = True
-        if self._choice is None:  # buffered, and no body came
+        if not self._was_placed:  # buffered, and no body came
             return await self._place(PromptBody(reason="no_body"), "request_trailers")
         return [replies.passed_on("request_trailers")]
 
@@ -192,6 +193,8 @@ class ProcessingStream:
     async def _place(self, body: PromptBody, kind: str) -> list[Any]:
         if self._is_done:
             raise OutOfOrder("a request that goes on behind the end of its response")
+        if self._was_placed:
+            raise OutOfOrder("a second request on one stream")
         headers = self._headers or {}
         wishes = Wishes(
             tenant_id=self._tenant_id,
@@ -203,6 +206,7 @@ class ProcessingStream:
             choice = self._choice = await self._picker.choose(body, wishes)
         finally:
             self._drop_body()
+        self._was_placed = True
         self._touched_at = self._clock()
         self._traffic.chosen += 1
         return [replies.destination(kind, choice)]

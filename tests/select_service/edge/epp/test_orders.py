@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from select_service.edge.app import create_driver
@@ -51,7 +51,16 @@ def message(draw: st.DrawFn) -> Any:
     return made
 
 
+def _headers_behind_the_body() -> list[Any]:
+    """What a buffered gateway never sends: a body that is placed, and headers after it."""
+    body, headers = ProcessingRequest(), ProcessingRequest()
+    body.request_body.SetInParent()
+    headers.request_headers.end_of_stream = True
+    return [body, headers]
+
+
 @settings(max_examples=examples(300), deadline=None)
+@example(messages=_headers_behind_the_body(), modes=(2, 0), looks_on=False)
 @given(
     messages=st.lists(message(), max_size=12),
     modes=st.one_of(st.none(), st.tuples(st.integers(-1, 6), st.integers(-1, 6))),
