@@ -29,6 +29,7 @@ PLANNER = (
     *("--profile-results-dir", str(PROFILE), "--metrics-source", "selector"),
     *("--selector", "http://127.0.0.1:9"),
 )
+SERVICE = ("select_service", "--port", "0")
 CHAT = ("--workload", "chat,requests=20", "--workers", "2", "--quiet")
 SIMULATE = ("select_service.simulator", "run", *CHAT)
 
@@ -132,9 +133,9 @@ def test_the_demo_and_a_simulation_run() -> None:
 @pytest.mark.parametrize(
     ("command", "code", "needs"),
     [
-        (("select_service", "--state-dir", "/state"), 1, "/state: Read-only file system"),
-        (("select_service", "--record", "/record"), 1, "/record: Read-only file system"),
-        (("select_service", "--uds", "/x.sock"), 1, "/x.sock: Read-only file system"),
+        ((*SERVICE, "--state-dir", "/state"), 1, "/state: Read-only file system"),
+        ((*SERVICE, "--record", "/record"), 1, "/record: Read-only file system"),
+        ((*SERVICE, "--uds", "/x.sock"), 1, "/x.sock: Read-only file system"),
         (("select_service", "keys", "new", "/key"), 1, "/key: Read-only file system"),
         (("select_service", "demo", "--plain", "--snapshot", "/x.svg"), 1, "/x.svg: Permission de"),
         (PLANNER, 1, "--state-dir, XDG_RUNTIME_DIR or TMPDIR"),
