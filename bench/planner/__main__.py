@@ -4,7 +4,7 @@ Made-up traffic (a day in an hour, a ramp, bursts of three kinds) through simula
 each policy scales; engines take a minute to start, and the oracle's, too. Then what bursts cost
 that nobody could foresee: the goal of `--attainment` against what was reached and paid. Last, the
 same bursts when the hours before were learnt (`--load-predictor-warmup-trace`). `--predictors`
-plays a day, a ramp and bursts with those, and nothing else. Leaves a JSON file.
+plays a day, a ramp and bursts with those, and nothing else. What has ended is kept beside `--out`.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import dataclasses
 import os
 import statistics
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from functools import partial
+from itertools import groupby
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
-from bench.output import progress
+from bench.output import write_json
 from bench.planner.shapes import HOUR_S, SHAPES, traffic
 from bench.provenance import provenance
+from bench.resumable import Kept
 from select_service.planner.core.demand import Interval, intervals_of
 from select_service.planner.core.warm_up import TracedRequest
 from select_service.planner.edge.baselines import Contest
@@ -83,25 +83,48 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run(task: Task, surrounding: ReplaySettings = SETTINGS) -> Done:
-    profile = read_profile(PROFILE)
-    requests = traffic(SHAPES[task.shape](task.seed), HOUR_S, task.seed)
-    settings = settings_of(task, surrounding)
-    compatible = task.policy == "compatible"
-    tuning = PredictorSettings(
-        name="kalman" if compatible else task.predictor,
-        interval_s=settings.interval_s,
-        compatible=compatible,
-        fit_deadline_s=FIT_DEADLINE_S,
-    )
-    contest = Contest(profile, requests, settings, GPUS_MAX)
-    result = contest.result(task.policy, contest.policy(task.policy, tuning))
-    return Done(
-        task=task,
-        attainment=result.attainment,
-        gpu_hours=result.gpu_hours,
-        changes=result.changes,
-        turns=result.turns,
-    )
+    """Carry out one by itself."""
+    (done,) = run_all(Group(surrounding, (task,)))
+    return done
+
+
+class Group(NamedTuple):
+    """Tasks that differ in the policy alone, and the environment."""
+
+    settings: ReplaySettings
+    tasks: tuple[Task, ...]
+
+
+def run_all(group: Group) -> list[Done]:
+    """Carry out a group: fixed fleets are tried once for all of it."""
+    first = group.tasks[0]
+    settings = settings_of(first, group.settings)
+    requests = traffic(SHAPES[first.shape](first.seed), HOUR_S, first.seed)
+    contest = Contest(read_profile(PROFILE), requests, settings, GPUS_MAX)
+    done = []
+    for task in group.tasks:
+        compatible = task.policy == "compatible"
+        tuning = PredictorSettings(
+            name="kalman" if compatible else task.predictor,
+            interval_s=settings.interval_s,
+            compatible=compatible,
+            fit_deadline_s=FIT_DEADLINE_S,
+        )
+        result = contest.result(task.policy, contest.policy(task.policy, tuning))
+        done.append(
+            Done(
+                task=task,
+                attainment=result.attainment,
+                gpu_hours=result.gpu_hours,
+                changes=result.changes,
+                turns=result.turns,
+            )
+        )
+    return done
+
+
+def _place(task: Task) -> Task:
+    return replace(task, policy="", predictor="")
 
 
 def settings_of(task: Task, surrounding: ReplaySettings) -> ReplaySettings:
@@ -198,18 +221,12 @@ def main() -> None:
         tasks = tasks_of_predictors(args.predictors, seeds)
     else:
         tasks = tasks_of(args.policies, seeds)
-    done = []
-    with ProcessPoolExecutor(args.jobs) as pool:
-        for one in pool.map(partial(run, surrounding=settings), tasks):
-            done.append(one)
-            task = one.task
-            progress(
-                f"{task.shape:17} {task.policy:10} goal {task.attainment:.3f} seed {task.seed} "
-                f"learnt {task.learnt_hours} h by {task.predictor}: "
-                f"{100 * one.attainment:.2f} % in time, {one.gpu_hours:.2f} GPU-hours, "
-                f"{one.changes} changes, {one.turns} turns"
-            )
-            write(args.out, args.seeds, settings, done)  # what there is: it may take half an hour
+    tasks.sort(key=lambda one: repr(_place(one)))
+    groups = [Group(settings, tuple(group)) for _, group in groupby(tasks, key=_place)]
+    kept = Kept(args.out.with_suffix(".done.jsonl"), args.jobs)
+    ended = kept.results("planner", run_all, groups, list[Done])
+    done = [one for group in ended for one in group]
+    write(args.out, args.seeds, settings, done)
     for row in rows_of(done):
         print(
             f"{row.shape:17} {row.policy:10} goal {row.goal:5.3f} learnt {row.learnt_hours} h "
@@ -232,8 +249,7 @@ def write(out: Path, seeds: int, settings: ReplaySettings, done: list[Done]) -> 
         "seeds": seeds,
         "rows": rows_of(done),
     }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
+    write_json(out, result)
 
 
 if __name__ == "__main__":

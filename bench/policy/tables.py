@@ -1,9 +1,10 @@
-"""Every policy beside every other, as tables of Markdown: `make bench-policy`.
+"""Policies beside each other, as tables of Markdown: the first part of `make bench-policy`.
 
 Each trace is played at shares of its fleet's capacity, and the load is found at which nine of ten
 requests are in time (SLO capacity). Traces are files in Mooncake's format (`--trace`), and shapes
-of `shapes.py`, drawn from a fixed seed. What has ended is a line of `OUT.done.jsonl`: started again
-with the same `--out`, it goes on from there.
+of `shapes.py`, drawn from a fixed seed for the smallest fleet with the largest caches. Last comes
+what was asked of `first-token`, met or missed (`targets.py`). What has ended is kept beside
+`--out`: started again, it goes on from there.
 """
 
 from __future__ import annotations
@@ -11,21 +12,22 @@ from __future__ import annotations
 import argparse
 import os
 import random
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 from msgspec.structs import replace
-from xxhash import xxh3_64_hexdigest
 
+from bench.output import write_json
 from bench.policy.shapes import SHAPES, drawn, write
+from bench.policy.targets import Played, targets_of
 from bench.provenance import provenance
+from bench.resumable import Kept
 from select_service.simulator.capacity import CapacityFound, CapacitySearch, search
-from select_service.simulator.comparison import METRICS, base_of, by_policy, estimates, perform
+from select_service.simulator.comparison import METRICS, base_of, by_policy, estimates
 from select_service.simulator.comparison import verdict as told
 from select_service.simulator.core.measures import Measures
+from select_service.simulator.core.rivals import BEYOND
 from select_service.simulator.runs import at_load, capacity_of, run
 from select_service.simulator.settings import POLICIES, EngineSpec, SimulationSettings, Trace
 from select_service.simulator.statistics import Estimate, estimate
@@ -33,7 +35,8 @@ from select_service.simulator.statistics import Estimate, estimate
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-LOADS: Final = (0.5, 0.8, 1.0, 1.2)
+LOADS: Final = (0.5, 0.8, 1.0)
+COMPARED: Final = ("kv-cost", "first-token", "lmetric", "llm-d", "bound")
 DRAWN: Final = ("toolagent", "conversations", "code")
 COLUMNS: Final = ("ttft_p90", "itl_p90", "e2e_mean", "hit_share", "good")
 _FIRST_RATE: Final = 10.0  # of the trace that a shape's capacity is measured with
@@ -56,59 +59,52 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
         return replace(self.settings, seed=seed, trace=replace(trace, path=path))
 
 
-class Ended(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of the file that lets one go on."""
-
-    key: str
-    measures: Measures | None = None
-    capacity: CapacityFound | None = None
-
-
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One policy in one scene: its metrics by load, and its SLO capacity as a share."""
 
     scene: str
     policy: str
     metrics: dict[str, dict[str, Estimate]]
-    slo_capacity: Estimate
-    against: Estimate  # the base's SLO capacity: a share of it, over the same requests
-    beyond: bool = False  # it carries more: some search ended at its greatest load
+    slo_capacity: Estimate | None = None  # none: no router can be it, so it was not looked for
+    against: Estimate | None = None  # the base's SLO capacity: a share of it, same requests
+    beyond: bool = False  # it carries as much or more: some search ended at its greatest load
 
 
-Task = SimulationSettings | CapacitySearch
-
-
-def key_of(task: Task) -> str:
-    """Return what names a task among those that have ended."""
-    return f"{type(task).__name__}/{xxh3_64_hexdigest(msgspec.json.encode(task))}"
-
-
-def done(task: Task, progress: Callable[[float], None] | None = None) -> Ended:
-    """Carry out a task."""
-    if isinstance(task, CapacitySearch):
-        return Ended(key=key_of(task), capacity=search(task, progress))
-    return Ended(key=key_of(task), measures=run(task, progress))
-
-
-def scenes_of(args: argparse.Namespace, folder: Path) -> list[Scene]:
+def scenes_of(args: argparse.Namespace, folder: Path, kept: Kept) -> list[Scene]:
     """Open traces, draw others, and measure what fleets answer of them."""
-    found = []
-    for workers in args.workers:
-        base = SimulationSettings(
-            workers=workers,
-            engine=EngineSpec(kv_tokens=args.kv_tokens),
-            slo_ttft_s=args.slo_ttft,
-            slo_itl_s=args.slo_itl,
-        )
-        for path in args.trace:
-            settings = replace(base, trace=Trace(path=path, jitter_s=args.jitter, limit=args.limit))
-            name = f"{Path(path).stem}, {workers} workers"
-            found.append(Scene(name=name, settings=settings, capacity=capacity_of(settings)))
-        found += [_drawn(shape, base, args, folder) for shape in args.shapes]
-    return found
+    found: list[tuple[str, SimulationSettings]] = []
+    for kv_tokens in args.kv_tokens:
+        for workers in args.workers:
+            for path in args.trace:
+                trace = Trace(path=path, jitter_s=args.jitter, limit=args.limit)
+                fleet = _fleet(args, workers, kv_tokens)
+                found.append((Path(path).stem, replace(fleet, trace=trace)))
+    capacities = kept.results("capacity", capacity_of, [one for _, one in found], float)
+    scenes = [
+        Scene(name=_name(stem, settings), settings=settings, capacity=capacity)
+        for (stem, settings), capacity in zip(found, capacities, strict=True)
+    ]
+    base = _fleet(args, min(args.workers), max(args.kv_tokens))
+    return scenes + [_drawn(shape, base, args, folder, kept) for shape in args.shapes]
 
 
-def _drawn(shape: str, base: SimulationSettings, args: argparse.Namespace, folder: Path) -> Scene:
+def _fleet(args: argparse.Namespace, workers: int, kv_tokens: int) -> SimulationSettings:
+    return SimulationSettings(
+        workers=workers,
+        engine=EngineSpec(kv_tokens=kv_tokens),
+        slo_ttft_s=args.slo_ttft,
+        slo_itl_s=args.slo_itl,
+    )
+
+
+def _name(trace: str, settings: SimulationSettings) -> str:
+    tokens = settings.engine.build().kv_tokens
+    return f"{trace}, {settings.workers} workers, {tokens / 1e6:.1f}M tokens"
+
+
+def _drawn(
+    shape: str, base: SimulationSettings, args: argparse.Namespace, folder: Path, kept: Kept
+) -> Scene:
     """Draw a trace per seed at a rate that the fleet can answer, which is measured with another."""
 
     def trace(name: str, rate: float) -> str:
@@ -116,27 +112,30 @@ def _drawn(shape: str, base: SimulationSettings, args: argparse.Namespace, folde
         write(drawn(shape, random.Random(f"{shape}/{name}"), args.requests, rate), path)
         return str(path)
 
+    def capacity(settings: SimulationSettings) -> float:
+        return kept.results("capacity", capacity_of, [settings], float)[0]
+
     first = replace(base, trace=Trace(path=trace("first", _FIRST_RATE)))
-    rate = _DRAWN_AT * capacity_of(first)
+    rate = _DRAWN_AT * capacity(first)
     paths = [trace(str(seed), rate) for seed in range(1, args.seeds + 1)]
     settings = replace(base, trace=Trace(path=paths[0]))
-    name = f"{shape}, {base.workers} workers"
-    return Scene(name=name, settings=settings, capacity=capacity_of(settings), drawn=paths)
+    name = _name(shape, settings)
+    return Scene(name=name, settings=settings, capacity=capacity(settings), drawn=paths)
 
 
 def runs_of(
     scene: Scene, policies: Sequence[str], loads: Iterable[float], seeds: int
-) -> list[Task]:
+) -> list[SimulationSettings]:
     """Return what is to be run of a scene."""
-    tasks: list[Task] = []
-    for load in loads:
-        for seed in range(1, seeds + 1):
-            at = at_load(scene.at(seed), load, scene.capacity)
-            tasks += [replace(at, policy=policy) for policy in policies]
-    return tasks
+    return [
+        replace(at_load(scene.at(seed), load, scene.capacity), policy=policy)
+        for load in loads
+        for seed in range(1, seeds + 1)
+        for policy in policies
+    ]
 
 
-def searches_of(scene: Scene, policies: Sequence[str], seeds: int) -> list[Task]:
+def searches_of(scene: Scene, policies: Sequence[str], seeds: int) -> list[CapacitySearch]:
     """Return the searches of a scene."""
     return [
         CapacitySearch(
@@ -147,127 +146,132 @@ def searches_of(scene: Scene, policies: Sequence[str], seeds: int) -> list[Task]
             capacity=scene.capacity,
         )
         for policy in policies
+        if policy not in BEYOND
         for seed in range(1, seeds + 1)
     ]
 
 
 def rows_of(
-    scene: Scene,
-    policies: Sequence[str],
-    loads: Sequence[float],
-    seeds: int,
-    found: dict[str, Ended],
+    scene: Scene, runs: dict[float, list[Measures]], searches: Sequence[CapacityFound]
 ) -> list[Row]:
     """Return a row for each policy."""
-    metrics: dict[str, dict[str, dict[str, Estimate]]] = {policy: {} for policy in policies}
-    for load in loads:
-        group = [found[key_of(one)].measures for one in runs_of(scene, policies, [load], seeds)]
-        for policy, runs in by_policy([one for one in group if one is not None]).items():
-            metrics[policy][f"{load:g}"] = estimates(runs)
+    metrics: dict[str, dict[str, dict[str, Estimate]]] = {}
+    for load, group in runs.items():
+        for policy, some in by_policy(group).items():
+            found = estimates(some)
+            metrics.setdefault(policy, {})[f"{load:g}"] = {name: found[name] for name in COLUMNS}
     carried: dict[str, list[float]] = {}
-    beyond = set()
-    for task in searches_of(scene, policies, seeds):
-        one = found[key_of(task)].capacity
-        assert one is not None
+    for one in searches:
         carried.setdefault(one.policy, []).append(one.found)
-        if one.beyond:
-            beyond.add(one.policy)
-    base = carried[base_of(policies)]
-    mean = sum(base) / len(base) or 1.0
-    return [
-        Row(
-            scene=scene.name,
-            policy=policy,
-            metrics=metrics[policy],
-            slo_capacity=estimate(carried[policy]),
-            against=estimate([(x - y) / mean for x, y in zip(carried[policy], base, strict=True)]),
-            beyond=policy in beyond,
-        )
-        for policy in policies
-    ]
+    base = carried[base_of(carried)] if carried else []
+    mean = sum(base) / len(base) if sum(base) else 1.0
+    beyond = {one.policy for one in searches if one.beyond}
+
+    def row(policy: str, values: Sequence[float]) -> Row:
+        found = Row(scene=scene.name, policy=policy, metrics=metrics[policy])
+        if policy in beyond:  # what every seed carries
+            return replace(found, slo_capacity=Estimate(min(values), None), beyond=True)
+        if not values:
+            return found
+        gaps = [(x - y) / mean for x, y in zip(values, base, strict=True)]
+        return replace(found, slo_capacity=estimate(values), against=estimate(gaps))
+
+    return [row(policy, carried.get(policy, [])) for policy in metrics]
 
 
-def markdown(rows: Sequence[Row], loads: Sequence[float]) -> str:
+def markdown(rows: Sequence[Row]) -> str:
     """Return the table of one scene: a row per policy, values of a cell by load."""
-    head = [f"{METRICS[name][0]}" for name in COLUMNS]
+    loads = list(rows[0].metrics)
+    head = [METRICS[name][0] for name in COLUMNS]
     lines = [
-        f"| {rows[0].scene} | SLO capacity | {' | '.join(head)} |",
+        f"| {rows[0].scene}; at {' / '.join(loads)} | SLO capacity | {' | '.join(head)} |",
         f"|{'---|' * (len(head) + 2)}",
     ]
     for row in rows:
-        half = "" if row.against.half is None else f" ±{100 * row.against.half:.0f}"
-        more = "> " if row.beyond else ""
-        carried = f"{more}{row.slo_capacity.text(3)} ({100 * row.against.mean:+.0f}{half} %)"
-        cells = []
+        cells = [_carried(row)]
         for name in COLUMNS:
             _, _, scale, digits = METRICS[name]
-            values = [row.metrics[f"{load:g}"][name].mean * scale for load in loads]
+            values = [row.metrics[load][name].mean * scale for load in loads]
             cells.append(" / ".join(f"{value:,.{digits}f}" for value in values))
-        lines.append(f"| `{row.policy}` | {carried} | {' | '.join(cells)} |")
+        lines.append(f"| `{row.policy}` | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
-def main() -> None:
-    """Run what is missing, and write all of it down."""
+def _carried(row: Row) -> str:
+    if row.slo_capacity is None:
+        return "-"
+    if row.against is None:
+        return f"≥ {row.slo_capacity.mean:.3f}"
+    half = "" if row.against.half is None else f" ±{100 * row.against.half:.0f}"
+    return f"{row.slo_capacity.mean:.3f} ({100 * row.against.mean:+.0f}{half} %)"
+
+
+def options() -> argparse.ArgumentParser:
+    """Return the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trace", nargs="*", default=[], help="files in Mooncake's format")
     parser.add_argument("--jitter", type=float, default=3.0, help="their clocks tick so far")
     parser.add_argument("--limit", type=int, default=0, help="requests of a trace; 0: all")
     parser.add_argument("--shapes", nargs="*", choices=SHAPES, default=list(DRAWN))
-    parser.add_argument("--requests", type=int, default=6_000, help="of a drawn trace")
+    parser.add_argument("--requests", type=int, default=3_000, help="of a drawn trace")
     parser.add_argument("--workers", type=int, nargs="+", default=[16])
-    parser.add_argument("--kv-tokens", type=int, default=1_600_000, help="of an engine")
+    parser.add_argument(
+        "--kv-tokens", type=int, nargs="+", default=[1_600_000], help="of an engine"
+    )
     parser.add_argument("--loads", type=float, nargs="+", default=LOADS)
     parser.add_argument("--slo-ttft", type=float, default=2.0)
     parser.add_argument("--slo-itl", type=float, default=0.025)
-    parser.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES))
+    parser.add_argument("--policies", nargs="+", choices=POLICIES, default=list(COMPARED))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--out", type=Path, default=Path("build/bench-policies.json"))
-    args = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    """Run what is missing, and write all of it down."""
+    args = options().parse_args()
     folder = args.out.parent / "policy-traces"
     folder.mkdir(parents=True, exist_ok=True)
-    kept = args.out.with_suffix(".done.jsonl")
-    lines = kept.read_bytes().splitlines() if kept.exists() else []
-    found = {one.key: one for one in (msgspec.json.decode(line, type=Ended) for line in lines)}
+    kept = Kept(args.out.with_suffix(".done.jsonl"), args.jobs)
+    scenes = scenes_of(args, folder, kept)
+    runs = {
+        scene.name: kept.results(
+            "run", run, runs_of(scene, args.policies, args.loads, args.seeds), Measures
+        )
+        for scene in scenes
+    }
     rows: list[Row] = []
-    scenes = scenes_of(args, folder)
+    played: list[Played] = []
     for scene in scenes:
-        runs = runs_of(scene, args.policies, args.loads, args.seeds)
-        tasks = [*runs, *searches_of(scene, args.policies, args.seeds)]
-        left = [task for task in tasks if key_of(task) not in found]
-        print(f"{scene.name}: {scene.capacity:.2f} requests/s, {len(left)} to do", file=sys.stderr)
-        with kept.open("ab") as file:
-            batch = 8 * args.jobs if args.jobs > 1 else 1  # what an interrupted one loses
-            for begin in range(0, len(left), batch):
-                some = left[begin : begin + batch]
-                for one in perform(done, some, args.jobs, lambda _: None):
-                    found[one.key] = one
-                    file.write(msgspec.json.encode(one) + b"\n")
-                file.flush()
-        mine = rows_of(scene, args.policies, args.loads, args.seeds, found)
-        rows += mine
-        print(markdown(mine, args.loads), flush=True)
-        for load in args.loads:
-            group = (
-                found[key_of(one)].measures
-                for one in runs_of(scene, args.policies, [load], args.seeds)
-            )
-            print(f"* At {load:g}: {told([one for one in group if one is not None])}")
+        searched = kept.results(
+            "search", search, searches_of(scene, args.policies, args.seeds), CapacityFound
+        )
+        mine = runs[scene.name]
+        each = len(mine) // len(args.loads)
+        by_load = {load: mine[at * each : (at + 1) * each] for at, load in enumerate(args.loads)}
+        rows += rows_of(scene, by_load, searched)
+        played += [
+            Played(scene.name, load, scene.settings, by_policy(group), searched)
+            for load, group in by_load.items()
+        ]
+        print(markdown([row for row in rows if row.scene == scene.name]), flush=True)
+        for load, group in by_load.items():
+            print(f"* At {load:g}: {told(group)}")
         print(flush=True)
-        write_result(args, scenes, rows)
-
-
-def write_result(args: argparse.Namespace, scenes: Sequence[Scene], rows: Sequence[Row]) -> None:
-    """Write what there is; names of traces without their folders."""
+    targets = targets_of(played)
+    print(targets)
     result = {
         "what": "policies on public and drawn traces, simulated",
         "provenance": provenance(),
-        "settings": {name: str(value) for name, value in vars(args).items() if name != "out"},
+        "settings": {
+            name: str(value) for name, value in vars(args).items() if name not in ("out", "trace")
+        },
         "capacity_requests_per_s": {one.name: one.capacity for one in scenes},
         "rows": rows,
+        "targets": targets.splitlines(),
     }
-    args.out.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
+    write_json(args.out, result)
 
 
 if __name__ == "__main__":

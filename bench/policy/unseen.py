@@ -2,8 +2,7 @@
 
 Every shape of `shapes.py` around what its fleet can do, and some of them with other caches,
 engines, blocks, replicas and delays. Both policies see the same requests, so what is told is the
-change, with its 95 % interval over seeds. What has ended is kept beside the output, as in
-`bench.policy`.
+change, with its 95 % interval over seeds. What has ended is kept beside the output.
 """
 
 from __future__ import annotations
@@ -12,16 +11,17 @@ import argparse
 import os
 import random
 import tempfile
-import time
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
+from bench.output import write_json
 from bench.policy.shapes import SHAPES, drawn, write
 from bench.provenance import provenance
+from bench.resumable import Kept
 from select_service.simulator.comparison import METRICS, as_text
 from select_service.simulator.core.cluster import Cluster, ClusterSettings
 from select_service.simulator.core.cluster_settings import SimulatedPool
@@ -39,7 +39,7 @@ from select_service.types import RouterConfig
 from select_service.types.policy import Policy
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 LOADS: Final = (0.5, 0.8, 1.0, 1.2)
 POLICIES: Final[tuple[Policy, Policy]] = ("kv-cost", "first-token")
@@ -90,22 +90,18 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     requests: int
 
-    @property
-    def place(self) -> str:
-        """What names its cell."""
-        return f"{self.shape}|{self.ground}|{self.workers}|{self.load}"
 
-    @property
-    def key(self) -> str:
-        """What names it among those that have ended."""
-        return f"{self.place}|{self.policy}|{self.seed}|{self.requests}"
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """What a capacity is of."""
 
+    shape: str
+    ground: str
+    workers: int
 
-class Done(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of the file that lets one go on."""
-
-    key: str
-    measures: Measures
+    @classmethod
+    def of(cls, task: Task) -> Place:
+        """Return that of a run."""
+        return cls(shape=task.shape, ground=task.ground, workers=task.workers)
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -189,32 +185,33 @@ def mixed(settings: SimulationSettings, ground: Ground) -> Cluster:
 _TIMES: Final = ("base_s", "prefill_token_s", "prefill_pair_s", "sequence_s", "kv_token_s")
 
 
-def done(task: Task, capacity: float) -> Done:
+def done(task: Task, capacities: Mapping[Place, float]) -> Measures:
     """Carry out a run."""
     with tempfile.TemporaryDirectory() as directory:
-        settings = settings_of(task, capacity, Path(directory))
+        settings = settings_of(task, capacities[Place.of(task)], Path(directory))
         ground = GROUNDS[task.ground]
         if ground.odd_speed == ground.odd_cache == 1.0:
-            return Done(key=task.key, measures=run(settings))
+            return run(settings)
         built = mixed(settings, ground)
         built.finish()
         built.check()
-        return Done(key=task.key, measures=measure(built, task.policy, task.seed))
+        return measure(built, task.policy, task.seed)
 
 
-def capacity(shape: str, ground: str, workers: int) -> float:
+def capacity(place: Place) -> float:
     """Return the requests a second that the fleet answers, at a door where 2,000 wait.
 
     Where engines are slower by one number throughout, what the fast ones would, less that.
     """
-    base = GROUNDS[ground]
-    lost = sum(slow.count * (1.0 - slow.speed) for slow in base.settings.slow) / workers
+    base = GROUNDS[place.ground]
+    lost = sum(slow.count * (1.0 - slow.speed) for slow in base.settings.slow) / place.workers
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "trace.jsonl"
-        write(drawn(shape, random.Random(f"{shape}/capacity"), 2_000, _FIRST), path)
+        rng = random.Random(f"{place.shape}/capacity")
+        write(drawn(place.shape, rng, 2_000, _FIRST), path)
         settings = replace(
             base.settings,
-            workers=workers,
+            workers=place.workers,
             trace=Trace(path=str(path), limit=2_000),
             replicas=1,
             slow=[],
@@ -222,25 +219,17 @@ def capacity(shape: str, ground: str, workers: int) -> float:
         return capacity_of(settings) * (1.0 + base.odd_speed) / 2 * (1.0 - lost)
 
 
-def _capacity_at(place: tuple[str, str, int]) -> float:
-    return capacity(*place)
-
-
-def rows_of(tasks: Sequence[Task], found: dict[str, Measures]) -> list[Row]:
-    """Return the cells both of whose policies have run with the same seeds."""
-    places: dict[str, list[Task]] = {}
-    for task in tasks:
-        if task.policy == POLICIES[0]:
-            places.setdefault(task.place, []).append(task)
+def rows_of(tasks: Sequence[Task], found: Sequence[Measures]) -> list[Row]:
+    """Return the cells, of runs by both policies with the same seeds."""
+    places: dict[tuple[Place, float], dict[str, list[tuple[Task, Measures]]]] = {}
+    for task, measures in zip(tasks, found, strict=True):
+        group = places.setdefault((Place.of(task), task.load), {})
+        group.setdefault(task.policy, []).append((task, measures))
     rows = []
     for group in places.values():
-        pairs = []
-        for task in group:
-            other = replace(task, policy=POLICIES[1])
-            if task.key in found and other.key in found:
-                pairs.append((found[task.key], found[other.key]))
-        if pairs:
-            rows.append(_row(group[0], pairs))
+        before, after = (group[policy] for policy in POLICIES)
+        pairs = [(one[1], other[1]) for one, other in zip(before, after, strict=True)]
+        rows.append(_row(before[0][0], pairs))
     return rows
 
 
@@ -306,10 +295,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=1)
     parser.add_argument("--requests", type=int, default=250, help="for each worker")
-    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--out", type=Path, default=Path("build/bench-unseen.json"))
     args = parser.parse_args()
-    args.out.parent.mkdir(parents=True, exist_ok=True)
     tasks = [
         Task(
             shape=shape,
@@ -327,53 +315,22 @@ def main() -> None:
         for seed in range(args.first_seed, args.first_seed + args.seeds)
         for policy in POLICIES
     ]
-    found, capacities = _kept(args.out)
-    runs_path, capacities_path = _beside(args.out)
-    left = [task for task in tasks if task.key not in found]
-    print(f"{len(tasks)} runs, {len(left)} to do", flush=True)
-    begun = time.monotonic()
-    with ProcessPoolExecutor(args.jobs) as pool, runs_path.open("ab") as runs:
-        places = list(dict.fromkeys((one.shape, one.ground, one.workers) for one in left))
-        missing = [one for one in places if "|".join(map(str, one)) not in capacities]
-        for place, rate in zip(missing, pool.map(_capacity_at, missing), strict=True):
-            capacities["|".join(map(str, place))] = rate
-        capacities_path.write_bytes(msgspec.json.encode(capacities))
-        futures = [
-            pool.submit(done, task, capacities[f"{task.shape}|{task.ground}|{task.workers}"])
-            for task in left
-        ]
-        for number, future in enumerate(as_completed(futures), 1):
-            one = future.result()
-            found[one.key] = one.measures
-            runs.write(msgspec.json.encode(one) + b"\n")
-            runs.flush()
-            if not number % 10:
-                each = (time.monotonic() - begun) / number
-                print(f"{number}/{len(left)}, {each * (len(left) - number):.0f} s left", flush=True)
+    kept = Kept(args.out.with_suffix(".done.jsonl"), args.jobs)
+    places = list(dict.fromkeys(map(Place.of, tasks)))
+    rates = kept.results("capacity", capacity, places, float)
+    capacities = dict(zip(places, rates, strict=True))
+    found = kept.results("run", partial(done, capacities=capacities), tasks, Measures)
     rows = rows_of(tasks, found)
     result = {
         "what": "first-token against kv-cost on traffic that no term was chosen on, simulated",
         "provenance": provenance(),
-        "capacity_requests_per_s": capacities,
+        "capacity_requests_per_s": {
+            f"{one.shape}|{one.ground}|{one.workers}": rate for one, rate in capacities.items()
+        },
         "rows": rows,
     }
-    args.out.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
+    write_json(args.out, result)
     print(told(rows))
-
-
-def _beside(out: Path) -> tuple[Path, Path]:
-    return out.with_suffix(".runs.jsonl"), out.with_suffix(".capacities.json")
-
-
-def _kept(out: Path) -> tuple[dict[str, Measures], dict[str, float]]:
-    """Return what has ended already."""
-    runs, capacities = _beside(out)
-    lines = runs.read_bytes().splitlines() if runs.exists() else []
-    ended = [msgspec.json.decode(line, type=Done) for line in lines]
-    rates: dict[str, float] = {}
-    if capacities.exists():
-        rates = msgspec.json.decode(capacities.read_bytes(), type=dict[str, float])
-    return {one.key: one.measures for one in ended}, rates
 
 
 if __name__ == "__main__":

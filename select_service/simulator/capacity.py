@@ -247,11 +247,24 @@ class _Group(NamedTuple):
     """What was found of one policy, by seed."""
 
     values: list[float]
-    is_beyond: bool  # more than that: some search ended at its limit
+    beyond: int  # seeds of more than that: their searches ended at the limit
+
+    @property
+    def is_beyond(self) -> bool:
+        """Whether no seed says what it carries, or needs."""
+        return self.beyond == len(self.values)
+
+    @property
+    def bound(self) -> float:
+        """What every seed carries, or needs, at least; only a bound where some are beyond."""
+        return min(self.values)
 
     def text(self, digits: int, scale: float = 1.0) -> str:
-        found = estimate(self.values).text(digits, scale)
-        return f"> {found}" if self.is_beyond else found
+        if not self.beyond:
+            return estimate(self.values).text(digits, scale)
+        # a mean of numbers of which some are only known to be greater would be none
+        low, high = (f"{scale * one(self.values):.{digits}f}" for one in (min, max))
+        return f"> {high}" if self.is_beyond else f"{low} to > {high} (by seed)"
 
 
 def _by_policy(result: Capacities) -> dict[str, _Group]:
@@ -259,7 +272,7 @@ def _by_policy(result: Capacities) -> dict[str, _Group]:
     for one in result.searches:
         groups.setdefault(one.policy, []).append(one)
     return {
-        policy: _Group([one.found for one in group], any(one.beyond for one in group))
+        policy: _Group([one.found for one in group], sum(one.beyond for one in group))
         for policy, group in groups.items()
     }
 
@@ -270,7 +283,7 @@ def _against(group: _Group, base: _Group) -> Estimate | None:
     None: that carries nothing, or one of both was not found.
     """
     mean = sum(base.values) / len(base.values)
-    if not mean or group.is_beyond or base.is_beyond:
+    if not mean or group.beyond or base.beyond:
         return None
     pairs = zip(group.values, base.values, strict=True)
     return estimate([(one - other) / mean for one, other in pairs])
@@ -305,7 +318,8 @@ def verdict(result: Capacities) -> str:
 
     def order(name: str) -> tuple[float, float]:
         sign, group = 1.0 if by_workers else -1.0, groups[name]
-        return sign * group.is_beyond, sign * estimate(group.values).mean
+        amount = group.bound if group.beyond else estimate(group.values).mean
+        return sign * group.is_beyond, sign * amount
 
     ranking = sorted(groups, key=order)
     first, *others = [name for name in ranking if name not in BEYOND] or ranking
@@ -320,15 +334,16 @@ def verdict(result: Capacities) -> str:
     in_time = f"{100 * result.share:g} % of requests in time"
     if by_workers and best.is_beyond:
         return (
-            f"{amount.text(0)} workers are not enough for {in_time}{within} with {first}: a "
+            f"{best.bound:.0f} workers are not enough for {in_time}{within} with {first}: a "
             "request that is alone may be late."
         )
     if not amount.mean:
         return f"However light the load, {first} does not have {in_time}{within}."
     if by_workers:
-        told = f"{first} needs {amount.text(1 if amount.half is not None else 0)} workers"
+        told = f"{first} needs {best.text(1 if amount.half is not None else 0)} workers"
     elif result.capacity is not None:
-        rate = f"{amount.mean * result.capacity:.2f} requests/s"
+        least = best.bound if best.beyond else amount.mean
+        rate = f"{'at least ' * bool(best.beyond)}{least * result.capacity:.2f} requests/s"
         told = f"{first} carries {best.text(3)} of capacity, {rate},"
     else:
         told = f"{first} carries {best.text(3)} times the given load"
@@ -342,10 +357,11 @@ def _beside(best: _Group, other: _Group, name: str) -> str:
     """Say what the next policy has, or by how much the best one is ahead of it."""
     if best.is_beyond and other.is_beyond:
         return f"as does {name}: more requests, or tighter targets, tell them apart"
-    if best.is_beyond:
-        return f"{name} {other.text(3)}"
     if other.is_beyond:
-        return f"and for {name} {estimate(other.values).text(0)} are not enough"
+        return f"and for {name} {other.bound:.0f} are not enough"
+    if best.beyond or other.beyond:
+        more = "" if best.is_beyond else ": not every seed has a number"
+        return f"{name} {other.text(3)}{more}"
     gap = _against(best, other)
     if gap is None:
         return f"{name} no load"

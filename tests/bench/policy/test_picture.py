@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xml.etree import ElementTree as ET
 
-from bench.policy.__main__ import PLOTTED, POLICIES, Cell, picture_of
+from bench.policy.terms import PLOTTED, POLICIES, Cell, picture_of
 from select_service.simulator.plots import sample
 from select_service.simulator.statistics import estimate
 

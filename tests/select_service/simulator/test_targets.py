@@ -195,6 +195,20 @@ def test_who_is_in_time_at_the_greatest_load_has_a_row_beside_the_others() -> No
     assert rows == [["kv-cost", "> 64.0", "-"], ["first-token", "3.0", "-"]]
     verdict, _ = told("workers", ("kv-cost", 64.0, True))
     assert verdict.startswith("64 workers are not enough for 90 % of requests in time")
+    # one seed of two: the mean of 3 and of more than 64 was told as more than 33.5
+    mixed = (("first-token", 3.0, False), ("first-token", 64.0, True))
+    verdict, rows = told("load", *mixed, ("kv-cost", 2.0, False), ("kv-cost", 2.5, False))
+    assert verdict.startswith("first-token carries 3.000 to > 64.000 (by seed) times the given")
+    assert verdict.endswith(", kv-cost 2.250 ±3.176: not every seed has a number.")
+    assert rows == [
+        ["first-token", "3.000 to > 64.000 (by seed)", "-"],
+        ["kv-cost", "2.250 ±3.176", "-"],
+    ]
+    # what every seed carries decides: two seeds of 4 are ahead of 3 and more than 64
+    verdict, _ = told("load", *mixed, ("kv-cost", 4.0, False), ("kv-cost", 4.0, False))
+    assert verdict.startswith("kv-cost carries 4.000 ±0.000 times the given load")
+    verdict, _ = told("workers", *mixed)
+    assert verdict.startswith("first-token needs 3.0 to > 64.0 (by seed) workers with 90 %")
 
 
 def test_capacity_as_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

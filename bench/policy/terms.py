@@ -1,8 +1,7 @@
-"""`first-token` against `kv-cost`, whole and without each of its terms: `python -m bench.policy`.
+"""`first-token` against `kv-cost`, with and without each of its terms.
 
-The recorded trace (`--trace`) around capacity, and held-out workloads: synthetic ones that nothing
-was tuned on. Every run that has ended is a line of `OUT.runs.jsonl`; started again with the same
-`--out`, it goes on from there. Leaves `OUT` (means and halves of 95 % intervals) and a picture.
+Workloads that are drawn, and with `--trace` a recorded one around capacity. Leaves `--out` (means
+and halves of 95 % intervals) and a picture; what has ended is kept beside it.
 """
 
 from __future__ import annotations
@@ -10,8 +9,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import time
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -19,7 +16,9 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec.structs import replace
 
+from bench.output import write_json
 from bench.provenance import provenance
+from bench.resumable import Kept
 from select_service.simulator.comparison import METRICS, as_text, estimates
 from select_service.simulator.core.measures import Measures
 from select_service.simulator.core.workloads import WorkloadSettings
@@ -112,18 +111,6 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     policy: str
     settings: SimulationSettings
 
-    @property
-    def key(self) -> str:
-        """What names it among those that have ended."""
-        return f"{self.scene}|{self.load}|{self.policy}|{self.settings.seed}"
-
-
-class Done(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of the file that lets one go on."""
-
-    key: str
-    measures: Measures
-
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """One policy in one scene, over all seeds."""
@@ -135,8 +122,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, Estimate]
 
 
-def done(task: Task) -> Done:
-    return Done(key=task.key, measures=run(task.settings))
+def done(task: Task) -> Measures:
+    return run(task.settings)
 
 
 def variants(
@@ -149,13 +136,13 @@ def variants(
             yield name, replace(settings, policy=weights.policy, weights=weights)
 
 
-def tasks_of(args: argparse.Namespace, capacities: dict[int, float]) -> list[Task]:
+def tasks_of(args: argparse.Namespace, capacities: dict[int, float], kept: Kept) -> list[Task]:
     scenes: list[tuple[str, float, SimulationSettings, bool]] = []
     if args.trace is not None:
         trace = Trace(path=args.trace, jitter_s=args.jitter, limit=args.limit)
         for workers in args.workers:
             base = SimulationSettings(trace=trace, workers=workers)
-            capacities[workers] = capacity_of(base)
+            (capacities[workers],) = kept.results("capacity", capacity_of, [base], float)
             for load in args.loads:
                 at = at_load(base, load, capacities[workers])
                 scenes.append((f"trace, {workers} workers", load, at, workers == args.ablate_on))
@@ -185,49 +172,28 @@ def main() -> None:
     parser.add_argument("--trace", help="in Mooncake's format; without it only held-out workloads")
     parser.add_argument("--jitter", type=float, default=3.0, help="the trace's clock ticks so far")
     parser.add_argument("--limit", type=int, default=0)
-    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--workers", type=int, nargs="+", default=FLEETS)
     parser.add_argument("--loads", type=float, nargs="+", default=LOADS)
     parser.add_argument("--policies", nargs="+", help="only these")
     parser.add_argument("--scenes", nargs="+", help="only those with such a word in their name")
     parser.add_argument("--ablate-on", type=int, default=16, help="this fleet, term by term")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--out", type=Path, default=Path("build/bench-policy.json"))
+    parser.add_argument("--out", type=Path, default=Path("build/bench-terms.json"))
     args = parser.parse_args()
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    kept = args.out.with_suffix(".runs.jsonl")
-    found: dict[str, Measures] = {}
-    if kept.exists():
-        for line in kept.read_bytes().splitlines():
-            one = msgspec.json.decode(line, type=Done)
-            found[one.key] = one.measures
+    kept = Kept(args.out.with_suffix(".done.jsonl"), args.jobs)
     capacities: dict[int, float] = {}
-    tasks = tasks_of(args, capacities)
-    left = [task for task in tasks if task.key not in found]
-    print(f"{len(tasks)} runs, {len(left)} to do", flush=True)
-    begun = time.monotonic()
-    with ProcessPoolExecutor(args.jobs) as pool, kept.open("ab") as runs:
-        futures = [pool.submit(done, task) for task in left]
-        for number, future in enumerate(as_completed(futures), 1):
-            one = future.result()
-            found[one.key] = one.measures
-            runs.write(msgspec.json.encode(one) + b"\n")
-            runs.flush()
-            if not number % 10 or number == len(left):
-                each = (time.monotonic() - begun) / number
-                print(f"{number}/{len(left)}, {each * (len(left) - number):.0f} s left", flush=True)
-                write(args, capacities, cells_of(tasks, found))
-    cells = cells_of(tasks, found)
+    tasks = tasks_of(args, capacities, kept)
+    cells = cells_of(tasks, kept.results("run", done, tasks, Measures))
     write(args, capacities, cells)
     print(told(cells))
 
 
-def cells_of(tasks: Sequence[Task], found: dict[str, Measures]) -> list[Cell]:
+def cells_of(tasks: Sequence[Task], found: Sequence[Measures]) -> list[Cell]:
     groups: dict[tuple[str, float, int, str], list[Measures]] = {}
-    for task in tasks:
-        if task.key in found:
-            place = task.scene, task.load, task.workers, task.policy
-            groups.setdefault(place, []).append(found[task.key])
+    for task, measures in zip(tasks, found, strict=True):
+        place = task.scene, task.load, task.workers, task.policy
+        groups.setdefault(place, []).append(measures)
     return [
         Cell(scene=scene, load=load, workers=workers, policy=policy, metrics=estimates(group))
         for (scene, load, workers, policy), group in sorted(groups.items(), key=lambda one: one[0])
@@ -245,7 +211,7 @@ def write(args: argparse.Namespace, capacities: dict[int, float], cells: list[Ce
         "weights": {name: one for name, one in (POLICIES | WITHOUT).items() if one is not None},
         "cells": cells,
     }
-    args.out.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
+    write_json(args.out, result)
     plotted = [one for one in cells if one.load and one.policy in POLICIES]
     if plotted:
         args.out.with_suffix(".svg").write_text(picture_of(plotted), encoding="utf-8")
