@@ -19,7 +19,14 @@ from select_service.core.ledger.leases import Ending
 from select_service.core.ledger.reservation_ids import LiveReservation
 from select_service.core.replication.first_answers import first_answer
 from select_service.errors import ServiceError
-from select_service.types import LeaseState, PairSelection, ReservationAnswer, Selection, WorkerSpec
+from select_service.types import (
+    LeaseState,
+    PairSelection,
+    PulledBlocks,
+    ReservationAnswer,
+    Selection,
+    WorkerSpec,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -75,6 +82,7 @@ class ReservationRecord(msgspec.Struct, array_like=True, frozen=True):
     wave: tuple[int, int] | None = None  # its group in the wave that made it, and shared tokens
     faded_at: int = 0  # output blocks when the last fraction came, also one that fades nothing
     session_id: str | None = None
+    pulled: PulledBlocks | None = None  # blocks of its prompt that come from another rank
 
 
 class WorkerState(msgspec.Struct, array_like=True, frozen=True):
@@ -439,6 +447,7 @@ def record_of(booking: LiveReservation) -> ReservationRecord:
         reservation.wave,
         0 if reservation.claim is None else reservation.claim.faded_at,
         reservation.session_id,
+        reservation.pulled,
     )
 
 
@@ -457,10 +466,9 @@ def _rebook(
         ttl_s=facts.ttl_s,
         fairness_id=facts.fairness_id or facts.tenant_id,
     )
-    reservation.selection_id = facts.selection_id
-    reservation.pair = facts.pair
+    reservation.selection_id, reservation.pair = facts.selection_id, facts.pair
     reservation.session_id = facts.session_id
-    reservation.wave = facts.wave
+    reservation.wave, reservation.pulled = facts.wave, facts.pulled
     reservation.lora_name = facts.lora_name
     reservation.expected_output_tokens = facts.expected_output_tokens
     reservation.track_prefill_tokens = facts.track_prefill_tokens

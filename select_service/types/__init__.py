@@ -22,7 +22,7 @@ from select_service.types.inspection import (
     SharedCache,
     TrustTable,
 )
-from select_service.types.kv_source import KvSource, KvTier
+from select_service.types.kv_source import KvSource, KvTier, PulledBlocks
 from select_service.types.leases import (
     LeaseList,
     LeaseRecord,
@@ -174,6 +174,7 @@ __all__ = [
     "PrefillCandidate",
     "PrefillCompleteRequest",
     "PromptFields",
+    "PulledBlocks",
     "RankSpeedRow",
     "RankTrustRow",
     "Ready",

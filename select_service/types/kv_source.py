@@ -1,8 +1,8 @@
 """Where KV blocks of a prompt are, other than on the rank that serves it."""
 
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 KvTier: TypeAlias = Literal["device", "host_pinned", "disk", "external"]
 """Where a block is; `external` is a store shared by workers."""
@@ -24,3 +24,12 @@ class KvSource(Struct, frozen=True, kw_only=True):
     """
     blocks: int
     """How many there are, e.g. `96`."""
+
+
+class PulledBlocks(Struct, frozen=True, omit_defaults=True):
+    """What a booked prompt pulls, as replicas and the state file tell it; see `KvSource`."""
+
+    worker_id: Annotated[int, Meta(ge=0)]
+    blocks: Annotated[int, Meta(ge=0)]
+    dp_rank: Annotated[int, Meta(ge=0)] = 0
+    tier: Annotated[str, Meta(max_length=64)] = "device"  # a newer version may know others

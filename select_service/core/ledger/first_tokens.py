@@ -24,9 +24,10 @@ def learn_prefill(
     """Count a computed prompt towards the speed of its rank."""
     slot, tokens, created = reservation.slot, reservation.prefill_tokens, reservation.created
     loads.work.hear(slot, tokens, created)
-    if created > loads.work.resumed_at:  # else it may have been begun long before
+    # else it may have been begun long before
+    if created > loads.work.resumed_at and reservation.is_timed:
         learnt: int | None = None
-        if not reservation.pulls:  # else it took what moving takes, whoever set what that is
+        if reservation.pulled is None:  # else it took what moving takes, whoever set what that is
             if cached_tokens is not None:
                 tokens = max(0, reservation.isl_tokens - cached_tokens)
             learnt = tokens + reservation.queued_tokens

@@ -15,7 +15,7 @@ from msgspec import Struct
 if TYPE_CHECKING:
     from select_service.core.ledger.active_blocks import ChainNode
     from select_service.core.replication.claim import Claim
-    from select_service.types import LeaseState
+    from select_service.types import LeaseState, PulledBlocks
 
 
 class SlotGeneration:
@@ -122,7 +122,8 @@ class LedgerReservation(Struct, eq=False):
     output_told: OutputTold | None = None  # when its output blocks were reported to this process
     first_token: FirstToken | None = None  # not learnt from yet
     queued_tokens: int = 0  # to be computed on its rank when it was booked, without its own
-    pulls: bool = False  # whether blocks of the prompt come from another rank
+    pulled: PulledBlocks | None = None  # blocks of the prompt that come from another rank
+    is_timed: bool = True  # whether its request began when it was booked here
     ttl_s: float = 0.0  # 0: never expires by itself
     # Facts the ledger only stores:
     selection_id: str | None = None

@@ -81,6 +81,7 @@ class Announcer:
             wave=record.wave,
             held=held,
             session_id=reservation.session_id,
+            pulled=reservation.pulled,
         )
         track = reservation.track_prefill_tokens
         add = AddRequest(
@@ -149,6 +150,7 @@ class Announcer:
             answer=packed,
             wave=reservation.wave if packed else None,
             session_id=reservation.session_id,
+            pulled=reservation.pulled,
         )
         claim = self.claims.open(record, reservation)
         claim.prefill_done = reservation.prefill_done

@@ -109,6 +109,7 @@ class Claim:
             fingerprint=known.fingerprint,
             answer=known.answer,
             wave=known.wave,
+            pulled=known.pulled,
             held=known.held,
         )
         return facts == known and xxhash.xxh3_64_intdigest(record.hashes) == self.hashes_digest

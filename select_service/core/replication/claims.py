@@ -142,6 +142,10 @@ class Claims:
                 answer=record.answer,
                 wave=record.wave,
             )
+        if record.pulled is not None and claim.record.pulled is None:  # as above
+            claim.record = msgspec.structs.replace(claim.record, pulled=record.pulled)
+            if claim.reservation is not None:
+                claim.reservation.pulled = record.pulled
         claim.aged = claim.aged and claim.owner in self.gone
         if not claim.aged:
             self.copies.join(claim, now)

@@ -10,7 +10,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from indexer.types import PackedHashes
-from select_service.types import LeaseState
+from select_service.types import LeaseState, PulledBlocks
 
 TOPIC: Final = b"dynamo.slot-tracker.v1"
 
@@ -123,6 +123,7 @@ class Stamp(Struct, frozen=True, omit_defaults=True):
     wave: tuple[U64, U64] | None = None  # of an admission: its group there, shared tokens
     held: bool = False  # of an admission: by a batch that may take it back
     session_id: Text | None = None  # of an admission
+    pulled: PulledBlocks | None = None  # of an admission: come from another rank
 
 
 class ReplicaEnvelope(Struct, frozen=True):

@@ -171,7 +171,9 @@ class DynamoPeers:
         if seat is None:
             self._counters.dropped += 1
             return
-        reservation = self._lifecycle.learn(*seat, record, claim.hashes, event.router_id, now)
+        reservation = self._lifecycle.learn(
+            *seat, record, claim.hashes, event.router_id, now, is_news=early is None
+        )
         if early is not None:
             self._resolver.complete_unclaimed(event.request_id, now)
         hint = data.AddRequest.prefill_load_hint
@@ -262,4 +264,5 @@ def claimed(
         wave=None if stamp is None else stamp.wave,
         held=stamp is not None and stamp.held,
         session_id=None if stamp is None else stamp.session_id,
+        pulled=None if stamp is None else stamp.pulled,
     )

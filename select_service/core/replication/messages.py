@@ -23,7 +23,7 @@ from select_service.core.replication.dynamo_events import (
     ReplicaEnvelope,
     Text,
 )
-from select_service.types import LeaseState
+from select_service.types import LeaseState, PulledBlocks
 
 OWN_TOPIC: Final = b"select-service.replica.v1"
 LOADS_TOPIC: Final = b"select-service.loads.v1"
@@ -114,6 +114,7 @@ class ClaimRecord(Struct, frozen=True, omit_defaults=True, tag="claim"):
     wave: tuple[U64, U64] | None = None  # made by a wave: its group there, shared tokens
     held: bool = False  # a batch that is not done yet booked it, and may take it back
     session_id: Text | None = None  # the session it belongs to
+    pulled: PulledBlocks | None = None  # blocks of its prompt that come from another rank
 
 
 class Grown(Struct, frozen=True, tag="grown"):

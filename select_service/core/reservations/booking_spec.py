@@ -8,6 +8,7 @@ from msgspec import Struct
 
 if TYPE_CHECKING:
     from select_service.core.pricing.prompt import Prompt
+    from select_service.types import KvSource
 
 __all__ = ["BookingSpec"]
 
@@ -24,4 +25,4 @@ class BookingSpec(Struct, frozen=True):
     pair: str | None = None  # the pair it is a leg of
     wave: tuple[int, int] | None = None  # its group in the wave that books it, and shared tokens
     session_id: str | None = None  # the session it belongs to, where sessions are kept
-    pulls: bool = False  # whether its rank pulls blocks of the prompt from another one
+    kv_source: KvSource | None = None  # where its rank pulls blocks of the prompt from

@@ -29,6 +29,7 @@ from select_service.errors import (
     ReservationNotFound,
     TooManyReservations,
 )
+from select_service.types import PulledBlocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -182,8 +183,11 @@ class Lifecycle(ReservationEnds):
         reservation.selection_id = request.selection_id
         if not track:
             reservation.track_prefill_tokens = False
-        if spec.pulls:
-            reservation.pulls = True
+        source = spec.kv_source
+        if source is not None:
+            reservation.pulled = PulledBlocks(
+                source.worker_id, source.blocks, source.dp_rank, source.tier
+            )
         if spec.pair is not None or spec.wave is not None or spec.session_id is not None:
             reservation.pair, reservation.wave = spec.pair, spec.wave
             if spec.session_id is not None and self.sessions is not None:
@@ -226,7 +230,8 @@ class Lifecycle(ReservationEnds):
         """Book a reservation of a replica, or one of ours again; its id must not be live here.
 
         `watched`: a copy of its lease decides how long it lives. `is_news`: it was made just now;
-        others were made some time ago, and their sessions may have gone elsewhere since.
+        others were made some time ago: their sessions may have gone elsewhere since, and nobody
+        here knows how long they take.
         """
         if self._recorder is not None:
             facts = record.reservation_id, record.prefill_tokens, record.isl_tokens
@@ -251,6 +256,7 @@ class Lifecycle(ReservationEnds):
             self.leases.join(lease, reservation)
             self.leases.inherit(lease, record.adopts)
         reservation.track_prefill_tokens = record.track_prefill_tokens
+        reservation.pulled, reservation.is_timed = record.pulled, is_news
         reservation.selection_id = record.selection_id
         reservation.pair = record.pair
         reservation.wave = record.wave

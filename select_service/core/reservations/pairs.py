@@ -69,6 +69,7 @@ class Pairs:
         self._lifecycle.terms(request)
         track = ticket.weights.track_prefill_tokens
         tokens = couple.effective_prefill_tokens
+        source = plan.kv_source(partition.fleet_slots)
         computed = prompt_of(prompt.block_hashes, b"", prompt.isl_tokens)
         computing = BookingSpec(
             ids[0],
@@ -78,7 +79,7 @@ class Pairs:
             track,
             request.fairness_id,
             pair,
-            pulls=couple.pulled_blocks > 0,
+            kv_source=source,
         )
         decoding = BookingSpec(
             ids[1],
@@ -90,7 +91,6 @@ class Pairs:
             pair=pair,
         )
         prefill = _leg(partition, plan, couple.prefill_slot, ids[0], tokens, 0)
-        source = plan.kv_source(partition.fleet_slots)
         if source is not None:
             prefill = replace(prefill, kv_source=source)
         decode_blocks = couple.potential_decode_blocks
@@ -129,7 +129,7 @@ class Pairs:
             tokens,
             track,
             request.fairness_id,
-            pulls=placement.kv_source is not None,
+            kv_source=placement.kv_source,
         )
         leg = PairLeg(
             reservation_id=name,

@@ -264,8 +264,8 @@ class Placer:
         if name is not None:
             assert isinstance(request, SelectAndReserveRequest)
             track, tokens = placement.weights.track_prefill_tokens, answer.effective_prefill_tokens
-            fair, pulls = request.fairness_id, placement.kv_source is not None
-            spec = BookingSpec(name, ticket.fingerprint, prompt, tokens, track, fair, pulls=pulls)
+            fair, mark, source = request.fairness_id, ticket.fingerprint, placement.kv_source
+            spec = BookingSpec(name, mark, prompt, tokens, track, fair, kv_source=source)
             if ticket.planned is not None:
                 spec = replace(spec, wave=ticket.planned.booked_on(slot))
             if request.session_id is not None:

@@ -9,7 +9,7 @@ import msgspec
 from select_service.core.replication.dynamo_events import TOPIC, ReplicaEnvelope
 from select_service.core.replication.message_codec import decode_message, encode_message
 from select_service.core.replication.messages import SnapshotHead
-from select_service.types import CoreLimits
+from select_service.types import CoreLimits, RouterConfig
 from tests.select_service.core.whole_fleet import Fleet
 
 OURS = 1000
@@ -19,8 +19,10 @@ DYNAMO = 77
 class Replica(Fleet):
     """A fleet on a replica plane, with two workers."""
 
-    def __init__(self, router_id: int = OURS, **limits: Any) -> None:
-        super().__init__(router_id=router_id, limits=CoreLimits(**limits))
+    def __init__(
+        self, router_id: int = OURS, config: RouterConfig | None = None, **limits: Any
+    ) -> None:
+        super().__init__(config, router_id=router_id, limits=CoreLimits(**limits))
         self.router_id = router_id
         self.core.replica_operations.announce(8092)
         self.worker(1, data_parallel_size=1)
