@@ -225,6 +225,8 @@ class SelectionCore:
             may_be_known_elsewhere=self.lifecycle.may_be_known_elsewhere,
         )
         self.lifecycle.on_ended = self.cached_tokens.note_ended
+        self.sessions = self.lifecycle.sessions = Sessions(self.limits, self.shares)
+        self.sessions.is_shared = self.lifecycle.announcer.speaks
         self.replicas = Replicas(
             limits=limits,
             claims=self.lifecycle.announcer.claims,
@@ -232,6 +234,7 @@ class SelectionCore:
             membership=self.membership,
             reports=self.admitting.reports,
             cached_tokens=self.cached_tokens,
+            sessions=self.sessions,
         )
         self.recovered = RecoveredRanks(
             self.registry, self.partitions, unclaimed_s=limits.recovery_unclaimed_s
@@ -261,8 +264,7 @@ class SelectionCore:
             tracing=watch.recorder,
             recorder=watch.decision_recorder,
         )
-        self.sessions = placing.filters.sessions = Sessions(self.limits, self.shares)
-        self.lifecycle.sessions = self.sessions
+        placing.filters.sessions = self.sessions
         self.waiting_requests = WaitingRequests(
             placing=placing,
             lifecycle=self.lifecycle,

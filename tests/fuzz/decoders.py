@@ -40,7 +40,12 @@ from select_service.core.replication.message_codec import (
     encode_message,
     encode_part,
 )
-from select_service.core.replication.messages import CACHED_TOKENS_TOPIC, LOADS_TOPIC, OWN_TOPIC
+from select_service.core.replication.messages import (
+    CACHED_TOKENS_TOPIC,
+    LOADS_TOPIC,
+    OWN_TOPIC,
+    SESSIONS_TOPIC,
+)
 from select_service.edge import load_topic
 from select_service.edge.codec.json_codec import RequestDecoder
 from select_service.edge.codec.msgpack_codec import MsgpackDecoder
@@ -89,7 +94,7 @@ def _is_bounded(batch: EventBatch | None, size: int) -> None:
     assert parts <= size
 
 
-_TOPICS: Final = {b"t": TOPIC, b"l": LOADS_TOPIC, b"c": CACHED_TOKENS_TOPIC}
+_TOPICS: Final = {b"t": TOPIC, b"l": LOADS_TOPIC, b"c": CACHED_TOKENS_TOPIC, b"s": SESSIONS_TOPIC}
 
 
 def replicas(data: bytes) -> None:

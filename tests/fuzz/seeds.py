@@ -71,6 +71,8 @@ def _replicas() -> Iterator[bytes]:
     ]
     said = {"router_id": 7, "epoch": 1, "number": 1}
     yield b"c" + msgspec.msgpack.encode({"type": "cached_tokens", **said, "reports": [["r", 9]]})
+    ranks = [["m", "t", "session", 1, 0]]
+    yield b"s" + msgspec.msgpack.encode({"type": "sessions", **said, "sessions": ranks})
     yield b"l" + msgspec.msgpack.encode({"type": "loads", **said, "ranks": [[1, 0, 0.5, 9.0]]})
     yield from (b"o" + msgspec.msgpack.encode(one) for one in own)
     yield from (b"p" + msgspec.msgpack.encode(one) for one in parts)
@@ -155,7 +157,7 @@ _BOMBS: Final = [
     b'{"\xff:t":{"block_size":16,"events":[]}}',
 ]
 
-_LEADS: Final = {"replicas": (b"t", b"o", b"p", b"l", b"c"), "bodies": (b"\x03", b"\x06")}
+_LEADS: Final = {"replicas": (b"t", b"o", b"p", b"l", b"c", b"s"), "bodies": (b"\x03", b"\x06")}
 """First bytes of a target's input that say what the rest is."""
 
 

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import UNSET
 
-from indexer.types import HASH_BYTES
+from indexer.types import HASH_BYTES, Scope
 from select_service.core.replication.claim import Claim
 from select_service.core.replication.dynamo_events import AddRequestData, ReplicaEnvelope
 from select_service.core.replication.dynamo_peers import DynamoPeers, claimed
 from select_service.core.replication.messages import (
-    CachedTokens,
     ClaimGrowth,
     ClaimRecord,
     Closed,
@@ -28,12 +27,14 @@ from select_service.core.replication.messages import (
     Renewed,
     ReportMessage,
     Said,
+    SessionRank,
+    SessionRanks,
 )
 from select_service.core.replication.statement_outbox import SEQ_BITS
 
 if TYPE_CHECKING:
     from select_service.core.replication.claims import Claims
-    from select_service.core.replication.load_book import CachedTokensBook, LoadBook
+    from select_service.core.replication.load_book import CachedTokensBook, LoadBook, SessionBook
     from select_service.core.replication.messages import Key, ReplicaMessage, Statement
     from select_service.core.replication.publishers import Publishers
     from select_service.core.replication.resolver import Resolver
@@ -59,6 +60,7 @@ class MessageApplier:
         *,
         reports: LoadBook,
         cached_tokens: CachedTokensBook,
+        sessions: SessionBook,
     ) -> None:
         self._limits = limits
         self._claims = claims
@@ -69,6 +71,7 @@ class MessageApplier:
         self._leases = leases
         self.reports = reports
         self._cached_tokens = cached_tokens
+        self._sessions = sessions
         self.dynamo_peers = DynamoPeers(limits, claims, lifecycle, resolver, claims.counters)
 
     def heard(
@@ -80,7 +83,7 @@ class MessageApplier:
             self._counters.namesakes += not self._is_echo(message)
             return
         self._counters.heard += 1
-        if isinstance(message, RankLoads | CachedTokens):
+        if isinstance(message, ReportMessage):
             self._heard_reports(peer, message, now, checked=checked)
         elif self._is_garbled(router_id, message, checked=checked):
             self._counters.garbled += 1
@@ -142,13 +145,25 @@ class MessageApplier:
         if isinstance(told, RankLoads):
             for load in told.ranks:
                 self.reports.heard(load, now)
+        elif isinstance(told, SessionRanks):
+            for session in told.sessions:
+                self._heard_session(session, now)
         else:
             for name, cached_tokens in told.reports:
                 self._cached_tokens.heard(name, cached_tokens, now)
 
+    def _heard_session(self, told: SessionRank, now: float) -> None:
+        """Note a session's rank, if it is here; a name that is refused here is not taken either."""
+        scope, rank = Scope(told.model_name, told.tenant_id), (told.worker_id, told.dp_rank)
+        place = self._resolver.place(scope, *rank)
+        if place is None or len(told.session_id) > self._limits.id_length_max:
+            self._counters.ignored += 1
+            return
+        self._sessions.heard(place[0], told.session_id, place[1], now)
+
     def _is_echo(self, message: ReplicaMessage) -> bool:
         """Whether we may have sent this; else another process runs on a copy of our state."""
-        if isinstance(message, RankLoads | CachedTokens):
+        if isinstance(message, ReportMessage):
             return True  # states nothing of its own: heartbeats tell a namesake
         if isinstance(message, ReplicaEnvelope):
             stamp = message.select_service
@@ -356,6 +371,6 @@ class MessageApplier:
 
 
 def _speaker(message: ReplicaMessage) -> int:
-    if isinstance(message, Heartbeat | Said | RankLoads | CachedTokens):
+    if isinstance(message, Heartbeat | Said | ReportMessage):
         return message.router_id
     return 0 if message.event is None else message.event.router_id

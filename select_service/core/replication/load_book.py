@@ -1,7 +1,8 @@
 """What the replica plane needs of the stores of reports that it tells and hears; shapes only.
 
 Workers' load reports are kept in `core/admission/load_reports.py`, engines' reports of cached
-tokens in `core/decisions/cached_tokens.py`, both above the replica plane.
+tokens in `core/decisions/cached_tokens.py`, sessions in `core/reservations/sessions.py`, all above
+the replica plane.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from select_service.core.partition import Partition
-    from select_service.core.replication.messages import RankLoad
+    from select_service.core.replication.messages import RankLoad, SessionRank
 
 
 class LoadBook(Protocol):
@@ -41,4 +42,16 @@ class CachedTokensBook(Protocol):
 
     def heard(self, name: str, cached_tokens: int, now: float) -> None:
         """Apply a report that a caller made at a replica, if it concerns us."""
+        ...
+
+
+class SessionBook(Protocol):
+    """The ranks of sessions, chosen here or by replicas."""
+
+    def untold(self, limit: int) -> list[SessionRank]:
+        """Take up to `limit` sessions that replicas are to be told of."""
+        ...
+
+    def heard(self, partition: Partition, session_id: str, slot: int, now: float) -> None:
+        """Note where a replica sent a request of a session."""
         ...

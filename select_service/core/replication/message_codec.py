@@ -30,10 +30,12 @@ from select_service.core.replication.messages import (
     CACHED_TOKENS_TOPIC,
     LOADS_TOPIC,
     OWN_TOPIC,
+    SESSIONS_TOPIC,
     CachedTokens,
     OwnMessage,
     RankLoads,
     ReplicaMessage,
+    SessionRanks,
     SnapshotPart,
 )
 
@@ -58,6 +60,7 @@ Value: TypeAlias = "msgspec.Raw | UnsetType"
 _own: Final[msgspec.msgpack.Decoder[OwnMessage]] = msgspec.msgpack.Decoder(OwnMessage)
 _loads: Final[msgspec.msgpack.Decoder[RankLoads]] = msgspec.msgpack.Decoder(RankLoads)
 _cached_tokens: Final[msgspec.msgpack.Decoder[CachedTokens]] = msgspec.msgpack.Decoder(CachedTokens)
+_sessions: Final[msgspec.msgpack.Decoder[SessionRanks]] = msgspec.msgpack.Decoder(SessionRanks)
 _part: Final[msgspec.msgpack.Decoder[SnapshotPart]] = msgspec.msgpack.Decoder(SnapshotPart)
 
 
@@ -83,6 +86,8 @@ def encode_message(message: ReplicaMessage) -> tuple[bytes, bytes]:
         topic = LOADS_TOPIC
     elif isinstance(message, CachedTokens):
         topic = CACHED_TOKENS_TOPIC
+    elif isinstance(message, SessionRanks):
+        topic = SESSIONS_TOPIC
     return topic, _encode(message)
 
 
@@ -101,6 +106,8 @@ def decode_message(topic: bytes, payload: bytes) -> ReplicaMessage:
             return _loads.decode(payload)
         if topic == CACHED_TOKENS_TOPIC:
             return _cached_tokens.decode(payload)
+        if topic == SESSIONS_TOPIC:
+            return _sessions.decode(payload)
     except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
         raise MalformedReplicaMessage(str(error)) from error
     raise MalformedReplicaMessage(f"unknown topic {topic!r}")

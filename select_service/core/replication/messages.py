@@ -28,7 +28,8 @@ from select_service.types import LeaseState, PulledBlocks
 OWN_TOPIC: Final = b"select-service.replica.v1"
 LOADS_TOPIC: Final = b"select-service.loads.v1"
 CACHED_TOKENS_TOPIC: Final = b"select-service.cached-tokens.v1"
-"""Older versions subscribe to neither of the two, nor to a prefix: they need not read them."""
+SESSIONS_TOPIC: Final = b"select-service.sessions.v1"
+"""Older versions subscribe to none of the three, nor to a prefix: they need not read them."""
 
 RANK_LOADS_MAX: Final = 512
 """Ranks in one message of load reports: 20 kB at most, and applied without a pause."""
@@ -36,6 +37,9 @@ RANK_LOADS_MAX: Final = 512
 CACHED_TOKENS_MAX: Final = 32
 """Reports of cached tokens in one message; applied without a pause, ten µs each, or more
 where a report voids much of an estimate."""
+
+SESSION_RANKS_MAX: Final = 32
+"""Sessions in one message; applied without a pause, some ten µs each."""
 
 OUTPUT_BLOCKS_MAX: Final = 1 << 24
 """Output blocks a claim counts at most, whatever is stated: some 200 million tokens. Even if all
@@ -268,8 +272,31 @@ class CachedTokens(Struct, frozen=True, tag="cached_tokens"):
     reports: Annotated[list[tuple[Text, U64]], Meta(max_length=CACHED_TOKENS_MAX)]
 
 
+class SessionRank(Struct, frozen=True, array_like=True):
+    """The rank that a session's last request went to, of which no reservation tells."""
+
+    model_name: Text
+    tenant_id: Text
+    session_id: Text
+    worker_id: U64
+    dp_rank: U32
+
+
+class SessionRanks(Struct, frozen=True, tag="sessions"):
+    """Where sessions are that the sender chose a rank for, and booked nothing.
+
+    Numbered together with `RankLoads`, and a lost one is not repeated: the session's next requests
+    tell it again. Nobody tells it on.
+    """
+
+    router_id: U64
+    epoch: EpochNumber
+    number: U64
+    sessions: Annotated[list[SessionRank], Meta(max_length=SESSION_RANKS_MAX)]
+
+
 OwnMessage: TypeAlias = Heartbeat | Said
-ReportMessage: TypeAlias = RankLoads | CachedTokens
+ReportMessage: TypeAlias = RankLoads | CachedTokens | SessionRanks
 """Messages that state nothing of claims: without a statement's number, and never repeated."""
 ReplicaMessage: TypeAlias = ReplicaEnvelope | Heartbeat | Said | ReportMessage
 SnapshotPart: TypeAlias = (

@@ -15,9 +15,11 @@ from select_service.core.replication.apply_messages import MessageApplier
 from select_service.core.replication.messages import (
     CACHED_TOKENS_MAX,
     RANK_LOADS_MAX,
+    SESSION_RANKS_MAX,
     CachedTokens,
     Heartbeat,
     RankLoads,
+    SessionRanks,
 )
 from select_service.core.replication.publishers import Publishers
 from select_service.core.replication.resolver import Resolver
@@ -27,7 +29,7 @@ from select_service.core.replication.snapshots import ReplicaSnapshots
 if TYPE_CHECKING:
     from select_service.core.membership import Membership
     from select_service.core.replication.claims import Claims
-    from select_service.core.replication.load_book import CachedTokensBook, LoadBook
+    from select_service.core.replication.load_book import CachedTokensBook, LoadBook, SessionBook
     from select_service.core.reservations.lifecycle import Lifecycle
     from select_service.types import CoreLimits, ReplicaStatus
 
@@ -43,8 +45,10 @@ class Replicas:
         claims: Claims,
         lifecycle: Lifecycle,
         membership: Membership,
+        *,
         reports: LoadBook,
         cached_tokens: CachedTokensBook,
+        sessions: SessionBook,
     ) -> None:
         self.counters = claims.counters
         self.http_port = 0
@@ -56,7 +60,13 @@ class Replicas:
         self.publishers = Publishers(limits, claims, self._chores)
         parts = self.publishers, self.resolver, self.leases
         self.message_applier = MessageApplier(
-            limits, claims, lifecycle, *parts, reports=reports, cached_tokens=cached_tokens
+            limits,
+            claims,
+            lifecycle,
+            *parts,
+            reports=reports,
+            cached_tokens=cached_tokens,
+            sessions=sessions,
         )
         self.snapshots = ReplicaSnapshots(
             limits, claims, self.publishers, self.message_applier, self.resolver, self.leases
@@ -65,7 +75,7 @@ class Replicas:
         self._claims = claims
         self._beat_at: float | None = None
         self._beats = 0
-        self._reports, self._cached_tokens = reports, cached_tokens
+        self._reports, self._cached_tokens, self._sessions = reports, cached_tokens, sessions
         self._reported = 0  # messages of reports sent
         self._listeners: set[tuple[int, int]] = set()  # replicas that were told what we knew
 
@@ -116,7 +126,8 @@ class Replicas:
         for _ in range(_BATCHES_PER_TURN):
             ranks = self._reports.untold(now, RANK_LOADS_MAX)
             found = self._cached_tokens.untold(CACHED_TOKENS_MAX)
-            if not (ranks or found):
+            sessions = self._sessions.untold(SESSION_RANKS_MAX)
+            if not (ranks or found or sessions):
                 return False
             if ranks:
                 self._reported += 1
@@ -124,6 +135,9 @@ class Replicas:
             if found:
                 self._reported += 1
                 effects.published.append(CachedTokens(router_id, epoch, self._reported, found))
+            if sessions:
+                self._reported += 1
+                effects.published.append(SessionRanks(router_id, epoch, self._reported, sessions))
         return True
 
     def leave(self) -> None:

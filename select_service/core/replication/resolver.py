@@ -111,10 +111,15 @@ class Resolver:
         partition = self._membership.partitions.get(claim.scope)
         if partition is None or partition.index.block_size != claim.record.block_size:
             return None
-        worker = partition.fleet_slots.present.get(claim.record.worker_id)
-        if worker is None or claim.record.dp_rank not in worker.slots:
+        return self.place(claim.scope, claim.record.worker_id, claim.record.dp_rank)
+
+    def place(self, scope: Scope, worker_id: int, dp_rank: int) -> tuple[Partition, int] | None:
+        """Return the partition and the slot of a rank; None while it is not here."""
+        partition = self._membership.partitions.get(scope)
+        worker = None if partition is None else partition.fleet_slots.present.get(worker_id)
+        if partition is None or worker is None or dp_rank not in worker.slots:
             return None
-        return partition, worker.slots[claim.record.dp_rank]
+        return partition, worker.slots[dp_rank]
 
     def follow(self, claim: Claim, now: float, *, is_news: bool = True) -> None:
         """Apply a claim's state to its booking; not news: it happened before the booking here."""

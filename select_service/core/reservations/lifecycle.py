@@ -266,7 +266,7 @@ class Lifecycle(ReservationEnds):
             if self.sessions is not None:
                 is_known = self.sessions.find(partition, record.session_id) is not None
                 if not is_ours and (is_news or not is_known):
-                    self.sessions.note(partition, record.session_id, slot, now)
+                    self.sessions.heard(partition, record.session_id, slot, now)
                 self.sessions.run(partition, record.session_id)
         reservation.expected_output_tokens = record.expected_output_tokens
         reservation.origin = origin

@@ -3,12 +3,14 @@
 A session belongs to one partition, so tenants stay separate. It ends after `session_ttl_s` of
 silence, or sooner if its own gaps are shorter, or once `sessions_max` others have been active
 since; what is known of its gaps is kept for `session_ttl_s`, so that longer ones are learnt, too.
-It survives a restart, and replicas hear of it with its reservations.
+It survives a restart. Replicas hear of it with its reservations, and where it has none, in messages
+of their own: once it moves, and every `RETOLD_SHARE` of `session_ttl_s` while it does not.
 `routing/filters.py` asks for the session's rank before pricing, and notes the rank chosen.
 """
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
@@ -18,6 +20,7 @@ from msgspec import Struct
 
 from indexer.types import Scope
 from select_service.core.changes import SESSION
+from select_service.core.replication.messages import SessionRank
 from select_service.core.tenancy.shares import Shares
 from select_service.core.tenancy.tenant_parts import TenantParts
 from select_service.errors import NameRefused
@@ -37,6 +40,10 @@ __all__ = ["SessionCounters", "SessionSection", "Sessions"]
 _FORGOTTEN_AT_ONCE: Final = 2
 """Sessions forgotten at most for each one noted: their number never grows past the maximum, and
 shrinks if that was lowered."""
+
+RETOLD_SHARE: Final = 0.25
+"""Of `session_ttl_s`: so long replicas are not told again of a session that stays where it is, and
+so much sooner they may forget it."""
 
 GAP_TTL_MIN_S: Final = 5.0
 """Silence that every session may have, however short its gaps were."""
@@ -68,6 +75,7 @@ class _SessionRank(NamedTuple):
     running: int = 0  # live reservations
     is_resting: bool = False  # none is, and one has ended
     gap_s: float = 0.0  # estimate of its long gaps from an end to the next request; 0: none yet
+    told: float = -math.inf  # when replicas last heard that it is there
 
 
 _SessionRanks: TypeAlias = "OrderedDict[tuple[Partition, str], _SessionRank]"
@@ -86,6 +94,9 @@ class Sessions:
         self.counters = SessionCounters()
         self.changes: Changes | None = None
         """Set where state is kept."""
+        self.is_shared = False  # whether there may be replicas
+        self._untold: dict[tuple[Partition, str], None] = {}
+        """Sessions that replicas are to be told of: known ones, each once."""
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -133,19 +144,69 @@ class Sessions:
         counters.kept += 1
         return np.array([slot], dtype=np.int64)
 
-    def note(self, partition: Partition, session_id: str, slot: int, now: float) -> None:
-        """Record that a request of the session went to this slot."""
+    def note(
+        self, partition: Partition, session_id: str, slot: int, now: float, *, is_booked: bool
+    ) -> None:
+        """Record that a request of the session went to this slot.
+
+        `is_booked`: replicas hear of it with its reservation. Else they are told of a session that
+        has moved, and once in a while of one that has not.
+        """
         if not self.is_on:
             return
-        before = self._take(partition, session_id)
+        key, before = (partition, session_id), self._take(partition, session_id)
+        told = -math.inf
+        if before is not None and before.slot == slot and _is_there(partition, before):
+            told = before.told
+        is_due = now - told >= RETOLD_SHARE * self._limits.session_ttl_s
+        if is_booked:
+            self._untold.pop(key, None)
+        elif is_due and self.is_shared:
+            self._untold[key] = None
+        self._move(before, key, slot, now, now if is_booked or is_due else told)
+
+    def heard(self, partition: Partition, session_id: str, slot: int, now: float) -> None:
+        """Record where a replica sent a request of the session.
+
+        If another rank was known here, the next request here is told of again: of two replicas that
+        chose at once, each now has the other's rank.
+        """
+        if not self.is_on:
+            return
+        key, before = (partition, session_id), self._take(partition, session_id)
+        is_news = before is not None and before.slot != slot and _is_there(partition, before)
+        self._untold.pop(key, None)
+        self._move(before, key, slot, now, -math.inf if is_news else now)
+
+    def _move(
+        self,
+        before: _SessionRank | None,
+        key: tuple[Partition, str],
+        slot: int,
+        now: float,
+        told: float,
+    ) -> None:
+        """Put a session that was taken out of its row there again, at a slot; learn its gap."""
         running, gap_s = (0, 0.0) if before is None else (before.running, before.gap_s)
         if before is not None and before.is_resting:
             gap = max(now - before.heard, 0.0)
             share = _RISE if gap > gap_s else _FALL
             gap_s = gap if not gap_s else gap_s + share * (gap - gap_s)
-        until, tenure = now + self._limits.session_ttl_s, partition.ledger.previous_ranks[slot]
-        rank = _SessionRank(slot, tenure, now, until, running, gap_s=gap_s)
-        self._put(partition, session_id, rank, now)
+        until, tenure = now + self._limits.session_ttl_s, key[0].ledger.previous_ranks[slot]
+        rank = _SessionRank(slot, tenure, now, until, running, gap_s=gap_s, told=told)
+        self._put(*key, rank, now)
+
+    def untold(self, limit: int) -> list[SessionRank]:
+        """Take up to `limit` sessions that replicas are to be told of."""
+        told: list[SessionRank] = []
+        while self._untold and len(told) < limit:
+            key = partition, session_id = next(iter(self._untold))
+            del self._untold[key]
+            rank = self.find(partition, session_id)
+            if rank is not None and _is_there(partition, rank):
+                worker, dp_rank = partition.fleet_slots.rank_at(rank.slot)
+                told.append(SessionRank(*partition.scope, session_id, worker.worker_id, dp_rank))
+        return told
 
     def run(self, partition: Partition, session_id: str) -> None:
         """Record that a request of the session has a reservation, whose end will be told."""
@@ -200,6 +261,7 @@ class Sessions:
 
     def _drop(self, holder: Party, ranks: _SessionRanks, key: tuple[Partition, str]) -> None:
         del ranks[key]
+        self._untold.pop(key, None)
         self._rows.left(holder)
         self._mark(key)
 
@@ -265,6 +327,7 @@ class Sessions:
     def check(self) -> None:
         """Assert all invariants."""
         self._rows.check()
+        assert len(self._untold) <= len(self._rows)
         for ranks in self._rows.rows:
             assert all(rank.gap_s >= 0.0 for rank in ranks.values())
             assert all(rank.running >= 0 for rank in ranks.values())

@@ -109,7 +109,10 @@ class Filters:
         session_id = self.session_of(ticket)
         sighting = None if filtered.scoring is None else filtered.scoring.score(placement)
         if session_id is not None and self.sessions is not None:
-            self.sessions.note(ticket.partition, session_id, placement.slot, now)
+            is_booked = ticket.reservation_id is not None
+            self.sessions.note(
+                ticket.partition, session_id, placement.slot, now, is_booked=is_booked
+            )
         return sighting
 
     def session_of(self, ticket: Ticket) -> str | None:

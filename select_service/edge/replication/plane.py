@@ -26,7 +26,12 @@ from select_service.core.replication.message_codec import (
     encode_message,
     encode_part,
 )
-from select_service.core.replication.messages import CACHED_TOKENS_TOPIC, LOADS_TOPIC, OWN_TOPIC
+from select_service.core.replication.messages import (
+    CACHED_TOKENS_TOPIC,
+    LOADS_TOPIC,
+    OWN_TOPIC,
+    SESSIONS_TOPIC,
+)
 from select_service.edge.replication.pull import LENGTH_BYTES, SLICE_S, SnapshotPulls
 from select_service.edge.replication.sync import ReplicaPublisher, Subscriptions
 from select_service.edge.stream_limit import StreamCut, StreamLimit
@@ -116,7 +121,7 @@ class ReplicaConnections:
         self._keys = keys
         self.publisher = ReplicaPublisher(port, limits.send_messages_max, keys)
         self.subscriptions = Subscriptions(
-            (TOPIC, OWN_TOPIC, LOADS_TOPIC, CACHED_TOKENS_TOPIC),
+            (TOPIC, OWN_TOPIC, LOADS_TOPIC, CACHED_TOKENS_TOPIC, SESSIONS_TOPIC),
             self._hear,
             limits,
             clock,

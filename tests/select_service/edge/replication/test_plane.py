@@ -17,6 +17,7 @@ from select_service.core.replication.message_codec import decode_part
 from select_service.core.replication.messages import (
     CACHED_TOKENS_TOPIC,
     OWN_TOPIC,
+    SESSIONS_TOPIC,
     SnapshotEnd,
     SnapshotHead,
 )
@@ -155,6 +156,13 @@ FOUND = {
     "number": 1,
     "reports": [["x", 1 << 60], ["y", 0]],
 }
+SESSIONS = {
+    "type": "sessions",
+    "router_id": 5,
+    "epoch": 1,
+    "number": 2,
+    "sessions": [["default", "default", "s", 1, 0]],
+}
 NONSENSE = st.one_of(
     st.none(),
     st.booleans(),
@@ -179,7 +187,13 @@ def _paths(value: object) -> list[tuple[str, ...]]:
     return [(), *((key, *rest) for key, below in value.items() for rest in _paths(below))]
 
 
-SPOKEN = [(TOPIC, EVENT), (OWN_TOPIC, BEAT), (OWN_TOPIC, SAID), (CACHED_TOKENS_TOPIC, FOUND)]
+SPOKEN = [
+    (TOPIC, EVENT),
+    (OWN_TOPIC, BEAT),
+    (OWN_TOPIC, SAID),
+    (CACHED_TOKENS_TOPIC, FOUND),
+    (SESSIONS_TOPIC, SESSIONS),
+]
 
 
 @st.composite
