@@ -212,6 +212,12 @@ class ReplayedSettings(TuningSettings, frozen=True, kw_only=True):
         "decode replicas at the start; off: those of the best fixed fleet",
     ] = None
     seed: Annotated[int, any_whole(), "seed of what is drawn at random"] = 1
+    search_requests: Annotated[
+        int,
+        count(),
+        "requests that may be simulated to find the best fixed fleet, the frontier and the "
+        "oracle's plan, some 30,000 a second; of a longer trace the busiest part is searched first",
+    ] = 12_000_000
     out: Annotated[Path | None, file("HTML").common(), "page to write the charts to"] = None
     quiet: Annotated[bool, switch(), "show no progress bar"] = False
     json: Annotated[bool, switch(), "print the answer as JSON"] = False

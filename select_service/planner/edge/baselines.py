@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from select_service.planner.core.budget import PoolNeed, share_out
@@ -18,14 +19,19 @@ from select_service.planner.core.fleet_plan import FleetPlan, PlannedModel, Pool
 from select_service.planner.core.sizing import Goals
 from select_service.planner.core.stabilization_window import PoolLimits
 from select_service.planner.core.surface import Surface
-from select_service.planner.edge.fixed_fleets import FixedFleets, engines_of_use
+from select_service.planner.edge.fixed_fleets import (
+    FixedFleets,
+    SearchBudget,
+    busiest,
+    engines_of_use,
+)
 from select_service.planner.edge.oracle import Oracle, oracle_result
 from select_service.planner.edge.predictors import PredictorSettings, make_predictor
 from select_service.planner.edge.trace_replay import DECODE, KEY, PREFILL, TraceReplay
 from select_service.planner.types import Load, PoolKey, PoolState, Value, Window
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from select_service.planner.core.profile import Profile
     from select_service.planner.core.warm_up import TracedRequest
@@ -38,6 +44,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Contest", "Ours", "Reactive", "Reference"]
 
+SIMULATIONS: Final = 32
+"""As many as finding the best fixed fleet, the oracle's plan and the frontier takes. A trace with
+which so many are beyond the budget is searched in its busiest part first."""
 _BUSY: Final = 0.7  # utilization a reactive scaler aims for
 States = dict[PoolKey, PoolState]
 
@@ -216,7 +225,14 @@ class Contest:
         self._settings, self._gpus_max = settings, gpus_max
         self._ceiling = Ceiling(settings, gpus_max)
         self._run = TraceReplay(profile, requests, settings)
-        self.fixed = FixedFleets(self._run, settings, gpus_max, engines_of_use(profile, requests))
+        useful, limit = engines_of_use(profile, requests), settings.search_requests
+        part = None
+        if len(requests) * SIMULATIONS > limit:
+            some = busiest(requests, limit // (2 * SIMULATIONS))
+            of_part, half = TraceReplay(profile, some, settings), SearchBudget(limit // 2)
+            part = FixedFleets(of_part, settings, gpus_max, useful, half)
+        budget = SearchBudget(limit if part is None else limit // 2)
+        self.fixed = FixedFleets(self._run, settings, gpus_max, useful, budget, part)
 
     def policy(self, name: str, tuning: PredictorSettings) -> ScalingPolicy | None:
         """Return a new policy; None: it is found by trying, as `result` does.
@@ -249,7 +265,16 @@ class Contest:
         """
         if policy is not None:
             return self._run.run(policy, progress, start)
-        if name == "static":
-            return self.fixed.result(self.fixed.best)
-        oracle = Oracle(self._profile, self._requests, self._settings, self._ceiling.below)
-        return oracle_result(oracle, self._run, self.fixed)
+        with self.watched(progress):
+            if name == "static":
+                return self.fixed.result(self.fixed.best)
+            oracle = Oracle(self._profile, self._requests, self._settings, self._ceiling.below)
+            return oracle_result(oracle, self.fixed)
+
+    @contextmanager
+    def watched(self, progress: Callable[[float], None]) -> Iterator[None]:
+        """Tell of a search: the share of the simulations that one takes about."""
+        before = self.fixed.simulated
+        self.fixed.told = lambda done: progress(min(1.0, (done - before) / SIMULATIONS))
+        yield
+        self.fixed.told = lambda _: None

@@ -21,11 +21,12 @@ if TYPE_CHECKING:
         Fleet,
         ReplaySettings,
         Result,
+        ScalingPolicy,
         TraceReplay,
     )
     from select_service.planner.types import Load, PoolKey, PoolState, Window
 
-__all__ = ["FixedFleets", "FixedPoint", "engines_of_use"]
+__all__ = ["FixedFleets", "FixedPoint", "SearchBudget", "busiest", "engines_of_use"]
 
 TARGET: Final = 0.99
 """Share of requests in time where the settings promise none."""
@@ -36,6 +37,23 @@ _LONGER: Final = 2.0
 """How much longer requests are taken to stay than a lone one of the profile does."""
 _STEPS: Final = 12
 """Fleets tried below the best one, and above it, for the frontier."""
+
+
+class SearchBudget:
+    """How many requests a search may simulate, and whether it had to stop for that.
+
+    Requests and no seconds: the same trace has the same answer on every machine.
+    """
+
+    def __init__(self, requests: int) -> None:
+        self.left = requests
+        self.is_spent = False
+        """Whether something was not tried."""
+
+    def may(self, requests: int) -> bool:
+        """Return whether as many may be simulated."""
+        self.is_spent |= requests > self.left
+        return requests <= self.left
 
 
 class FixedPoint(NamedTuple):
@@ -72,7 +90,9 @@ class FixedFleets:
         settings: the environment.
         gpus_max: of all engines together.
         useful: prefill and decode engines beyond which more change nothing.
-        told: called after each simulation.
+        budget: of all simulations; what has to be known is simulated beyond it.
+        part: fleets on the busiest part of a trace that is too long to be searched; the search
+            begins with the best of them.
     """
 
     def __init__(
@@ -81,24 +101,50 @@ class FixedFleets:
         settings: ReplaySettings,
         gpus_max: int,
         useful: Fleet,
-        told: Callable[[], None] = lambda: None,
+        budget: SearchBudget,
+        part: FixedFleets | None = None,
     ) -> None:
         self._run = run
+        self.budget = budget
+        self._part = part
         self._useful = useful
         self._gpus = (settings.prefill_gpus, settings.decode_gpus)
         self._gpus_max = gpus_max
-        self._told = told
         self.target = TARGET if settings.attainment is None else settings.attainment
         """Share of requests that are to be in time."""
+        self.told: Callable[[float], None] = lambda _: None
+        """Called with the simulations so far; of the one in progress a part."""
+        self.simulated = 0
         self._results: dict[Fleet, Result] = {}
         self._best: Fleet | None = None
 
     def result(self, fleet: Fleet) -> Result:
         """Return what a fleet attains."""
         if fleet not in self._results:
-            self._results[fleet] = self._run.run(_Unchanged(fleet), start=fleet)
-            self._told()
+            self._results[fleet] = self.simulate(_Unchanged(fleet), fleet)
         return self._results[fleet]
+
+    def simulate(self, policy: ScalingPolicy, start: Fleet) -> Result:
+        """Return what a policy attains, at the expense of the budget."""
+        self.budget.left -= self._run.requests
+        before = self.simulated
+        result = self._run.run(policy, lambda share: self.told(before + share), start)
+        self.simulated += 1
+        return result
+
+    def may_simulate(self) -> bool:
+        """Return whether there is budget for another simulation."""
+        return self.budget.may(self._run.requests)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether everything was tried so far that was to be."""
+        return not self.budget.is_spent and (self._part is None or self._part.is_whole)
+
+    def _may(self, *fleets: Fleet) -> bool:
+        """Return whether what these attain is known, or may be simulated."""
+        new = sum(fleet not in self._results for fleet in fleets)
+        return not new or self.budget.may(new * self._run.requests)
 
     @property
     def reachable(self) -> float:
@@ -115,14 +161,19 @@ class FixedFleets:
     def best(self) -> Fleet:
         """The cheapest fleet that keeps the target, or comes as close to it as any does.
 
-        No engine less would do. About a dozen simulations: each pool is searched while the other
-        has all GPUs, and what both do to each other is mended afterwards.
+        No engine less would do, unless the budget is spent. About a dozen simulations: each pool
+        is searched while the other has all GPUs, and what both do to each other is mended
+        afterwards. Of a trace that is too long for that, what its busiest part needs comes first.
         """
         if self._best is None:
-            most = [self._most(pool) for pool in range(2)]
-            prefill = self._fewest(0, lambda count: (count, most[1]))
-            decode = self._fewest(1, lambda count: (prefill, count))
-            self._best = self._trimmed(self._grown((prefill, decode)))
+            if self._part is not None:
+                self._part.told = self.told
+                fleet = self._part.best
+            else:
+                most = [self._most(pool) for pool in range(2)]
+                prefill = self._fewest(0, lambda count: (count, most[1]))
+                fleet = prefill, self._fewest(1, lambda count: (prefill, count))
+            self._best = self._trimmed(self._grown(fleet))
         return self._best
 
     def _keeps(self, fleet: Fleet) -> bool:
@@ -138,13 +189,13 @@ class FixedFleets:
         for _ in range(_STEPS):  # more engines, while a request is late
             late = self.result(fleet).late
             more = self._more(fleet)
-            if more is None or not any(late.values()):
+            if more is None or not any(late.values()) or not self._may(more):
                 break
             fleet = more
         fleet = self.best
         for _ in range(_STEPS):
             fewer = self._fewer(fleet)
-            if not fewer or self.result(fleet).gpu_hours <= gpu_hours:
+            if not fewer or self.result(fleet).gpu_hours <= gpu_hours or not self._may(*fewer):
                 break
             fleet = max(fewer, key=self._value)
         points = sorted(
@@ -175,10 +226,10 @@ class FixedFleets:
             return len(self.result(fleet_of(count)).late[name]) <= allowed
 
         most, high = self._most(pool), 1
-        while high < most and not suffice(high):
+        while high < most and (not self._may(fleet_of(high)) or not suffice(high)):
             high = min(2 * high, most)
         low = high // 2
-        while low + 1 < high:
+        while low + 1 < high and self._may(fleet_of((low + high) // 2)):
             middle = (low + high) // 2
             low, high = (low, middle) if suffice(middle) else (middle, high)
         return high
@@ -186,10 +237,11 @@ class FixedFleets:
     def _grown(self, fleet: Fleet) -> Fleet:
         """Add engines to the pool that makes more late, until the target is kept."""
         while self._cost(fleet) > self._gpus_max:  # each pool had all GPUs
-            fleet = max(self._fewer(fleet), key=self._value)
+            fewer = self._fewer(fleet)
+            fleet = max(fewer, key=self._value) if self._may(*fewer) else min(fewer, key=self._cost)
         while not self._keeps(fleet):
             more = self._more(fleet)
-            if more is None:
+            if more is None or not self._may(more):
                 return fleet
             fleet = more
         return fleet
@@ -199,7 +251,7 @@ class FixedFleets:
         kept: Sequence[Fleet] = [fleet]
         while kept:
             fleet = min(kept, key=self._cost)
-            kept = [one for one in self._fewer(fleet) if self._keeps(one)]
+            kept = [one for one in self._fewer(fleet) if self._may(one) and self._keeps(one)]
         return fleet
 
     def _more(self, fleet: Fleet) -> Fleet | None:
@@ -219,6 +271,15 @@ class FixedFleets:
         """Return as many engines as are of use, and there are GPUs for beside one of the others."""
         affordable = max(1, (self._gpus_max - self._gpus[1 - pool]) // self._gpus[pool])
         return min(affordable, self._useful[pool])
+
+
+def busiest(requests: Sequence[TracedRequest], count: int) -> list[TracedRequest]:
+    """Return so many successive requests that came in the fewest seconds, the first at 0."""
+    count = max(1, min(count, len(requests)))
+    starts = range(len(requests) - count + 1)
+    at = min(starts, key=lambda one: requests[one + count - 1].at_s - requests[one].at_s)
+    first = requests[at].at_s
+    return [one._replace(at_s=one.at_s - first) for one in requests[at : at + count]]
 
 
 def engines_of_use(profile: Profile, requests: Sequence[TracedRequest]) -> Fleet:

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
         Fleet,
         ReplaySettings,
         Result,
-        TraceReplay,
     )
     from select_service.planner.types import Load, PoolKey, PoolState, Window
 
@@ -133,7 +132,7 @@ class Oracle:
         return self._ceiling(prefill, decode)
 
 
-def oracle_result(oracle: Oracle, run: TraceReplay, fixed: FixedFleets) -> Result:
+def oracle_result(oracle: Oracle, fixed: FixedFleets) -> Result:
     """Return the cheapest result found that keeps the target, or the one that comes closest.
 
     What never changes is a plan, too: no oracle does worse than the best fixed fleet.
@@ -142,7 +141,9 @@ def oracle_result(oracle: Oracle, run: TraceReplay, fixed: FixedFleets) -> Resul
     hopeless = {name: set(times) for name, times in fixed.unlimited.late.items()}
     spare = (1.0 - target) * found[0].requests - len(set[float]().union(*hopeless.values()))
     for _ in range(REPAIRS_MOST):
-        found.append(run.run(oracle, start=oracle.start))
+        if len(found) > 1 and not fixed.may_simulate():
+            break  # its first plan is always played
+        found.append(fixed.simulate(oracle, oracle.start))
         late = {
             name: [at for at in times if at not in hopeless[name]]
             for name, times in found[-1].late.items()

@@ -64,6 +64,8 @@ class Replayed(NamedTuple):
     """What fixed fleets attain, cheapest first; empty: nobody asked for static."""
     target: float
     """Share of requests that are to be in time."""
+    is_whole: bool = True
+    """Whether the search for fixed fleets and the oracle's plan came to its end."""
 
 
 def question_of(told: ReplayedSettings) -> ReplayQuestion:
@@ -82,6 +84,7 @@ def question_of(told: ReplayedSettings) -> ReplayQuestion:
         prefill_gpus=told.prefill_engine_num_gpu,
         decode_gpus=told.decode_engine_num_gpu,
         seed=told.seed,
+        search_requests=told.search_requests,
         attainment=told.attainment,
         likens=not told.no_likeness,
         warmup=() if past is None else tuple(intervals_of(read_trace(past), interval_s)),
@@ -126,11 +129,13 @@ def replay(
     # all first: what one of them lacks is told before minutes are spent on the others
     entered = list(_policies(question, contest, print_line))
     results = []
-    with progress_bar("replaying", len(entered), quiet=quiet) as progress:
-        start = question.start
-        if None in start:
+    start = question.start
+    if None in start:
+        bar = progress_bar("searching the best fixed fleet", 1.0, quiet=quiet)
+        with bar as progress, contest.watched(progress):
             best = contest.fixed.best
-            start = (start[0] or best[0], start[1] or best[1])
+        start = (start[0] or best[0], start[1] or best[1])
+    with progress_bar("replaying", len(entered), quiet=quiet) as progress:
         for done, (name, policy) in enumerate(entered):
 
             def tell(share: float, done: int = done) -> None:
@@ -138,15 +143,19 @@ def replay(
 
             results.append(contest.result(name, policy, (start[0] or 1, start[1] or 1), tell))
             print_line(_line(results[-1]))
-        is_static = any(name == "static" for name, _ in entered)
-        least = min(one.gpu_hours for one in results)
-        frontier = contest.fixed.frontier(least) if is_static else []
+    is_static = any(name == "static" for name, _ in entered)
+    least = min(one.gpu_hours for one in results)
+    frontier = []
+    if is_static:
+        bar = progress_bar("searching other fixed fleets", 1.0, quiet=quiet)
+        with bar as progress, contest.watched(progress):
+            frontier = contest.fixed.frontier(least)
     for one in frontier:
         print_line(
             f"frontier, {one.prefill} prefill and {one.decode} decode: "
             f"{100 * one.attainment:.2f} % in time, {one.gpu_hours:.2f} GPU-hours"
         )
-    replayed = Replayed(results, frontier, contest.fixed.target)
+    replayed = Replayed(results, frontier, contest.fixed.target, contest.fixed.is_whole)
     print_line(verdict(replayed))
     return replayed
 
@@ -286,6 +295,11 @@ def verdict(replayed: Replayed) -> str:
         for one in results
         if one.name == "oracle" and one.attainment < replayed.target
     ]
+    if not replayed.is_whole:
+        words.append(
+            "The trace is too long to try all fixed fleets and repairs of the oracle's plan: "
+            "cheaper ones may keep the target too (--search-requests)."
+        )
     return " ".join(one for one in words if one)
 
 

@@ -78,6 +78,8 @@ class ReplaySettings:
     decode_gpus: int = 1
     start: Fleet = (1, 1)
     seed: int = 1
+    search_requests: int = 12_000_000
+    """As many requests may be simulated to find what is found by trying."""
     likens: bool = True
     """Whether similar times in the past may decide, in our policy."""
     warmup: tuple[Interval, ...] = ()
@@ -198,6 +200,7 @@ class TraceReplay:
     ) -> None:
         self._requests = requests
         self._settings = settings
+        self.requests = len(requests)
         latency = _latency(profile)
         kv_tokens = int(profile.decode.max_kv_tokens)
         self._engines = {

@@ -17,7 +17,7 @@ from select_service.planner.cli import main
 from select_service.planner.core.demand import intervals_of
 from select_service.planner.core.warm_up import TracedRequest
 from select_service.planner.edge.baselines import Ceiling, Contest
-from select_service.planner.edge.fixed_fleets import FixedPoint, engines_of_use
+from select_service.planner.edge.fixed_fleets import FixedPoint, busiest, engines_of_use
 from select_service.planner.edge.oracle import Oracle
 from select_service.planner.edge.predictors import PredictorSettings
 from select_service.planner.edge.profile_files import read_profile
@@ -90,6 +90,35 @@ def test_no_fleet_is_tried_in_which_engines_are_never_of_use() -> None:
     alone = TracedRequest(0.0, 12_000.0, 20.0)
     assert engines_of_use(profile, [alone, alone]) == (3, 3), "one more than are ever busy"
     assert engines_of_use(profile, [alone, alone._replace(at_s=60.0)]) == (2, 2)
+
+
+def test_a_trace_too_long_to_be_searched_is_searched_in_its_busiest_part() -> None:
+    """A whole day was simulated some sixty times, for hours."""
+    requests, profile = (
+        traffic(lambda now: 30.0 if now > 90.0 else 3.0, 120.0),
+        read_profile(PROFILE),
+    )
+    limit = 6 * len(requests)
+    whole = Contest(profile, requests, SETTINGS, 64).fixed
+    short = dataclasses.replace(SETTINGS, search_requests=limit)
+    contest = Contest(profile, requests, short, 64)
+    shares: list[float] = []
+    static = contest.result("static", None, progress=shares.append)
+    assert whole.is_whole
+    assert not contest.fixed.is_whole
+    assert static.attainment >= 0.99, "it keeps the target, and may be dearer than another"
+    assert static.gpu_hours >= whole.result(whole.best).gpu_hours
+    assert contest.result("oracle", None).gpu_hours <= static.gpu_hours
+    frontier = contest.fixed.frontier(0.0)
+    assert max(one.attainment for one in frontier) >= static.attainment
+    assert contest.fixed.simulated <= 6, "half of the limit, the most engines and the first plan"
+    assert 0.0 < max(shares) <= 1.0
+
+
+def test_the_busiest_part_is_what_came_in_the_fewest_seconds() -> None:
+    requests = [TracedRequest(at, 1.0, 1.0) for at in (0.0, 10.0, 20.0, 21.0, 22.0, 40.0)]
+    assert [one.at_s for one in busiest(requests, 3)] == [0.0, 1.0, 2.0]
+    assert busiest(requests, 99) == requests
 
 
 def test_an_oracle_repairs_what_both_pools_together_make_late() -> None:
@@ -219,7 +248,10 @@ def test_a_planner_that_costs_what_a_fixed_fleet_costs_is_not_beaten(
     hours: float, words: str
 ) -> None:
     ours = Result("slo", requests=100, in_time=99, gpu_hours=hours)
-    assert words in verdict(Replayed([ours], [FixedPoint(4, 1, 5.0, 0.99)], 0.99))
+    whole = Replayed([ours], [FixedPoint(4, 1, 5.0, 0.99)], 0.99)
+    assert words in verdict(whole)
+    assert "--search-requests" not in verdict(whole)
+    assert verdict(whole._replace(is_whole=False)).endswith("too (--search-requests).")
 
 
 class Listener:
