@@ -1,7 +1,8 @@
 """A trace in a closed loop: so many users, each of which asks when the last answer has ended.
 
-The trace says what is asked, and in which order; when is up to the fleet. Requests with the same
-session are asked by one user, one after another; without a session each is its own.
+The trace says what is asked, in which order, and perhaps how long a user thinks first; when is up
+to the fleet. Requests with the same session are asked by one user, one after another; without a
+session each is its own.
 """
 
 from __future__ import annotations
@@ -51,11 +52,9 @@ class ClosedTraceWorkload:
     def after(self, outcome: RequestOutcome) -> tuple[ClientRequest, ...]:
         """See Workload: the next of the session, or of the trace."""
         rest = self._asking.pop(outcome.request.number)
-        if not rest:
-            if not self._sessions:
-                return ()
-            rest = self._sessions.popleft()
-        return (self._ask(outcome.finished, rest),)
+        if rest:
+            return (self._ask(outcome.finished + rest[0].think_s, rest),)
+        return (self._ask(outcome.finished, self._sessions.popleft()),) if self._sessions else ()
 
     def _ask(self, now: float, session: deque[ClientRequest]) -> ClientRequest:
         request = session.popleft()

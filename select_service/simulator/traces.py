@@ -237,50 +237,91 @@ class _AgentCall(msgspec.Struct):
     input_length: int = msgspec.field(name="in")
     output_length: int = msgspec.field(name="out")
     session_id: str | None = None
+    think_time: float = 0.0  # seconds from the answer before it
+
+
+class _Subagent(msgspec.Struct):
+    requests: list[msgspec.Raw]
+    agent_id: str = ""
 
 
 class _AgentProgram(msgspec.Struct):
-    requests: list[_AgentCall]
+    requests: list[msgspec.Raw]  # calls, and subagents
     id: str | None = None
     block_size: int = AGENTS_BLOCK
     hash_id_scope: Literal["global", "local"] = "global"
 
 
-_is_program: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_members: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_call: Final = msgspec.json.Decoder(_AgentCall).decode
+_subagent: Final = msgspec.json.Decoder(_Subagent).decode
 
 
 def read_agents(lines: Iterable[bytes], block_size: int) -> Iterator[ClientRequest]:
     """See Reader.
 
     A line is a call, with `t` (seconds), `in` and `out` (tokens), `hash_ids` and perhaps
-    `session_id`; or a program, with its calls as `requests`, its `id`, which is their session, and
-    perhaps `block_size` (64) and `hash_id_scope` (`local`: its ids mean nothing elsewhere).
+    `session_id` and `think_time`; or a program, with its calls as `requests`, its `id`, which is
+    their session, and perhaps `block_size` (64) and `hash_id_scope` (`local`: its ids mean nothing
+    elsewhere). A call that has `requests` itself is a subagent, whose calls are a session of their
+    own. Which model a call was for is not asked.
     """
     calls, programs = msgspec.json.Decoder(_AgentCall), msgspec.json.Decoder(_AgentProgram)
     numbers = count(1)
     for number, line in numbered(lines):
-        try:
-            is_program = b'"requests"' in line and "requests" in _is_program(line)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            is_program = False  # said below
-        if is_program:
+        found: Iterable[tuple[str, _AgentCall]]
+        if _has_requests(line):
             program = decoded(programs, line, number)
+            found = _calls(program.requests, program.id or "", f"line {number}: requests")
         else:
-            program = _AgentProgram([decoded(calls, line, number)])
+            program = _AgentProgram([])
+            found = [("", decoded(calls, line, number))]
         if program.block_size < 1 or program.block_size % block_size:
             raise BadTrace(
                 f"line {number}: its blocks of {program.block_size} tokens do not consist of those "
                 f"of {block_size} that are simulated (--block-size)"
             )
         first = number << 32 if program.hash_id_scope == "local" else 0
-        for call in program.requests:
+        for session, call in found:
             ids = [first + one if one >= 0 else one for one in call.hash_ids]
             one = _MooncakeLine(call.t * 1e3, call.input_length, call.output_length, ids)
             parts = program.block_size // block_size
+            if not 0.0 <= call.think_time <= SPAN_MAX_S:
+                raise BadTrace(f"line {number}: think_time must be from 0 to {SPAN_MAX_S:.0f}")
             request = _hashed(one, number, parts, block_size, ("in", "out", "block_size"))
             request.number = next(numbers)
-            request.session = call.session_id or program.id or ""
+            request.session = call.session_id or session
+            request.think_s = call.think_time
             yield request
+
+
+def _has_requests(text: bytes) -> bool:
+    """Whether this is a program or a subagent; what cannot be read is neither."""
+    try:
+        return b'"requests"' in text and "requests" in _members(text)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
+
+
+def _calls(
+    requests: list[msgspec.Raw], session: str, where: str
+) -> Iterator[tuple[str, _AgentCall]]:
+    """Yield calls with their sessions, those of a subagent at its place.
+
+    Raises:
+        BadTrace: one of them is neither; `where` is part of its text.
+    """
+    for at, one in enumerate(requests):
+        text = bytes(one)
+        try:
+            if not _has_requests(text):
+                yield session, _call(text)
+                continue
+            agent = _subagent(text)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise BadTrace(f"{where}[{at}]: {error}") from None
+        own = session and f"{session}/{agent.agent_id or at}"
+        yield from _calls(agent.requests, own, f"{where}[{at}].requests")
 
 
 READERS: Final[dict[str, TraceReader]] = {

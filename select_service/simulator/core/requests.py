@@ -46,6 +46,7 @@ class ClientRequest(msgspec.Struct, kw_only=True, eq=False):
     osl: int
     blocks: array[int]  # "Q": see `chain_of`
     session: str = ""
+    think_s: float = 0.0  # from its session's last answer to it, in a closed loop
     tenant: str = ""
     slo_class: str = ""
     slo_ttft_s: float | None = None

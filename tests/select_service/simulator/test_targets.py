@@ -264,6 +264,8 @@ def test_users_of_a_trace_ask_when_they_have_their_answer(tmp_path: Path) -> Non
         )
 
     requests = [one(1, "a"), one(2), one(3, "a"), one(4), one(5)]
+    requests[2].think_s = 0.5
+    requests[3].think_s = 9.0
     played = ClosedTraceWorkload(requests, 4, random.Random(1), users=2, limit=4)
     assert played.total == 4
     first, second = played.next(), played.next()
@@ -273,9 +275,9 @@ def test_users_of_a_trace_ask_when_they_have_their_answer(tmp_path: Path) -> Non
     assert [first.number, second.number] == [1, 2]
     assert 0.0 <= first.arrival <= second.arrival <= 1.0
     (third,) = played.after(RequestOutcome(first, OK, 7.0))
-    assert (third.number, third.arrival) == (3, 7.0), "the same user's"
+    assert (third.number, third.arrival) == (3, 7.5), "the same user's, who thinks"
     (fourth,) = played.after(RequestOutcome(second, OK, 8.0))
-    assert (fourth.number, fourth.arrival) == (4, 8.0)
+    assert (fourth.number, fourth.arrival) == (4, 8.0), "it follows no answer"
     assert played.after(RequestOutcome(fourth, OK, 9.0)) == ()
     trace = Trace(path=str(trace_file(tmp_path)), users=3)
     settings = SimulationSettings(trace=trace, workers=2, policy="kv-cost")

@@ -5,12 +5,19 @@ from __future__ import annotations
 import json
 import random
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from select_service.simulator.core.requests import ClientRequest, chain_of
+from select_service.simulator.runs import run
+from select_service.simulator.settings import SimulationSettings, Trace
 from select_service.simulator.traces import READERS, BadTrace, TraceWorkload, in_order
+from select_service.types import RouterConfig
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 MOONCAKE = [
     b'{"timestamp": 0, "input_length": 1100, "output_length": 5, "hash_ids": [0, 1, 2]}\n',
@@ -54,6 +61,67 @@ def test_agents_come_as_calls_or_as_whole_programs() -> None:
         read("agents", lines, 100)
 
 
+def test_a_program_has_the_calls_of_its_subagents_as_sessions_of_their_own() -> None:
+    """As the public traces of coding agents are: one namespace of blocks for all of them."""
+    call = {"type": "n", "model": "m", "in": 128, "out": 7, "stop": "tool_use", "api_time": 1.5}
+    inner = [call | {"t": 12.0, "hash_ids": [1, 9]}, call | {"t": 14.0, "hash_ids": [1, 9]}]
+    nested = {"type": "subagent", "t": 13.0, "status": "completed", "requests": inner[1:]}
+    agent = {"type": "subagent", "agent_id": "a", "t": 11.0, "duration_ms": None}
+    program = {
+        "id": "p",
+        "models": ["m"],
+        "block_size": 64,
+        "hash_id_scope": "local",
+        "tool_tokens": 64,
+        "requests": [
+            call | {"t": 0.0, "hash_ids": [1, 2]},
+            agent | {"requests": [inner[0], nested]},
+            call | {"t": 30.0, "hash_ids": [1, 3], "think_time": 2.5},
+        ],
+    }
+    read_here = read("agents", [json.dumps(program).encode()], 64)
+    assert [(one.arrival, one.session) for one in read_here] == [
+        (0.0, "p"),
+        (12.0, "p/a"),
+        (14.0, "p/a/1"),
+        (30.0, "p"),
+    ]
+    assert [one.number for one in read_here] == [1, 2, 3, 4]
+    assert [one.think_s for one in read_here] == [0.0, 0.0, 0.0, 2.5]
+    assert len({one.blocks[0] for one in read_here}) == 1
+
+
+def test_a_trace_of_agents_is_played_at_its_times_and_by_users(tmp_path: Path) -> None:
+    """Calls as lines, 64 tokens a block: three programs, each call's prompt begins as the last."""
+    calls = [
+        {
+            "t": program + 2.0 * turn,
+            "in": 64 * (20 + 4 * turn) + 3,
+            "out": 20,
+            "hash_ids": [*range(10), *range(100 * program, 100 * program + 11 + 4 * turn)],
+            "session_id": f"p{program}",
+            "think_time": 1.0,
+        }
+        for program in (1, 2, 3)
+        for turn in range(5)
+    ]
+    file = tmp_path / "agents.jsonl"
+    file.write_text("".join(json.dumps(one) + "\n" for one in calls))
+    weights = RouterConfig(policy="first-token")
+    settings = SimulationSettings(
+        trace=Trace(path=str(file), format="agents"),
+        policy="first-token",
+        weights=weights,
+        session_ttl_s=60.0,
+        block_size=64,
+        workers=2,
+    )
+    for trace in (settings.trace, Trace(path=str(file), format="agents", users=2)):
+        played = run(msgspec.structs.replace(settings, trace=trace))
+        assert (played.ok, played.requests) == (15, 15)
+        assert played.hit_share == pytest.approx(1.0, abs=0.1), "sessions stay, and find all"
+
+
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
@@ -61,7 +129,9 @@ def test_agents_come_as_calls_or_as_whole_programs() -> None:
         ({"in": 0, "hash_ids": []}, "line 1: in must be at least 1"),
         ({"out": -1}, "line 1: out must not be negative"),
         ({"hash_ids": [*range(9)]}, r"for an in of 64: do they stand for 64 .*\(block_size\)"),
-        ({"requests": [{"t": 0}]}, r"line 1: .*`hash_ids` - at `\$.requests"),
+        ({"think_time": -1.0}, "line 1: think_time must be from 0"),
+        ({"requests": [{"t": 0}]}, r"line 1: requests\[0\]: .*`hash_ids`"),
+        ({"requests": [{"requests": [{}]}]}, r"line 1: requests\[0\]\.requests\[0\]: .*`t`"),
         ({"requests": [], "hash_id_scope": "mine"}, r"line 1: .*\$.hash_id_scope"),
     ],
 )
