@@ -30,7 +30,7 @@ NOT_AGAIN := CC=false
 # What drives the console in tests: Debian's browser, and a font so that its text has a width.
 BROWSER_PACKAGES := chromium fonts-dejavu-core
 
-.PHONY: run demo newcomer bench bench-middle bench-quick bench-policy bench-plot wheel docs fuzz test lint test-light coverage test-pure test-full test-floors test-beside-soak test-heavy downloads test-faults test-ray test-vllm test-ray-llm test-engines test-forecast soak iproute test-long test-browser chromium peer vllm promtool manifests buildah pins sbom client twin readme dashboard pictures clean
+.PHONY: run demo newcomer bench bench-middle bench-quick bench-policy bench-policy-all bench-plot wheel docs fuzz test lint test-light coverage test-pure test-full test-floors test-beside-soak test-heavy downloads test-faults test-ray test-vllm test-ray-llm test-engines test-forecast soak iproute test-long test-browser chromium peer vllm promtool manifests buildah pins sbom client twin readme dashboard pictures clean
 
 run: $(VENV)/.installed
 	exec $(BIN)/select-service --port $(PORT) $(ARGS)
@@ -65,13 +65,19 @@ wheel: $(VENV)/bin/python
 	@$(BIN)/python -m zipfile --list $$(ls -t dist/select_service-*.whl | head -1) | grep -c '\.so ' \
 	  | grep -qx $(words $(filter %.pyx,$(KERNELS))) || { echo "a kernel was not built" >&2; exit 1; }
 
-# Every policy beside every other, simulated, as tables of Markdown: on drawn traces, and on those of
-# TRACE, files in Mooncake's format. Hours with all seeds; what has ended is kept, ARGS takes parts.
+# What bench/policy/README.md shows: policies beside each other, simulated, on drawn traces and on those
+# of TRACE, files in Mooncake's format; a quarter of an hour of one core. `-all`: every policy, fleet
+# and cache, ten seeds, and first-token term by term; a day. What has ended is kept, ARGS takes parts.
 TRACE ?=
+POLICY_TABLES = $(BIN)/python -m bench.policy.tables $(if $(TRACE),--trace $(TRACE))
 bench-policy: $(VENV)/.installed-bench
-	exec $(BIN)/python -m bench.policy.tables $(if $(TRACE),--trace $(TRACE)) $(ARGS)
+	exec $(POLICY_TABLES) $(ARGS)
+bench-policy-all: $(VENV)/.installed-bench
+	$(POLICY_TABLES) --policies all --workers 8 16 64 --kv-tokens 400000 1600000 --loads 0.5 0.8 1.0 1.2 1.5 \
+	  --seeds 10 --out build/bench-policies-all.json $(ARGS)
+	$(BIN)/python -m bench.policy.terms $(if $(TRACE),--trace $(TRACE)) --seeds 10
+	$(BIN)/python -m bench.policy.unseen --seeds 10
 
-# The newest committed result as pictures beside it; ARGS=FILE for another one.
 bench-plot: $(VENV)/.installed-bench
 	exec $(BIN)/python -m bench.compare.plot $(ARGS)
 

@@ -4,7 +4,9 @@ Made-up traffic (a day in an hour, a ramp, bursts of three kinds) through simula
 each policy scales; engines take a minute to start, and the oracle's, too. Then what bursts cost
 that nobody could foresee: the goal of `--attainment` against what was reached and paid. Last, the
 same bursts when the hours before were learnt (`--load-predictor-warmup-trace`). `--predictors`
-plays a day, a ramp and bursts with those, and nothing else. What has ended is kept beside `--out`.
+plays a day, a ramp and bursts with those, and nothing else. `--public` plays hours that are drawn
+after public traces, beside the best fixed fleet, with whose engines every policy begins. What has
+ended is kept beside `--out`.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import msgspec
 from msgspec.structs import replace
 
 from bench.output import write_json
-from bench.planner.shapes import HOUR_S, SHAPES, traffic
+from bench.planner.shapes import HOUR_S, PUBLIC, SHAPES, traffic
 from bench.provenance import provenance
 from bench.resumable import Kept
 from select_service.planner.core.demand import Interval, intervals_of
@@ -41,6 +43,8 @@ FIT_DEADLINE_S: Final = 300.0
 """A slow machine is not to decide which forecast there is."""
 GOALS: Final = (0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995)
 SETTINGS: Final = ReplaySettings(ttft_ms=600.0, itl_ms=20.0, start=(1, 1))
+OF_PUBLIC: Final = ReplaySettings(ttft_ms=500.0, itl_ms=50.0)
+OF_LUMPS: Final = ReplaySettings(ttft_ms=1_500.0, itl_ms=25.0)  # its prompts are longer
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,8 +103,13 @@ def run_all(group: Group) -> list[Done]:
     """Carry out a group: fixed fleets are tried once for all of it."""
     first = group.tasks[0]
     settings = settings_of(first, group.settings)
-    requests = traffic(SHAPES[first.shape](first.seed), HOUR_S, first.seed)
+    is_public = first.shape in PUBLIC
+    if is_public:
+        requests = PUBLIC[first.shape](first.seed, HOUR_S)
+    else:
+        requests = traffic(SHAPES[first.shape](first.seed), HOUR_S, first.seed)
     contest = Contest(read_profile(PROFILE), requests, settings, GPUS_MAX)
+    start = contest.fixed.best if is_public else None
     done = []
     for task in group.tasks:
         compatible = task.policy == "compatible"
@@ -110,7 +119,7 @@ def run_all(group: Group) -> list[Done]:
             compatible=compatible,
             fit_deadline_s=FIT_DEADLINE_S,
         )
-        result = contest.result(task.policy, contest.policy(task.policy, tuning))
+        result = contest.result(task.policy, contest.policy(task.policy, tuning), start)
         done.append(
             Done(
                 task=task,
@@ -121,10 +130,6 @@ def run_all(group: Group) -> list[Done]:
             )
         )
     return done
-
-
-def _place(task: Task) -> Task:
-    return replace(task, policy="", predictor="")
 
 
 def settings_of(task: Task, surrounding: ReplaySettings) -> ReplaySettings:
@@ -138,7 +143,7 @@ def settings_of(task: Task, surrounding: ReplaySettings) -> ReplaySettings:
     return dataclasses.replace(surrounding, attainment=task.attainment, warmup=past)
 
 
-def rows_of(done: list[Done]) -> list[Row]:
+def rows_of(done: Sequence[Done]) -> list[Row]:
     oracles = {
         (one.task.shape, one.task.seed): one.gpu_hours
         for one in done
@@ -204,12 +209,28 @@ def tasks_of_predictors(predictors: Sequence[str], seeds: Sequence[int]) -> list
     return tasks
 
 
+def groups_of(tasks: Sequence[Task], settings: ReplaySettings) -> list[Group]:
+    """Put tasks together that differ in the policy alone."""
+
+    def environment(task: Task) -> ReplaySettings:
+        if task.shape not in PUBLIC:
+            return settings
+        return OF_LUMPS if task.shape == "lumps" else OF_PUBLIC
+
+    def place(task: Task) -> Task:
+        return replace(task, policy="", predictor="")
+
+    ordered = sorted(tasks, key=lambda one: repr(place(one)))
+    return [Group(environment(one), tuple(group)) for one, group in groupby(ordered, key=place)]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=3)
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=POLICIES)
     parser.add_argument("--predictors", nargs="+", choices=PREDICTORS, help="of the planner, only")
+    parser.add_argument("--public", action="store_true", help="hours like public traces, only")
     parser.add_argument("--interval", type=float, default=SETTINGS.interval_s, metavar="SECONDS")
     parser.add_argument("--startup", type=float, default=SETTINGS.startup_s, metavar="SECONDS")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
@@ -217,16 +238,23 @@ def main() -> None:
     args = parser.parse_args()
     seeds = range(args.first_seed, args.first_seed + args.seeds)
     settings = dataclasses.replace(SETTINGS, interval_s=args.interval, startup_s=args.startup)
-    if args.predictors:
+    if args.public:
+        policies = [one for one in ("static", "slo", "oracle") if one in args.policies]
+        tasks = [
+            Task(shape=shape, policy=policy, seed=seed)
+            for shape in PUBLIC
+            for policy in policies
+            for seed in seeds
+        ]
+    elif args.predictors:
         tasks = tasks_of_predictors(args.predictors, seeds)
     else:
         tasks = tasks_of(args.policies, seeds)
-    tasks.sort(key=lambda one: repr(_place(one)))
-    groups = [Group(settings, tuple(group)) for _, group in groupby(tasks, key=_place)]
+    groups = groups_of(tasks, settings)
     kept = Kept(args.out.with_suffix(".done.jsonl"), args.jobs)
     ended = kept.results("planner", run_all, groups, list[Done])
     done = [one for group in ended for one in group]
-    write(args.out, args.seeds, settings, done)
+    write(args.out, args.seeds, groups, done)
     for row in rows_of(done):
         print(
             f"{row.shape:17} {row.policy:10} goal {row.goal:5.3f} learnt {row.learnt_hours} h "
@@ -237,13 +265,15 @@ def main() -> None:
         )
 
 
-def write(out: Path, seeds: int, settings: ReplaySettings, done: list[Done]) -> None:
+def write(out: Path, seeds: int, groups: Sequence[Group], done: Sequence[Done]) -> None:
+    settings = groups[0].settings
     result = {
         "what": "the planner's closed loop, simulated",
         "provenance": provenance(),
         "profile": PROFILE.name,
-        "ttft_ms": SETTINGS.ttft_ms,
-        "itl_ms": SETTINGS.itl_ms,
+        "targets_ms": {
+            one.tasks[0].shape: (one.settings.ttft_ms, one.settings.itl_ms) for one in groups
+        },
         "startup_s": settings.startup_s,
         "interval_s": settings.interval_s,
         "seeds": seeds,

@@ -146,6 +146,13 @@ def lumps(seed: int, seconds: float = HOUR_S) -> list[TracedRequest]:
     return found
 
 
+PUBLIC: Final[dict[str, Callable[[int, float], list[TracedRequest]]]] = {
+    "code completion": code_completion,
+    "conversation": conversation,
+    "lumps": lumps,
+}
+
+
 def traffic(rate: Rate, seconds: float, seed: int, begin: float = 0.0) -> list[TracedRequest]:
     """Draw the requests that come from `begin` on, at 0 the first of them."""
     rng = random.Random(seed + 1000) if begin else random.Random(seed)

@@ -35,6 +35,7 @@ from select_service.simulator.statistics import Estimate, estimate
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+ALL: Final = "all"
 LOADS: Final = (0.5, 0.8, 1.0)
 COMPARED: Final = ("kv-cost", "first-token", "lmetric", "llm-d", "bound")
 DRAWN: Final = ("toolagent", "conversations", "code")
@@ -221,7 +222,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--loads", type=float, nargs="+", default=LOADS)
     parser.add_argument("--slo-ttft", type=float, default=2.0)
     parser.add_argument("--slo-itl", type=float, default=0.025)
-    parser.add_argument("--policies", nargs="+", choices=POLICIES, default=list(COMPARED))
+    parser.add_argument("--policies", nargs="+", choices=(ALL, *POLICIES), default=COMPARED)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--out", type=Path, default=Path("build/bench-policies.json"))
@@ -231,6 +232,8 @@ def options() -> argparse.ArgumentParser:
 def main() -> None:
     """Run what is missing, and write all of it down."""
     args = options().parse_args()
+    if ALL in args.policies:
+        args.policies = POLICIES
     folder = args.out.parent / "policy-traces"
     folder.mkdir(parents=True, exist_ok=True)
     kept = Kept(args.out.with_suffix(".done.jsonl"), args.jobs)
