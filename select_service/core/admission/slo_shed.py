@@ -295,7 +295,7 @@ class SloShed(Generic[T]):
         """
         if not self._queue.waiting or now - self._waits_since < MEMORY_S:
             return drains
-        return min(drains, self._traffic.above(len(self._is_open), now))
+        return min(drains, self._traffic.taken(now))
 
     def _opens(self, line: int, saturation: float) -> bool:
         """Tell whether a line is open, following the saturation with hysteresis."""

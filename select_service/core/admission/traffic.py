@@ -1,6 +1,8 @@
 """Admitted work and requests per second by priority line: what is left over for those below.
 
-`gate.py` and `slo_shed.py` add what they admit, and read it for predictions and return times.
+`gate.py` and `slo_shed.py` add what they admit, and read it for predictions and return times. What
+came all at once is booked, so it is counted there as work ahead, and is no rate that will go on:
+the lower of two averages counts, over ten seconds and over a minute.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ from typing import Final
 _STEP_S: Final = 0.25
 MEMORY_S: Final = 10.0
 """How long admitted work counts as traffic of its line."""
+LASTING_S: Final = 60.0
+"""Over how long it must have come like that: a burst alone leaves as much to others as before."""
 LEFT_SHARE_MIN: Final = 0.05
 """Share of the drain rate that counts as left over by the lines above, at least."""
 
@@ -22,7 +26,7 @@ class AdmittedTraffic:
         lines: their number, most important first.
     """
 
-    __slots__ = ("_at", "fades_at", "requests", "sums")
+    __slots__ = ("_at", "_longer", "_span_s", "fades_at", "requests", "sums")
 
     def __init__(self, lines: int) -> None:
         self.sums = [0.0] * lines
@@ -31,7 +35,10 @@ class AdmittedTraffic:
         self.requests = [0.0] * lines
         """Their number, likewise."""
         self.fades_at = _STEP_S
-        self._at = 0.0
+        self._longer = [0.0] * lines, [0.0] * lines
+        """By how much the sums over `LASTING_S` are larger than these two."""
+        self._span_s = 0.0  # seconds that those are of, weighted alike
+        self._at = -math.inf
 
     def add(self, line: int, work: float, now: float) -> None:
         """Add admitted work of a line."""
@@ -48,19 +55,34 @@ class AdmittedTraffic:
 
     def fade(self, now: float) -> None:
         """Decay the sums."""
-        fade = math.exp((self._at - now) / MEMORY_S)
+        passed = now - self._at if self._at > -math.inf else 0.0
+        fade, lasts = math.exp(-passed / MEMORY_S), math.exp(-passed / LASTING_S)
+        self._span_s = self._span_s * lasts + LASTING_S * (1.0 - lasts)
+        work, requests = (
+            [one * (lasts - fade) + more * lasts for one, more in zip(some, longer, strict=True)]
+            for some, longer in zip((self.sums, self.requests), self._longer, strict=True)
+        )
+        self._longer = work, requests
         self.sums = [one * fade for one in self.sums]
         self.requests = [one * fade for one in self.requests]
         self._at, self.fades_at = now, now + _STEP_S
 
     def above(self, line: int, now: float) -> float:
         """Return the work per second admitted in the lines above this one."""
-        if now > self.fades_at:
-            self.fade(now)
-        return sum(self.sums[:line]) / MEMORY_S
+        self.faded(now)
+        return self._lasting(self.sums, self._longer[0], line)
 
     def requests_above(self, line: int, now: float) -> float:
         """Return the requests per second admitted in the lines above this one."""
-        if now > self.fades_at:
-            self.fade(now)
-        return sum(self.requests[:line]) / MEMORY_S
+        self.faded(now)
+        return self._lasting(self.requests, self._longer[1], line)
+
+    def _lasting(self, sums: list[float], longer: list[float], line: int) -> float:
+        lately = sum(sums[:line])
+        span_s = max(self._span_s, MEMORY_S)
+        return min(lately / MEMORY_S, (lately + sum(longer[:line])) / span_s)
+
+    def taken(self, now: float) -> float:
+        """Return the work per second admitted in all lines lately."""
+        self.faded(now)
+        return sum(self.sums) / MEMORY_S

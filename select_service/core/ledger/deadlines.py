@@ -140,6 +140,15 @@ class Deadlines(Generic[T]):
                 break
         return self._heads[0][0] if self._heads else inf
 
+    def earliest(self) -> float:
+        """Return the earliest deadline; infinity if there is none.
+
+        O(log n) for each time to live in use, at most: for what callers are told.
+        """
+        while self._heads and not self._settle_first():
+            pass
+        return self._heads[0][0] if self._heads else inf
+
     def _settle_first(self) -> bool:
         """Correct the first entry of the heap; True if it was correct already."""
         not_before, ttl_s = self._heads[0]

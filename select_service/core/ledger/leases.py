@@ -31,7 +31,7 @@ from select_service.errors import (
 from select_service.types import LeaseList, LeaseRecord, LeaseState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sized
+    from collections.abc import Iterator, Sequence, Sized
 
     from select_service.core.changes import Changes
     from select_service.core.ledger.reservation import LedgerReservation, SlotGeneration
@@ -66,17 +66,6 @@ def opening_revision(born: int, *latest: int) -> int:
 def next_revision(revision: int) -> int:
     """Return the revision of a changed time to live; see `LeaseState`."""
     return min(revision + 1, U64_MASK)  # replicas cannot be told of more
-
-
-def note_born(last: dict[int, int], keys: Iterable[tuple[int, int]], owners_max: int) -> None:
-    """Note claims of replicas, of each owner the last; most recently told last.
-
-    More owners than are remembered at all can only be made up: those told of longest ago go.
-    """
-    for owner, born in keys:
-        last[owner] = max(born, last.pop(owner, 0))
-    while len(last) > owners_max:
-        del last[next(iter(last))]
 
 
 class Leases:
@@ -151,7 +140,7 @@ class Leases:
         if lease is None:
             crowded = self._tenants.refuse(prefix_in(lease_id))
             full = TooManyLeases(self._limits.leases_max, crowded)
-            full.retry_after_s = max(0.0, self.next_expiry() - now)
+            full.retry_after_s = max(0.0, self._deadlines.earliest() - now)
             raise full
         return lease
 
@@ -280,9 +269,13 @@ class Leases:
         generation = lease.reservations[reservation] = reservation.generation
         lease.by_generation[generation] = lease.by_generation.get(generation, 0) + 1
 
-    def inherit(self, lease: Lease, adopts: Iterable[tuple[int, int]]) -> None:
-        """Note the claims of replicas that a reservation under it took over."""
-        note_born(lease.ancestors, adopts, self._limits.replica_publishers_max)
+    def inherit(self, lease: Lease, adopts: Sequence[tuple[int, int]]) -> None:
+        """Note the claims of replicas that a reservation under it took over, the last one last.
+
+        The owner of that one told us of those before.
+        """
+        if adopts:
+            lease.ancestors.note(adopts[-1][0], adopts, self._limits.replica_publishers_max)
 
     def leave(self, reservation: LedgerReservation) -> None:
         """Remove an ended reservation from its lease; idempotent."""

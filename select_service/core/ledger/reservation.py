@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec import Struct
 
+from select_service.core.ledger.claim_owners import ClaimOwners
+
 if TYPE_CHECKING:
     from select_service.core.ledger.active_blocks import ChainNode
     from select_service.core.replication.claim import Claim
@@ -61,8 +63,8 @@ class Lease:
         self.adopted = state.adopted
         self.first_revision = state.first_revision or state.born
         self.revision = state.revision or self.first_revision
-        self.ancestors: dict[int, int] = {}
-        """By replica, the last of its claims under it that was taken over here."""
+        self.ancestors = ClaimOwners()
+        """Of each replica the last of its claims under it that was taken over here."""
         self.reservations: OrderedDict[LedgerReservation, SlotGeneration] = OrderedDict()
         """Reservations under it, with the generation of each; including those of ranks that left,
         until

@@ -12,6 +12,7 @@ import msgspec
 import xxhash
 
 from indexer.types import Scope
+from select_service.core.ledger.claim_owners import ClaimOwners
 from select_service.core.replication.messages import (
     ANCESTORS_MAX,
     OUTPUT_BLOCKS_MAX,
@@ -227,8 +228,8 @@ class LeaseCopy:
         self.lease_id = lease_id
         self.owner = owner
         self.claims: dict[int, OrderedDict[Claim, None]] = {}
-        self.ancestors: dict[int, int] = {}
-        self.latest: dict[int, int] = {}
+        self.ancestors = ClaimOwners()
+        self.latest = ClaimOwners()
         self.seen_at = self.touched = now
         self.lease_ttl_s = self.ttl_s = 0.0
         self.revision = 0

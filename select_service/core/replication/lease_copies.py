@@ -15,7 +15,7 @@ import msgspec
 
 from select_service.core.changes import LEASE_TERMS
 from select_service.core.ledger.deadlines import Deadlines, deadline_of, rounded_up
-from select_service.core.ledger.leases import REVISIONS_APART, note_born
+from select_service.core.ledger.leases import REVISIONS_APART
 from select_service.core.replication.claim import LeaseCopy
 from select_service.core.tenancy.shares import Shares, prefix_in
 from select_service.types import LeaseRecord
@@ -91,7 +91,7 @@ class LeaseCopies:
             self.touch(copy, now, ttl_s, terms.revision)
         copy.claims.setdefault(claim.owner, OrderedDict())[claim] = None
         first = (*claim.record.adopts, claim.key)[:1]
-        note_born(copy.latest, first, self._limits.replica_publishers_max)
+        copy.latest.note(claim.owner, first, self._limits.replica_publishers_max)
         claim.lease = copy
         self.inherit(claim)
         claim.record = msgspec.structs.replace(claim.record, lease=copy.state)  # share the names
@@ -105,7 +105,7 @@ class LeaseCopies:
         """Note the claims that one under a lease took over."""
         if claim.lease is not None:
             most = self._limits.replica_publishers_max
-            note_born(claim.lease.ancestors, claim.record.adopts, most)
+            claim.lease.ancestors.note(claim.owner, claim.record.adopts, most)
 
     def _has_room_for(self, terms: LeaseState) -> bool:
         longest = self._limits.lease_name_length_max

@@ -8,6 +8,7 @@ those known through others; `apply_messages.py` and `service.py` call this modul
 
 from __future__ import annotations
 
+from itertools import chain
 from math import inf
 from typing import TYPE_CHECKING, Final
 
@@ -21,7 +22,7 @@ from select_service.errors import LeaseConflict
 from select_service.types import LeaseList
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from select_service.core.ledger.reservation import Lease
     from select_service.core.ledger.reservation_ids import LiveReservation
@@ -167,15 +168,14 @@ class SharedLeases:
         """
         known: dict[int, int] = {}
         claims = self._claims
-        heard: list[dict[int, int]] = []
+        heard: list[Iterable[tuple[int, int]]] = []
         if copy is not None:
-            living = {one: claims.sets[one].highest for one in copy.claims}
-            heard += [copy.latest, copy.ancestors, living]
+            living = [(one, claims.sets[one].highest) for one in copy.claims]
+            heard += [copy.latest.items(), copy.ancestors.items(), living]
         if lease is not None:
-            heard += [lease.ancestors, {claims.router_id: claims.outbox.seq}]
-        for some in heard:
-            for owner, born in some.items():
-                known[owner] = max(born, known.pop(owner, 0))  # the most important ones last
+            heard += [lease.ancestors.items(), [(claims.router_id, claims.outbox.seq)]]
+        for owner, born in chain.from_iterable(heard):
+            known[owner] = max(born, known.pop(owner, 0))  # the most important ones last
         if known:
             known[CLOSED_REVISION] = max(one.revision for one in (copy, lease) if one is not None)
         return known

@@ -90,19 +90,40 @@ def test_what_more_important_requests_leave_of_the_places_is_counted_in_requests
 ) -> None:
     """Short prompts with long answers take few tokens, and the places of others all the same."""
     gate = gate_of(policy)
+    end_ten_a_second(gate, while_per_s=8)
+    assert apart_s(gate, by) == pytest.approx(1 / ((10.0 - 8.0) * RETURN_SHARE), rel=0.1)
+
+
+@pytest.mark.parametrize("policy", ["gaie-legacy", "slo-shed"])
+def test_a_burst_of_more_important_requests_is_no_rate_that_goes_on(policy: str) -> None:
+    """What it takes is booked: for ten seconds more, others were promised next to nothing."""
+    gate = gate_of(policy)
+    end_ten_a_second(gate, while_per_s=2)
+    before_s = apart_s(gate)
+    assert before_s == pytest.approx(1 / ((10.0 - 2.0) * RETURN_SHARE), rel=0.1)
+    for number in range(100):
+        gate.admit(ask_of("critical", 1, b"burst %d" % number), 60.0)
+    assert apart_s(gate) < 2.0 * before_s
+
+
+def end_ten_a_second(gate: Gate[str], *, while_per_s: int) -> None:
+    """Let ten requests end per second for a minute, while so many critical ones are let in."""
     assert isinstance(gate.pool, RecordedPool)
     carry(gate, 0, 100, 1)
-    for _ in range(100):
+    for number in range(60 * while_per_s):
+        gate.admit(ask_of("critical", 1, b"c%d" % number), number / while_per_s)
+    for _ in range(600):
         gate.pool.ended("t")
-    for number in range(80):
-        gate.admit(ask_of("critical", 1, b"c%d" % number), 9.9)
-    carry(gate, 0, 100, 1, now=10.0)
-    promises = [
-        gate.refusal(ask_of("batch", 100, key), by, "full", "full", 10.0).retry_after_s
-        for key in (b"1", b"2")
-    ]
-    left_per_s = 10.0 - 8.0
-    assert promises[1] - promises[0] == pytest.approx(1 / (left_per_s * RETURN_SHARE), rel=0.05)
+    carry(gate, 0, 100, 1, now=60.0)
+
+
+def apart_s(gate: Gate[str], by: GateName = "policy") -> float:
+    """Return how far apart two sheddable requests are told to return."""
+    keys = (b"%d" % gate.returns.size, b"and %d" % gate.returns.size)
+    first, second = (
+        gate.refusal(ask_of("batch", 100, key), by, "full", "full", 60.0) for key in keys
+    )
+    return second.retry_after_s - first.retry_after_s
 
 
 @pytest.mark.parametrize("work", [0, 1, 100])

@@ -208,6 +208,12 @@ def test_limits() -> None:
     with pytest.raises(LeaseNotFound) as forgotten:
         renew(fleet, "b")
     assert not isinstance(forgotten.value, LeaseClosed), "for ten minutes"
+    leases = Leases(CoreLimits(leases_max=100))
+    for number in range(100):  # each with a time to live of its own
+        leases.open(str(number), "o", 10.0 + number, 0.0)
+    with pytest.raises(TooManyLeases) as many:
+        leases.open("100", "o", 9.0, 0.0)
+    assert many.value.retry_after_s == 10.0
     leases = Leases(CoreLimits(leases_max=LISTED_MAX + 1))
     for number in range(LISTED_MAX + 1):
         leases.open(str(number), "o", 9.0, 0.0)

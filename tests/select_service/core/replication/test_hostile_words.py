@@ -196,9 +196,27 @@ def test_a_lease_remembers_so_many_owners_of_claims_and_no_more() -> None:
     copy = here.core.lifecycle.announcer.claims.copies.find("l")
     assert copy is not None
     for known in (copy.latest, copy.ancestors):
-        assert len(known) == 16
-        assert max(known.values()) == 29, "what was told last stays"
+        assert len(known) == len(list(known.items())) == 16
+        assert max(born for _, born in known.items()) == 29, "what was told last stays"
     here.core.check()
+
+
+def test_a_hostile_replica_makes_us_forget_only_what_it_told_of_a_lease_itself() -> None:
+    """A close would not say of a forgotten owner's claims how far it reaches."""
+    here = Replica(replica_publishers_max=16)
+    lease = LeaseState("l", "o", 60.0)
+    stays = ClaimRecord("stays", 1, "default", "default", 16, 1, 0, lease=lease)
+    kept = replace(stays, adopts=[(1000, 7)])
+    here.hears(Said(2000, 1, 1, [kept]), peer="tcp://good:1")
+    for at in range(1, 30):
+        adopts = [(at * 100 + one, at) for one in range(ANCESTORS_MAX)]
+        heir = replace(stays, reservation_id=f"r{at}", born=at, adopts=adopts)
+        here.hears(Said(3000, 1, at, [heir]), peer="tcp://evil:1")
+    copy = here.core.lifecycle.announcer.claims.copies.find("l")
+    assert copy is not None
+    assert (1000, 7) in copy.ancestors.items()
+    assert (1000, 7) in copy.latest.items()
+    assert len(copy.ancestors) == len(copy.latest) == 16
 
 
 def test_our_own_count_told_to_us_does_not_overflow() -> None:
