@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from sortedcontainers import SortedKeyList
 
+from select_service.core.admission.policy_api import TENANTS_MAX
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from select_service.core.admission.policy_api import AdmissionRequest
 
 T = TypeVar("T")
-
-TENANTS_MAX: Final = 4096
-"""Counters kept per band; about 400 bytes each. Beyond, the longest idle ones are forgotten."""
 
 SHARE_MAX: Final = 4
 """One tenant of several leaves a fifth of a band's quota to the others."""
@@ -163,7 +162,7 @@ class FairQueue(Generic[T]):
 
     Args:
         quotas: maximum waiting requests of each band, most important first.
-        tenants_max: counters kept per band.
+        tenants_max: counters kept per band; beyond, the longest idle ones are forgotten.
     """
 
     def __init__(self, quotas: Sequence[int], *, tenants_max: int = TENANTS_MAX) -> None:

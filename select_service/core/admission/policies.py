@@ -14,7 +14,7 @@ from select_service.core.admission.gaie_legacy import (
     DEFAULT_QUEUE_DEPTH,
     GaieLegacy,
 )
-from select_service.core.admission.policy_api import checked, is_finite_number
+from select_service.core.admission.policy_api import TENANTS_MAX, checked, is_finite_number
 from select_service.core.admission.reject_all import RejectAll
 from select_service.core.admission.slo_shed import (
     DEFAULT_QUOTAS,
@@ -31,7 +31,6 @@ from select_service.core.admission.tier_shed import (
 from select_service.core.admission.token_bucket import (
     DEFAULT_CAPACITY,
     DEFAULT_REFILL_RATE,
-    TENANTS_MAX,
     TokenBucketPolicy,
 )
 

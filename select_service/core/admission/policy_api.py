@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 Outcome = Literal["admit", "wait", "refuse"]
 Facts = dict[str, float | int | str]
 
+TENANTS_MAX: Final = 4096
+"""Tenants that a policy remembers apart where its `tenants_max` does not say; about 300 bytes for
+each bucket, and 400 for each counter of a band."""
+
 
 class AdmissionRequest(Struct, frozen=True, gc=False):
     """One request for admission, as gates and policies see it."""

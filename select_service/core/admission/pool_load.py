@@ -41,9 +41,13 @@ DEFAULT_TARGET_TTFT_S: Final = 1.0
 
 IDLE_SHARE: Final = 0.5
 """Where this share of the requests that a rank runs at once is taken, it is as good as idle: the
-ceilings of bands lie between here and full. Twice as many left free for more important requests
-cost more goodput than they bring, half as many make them wait for answers to end."""
+ceilings of bands lie between here and full. Of a large pool it is more, see `SPARE`."""
 
+SPARE: Final = 8.0
+"""Times the square root of what all ranks run at once are as many as lie between there and full, at
+most: by so much varies what more important requests take (square-root staffing). Of a thousand
+that is a quarter: a half costs 2 % of the goodput of long answers, and less makes important
+requests wait for answers to end."""
 
 BURST_SHARE: Final = 0.05
 """Requests that come together are counted again after this share of what the ranks run at once."""
@@ -194,6 +198,7 @@ class PoolLoad:
         bursts, and, where they are taken, when requests have ended."""
         self._ended = -1  # requests that had ended when `_floor` was updated
         self._is_taken = False  # whether places of any rank counted then
+        self._idle_share = IDLE_SHARE
         self._burst_at = math.inf  # with so many prompts to compute it is updated again
         self._speed = PoolSpeed(0.0, 1.0, 1, 1.0)
         self._rate_until = -math.inf
@@ -290,7 +295,8 @@ class PoolLoad:
     def _fullness_by_requests(self, slot: int) -> float:
         """Return how far a rank's `max_num_seqs` are taken; more than 1: some requests wait."""
         most = self._max_num_seqs.item(slot)
-        return (self.loads.requests.item(slot) / most - IDLE_SHARE) / (1.0 - IDLE_SHARE)
+        idle = self._idle_share
+        return (self.loads.requests.item(slot) / most - idle) / (1.0 - idle)
 
     # -- for policies --------------------------------------------------------------------------
 
@@ -321,11 +327,14 @@ class PoolLoad:
         requests = self.loads.requests
         rows = len(requests)
         self._ensure(rows)
-        taken = (requests / self._max_num_seqs[:rows] - IDLE_SHARE) / (1.0 - IDLE_SHARE)
+        places = self.instances * self._max_num_seqs.min(initial=math.inf).item()
+        if 0.0 < places < math.inf:
+            self._idle_share = max(IDLE_SHARE, 1.0 - SPARE / math.sqrt(places))
+        idle = self._idle_share
+        taken = (requests / self._max_num_seqs[:rows] - idle) / (1.0 - idle)
         np.maximum(self._told[:rows], taken, out=self._floor[:rows])
         self._is_taken = bool(taken.max(initial=0.0) > 0.0)
         self._ended = self.meter.work.ended
-        places = self.instances * self._max_num_seqs.min(initial=math.inf).item()
         self._burst_at = self.loads.prefilling + max(1.0, places * BURST_SHARE)
 
     def _follow_rate(self) -> None:

@@ -17,11 +17,9 @@ from msgspec import Struct
 
 from select_service.core.tenancy.shares import Shares
 from select_service.core.tenancy.tenant_memory import TenantMemory
+from select_service.types.admission import AdmissionSettings
 
-SLOTS_MAX: Final = 65_536
-"""Promises held at once, about 200 bytes each."""
-HORIZON_S: Final = 300.0
-"""No promise is made further ahead; later requests are told to ask again by then, without one."""
+_USUAL: Final = AdmissionSettings()
 GRACE_S: Final = 5.0
 """A promise holds this long past its time: the header has whole seconds, networks add delay."""
 GRACE_SHARE: Final = 0.1
@@ -89,8 +87,8 @@ class RetryPromises:
 
     Args:
         bands: the number of priorities, most important first.
-        slots_max: promises at once; a tenant of `shares` has a part of them.
-        horizon_s: how far ahead.
+        slots_max: promises at once, about 200 bytes each; a tenant of `shares` has a part of them.
+        horizon_s: how far ahead; later requests are told to ask again by then, without a promise.
         counts: shared by successive or parallel books that count together.
         shares: of the tenants whose pools have this book in common; None: it is of one pool.
     """
@@ -99,8 +97,8 @@ class RetryPromises:
         self,
         bands: int,
         *,
-        slots_max: int = SLOTS_MAX,
-        horizon_s: float = HORIZON_S,
+        slots_max: int = _USUAL.return_slots_max,
+        horizon_s: float = _USUAL.return_horizon_s,
         counts: PromiseCounts | None = None,
         shares: Shares | None = None,
     ) -> None:

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from msgspec import Struct
 
-from select_service.core.admission.fair_queue import TENANTS_MAX, FairQueue, Waiting
-from select_service.core.admission.policy_api import ADMIT, AdmissionVerdict
+from select_service.core.admission.fair_queue import FairQueue, Waiting
+from select_service.core.admission.policy_api import ADMIT, TENANTS_MAX, AdmissionVerdict
 from select_service.core.admission.token_bucket import TenantBuckets
 from select_service.core.admission.traffic import LEFT_SHARE_MIN, MEMORY_S, AdmittedTraffic
 

@@ -11,15 +11,13 @@ from collections import OrderedDict
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from select_service.core.admission.policy_api import ADMIT, AdmissionVerdict
+from select_service.core.admission.policy_api import ADMIT, TENANTS_MAX, AdmissionVerdict
 
 if TYPE_CHECKING:
     from select_service.core.admission.policy_api import AdmissionPool, AdmissionRequest, Facts
 
 DEFAULT_CAPACITY: Final = 10_000.0
 DEFAULT_REFILL_RATE: Final = 1_000.0
-TENANTS_MAX: Final = 4096
-"""Buckets held at once; about 300 bytes each."""
 LOOKED_AT_MAX: Final = 16
 """Buckets skipped to make room for a new tenant because they hold tokens for waiting requests."""
 

@@ -53,6 +53,19 @@ def test_a_rank_fills_with_the_requests_it_runs_at_once(requests: int, level: fl
     pool.check()
 
 
+@pytest.mark.parametrize(("ranks", "requests"), [(1, 192), (4, 224), (64, 248)])
+def test_large_pools_leave_a_smaller_share_free_for_more_important_requests(
+    ranks: int, requests: int
+) -> None:
+    """What these take varies with the square root of their number."""
+    pool = pool_of(0)
+    for slot in range(ranks):
+        pool.attach(slot, 10**6, 256)
+        pool.note(slot, RecordedRankLoad(requests=requests), 0.0)
+    assert pool.saturation == pytest.approx(0.5)
+    pool.check()
+
+
 def test_a_rank_without_a_record_runs_no_more_than_it_did_when_it_was_full() -> None:
     pool = pool_of(1)
     pool.note(0, RecordedRankLoad(requests=15, waiting=5, running=10), 0.0)
