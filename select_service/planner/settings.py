@@ -216,8 +216,8 @@ class ReplayedSettings(TuningSettings, frozen=True, kw_only=True):
         int,
         count(),
         "requests that may be simulated to find the best fixed fleet, the frontier and the "
-        "oracle's plan, some 30,000 a second; of a longer trace the busiest part is searched first",
-    ] = 12_000_000
+        "oracle's plan, some 13,000 a second; of a longer trace the busiest part is searched first",
+    ] = 5_000_000
     out: Annotated[Path | None, file("HTML").common(), "page to write the charts to"] = None
     quiet: Annotated[bool, switch(), "show no progress bar"] = False
     json: Annotated[bool, switch(), "print the answer as JSON"] = False

@@ -78,7 +78,7 @@ class ReplaySettings:
     decode_gpus: int = 1
     start: Fleet = (1, 1)
     seed: int = 1
-    search_requests: int = 12_000_000
+    search_requests: int = 5_000_000
     """As many requests may be simulated to find what is found by trying."""
     likens: bool = True
     """Whether similar times in the past may decide, in our policy."""
