@@ -140,8 +140,8 @@ class _Blocks:
         mask = self.held.get(name)
         return 0 if mask is None else mask.bits
 
-    def store(self, group: int, names: Sequence[int], *, is_report: bool = False) -> None:
-        """Add one reference to each block; a report: to each that is not held."""
+    def store(self, group: int, names: Sequence[int]) -> None:
+        """Add one reference to each block."""
         bit = self.bit_of.setdefault(group, 1 << len(self.bit_of))
         if self.held.file_new(names, self._mask(bit)):
             self._count(group, len(names))
@@ -154,7 +154,7 @@ class _Blocks:
                 new += 1
             elif hearsay is not None and name in hearsay:
                 hearsay.remove(name)
-            elif not is_report:
+            else:
                 more = self.more.setdefault(group, {})
                 more[name] = more.get(name, 0) + 1
         self._count(group, new)
@@ -278,20 +278,15 @@ class LimitingGroups:
         group: int,
         names: Sequence[int],
         rule: GroupRule,
-        *,
-        is_report: bool = False,
     ) -> int:
-        """Add one reference to each block; return their number, 0 if there are too many groups.
-
-        A report adds none to blocks that the group holds.
-        """
+        """Add one reference to each block; return their number, 0 if there are too many groups."""
         if not names or not self._expect(group, rule):
             return 0
         by_rule = self._tiers[tier]
         blocks = by_rule.get(rule)
         if blocks is None:
             blocks = by_rule[rule] = _Blocks()
-        blocks.store(group, names, is_report=is_report)
+        blocks.store(group, names)
         return len(names)
 
     def remove(self, tier: int, group: int, names: Iterable[int]) -> int:
@@ -306,11 +301,20 @@ class LimitingGroups:
         """Record that these blocks of a group come from a dump, not from the engine."""
         self._tiers[tier][self.rules[group]].hearsay.setdefault(group, set()).update(names)
 
-    def holds_in(self, tier: int, group: int, name: int) -> bool:
-        """Say whether one group holds a block on a tier."""
+    def is_sure(self, tier: int, group: int, name: int) -> bool:
+        """Say whether the engine has told that a group holds a block on a tier."""
         rule = self.rules.get(group)
         blocks = None if rule is None else self._tiers[tier].get(rule)
-        return blocks is not None and bool(blocks.bits(name) & blocks.bit_of.get(group, 0))
+        return (
+            blocks is not None
+            and bool(blocks.bits(name) & blocks.bit_of.get(group, 0))
+            and name not in blocks.hearsay.get(group, ())
+        )
+
+    def all_hold_some(self, tier: int) -> bool:
+        """Say whether every group holds a block on a tier."""
+        held = {group for blocks in self._tiers[tier].values() for group in blocks.counts}
+        return self.rules.keys() <= held
 
     def knows(self, tier: int, name: int) -> bool:
         """Say whether any group holds a block on a tier."""

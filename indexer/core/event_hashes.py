@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from indexer.types import Namespace, PackedHashes
 
 __all__ = [
+    "CHECK_COST_BLOCKS",
     "COLOURED_SLICE_BLOCKS",
     "SLICE_BLOCKS",
     "has_extra_keys",
@@ -27,6 +28,9 @@ __all__ = [
 
 SLICE_BLOCKS: Final = 512
 """Blocks handed to the index at once, about 0.2 ms; longer events are sliced."""
+
+CHECK_COST_BLOCKS: Final = SLICE_BLOCKS // 3
+"""Cost of hashing a slice of a long store before any of it is written."""
 
 COLOURED_SLICE_BLOCKS: Final = 64
 """Blocks with media or opaque keys hashed at once."""

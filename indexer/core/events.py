@@ -87,14 +87,9 @@ class BlockStored(Struct, frozen=True, gc=False, kw_only=True):
         return not self.token_ids and self.block_size == 0
 
     @property
-    def may_be_report(self) -> bool:
-        """Whether an engine may have stored these blocks before, and tells what a prompt found.
-
-        vLLM's reports (`kv_cache_report_mode` "full") look like stores that begin with a prompt and
-        name all of its blocks.
-        """
-        is_whole = len(self.token_ids) == len(self.block_hashes) * self.block_size
-        return self.parent is None and is_whole and bool(self.token_ids)
+    def is_whole(self) -> bool:
+        """Whether all blocks of its tokens are named; windows and states may keep only some."""
+        return len(self.token_ids) == len(self.block_hashes) * self.block_size
 
 
 class BlockRemoved(Struct, frozen=True, gc=False, kw_only=True):

@@ -6,14 +6,16 @@ which have no others: models without full attention, whose prefixes `sparse_pref
 
 from __future__ import annotations
 
+from math import lcm
 from typing import TYPE_CHECKING, Final
 
 from indexer.core.cache_groups import GroupRule, LimitingGroups
+from indexer.core.event_hashes import SLICE_BLOCKS
 from indexer.core.sparse_stores import SparsePrefixes
 from indexer.types import HASH_BYTES, U64_MASK
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Generator, Mapping, Sequence
 
     from indexer.core.dump import DumpGroups
     from indexer.core.events import Names
@@ -37,8 +39,8 @@ class GroupIndex:
         self._ranks = ranks
         self.limited = 0
         """Mask of holders whose cache groups limit their matches."""
-        self.has_sparse = False
-        """Whether any rank ever had no group of full attention."""
+        self.needs_whole_prompts = False
+        """Whether any rank ever had no group of full attention, or reports in full."""
         self.whole_prompts: dict[bytes, tuple[WorkerRank, int | None] | None] = {}
         """Ends of prompts, oldest first, and where they were told of."""
 
@@ -56,31 +58,46 @@ class GroupIndex:
         engine_hashes: Sequence[int],
         *,
         rule: GroupRule,
-        is_report: bool = False,
     ) -> int:
         """Add one reference to each block of a cache group that may limit the rank's matches.
 
         While the group holds anything on a tier, matches on that tier follow its rule, once `limit`
-        was called. A report adds no reference to blocks that are held already. Returns the number
-        of blocks: all, or none if the rank has too many such groups.
+        was called. Returns the number of blocks: all, or none if the rank has too many such groups.
         """
-        limiting = self._limiting(rank)
-        return limiting.store(tier, group, engine_hashes, rule, is_report=is_report)
+        return self._limiting(rank).store(tier, group, engine_hashes, rule)
 
-    def told_by_report(
-        self, rank: WorkerRank, tier: Tier, group: int, names: Names, need: int
-    ) -> Names:
-        """Return those blocks of a report that its group certainly holds, if it tells any news.
+    def lacking(self, rank: WorkerRank, tier: Tier, group: int, names: Names) -> list[int]:
+        """Return those blocks that the engine has not told of as held by a group on a tier."""
+        limiting = self._ranks[rank].limiting
+        if limiting is None:
+            return list(names)
+        return [name for name in names if not limiting.is_sure(tier, group, name)]
 
-        Where the last block is not held yet it may be a prompt that was computed: all of it.
-        Otherwise the engine holds the last `need` blocks in any case, and may have named others.
+    def longest(
+        self, rank: WorkerRank, tier: Tier, names: Names, reach: int
+    ) -> Generator[int, None, int]:
+        """Return the longest prefix, of at most `reach` blocks, that a rank's groups allow.
+
+        Yields the cost of each step, in blocks. Unlike in matches, a group that holds nothing on
+        the tier allows nothing: this is about the cache that all groups of an engine share.
         """
-        holder = self._ranks.get(rank)
-        limiting = None if holder is None else holder.limiting
-        if limiting is None or not limiting.holds_in(tier, group, names[-1]):
-            return names
-        last = names[-need:]
-        return [] if all(limiting.holds_in(tier, group, name) for name in last) else last
+        limiting = self._ranks[rank].limiting
+        if limiting is None or not limiting.is_in_force:
+            return reach
+        if not limiting.all_hold_some(tier):
+            return 0
+        rules = limiting.rules.values()
+        stride = lcm(*(rule.stride for rule in rules))
+        window = max(rule.blocks * rule.stride for rule in rules) + SLICE_BLOCKS
+        while reach:
+            # whether blocks before `start` are held matters only where less than a window is left
+            start = max(reach - window, 0) // stride * stride
+            found = start + limiting.reusable(tier, list(names[start:reach]), 0)
+            if found == reach:
+                break
+            yield SLICE_BLOCKS
+            reach = found
+        return reach
 
     def remove(self, rank: WorkerRank, tier: Tier, group: int, engine_hashes: Sequence[int]) -> int:
         """Drop one reference to each block of a group; return how many existed."""
@@ -125,7 +142,7 @@ class GroupIndex:
         """Follow a holder whose groups come from a checkpoint."""
         if holder.limiting is not None and holder.limiting.is_in_force:
             self.limited |= holder.bit
-            self.has_sparse |= holder.limiting.prefixes is not None
+            self.needs_whole_prompts |= holder.limiting.prefixes is not None
 
     # ---- models without full attention
 
@@ -148,13 +165,13 @@ class GroupIndex:
     def _begin_sparse(self, limiting: LimitingGroups) -> None:
         if limiting.prefixes is None:
             limiting.prefixes = SparsePrefixes()
-        self.has_sparse = True
+        self.needs_whole_prompts = True
 
     def note_whole_prompt(self, hashes: PackedHashes) -> None:
         """Note a prompt without a partial last block, which an engine is about to get. O(1).
 
-        Events do not tell such a prompt from one with a few tokens more, of which an engine without
-        full attention keeps other blocks.
+        Events do not tell such a prompt from one with a few tokens more, of which an engine finds
+        one block more, and keeps other blocks if it is without full attention.
         """
         if hashes:
             self.whole_prompts.pop(hashes[-PROMPT_END:], None)
@@ -165,7 +182,7 @@ class GroupIndex:
     def is_whole_prompt(self, hashes: PackedHashes, rank: WorkerRank, batch: int | None) -> bool:
         """Say whether a prompt that was noted ends like these blocks; one batch may tell of it."""
         end, by = hashes[-PROMPT_END:], (rank, batch)
-        if not self.has_sparse or end not in self.whole_prompts:
+        if not self.needs_whole_prompts or end not in self.whole_prompts:
             return False
         if self.whole_prompts[end] is None:
             self.whole_prompts[end] = by

@@ -118,7 +118,6 @@ class Holder:
         "hearsay",
         "holder_id",
         "home",
-        "is_report",
         "late",
         "limiting",
         "rank",
@@ -149,8 +148,6 @@ class Holder:
         # moment of the history that a replay repeats: the first store of such a block is taken to
         # be the one in the dump, or the block would need one removal too many.
         self.hearsay: list[set[int]] | None = None
-        # whether the store being written may only repeat what is held: see `writer.is_report`
-        self.is_report = False
         # blocks of other cache groups than full attention; None: the engine told of none
         self.limiting: LimitingGroups | None = None
 
@@ -256,6 +253,35 @@ class Holder:
         """Say whether a block that is held on a tier has a reference of this group there."""
         counts = self.counts[tier]
         return group == self.home if counts is None else counts.has(name, group, self.home)
+
+    def held(self, tier: int, group: int, names: Iterable[int]) -> int:
+        """Return how many of the first of these blocks a group holds on a tier."""
+        held = 0
+        for name in names:
+            if not (self.is_on(tier, name) and self.is_counted(tier, name, group)):
+                break
+            held += 1
+        return held
+
+    def is_sure(self, tier: int, group: int, name: int) -> bool:
+        """Say whether the engine, and not only a dump, has told that a group holds a block."""
+        is_held = self.is_on(tier, name) and self.is_counted(tier, name, group)
+        return is_held and (self.hearsay is None or name not in self.hearsay[tier])
+
+    def is_on(self, tier: int, name: int) -> bool:
+        """Say whether a block is held on a tier under this name."""
+        node = self.where.get(name)
+        if node is None or not (tier or any(self.blocks[1:])):
+            return node is not None
+        return self.holds(tier, (node, self.locate(node, name)), name)
+
+    def holds(self, tier: int, place: tuple[Node, int], name: int) -> bool:
+        """Say whether a block is held on a tier under this name, which is filed for the place."""
+        node, position = place
+        places = node.names_at(self.holder_id)
+        if places is not None and position in places:
+            return bool(places[position][name] >> tier & 1)
+        return bool(node.held_on(self.holder_id, tier) >> position & 1)
 
     def counts_for_change(self, tier: int) -> ReferenceCounts:
         """Return the tier's counts, created on demand."""

@@ -107,14 +107,11 @@ def cover_named(holder: Holder, tier: int, group: int, names: Sequence[int]) -> 
 
 
 def _count_again(holder: Holder, tier: int, group: int, name: int) -> None:
-    """Count one more reference to a held block, unless only a dump has reported it so far.
-
-    A report of what is cached counts none for a block that the group holds already.
-    """
+    """Count one more reference to a held block, unless only a dump has reported it so far."""
     if holder.confirm(tier, name):
         if group != holder.home:
             holder.counts_for_change(tier).first(name, group)
-    elif not (holder.is_report and holder.is_counted(tier, name, group)):
+    else:
         holder.counts_for_change(tier).again(name, group, holder.home)
 
 
@@ -151,15 +148,6 @@ def _begin_alias(holder: Holder, place: tuple[Node, int]) -> dict[int, int]:
     names = {first: tiers}
     node.put_names(holder.holder_id, position, names)
     return names
-
-
-def holds(holder: Holder, tier: int, place: tuple[Node, int], name: int) -> bool:
-    """Say whether a block is held on a tier under this very name."""
-    node, position = place
-    places = node.names_at(holder.holder_id)
-    if places is not None and position in places:
-        return bool(places[position][name] >> tier & 1)
-    return bool(node.held_on(holder.holder_id, tier) >> position & 1)
 
 
 def cover_new_branch(  # noqa: PLR0917 - the fields of the event

@@ -200,14 +200,13 @@ class KvIndex:
         namespace: Namespace = BASE_NAMESPACE,
         group: int = 0,
         heals: bool = True,
-        is_report: bool = False,
     ) -> int:
         """Hold consecutive blocks behind `parent` (None: at the root), adding one reference each.
 
         Blocks behind a parent that the rank never announced, or lost on every tier, wait for it and
-        match nothing. `namespace` matters for blocks that do not inherit one. A report adds no
-        reference to what its group holds on the tier. With `heals` false the caller calls `heal`
-        until nothing waits. Returns the number of blocks accepted: all, or none if it is refused.
+        match nothing. `namespace` matters for blocks that do not inherit one. With `heals` false
+        the caller calls `heal` until nothing waits. Returns the number of blocks accepted: all, or
+        none if it is refused.
 
         Raises:
             KeyError: the rank is not attached.
@@ -216,7 +215,6 @@ class KvIndex:
         holder = self._ranks[rank]
         if len(local_hashes) != len(engine_hashes) * HASH_BYTES:
             raise ValueError("a block needs one engine hash and one local hash")
-        holder.is_report = is_report
         live = group != UNDECIDED_GROUP
         if group != holder.home:
             group = holder.group_of_store(group)
@@ -279,7 +277,6 @@ class KvIndex:
         holder = self._ranks[rank]
         if group != holder.home:
             group = holder.group_of_store(group)
-        holder.is_report = False
         known = holdings.cover_named(holder, tier, group, engine_hashes)
         if tier and known:
             self._below |= holder.bit

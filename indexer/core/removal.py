@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from indexer.core.holdings import holds, pack_name
+from indexer.core.holdings import pack_name
 from indexer.core.node import EDGE_BLOCKS_MAX, all_ones, bits
 from indexer.core.packing import pack_backwards, pack_names
 from indexer.types import HASH_BYTES, Tier
@@ -75,7 +75,7 @@ def drop_references(
         if node is None:
             continue
         place = (node, holder.locate(node, name))
-        if not holds(holder, tier, place, name):
+        if not holder.holds(tier, place, name):
             continue
         dropped, last = holder.drop_reference(tier, name, group)
         found += dropped
@@ -200,7 +200,7 @@ def _not_at(names: Sequence[int], run: bytes, kept: int) -> list[int]:
 
 def _uncover_named(tree: RadixTree, holder: Holder, tier: int, node: Node, name: int) -> bool:
     place = (node, holder.locate(node, name))
-    if not holds(holder, tier, place, name):
+    if not holder.holds(tier, place, name):
         return False
     uncover(tree, holder, tier, place, name)
     return True
@@ -256,7 +256,7 @@ def forget(tree: RadixTree, holder: Holder, name: int) -> None:
     """Forget a name on every tier, however often it is held."""
     node = holder.where[name]
     place = (node, holder.locate(node, name))
-    tiers = [tier for tier in Tier if holds(holder, tier, place, name)]
+    tiers = [tier for tier in Tier if holder.holds(tier, place, name)]
     holder.forget(name)
     for tier in tiers:
         uncover(tree, holder, tier, place, name)

@@ -13,6 +13,13 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from xxhash import xxh3_64_intdigest
 
+from indexer.core.event_hashes import (
+    CHECK_COST_BLOCKS,
+    COLOURED_SLICE_BLOCKS,
+    SLICE_BLOCKS,
+    has_extra_keys,
+    local_hashes,
+)
 from indexer.core.holdings import pack_name
 from indexer.core.irregular_stores import place_behind
 from indexer.core.node import all_ones, leading_run
@@ -21,8 +28,10 @@ from indexer.core.sparse_stores import SparsePrefixes, SparseStore
 from indexer.types import HASH_BYTES, Tier
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Generator, Iterator, Sequence
 
+    from indexer.core.cache_groups import GroupRule
+    from indexer.core.events import BlockStored
     from indexer.core.group_index import GroupIndex
     from indexer.core.holder import Holder
     from indexer.core.irregular_stores import Place
@@ -48,8 +57,12 @@ _MADE_UP_SEED: Final = 0x5EED
 class _Index(Protocol):
     """What is used of a `KvIndex`."""
 
+    block_size: int
+    is_eagle: bool
     tree: RadixTree
     groups: GroupIndex
+
+    def room(self, rank: WorkerRank) -> int: ...
 
     def store(
         self,
@@ -61,6 +74,49 @@ class _Index(Protocol):
         *,
         namespace: Namespace,
     ) -> int: ...
+
+
+def told_by(
+    index: _Index,
+    rank: WorkerRank,
+    event: BlockStored,
+    rule: GroupRule,
+    batch: int | None,
+    namespace: Namespace,
+) -> Generator[int, None, SparseStore | None]:
+    """Return what an event tells of a prefix, if anything; yield costs in blocks."""
+    size, tokens = index.block_size, event.token_ids
+    is_coloured = has_extra_keys(event)
+    if (
+        not tokens
+        or event.tier is not Tier.DEVICE
+        or event.has_nameless_adapter
+        or index.is_eagle
+        or event.block_size % size
+        or len(tokens) % event.block_size
+        # what else unnamed blocks depend on is not told
+        or (is_coloured and not (event.is_whole and event.block_size == size))
+        or len(tokens) // size > index.room(rank)
+    ):
+        return None
+    blocks, cut = len(tokens) // size, COLOURED_SLICE_BLOCKS if is_coloured else SLICE_BLOCKS
+    local = []
+    for at in range(0, blocks, cut):
+        try:
+            local.append(local_hashes(index, event, namespace, at, min(at + cut, blocks)))
+        except ValueError:  # a token beyond 32 bits
+            return None
+        yield CHECK_COST_BLOCKS
+    return SparseStore(
+        batch=batch,
+        group=event.group,
+        need=rule.blocks,
+        stride=rule.stride,
+        parent=event.parent,
+        local=b"".join(local),
+        names=event.block_hashes,
+        namespace=namespace,
+    )
 
 
 def store(index: _Index, holder: Holder, told: SparseStore) -> Iterator[int]:

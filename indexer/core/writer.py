@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from indexer.core import sparse_prefixes
 from indexer.core.cache_groups import GroupRule, rule_of
 from indexer.core.event_hashes import (
+    CHECK_COST_BLOCKS,
     COLOURED_SLICE_BLOCKS,
     SLICE_BLOCKS,
     has_extra_keys,
@@ -20,9 +21,9 @@ from indexer.core.event_hashes import (
     slices_of,
 )
 from indexer.core.events import AllBlocksCleared, BadEvent, BlockRemoved, BlockStored
+from indexer.core.full_reports import FullReports, store_lacking
 from indexer.core.name_map import NameMap
 from indexer.core.node import Node
-from indexer.core.sparse_stores import SparseStore
 from indexer.types import BASE_NAMESPACE, Namespace, Tier, WorkerRank
 
 if TYPE_CHECKING:
@@ -38,9 +39,6 @@ MAIN_ATTENTION: Final = frozenset({"full_attention", "mla_attention", "sink_full
 
 GROUPS_REMEMBERED: Final = 64
 """Groups per stream whose kind is remembered for removals; hybrid models have a handful."""
-
-CHECK_COST_BLOCKS: Final = SLICE_BLOCKS // 3
-"""Cost of validating a slice of a long store before any of it is written."""
 
 EVENT_COST_BLOCKS: Final = 8
 """Cost of an event besides its blocks, in blocks."""
@@ -77,6 +75,7 @@ class IndexWriter:
         "_number",
         "_own_rank",
         "_rank",
+        "_reports",
         "_slices",
         "_tallies",
         "are_of_one_model",
@@ -93,6 +92,7 @@ class IndexWriter:
         self._tallies = tallies
         self._groups: dict[int, bool] = {}
         self._limiting: dict[int, GroupRule] = {}  # groups that limit what a prompt can reuse
+        self._reports = FullReports(index, self._groups, self._limiting)
         self._number: int | None = None  # of the batch being written
         self._main_told: int | None = None  # the last batch that named a group of full attention
         self._limiting_told: int | None = None  # and one that limits it
@@ -129,11 +129,12 @@ class IndexWriter:
         while budget > 0 and self.is_busy:
             done = tallies.blocks_stored + tallies.blocks_removed
             if self._slices is not None:
-                cost = next(self._slices, None)
-                if cost is None:
-                    self._slices = None
-                else:
+                slices = self._slices
+                cost = next(slices, None)
+                if cost is not None:
                     budget -= cost
+                elif self._slices is slices:  # nothing else followed
+                    self._slices = None
                 continue
             if self._next == len(batch.events):
                 self._batch, self.is_busy = None, False
@@ -267,7 +268,6 @@ class IndexWriter:
                 namespace=namespace,
                 group=event.group,
                 heals=False,
-                is_report=self._is_report(event),
             )
             parent = names[-1]
             yield len(names)
@@ -296,25 +296,40 @@ class IndexWriter:
             self._index.remove(self._rank, tier, names, group=group)
         self._tallies.blocks_removed += len(names)
 
-    def _store_in_group(self, event: BlockStored) -> Iterator[int]:
+    def _store_in_group(self, event: BlockStored, names: Names) -> Iterator[int]:
         """Store blocks of a group that limits matches, of any block size and with any gaps."""
         assert event.tier is not None
-        groups, names, is_report = self._index.groups, event.block_hashes, self._is_report(event)
-        rule = self._limiting[event.group]
-        if is_report:
-            need = rule.blocks * max(1, self._index.block_size // event.block_size)
-            names = groups.told_by_report(self._rank, event.tier, event.group, names, need)
+        groups, rule = self._index.groups, self._limiting[event.group]
         for _, some in slices_of(names):
             self._tallies.blocks_stored += groups.store(
-                self._rank, event.tier, event.group, some, rule=rule, is_report=is_report
+                self._rank, event.tier, event.group, some, rule=rule
             )
             self._limit()
             yield len(some)
-        if self._is_sparse(event.group) and (names or not is_report):
+        if self._is_sparse(event.group):
             yield from self._store_prefix(event, rule)
 
-    def _is_report(self, event: BlockStored) -> bool:
-        return self.reports_in_full and event.may_be_report
+    def _store_unless_report(self, event: BlockStored, tier: Tier, form: str) -> Iterator[int]:
+        """Store what a prompt had computed; of what it found, only what was not known."""
+        namespace = self._namespace(event)
+        is_report = yield from self._reports.judge(event, self._rank, self._number, namespace)
+        outcome: str | None = APPLIED
+        if not is_report:
+            yield min(len(event.block_hashes), SLICE_BLOCKS)  # what is written at once
+            outcome = self._store_blocks(event, tier, form)
+        elif event.group in self._limiting:
+            lacking = self._reports.lacking(event, self._rank)
+            if lacking:
+                yield from self._store_in_group(event, lacking)
+        else:
+            try:
+                stored = yield from store_lacking(self._index, self._rank, event, namespace)
+            except ValueError:  # a token beyond 32 bits
+                stored, outcome = 0, "malformed"
+            self._tallies.blocks_stored += stored
+            yield from self._heal_in_slices()
+        if outcome is not None:
+            self._tallies.count_event(event.kind, form, outcome)
 
     def _is_sparse(self, group: int) -> bool:
         """Whether a group is one of an engine that has no group of full attention.
@@ -326,40 +341,12 @@ class IndexWriter:
 
     def _store_prefix(self, event: BlockStored, rule: GroupRule) -> Iterator[int]:
         """Store what comes before the blocks that an event of such an engine names."""
-        size, tokens = self._index.block_size, event.token_ids
-        is_whole = len(event.block_hashes) * event.block_size == len(tokens)
-        is_coloured = has_extra_keys(event)
-        if (
-            not tokens
-            or event.tier is not Tier.DEVICE
-            or event.has_nameless_adapter
-            or self._index.is_eagle
-            or event.block_size % size
-            or len(tokens) % event.block_size
-            # what else unnamed blocks depend on is not told
-            or (is_coloured and not (is_whole and event.block_size == size))
-            or len(tokens) // size > self._index.room(self._rank)
-        ):
-            return
-        blocks, cut = len(tokens) // size, COLOURED_SLICE_BLOCKS if is_coloured else SLICE_BLOCKS
-        namespace, local = self._namespace(event), []
-        for at in range(0, blocks, cut):
-            try:
-                local.append(local_hashes(self._index, event, namespace, at, min(at + cut, blocks)))
-            except ValueError:  # a token beyond 32 bits
-                return
-            yield CHECK_COST_BLOCKS
-        told = SparseStore(
-            batch=self._number,
-            group=event.group,
-            need=rule.blocks,
-            stride=rule.stride,
-            parent=event.parent,
-            local=b"".join(local),
-            names=event.block_hashes,
-            namespace=namespace,
+        namespace = self._namespace(event)
+        told = yield from sparse_prefixes.told_by(
+            self._index, self._rank, event, rule, self._number, namespace
         )
-        yield from sparse_prefixes.store(self._index, self._index.holder(self._rank), told)
+        if told is not None:
+            yield from sparse_prefixes.store(self._index, self._index.holder(self._rank), told)
 
     def note_main(self, number: int) -> None:
         """Note that batch `number` names a group of full attention."""
@@ -384,15 +371,21 @@ class IndexWriter:
             return refusal or "unknown_medium"
         if event.group in self._limiting:
             refusal = self._why_no_room(event)
-            self._slices = None if refusal else self._store_in_group(event)
-            return refusal or APPLIED
-        if event.is_placeholder:
+        elif event.is_placeholder:
             self._slices = self._mark_in_slices(event)
             return "placeholder"
-        return self._why_not_whole(event) or self._store_blocks(event, event.tier, form)
+        else:
+            refusal = self._why_not_whole(event)
+        if refusal is None and self.reports_in_full and event.parent is None and event.token_ids:
+            self._slices = self._store_unless_report(event, event.tier, form)
+            return None
+        return refusal or self._store_blocks(event, event.tier, form)
 
     def _store_blocks(self, event: BlockStored, tier: Tier, form: str) -> str | None:
-        """Store the blocks of a match; return the outcome, None if it is not known yet."""
+        """Store blocks that were computed; return the outcome, None if it is not known yet."""
+        if event.group in self._limiting:
+            self._slices = self._store_in_group(event, event.block_hashes)
+            return APPLIED
         namespace = self._namespace(event)
         blocks = len(event.block_hashes)
         if blocks > (COLOURED_SLICE_BLOCKS if has_extra_keys(event) else SLICE_BLOCKS):
@@ -411,7 +404,6 @@ class IndexWriter:
             namespace=namespace,
             group=event.group,
             heals=False,
-            is_report=self._is_report(event),
         )
         if self._index.heal(self._rank):
             self._slices = self._heal_in_slices()

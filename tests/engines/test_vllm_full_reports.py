@@ -18,7 +18,11 @@ from tests.engines.vllm_engine import EngineConfig
 
 pytestmark = [pytest.mark.heavy, pytest.mark.e2e]
 
-CONFIG = EngineConfig("llama", full_reports=True)
+CONFIGS = (
+    (EngineConfig("llama", full_reports=True), 2 * REQUESTS),
+    # whose windows go before the blocks of full attention do: prompts are computed a second time
+    (EngineConfig("gemma3", full_reports=True), REQUESTS),
+)
 
 
 def blocks_of_workers(fleet: Fleet) -> Counter[int]:
@@ -33,11 +37,17 @@ def blocks_of_workers(fleet: Fleet) -> Counter[int]:
 
 
 @pytest.mark.timeout(900)  # evictions need many requests
-def test_full_reports(tmp_path_factory: pytest.TempPathFactory, told: Recorder) -> None:
-    folder = tmp_path_factory.mktemp(CONFIG.model)
-    with running_fleet(folder, [CONFIG, CONFIG]) as fleet:
-        verdict = told(fleet.drive("full reports", 2 * REQUESTS))
+@pytest.mark.parametrize(("config", "requests"), CONFIGS, ids=["llama", "gemma3"])
+def test_full_reports(
+    config: EngineConfig,
+    requests: int,
+    tmp_path_factory: pytest.TempPathFactory,
+    told: Recorder,
+) -> None:
+    folder = tmp_path_factory.mktemp(config.model)
+    with running_fleet(folder, [config, config]) as fleet:
+        verdict = told(fleet.drive("full reports", requests))
         assert all(fleet.log.removed.values()), "the pools were large enough for everything"
         assert_foretold(verdict)
         for worker_id, blocks in blocks_of_workers(fleet).items():
-            assert 0 < blocks < CONFIG.blocks, f"worker {worker_id} has no such room"
+            assert 0 < blocks < config.blocks, f"worker {worker_id} has no such room"

@@ -9,7 +9,7 @@ from indexer.core.cache_groups import GroupRule
 from indexer.types import BASE_NAMESPACE, Namespace, Tier, WorkerRank
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
 
 Chain = tuple[bytes, ...]  # local hashes from the root on: what a block is
 
@@ -60,21 +60,34 @@ class NaiveGroups:
         engine_hashes: Sequence[int],
         *,
         rule: GroupRule,
-        is_report: bool = False,
     ) -> int:
         if self.by_rank[rank].get(group, rule) != rule:
             self.forget(rank, group)
         self.by_rank[rank][group] = rule
         for name in engine_hashes:
-            if not (is_report and self.grouped[rank][tier, group, name]):
-                self.grouped[rank][tier, group, name] += 1
+            self.grouped[rank][tier, group, name] += 1
         return len(engine_hashes)
 
-    def told_by_report(
-        self, rank: WorkerRank, tier: Tier, group: int, names: Sequence[int], need: int
-    ) -> list[int]:
-        held = [self.grouped[rank][tier, group, name] > 0 for name in names]
-        return [*names[-need:]] if held[-1] else [*names]
+    def lacking(self, rank: WorkerRank, tier: Tier, group: int, names: Sequence[int]) -> list[int]:
+        return [name for name in names if not self.grouped[rank][tier, group, name]]
+
+    def longest(
+        self, rank: WorkerRank, tier: Tier, names: Sequence[int], reach: int
+    ) -> Generator[int, None, int]:
+        if rank not in self.limited:
+            return reach
+        told = {group for (t, group, _), count in self.grouped[rank].items() if t is tier and count}
+        places = [{name} for name in names]
+        while reach and not (
+            told >= self.by_rank[rank].keys() and self.allows(rank, tier, places, 0, reach)
+        ):
+            reach -= 1
+            yield 1
+        return reach
+
+    def is_whole_prompt(self, hashes: bytes, rank: WorkerRank, batch: int | None) -> bool:
+        """It is told of no prompts."""
+        return False
 
     def remove(self, rank: WorkerRank, tier: Tier, group: int, engine_hashes: Sequence[int]) -> int:
         found = 0
@@ -104,6 +117,20 @@ class NaiveGroups:
                 if end > low and not held:
                     return False
         return True
+
+
+class NaiveHolder:
+    """What one rank holds: a `Holder`, as far as reports are told by it."""
+
+    def __init__(self, counts: Counter[tuple[Tier, int, int]]) -> None:
+        self.counts = counts
+
+    def held(self, tier: Tier, group: int, names: Sequence[int]) -> int:
+        held = [self.is_sure(tier, group, name) for name in names]
+        return [*held, False].index(False)
+
+    def is_sure(self, tier: Tier, group: int, name: int) -> bool:
+        return self.counts[tier, group, name] > 0
 
 
 class NaiveIndex:
@@ -169,7 +196,6 @@ class NaiveIndex:
         namespace: Namespace = BASE_NAMESPACE,
         group: int = 0,
         heals: bool = True,
-        is_report: bool = False,
     ) -> int:
         names = set(engine_hashes)
         if len(names) < len(engine_hashes) or parent in names:
@@ -181,8 +207,7 @@ class NaiveIndex:
             chain = (*chain, local_hashes[8 * at : 8 * at + 8])
             self.chains[rank][name] = chain
             self.namespaces[rank][name] = namespace
-            if not (is_report and self.counts[rank][tier, group, name]):
-                self.counts[rank][tier, group, name] += 1
+            self.counts[rank][tier, group, name] += 1
         return len(engine_hashes)
 
     def remove(
@@ -202,6 +227,9 @@ class NaiveIndex:
         for name in known:
             self.counts[rank][tier, group, name] += 1
         return len(known)
+
+    def holder(self, rank: WorkerRank) -> NaiveHolder:
+        return NaiveHolder(self.counts[rank])
 
     def expect_full_attention(self, rank: WorkerRank) -> None:
         pass

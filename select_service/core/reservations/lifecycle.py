@@ -202,7 +202,7 @@ class Lifecycle(ReservationEnds):
         index = partition.index
         if isl_tokens == prompt.blocks * index.block_size:
             # before the first event it is not known what an engine has
-            if index.groups.has_sparse:
+            if index.groups.needs_whole_prompts:
                 index.groups.note_whole_prompt(prompt.block_hashes)
             elif (
                 len(index.groups.whole_prompts) < EARLY_PROMPTS_MAX and not index.tree.root.children

@@ -6,6 +6,7 @@ begins with the prompt; what is computed twice comes with a parent, and is a sec
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from typing import Any
 
@@ -14,11 +15,19 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from indexer.core.cache_groups import GroupRule
 from indexer.core.hashing import block_hashes
 from indexer.core.index import KvIndex
+from indexer.core.packing import numbers_in
 from indexer.core.stream import EventStream
 from indexer.types import Scope, WorkerRank
 from tests.effort import examples
+from tests.indexer.core.reporting_engine import (
+    Chain,
+    ReportingEngine,
+    name_of,
+    tokens_of,
+)
 from tests.indexer.encoding import encode_batch, message, removed, stored
 from tests.indexer.naive_index import NaiveIndex
 
@@ -155,10 +164,91 @@ def test_a_windows_report_tells_of_all_blocks_in_the_window() -> None:
     assert house.matched(PROMPT) == 4
 
 
-def test_a_store_without_blocks_is_no_report() -> None:
-    """An engine without full attention may tell of a chunk, none of whose blocks it keeps."""
+@pytest.mark.parametrize("order", [SPECS, SPECS[::-1]], ids=["main first", "window first"])
+@pytest.mark.parametrize("is_whole", [True, False], ids=["window whole", "window's end"])
+def test_a_prompt_computed_anew_for_its_window_is_held_twice(
+    order: tuple[dict[str, Any], ...], *, is_whole: bool
+) -> None:
+    house, names = House(), [*range(1, 7)]
+
+    def compute() -> None:
+        some = names if is_whole else names[-2:]
+        window = stored(some, PROMPT[: 6 * SIZE], None, block_size=SIZE, **SPECS[1])
+        events = {0: store(names, **SPECS[0]), 1: window}
+        house.tell(*(events[spec["group_idx"]] for spec in order))
+
+    compute()
+    house.tell(removed(names, group_idx=1))
+    compute()
+    assert house.matched(PROMPT) == 6
+    house.tell(removed(names, group_idx=0))
+    assert house.matched(PROMPT) == 6, "the second copies are there"
+    house.tell(*(store(names, **spec) for spec in order))
+    house.tell(removed(names, group_idx=0))
+    assert house.matched(PROMPT) == 0, "a report is no third"
+
+
+@pytest.mark.parametrize("lost", range(3))
+def test_all_groups_compute_a_prompt_anew_if_one_lacks_what_it_needs(lost: int) -> None:
+    state: dict[str, Any] = {"group_idx": 2, "kv_cache_spec_kind": "mamba"}
+    house, specs = House(), [*SPECS, state]
+    for _ in range(2):
+        house.tell(*(store([1, 2, 3], **spec) for spec in specs))
+        house.tell(removed([1, 2, 3], group_idx=lost))
+    house.tell(*(store([1, 2, 3], **spec) for spec in specs))
+    for group in range(3):
+        assert house.matched(PROMPT) == 3, f"groups before {group} have been stored twice"
+        if group != lost:
+            house.tell(removed([1, 2, 3], group_idx=group))
+
+
+def test_long_reports_of_groups_are_looked_up_in_steps() -> None:
+    index, names = KvIndex(SIZE), [*range(1, 3001)]
+    stream, numbers = _stream(index), itertools.count()
+
+    def tell(*events: dict[str, Any]) -> int:
+        stream.on_live(message(next(numbers), encode_batch([*events])), 0.0)
+        turns = 0
+        while stream.is_busy:
+            stream.resume(0.0)
+            turns += 1
+        return turns
+
+    def matched() -> int:
+        rows = index.find_matches(block_hashes([*range(3000 * SIZE)], SIZE)).rows()
+        return rows[0][0] if rows else 0
+
+    both = [store(names, **spec) for spec in SPECS]
+    tell(*both)
+    tell(removed(names[:-2], group_idx=1))
+    assert tell(*both) > 6, "a report"
+    tell(removed(names[-1:], group_idx=1))
+    assert matched() == 0
+    assert tell(*both) > 12, "nothing was found, and everything is stored"
+    tell(removed(names, group_idx=0))
+    assert matched() == 3000, "it was computed anew"
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_prompt_that_ends_with_its_only_match_computes_it_anew(*, is_whole: bool) -> None:
+    """The engine computes a prompt's last token: it finds less of one that is these blocks."""
     index = KvIndex(SIZE)
-    stream = EventStream(
+    stream = _stream(index)
+    state: dict[str, Any] = {"group_idx": 1, "kv_cache_spec_kind": "mamba"}
+    told = encode_batch([store([1, 2], **SPECS[0]), store([2], 1, **state)])
+    stream.on_live(message(0, told), 0.0)
+    if is_whole:
+        index.groups.note_whole_prompt(block_hashes(PROMPT[: 2 * SIZE], SIZE))
+    told = encode_batch([store([1, 2], **spec) for spec in (SPECS[0], state)])
+    stream.on_live(message(1, told), 0.0)
+    stream.on_live(message(2, encode_batch([removed([1, 2])])), 0.0)
+    assert not stream.is_busy
+    index.check()
+    assert bool(index.find_matches(block_hashes(PROMPT, SIZE)).rows()) is is_whole
+
+
+def _stream(index: KvIndex) -> EventStream:
+    return EventStream(
         Scope("m", "t"),
         RANK,
         index,
@@ -166,6 +256,12 @@ def test_a_store_without_blocks_is_no_report() -> None:
         has_replay=False,
         reports_in_full=True,
     )
+
+
+def test_a_store_without_blocks_is_no_report() -> None:
+    """An engine without full attention may tell of a chunk, none of whose blocks it keeps."""
+    index = KvIndex(SIZE)
+    stream = _stream(index)
     windows = [SPECS[1] | {"group_idx": group} for group in range(2)]
     for number, names in enumerate(([1, 2, 3], [])):
         payload = encode_batch([store(names, **window) for window in windows])
@@ -175,63 +271,87 @@ def test_a_store_without_blocks_is_no_report() -> None:
     assert index.find_matches(block_hashes(PROMPT, SIZE)).rows()[0][0] == 3
 
 
-class Engine(RuleBasedStateMachine):
-    """A vLLM whose requests all ask for full reports, as a bag of blocks, and an index behind it.
+LAYOUTS: tuple[list[GroupRule | None], ...] = (
+    [None],
+    [GroupRule(2), None],
+    [None, GroupRule(1)],
+    [GroupRule(3), None, GroupRule(2)],
+    [GroupRule(1), GroupRule(3), None, GroupRule(1)],
+)
 
-    What it holds of a name is a number of physical blocks; a name is held while there is one.
+
+class Engine(RuleBasedStateMachine):
+    """An engine whose requests all ask for full reports, and an index behind it.
+
+    What the index has must be what the engine holds, copies included, and so must be what it
+    foretells of the next prompt.
     """
 
-    @initialize()
-    def begin(self) -> None:
-        self.house = House()
-        self.blocks: Counter[int] = Counter()
-        self.chains: dict[int, tuple[int, ...]] = {}
+    @initialize(layout=st.sampled_from(LAYOUTS), pool=st.integers(8, 40))
+    def begin(self, layout: list[GroupRule | None], pool: int) -> None:
+        self.engine = ReportingEngine(layout, pool)
+        self.index = KvIndex(SIZE)
+        self.stream = _stream(self.index)
+        self.index.groups.needs_whole_prompts = True
+        self.seq = 0
 
-    def name(self, chain: tuple[int, ...]) -> int:
-        name = hash(chain) & ((1 << 64) - 1)
-        self.chains[name] = chain
-        return name
+    def tell(self) -> None:
+        events = self.engine.tell()
+        if events:
+            self.stream.on_live(message(self.seq, encode_batch(events)), 0.0)
+            while self.stream.is_busy:
+                self.stream.resume(0.0)
+            self.seq += 1
 
-    @rule(chain=st.lists(st.integers(0, 1), min_size=1, max_size=6), end=st.booleans())
-    def prompt(self, chain: list[int], *, end: bool) -> None:
-        """Blocks of two kinds; a prompt that ends with a block computes that one in any case."""
-        names = [self.name(tuple(chain[: at + 1])) for at in range(len(chain))]
-        hit = 0
-        while hit < len(names) - end and self.blocks[names[hit]]:
-            hit += 1
-        if not hit and self.blocks[names[0]]:
-            return  # one block alone, computed again: nothing tells it from a report
-        if not hit and any(self.blocks[name] for name in names):
-            names = names[: next(at for at, name in enumerate(names) if self.blocks[name])]
-        events = []
-        if hit:
-            events.append(self._event(names[:hit], chain, 0))
-        if names[hit:]:
-            events.append(self._event(names[hit:], chain, hit))
-        self.blocks.update(names[hit:])
-        self.house.tell(*events)
+    @rule(
+        chain=st.lists(st.integers(0, 1), min_size=1, max_size=7).map(tuple),
+        is_whole=st.booleans(),
+        keeps_all=st.booleans(),
+        chunk=st.integers(1, 7),
+    )
+    def request(self, chain: Chain, *, is_whole: bool, keeps_all: bool, chunk: int) -> None:
+        foretold, found = (
+            self.foretold(chain, is_whole=is_whole),
+            self.engine.found(chain, is_whole=is_whole),
+        )
+        groups = {group for group, _ in self.engine.held()}
+        # matches leave out groups without blocks: connectors need not tell of all
+        assert foretold == found or len(groups) < len(self.engine.groups)
+        if is_whole:
+            self.index.groups.note_whole_prompt(block_hashes(tokens_of(chain), SIZE))
+        chunk = min(chunk, len(chain))
+        self.engine.request(chain, is_whole=is_whole, keeps_all=keeps_all, chunk=chunk)
+        self.tell()
+        self.index.groups.whole_prompts.clear()  # the next prompts that end so are others
 
-    def _event(self, names: list[int], chain: list[int], first: int) -> dict[str, Any]:
-        tokens = [
-            kind * SIZE + at for kind in chain[first : first + len(names)] for at in range(SIZE)
-        ]
-        parent = self.name(tuple(chain[:first])) if first else None
-        return stored(names, tokens, parent, block_size=SIZE)
+    def foretold(self, chain: Chain, *, is_whole: bool) -> int:
+        tokens = tokens_of(chain)
+        matches = self.index.find_matches(block_hashes(tokens, SIZE), len(tokens) + (not is_whole))
+        return min(matches.rows().get(0, (0, 0, 0))[0], len(chain) - is_whole)
 
-    @precondition(lambda self: +self.blocks)
+    @precondition(lambda self: self.engine.running)
+    @rule(pick=st.integers(0, 1 << 20))
+    def finish(self, pick: int) -> None:
+        self.engine.finish(pick % len(self.engine.running))
+
+    @precondition(lambda self: self.engine.unused)
     @rule(pick=st.integers(0, 1 << 20))
     def evict(self, pick: int) -> None:
-        held = sorted(+self.blocks)
-        name = held[pick % len(held)]
-        self.blocks[name] -= 1
-        self.house.tell(removed([name]))
+        self.engine.evict(self.engine.unused[pick % len(self.engine.unused)])
+        self.tell()
 
     @invariant()
     def holds_what_the_engine_holds(self) -> None:
-        holder = self.house.index.holder(RANK)
-        assert sorted(holder.where) == sorted(+self.blocks)
-        more = {} if holder.counts[0] is None else holder.counts[0].copies
-        assert more == {name: n - 1 for name, n in self.blocks.items() if n > 1}
+        self.index.check()
+        told: Counter[tuple[int, int]] = Counter()
+        holder = self.index.holder(RANK)
+        main = self.engine.groups.index(None)
+        copies = {} if holder.counts[0] is None else holder.counts[0].copies
+        told.update({(main, name): 1 + copies.get(name, 0) for name in holder.where})
+        for frozen in () if holder.limiting is None else holder.limiting.frozen():
+            for group, name in itertools.product(frozen.groups, numbers_in(frozen.names)):
+                told[group, name] = 1 + frozen.more.get(group, {}).get(name, 0)
+        assert told == {(group, name_of(one)): n for (group, one), n in self.engine.held().items()}
 
 
 TestEngine = Engine.TestCase

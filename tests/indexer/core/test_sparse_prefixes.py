@@ -98,7 +98,7 @@ def test_a_prompt_that_fills_its_last_block_is_kept_without_it() -> None:
 def test_a_prompt_known_to_fill_its_last_block_needs_no_guess() -> None:
     rank = Rank()
     rank.tell(told([1, 2], prompt_of(5, first=900)))
-    assert rank.index.groups.has_sparse
+    assert rank.index.groups.needs_whole_prompts
     rank.index.groups.note_whole_prompt(block_hashes(prompt_of(6), SIZE))
     rank.tell(told([104, 105], prompt_of(6)))
     assert rank.matched(prompt_of(6)) == (5, 0, 0)
@@ -256,7 +256,7 @@ def test_prefixes_travel(copy: Any) -> None:
     before.tell(told([107, 108], prompt_of(8)), told([202, 203], prompt_of(3, first=700)))
     rank = Rank(copy(before.index), first=1)
     assert rank.index.groups.is_sparse(RANK)
-    assert rank.index.groups.has_sparse
+    assert rank.index.groups.needs_whole_prompts
     assert rank.matched(prompt_of(8)) == (8, 0, 0)
     assert rank.matched(prompt_of(7)) == (0, 0, 0)
     rank.tell(told([109, 110], prompt_of(2, first=33), 108), removed([203], group_idx=0))

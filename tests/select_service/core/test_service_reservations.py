@@ -49,7 +49,7 @@ def test_the_index_hears_of_prompts_that_fill_their_last_block(fleet: Fleet) -> 
         fleet.take(name, number, number + 1, isl=isl)
         end = pack_u64([number, number + 1])
         assert index.groups.is_whole_prompt(end, WorkerRank(1, 0), 0) == is_noted
-        index.groups.has_sparse = True  # from now on
+        index.groups.needs_whole_prompts = True  # from now on
 
 
 def test_the_same_id_with_another_body_or_route_is_a_conflict(fleet: Fleet) -> None:
