@@ -2,7 +2,7 @@
 
 `gate.py` and `slo_shed.py` add what they admit, and read it for predictions and return times. What
 came all at once is booked, so it is counted there as work ahead, and is no rate that will go on:
-the lower of two averages counts, over ten seconds and over a minute.
+the average over ten seconds counts up to a quarter more than that over a minute.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ MEMORY_S: Final = 10.0
 """How long admitted work counts as traffic of its line."""
 LASTING_S: Final = 60.0
 """Over how long it must have come like that: a burst alone leaves as much to others as before."""
+RISE_MAX: Final = 1.25
+"""How many times that average counts at most. At 1 the lower of two averages would be too low on
+average, and leave others twice what there is where little is left."""
 LEFT_SHARE_MIN: Final = 0.05
 """Share of the drain rate that counts as left over by the lines above, at least."""
 
@@ -80,7 +83,7 @@ class AdmittedTraffic:
     def _lasting(self, sums: list[float], longer: list[float], line: int) -> float:
         lately = sum(sums[:line])
         span_s = max(self._span_s, MEMORY_S)
-        return min(lately / MEMORY_S, (lately + sum(longer[:line])) / span_s)
+        return min(lately / MEMORY_S, RISE_MAX * (lately + sum(longer[:line])) / span_s)
 
     def taken(self, now: float) -> float:
         """Return the work per second admitted in all lines lately."""

@@ -103,7 +103,7 @@ def test_a_burst_of_more_important_requests_is_no_rate_that_goes_on(policy: str)
     assert before_s == pytest.approx(1 / ((10.0 - 2.0) * RETURN_SHARE), rel=0.1)
     for number in range(100):
         gate.admit(ask_of("critical", 1, b"burst %d" % number), 60.0)
-    assert apart_s(gate) < 2.0 * before_s
+    assert apart_s(gate) < 3.0 * before_s
 
 
 def end_ten_a_second(gate: Gate[str], *, while_per_s: int) -> None:
