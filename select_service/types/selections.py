@@ -20,9 +20,9 @@ class Overlap(Struct, frozen=True):
     longest_matched: int
     """Most tokens of the prompt that any tier holds, e.g. `384`."""
     gpu: int
-    """Most tokens that any rank of the worker has on its device, e.g. `384`."""
+    """Most tokens that any rank of the worker has on its device; `dp` says which, e.g. `384`."""
     dp: dict[str, int]
-    """Tokens on the device, by rank."""
+    """Tokens on the device, of every rank of the worker."""
     cpu: int
     """Tokens on the device or in host memory, e.g. `384`."""
     disk: int
