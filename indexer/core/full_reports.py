@@ -14,8 +14,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Final, Protocol
 
 from indexer.core.event_hashes import (
-    CHECK_COST_BLOCKS,
     COLOURED_SLICE_BLOCKS,
+    SLICE_BLOCKS,
     has_extra_keys,
     local_hashes,
     slices_of,
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from indexer.core.holder import Holder
     from indexer.types import Namespace, PackedHashes, Tier, WorkerRank
 
+
+STEP_COST_BLOCKS: Final = SLICE_BLOCKS // 2
+"""Cost of looking up a slice of names, in blocks that are stored."""
 
 NO_GROUP: Final = -1
 
@@ -150,7 +153,7 @@ def _held(
         held = index.holder(rank).held(tier, group, some)
         if held < len(some):
             return start + held
-        yield CHECK_COST_BLOCKS
+        yield STEP_COST_BLOCKS
     return len(names)
 
 
