@@ -63,12 +63,13 @@ if TYPE_CHECKING:
     from select_service.core.decisions.shadow_regret import ShadowTally
     from select_service.core.fleet.catalog import Worker
     from select_service.core.fleet.roles import Legs
+    from select_service.core.ledger.pull_speeds import PullPath
     from select_service.core.pricing.cost import Terms
     from select_service.core.pricing.placement import Seen
     from select_service.core.pricing.policy import RoutingPolicy
     from select_service.core.pricing.prompt import Prompt
     from select_service.core.pricing.weights import Weights
-    from select_service.types import SelectRequest
+    from select_service.types import PulledBlocks, SelectRequest
 
 
 class Partition:
@@ -102,7 +103,9 @@ class Partition:
         self.kv_sources: KvSources | None = None
         """Where ranks may pull blocks from; None: they may not."""
         if config is not None and config.kv_pull:
-            self.kv_sources = KvSources(self.fleet_slots, costs)
+            self.kv_sources = KvSources(
+                self.fleet_slots, costs, self.ledger.loads.pull_speeds, self.index.block_size
+            )
         self.outliers = Outliers(limits or CoreLimits(), outliers or OutlierTally())
         self.trust = Trust(trust or TrustSettings())
         self.drainage = DrainRate(self.ledger.loads, prior_tokens_per_s=prefill_tokens_per_s)
@@ -234,6 +237,12 @@ class Partition:
         worth *= min(1.0, weights.overlap_score_credit)
         pulls = self.kv_sources.pulls(found, booked, weights, barred, loads.prefill, worth)
         return found if pulls is None else found._replace(pulls=pulls)
+
+    def pull_path(self, slot: int, pulled: PulledBlocks | None) -> PullPath | None:
+        """Return what the blocks that a rank pulls move through; None: it is not known here."""
+        if pulled is None or self.kv_sources is None:
+            return None
+        return self.kv_sources.path(slot, pulled)
 
     def pulling(
         self, request: SelectRequest, found: TierMatches | None, prompt: Prompt, weights: Weights

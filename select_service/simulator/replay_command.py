@@ -82,7 +82,13 @@ def _changes(pairs: dict[str, str]) -> dict[str, object]:
     """
     for name in _NO_WEIGHTS & pairs.keys():
         raise ValueError(f"--weights: {name} decides nothing that a recording could tell")
-    if pairs.keys() & {"kv_transfer_cost_per_block", "kv_transfer_cost_by_domain", "kv_pull"}:
+    recorded = {
+        "kv_transfer_cost_per_block",
+        "kv_transfer_cost_by_domain",
+        "kv_pull",
+        "kv_pull_costs",
+    }
+    if pairs.keys() & recorded:
         raise ValueError("--weights: moving blocks is priced as recorded: try other costs live")
     try:
         config = weights_with(RouterConfig(), pairs)

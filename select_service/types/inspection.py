@@ -4,6 +4,8 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
+from select_service.types.kv_source import KvTier
+
 
 class LoadRow(Struct, frozen=True):
     """Load of one rank, now (/loads) or with a prompt added (/potential_loads)."""
@@ -94,6 +96,27 @@ class IndexFreshness(Struct, frozen=True, kw_only=True):
     """The engine's number of the last batch that was applied; null: none was, e.g. `4711`."""
 
 
+class PullSpeedRow(Struct, frozen=True, kw_only=True):
+    """How long pulling KV blocks takes by one path, and how well that is predicted."""
+
+    domain: str
+    """Topology domain by which the two ranks are connected; empty: none, e.g. `"rack"`."""
+    tier: KvTier
+    """Tier of the last block of a pull, e.g. `"device"`."""
+    samples: int
+    """Pulls measured, e.g. `64`."""
+    base_ms: float
+    """Milliseconds that a pull takes beside those of its blocks, e.g. `3.0`."""
+    ms_per_block: float
+    """Milliseconds for each block, e.g. `0.2`."""
+    cost_per_block: float | None
+    """The same in blocks of prefill; null: not known yet, e.g. `0.1`."""
+    error_ms: float | None
+    """Predicted less actual time of pulls, mean; null: none came yet, e.g. `-1.0`."""
+    abs_error_ms: float | None
+    """The mean size of that, e.g. `4.0`."""
+
+
 class RankSpeedRow(Struct, frozen=True, kw_only=True):
     """How fast one rank is, and how well that is predicted; errors of the last 64 predictions."""
 
@@ -109,6 +132,8 @@ class RankSpeedRow(Struct, frozen=True, kw_only=True):
     """Predicted less actual time between tokens, mean; null: none came yet, e.g. `0.4`."""
     itl_abs_error_ms: float | None
     """The mean size of that, e.g. `1.5`."""
+    pulls: list[PullSpeedRow] | UnsetType = UNSET
+    """What pulling KV blocks takes, of all ranks of its model and tenant; absent: not measured."""
 
 
 class RankTrustRow(Struct, frozen=True, kw_only=True):

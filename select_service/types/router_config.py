@@ -3,6 +3,8 @@
 One limit, one name: the rows of `settings/table` set them, and take their defaults from here.
 """
 
+from typing import Literal
+
 from msgspec import Struct
 
 from select_service.types.policy import Policy
@@ -27,6 +29,7 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
     kv_transfer_cost_per_block: float = 0.1  # of prefill: moving a block costs a tenth of it
     kv_transfer_cost_by_domain: dict[str, float] = {}  # between workers in the same place of it
     kv_pull: bool = False  # whether ranks may pull blocks of prompts from others
+    kv_pull_costs: Literal["set", "learnt"] = "learnt"  # what that is taken to cost
     # terms of `first-token` (`weights.py`); None: as the policy has them
     decode_load_scale: float | None = None
     delay_scale: float | None = None

@@ -19,6 +19,7 @@ from select_service.core.decisions.trust_factors import HOPELESS
 from select_service.core.effects import TrustNews
 from select_service.types import (
     IndexFreshness,
+    PullSpeedRow,
     RankSpeedRow,
     RankTrustRow,
     TrustTable,
@@ -328,7 +329,29 @@ def _speed(partition: Partition, slot: int) -> RankSpeedRow | None:
         ttft_abs_error_ms=ttft.mean_abs * 1e3 if ttft.samples else None,
         itl_error_ms=block.mean * per_token if block.samples else None,
         itl_abs_error_ms=block.mean_abs * per_token if block.samples else None,
+        pulls=_pulls(partition) or UNSET,
     )
+
+
+def _pulls(partition: Partition) -> list[PullSpeedRow]:
+    """Return what was measured of pulls in a scope, by path."""
+    speeds, block_size = partition.ledger.loads.pull_speeds, partition.index.block_size
+    rows = []
+    for path, known in speeds.by_path.items():
+        line, error, cost = known.line, known.error, speeds.cost(path, block_size)
+        rows.append(
+            PullSpeedRow(
+                domain=path.domain,
+                tier=path.tier,
+                samples=line.samples,
+                base_ms=line.base * 1e3,
+                ms_per_block=line.slope * 1e3,
+                cost_per_block=None if cost is None else cost[1],
+                error_ms=error.mean * 1e3 if error.samples else None,
+                abs_error_ms=error.mean_abs * 1e3 if error.samples else None,
+            )
+        )
+    return rows
 
 
 def _known_share(stream: EventStream) -> float:

@@ -21,6 +21,7 @@ class TransferCosts(NamedTuple):
 
     anywhere: float = 0.1
     by_domain: Mapping[str, float] = {}  # between workers in the same place of it
+    are_learnt: bool = False  # of pulls, where they were measured
 
     def between(self, worker: Worker, other: Worker) -> float:
         """Return the cost between two workers: the least of the domains that they share.
@@ -35,7 +36,11 @@ class TransferCosts(NamedTuple):
 
 def transfer_costs(config: RouterConfig) -> TransferCosts:
     """Return the costs of the settings."""
-    return TransferCosts(config.kv_transfer_cost_per_block, config.kv_transfer_cost_by_domain)
+    return TransferCosts(
+        config.kv_transfer_cost_per_block,
+        config.kv_transfer_cost_by_domain,
+        are_learnt=config.kv_pull_costs == "learnt",
+    )
 
 
 def shares_domain(worker: Worker, other: Worker, domain: str | None) -> bool:

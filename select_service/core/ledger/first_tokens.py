@@ -26,28 +26,53 @@ def learn_prefill(
     loads.work.hear(slot, tokens, created)
     # else it may have been begun long before
     if created > loads.work.resumed_at and reservation.is_timed:
-        learnt: int | None = None
-        if reservation.pulled is None:  # else it took what moving takes, whoever set what that is
-            if cached_tokens is not None:
-                tokens = max(0, reservation.isl_tokens - cached_tokens)
-            learnt = tokens + reservation.queued_tokens
+        if cached_tokens is not None:
+            tokens = max(0, reservation.isl_tokens - cached_tokens)
+        told = FirstToken(now, tokens + reservation.queued_tokens)
+        if reservation.pulled is not None:
+            told = _pulled(reservation, now, tokens)
         if reservation.pair is None:
-            reservation.first_token = FirstToken(now, learnt)
-        elif learnt is not None:  # a leg ends with its prompt
-            loads.speeds.computed(slot, learnt, now - created)
+            reservation.first_token = told
+        else:  # a leg ends with its prompt
+            _learn(loads, reservation, told)
+
+
+def _pulled(reservation: LedgerReservation, now: float, tokens: int) -> FirstToken:
+    """Return what the first token of a prompt that pulls teaches: how long that takes.
+
+    Unless its rank had anything else to compute, or most of the blocks did not come.
+    """
+    held_tokens = reservation.isl_tokens - reservation.prefill_tokens
+    if (
+        reservation.pull_path is None
+        or reservation.queued_tokens
+        or tokens > reservation.prefill_tokens + held_tokens // 2
+        or next(reversed(reservation.generation.reservations)) != reservation.reservation_id
+    ):
+        return FirstToken(now, None)
+    return FirstToken(now, tokens, pulls=True)
+
+
+def _learn(loads: SlotLoads, reservation: LedgerReservation, told: FirstToken) -> None:
+    """Learn from a first token that is known to be one."""
+    slot, seconds, path = reservation.slot, told.at - reservation.created, reservation.pull_path
+    if told.tokens is None:
+        return
+    if not told.pulls:
+        loads.speeds.computed(slot, told.tokens, seconds)
+    elif path is not None and reservation.pulled is not None:
+        loads.pull_speeds.pulled(slot, path, reservation.pulled.blocks, told.tokens, seconds)
 
 
 def learn_first_token(loads: SlotLoads, reservation: LedgerReservation, now: float) -> bool:
     """Learn the speed of a rank from a first token, now that something came after it.
 
     Returns:
-        Whether it tells how long that took; where blocks were pulled, it is all that is told.
+        Whether it tells how long that took.
     """
     told = reservation.first_token
     if told is None or now - told.at <= TOGETHER_S:
         return False
     reservation.first_token = None
-    seconds = told.at - reservation.created
-    if told.tokens is not None:
-        loads.speeds.computed(reservation.slot, told.tokens, seconds)
+    _learn(loads, reservation, told)
     return True

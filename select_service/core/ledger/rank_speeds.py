@@ -269,6 +269,11 @@ class RankSpeeds:
         self._tokens_per_s += rank.tokens_per_s
         self._measured += 1
 
+    @property
+    def mean_tokens_per_s(self) -> float | None:
+        """How fast a rank computes on average; None: none was measured."""
+        return self._tokens_per_s / self._measured if self._measured else None
+
     def of_pool(self, ranks: int, tokens_per_s: float) -> PoolSpeed:
         """Return how fast so many ranks are together. O(1).
 

@@ -16,6 +16,7 @@ from select_service.core.ledger.claim_owners import ClaimOwners
 
 if TYPE_CHECKING:
     from select_service.core.ledger.active_blocks import ChainNode
+    from select_service.core.ledger.pull_speeds import PullPath
     from select_service.core.replication.claim import Claim
     from select_service.types import LeaseState, PulledBlocks
 
@@ -99,7 +100,8 @@ class FirstToken(NamedTuple):
     """A first token that may teach how fast its rank is."""
 
     at: float
-    tokens: int | None  # that were computed before it; None: it took other time, too
+    tokens: int | None  # that were computed before it; None: nothing is learnt from it
+    pulls: bool = False  # whether it waited for a pull, and for nothing else
 
 
 class LedgerReservation(Struct, eq=False):
@@ -125,6 +127,7 @@ class LedgerReservation(Struct, eq=False):
     first_token: FirstToken | None = None  # not learnt from yet
     queued_tokens: int = 0  # to be computed on its rank when it was booked, without its own
     pulled: PulledBlocks | None = None  # blocks of the prompt that come from another rank
+    pull_path: PullPath | None = None  # of those; None: not known here
     is_timed: bool = True  # whether its request began when it was booked here
     ttl_s: float = 0.0  # 0: never expires by itself
     # Facts the ledger only stores:

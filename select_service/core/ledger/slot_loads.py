@@ -17,6 +17,7 @@ from msgspec import UNSET, UnsetType
 from indexer.compiled import usable
 from select_service.core.ledger.drain_meter import PRIOR_TOKENS_PER_S, DrainMeter
 from select_service.core.ledger.loads import PACE, TOTALS, padding
+from select_service.core.ledger.pull_speeds import PullSpeeds
 from select_service.core.ledger.rank_speeds import RankSpeeds
 from select_service.core.ledger.work_done import WorkDone
 
@@ -71,6 +72,7 @@ class SlotLoads:
         "prefill_backlog",
         "prefill_left",
         "prefilling",
+        "pull_speeds",
         "recent",
         "requests",
         "rows",
@@ -119,6 +121,7 @@ class SlotLoads:
         """Whether it is known whose turn it is, and `pack` includes the queues, too. Only pricing
         that uses them pays for it."""
         self.speeds = RankSpeeds()
+        self.pull_speeds = PullSpeeds(self.speeds)
         """How fast each rank is."""
         self.work = WorkDone()
         self.recent = RecentActivity(self.work, prior_tokens_per_s=prior_tokens_per_s)
@@ -183,13 +186,12 @@ class SlotLoads:
             tokens: of the prompt, that the rank has to compute.
             blocks: that it adds to the context, with `Ledger.sequence_blocks`.
             block_size: tokens of a block.
-            pull_tokens: that could be computed while blocks are pulled. That goes on beside what is
-                ahead: the longer one counts.
+            pull_tokens: that could be computed while blocks are pulled; see `Terms`.
         """
         prefill, decode = slots
         by_slot, ttft_s, block_s = self.speeds.by_slot, None, None
         if prefill in by_slot:
-            ahead = max(self.prefill_left[prefill], pull_tokens)
+            ahead = self.prefill_left[prefill] + pull_tokens
             ttft_s = by_slot[prefill].ttft.at(ahead + tokens)
         if decode in by_slot:
             block_s = by_slot[decode].block.at(self.context.item(decode) + blocks)

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from indexer.types import WorkerRank
+from select_service.core.ledger.pull_speeds import ANYWHERE, PullPath
 from select_service.core.pricing.cost import Pulls
 from select_service.types import KvSource
 
@@ -21,9 +23,10 @@ if TYPE_CHECKING:
     from select_service.core.fleet.roles import Roles
     from select_service.core.fleet.slots import FleetSlots
     from select_service.core.fleet.transfer_costs import TransferCosts
+    from select_service.core.ledger.pull_speeds import PullSpeeds
     from select_service.core.pricing.cost import TierMatches
     from select_service.core.pricing.weights import Weights
-    from select_service.types import KvTier
+    from select_service.types import KvTier, PulledBlocks
 
 __all__ = ["TIERS", "KvSources", "kv_source", "told_source"]
 
@@ -54,9 +57,15 @@ def told_source(
     )
 
 
+def _path(domain: str, tier: int) -> PullPath:
+    """Return the path; a shared store is the same for all."""
+    return PullPath(ANYWHERE if tier == _EXTERNAL else domain, TIERS[tier])
+
+
 class _Level(NamedTuple):
     """Ranks between which blocks may move at one cost."""
 
+    domain: str
     cost: float
     places: Slots  # by slot: ranks with the same number may; -1: with nobody
     numbers: int  # of places
@@ -65,9 +74,13 @@ class _Level(NamedTuple):
 class KvSources:
     """The sources in one partition. The levels are kept until workers come, go or change."""
 
-    def __init__(self, fleet_slots: FleetSlots, costs: TransferCosts) -> None:
+    def __init__(
+        self, fleet_slots: FleetSlots, costs: TransferCosts, speeds: PullSpeeds, block_size: int
+    ) -> None:
         self._fleet_slots = fleet_slots
         self._costs = costs
+        self._speeds = speeds
+        self._block_size = block_size
         self._roles: Roles | None = None  # as of which the levels are
         self._levels: list[_Level] = []
         self._open = np.zeros(0, dtype=np.bool_)  # by slot
@@ -123,10 +136,41 @@ class KvSources:
             source = np.full(level.numbers + 1, -1)  # the last one is of those without a place
             source[level.places[holders]] = holders
             source[-1] = -1
-            best.offer(tier, source[level.places], level.cost)
+            learnt = self._learnt(level.domain, tier)
+            best.offer(tier, source[level.places], level.cost, learnt)
         if tier == _EXTERNAL:  # what comes before is in the ranks themselves
             reads = self._open & (best.base >= begin)
-            best.offer(tier, np.where(reads, holders[-1], -1), 0.0)
+            learnt = self._learnt(ANYWHERE, tier)
+            best.offer(tier, np.where(reads, holders[-1], -1), 0.0, learnt)
+
+    def _learnt(self, domain: str, tier: int) -> tuple[float, float] | None:
+        """Return what was measured, if that is to be used; see `PullSpeeds.cost`."""
+        if not self._costs.are_learnt:
+            return None
+        return self._speeds.cost(_path(domain, tier), self._block_size)
+
+    def path(self, slot: int, pulled: PulledBlocks) -> PullPath | None:
+        """Return what the blocks of a booked prompt move through; None: it is not known here."""
+        source = self._fleet_slots.slot_of(WorkerRank(pulled.worker_id, pulled.dp_rank))
+        if pulled.tier not in TIERS or source is None:
+            return None
+        tier = TIERS.index(pulled.tier)
+        if tier == _EXTERNAL:
+            return _path(ANYWHERE, tier)
+        slots = len(self._open)
+        if self._fleet_slots.roles is not self._roles or max(slot, source) >= slots:
+            self._look(max(slots, slot + 1, source + 1))
+        costs = [
+            (self._cost(level, tier, pulled.blocks), level.domain)
+            for level in self._levels
+            if level.places[slot] == level.places[source] >= 0
+        ]
+        return _path(min(costs)[1], tier) if costs else None
+
+    def _cost(self, level: _Level, tier: int, blocks: int) -> float:
+        """Return what so many blocks cost on a level, without reading them."""
+        learnt = self._learnt(level.domain, tier)
+        return level.cost * blocks if learnt is None else learnt[0] + learnt[1] * blocks
 
     def _look(self, slots: int) -> None:
         """Sort the ranks into levels, the cheapest first."""
@@ -157,8 +201,11 @@ class KvSources:
                 if domain in levels and within in {None, domain}:
                     _, places, numbers = levels[domain]
                     places[held] = numbers.setdefault(place, len(numbers))
-        found = [_Level(cost, places, len(numbers)) for cost, places, numbers in levels.values()]
-        found.append(_Level(anywhere, free, 1))
+        found = [
+            _Level(domain, cost, places, len(numbers))
+            for domain, (cost, places, numbers) in levels.items()
+        ]
+        found.append(_Level(ANYWHERE, anywhere, free, 1))
         self._levels = sorted(found, key=lambda level: level.cost)
 
 
@@ -179,12 +226,21 @@ class _Best:
         # of a block on each tier
         self._reading = [0.0, max(0.0, 1.0 - host), max(0.0, 1.0 - disk), max(0.0, 1.0 - disk)]
 
-    def offer(self, tier: int, source: Slots, cost: float) -> None:
-        """Offer each rank what its source has up to a tier; -1: nothing."""
+    def offer(
+        self, tier: int, source: Slots, cost: float, learnt: tuple[float, float] | None
+    ) -> None:
+        """Offer each rank what its source has up to a tier; -1: nothing.
+
+        Args:
+            tier: of the last block.
+            source: of each rank.
+            cost: of moving a block that has been read.
+            learnt: instead, what any pull costs and each block adds, read and moved.
+        """
         ends, base = self._ends, self.base
         blocks = np.where(source >= 0, ends[tier][source] - base, 0.0)
-        costs = cost * blocks
-        for at in range(1, tier + 1):
+        costs = cost * blocks if learnt is None else learnt[0] + learnt[1] * blocks
+        for at in range(1, tier + 1) if learnt is None else ():
             low = np.maximum(base, ends[at - 1][source])
             costs += self._reading[at] * np.maximum(ends[at][source] - low, 0.0)
         saved = blocks * self._worth - costs

@@ -188,6 +188,7 @@ class Lifecycle(ReservationEnds):
             reservation.pulled = PulledBlocks(
                 source.worker_id, source.blocks, source.dp_rank, source.tier
             )
+            reservation.pull_path = partition.pull_path(slot, reservation.pulled)
         if spec.pair is not None or spec.wave is not None or spec.session_id is not None:
             reservation.pair, reservation.wave = spec.pair, spec.wave
             if spec.session_id is not None and self.sessions is not None:
@@ -257,6 +258,7 @@ class Lifecycle(ReservationEnds):
             self.leases.inherit(lease, record.adopts)
         reservation.track_prefill_tokens = record.track_prefill_tokens
         reservation.pulled, reservation.is_timed = record.pulled, is_news
+        reservation.pull_path = partition.pull_path(slot, record.pulled)
         reservation.selection_id = record.selection_id
         reservation.pair = record.pair
         reservation.wave = record.wave

@@ -75,7 +75,7 @@ class Metrics:
             *admission_tables(driver, settings, groups),
             decisions_table(driver),
             *demand_tables(groups, driver.core.reader.unserved),
-            *trust_tables(driver, settings),
+            *trust_tables(driver, settings, groups),
             outlier_table(driver),
             *shadow_tables(driver, groups),
             *replica_tables(driver),

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from select_service.edge.metrics.scope_series import RANK
+from select_service.edge.metrics.scope_series import RANK, SCOPE, by_scope
 from select_service.metric_rows import SERIES_PER_STEP, MetricRow, MetricTable, table, total, value
 
 if TYPE_CHECKING:
+    from select_service.core.ledger.pull_speeds import PullPath, PullSpeeds
     from select_service.core.service import SelectionCore
     from select_service.edge.driver.driver import Driver
-    from select_service.edge.metrics.scope_series import Sources
+    from select_service.edge.metrics.scope_series import ScopeGroups, Sources
     from select_service.metric_rows import Collector
     from select_service.settings import Settings
     from select_service.types import RankTrustRow
@@ -64,6 +65,26 @@ _BY_RANK: Final[tuple[MetricRow[RankTrustRow], ...]] = (
     ),
 )
 
+_PULLS: Final[tuple[MetricRow[PullSpeeds], ...]] = (
+    total(
+        "measured_pull_blocks",
+        "KV blocks pulled by prompts that told how long that took, by domain and tier.",
+        lambda speeds: {_path(path): known.blocks for path, known in speeds.by_path.items()},
+        "path",
+    ),
+    total(
+        "measured_pull_seconds",
+        "Seconds that those took.",
+        lambda speeds: {_path(path): known.seconds for path, known in speeds.by_path.items()},
+        "path",
+    ),
+)
+
+
+def _path(path: PullPath) -> str:
+    return f"{path.domain or 'any'}/{path.tier}"
+
+
 _SHRUNK: Final[tuple[MetricRow[Counter[str]], ...]] = (
     value(
         "trust_shrunk_ranks",
@@ -91,7 +112,7 @@ _COUNTERS: Final[tuple[MetricRow[SelectionCore], ...]] = (
 )
 
 
-def trust_tables(driver: Driver, settings: Settings) -> tuple[Collector, ...]:
+def trust_tables(driver: Driver, settings: Settings, groups: ScopeGroups) -> tuple[Collector, ...]:
     """Return the trust in ranks, which have series up to the limit of all series of ranks."""
     core = driver.core
     shrunk_by: Counter[str] = Counter()  # by the last look at the ranks, listed or not
@@ -110,6 +131,7 @@ def trust_tables(driver: Driver, settings: Settings) -> tuple[Collector, ...]:
 
     return (
         MetricTable(_BY_RANK, by_rank, RANK),
+        MetricTable(_PULLS, by_scope(groups, lambda one: one.ledger.loads.pull_speeds), SCOPE),
         table(_SHRUNK, lambda: shrunk_by),
         table(_COUNTERS, lambda: core),
     )

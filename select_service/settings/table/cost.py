@@ -1,7 +1,7 @@
 """What a worker costs, and what other weights would say."""
 
 from collections.abc import Mapping
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from select_service.settings.table.booking import BookingSettings
 from select_service.settings.value_types import (
@@ -98,6 +98,14 @@ class CostSettings(BookingSettings, frozen=True, kw_only=True):
         "let ranks pull KV blocks of prompts from others, where that costs less than computing "
         "them: selections then have a kv_source",
     ] = _ROUTER.kv_pull
+    kv_pull_costs: Annotated[
+        Literal["set", "learnt"],
+        choice("set", "learnt", metavar="WHICH").watched(
+            "measured_pull_seconds_total", limit=False
+        ),
+        "what a pull is taken to cost: as --kv-transfer-cost-per-block and its domains are set, or "
+        "learnt from first tokens, where they were measured four times",
+    ] = _ROUTER.kv_pull_costs
     shadow_weights: Annotated[
         Mapping[str, Weight],
         weights_object().live("shadow_decisions_total"),

@@ -167,7 +167,7 @@ def pulling(kv_transfer_cost: float = 0.5) -> tuple[Fleet, RankSpeed]:
 
 
 def test_a_predicted_first_token_comes_after_what_is_pulled() -> None:
-    """Blocks are moved while the rank computes what is ahead: the longer of the two counts."""
+    """Queue, pull and computing are added up, as in the price."""
     fleet, _ = pulling()
     answer = selection_of(fleet.take("r", *HELD, 9, 10, explain=True))
     assert answer.worker_id == 1
@@ -184,7 +184,7 @@ def test_a_predicted_first_token_comes_after_what_is_pulled() -> None:
     behind = selection_of(fleet.take("r2", *HELD, 9, 10))
     assert behind.worker_id == 1
     assert behind.kv_source
-    assert behind.predicted_ttft_ms == pytest.approx((80 + 32) / ISL * TTFT_S * 1e3)
+    assert behind.predicted_ttft_ms == pytest.approx((80 + 64 + 32) / ISL * TTFT_S * 1e3)
 
 
 @pytest.mark.parametrize("cost", [0.5, 0.0], ids=["dear", "free"])
