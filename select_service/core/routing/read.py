@@ -8,7 +8,7 @@ is decided, and only counters change.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 import msgspec
 import xxhash
@@ -28,7 +28,13 @@ from select_service.core.fleet.eligibility import check_wishes
 from select_service.core.ledger.unserved_demand import UnservedDemand
 from select_service.core.pricing.prompt import Prompt, prompt_of
 from select_service.core.pricing.weights import weights_in_force
-from select_service.errors import InvalidField, InvalidRequest, NoSchedulableWorker, TooManyTokens
+from select_service.errors import (
+    InvalidField,
+    InvalidRequest,
+    NoSchedulableWorker,
+    ServiceError,
+    TooManyTokens,
+)
 from select_service.types import PromptFields, SelectRequest
 
 if TYPE_CHECKING:
@@ -102,50 +108,55 @@ class RequestReader:
         self.weights = weights_in_force(config, None)
         """The weights of requests without an override."""
 
-    def selection(self, request: SelectRequest) -> tuple[Partition, Prompt, Weights]:
-        """Read a selection request.
+    def selection(  # noqa: C901, PLR0912 - one straight path, as every request pays for it
+        self, request: SelectRequest, partition: Partition | None = None
+    ) -> tuple[Partition, Prompt, Weights]:
+        """Read a selection request; its prompt's first form wins: media tokens, tokens, hashes.
+
+        Args:
+            request: as sent.
+            partition: that was found already, by `prompt` and `view`; then it need not select.
 
         Raises:
             ServiceError: of the scope, the prompt, or what it wishes for.
+            InvalidRequest: of the prompt, with the texts of the contract, in its order of
+                complaint.
+            InvalidField: a hash outside 64 bits.
+            TooManyTokens: the prompt exceeds the limit.
         """
-        tenant = request.tenant_id  # as `request.scope`, at a fraction of the cost
-        if tenant is UNSET:
-            tenant = request.routing_group
-        key = request.model_name, "default" if tenant is UNSET else tenant
-        partition: Partition | None
-        partition = self._partitions.get(key)  # type: ignore[call-overload] # equal to its scope
-        if partition is None or not partition.fleet_slots.workers:
-            try:
-                partition = self.usable(request)
-            except NoSchedulableWorker:
-                self.unserved.note(request.scope, is_known=self._is_known(request.scope))
-                raise
+        selects = partition is None
+        if partition is None:
+            tenant = request.tenant_id  # as `request.scope`, at a fraction of the cost
+            if tenant is UNSET:
+                tenant = request.routing_group
+            key = request.model_name, "default" if tenant is UNSET else tenant
+            partition = self._partitions.get(key)  # type: ignore[call-overload] # equal to its scope
+            if partition is None or not partition.fleet_slots.workers:
+                try:
+                    partition = self.usable(request)
+                except NoSchedulableWorker:
+                    self.unserved.note(request.scope, is_known=self._is_known(request.scope))
+                    raise
         index, override = partition.index, request.router_config_override
-        local, chain, isl_tokens = request.block_hashes, request.sequence_hashes, request.isl_tokens
-        most = self._limits.tokens_per_request_max
-        if (  # what `read_prompt` accepts, in the form in which the codec delivers nearly all
-            type(local) is bytes
-            and type(chain) is bytes
-            and isl_tokens
-            and request.token_ids is None
-            and request.mm_routing_info is None
-            and (size := len(local)) == len(chain)
-            and not size & _HASH_REST
-            and size // HASH_BYTES * index.block_size <= most
-        ):
+        most, prompt = self._limits.tokens_per_request_max, None
+        if request.token_ids is not None or request.mm_routing_info is not None:
+            prompt = _read_tokens(request, index.block_size, most, is_eagle=index.is_eagle)
+        if prompt is None:
+            local, chain = request.block_hashes, request.sequence_hashes
+            isl_tokens = request.isl_tokens
+            if local is None or chain is None or not isl_tokens:
+                raise _incomplete(request)
+            if type(local) is not bytes or type(chain) is not bytes:  # not from the codec
+                local, chain = _pack(local, "block_hashes"), _pack(chain, "sequence_hashes")
+            size = len(local)
             blocks = size // HASH_BYTES
+            if size != len(chain) or size & _HASH_REST or blocks * index.block_size > most:
+                raise _refused(local, chain, most)
             prompt = Prompt(local, chain, isl_tokens, blocks, chain[:HASH_BYTES])
-        else:
-            prompt = read_prompt(
-                request,
-                block_size=index.block_size,
-                is_eagle=index.is_eagle,
-                tokens_max=most,
-            )
         weights = self.weights if override is None else self.overridden(override)
         if override is not None or not self.config.assume_kv_reuse:
             prompt = self.set_apart(request, prompt)
-        if request.pinned_worker is not None:
+        if selects and request.pinned_worker is not None:
             check_wishes(request)
         return partition, prompt, weights
 
@@ -155,7 +166,7 @@ class RequestReader:
         Raises:
             ServiceError: of the scope or the prompt.
         """
-        return self._prompt_in(self.usable(request), request)
+        return self.selection(cast("SelectRequest", request), self.usable(request))
 
     def view(self, request: PromptFields) -> tuple[Partition, Prompt, Weights]:
         """Read a request that looks at all ranks with a prompt, those that drain included.
@@ -163,20 +174,7 @@ class RequestReader:
         Raises:
             ServiceError: of the scope or the prompt.
         """
-        return self._prompt_in(self.attached(request), request)
-
-    def _prompt_in(
-        self, partition: Partition, request: PromptFields
-    ) -> tuple[Partition, Prompt, Weights]:
-        index = partition.index
-        prompt = read_prompt(
-            request,
-            block_size=index.block_size,
-            is_eagle=index.is_eagle,
-            tokens_max=self._limits.tokens_per_request_max,
-        )
-        prompt = self.set_apart(request, prompt)
-        return partition, prompt, self.weights_for(request)
+        return self.selection(cast("SelectRequest", request), self.attached(request))
 
     def set_apart(self, request: PromptFields, prompt: Prompt) -> Prompt:
         """Return the prompt with sequence hashes that no other has, if reuse is not assumed.
@@ -272,43 +270,6 @@ class RequestReader:
         return known
 
 
-def read_prompt(
-    request: PromptFields, *, block_size: int, is_eagle: bool, tokens_max: int = TOKENS_MAX
-) -> Prompt:
-    """Normalise the prompt of a selection; first match wins: media tokens, tokens, hashes.
-
-    Raises:
-        InvalidRequest: with the texts of the contract, in its order of complaint.
-        InvalidField: a hash outside 64 bits.
-        TooManyTokens: the prompt exceeds the limit.
-    """
-    if request.token_ids is not None or request.mm_routing_info is not None:
-        tokens = _read_tokens(request, block_size, tokens_max, is_eagle=is_eagle)
-        if tokens is not None:
-            return tokens
-    if request.block_hashes is None:
-        raise _missing("block_hashes")
-    if request.sequence_hashes is None:
-        raise _missing("sequence_hashes")
-    if request.isl_tokens is None:
-        raise _missing("isl_tokens")
-    if request.isl_tokens == 0:
-        raise _empty()
-    local, chain = request.block_hashes, request.sequence_hashes
-    blocks = _count(local, HASH_BYTES, "block_hashes")
-    sequence = _count(chain, HASH_BYTES, "sequence_hashes")
-    if blocks != sequence:
-        raise InvalidRequest(
-            f"block_hashes length {blocks} must match sequence_hashes length {sequence}",
-            field="block_hashes",
-        )
-    if blocks * block_size > tokens_max:
-        raise TooManyTokens("block_hashes", tokens_max)
-    return prompt_of(
-        _pack(local, "block_hashes"), _pack(chain, "sequence_hashes"), request.isl_tokens
-    )
-
-
 def read_booking(
     request: PromptFields, *, block_size: int, is_eagle: bool, tokens_max: int = TOKENS_MAX
 ) -> Prompt:
@@ -400,6 +361,26 @@ def _missing(field: str) -> InvalidRequest:
     return InvalidRequest(f"{field} is required without token_ids", field=field)
 
 
+def _incomplete(request: PromptFields) -> InvalidRequest:
+    """Return the complaint about a prompt without tokens that lacks some of the rest."""
+    for name in ("block_hashes", "sequence_hashes", "isl_tokens"):
+        if getattr(request, name) is None:
+            return _missing(name)
+    return _empty()
+
+
+def _refused(local: PackedHashes, chain: PackedHashes, tokens_max: int) -> ServiceError:
+    """Return the complaint about hashes that are cut off, not as many of each, or too many."""
+    blocks = _count(local, HASH_BYTES, "block_hashes")
+    sequence = _count(chain, HASH_BYTES, "sequence_hashes")
+    if blocks != sequence:
+        return InvalidRequest(
+            f"block_hashes length {blocks} must match sequence_hashes length {sequence}",
+            field="block_hashes",
+        )
+    return TooManyTokens("block_hashes", tokens_max)
+
+
 def _empty() -> InvalidRequest:
     return InvalidRequest("isl_tokens must be greater than 0", field="isl_tokens")
 
@@ -442,7 +423,7 @@ def packed(request: P) -> P:
 
     Exception: token lists with media stay lists, as they were before packing was introduced,
     because fingerprints, the use of this function, outlive the process. The lists must have been
-    validated, as `read_prompt` does.
+    validated, as `RequestReader.selection` does.
     """
     media = request.mm_routing_info
     if media is not None and type(media.routing_token_ids) is not list:

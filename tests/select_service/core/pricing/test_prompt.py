@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import numpy as np
@@ -12,15 +14,17 @@ from hypothesis import strategies as st
 
 from indexer.core.hashing import block_hashes, pack_tokens, pack_u64, sequence_hashes
 from select_service.core.pricing.prompt import Prompt
-from select_service.core.routing.read import fingerprint_of, packed, read_booking, read_prompt
+from select_service.core.routing.read import RequestReader, fingerprint_of, packed, read_booking
 from select_service.edge.codec.json_codec import RequestDecoder
 from select_service.errors import InvalidField, InvalidRequest
 from select_service.settings import FieldValidation
 from select_service.types import (
     BlockMmInfo,
+    CoreLimits,
     MmObject,
     MmRoutingInfo,
     ReservationRequest,
+    RouterConfig,
     SelectAndReserveRequest,
     SelectRequest,
 )
@@ -37,8 +41,14 @@ def parts(prompt: Prompt) -> tuple[bytes, bytes, bytes, int, int]:
     )
 
 
+def reading(request: SelectRequest) -> Prompt:
+    partition = Mock(index=Mock(block_size=16, is_eagle=False))
+    reader = RequestReader(RouterConfig(), {}, Mock(), Mock(), CoreLimits(), Random(0))
+    return reader.selection(request, partition)[1]
+
+
 def read(**fields: Any) -> Prompt:
-    return read_prompt(SelectRequest(**fields), block_size=16, is_eagle=False)
+    return reading(SelectRequest(**fields))
 
 
 # -- the chain -----------------------------------------------------------------------------------
@@ -81,9 +91,7 @@ def test_a_booking_has_its_chain_and_nothing_to_match() -> None:
 )
 def test_lists_and_packed_numbers_are_the_same_prompt(fields: dict[str, Any]) -> None:
     listed = SelectRequest(**fields)
-    assert parts(read(**fields)) == parts(
-        read_prompt(packed(listed), block_size=16, is_eagle=False)
-    )
+    assert parts(read(**fields)) == parts(reading(packed(listed)))
     booking = ReservationRequest(**BOOKING, **fields)
     one, other = (
         read_booking(form, block_size=16, is_eagle=True) for form in (booking, packed(booking))
@@ -106,7 +114,7 @@ def test_the_complaints_are_the_same(fields: dict[str, Any], field: str) -> None
     said = []
     for form in (request, packed(request)):
         with pytest.raises(InvalidRequest) as refused:
-            read_prompt(form, block_size=16, is_eagle=False)
+            reading(form)
         assert refused.value.field == field
         said.append(str(refused.value))
     assert said[0] == said[1]
