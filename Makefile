@@ -19,6 +19,8 @@ VLLM := .venv-vllm
 FORECAST := .venv-forecast
 SIDE_BY_SIDE := --numprocesses $(JOBS) --dist worksteal
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
+# Ctrl-C ends it, without a traceback.
+QUIET_INTERRUPT := import signal; signal.signal(signal.SIGINT, signal.SIG_DFL)
 # Where it is set nothing that is compiled is kept, and tests start some hundred processes.
 unexport PYTHONDONTWRITEBYTECODE
 # What the compiled kernels are built from; without a C compiler they are left out.
@@ -312,7 +314,7 @@ clean:
 $(VENV)/bin/python:
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed" >&2; exit 1; }
 	@echo "creating $(VENV) with $(PYTHON)"
-	@$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -c '$(QUIET_INTERRUPT); import venv; venv.main(["$(VENV)"])'
 
 $(VENV)/.installed: pyproject.toml setup.py $(KERNELS) | $(VENV)/bin/python
 	@echo "installing the service into $(VENV), and compiling its kernels"

@@ -52,6 +52,8 @@ class BuildKernels(build_ext):  # type: ignore[misc] # setuptools has no types
         try:
             super().build_extension(ext)
         except Exception as error:
+            if "SIGINT" in str(error):  # Ctrl-C reached the compiler: nothing is wrong with it
+                raise KeyboardInterrupt from error
             said(f"NOT BUILT, plain Python will be used instead: {ext.name}: {error}")
             raise
         self._left -= 1

@@ -1,6 +1,7 @@
 """The command line: `select-service [flags]` serves; `demo` shows it at work, `doctor` examines it.
 
-Exit codes: 0 ended by SIGINT or SIGTERM, 1 could not start, 2 wrong usage.
+Exit codes: 0 ended by SIGINT or SIGTERM, 1 could not start, 2 wrong usage,
+130 interrupted before it served.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from select_service.settings.layers import read_file
 from select_service.standard_output import (
     CommandParser,
     complain,
+    definitions,
     parse_command,
     printing,
     redact_tracebacks,
@@ -65,6 +67,7 @@ _COMMANDS: Final = {
     "keys": "Make a key pair for the replica plane (keys new).",
     "completion": "Print a script that completes commands and flags in a shell.",
 }
+_INTERRUPTED: Final = 130
 _PROGRAMS: Final = ("select-service", "select-sim", "select-planner")
 _MORE_VARIABLES: Final = {
     "OTEL_EXPORTER_OTLP_ENDPOINT": "where --tracing otlp sends traces, and others of that name",
@@ -93,7 +96,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         text = f"select-service: this needs {needed}, {NOT_OF_THE_CLIENT}"
         complain(text)
         return 1
-    return run()
+    except KeyboardInterrupt:  # while modules were loaded
+        return _INTERRUPTED
+    try:
+        return run()
+    except KeyboardInterrupt:  # before there was anything to end in order, or a second time
+        complain("select-service: interrupted")
+        return _INTERRUPTED
 
 
 def _chosen(arguments: list[str]) -> Callable[[], int]:
@@ -246,9 +255,7 @@ def service_parser(*, by_subject: bool = False) -> CommandParser:
 
 def _environment() -> str:
     """List the variables that no flag names."""
-    named = {one.name: one.help for one in ENVIRONMENT} | _MORE_VARIABLES
-    width = max(map(len, named))
-    return "environment:\n" + "\n".join(f"  {one:{width}}  {text}" for one, text in named.items())
+    return definitions("environment", {one.name: one.help for one in ENVIRONMENT} | _MORE_VARIABLES)
 
 
 # -- completion ----------------------------------------------------------------------------------

@@ -16,13 +16,14 @@ import shutil
 import sys
 import textwrap
 import traceback
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from indexer.redaction import redact
 from select_service.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from types import TracebackType
 
     from _typeshed import SupportsWrite
@@ -33,6 +34,7 @@ __all__ = [
     "SeldomUsed",
     "command_line",
     "complain",
+    "definitions",
     "parse_command",
     "positive_seconds",
     "printing",
@@ -43,6 +45,7 @@ _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 _FAILED: Final = 1
 _WIDEST: Final = 100
 _FLAG_COLUMNS: Final = 26
+_MEANING_COLUMNS_MIN: Final = 30
 _EXAMPLE_COLUMNS: Final = 78
 _ARGUMENT: Final = re.compile(r"(?:'[^']*'|[^\s'])+")
 _WHOLE_ONLY: Final = re.compile(r" (Default: off|Environment: \w+)\.")
@@ -77,6 +80,13 @@ class CommandParser(argparse.ArgumentParser):
         self._helps = self.add_argument(
             "-h", "--help", action="help", help="Show this help and exit."
         )
+        self._helps_all = self.add_argument(
+            "--help-all",
+            action=_HelpAll,
+            nargs=0,
+            default=argparse.SUPPRESS,
+            help=argparse.SUPPRESS,
+        )
         self.add_argument(
             "--version",
             action="version",
@@ -89,20 +99,23 @@ class CommandParser(argparse.ArgumentParser):
         return super().add_subparsers(**{"prog": self.prog, **settings})
 
     def list_seldom_used(self, note: str = "") -> None:
-        """Add `--help-all`.
+        """List `--help-all`: without seldom used flags it shows what `--help` shows.
 
         Args:
             note: shown below the flags that it lists.
         """
-        self.add_argument(
-            "--help-all",
-            action=_HelpAll,
-            nargs=0,
-            const=note,
-            default=argparse.SUPPRESS,
-            help=SeldomUsed("Show every flag and exit."),
-        )
+        self._helps_all.const = note
+        self._helps_all.help = SeldomUsed("Show every flag and exit.")
         self._helps.help = "Show this help and exit; --help-all shows every flag."
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Refuse a command that there is none of, and say which may have been meant."""
+        if action.choices is None or value in action.choices:
+            return
+        choices = [str(one) for one in action.choices]
+        near = get_close_matches(str(value), choices, n=1)
+        meant = f" (is {near[0]} meant?)" if near else ""
+        raise argparse.ArgumentError(action, f"{value!r} is none of {', '.join(choices)}{meant}")
 
     def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
         super()._print_message(redact(message) if message else message, file)
@@ -117,6 +130,29 @@ def parse_command(add: Callable[[Commands], None], arguments: Sequence[str]) -> 
     parser = CommandParser(prog="select-service")
     add(parser.add_subparsers(dest="command", required=True, metavar="COMMAND"))
     return parser.parse_args(arguments)
+
+
+def _columns() -> int:
+    return min(shutil.get_terminal_size().columns, _WIDEST)
+
+
+def definitions(title: str, meanings: Mapping[str, str]) -> str:
+    """Return what names mean, in lines that fit the terminal."""
+    width = max(map(len, meanings)) + 4
+    lines = [f"{title}:"]
+    for name, meaning in meanings.items():
+        begin = f"  {name}".ljust(width)
+        indent = " " * width
+        lines.append(
+            textwrap.fill(
+                meaning,
+                max(_columns(), width + _MEANING_COLUMNS_MIN),
+                initial_indent=begin,
+                subsequent_indent=indent,
+                break_on_hyphens=False,
+            )
+        )
+    return "\n".join(lines)
 
 
 def _typed(line: str) -> str:
@@ -135,8 +171,7 @@ class _Brief(argparse.HelpFormatter):
     lists_all = False
 
     def __init__(self, prog: str, **settings: Any) -> None:
-        width = min(shutil.get_terminal_size().columns, _WIDEST)
-        super().__init__(prog, max_help_position=_FLAG_COLUMNS, width=width, **settings)
+        super().__init__(prog, max_help_position=_FLAG_COLUMNS, width=_columns(), **settings)
 
     def add_argument(self, action: argparse.Action) -> None:
         if self.lists_all or not isinstance(action.help, SeldomUsed):

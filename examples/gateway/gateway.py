@@ -22,7 +22,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from select_service.client import AsyncClient, Options
+from select_service.client import AsyncClient, MissingPackage, Options
 from select_service.gateway import Gateway, GatewayResponse, HuggingFaceTokenizer
 
 
@@ -121,7 +121,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--tokenizer", help=models)
     arguments = parser.parse_args(argv)
     arguments.service = arguments.service or ["http://localhost:8092"]
-    asyncio.run(serve(arguments))
+    try:
+        asyncio.run(serve(arguments))
+    except MissingPackage as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import msgspec
 from indexer.core.packing import unpack_i64
 from select_service.client import text_output
 from select_service.client.core.options import Options
-from select_service.client.core.problems import ClientError, MissingPackage
+from select_service.client.core.problems import ClientError, MissingPackage, Unreachable
 from select_service.client.synchronous import Client
 from select_service.client.transport import DEFAULT_SELECTOR
 from select_service.errors import ServiceError
@@ -68,6 +68,8 @@ def main(argv: Sequence[str]) -> int:
         raise
     except (ClientError, OSError, TokenUnreadable, ValueError) as error:
         complain(f"select-service {argv[0]}: {error}")
+        if isinstance(error, Unreachable):
+            complain(error.remedy)
         return _NO_ANSWER
     except KeyboardInterrupt:  # the user has waited long enough
         return _NO_ANSWER

@@ -14,6 +14,7 @@ from select_service.demo.client import SelectorRefused
 from select_service.demo.service_process import ServiceDidNotStart, ServiceProcess
 from select_service.simulator.results import expect_writable
 from select_service.standard_output import complain, parse_command
+from select_service.token_file import TokenUnreadable, read_token
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
@@ -41,7 +42,12 @@ def main(argv: Sequence[str]) -> int:
     except OSError as error:  # before anything runs
         complain(f"demo: {error.filename}: {error.strerror}")
         return 1
-    return asyncio.run(_run(args))
+    try:
+        token = None if args.token_file is None else read_token(args.token_file)
+    except TokenUnreadable as error:
+        complain(f"demo: {error}")
+        return 1
+    return asyncio.run(_run(args, token))
 
 
 def add_commands(commands: Commands) -> None:
@@ -96,6 +102,12 @@ def add_commands(commands: Commands) -> None:
         "--url", type=_address, help="Use the service that runs there, instead of starting one."
     )
     parser.add_argument(
+        "--token-file",
+        metavar="FILE",
+        help="With --url, a file with a token that the service accepts, of the scope admin, or of "
+        "catalog, select, lifecycle and read.",
+    )
+    parser.add_argument(
         "--snapshot", type=Path, metavar="FILE", help="Write the last busy picture there, as SVG."
     )
     parser.add_argument(
@@ -133,10 +145,10 @@ def _restart_every(args: argparse.Namespace) -> int | None:
     return _RESTART_EVERY if args.requests is None else max(1, args.requests // 2)
 
 
-async def _run(args: argparse.Namespace) -> int:
+async def _run(args: argparse.Namespace, token: str | None) -> int:
     try:
         async with _service(args.url) as url:
-            return await _show(args, url)
+            return await _show(args, url, token)
     except* (ServiceDidNotStart, SelectorRefused, OSError) as group:
         for error in _leaves(group):
             complain(f"demo: {str(error) or type(error).__name__}")
@@ -160,7 +172,7 @@ async def _service(url: str | None) -> AsyncIterator[str]:
             yield service.url
 
 
-async def _show(args: argparse.Namespace, url: str) -> int:
+async def _show(args: argparse.Namespace, url: str, token: str | None) -> int:
     from rich.console import Console  # part of the extra, like the imports inside `demo.view`
 
     from select_service.demo.session import DemoSession, DemoSettings
@@ -170,6 +182,7 @@ async def _show(args: argparse.Namespace, url: str) -> int:
     session = DemoSession(
         DemoSettings(
             url=url,
+            token=token,
             requests=args.requests,
             rate=args.rate,
             engines=args.engines,
@@ -184,6 +197,7 @@ async def _show(args: argparse.Namespace, url: str) -> int:
 
     def interrupted() -> None:
         loop.remove_signal_handler(signal.SIGINT)
+        complain("ending: the last requests, then the audit; Ctrl-C again ends at once")
         session.stop()
 
     loop.add_signal_handler(signal.SIGINT, interrupted)

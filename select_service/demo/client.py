@@ -16,6 +16,7 @@ from select_service.client import (
     NotAnAnswer,
     Options,
     ServiceError,
+    Unreachable,
 )
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 __all__ = ["BookedAnswer", "SelectorClient", "SelectorRefused"]
 
 _TIMEOUT_S = 30.0  # a selection may wait in the service's queue
+
+
+_WANTS_TOKEN = (401, 403)
 
 
 class SelectorRefused(Exception):
@@ -42,9 +46,10 @@ class BookedAnswer:
 class SelectorClient:
     """The connections to one service."""
 
-    def __init__(self, url: str, *, model_name: str) -> None:
+    def __init__(self, url: str, *, model_name: str, token: str | None = None) -> None:
         self.model_name = model_name
-        self._sdk = AsyncClient(url, options=Options.single_attempt(_TIMEOUT_S, msgpack=False))
+        once = Options.single_attempt(_TIMEOUT_S, msgpack=False)
+        self._sdk = AsyncClient(url, token=token, options=once)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -127,6 +132,10 @@ class SelectorClient:
             return await self._sdk.call(method, path, body)
         except ServiceError as error:
             reason = f"{method} {path}: {error.status} {error}"
+            if error.status in _WANTS_TOKEN:
+                reason += " (--token-file FILE: a token of the scope admin)"
             raise SelectorRefused(reason) from error
+        except Unreachable as error:
+            raise SelectorRefused(f"{method} {path}: {error}\n{error.remedy}") from error
         except ClientError as error:
             raise SelectorRefused(f"{method} {path}: {error}") from error

@@ -19,9 +19,11 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from select_service.client import AsyncClient, ClientError, ServiceError
+from select_service.client import AsyncClient, Client, ClientError, ServiceError
 from select_service.demo.engine import DemoJob
 from select_service.demo.worker import EngineDown, EngineShape, Milestone, SimulatedWorker
+from select_service.standard_output import complain
+from select_service.tcp_listener import bind_tcp
 from select_service.types import WorkerSpec
 
 if TYPE_CHECKING:
@@ -222,31 +224,61 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Serve one engine until it is interrupted."""
     import uvicorn
 
-    parser = argparse.ArgumentParser(prog="python -m select_service.demo.openai_engine")
-    parser.add_argument("--host", default="127.0.0.1", help="Address to listen on.")
-    parser.add_argument("--port", type=int, default=8000, help="Port to listen on.")
-    parser.add_argument("--worker-id", type=int, default=1, help="Its id among the workers.")
+    parser = argparse.ArgumentParser(
+        prog="python -m select_service.demo.openai_engine",
+        description="A simulated engine with vLLM's routes. It registers with a service, and "
+        "leaves it when it ends. Tokens are bytes, and answers repeat the end of the prompt.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    parser.add_argument("--port", type=int, default=8000, help="port to listen on")
+    parser.add_argument("--worker-id", type=int, default=1, help="its id among the workers")
     parser.add_argument(
-        "--service", default="http://localhost:8092", help="The service that it registers with."
+        "--service", default="http://localhost:8092", help="the service that it registers with"
     )
     arguments = parser.parse_args(argv)
     engine = OpenAIEngine(arguments.worker_id)
+    opened = contextlib.ExitStack()
 
     async def run() -> None:
+        # first the port: a worker behind one that another process has would get its requests
+        entrances = bind_tcp(arguments.host, arguments.port)
+        for one in entrances:
+            opened.enter_context(one)
+        server = uvicorn.Server(uvicorn.Config(engine.app, access_log=False, log_level="warning"))
         async with AsyncClient(arguments.service) as client:
             spec = engine.spec(f"http://{arguments.host}:{arguments.port}")
             await client.upsert_worker(spec)
-        config = uvicorn.Config(engine.app, arguments.host, arguments.port, access_log=False)
-        await uvicorn.Server(config).serve()
+        complain(
+            f"{spec.endpoint} is worker {spec.worker_id} of {arguments.service}; Ctrl-C ends it"
+        )
+        try:
+            await server.serve(sockets=entrances)
+        finally:  # what interrupts would cancel a call that is awaited
+            with (
+                contextlib.suppress(ClientError, ServiceError),
+                Client(arguments.service) as client,
+            ):
+                client.delete_worker(arguments.worker_id)
 
     try:
         asyncio.run(run())
+    except KeyboardInterrupt:
+        parser.exit(130)
     except (ClientError, ServiceError) as error:
-        engine.worker.close()
         remedy = "Start the service first (make run), or name it with --service."
         if isinstance(error, ServiceError):  # it runs
             remedy = f"{arguments.service} refuses the engine; it is for services without tokens."
         parser.exit(1, f"{error}\n{remedy}\n")
+    except OSError as error:
+        parser.exit(
+            1,
+            f"cannot listen on {arguments.host} port {arguments.port}: {error.strerror}. "
+            "--port N takes another.\n",
+        )
+    finally:
+        opened.close()
+        engine.worker.close()
 
 
 if __name__ == "__main__":

@@ -41,6 +41,7 @@ class DemoSettings:
     """The parameters of a run."""
 
     url: str
+    token: str | None = None  # that the service asks for
     requests: int | None = None  # None: until `DemoSession.stop`
     rate: float = 20.0  # requests per second, on average
     engines: int = 4
@@ -66,7 +67,9 @@ class DemoSession:
             worker_id: SimulatedWorker(worker_id, settings.engine)
             for worker_id in range(first, first + settings.engines)
         }
-        self._client = client or SelectorClient(settings.url, model_name=settings.model_name)
+        self._client = client or SelectorClient(
+            settings.url, model_name=settings.model_name, token=settings.token
+        )
         self._stop = asyncio.Event()
         self._restart_due = asyncio.Event()
         self._registered: list[int] = []

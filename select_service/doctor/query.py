@@ -8,7 +8,14 @@ from urllib.parse import urlsplit
 
 from msgspec import UNSET, Struct, UnsetType
 
-from select_service.client import Client, ClientError, NotAnAnswer, Options, ServiceError
+from select_service.client import (
+    Client,
+    ClientError,
+    NotAnAnswer,
+    Options,
+    ServiceError,
+    Unreachable,
+)
 from select_service.types.doctor import Finding
 
 __all__ = ["Answer", "CannotAskError", "ReachableWorker", "address_of", "ask", "context"]
@@ -129,6 +136,8 @@ def _asked(client: Client, path: str) -> Answer:
         raise CannotAskError(why) from error
     except NotAnAnswer as error:
         raise CannotAskError(f"what answers is no select-service: {error}") from error
+    except Unreachable as error:
+        raise CannotAskError(f"no answer: {error}\n{error.remedy}") from error
     except ClientError as error:
         raise CannotAskError(f"no answer: {error}") from error
     if answer.findings is UNSET:

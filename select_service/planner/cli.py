@@ -153,16 +153,40 @@ def _plan(arguments: argparse.Namespace) -> int:
     if question.json:
         _print(answer)
     else:
-        print(_plain(answer))
+        print(_plain(answer, question))
     return _FAILED if "error" in answer else 0
 
 
-def _plain(answer: dict[str, object]) -> str:
-    lines = [f"{name}: {value}" for name, value in answer.items() if name != "intermediate"]
+def _plain(answer: dict[str, object], question: PlanSettings) -> str:
+    told = [f"{name}: {value}" for name, value in answer.items() if name != "intermediate"]
+    lines = [*_in_words(answer, question), *told]
     terms = answer["intermediate"]
     assert isinstance(terms, dict), "both modes make one"
-    lines += [f"  {name} = {value}" for name, value in terms.items()]
+    for name, value in terms.items():
+        lines.append(
+            f"  {name} = {value:.4g}" if isinstance(value, float) else f"  {name} = {value}"
+        )
     return "\n".join(lines)
+
+
+def _in_words(answer: dict[str, object], question: PlanSettings) -> list[str]:
+    """Say in a sentence what the plan is, and whether it keeps the targets."""
+    if "error" in answer:
+        return []
+    engines = f"{answer['num_p']} prefill and {answer['num_d']} decode engines"
+    targets = f"a TTFT of {question.ttft:g} ms and an ITL of {question.itl:g} ms"
+    if question.attainment is not None:
+        targets += f" for {100 * question.attainment:g} % of requests"
+    for why in ("infeasible", "short_of_gpus"):
+        if pools := answer.get(why):
+            assert isinstance(pools, list)
+            few = "no number of engines" if why == "infeasible" else "a larger --max-gpu-budget"
+            verb = "keeps the target" if why == "infeasible" else "is needed"
+            return [
+                f"Does not keep {targets}: {few} {verb} for {' and '.join(map(str, pools))}; the "
+                f"plan is {engines}."
+            ]
+    return [f"{engines} keep {targets}."]
 
 
 def _predict(arguments: argparse.Namespace) -> int:
@@ -171,6 +195,10 @@ def _predict(arguments: argparse.Namespace) -> int:
 
     if sys.stdin is None:  # it was closed by who started this
         raise PlannerError("standard input is closed: a JSON list of numbers is read from it")
+    if sys.stdin.isatty():
+        complain(
+            "select-planner predict: type a JSON list of numbers, e.g. [10, 12]; Ctrl-D ends it"
+        )
     series = what_if.read_series(sys.stdin.read())
     told = read_section(PredictSettings, arguments)
     is_compatible = told.mode == "compatible"

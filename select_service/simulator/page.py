@@ -22,7 +22,14 @@ _STYLE: Final = (
     "h1{font-size:1.5em}h1,pre,code{overflow-wrap:anywhere}p{max-width:75ch}"
     ".verdict{font-size:1.15em;font-weight:600}.made{color:var(--muted)}summary{cursor:pointer}"
     "summary h2{display:inline}"
-    ".wide{overflow-x:auto}table{border-collapse:collapse;margin:1em 0}"
+    ".made span{display:inline-block;max-width:100%}"
+    # where a table goes on, there is a shadow
+    ".wide{overflow-x:auto;background:linear-gradient(90deg,var(--page) 30%,transparent) local,"
+    "linear-gradient(270deg,var(--page) 30%,transparent) 100% 0 local,"
+    "linear-gradient(90deg,var(--muted),transparent) 0 0 scroll,"
+    "linear-gradient(270deg,var(--muted),transparent) 100% 0 scroll;background-repeat:no-repeat;"
+    "background-size:3em 100%,3em 100%,.6em 100%,.6em 100%}"
+    "table{border-collapse:collapse;margin:1em 0}"
     "th,td{padding:.25em .7em;text-align:right;border-bottom:1px solid var(--line)}"
     "th:first-child,td:first-child{text-align:left}"
     "pre{background:var(--sunk);padding:1em;white-space:pre-wrap}"
@@ -32,6 +39,8 @@ _STYLE: Final = (
     ".key .s{display:inline-block;vertical-align:middle;margin-right:.35em;"
     "-webkit-print-color-adjust:exact;print-color-adjust:exact}"
     ".m{stroke:var(--page)}"
+    # there plots are narrower than they were drawn
+    "@media(max-width:500px){svg .v,svg .n,svg .g+.y{font-size:13px}}"
 )
 
 
@@ -46,7 +55,8 @@ def page(title: str, parts: Iterable[str], *, verdict: str, command_line: str = 
     """
     named = escape(title)
     made = f"Made on {datetime.now(UTC):%Y-%m-%d at %H:%M} UTC"
-    made += f" by <code>{escape(command_line)}</code>" if command_line else ""
+    typed = " ".join(f"<span>{escape(one)}</span>" for one in command_line.split())
+    made += f" by <code>{typed}</code>" if command_line else ""
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{named}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'

@@ -47,9 +47,15 @@ _MARKS: Final = (
     "M0-4.5L4.5 3.5H-4.5z",
     "M0-5L5 0L0 5L-5 0z",
     "M-4.5-3.5H4.5L0 4.5z",
+    "M-1.5-4.5h3v3h3v3h-3v3h-3v-3h-3v-3h3z",
+    "M-4-4.5H4L-4 4.5H4z",
+    "M-5-2H5V2H-5z",
+    "M-4.5-2.5L-2.5-4.5L0-2L2.5-4.5L4.5-2.5L2 0L4.5 2.5L2.5 4.5L0 2L-2.5 4.5L-4.5 2.5L-2 0z",
 )
-"""Square, triangle, diamond, triangle upside down: lines with the same dashes differ in them."""
+"""Square, triangle, diamond, triangle upside down, plus, hourglass, beam, cross: eight policies are
+told apart where there are only dots, and lines with the same dashes differ in them."""
 _MARKED: Final = 5  # signs on a line
+_BESIDE_DOTS: Final = 0.05  # of the width, before the first dot and after the last
 
 _HATCHES: Final = (
     "",
@@ -158,7 +164,11 @@ def lines(
     points = [point for one in series for point in one.points]
     xs = [at for at, _ in points if not log_x or at > 0.0] or [0.0, 1.0]
     top = most or max((value for _, value in points), default=1.0) or 1.0
-    across = _Axis(min(xs), max(xs), _LEFT, _WIDTH - _RIGHT, log=log_x)
+    begin, end = min(xs), max(xs)
+    if not log_x and any(one.kind == "dots" for one in series):  # none on the axis's own numbers
+        room = _BESIDE_DOTS * (end - begin or 1.0)
+        begin, end = begin - (min(room, begin) if begin >= 0.0 else room), end + room
+    across = _Axis(begin, end, _LEFT, _WIDTH - _RIGHT, log=log_x)
     least = min((value for _, value in points if value > 0.0), default=0.1) if log_y else 0.0
     up = _Axis(least, top, _HEIGHT - _BOTTOM, _TOP, log=log_y, is_count=is_count)
     parts = [_frame(title, across, up, x, y)]
@@ -196,7 +206,7 @@ def _drawn(one: Series, places: Sequence[tuple[float, float]], number: int) -> s
 
 def _mark(number: int, x: float, y: float, said: str = "") -> str:
     """Draw the sign of a line at a place: beside its dashes it is one of sixteen."""
-    sign = _MARKS[(number + number // len(_DASHES)) % len(_MARKS)]
+    sign = _MARKS[(number + number // len(_MARKS)) % len(_MARKS)]
     colour = COLOURS[number % len(COLOURS)]
     title, kind = (f"<title>{escape(said)}</title>", "d") if said else ("", "m")
     place = f"translate({x:.1f} {y:.1f})"

@@ -11,7 +11,7 @@ import msgspec
 
 from select_service.simulator.page import figure, folded, key, page, table
 from select_service.simulator.plots import Series, bars, lines
-from select_service.simulator.replay_text import in_words, missing, percent
+from select_service.simulator.replay_text import counted, in_words, missing, percent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -93,7 +93,7 @@ def _json(one: object) -> str:
 def _summary(told: ReplayResult) -> str:
     share = told.reproduced / told.decisions if told.decisions else 1.0
     return (
-        f"{len(told.files)} file(s) of select-service {', '.join(told.service) or '?'}, "
+        f"{counted(len(told.files), 'file')} of select-service {', '.join(told.service) or '?'}, "
         f"{told.seconds:,.1f} s: {told.decisions:,} decisions, of which {told.reproduced:,} "
         f"({percent(share)}) are made again as they were"
     )

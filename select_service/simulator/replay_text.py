@@ -14,13 +14,13 @@ if TYPE_CHECKING:
         WhatIf,
     )
 
-__all__ = ["as_text", "in_words", "missing", "percent"]
+__all__ = ["as_text", "counted", "in_words", "missing", "percent"]
 
 
 def as_text(told: ReplayResult) -> str:
     """Return the text."""
     lines = [
-        f"{len(told.files)} file(s) of select-service {', '.join(told.service) or '?'}, "
+        f"{counted(len(told.files), 'file')} of select-service {', '.join(told.service) or '?'}, "
         f"{told.seconds:.1f} s: {told.decisions} decisions",
         f"  placed {told.placed}, pairs {told.pairs}, in {told.waves} batches {told.wave_members}, "
         f"below the cache threshold {told.cache_thresholds}",
@@ -59,11 +59,16 @@ def _what_if(told: WhatIf) -> list[str]:
     return lines
 
 
+def counted(count: int, what: str) -> str:
+    """Return a number of things in words."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
 def missing(gap: RecordingGap) -> str:
     """Return what is missing, from which file and why."""
     if gap.files is not None:
-        return f"{gap.files} file(s) before {gap.file}"
-    what = "the end" if gap.notes is None else f"{gap.notes} notes"
+        return f"{counted(gap.files, 'file')} before {gap.file}"
+    what = "the end" if gap.notes is None else counted(gap.notes, "note")
     return f"{what} of {gap.file} ({gap.why})"
 
 

@@ -236,10 +236,11 @@ def _page(
     ]
     best = min(candidates, key=lambda one: _cost(one.metrics[aims[0]].mean, aims[0]))
     label, _, scale, digits = METRICS[aims[0]]
+    name, _, unit = label.partition(", ")
     verdict = (
         f"{sum(one.is_on_front for one in candidates)} of {len(candidates)} settings are on the "
-        f"front; the best {label} has {_called(best)}, "
-        f"with {best.metrics[aims[0]].text(digits, scale)}."
+        f"front; the best {name} has {_called(best)}, "
+        f"with {f'{best.metrics[aims[0]].text(digits, scale)} {unit}'.rstrip()}."
     )
     return page("select-sim: sweep", body, verdict=verdict, command_line=command_line)
 

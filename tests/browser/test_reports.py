@@ -54,7 +54,7 @@ def simulated(folder: Path) -> tuple[str, list[str]]:
 def profiled(folder: Path) -> tuple[str, list[str]]:
     page = folder / "profile.html"
     assert select_planner(["profile", "inspect", PROFILE, "--out", str(page)]) == 0
-    return page.as_uri(), ["512 tokens", "16384 tokens", "30 samples", "as measured"]
+    return page.as_uri(), ["512 tokens", "16,384 tokens", "30 samples", "as measured"]
 
 
 def replayed(folder: Path) -> tuple[str, list[str]]:
@@ -68,16 +68,39 @@ def replayed(folder: Path) -> tuple[str, list[str]]:
     return page.as_uri(), ["oracle", "450 ms", "6,000 requests", "minutes"]
 
 
+def swept(folder: Path) -> tuple[str, list[str]]:
+    page = folder / "sweep.html"
+    grid = ("--vary", "overlap_score_credit=0.5,1", "--vary", "prefill_load_scale=0.5,1,2")
+    aims = "ttft_p90,itl_p90,load_cov,hit_rate"
+    load = ("--workload", "agents,rate=2,requests=40", "--block-size", "64", "--seeds", "2")
+    asked = (*grid, *load, "--aims", aims, "--quiet", "--report", str(page))
+    assert select_sim(["sweep", *asked]) == 0
+    return page.as_uri(), [
+        "the best TTFT p90 has",
+        "on the front",
+        "prefill_load_scale=2",
+        "kv-cost",
+    ]
+
+
+def made_again(folder: Path) -> tuple[str, list[str]]:
+    page = folder / "again.html"
+    recording = GOLDEN.parent / "recordings" / "first-token-before-sequences.rec"
+    weights = ("--weights", "overlap_score_credit=0.5", "--quiet")
+    assert select_sim(["replay", str(recording), *weights, "--report", str(page)]) == 0
+    return page.as_uri(), ["1 file of select-service", "Ranks", "what if", "planned in batches"]
+
+
 def note(some: list[str], name: str, event: object) -> None:
     some.append(getattr(event, name))
 
 
-@pytest.mark.parametrize("made", [simulated, profiled, replayed])
+@pytest.mark.parametrize("made", [simulated, profiled, replayed, swept, made_again])
 def test_a_report_can_be_read(
     browser: Browser, tmp_path: Path, made: Callable[[Path], tuple[str, list[str]]]
 ) -> None:
     address, words = made(tmp_path)
-    looks: tuple[tuple[int, Any], ...] = ((1280, "light"), (420, "dark"))
+    looks: tuple[tuple[int, Any], ...] = ((1280, "light"), (390, "dark"))
     for width, theme in looks:
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)
         tab = context.new_page()
@@ -97,12 +120,15 @@ def test_a_report_can_be_read(
         assert tab.evaluate(WIDER) == 0
         assert tab.evaluate(CONTRAST) == []
         assert re.fullmatch(r"[^.].{20,}\.", tab.inner_text(".verdict"))
-        commands = ("select-sim run", "select-planner profile inspect", "select-planner replay")
+        commands = ("select-sim", "select-planner profile inspect", "select-planner replay")
         assert tab.inner_text(".made code").startswith(commands)
         assert re.search(r"Made on \d{4}-\d\d-\d\d at", tab.inner_text(".made"))
-        read = tab.locator("circle title").evaluate_all("all => all.map((one) => one.textContent)")
+        read = tab.locator("circle title, path title").evaluate_all(
+            "all => all.map((one) => one.textContent)"
+        )
         assert len(read) > 20
         assert all(re.fullmatch(r".+: [-\d.,e+]+ at [-\d.,e+]+", one) for one in read)
+        assert tab.locator("details").count() == 1
         assert tab.locator("details[open]").count() == 0, "settings are unfolded by who wants them"
         assert (asked, complaints) == ([address], [])
         context.close()

@@ -9,6 +9,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 import pytest
@@ -208,6 +209,47 @@ def test_every_command_explains_itself(program: str, monkeypatch: pytest.MonkeyP
             if one.help and one.help is not argparse.SUPPRESS and not isinstance(one, SUBPARSERS):
                 assert one.help[0].isupper() or not one.help[0].isalpha(), (parser.prog, one.help)
                 assert one.help.endswith("."), (parser.prog, one.help)
+
+
+@pytest.mark.usefixtures("_as_in_a_process_of_its_own")
+@pytest.mark.parametrize(("terminal", "widest"), [("80", 80), ("100", 100), ("200", 100)])
+def test_no_line_of_the_help_is_wider_than_the_terminal(
+    terminal: str,
+    widest: int,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", terminal)
+    with pytest.raises(SystemExit):
+        cli.main(["--help-all"])
+    assert [line for line in capsys.readouterr().out.splitlines() if len(line) > widest] == []
+
+
+def test_a_command_that_there_is_none_of_is_told_with_what_there_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    parser = CommandParser(prog="a")
+    commands = parser.add_subparsers(metavar="COMMAND")
+    for name in ("replay", "sweep"):
+        commands.add_parser(name)
+    with pytest.raises(SystemExit):
+        parser.parse_args(["repaly"])
+    assert "'repaly' is none of replay, sweep (is replay meant?)" in capsys.readouterr().err
+    for words in (["--help-all"], ["sweep", "--help-all"]):
+        with pytest.raises(SystemExit) as ended:
+            parser.parse_args(words)
+        assert ended.value.code == 0, "who knows it from another command gets the help"
+
+
+@pytest.mark.usefixtures("_as_in_a_process_of_its_own")
+def test_ctrl_c_while_it_starts_shows_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_chosen", interrupted)
+    assert cli.main([]) == 130
+    monkeypatch.setattr(cli, "_chosen", lambda _: interrupted)
+    assert cli.main([]) == 130
 
 
 def test_what_help_leaves_out_is_said_by_help_all(capsys: pytest.CaptureFixture[str]) -> None:

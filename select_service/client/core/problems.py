@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import msgspec
 
@@ -57,6 +57,11 @@ class ClientError(Exception):
 
 class Unreachable(ClientError):
     """No selector could be reached; no booking will stay."""
+
+    remedy: ClassVar[str] = (
+        "Is it running? `select-service` starts one, `make run` in a checkout; --url names another."
+    )
+    """What commands say below it."""
 
 
 class TimedOut(ClientError):

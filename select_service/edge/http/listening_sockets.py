@@ -10,6 +10,7 @@ accepted before it has started. `app.py` controls this; `connection.py` handles 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import socket
@@ -227,7 +228,10 @@ def _bind(host: str, port: int) -> Sequence[socket.socket]:
     try:
         return bind(host, port)
     except OSError as error:
-        raise CannotListenError(f"{host} port {port}: {error}") from None
+        text = f"{host} port {port}: {error}"
+        if error.errno == errno.EADDRINUSE:
+            text += ": another process listens there. Stop it, or name a port that is free, or 0"
+        raise CannotListenError(text) from None
 
 
 def _check_free(path: str) -> None:

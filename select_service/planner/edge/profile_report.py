@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from html import escape
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from select_service.planner.core.surface import Surface
-from select_service.simulator.page import figure, page, table
+from select_service.simulator.page import figure, folded, page, table
 from select_service.simulator.plots import Series, lines
 
 if TYPE_CHECKING:
@@ -23,11 +25,13 @@ def measured(profile: Profile) -> list[str]:
     """Return the amount and range of the measurements, in words."""
     prefill, decode = profile.prefill, profile.decode
     return [
-        f"prefill: {len(prefill.isl)} lengths, {prefill.isl[0]:g} to {prefill.isl[-1]:g} tokens, "
-        f"TTFT {prefill.ttft_ms.min():g} to {prefill.ttft_ms.max():g} ms",
-        f"decode: {len(decode.kv_usage)} samples, contexts of {decode.context_length.min():g} to "
-        f"{decode.context_length.max():g} tokens, {decode.max_kv_tokens:g} KV tokens, "
-        f"ITL {decode.itl_ms.min():g} to {decode.itl_ms.max():g} ms",
+        f"prefill: {len(prefill.isl)} lengths, {prefill.isl[0]:,.0f} to "
+        f"{prefill.isl[-1]:,.0f} tokens, "
+        f"TTFT {prefill.ttft_ms.min():.4g} to {prefill.ttft_ms.max():.4g} ms",
+        f"decode: {len(decode.kv_usage)} samples, contexts of "
+        f"{decode.context_length.min():,.0f} to {decode.context_length.max():,.0f} tokens, "
+        f"{decode.max_kv_tokens:,.0f} KV tokens, "
+        f"ITL {decode.itl_ms.min():.4g} to {decode.itl_ms.max():.4g} ms",
     ]
 
 
@@ -75,10 +79,19 @@ def html(profile: Profile, name: str, command_line: str = "") -> str:
             *(f"<p>{escape(text)}</p>" for text in measured(profile)),
             table(["repaired"], rows),
             *(figure(plot, [one.name for one in series]) for plot, series in plots),
+            folded("Measurements", "As they were read.", _read(profile)),
         ],
         verdict=_verdict(profile),
         command_line=command_line,
     )
+
+
+def _read(profile: Profile) -> str:
+    rows = {
+        name: {field: np.asarray(value).tolist() for field, value in asdict(part).items()}
+        for name, part in (("prefill", profile.prefill), ("decode", profile.decode))
+    }
+    return json.dumps(rows)
 
 
 def _verdict(profile: Profile) -> str:
@@ -92,7 +105,7 @@ def _itl(surface: Surface, max_kv_tokens: float, context: float) -> Series:
     most = max_kv_tokens / context
     counts = np.linspace(0.0, min(most, 256.0), _POINTS).tolist()
     points = [(count, surface.decode.itl_ms(count, context)) for count in counts]
-    return Series(f"context of {context:g} tokens", points)
+    return Series(f"context of {context:,.0f} tokens", points)
 
 
 def _best(surface: Surface, itl_most: float, context: float) -> Series:
@@ -100,4 +113,4 @@ def _best(surface: Surface, itl_most: float, context: float) -> Series:
     for target in np.linspace(1.0, 1.1 * itl_most, _POINTS).tolist():
         best = surface.decode.best(target, context)
         points.append((target, best.thpt_per_gpu if best else 0.0))
-    return Series(f"context of {context:g} tokens", points)
+    return Series(f"context of {context:,.0f} tokens", points)

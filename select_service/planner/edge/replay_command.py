@@ -16,7 +16,7 @@ from select_service.planner.edge.sources.trace import read_trace
 from select_service.planner.edge.trace_replay import ReplaySettings
 from select_service.planner.errors import MissingExtra, TraceError
 from select_service.planner.settings import POLICIES
-from select_service.simulator.page import figure, page, table
+from select_service.simulator.page import figure, folded, page, table
 from select_service.simulator.plots import Series, lines
 from select_service.simulator.progress_bar import progress_bar
 
@@ -257,6 +257,11 @@ def html(replayed: Replayed, question: ReplayQuestion, command_line: str = "") -
             "<p>In time: of all requests, those that met both targets. Changes: of replicas; "
             "turns back: those against the one before, within ten minutes.</p>",
             *plots,
+            folded(
+                "Settings",
+                "Of every policy; forecasts have those of the predictor.",
+                _told(question),
+            ),
         ],
         verdict=verdict(replayed),
         command_line=command_line,
@@ -285,7 +290,9 @@ def verdict(replayed: Replayed) -> str:
     most = max(one.attainment for one in real)
     best = min((one for one in real if one.attainment >= most - _AS_MANY), key=_hours)
     text = f"{100 * best.attainment:.2f} % in time with {best.gpu_hours:.2f} GPU-hours"
-    if len(real) == 1:
+    if len(real) > 1 and all(_alike(one, best) for one in real):
+        words = [f"No policy is ahead of another: {text}."]
+    elif len(real) == 1:
         words = [f"{best.name}: {text}."]
     else:
         words = [f"{best.name} does best: {text}, the fewest of those that serve as many in time."]
@@ -329,6 +336,26 @@ def _against_fixed(one: Result, replayed: Replayed) -> str:
 def _as_good(one: Result, replayed: Replayed) -> FixedPoint | None:
     """Return the cheapest fixed fleet that serves as many in time."""
     return next((point for point in replayed.frontier if point.attainment >= one.attainment), None)
+
+
+def _alike(one: Result, other: Result) -> bool:
+    """Whether two serve as many in time for the same price."""
+    dearer = abs(one.gpu_hours - other.gpu_hours)
+    return (
+        abs(one.attainment - other.attainment) <= _AS_MANY and dearer <= _AS_MUCH * other.gpu_hours
+    )
+
+
+def _told(question: ReplayQuestion) -> str:
+    """Return the settings as JSON, without the history that forecasts begin with."""
+    settings = msgspec.to_builtins(question.settings)
+    settings["warmup"] = f"{len(question.settings.warmup)} intervals"
+    told = {
+        "settings": settings,
+        "predictors": msgspec.to_builtins(question.tunings),
+        "max_gpu_budget": question.gpus_max,
+    }
+    return msgspec.json.format(msgspec.json.encode(told), indent=2).decode()
 
 
 def _hours(one: Result) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import sys
 from typing import TYPE_CHECKING
@@ -14,8 +15,12 @@ from select_service.demo.cli import main
 from select_service.demo.client import SelectorClient
 from select_service.demo.service_process import ServiceDidNotStart, ServiceProcess, free_port
 from select_service.demo.view import PlainView
+from select_service.edge.security.tokens import new_token
+from tests.live.server import Server
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from select_service.demo.view import Board
 
 
@@ -32,7 +37,27 @@ def test_the_demo_succeeds_against_the_service(capsys: pytest.CaptureFixture[str
 def test_without_a_service_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     url = f"http://127.0.0.1:{free_port()}"
     assert main(["demo", "--requests", "1", "--url", url]) == 1
-    assert "demo:" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "demo:" in told
+    assert "Is it running?" in told
+
+
+@pytest.mark.e2e
+def test_it_shows_the_token_that_a_service_asks_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokens = tmp_path / "tokens"
+    line = {"name": "demo", "token": new_token()[0], "scopes": ["admin"]}
+    tokens.write_text(json.dumps(line) + "\n")
+    tokens.chmod(0o600)
+    with Server(tmp_path / "log", args=("--token-file", str(tokens))) as server:
+        flags = ["demo", "--requests", "10", "--rate", "40", "--engines", "2", "--plain"]
+        flags += ["--url", f"http://127.0.0.1:{server.port}"]
+        assert main(flags) == 1
+        assert "--token-file" in capsys.readouterr().err
+        assert main([*flags, "--token-file", str(tokens)]) == 0, capsys.readouterr()
+    assert main([*flags, "--token-file", str(tmp_path / "nowhere")]) == 1
+    assert "nowhere: No such file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("argument", ["--requests=0", "--rate=0", "--rate=inf", "--engines=x"])

@@ -143,6 +143,8 @@ def test_plan_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
     assert "the minima need 2 GPUs, 1 are allowed" in error
     code, text, _ = asked(capsys, "plan", *plan_flags(CASES[1]), "--mode", "slo")
     assert "num_p: 4" in text
+    assert text.startswith("4 prefill and ")
+    assert " keep a TTFT of " in text.splitlines()[0]
 
 
 @pytest.mark.parametrize(

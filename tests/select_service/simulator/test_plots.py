@@ -26,6 +26,15 @@ def test_a_logarithmic_axis_has_marks_between_its_ends(low: float, high: float) 
     assert all(b - a > 20 for a, b in pairwise(places)), "none on another"
 
 
+def test_dots_are_told_apart_without_colours_and_stand_on_no_number() -> None:
+    """A plot of dots has no dashes: the signs of a planner's replay, two of them, were alike."""
+    series = [Series(str(at), [(0.5 + at, 100.0)], "dots") for at in range(8)]
+    drawn = lines("Price", series, x="GPU-hours", y="in time, %")
+    signs = re.findall(r'<path d="([^"]+)" transform="translate\(([\d.]+) ', drawn)
+    assert len({sign for sign, _ in signs}) == 8
+    assert all(float(at) > plots._LEFT + 5 for _, at in signs)
+
+
 def test_bars_have_their_names_and_values_beside_them() -> None:
     names, values = ["kv-cost", "a<b", "oracle"], [0.9753, 12_345.0, 99.7]
     drawn = bars("Spread", names, values, x="")

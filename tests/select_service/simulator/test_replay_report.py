@@ -171,8 +171,8 @@ def test_a_file_that_was_taken_away_is_told(tmp_path: Path) -> None:
     for path, number in zip(paths, (1, 2, 5), strict=True):
         in_another_life(path, file=number)
     told = replay(paths)
-    assert [missing(one) for one in told.missing if one.files] == [f"2 file(s) before {paths[2]}"]
-    assert "2 file(s) before" in html_of(told)
+    assert [missing(one) for one in told.missing if one.files] == [f"2 files before {paths[2]}"]
+    assert "2 files before" in html_of(told)
     in_another_life(paths[2], recording="another", file=5)
     assert not [one for one in replay(paths).missing if one.files], "of another life"
 

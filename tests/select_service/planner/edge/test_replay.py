@@ -235,6 +235,13 @@ def test_what_is_not_installed_is_told_before_anything_is_replayed(
     assert told[0].startswith("left out: compatible needs")
 
 
+def test_of_policies_that_are_alike_none_is_the_best() -> None:
+    alike = [Result(name, requests=100, in_time=99, gpu_hours=5.0) for name in ("slo", "reactive")]
+    assert verdict(Replayed(alike, [], 0.99)).startswith("No policy is ahead of another: 99.00 %")
+    alike[1].gpu_hours = 6.0
+    assert verdict(Replayed(alike, [], 0.99)).startswith("slo does best")
+
+
 @pytest.mark.parametrize(
     ("hours", "words"),
     [
