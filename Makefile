@@ -32,7 +32,7 @@ NOT_AGAIN := CC=false
 # What drives the console in tests: Debian's browser, and a font so that its text has a width.
 BROWSER_PACKAGES := chromium fonts-dejavu-core
 
-.PHONY: run demo newcomer bench bench-middle bench-quick bench-policy bench-policy-all bench-plot wheel docs fuzz test lint test-light coverage test-pure test-full test-floors test-beside-soak test-heavy downloads test-faults test-ray test-vllm test-ray-llm test-engines test-forecast soak iproute test-long test-browser chromium peer vllm promtool manifests buildah pins sbom client twin readme dashboard pictures clean
+.PHONY: run demo newcomer bench bench-middle bench-quick bench-policy bench-policy-all bench-plot wheel docs fuzz test lint test-light coverage test-pure test-full test-floors test-beside-soak test-heavy downloads test-faults test-ray test-vllm test-sglang test-ray-llm test-engines test-forecast soak iproute test-long test-browser chromium peer vllm sglang promtool manifests buildah pins sbom client twin readme dashboard pictures clean
 
 run: $(VENV)/.installed
 	exec $(BIN)/select-service --port $(PORT) $(ARGS)
@@ -118,6 +118,7 @@ test-full: $(VENV)/.installed-test
 	$(MAKE) --no-print-directory --jobs=2 downloads test-floors
 	$(MAKE) --no-print-directory test-beside-soak
 	$(MAKE) --no-print-directory test-vllm
+	$(MAKE) --no-print-directory test-sglang
 	@if test -e $(VLLM)/.installed-ray; then $(MAKE) --no-print-directory test-ray-llm; \
 	  else echo "no Ray beside a whole vLLM here: the test of Ray Serve LLM is skipped"; fi
 	$(MAKE) --no-print-directory test-faults
@@ -163,11 +164,15 @@ test-ray: $(RAY)/.installed
 # A whole vLLM on this machine's processors, two engines at a time: eight minutes. It takes both
 # processors, and so nothing runs beside it.
 test-vllm: vllm
-	$(BIN)/python -m pytest tests/engines -m "not long" --timeout=600 --durations=10
+	$(BIN)/python -m pytest tests/engines -m "not long" --ignore=tests/engines/test_sglang.py --timeout=600 --durations=10
+
+# A whole SGLang, likewise: two minutes and a half.
+test-sglang: sglang
+	$(BIN)/python -m pytest tests/engines/test_sglang.py --timeout=600 -rs
 
 # The same with every block size, hash algorithm and way to compute prompts: a quarter of an hour.
 test-engines: vllm
-	$(BIN)/python -m pytest tests/engines --timeout=600
+	$(BIN)/python -m pytest tests/engines --ignore=tests/engines/test_sglang.py --timeout=600
 
 # Ray Serve LLM with vLLM, in the environment of the latter: with our request router, and with Ray's
 # on ours in Dynamo's place. Two minutes each.
@@ -228,6 +233,10 @@ peer: $(VENV)/.installed-test
 # In an environment of its own, 3.5 GB; where it cannot be had, its tests say so and skip.
 vllm: $(VENV)/.installed-test
 	$(BIN)/python -m tests.engines.install
+
+# Likewise, 3 GB. Made for CUDA, it runs on processors without the packages that need that.
+sglang: $(VENV)/.installed-test
+	$(BIN)/python -m tests.engines.install_sglang
 
 # Debian's Prometheus, which checks our dashboard and alerts; where it cannot be installed the tests
 # that need it say so and skip.

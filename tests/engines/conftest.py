@@ -1,4 +1,4 @@
-"""Skips these tests where there is no vLLM; takes their rows to the table at the end."""
+"""Skips these tests where their engine is missing; takes their rows to the table at the end."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.engines.install import why_missing
+from tests.engines.environment import Environment
+from tests.engines.install import VLLM
 from tests.engines.verdicts import Verdict
 from tests.tables import ENGINES, Record
 
 Recorder = Callable[[Verdict], Verdict]
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _vllm() -> None:
-    if (reason := why_missing()) is not None:
+@pytest.fixture(scope="module", autouse=True)
+def _engine(request: pytest.FixtureRequest) -> None:
+    """A module's `ENVIRONMENT`, vLLM's if it says nothing."""
+    environment: Environment = getattr(request.module, "ENVIRONMENT", VLLM)
+    if (reason := environment.why_missing) is not None:
         pytest.skip(reason)
 
 

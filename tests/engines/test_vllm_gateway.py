@@ -2,116 +2,16 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 
-from select_service.client import AsyncClient
-from select_service.gateway import Gateway
-from tests.engines.fleet import running_engines, wait_until_ready
-from tests.engines.tiny_models import FIRST_WORD, VOCABULARY
-from tests.engines.vllm_engine import SERVED_NAME, EngineConfig
-from tests.live.ports import HOST
-from tests.live.server import OURS_EXTRA, Server
-from tests.select_service.gateway.stage import PATIENT, served
-from tests.wait import PATIENCE_S, run, until
+from tests.engines.gateway_chats import chats_of_openais_client
+from tests.engines.vllm_engine import EngineConfig
 
 pytestmark = [pytest.mark.heavy, pytest.mark.e2e]
 
-BLOCK_SIZE = 16
-CHATS, TURNS, OUTPUT = 6, 4, 20
-
-
-def words(count: int, begin: int) -> str:
-    spread = VOCABULARY - FIRST_WORD
-    return " ".join(f"w{FIRST_WORD + (begin + 7 * one) % spread}" for one in range(count))
-
 
 def test_chats_of_openais_client(tmp_path: Path) -> None:
-    """Every turn but the first is warm, and as warm as it was foretold."""
-    openai = pytest.importorskip("openai")
-    module: Any = import_module("examples.gateway.gateway")
-    with (
-        running_engines(tmp_path, [EngineConfig("llama", block_size=BLOCK_SIZE)] * 2) as engines,
-        Server(tmp_path / "service.log", args=OURS_EXTRA) as server,
-    ):
-        for engine in engines:
-            server.request("POST", "/workers", engine.worker(model_name=SERVED_NAME))
-        wait_until_ready(server)
-
-        async def chats() -> None:
-            async with (
-                AsyncClient(f"http://{HOST}:{server.port}") as client,
-                served(module.application(Gateway(client, options=PATIENT))) as url,
-                openai.AsyncOpenAI(
-                    base_url=f"{url}/v1", api_key="-", max_retries=0, timeout=PATIENCE_S
-                ) as api,
-            ):
-                assert [found.id async for found in api.models.list()] == [SERVED_NAME]
-                for chat in range(CHATS):
-                    messages: list[Any] = [{"role": "system", "content": words(200, chat)}]
-                    for turn in range(TURNS):
-                        messages.append({"role": "user", "content": words(40, 100 * chat + turn)})
-                        cached, said = await turn_of(api, messages, is_stream=turn % 2 == 1)
-                        messages.append({"role": "assistant", "content": said})
-                        assert cached >= 192 or not turn, (chat, turn, cached)
-                        await client.flush()
-                        await until(lambda: compared(server) == chat * TURNS + turn + 1)
-                        prompt = await tokens_of(engines[0].url, messages[:-1])
-                        await until(lambda: matched(server, prompt) == len(prompt) // BLOCK_SIZE)
-                assert not any(error for error in errors(server)), server.request("GET", "/trust")
-
-        run(chats())
-        assert server.fleet_load() == (0, 0, 0)
-
-
-async def turn_of(api: Any, messages: list[Any], *, is_stream: bool) -> tuple[int, str]:
-    """Cached tokens and text of an answer."""
-    asked: Any = {"model": SERVED_NAME, "messages": messages, "max_tokens": OUTPUT}
-    if not is_stream:
-        answer = await api.chat.completions.create(**asked)
-        usage, said = answer.usage, answer.choices[0].message.content
-    else:
-        stream = await api.chat.completions.create(
-            **asked, stream=True, stream_options={"include_usage": True}
-        )
-        chunks = [chunk async for chunk in stream]
-        usage = chunks[-1].usage
-        said = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
-    return usage.prompt_tokens_details.cached_tokens or 0, said or ""
-
-
-async def tokens_of(engine: str, messages: list[Any]) -> list[int]:
-    """What vLLM makes of a chat."""
-    body = {"model": SERVED_NAME, "messages": messages}
-    async with httpx.AsyncClient() as http:
-        answer = await http.post(f"{engine}/tokenize", json=body, timeout=PATIENCE_S)
-    tokens: list[int] = answer.raise_for_status().json()["tokens"]
-    return tokens
-
-
-def matched(server: Server, prompt: list[int]) -> int:
-    """Blocks of a prompt that the service has heard of, of whoever holds most."""
-    body = {"token_ids": prompt, "model_name": SERVED_NAME}
-    answer: Any = server.request("POST", "/overlap_scores", body).json
-    found: int = max(row["device_blocks"] for row in answer["workers"])
-    return found
-
-
-def compared(server: Server) -> int:
-    """Prompts whose prediction was compared with what the engine found."""
-    text = server.request("GET", "/metrics").raw.decode()
-    name = "select_service_cached_tokens_told_total"
-    rows = (line.rpartition(" ") for line in text.splitlines() if line.startswith(name))
-    return sum(int(float(value)) for row, _, value in rows if 'outcome="compared"' in row)
-
-
-def errors(server: Server) -> list[float]:
-    """How far predictions are off, by rank."""
-    answer: Any = server.request("GET", "/trust").json
-    return [
-        one[name] or 0 for one in answer["ranks"] for name in ("prediction_error", "missing_share")
-    ]
+    """vLLM tokenizes chats itself."""
+    chats_of_openais_client(tmp_path, EngineConfig("llama", block_size=16), tokenizes_here=False)

@@ -10,9 +10,9 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
-from tests.engines.install import PYTHON
+from tests.engines.install import VLLM
 from tests.live.http import exchange
 from tests.live.ports import HOST, is_free
 from tests.wait import PATIENCE_S, block_until
@@ -64,6 +64,17 @@ class EngineConfig:
         full = ", full reports" if self.full_reports else ""
         drafted = f", {self.draft_tokens} drafted" if self.draft_tokens else ""
         return f"blocks of {self.block_size}, {self.hash_algorithm}{chunked}{ranks}{full}{drafted}"
+
+    environment: ClassVar[Mapping[str, str]] = ENVIRONMENT
+    publisher: ClassVar[Mapping[str, object]] = {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+    }
+
+    @property
+    def command(self) -> Sequence[str | Path]:
+        """What starts it, before the model's folder."""
+        return VLLM.python.with_name("vllm"), "serve"
 
     @property
     def flags(self) -> list[str]:
@@ -129,14 +140,13 @@ class VllmEngine:
     def start(self) -> None:
         """Start it, and do not wait for it."""
         publisher = {
-            "enable_kv_cache_events": True,
-            "publisher": "zmq",
+            **self.config.publisher,
             "endpoint": f"tcp://*:{self.base + EVENTS}",
             "replay_endpoint": f"tcp://*:{self.base + REPLAY}",
             "buffer_steps": self.config.buffer_steps,
         }
         command: Sequence[str | Path] = [
-            *(PYTHON.with_name("vllm"), "serve", self.model),
+            *(*self.config.command, self.model),
             *("--host", HOST, "--port", str(self.base + HTTP)),
             *("--kv-events-config", json.dumps(publisher), *self.config.flags),
         ]
@@ -146,7 +156,7 @@ class VllmEngine:
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
                 command,
-                env={**inherited, **ENVIRONMENT},
+                env={**inherited, **self.config.environment},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
