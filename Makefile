@@ -118,7 +118,6 @@ test-full: $(VENV)/.installed-test
 	$(MAKE) --no-print-directory --jobs=2 downloads test-floors
 	$(MAKE) --no-print-directory test-beside-soak
 	$(MAKE) --no-print-directory test-vllm
-	$(MAKE) --no-print-directory test-sglang
 	@if test -e $(VLLM)/.installed-ray; then $(MAKE) --no-print-directory test-ray-llm; \
 	  else echo "no Ray beside a whole vLLM here: the test of Ray Serve LLM is skipped"; fi
 	$(MAKE) --no-print-directory test-faults
@@ -166,7 +165,8 @@ test-ray: $(RAY)/.installed
 test-vllm: vllm
 	$(BIN)/python -m pytest tests/engines -m "not long" --ignore=tests/engines/test_sglang.py --timeout=600 --durations=10
 
-# A whole SGLang, likewise: two minutes and a half.
+# A whole SGLang, likewise: two minutes and a half, and as long to install it. Not a part of
+# `make test-full`, which takes half an hour already.
 test-sglang: sglang
 	$(BIN)/python -m pytest tests/engines/test_sglang.py --timeout=600 -rs
 

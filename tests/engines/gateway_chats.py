@@ -12,9 +12,9 @@ import pytest
 
 from select_service.client import AsyncClient
 from select_service.gateway import Gateway, HuggingFaceTokenizer
-from tests.engines.fleet import running_engines, wait_until_ready
+from tests.engines.fleet import wait_until_ready
 from tests.engines.tiny_models import FIRST_WORD, VOCABULARY
-from tests.engines.vllm_engine import SERVED_NAME, EngineConfig, VllmEngine
+from tests.engines.vllm_engine import SERVED_NAME, VllmEngine
 from tests.live.ports import HOST
 from tests.live.server import OURS_EXTRA, Server
 from tests.select_service.gateway.stage import PATIENT, served
@@ -37,14 +37,14 @@ async def tokenized_by_engine(engine: VllmEngine, messages: list[Any]) -> Sequen
     return tokens
 
 
-def chats_of_openais_client(folder: Path, config: EngineConfig, *, tokenizes_here: bool) -> None:
+def chats_of_openais_client(
+    folder: Path, engines: Sequence[VllmEngine], *, tokenizes_here: bool
+) -> None:
     """Every turn but the first is warm, and as warm as it was foretold."""
     openai = pytest.importorskip("openai")
     module: Any = import_module("examples.gateway.gateway")
-    with (
-        running_engines(folder, [config] * 2) as engines,
-        Server(folder / "service.log", args=OURS_EXTRA) as server,
-    ):
+    block_size = engines[0].config.block_size
+    with Server(folder / "gateway-service.log", args=OURS_EXTRA) as server:
         for engine in engines:
             server.request("POST", "/workers", engine.worker(model_name=SERVED_NAME))
         wait_until_ready(server)
@@ -74,9 +74,7 @@ def chats_of_openais_client(folder: Path, config: EngineConfig, *, tokenizes_her
                             prompt = await tokenized_by_engine(engines[0], messages[:-1])
                         else:
                             prompt = encode(SERVED_NAME, {"messages": messages[:-1]})
-                        await until(
-                            lambda: matched(server, prompt) == len(prompt) // config.block_size
-                        )
+                        await until(lambda: matched(server, prompt) == len(prompt) // block_size)
                 assert not any(error for error in errors(server)), server.request("GET", "/trust")
 
         run(chats())

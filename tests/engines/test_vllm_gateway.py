@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.engines.fleet import running_engines
 from tests.engines.gateway_chats import chats_of_openais_client
 from tests.engines.vllm_engine import EngineConfig
 
@@ -14,4 +15,5 @@ pytestmark = [pytest.mark.heavy, pytest.mark.e2e]
 
 def test_chats_of_openais_client(tmp_path: Path) -> None:
     """vLLM tokenizes chats itself."""
-    chats_of_openais_client(tmp_path, EngineConfig("llama", block_size=16), tokenizes_here=False)
+    with running_engines(tmp_path, [EngineConfig("llama", block_size=16)] * 2) as engines:
+        chats_of_openais_client(tmp_path, engines, tokenizes_here=False)
