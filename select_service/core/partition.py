@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from select_service.core.fleet.catalog import Worker
     from select_service.core.fleet.roles import Legs
     from select_service.core.ledger.pull_speeds import PullPath
+    from select_service.core.ledger.reservation import LedgerReservation
     from select_service.core.pricing.cost import Terms
     from select_service.core.pricing.placement import Seen
     from select_service.core.pricing.policy import RoutingPolicy
@@ -237,6 +238,13 @@ class Partition:
         worth *= min(1.0, weights.overlap_score_credit)
         pulls = self.kv_sources.pulls(found, booked, weights, barred, loads.prefill, worth)
         return found if pulls is None else found._replace(pulls=pulls)
+
+    def note_pull(self, reservation: LedgerReservation, pulled: PulledBlocks | None) -> None:
+        """Note on a reservation what it pulls, and through what."""
+        if pulled is not None:
+            reservation.pulled = pulled
+            reservation.pulled_tokens = pulled.blocks * self.index.block_size
+            reservation.pull_path = self.pull_path(reservation.slot, pulled)
 
     def pull_path(self, slot: int, pulled: PulledBlocks | None) -> PullPath | None:
         """Return what the blocks that a rank pulls move through; None: it is not known here."""

@@ -42,11 +42,12 @@ def _pulled(reservation: LedgerReservation, now: float, tokens: int) -> FirstTok
 
     Unless its rank had anything else to compute, or most of the blocks did not come.
     """
-    held_tokens = reservation.isl_tokens - reservation.prefill_tokens
+    foretold, pulled = reservation.prefill_tokens, reservation.pulled_tokens
     if (
         reservation.pull_path is None
         or reservation.queued_tokens
-        or tokens > reservation.prefill_tokens + held_tokens // 2
+        or not 0 < pulled <= reservation.isl_tokens - foretold  # a replica may say anything
+        or tokens > foretold + pulled // 2
         or next(reversed(reservation.generation.reservations)) != reservation.reservation_id
     ):
         return FirstToken(now, None)

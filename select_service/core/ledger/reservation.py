@@ -127,6 +127,7 @@ class LedgerReservation(Struct, eq=False):
     first_token: FirstToken | None = None  # not learnt from yet
     queued_tokens: int = 0  # to be computed on its rank when it was booked, without its own
     pulled: PulledBlocks | None = None  # blocks of the prompt that come from another rank
+    pulled_tokens: int = 0  # in those
     pull_path: PullPath | None = None  # of those; None: not known here
     is_timed: bool = True  # whether its request began when it was booked here
     ttl_s: float = 0.0  # 0: never expires by itself

@@ -132,12 +132,15 @@ class KvSources:
 
     def _offer(self, best: _Best, holders: Slots, tier: int, begin: float) -> None:
         """Offer what some ranks all hold up to a tier, which begins at this block."""
-        for level in self._levels:
-            source = np.full(level.numbers + 1, -1)  # the last one is of those without a place
-            source[level.places[holders]] = holders
-            source[-1] = -1
-            learnt = self._learnt(level.domain, tier)
-            best.offer(tier, source[level.places], level.cost, learnt)
+        for at, level in enumerate(self._levels):
+            by_place = np.full(level.numbers + 1, -1)  # the last one is of those without a place
+            by_place[level.places[holders]] = holders
+            by_place[-1] = -1
+            source = by_place[level.places]
+            for nearer in self._levels[:at]:  # whatever was learnt, blocks move by the nearest one
+                near = (nearer.places >= 0) & (nearer.places == nearer.places[source])
+                source = np.where(near & (source >= 0), -1, source)
+            best.offer(tier, source, level.cost, self._learnt(level.domain, tier))
         if tier == _EXTERNAL:  # what comes before is in the ranks themselves
             reads = self._open & (best.base >= begin)
             learnt = self._learnt(ANYWHERE, tier)
@@ -157,20 +160,13 @@ class KvSources:
         tier = TIERS.index(pulled.tier)
         if tier == _EXTERNAL:
             return _path(ANYWHERE, tier)
-        slots = len(self._open)
-        if self._fleet_slots.roles is not self._roles or max(slot, source) >= slots:
-            self._look(max(slots, slot + 1, source + 1))
-        costs = [
-            (self._cost(level, tier, pulled.blocks), level.domain)
-            for level in self._levels
-            if level.places[slot] == level.places[source] >= 0
-        ]
-        return _path(min(costs)[1], tier) if costs else None
-
-    def _cost(self, level: _Level, tier: int, blocks: int) -> float:
-        """Return what so many blocks cost on a level, without reading them."""
-        learnt = self._learnt(level.domain, tier)
-        return level.cost * blocks if learnt is None else learnt[0] + learnt[1] * blocks
+        if self._fleet_slots.roles is not self._roles or max(slot, source) >= len(self._open):
+            known = [at for one in self._fleet_slots.workers.values() for at in one.slots.values()]
+            self._look(max(len(self._open), slot + 1, *(at + 1 for at in known)))
+        for level in self._levels:
+            if level.places[slot] == level.places[source] >= 0:
+                return _path(level.domain, tier)
+        return None
 
     def _look(self, slots: int) -> None:
         """Sort the ranks into levels, the cheapest first."""

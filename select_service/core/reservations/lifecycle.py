@@ -185,10 +185,8 @@ class Lifecycle(ReservationEnds):
             reservation.track_prefill_tokens = False
         source = spec.kv_source
         if source is not None:
-            reservation.pulled = PulledBlocks(
-                source.worker_id, source.blocks, source.dp_rank, source.tier
-            )
-            reservation.pull_path = partition.pull_path(slot, reservation.pulled)
+            pulled = PulledBlocks(source.worker_id, source.blocks, source.dp_rank, source.tier)
+            partition.note_pull(reservation, pulled)
         if spec.pair is not None or spec.wave is not None or spec.session_id is not None:
             reservation.pair, reservation.wave = spec.pair, spec.wave
             if spec.session_id is not None and self.sessions is not None:
@@ -257,8 +255,8 @@ class Lifecycle(ReservationEnds):
             self.leases.join(lease, reservation)
             self.leases.inherit(lease, record.adopts)
         reservation.track_prefill_tokens = record.track_prefill_tokens
-        reservation.pulled, reservation.is_timed = record.pulled, is_news
-        reservation.pull_path = partition.pull_path(slot, record.pulled)
+        reservation.is_timed = is_news
+        partition.note_pull(reservation, record.pulled)
         reservation.selection_id = record.selection_id
         reservation.pair = record.pair
         reservation.wave = record.wave
