@@ -126,6 +126,7 @@ FIXED: Final = (
         "DEADLINE_S",
         "seconds to wait for a full worker",
     ),
+    ("select_service.core.ledger.pull_speeds", "PATHS_MAX", "paths whose pulls are measured"),
     ("indexer.edge.snapshots", "SLICE_S", "seconds of the index snapshot between other requests"),
     (
         "indexer.edge.snapshots",

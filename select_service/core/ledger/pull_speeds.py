@@ -21,6 +21,10 @@ ANYWHERE: Final = ""
 """The domain of all ranks, and of a shared store."""
 
 
+PATHS_MAX: Final = 256
+"""Paths measured of one ledger; workers name domains, too. Others cost what is set."""
+
+
 class PullPath(NamedTuple):
     """What blocks move through."""
 
@@ -42,7 +46,7 @@ class PullSpeed:
 
 
 class PullSpeeds:
-    """The paths of one ledger that were measured; as many as domains are configured, by tier."""
+    """The paths of one ledger that were measured, by domain and tier: the first `PATHS_MAX`."""
 
     __slots__ = ("_ranks", "by_path")
 
@@ -62,9 +66,10 @@ class PullSpeeds:
         """
         rank = self._ranks.by_slot.get(slot)
         alone_s = None if rank is None else rank.ttft.at(tokens)
-        if alone_s is None:
-            return
         known = self.by_path.get(path)
+        # no time passes where a clock went back
+        if alone_s is None or seconds <= 0.0 or (known is None and len(self.by_path) >= PATHS_MAX):
+            return
         if known is None:
             known = self.by_path[path] = PullSpeed()
         pull_s, expected_s = max(0.0, seconds - alone_s), known.line.at(blocks)

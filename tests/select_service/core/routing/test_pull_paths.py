@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from select_service.core.decisions.explain import ExplainedRecord
-from select_service.core.ledger.pull_speeds import PullPath
-from select_service.core.ledger.rank_speeds import SURE
+from select_service.core.ledger.pull_speeds import PATHS_MAX, PullPath, PullSpeeds
+from select_service.core.ledger.rank_speeds import SURE, RankSpeeds
 from select_service.types import PulledBlocks, RouterConfig
 from tests.select_service.core.whole_fleet import DEFAULT, Fleet, selection_of
 
@@ -83,3 +83,15 @@ def test_blocks_that_stay_away_teach_nothing_where_most_were_there_already(came:
     fleet.now += 1.0
     fleet.free("r")
     assert bool(loads.pull_speeds.by_path) == bool(came)
+
+
+def test_paths_have_a_bound_and_time_does_not_go_back() -> None:
+    ranks = RankSpeeds()
+    for tokens in range(100, 100 + 20 * SURE, 20):
+        ranks.computed(0, tokens, tokens / 1000)
+    speeds = PullSpeeds(ranks)
+    speeds.pulled(0, PullPath("early", "device"), 8, 100, -1.0)
+    assert not speeds.by_path
+    for number in range(PATHS_MAX + 1):
+        speeds.pulled(0, PullPath(f"rack{number}", "device"), 8, 100, 0.5)
+    assert len(speeds.by_path) == PATHS_MAX
