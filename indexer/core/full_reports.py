@@ -84,7 +84,9 @@ class FullReports:
         """
         self._index.groups.needs_whole_prompts = True
         tokens = event.token_ids
-        span = (rank, batch, len(tokens), tokens[0], tokens[-1])
+        # groups of smaller blocks also tell of what is behind the last of the others
+        whole = len(tokens) - len(tokens) % self._index.block_size or len(tokens)
+        span = (rank, event.tier, batch, whole, tokens[0], tokens[whole - 1])
         if span == self._span and event.group not in self._told_by:
             self._told_by.add(event.group)
             return self._is_report
@@ -135,8 +137,9 @@ class FullReports:
         self, event: BlockStored, rank: WorkerRank, batch: int | None, namespace: Namespace
     ) -> bool:
         """Return whether a prompt is known that ends so; one event may be it."""
-        if has_extra_keys(event) and not event.is_whole:
-            return False  # which blocks they belong to is not told
+        is_told = event.is_whole and event.block_size == self._index.block_size
+        if has_extra_keys(event) and not is_told:
+            return False  # which blocks of the partition they belong to is not told
         last = len(event.token_ids) // self._index.block_size
         try:
             end = local_hashes(self._index, event, namespace, max(last - 2, 0), last)

@@ -82,7 +82,7 @@ class GroupIndex:
         the tier allows nothing: this is about the cache that all groups of an engine share.
         """
         limiting = self._ranks[rank].limiting
-        if limiting is None or not limiting.is_in_force:
+        if limiting is None or not limiting.is_in_force or not limiting.rules:
             return reach
         if not limiting.all_hold_some(tier):
             return 0

@@ -20,7 +20,7 @@ from indexer.core.hashing import block_hashes
 from indexer.core.index import KvIndex
 from indexer.core.packing import numbers_in
 from indexer.core.stream import EventStream
-from indexer.types import Scope, WorkerRank
+from indexer.types import Scope, Tier, WorkerRank
 from tests.effort import examples
 from tests.indexer.core.reporting_engine import (
     Chain,
@@ -186,6 +186,42 @@ def test_a_prompt_computed_anew_for_its_window_is_held_twice(
     house.tell(*(store(names, **spec) for spec in order))
     house.tell(removed(names, group_idx=0))
     assert house.matched(PROMPT) == 0, "a report is no third"
+
+
+def test_a_prompt_computed_anew_is_one_for_groups_of_smaller_blocks_too() -> None:
+    """These tell of half a block more: their verdict is the other groups' all the same."""
+    house, names, fine = House(), [1, 2, 3, 4], [11, 1, 12, 2, 13, 3, 14, 4, 15]
+    tokens, half = PROMPT[: len(fine) * SIZE // 2], SPECS[1] | {"block_size": SIZE // 2}
+    for _ in range(2):
+        house.tell(stored(fine, tokens, None, **half), store(names, **SPECS[0]))
+        assert house.matched(PROMPT) == 4
+        house.tell(removed(fine, group_idx=1))
+    house.tell(stored(fine, tokens, None, **half), store(names, **SPECS[0]))
+    house.tell(removed(names, group_idx=0))
+    assert house.matched(PROMPT) == 4, "it was computed three times"
+
+
+def test_a_report_is_of_one_tier() -> None:
+    house, names = House(), [*range(1, 7)]
+    house.tell(*(store(names, **spec) for spec in SPECS))
+    house.tell(store(names, **SPECS[0]), store(names, medium="CPU", **SPECS[1]))
+    assert not house.index.groups.lacking(RANK, Tier.HOST_PINNED, 1, names), "these were stored"
+
+
+def test_keys_of_smaller_blocks_are_not_those_of_the_partitions() -> None:
+    house, keys = House(), [None, None, None, [7]]
+    half = SPECS[1] | {"block_size": SIZE // 2, "extra_keys": keys}
+    house.tell(stored([11, 1, 12, 2], PROMPT[: 2 * SIZE], None, **half), store([1, 2], **SPECS[0]))
+    assert house.matched(PROMPT) == 2
+
+
+def test_a_report_after_no_group_limits_matches_any_more() -> None:
+    house, names = House(), [1, 2, 3, 4]
+    house.tell(*(store(names, **spec) for spec in SPECS))
+    house.tell(store([5], 4, 4, group_idx=1, kv_cache_spec_kind="sliding_window"))  # no window
+    house.tell(store(names, **SPECS[0]))
+    house.tell(removed(names, group_idx=0))
+    assert house.matched(PROMPT) == 0
 
 
 @pytest.mark.parametrize("lost", range(3))
