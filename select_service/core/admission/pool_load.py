@@ -327,17 +327,26 @@ class PoolLoad:
         requests = self.loads.requests
         rows = len(requests)
         self._ensure(rows)
-        places = self.instances * self._max_num_seqs.min(initial=math.inf).item()
-        if 0.0 < places < math.inf:
-            self._idle_share = max(IDLE_SHARE, 1.0 - SPARE / math.sqrt(places))
         idle = self._idle_share
         taken = (requests / self._max_num_seqs[:rows] - idle) / (1.0 - idle)
         np.maximum(self._told[:rows], taken, out=self._floor[:rows])
         self._is_taken = bool(taken.max(initial=0.0) > 0.0)
         self._ended = self.meter.work.ended
+        places = self.instances * self._max_num_seqs.min(initial=math.inf).item()
         self._burst_at = self.loads.prefilling + max(1.0, places * BURST_SHARE)
 
+    def _follow_places(self) -> None:
+        """Follow how many requests all ranks run at once; one that does not say is like the others.
+
+        O(slots).
+        """
+        known = self._max_num_seqs[np.isfinite(self._max_num_seqs)]
+        places = self.instances * known.mean().item() if len(known) else 0.0
+        if places > 0.0:
+            self._idle_share = max(IDLE_SHARE, 1.0 - SPARE / math.sqrt(places))
+
     def _follow_rate(self) -> None:
+        self._follow_places()
         self._follow_requests()
         self._rate_until = self.meter.work.at + _RATE_STEP_S
         ranks = max(1, self.instances)

@@ -66,6 +66,18 @@ def test_large_pools_leave_a_smaller_share_free_for_more_important_requests(
     pool.check()
 
 
+def test_a_small_rank_more_leaves_a_large_pool_as_idle() -> None:
+    """What is spared follows from what all ranks run, not from the smallest one."""
+    pool = pool_of(0)
+    for slot in range(64):
+        pool.attach(slot, 10**6, 256)
+        pool.note(slot, RecordedRankLoad(requests=230), 0.0)
+    assert pool.saturation == 0.0
+    pool.attach(64, 10**6, 8)
+    assert pool.saturation == 0.0
+    pool.check()
+
+
 def test_a_rank_without_a_record_runs_no_more_than_it_did_when_it_was_full() -> None:
     pool = pool_of(1)
     pool.note(0, RecordedRankLoad(requests=15, waiting=5, running=10), 0.0)
