@@ -32,7 +32,6 @@ from select_service.errors import (
     InvalidField,
     InvalidRequest,
     NoSchedulableWorker,
-    ServiceError,
     TooManyTokens,
 )
 from select_service.types import PromptFields, SelectRequest
@@ -147,11 +146,12 @@ class RequestReader:
             if local is None or chain is None or not isl_tokens:
                 raise _incomplete(request)
             if type(local) is not bytes or type(chain) is not bytes:  # not from the codec
+                _check_counts(local, chain, index.block_size, most)
                 local, chain = _pack(local, "block_hashes"), _pack(chain, "sequence_hashes")
             size = len(local)
             blocks = size // HASH_BYTES
             if size != len(chain) or size & _HASH_REST or blocks * index.block_size > most:
-                raise _refused(local, chain, most)
+                _check_counts(local, chain, index.block_size, most)
             prompt = Prompt(local, chain, isl_tokens, blocks, chain[:HASH_BYTES])
         weights = self.weights if override is None else self.overridden(override)
         if override is not None or not self.config.assume_kv_reuse:
@@ -369,16 +369,17 @@ def _incomplete(request: PromptFields) -> InvalidRequest:
     return _empty()
 
 
-def _refused(local: PackedHashes, chain: PackedHashes, tokens_max: int) -> ServiceError:
-    """Return the complaint about hashes that are cut off, not as many of each, or too many."""
+def _check_counts(local: HashList, chain: HashList, block_size: int, tokens_max: int) -> None:
+    """Complain about hashes that are cut off, not as many of each, or too many."""
     blocks = _count(local, HASH_BYTES, "block_hashes")
     sequence = _count(chain, HASH_BYTES, "sequence_hashes")
     if blocks != sequence:
-        return InvalidRequest(
+        raise InvalidRequest(
             f"block_hashes length {blocks} must match sequence_hashes length {sequence}",
             field="block_hashes",
         )
-    return TooManyTokens("block_hashes", tokens_max)
+    if blocks * block_size > tokens_max:
+        raise TooManyTokens("block_hashes", tokens_max)
 
 
 def _empty() -> InvalidRequest:

@@ -120,6 +120,13 @@ def test_the_complaints_are_the_same(fields: dict[str, Any], field: str) -> None
     assert said[0] == said[1]
 
 
+def test_hashes_are_counted_before_they_are_read() -> None:
+    """The order of complaint is the same in every form, and too many cost nothing."""
+    with pytest.raises(InvalidRequest, match="must match") as refused:
+        read(block_hashes=[], sequence_hashes=[1 << 64], isl_tokens=1)
+    assert refused.value.field == "block_hashes"
+
+
 @pytest.mark.parametrize("name", ["block_hashes", "sequence_hashes"])
 def test_a_caller_in_this_process_may_be_wrong_too(name: str) -> None:
     right = {"block_hashes": [1], "sequence_hashes": [1], "isl_tokens": 16}
