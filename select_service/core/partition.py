@@ -246,11 +246,9 @@ class Partition:
             reservation.pulled_tokens = pulled.blocks * self.index.block_size
             reservation.pull_path = self.pull_path(reservation.slot, pulled)
 
-    def pull_path(self, slot: int, pulled: PulledBlocks | None) -> PullPath | None:
+    def pull_path(self, slot: int, pulled: PulledBlocks) -> PullPath | None:
         """Return what the blocks that a rank pulls move through; None: it is not known here."""
-        if pulled is None or self.kv_sources is None:
-            return None
-        return self.kv_sources.path(slot, pulled)
+        return None if self.kv_sources is None else self.kv_sources.path(slot, pulled)
 
     def pulling(
         self, request: SelectRequest, found: TierMatches | None, prompt: Prompt, weights: Weights

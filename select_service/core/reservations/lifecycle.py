@@ -198,15 +198,13 @@ class Lifecycle(ReservationEnds):
             reservation.expected_output_tokens = request.expected_output_tokens
         self.bookings.add(LiveReservation(partition, reservation, answer))
         self._counters.reservations_booked += 1
-        index = partition.index
+        index, groups = partition.index, partition.index.groups
         if isl_tokens == prompt.blocks * index.block_size:
             # before the first event it is not known what an engine has
-            if index.groups.needs_whole_prompts:
-                index.groups.note_whole_prompt(prompt.block_hashes)
-            elif (
-                len(index.groups.whole_prompts) < EARLY_PROMPTS_MAX and not index.tree.root.children
-            ):
-                index.groups.whole_prompts.setdefault(prompt.block_hashes[-PROMPT_END:])
+            if groups.needs_whole_prompts:
+                groups.note_whole_prompt(prompt.block_hashes)
+            elif len(groups.whole_prompts) < EARLY_PROMPTS_MAX and not index.tree.root.children:
+                groups.whole_prompts.setdefault(prompt.block_hashes[-PROMPT_END:])
         if self.announcer.speaks:
             effects = Effects() if effects is NOTHING else effects
             held = self.bookings.hold is not None

@@ -107,6 +107,7 @@ def test_pulls_within_a_domain_are_learnt_apart() -> None:
     booking = fleet.core.lifecycle.bookings.find("r")
     assert booking is not None
     told = booking.reservation.pulled
+    assert told is not None
     assert partition.pull_path(near, told) == PullPath("rack", "device")
     assert partition.pull_path(far, told) == PullPath("", "device")
     fleet.delete(1)
