@@ -40,6 +40,9 @@ MUDDLED = """() => [...document.querySelectorAll("svg")].flatMap((svg) => {
 })"""
 """Words of a plot that are cut, stand on each other, or are numbers nobody writes."""
 
+LARGER = "*{font-size:18px !important;letter-spacing:.8px !important}"
+"""A browser with other fonts, whose letters are wider than those that are installed here."""
+
 WIDER = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 
@@ -131,4 +134,6 @@ def test_a_report_can_be_read(
         assert tab.locator("details").count() == 1
         assert tab.locator("details[open]").count() == 0, "settings are unfolded by who wants them"
         assert (asked, complaints) == ([address], [])
+        tab.add_style_tag(content=LARGER)
+        assert tab.evaluate(WIDER) == 0
         context.close()
