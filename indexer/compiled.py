@@ -11,16 +11,6 @@ import importlib
 import os
 from typing import Final
 
-__all__ = [
-    "PURE_VARIABLE",
-    "complaints",
-    "kernels_in_use",
-    "kernels_text",
-    "objections",
-    "unwanted",
-    "usable",
-]
-
 PURE_VARIABLE: Final = "SELECT_SERVICE_PURE"
 """Environment variable that forces the plain twins, unless it is empty or 0."""
 

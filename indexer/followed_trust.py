@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     Stamp: TypeAlias = tuple[tuple[int, int, int] | None, ...]
 
-__all__ = ["FollowedTrust"]
-
 _log = logging.getLogger("indexer")
 
 

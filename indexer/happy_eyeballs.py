@@ -21,8 +21,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["STAGGER_S", "Target", "connect_first", "connect_first_blocking", "targets_of"]
-
 STAGGER_S: Final = 0.25
 """How long an attempt is given before the next address is tried as well (RFC 8305, section 5)."""
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     Timeout: TypeAlias = httpx.Timeout | float
 
-__all__ = ["ProxyUnusable", "collector_session", "http_client"]
-
 _TRUST: Final = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 _DIRECT: Final = {"http://": None}
 

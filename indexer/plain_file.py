@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, BinaryIO
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["check_plain", "open_own", "open_plain"]
-
 
 def open_plain(path: str | Path) -> BinaryIO:
     """Open a file for reading.

@@ -10,8 +10,6 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["redact"]
-
 _HIDDEN: Final = "***"
 # up to the last @: a password may have a slash, or another @, that nobody has escaped
 _USER: Final = re.compile(

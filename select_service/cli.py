@@ -42,9 +42,6 @@ if TYPE_CHECKING:
 
     from select_service.standard_output import Commands
 
-__all__ = ["main", "parse"]
-
-
 _DESCRIPTION = """\
 Decides which LLM inference worker serves a request, as a service over HTTP.
 `select-service COMMAND --help` says more about a command.

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     import httpx
 
-__all__ = ["MOUNT", "RETRY_AFTER_MAX_S", "KubernetesApi", "KubernetesError", "KubernetesStatus"]
-
 MOUNT: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
 """Where pods find token, ca.crt and namespace."""
 

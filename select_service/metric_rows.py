@@ -24,24 +24,6 @@ from prometheus_client.metrics_core import (
 )
 from typing_extensions import override
 
-__all__ = [
-    "PREFIX",
-    "SERIES_PER_STEP",
-    "Buckets",
-    "Collector",
-    "MetricRow",
-    "MetricTable",
-    "Reading",
-    "Steps",
-    "Sum",
-    "histogram",
-    "paced",
-    "summary",
-    "table",
-    "total",
-    "value",
-]
-
 S = TypeVar("S")
 T = TypeVar("T")
 

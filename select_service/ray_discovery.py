@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from select_service.edge.security.client_credentials import ClientCredentials
     from select_service.settings import Settings
 
-__all__ = ["CATALOG", "RayDiscovery"]
-
 _log = logging.getLogger("select_service")
 
 CATALOG: Final = "/workers"

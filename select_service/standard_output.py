@@ -28,19 +28,6 @@ if TYPE_CHECKING:
 
     from _typeshed import SupportsWrite
 
-__all__ = [
-    "CommandParser",
-    "Commands",
-    "SeldomUsed",
-    "command_line",
-    "complain",
-    "definitions",
-    "parse_command",
-    "positive_seconds",
-    "printing",
-    "redact_tracebacks",
-]
-
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 _FAILED: Final = 1
 _WIDEST: Final = 100

@@ -12,15 +12,6 @@ import socket
 from ipaddress import ip_address
 from typing import Any
 
-__all__ = [
-    "bind_tcp",
-    "close_all",
-    "host_in_url",
-    "is_unspecified",
-    "loopback",
-    "plain_address",
-]
-
 _NO_SUCH_FAMILY = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT})
 
 

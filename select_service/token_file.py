@@ -14,8 +14,6 @@ import msgspec
 
 from indexer.plain_file import open_plain
 
-__all__ = ["TOKEN_BYTES_MAX", "TokenUnreadable", "basic_header", "bearer_header", "read_token"]
-
 TOKEN_BYTES_MAX: Final = 16384
 """Limit of a file: identity providers' tokens have some thousand bytes."""
 

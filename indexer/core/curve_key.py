@@ -9,8 +9,6 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["is_curve_key"]
-
 _GROUPS: Final = 8
 _WORD_END: Final = 1 << 32
 _DIGITS: Final = (

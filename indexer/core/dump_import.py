@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from indexer.core.dump import DumpEvent
     from indexer.core.index import KvIndex
 
-__all__ = ["load_event"]
-
 
 def load_event(index: KvIndex, event: DumpEvent) -> int:
     """Apply an event of a dump, ours or the reference's; return how many blocks it changed.

@@ -16,16 +16,6 @@ if TYPE_CHECKING:
     from indexer.core.events import BlockStored, Names
     from indexer.types import Namespace, PackedHashes
 
-__all__ = [
-    "CHECK_COST_BLOCKS",
-    "COLOURED_SLICE_BLOCKS",
-    "SLICE_BLOCKS",
-    "has_extra_keys",
-    "hashes_in_steps",
-    "local_hashes",
-    "slices_of",
-]
-
 SLICE_BLOCKS: Final = 512
 """Blocks handed to the index at once, about 0.2 ms; longer events are sliced."""
 

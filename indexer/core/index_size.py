@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from indexer.core.radix_tree import RadixTree
     from indexer.types import WorkerRank
 
-__all__ = ["Count", "IndexStats", "count", "weights"]
-
 _NAMED_PER_STEP: Final = 8
 """Ranks whose names are counted in one step, which takes as long as weighing one rank."""
 

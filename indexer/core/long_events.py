@@ -31,19 +31,6 @@ if TYPE_CHECKING:
     Lists = Sequence[list[object] | None]
     Maps = Sequence[dict[str, object] | None]
 
-__all__ = [
-    "ANYTHING",
-    "ELEMENTS_PER_STEP",
-    "LISTS",
-    "LongRemoval",
-    "Ranges",
-    "Steps",
-    "fields_of",
-    "fill",
-    "known_field",
-    "list_head",
-]
-
 T = TypeVar("T")
 BlockKey = list[object] | dict[str, object] | None
 Steps = Generator[None, None, T]

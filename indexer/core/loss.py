@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from indexer.core.holder import Holder
     from indexer.core.node import Node
 
-__all__ = ["HeldTogether", "held_together"]
-
 NODES_PER_SLICE: Final = 128
 MEMBERS_PER_SLICE: Final = 512
 """Members of one node whose tiers are compared per slice."""

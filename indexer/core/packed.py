@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     Cut = slice[int | None, int | None, int | None]
 
-__all__ = ["PackedBytes", "PackedLists", "PackedPairs"]
-
 
 class PackedPairs(Sequence[tuple[int, int]]):
     """Pairs of numbers; signed ones become unsigned."""

@@ -17,21 +17,6 @@ from indexer.types import HASH_BYTES, U64_MASK, PackedHashes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = [
-    "TOKEN_BYTES",
-    "is_packed",
-    "numbers_in",
-    "pack_backwards",
-    "pack_names",
-    "pack_tokens",
-    "pack_u64",
-    "unpack_i64",
-    "unpack_native",
-    "unpack_tokens",
-    "unpack_u32",
-    "unpack_u64",
-]
-
 TOKEN_BYTES: Final = 4
 _I64_MIN: Final = -(1 << 63)
 _GLANCE: Final = 8  # values inspected to guess the sign: half of all signed hashes are negative

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["NESTING_MAX", "container", "walk"]
-
 NESTING_MAX: Final = 1_000
 """Nesting depth; deeper values are refused, as the interpreter's stack does."""
 

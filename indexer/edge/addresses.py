@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     Answer: TypeAlias = str | EndpointRefused | HostNotFound
     """The result for a name: an endpoint with an address in it, or the reason why there is none."""
 
-__all__ = ["Addresses", "CheckedUrl"]
-
 THREADS: Final = 4
 """Concurrent lookups; a resolver that hangs delays other names and nothing else."""
 

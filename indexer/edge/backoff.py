@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Backoff"]
-
 
 class Backoff:
     """Waits that double up to a maximum, until an attempt has lasted.

@@ -22,8 +22,6 @@ from indexer.plain_file import open_plain
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["KeyPair", "ReplicaKeys", "is_exposed", "new_key_file", "read_key_file"]
-
 FILE_BYTES_MAX: Final = 1 << 20
 _PUBLIC, _SECRET = "public", "secret"
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO

@@ -10,8 +10,6 @@ from __future__ import annotations
 import os
 import sys
 
-__all__ = ["descriptors_end", "descriptors_left"]
-
 
 def descriptors_end(kept: int) -> int:
     """Return the first descriptor number too high for a caller that must leave `kept` free.

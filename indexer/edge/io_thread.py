@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["IoThread"]
-
 R = TypeVar("R")
 
 _Work: TypeAlias = "SimpleQueue[Callable[[], None] | None]"

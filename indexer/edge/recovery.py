@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from indexer.core.registry import StreamRegistry
 
-__all__ = ["Recovery", "read_event"]
-
 _log = logging.getLogger("indexer")
 
 PIECE_BYTES: Final = 8 << 10

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from indexer.edge.sockets import Sockets
     from indexer.edge.stream_sockets import StreamSockets
 
-__all__ = ["Replays"]
-
 
 class Replays:
     """The dealers of all feeds; its length is the number of open ones."""

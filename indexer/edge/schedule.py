@@ -9,8 +9,6 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from math import inf
 
-__all__ = ["Schedule"]
-
 
 class Schedule:
     """Numbers that are due at a time of their own, or at every tick."""

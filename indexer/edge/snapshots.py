@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from indexer.core.stream import EventStream
     from indexer.edge.listener import Listeners
 
-__all__ = ["IndexSnapshots", "SnapshotSource"]
-
 _log = logging.getLogger("indexer")
 
 SLICE_S: Final = 0.0002

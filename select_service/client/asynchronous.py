@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from select_service.client.core.options import Options
     from select_service.client.reservation import ReservationHandle
 
-__all__ = ["AsyncClient"]
-
 T = TypeVar("T")
 R = TypeVar("R", bound="ReservationHandle")
 _FOREVER_S = 86_400.0

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     )
     from select_service.types.batches import SelectBatchRequest
 
-__all__ = ["AsyncCalls"]
-
 T = TypeVar("T")
 R = TypeVar("R", bound="ReservationHandle")
 

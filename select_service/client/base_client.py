@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from select_service.client.core.booking import ClientBooking
     from select_service.client.core.exchange import Run
 
-__all__ = ["BaseClient", "Book", "seconds"]
-
 R = TypeVar("R", bound=ReservationHandle)
 
 _log = logging.getLogger("select_service.client")

@@ -27,20 +27,6 @@ if TYPE_CHECKING:
     )
     from select_service.types.batches import SelectBatchRequest
 
-__all__ = [
-    "OF_BOOKING",
-    "OF_SELECTION",
-    "BookingOptions",
-    "Decisions",
-    "Readiness",
-    "SelectOptions",
-    "batch_body",
-    "given",
-    "prompt_body",
-    "query",
-    "quoted",
-]
-
 T = TypeVar("T")
 
 

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from select_service.standard_output import Commands
     from select_service.types import ScopeLoads
 
-__all__ = ["add_commands", "main"]
-
 Found = TypeVar("Found")
 
 _ANSWERED, _REFUSED, _NO_ANSWER = 0, 1, 2

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from select_service.client.streams import AsyncioConnection, SocketConnection
     from select_service.client.transport import SelectorEndpoints
 
-__all__ = ["AsyncConnections", "ConnectionPool"]
-
 
 class AsyncConnections:
     """The pool of an asyncio client."""

@@ -13,8 +13,6 @@ from select_service.client.core.problems import MissingPackage
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["chain", "hash_prompt"]
-
 
 def hash_prompt(
     token_ids: Sequence[int] | bytes,

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from select_service.client.core.session import ClientSession
     from select_service.types import Outcome, Overlap, PairLeg, Selection
 
-__all__ = ["PairReservation", "Reservation", "ReservationHandle", "rank_headers"]
-
 
 def rank_headers(chosen: Selection | PairLeg) -> dict[str, str]:
     """Return the headers to send to the worker, so that the chosen rank computes the request.

@@ -9,8 +9,6 @@ from select_service.client.reservation import ReservationHandle
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
 
-__all__ = ["AsyncReserve"]
-
 R = TypeVar("R", bound=ReservationHandle)
 
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     SocketOptions = Iterable[Any] | None
 
-__all__ = ["AsyncioConnection", "SocketConnection"]
-
 _GOODBYE_S: Final = 0.5
 _TOO_LATE: Final = "no whole answer in time"
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from select_service.client.core.options import Options
     from select_service.client.reservation import ReservationHandle
 
-__all__ = ["Client"]
-
 T = TypeVar("T")
 R = TypeVar("R", bound="ReservationHandle")
 _FOREVER_S = 86_400.0

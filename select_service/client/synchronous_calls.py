@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     )
     from select_service.types.batches import SelectBatchRequest
 
-__all__ = ["Calls"]
-
 T = TypeVar("T")
 R = TypeVar("R", bound="ReservationHandle")
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from select_service.types import ScopeLoads, WorkerRecord
 
-__all__ = ["decision", "decisions", "legend", "loads", "table", "workers"]
-
 _LOADS: Final = ("model", "tenant", "worker", "rank", "requests", "prefill", "blocks")
 _WORKERS: Final = ("worker", "model", "tenant", "state", "endpoint", "ranks", "role", "lacks")
 _DECISIONS: Final = (

@@ -26,15 +26,6 @@ if TYPE_CHECKING:
     from select_service.client.core.exchange import Send
     from select_service.client.core.options import Options
 
-__all__ = [
-    "DEFAULT_SELECTOR",
-    "Address",
-    "Gathering",
-    "SelectorEndpoints",
-    "failed",
-    "read_address",
-]
-
 DEFAULT_SELECTOR: Final = "http://localhost:8092"
 _UNIX: Final = "unix:"
 _KEEPALIVE_S: Final = 30.0  # below the service's own, so that we are the first to close

@@ -38,24 +38,6 @@ if TYPE_CHECKING:
         WorkerRecord,
     )
 
-__all__ = [
-    "begun_blocks",
-    "loads_dict",
-    "overlap_dict",
-    "overlap_request",
-    "pending_selection",
-    "potential_request",
-    "ready_dict",
-    "reservation_dict",
-    "reservation_request",
-    "reserving_request",
-    "select_request",
-    "selection_dict",
-    "worker_dict",
-    "worker_patch",
-    "worker_spec",
-]
-
 _log = logging.getLogger("select_service")
 
 T = TypeVar("T", bound=msgspec.Struct)

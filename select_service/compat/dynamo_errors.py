@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from select_service.errors import ServiceError
 
-__all__ = ["DynamoException", "SelectionServiceError", "dynamo_error"]
-
 _INVALID: Final = frozenset({400, 413, 422})
 _KINDS: Final = {404: "not_found", 409: "conflict"}
 _KINDS_BY_CODE: Final = {

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-__all__ = ["LoopOwner"]
-
 T = TypeVar("T")
 
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import ModuleType
 
-__all__ = ["DynamoFinder", "install"]
-
 _MODULES: Final[dict[str, tuple[str, ...]]] = {
     "dynamo": (),
     "dynamo.llm": ("SelectionService",),

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from indexer.types import Scope
     from select_service.types import ReservationRequest
 
-__all__ = ["SelectionCache", "SelectionCacheConfig"]
-
 TTL_S: Final = 120.0
 ENTRIES_MAX: Final = 10_000
 BYTES_MAX: Final = 64 << 20

@@ -52,8 +52,6 @@ if TYPE_CHECKING:
     from select_service.edge.driver.driver import Driver
     from select_service.types import Outcome, SelectRequest
 
-__all__ = ["SelectionService"]
-
 _log = logging.getLogger("select_service")
 
 T = TypeVar("T")

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from select_service.core.pricing.placement import Placement, Seen
     from select_service.types import Answer
 
-__all__ = ["BatchRecorder", "DecisionRecorder", "ReservationRecorder", "Tracer"]
-
 
 class Tracer(Protocol):
     """Marks when the steps of a request begin."""

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final, Generic, TypeVar
 
-__all__ = ["ExpiringMap"]
-
 K = TypeVar("K", str, bytes)
 
 _ENTRY_BYTES: Final = 260

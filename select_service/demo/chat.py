@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from random import Random
 
-__all__ = ["ChatShape", "Conversation", "Turn", "new_conversation", "system_prompts"]
-
 _VOCABULARY = 128_000
 
 

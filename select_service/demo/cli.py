@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from select_service.demo.view import FleetPicture, LiveTable, PlainView
     from select_service.standard_output import Commands
 
-__all__ = ["add_commands", "main"]
-
 _FOREIGN_FIRST_WORKER_ID = 990_001  # distinct from the workers of a running service
 _RESTART_EVERY = 600  # half a minute: less often than what the doctor warns of
 

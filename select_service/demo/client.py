@@ -22,8 +22,6 @@ from select_service.client import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["BookedAnswer", "SelectorClient", "SelectorRefused"]
-
 _TIMEOUT_S = 30.0  # a selection may wait in the service's queue
 
 

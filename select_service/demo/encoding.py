@@ -14,8 +14,6 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Cleared", "PoolEvent", "RemovedBlocks", "StoredBlocks", "encode_batch"]
-
 _ENCODER = msgspec.msgpack.Encoder()
 
 

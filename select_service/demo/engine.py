@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from select_service.demo.encoding import PoolEvent
 
-__all__ = ["DemoEngine", "DemoJob", "EngineSpeed", "StepReport"]
-
 _STEPS: AnalyticLatency = AnalyticLatency(
     base_s=1.0, prefill_token_s=0.0, prefill_pair_s=0.0, sequence_s=0.0, kv_token_s=0.0
 )

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     from select_service.demo.worker import Progress
 
-__all__ = ["OpenAIEngine", "main"]
-
 MODEL: Final = "simulated"
 _TOKENS: Final = 16  # of an answer, unless the request says more
 _VOCABULARY: Final = 256  # tokens of requests are any numbers; texts are bytes

@@ -20,8 +20,6 @@ from indexer.edge.sockets import bind
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["EventPublisher", "held"]
-
 _REQUEST: Final = ("identity", "empty", "start")
 _U64: Final = 8
 _END_OF_REPLAY: Final = b"\xff" * 8

@@ -10,8 +10,6 @@ from typing import Self
 from select_service.demo.client import SelectorClient
 from select_service.tcp_listener import bind_tcp, host_in_url, loopback
 
-__all__ = ["ServiceDidNotStart", "ServiceProcess", "free_port"]
-
 _COMMAND = ("-m", "select_service", "--host")
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 10.0

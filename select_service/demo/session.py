@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from select_service.demo.worker import Progress
 
-__all__ = ["DemoSession", "DemoSettings"]
-
 _ATTEMPTS_MAX = 5
 _FORGOTTEN = (
     "the service no longer knows the demo's engines: it was restarted without --state-dir, or "

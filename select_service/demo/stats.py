@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-__all__ = ["DecisionLine", "DemoStats", "Summary", "WorkerTally", "percentile"]
-
 _DECISIONS_SHOWN = 8
 PREDICTION_ERROR_MAX = 0.25
 """Limit of the total prediction error, as a share of the blocks really reused. A few per cent are

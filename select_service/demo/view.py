@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from select_service.demo.stats import DecisionLine
 
-__all__ = ["Board", "BoardRow", "FleetPicture", "LiveTable", "PlainView", "View"]
-
 _SNAPSHOT_COLUMNS: Final = 112
 
 

@@ -17,8 +17,6 @@ from select_service.demo.engine import DemoEngine, DemoJob, EngineSpeed, StepRep
 from select_service.demo.publisher import EventPublisher, held
 from select_service.tcp_listener import host_in_url, loopback
 
-__all__ = ["EngineDown", "EngineShape", "Milestone", "Progress", "SimulatedWorker"]
-
 
 class EngineDown(Exception):
     """The engine is restarting; the request must go elsewhere."""

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from select_service.doctor.query import ReachableWorker
     from select_service.types import OverlapScoresRequest
 
-__all__ = ["CanaryReport", "send_canaries"]
-
 
 class CanaryReport(NamedTuple):
     """What all canary prompts have found, of the ranks of workers that can be chosen."""

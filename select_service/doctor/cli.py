@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from select_service.standard_output import Commands
     from select_service.types.doctor import Finding
 
-__all__ = ["add_commands", "main"]
-
 URL: Final = "http://localhost:8092"
 TIMEOUT_S: Final = 10.0
 PROBE_TIMEOUT_S: Final = 2.0

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from select_service.doctor.query import ReachableWorker
 
-__all__ = ["ENDPOINTS_MAX", "probe"]
-
 ENDPOINTS_MAX: Final = 4096
 """Ports tried; those of further workers are not."""
 

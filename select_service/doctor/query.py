@@ -18,8 +18,6 @@ from select_service.client import (
 )
 from select_service.types.doctor import Finding
 
-__all__ = ["Answer", "CannotAskError", "ReachableWorker", "address_of", "ask", "context"]
-
 ANSWER_BYTES_MAX: Final = 256 << 20
 """Longest answer read: ten thousand workers take some ten megabytes."""
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from select_service.doctor.query import Answer
     from select_service.types.doctor import Finding, Subject
 
-__all__ = ["tell"]
-
 _INDENT: Final = "          "
 _MINUTE_S: Final = 60
 _HOUR_S: Final = 3600

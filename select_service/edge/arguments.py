@@ -23,8 +23,6 @@ from select_service.settings import FieldValidation
 from select_service.types import PromptFields
 from select_service.types.batches import SelectBatchRequest, WaveItem
 
-__all__ = ["plain_scalars", "scalars_of", "taken", "taken_or_none", "taken_wave"]
-
 T = TypeVar("T", bound=msgspec.Struct)
 
 _LONG: Final = (TOKENS, *HASHES)

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from select_service.types.batches import WaveAnswer
     from select_service.types.decisions import Candidate
 
-__all__ = ["WAVE_SLICE_S", "BatchBody", "BatchRunner", "explained"]
-
 T = TypeVar("T")
 
 ITEMS_MAX: Final = 1 << 16

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from select_service.tokenization.engine_tokenizer import UrlResolver
     from select_service.types import OverlapScores, OverlapScoresRequest
 
-__all__ = ["AGAIN_S", "CanaryWatch"]
-
 INTERVAL_S: Final = 5.0
 
 AGAIN_S: Final = 30.0

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["forwards_only"]
-
 
 def forwards_only(clock: Callable[[], float]) -> Callable[[], float]:
     """Return a clock that never goes back: `time.monotonic` as it is, any other one wrapped."""

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
     from select_service.edge.driver.driver import Driver
 
-__all__ = ["ConfigChange", "ConfigReload", "ConfigStatus", "Setting", "check_settings"]
-
 _log = logging.getLogger("select_service")
 
 _IN_ORDER: Final = (

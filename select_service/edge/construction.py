@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from select_service.edge.tracing.spans import Tracing
     from select_service.settings import PolicyFile, Settings
 
-__all__ = ["create_driver", "create_security"]
-
 _log = logging.getLogger("select_service")
 
 

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Final, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-__all__ = ["SLICE_S", "TimeSlices"]
-
 Told = TypeVar("Told")
 
 SLICE_S: Final = 0.0002

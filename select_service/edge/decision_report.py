@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from select_service.types import Answer, SelectRequest
     from select_service.types.decisions import Candidate, Decision
 
-__all__ = ["LISTED", "LISTED_MAX", "DecisionReporter", "Wanted", "as_told"]
-
 SLICE: Final = 64
 """Ranks rendered in one go, and encoded if wanted: some 150 µs."""
 

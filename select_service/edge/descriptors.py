@@ -11,8 +11,6 @@ import logging
 import sys
 from typing import Final
 
-__all__ = ["raise_limit"]
-
 _log = logging.getLogger("select_service")
 
 ENOUGH: Final = 1 << 20

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from select_service.core.service import SelectionCore
     from select_service.types.doctor import DoctorLimits, PeerLink, Report, SourceLink
 
-__all__ = ["FRESH_S", "LOGGED_MAX", "SLICE_S", "Doctor"]
-
 _log = logging.getLogger("select_service")
 
 SLICE_S: Final = 0.0002

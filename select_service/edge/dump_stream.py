@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from select_service.edge.stream_limit import StreamSlot
     from select_service.types import DumpLimits
 
-__all__ = ["COMPANY_S", "PAUSE_S", "SLICE_S", "Dumps"]
-
 SLICE_S: Final = 0.0003
 """How long /dump may hold the loop before it lets requests through."""
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from select_service.edge.driver.driver import Driver
 
-__all__ = ["operation"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S", bound="HasDriver")

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from select_service.edge.http.traffic import Traffic
 
-__all__ = ["GarbageCollection"]
-
 LOOK_S: Final = 1.0
 """How often to check for traffic; an interval without requests counts as quiet."""
 

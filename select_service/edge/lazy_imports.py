@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["LATE", "PAUSE_S", "load", "load_in_turns"]
-
 _log = logging.getLogger("select_service")
 
 LATE: Final = (

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from select_service.standard_output import Commands
 
-__all__ = ["add_commands", "main"]
-
 WORD: Final = signal.SIGUSR1
 LOOK_S: Final = 0.1
 _NAMES: Final = (b"select-service", b"select_service")

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from select_service.types import Operation, OperationResult
 
-__all__ = ["BATCH_SLICE_S", "LifecycleBatches"]
-
 BATCH_SLICE_S: Final = 0.0003
 """How long a batch may hold the loop before it lets other requests through."""
 

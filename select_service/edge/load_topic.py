@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from indexer.core.stream import EventStream
 
-__all__ = ["APPLY_AFTER_S", "LoadTopic"]
-
 APPLY_AFTER_S: Final = 0.1
 """Between the first report heard and applying all that have arrived by then."""
 UNREADABLE: Final = (ValueError, RecursionError, OverflowError)  # what msgspec and `read` raise

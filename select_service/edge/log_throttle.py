@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["LogThrottle"]
-
 PERIOD_S: Final = 10.0
 LINES_MAX: Final = 4
 """Lines written per period about one party; more than one, since causes may differ."""

@@ -19,8 +19,6 @@ from typing_extensions import override
 if TYPE_CHECKING:
     from typing import TextIO
 
-__all__ = ["LOST", "LogWriter"]
-
 PIECE_BYTES: Final = getattr(select, "PIPE_BUF", 512)
 """A pipe that reports room takes this much without blocking, all of it or nothing."""
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from select_service.settings import LogFormat
 
-__all__ = ["JsonLines", "TextLines", "configure", "tame"]
-
 VALUE_CHARS_MAX: Final = 256
 """Longer strings are cut: an id may be as long as a body."""
 

@@ -18,20 +18,6 @@ from select_service.errors import InvalidPath, InvalidQuery, MethodNotAllowed, R
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = [
-    "OPEN",
-    "Route",
-    "RouteMatch",
-    "Router",
-    "read_choice",
-    "read_count",
-    "read_id",
-    "read_query",
-    "read_switch",
-    "read_u64",
-    "unknown_in_query",
-]
-
 H = TypeVar("H")
 Choice = TypeVar("Choice", bound=str)
 

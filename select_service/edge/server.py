@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from select_service.edge.security.security_files import SecurityFiles
     from select_service.settings import Settings
 
-__all__ = ["TICK_MIN_S", "TICK_S", "Server"]
-
 TICK_S: Final = 0.5
 """How often the `Date` header and connection deadlines are checked; little else wakes an idle
 process."""

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["StreamCut", "StreamLimit", "StreamSlot"]
-
 
 class StreamCut(Exception):
     """A stream is cut short, for a reason already counted; the client sees it end incomplete."""

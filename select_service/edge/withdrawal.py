@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from select_service.core.ledger.reservation_ids import ReservationIds
 
-__all__ = ["Withdraws", "ids_in", "withdrawn_if_lost"]
-
 
 class Withdraws(Protocol):
     """The driver, or a tenant's view of it."""

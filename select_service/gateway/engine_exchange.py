@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from select_service.gateway.options import GatewayOptions
     from select_service.types.reservations import Outcome
 
-__all__ = ["EngineExchange"]
-
 _REFUSED: Final = 400
 _BROKE: Final = 500
 _HOP_BY_HOP: Final = frozenset(

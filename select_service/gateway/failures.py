@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["EngineFailed", "error_body"]
-
 _TOO_MANY: Final = 429
 _BROKE: Final = 500
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from select_service.gateway.options import GatewayOptions
     from select_service.types import WorkerRecord
 
-__all__ = ["FleetCatalog", "ModelTarget", "engine_url"]
-
 _OK: Final = 200
 
 

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from select_service.client.calls import SelectOptions
     from select_service.gateway.fleet_catalog import ModelTarget
 
-__all__ = ["Gateway"]
-
 _CHAT: Final = "/v1/chat/completions"
 _UNREADY: Final = frozenset((500, 502, 503))
 """Statuses of an engine that another worker may do better than."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-__all__ = ["GatewayTraffic"]
-
 
 class GatewayTraffic:
     """Everything counted since a gateway was created."""

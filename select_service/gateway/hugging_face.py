@@ -12,8 +12,6 @@ from select_service.client import MissingPackage
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["HuggingFaceTokenizer"]
-
 _RESERVED: Final = frozenset(("chat_template", "conversation", "messages", "tokenize", "tools"))
 """Names that a request may not give to its template; engines refuse them, too."""
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from select_service.gateway.gateway_traffic import GatewayTraffic
     from select_service.gateway.options import GatewayOptions
 
-__all__ = ["Encode", "LocalTokenizer"]
-
 _THREADS: Final = 4
 """Tokenizers are made of native code that lets others run; more threads help little."""
 

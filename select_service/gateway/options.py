@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-__all__ = ["GatewayOptions"]
-
 
 class GatewayOptions(Struct, frozen=True, kw_only=True):
     """How a gateway behaves; times in seconds."""

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from select_service.gateway.engine_exchange import EngineExchange
 
-__all__ = ["GatewayResponse", "json_response", "refusal"]
-
 _UNAVAILABLE: Final = 503
 _TIMED_OUT: Final = 504
 _JSON: Final = "application/json"

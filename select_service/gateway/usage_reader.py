@@ -12,8 +12,6 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-__all__ = ["UsageReader"]
-
 _END_OF_EVENT: Final = re.compile(rb"\r?\n\r?\n")
 _DONE: Final = b"[DONE]"
 _REFUSED: Final = 400

@@ -5,8 +5,6 @@ from __future__ import annotations
 from enum import Enum
 from typing import Final, Literal
 
-__all__ = ["SAMPLERS", "Durability", "FieldValidation", "KubernetesKind", "LogFormat", "TracesTo"]
-
 LogFormat = Literal["json", "text"]
 TracesTo = Literal["none", "otlp"]
 KubernetesKind = Literal["pods", "endpointslices"]

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from select_service.settings.row import Flag
 
-__all__ = ["add_flags", "read_section"]
-
 Section = TypeVar("Section", bound=msgspec.Struct)
 
 

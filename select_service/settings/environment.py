@@ -16,15 +16,6 @@ from select_service.types import RouterConfig
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = [
-    "ENVIRONMENT",
-    "PolicyFile",
-    "RouterSettings",
-    "Variable",
-    "parse_float",
-    "read_environment",
-]
-
 
 class PolicyFile(Struct, frozen=True):
     """DYN_ROUTER_POLICY_CONFIG: its text, or why there is none. The core parses it."""

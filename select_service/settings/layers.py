@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from select_service.settings.environment import RouterSettings
     from select_service.settings.row import Flag
 
-__all__ = ["ConfigError", "Layers", "Source", "plain", "read_file", "read_values", "shown"]
-
 Source: TypeAlias = Literal["default", "file", "env", "flag", "put"]
 Values: TypeAlias = "Mapping[str, object]"
 

@@ -15,8 +15,6 @@ from typing import Any
 from msgspec import NODEFAULT, Struct
 from msgspec.structs import fields, replace
 
-__all__ = ["Flag", "ValueType", "expect_values", "flags_of"]
-
 
 class ValueType(Struct, frozen=True):
     """How the text of a setting is read, and how the setting is treated."""

@@ -32,8 +32,6 @@ from select_service.types.doctor import DoctorLimits
 from select_service.types.endpoint_picker import PickerLimits
 from select_service.types.shadow import ShadowSettings
 
-__all__ = ["Settings"]
-
 Component = TypeVar("Component", bound=msgspec.Struct)
 
 

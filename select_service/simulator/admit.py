@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from select_service.core.admission.pool_load import PoolLoad
 
-__all__ = ["AdmitResult", "Arrival", "BadArrival", "InstanceState", "PolicyTrial", "read_arrivals"]
-
 _US_MAX: Final = 1 << 51  # beyond, microseconds in doubles are no longer exact
 _STEPS: Final = 1 << 30
 

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Calibration", "execute", "fit"]
-
 _TERMS: Final = AnalyticLatency.__slots__
 _FEW: Final = 1.5
 """Requests at a time, as a multiple of the fewest, up to which a first token is no queue's."""

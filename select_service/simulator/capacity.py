@@ -31,16 +31,6 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Callable
 
-__all__ = [
-    "Capacities",
-    "CapacityFound",
-    "CapacitySearch",
-    "execute",
-    "search",
-    "table_of",
-    "verdict",
-]
-
 _FIRST_LOAD: Final = 0.5
 _LOAD_MAX: Final = 64.0
 _LOAD_MIN: Final = 0.01

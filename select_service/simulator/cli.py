@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
     _Commands = argparse._SubParsersAction[CommandParser]  # noqa: SLF001 - it has no public name
 
-__all__ = ["main", "parser"]
-
 INTERRUPTED: Final = 130
 """Exit code, by the convention of shells."""
 

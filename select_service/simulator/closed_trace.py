@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from select_service.simulator.core.requests import ClientRequest, RequestOutcome
 
-__all__ = ["ClosedTraceWorkload"]
-
 
 class ClosedTraceWorkload:
     """See the module; a Workload.

@@ -34,20 +34,6 @@ from select_service.simulator.settings import (
 )
 from select_service.standard_output import CommandParser
 
-__all__ = [
-    "SECTIONS",
-    "AdmitOptions",
-    "CalibrateOptions",
-    "CapacityOptions",
-    "QueueOptions",
-    "ReplayOptions",
-    "RunOptions",
-    "RunsOptions",
-    "SweepOptions",
-    "add_options",
-    "settings_of",
-]
-
 SEEDS_MAX: Final = 10_000
 """Runs of each policy: intervals would not get visibly narrower."""
 

@@ -21,20 +21,6 @@ from select_service.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-__all__ = [
-    "METRICS",
-    "Comparison",
-    "as_text",
-    "base_of",
-    "by_policy",
-    "changes",
-    "differences",
-    "estimates",
-    "perform",
-    "table",
-    "verdict",
-]
-
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 

@@ -12,8 +12,6 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
-__all__ = ["DEVICES", "MODELS", "preset_of"]
-
 RATE_SHARE: Final = 0.55
 BANDWIDTH_SHARE: Final = 0.75
 MEMORY_SHARE: Final = 0.9  # gpu_memory_utilization

@@ -28,8 +28,6 @@ from select_service.simulator.trial_pool import SnapshotPool
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-__all__ = ["BadOperation", "GatewayQueue", "QueueSettings", "carry_out", "saturation_of"]
-
 Outcome = Literal["Enqueued", "ShedVictim", "Rejected"]
 Detector = Literal["never", "utilization", "concurrency"]
 DEFAULT_CONCURRENCY: Final = 64

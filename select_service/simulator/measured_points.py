@@ -12,8 +12,6 @@ from typing import Annotated, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-__all__ = ["BadResult", "Point", "read_points"]
-
 _Above0: TypeAlias = Annotated[float, msgspec.Meta(gt=0.0)]
 
 

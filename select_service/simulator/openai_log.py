@@ -16,8 +16,6 @@ from select_service.types import Milliseconds
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["CHARACTERS_PER_TOKEN", "read_openai"]
-
 CHARACTERS_PER_TOKEN: Final = 4
 """For logs that have the text instead of tokens."""
 

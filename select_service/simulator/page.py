@@ -11,8 +11,6 @@ from select_service.simulator.plots import FILLS, sample
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["figure", "folded", "key", "page", "table"]
-
 _LIGHT: Final = "--page:#fff;--sunk:#f6f6f6;--line:#ddd;--text:#222;--muted:#555"
 _DARK: Final = "--page:#14181e;--sunk:#1e242c;--line:#39424e;--text:#e4e9f0;--muted:#a3aebb"
 _STYLE: Final = (

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["COLOURS", "FILLS", "Series", "bars", "lines", "sample", "stacked"]
-
 COLOURS: Final = (
     "#0072b2",
     "#d55e00",

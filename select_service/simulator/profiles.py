@@ -22,8 +22,6 @@ from select_service.simulator.results import write_whole
 if TYPE_CHECKING:
     from select_service.simulator.core.latency import AnalyticLatency
 
-__all__ = ["read_formula", "read_profile", "write_profile"]
-
 _PROMPTS: Final = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 _USAGES: Final = (0.01, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.95)
 

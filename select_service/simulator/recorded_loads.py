@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from select_service.core.columns import Floats
 
-__all__ = ["RecordedLoads", "RecordedPool", "RecordedRankLoad"]
-
 
 class RecordedRankLoad(NamedTuple):
     """The load of one rank, and its engine's report."""

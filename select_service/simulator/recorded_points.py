@@ -19,8 +19,6 @@ from select_service.simulator.recordings import files_of, play
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["points_of_lives", "recorded_points"]
-
 _ALIKE_MIN: Final = 5
 """Lives of a point; fewer are chance."""
 

@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from select_service.simulator.core.decision_replay import Rank, ReplayChoice, WeightsFor
     from select_service.simulator.recordings import Played
 
-__all__ = ["RecordedRandom", "replay"]
-
 _ORDINARY: Final = Asked()
 
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from select_service.core.recording.items import Item
 
-__all__ = ["Played", "files_of", "play", "read_recording", "requests_of"]
-
 _log = logging.getLogger("select_sim")
 
 _ENDS: Final = frozenset({"freed", "expired", "lease_ended", "told"})

@@ -23,8 +23,6 @@ from select_service.types import RouterConfig
 if TYPE_CHECKING:
     from argparse import Namespace
 
-__all__ = ["DIVERGED", "execute"]
-
 DIVERGED: Final = 3
 """Exit code: a decision differs from the recorded one."""
 

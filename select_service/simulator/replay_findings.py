@@ -7,16 +7,6 @@ from msgspec import Struct
 from select_service.simulator.time_series import Part
 from select_service.types import RouterConfig
 
-__all__ = [
-    "RankWork",
-    "RecordingGap",
-    "ReplayDifference",
-    "ReplayPlace",
-    "ReplayResult",
-    "Spread",
-    "WhatIf",
-]
-
 
 class ReplayPlace(Struct):
     """The outcome of a request: where it went, or would go."""

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     )
     from select_service.simulator.time_series import Part
 
-__all__ = ["html_of"]
-
 ROWS_MAX: Final = 20
 """Ranks in the table: those with the largest changes. The JSON has all of them."""
 

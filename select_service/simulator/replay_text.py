@@ -14,8 +14,6 @@ if TYPE_CHECKING:
         WhatIf,
     )
 
-__all__ = ["as_text", "counted", "in_words", "missing", "percent"]
-
 
 def as_text(told: ReplayResult) -> str:
     """Return the text."""

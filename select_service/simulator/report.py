@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from select_service.simulator.core.measures import Distribution, Measures
 
-__all__ = ["html_of"]
-
 
 def html_of(result: Comparison, command_line: str = "") -> str:
     """Return the whole page."""

@@ -10,8 +10,6 @@ import errno
 import os
 from pathlib import Path
 
-__all__ = ["NotWritten", "expect_writable", "write_whole"]
-
 
 class NotWritten(Exception):
     """A result could not be written; the text names the file."""

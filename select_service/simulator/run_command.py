@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from select_service.simulator.settings import SimulationSettings
 
-__all__ = ["execute", "loaded", "policies_of", "write_json"]
-
 
 def execute(args: Namespace) -> int:
     """Run the command; returns the exit code.

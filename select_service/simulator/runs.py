@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from select_service.simulator.core.routers import Counting, WorkerRouter
     from select_service.simulator.settings import FleetChange, SimulationSettings, Trace
 
-__all__ = ["at_load", "capacity_of", "run"]
-
 _NEW_OBJECTS: Final = 100_000
 """Allocations between two garbage collections."""
 

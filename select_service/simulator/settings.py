@@ -35,26 +35,6 @@ from select_service.simulator.traces import MOONCAKE_BLOCK, READERS, SPAN_MAX_S
 from select_service.types import KvEvents, RouterConfig
 from select_service.types.admission import AdmissionSettings
 
-__all__ = [
-    "DEFAULTS",
-    "FIRST_TOKEN",
-    "PAIRS",
-    "PEER",
-    "POLICIES",
-    "ROUTERS",
-    "WORKERS_MAX",
-    "EngineSpec",
-    "FleetChange",
-    "SimulationSettings",
-    "Slow",
-    "Trace",
-    "changed",
-    "decoded",
-    "pairs_of",
-    "peer_of",
-    "weights_with",
-]
-
 T = TypeVar("T")
 Told = TypeVar("Told", bound=msgspec.Struct)
 

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Estimate", "estimate"]
-
 _T95: Final = (
     12.706,
     4.303,

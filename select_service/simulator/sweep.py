@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
     from select_service.simulator.core.measures import Measures
 
-__all__ = ["execute", "pareto"]
-
 _MORE_IS_BETTER: Final = frozenset({"hit_rate", "hit_share", "good", "goodput"})
 _RANGE: Final = 3  # begin:end:step
 _POINTS_MAX: Final = 10_000

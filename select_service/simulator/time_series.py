@@ -16,8 +16,6 @@ from select_service.core.recording.decoder import BadRecording
 if TYPE_CHECKING:
     from select_service.core.recording.items import Header
 
-__all__ = ["Clock", "Part", "TimeSeries"]
-
 PARTS_MAX: Final = 120
 """More would be closer together than a plot can show."""
 

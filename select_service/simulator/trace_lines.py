@@ -10,8 +10,6 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["BadTrace", "decoded", "numbered"]
-
 T = TypeVar("T")
 
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from select_service.core.columns import Floats
     from select_service.core.ledger.rank_speeds import PoolSpeed
 
-__all__ = ["ComputingPool", "SnapshotPool", "TrialPoolSettings"]
-
 
 class SnapshotPool(RecordedPool):
     """A pool as described by arrivals; values they leave out stay as they were."""

@@ -25,15 +25,6 @@ if TYPE_CHECKING:
     import httpx
 
 
-__all__ = [
-    "PAUSE_S",
-    "AnyUrl",
-    "EngineTokenizer",
-    "TokenizerLimits",
-    "TokenizerTraffic",
-    "UrlResolver",
-]
-
 PAUSE_S: Final = 5.0
 """How long an engine is not asked after it has failed: it restarts, or has no such route."""
 

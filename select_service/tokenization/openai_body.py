@@ -21,18 +21,6 @@ from select_service.errors import InvalidJson, InvalidRequest
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = [
-    "BYTES_PER_TOKEN",
-    "FAIRNESS_HEADER",
-    "LOAD_ALONE",
-    "NAMELESS",
-    "OBJECTIVE_HEADER",
-    "PromptBody",
-    "model_to_serve",
-    "read_body",
-    "unknown_hashes",
-]
-
 OBJECTIVE_HEADER: Final = "x-gateway-inference-objective"
 """Names the priority class of a request."""
 

@@ -6,8 +6,6 @@ from collections import OrderedDict
 from hashlib import blake2b
 from typing import Final
 
-__all__ = ["TokenCache", "cache_key"]
-
 _ENTRY_BYTES: Final = 200
 """What a remembered prompt costs besides its tokens."""
 

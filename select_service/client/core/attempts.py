@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from select_service.client.core.options import Options
     from select_service.client.core.selectors import Selectors
 
-__all__ = ["AttemptVerdict", "Attempts", "ClientStats", "Prepare", "verdict_on"]
-
 
 class Prepare(Protocol):
     """Builds the request for a selector, possibly after requests of its own."""

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from select_service.client.core.lease_book import ClientLease
     from select_service.types import PairSelection
 
-__all__ = ["ClientBooking", "Draft"]
-
 
 class Draft:
     """A booking in the making: the id and lease of its current attempt."""

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from select_service.client.core.exchange import ExchangeOutcome
     from select_service.client.core.fallback import FallbackCatalog
 
-__all__ = ["BookingKind", "booking_of", "choosing", "chosen", "pairing"]
-
 Answer: TypeAlias = Selection | PairSelection
 
 

@@ -20,18 +20,6 @@ if TYPE_CHECKING:
 
     from select_service.client.core.exchange import ExchangeOutcome
 
-__all__ = [
-    "ACCEPT",
-    "JSON",
-    "MSGPACK",
-    "CatalogWorker",
-    "decode",
-    "encode",
-    "packed",
-    "packed_prompt",
-    "to_jsonable",
-]
-
 T = TypeVar("T")
 
 JSON: Final = "application/json"

@@ -10,17 +10,6 @@ from collections.abc import Generator
 from enum import Enum
 from typing import NamedTuple, TypeAlias, TypeVar
 
-__all__ = [
-    "Command",
-    "ExchangeOutcome",
-    "Failure",
-    "Run",
-    "SelectorRequest",
-    "Send",
-    "Sleep",
-    "Trail",
-]
-
 T = TypeVar("T")
 
 

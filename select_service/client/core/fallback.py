@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from select_service.client.core.codec import CatalogWorker
 
-__all__ = ["FallbackCatalog", "Rank", "length_of", "no_overlap", "scope_of"]
-
 _DEFAULT = "default"
 
 

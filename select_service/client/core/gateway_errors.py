@@ -11,8 +11,6 @@ from typing import Final
 
 from select_service.client.core.exchange import ExchangeOutcome, Failure
 
-__all__ = ["TEXT_MAX", "heard", "is_of_service"]
-
 TEXT_MAX: Final = 300
 """Characters of a body that are quoted."""
 

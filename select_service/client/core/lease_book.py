@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from select_service.client.core.options import Options
 
-__all__ = ["ClientLease", "LeaseBook"]
-
 _GHOSTS_MAX = 1024  # per lease
 
 

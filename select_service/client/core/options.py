@@ -9,8 +9,6 @@ from typing import Any, Final, Self
 
 from msgspec import Struct
 
-__all__ = ["Options"]
-
 _NEVER_S: Final = 1e9
 
 

@@ -29,22 +29,6 @@ from select_service.errors import (
 if TYPE_CHECKING:
     from select_service.types import CacheThreshold
 
-__all__ = [
-    "AnswerTooLarge",
-    "BlockSizeUnknown",
-    "ClientClosed",
-    "ClientError",
-    "ForkedClient",
-    "MissingPackage",
-    "NotAnAnswer",
-    "NotCached",
-    "OtherLoop",
-    "TimedOut",
-    "Unreachable",
-    "raise_unless_answered",
-    "refusal",
-]
-
 _REFUSED: Final = 400
 _OF_GATES: Final = frozenset(
     ("message", "type", "code", "error", "reason", "gate", "policy", "retry_after_s", "promised")

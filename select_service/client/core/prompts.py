@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from select_service.client.core.options import Options
     from select_service.types import Scope
 
-__all__ = ["Prompts"]
-
 
 class Prompts:
     """Hashes prompts if `hash_locally` is set."""

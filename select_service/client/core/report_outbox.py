@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from select_service.types import Outcome
 
-__all__ = ["ReportEntry", "ReportOutbox"]
-
 
 class ReportEntry:
     """What is still to be reported about one reservation."""

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Selectors"]
-
 
 class Selectors:
     """Sticky: the current selector is used until it fails, then the next one, in a circle."""

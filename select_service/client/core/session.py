@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from select_service.types import Outcome, Selection
 
 
-__all__ = ["ClientSession"]
-
 T = TypeVar("T")
 
 _OK: Final = 200

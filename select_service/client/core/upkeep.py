@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from select_service.client.core.session import ClientSession
     from select_service.types import OperationResult
 
-__all__ = ["SessionUpkeep"]
-
 _OK: Final = 200
 _CREATED: Final = 201
 _REFUSED: Final = 400

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from select_service.client.reservation import Reservation
     from select_service.types import Outcome
 
-__all__ = ["LOOK_S", "ClientPool", "client_pool_for"]
-
 LOOK_S: Final = 2.0
 """Interval at which the selectors are looked up."""
 

@@ -16,8 +16,6 @@ from msgspec import Struct
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["BEAT_S", "NAMESPACE", "Present", "RegistryActor", "SelectorRegistry"]
-
 NAMESPACE: Final = "select-service"
 """Namespace of the actor; several independent services in one cluster have one each."""
 

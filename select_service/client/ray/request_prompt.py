@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["RequestPrompt", "read_prompt"]
-
 _TOKENS: Final = ("token_ids", "prompt_token_ids", "request_token_ids", "prompt", "input_ids")
 """Names under which tokens may appear; `request_token_ids` comes from Ray Serve LLM's own
 router."""

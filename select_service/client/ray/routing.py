@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     Tokenizer = Callable[[Any], Sequence[int] | Awaitable[Sequence[int] | None] | None]
 
-__all__ = ["PendingCall", "Routing", "RoutingOptions"]
-
 BOOKED_MAX_S: Final = 3600.0
 """Serve never reports the end of a choice that nobody dispatched: it is freed after this time.
 Requests that a replica has taken may last as long as they like."""

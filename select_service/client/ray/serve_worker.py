@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from select_service.types import OperationResult
 
-__all__ = ["Replica", "ServeWorker"]
-
 _log = logging.getLogger("select_service.client")
 
 _REGISTER_S: Final = 5.0

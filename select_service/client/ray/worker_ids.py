@@ -8,8 +8,6 @@ from __future__ import annotations
 from functools import lru_cache
 from hashlib import blake2b
 
-__all__ = ["reservation_id_of", "worker_id_of"]
-
 
 @lru_cache(maxsize=16_384)
 def worker_id_of(replica: str) -> int:

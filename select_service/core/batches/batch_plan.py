@@ -28,16 +28,6 @@ if TYPE_CHECKING:
     from select_service.core.pricing.weights import Weights
     from select_service.types import SelectRequest
 
-__all__ = [
-    "BatchMember",
-    "BatchPlan",
-    "Group",
-    "PlannedRank",
-    "common_blocks",
-    "even_share",
-    "groups_of",
-]
-
 _PART_IN_COMMON: Final = 2
 """Prompts form a group if they share at least 1/this of the longer one's blocks: then computing the
 shared part twice costs more than all that differs."""

@@ -52,8 +52,6 @@ if TYPE_CHECKING:
     Steps: TypeAlias = Generator[Effects, float, WaveAnswer]
     Read: TypeAlias = tuple[Partition, Prompt, Weights]
 
-__all__ = ["BatchSelection", "RunningBatch"]
-
 _SAMPLES_PER_STEP: Final = 16
 """Copied or planned in one step: some tens of microseconds."""
 

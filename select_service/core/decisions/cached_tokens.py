@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from select_service.core.membership import Membership
     from select_service.core.partition import Partition
 
-__all__ = ["CachedTokenReports"]
-
 _FORGOTTEN_PER_TURN: Final = 32
 
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from select_service.core.partition import Partition
     from select_service.types import TrustSettings
 
-__all__ = ["FRESH", "StreamWatch", "Verdict", "judge"]
-
 PLAUSIBLE_S: Final = 86_400.0
 """If an engine's clock is off by more than a day, no delay can be read from it."""
 

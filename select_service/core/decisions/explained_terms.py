@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from select_service.core.pricing.cost import Terms
     from select_service.types import KvSource
 
-__all__ = ["RankTerms", "kv_source_at"]
-
 
 class RankTerms:
     """Terms by rank.

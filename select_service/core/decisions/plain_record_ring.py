@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from select_service.core.pricing.weights import Weights
     from select_service.types import CacheHit
 
-__all__ = ["RecordRing"]
-
 _CHAR_BYTES: Final = 4  # maximum, in a text that is not all ASCII
 _RECORD_BYTES: Final = 640  # the record with its places in the ring; measured, rounded up
 _GROUP_BYTES: Final = 256  # one group of matches, without its slots

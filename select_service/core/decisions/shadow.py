@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from select_service.types import RouterConfig
     from select_service.types.shadow import ShadowSettings
 
-__all__ = ["BURST_S", "SKIPPED", "Shadow", "Shadowing"]
-
 BURST_S: Final = 1.0
 """Seconds of budget that may be spent at once: requests come in bursts."""
 

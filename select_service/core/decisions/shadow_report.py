@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from select_service.core.decisions.shadow import Shadowing
     from select_service.core.decisions.shadow_regret import RegretTally, SideTally
 
-__all__ = ["ShadowReport"]
-
 
 class ShadowReport:
     """Builds one answer, scope by scope."""

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from select_service.core.decisions.plain_record_ring import RecordRing
     from select_service.core.tenancy.shares import Shares
 
-__all__ = ["RINGS_MAX", "TenantRings"]
-
 _APART: Final = 10**16
 """Between the first numbers of two rings: above the microseconds of any wall clock, by which
 numbers of later lives of the process begin."""

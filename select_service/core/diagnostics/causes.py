@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 if TYPE_CHECKING:
     from select_service.types.doctor import Severity
 
-__all__ = ["CAUSES", "OF_THE_COMMAND", "Cause"]
-
 
 class Cause(NamedTuple):
     """One thing that can be wrong."""

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from select_service.core.diagnostics.causes import Cause
 
-__all__ = ["CANARIES_MAX", "CanaryOutcome", "canary_text", "canary_tokens", "judge"]
-
 CANARIES_MAX: Final = 4
 """Prompts sent to a rank that does not tell of the first one: by then the service's own checks of
 its stream say why."""

@@ -16,8 +16,6 @@ from indexer.core.node import bits
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Mapping, Sequence
 
-__all__ = ["cheapest_set", "marginals"]
-
 SETS_MAX: Final = 2_000
 """Partial sets examined: a tenth of a second of work, in slices, for 64 workers. If little is
 shared, a few dozen are enough to be sure."""

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from select_service.core.columns import Rows, Slots
     from select_service.types import CoreLimits
 
-__all__ = ["EjectionChange", "EjectionReason", "OutlierTally", "Outliers", "RankHealth"]
-
 EjectionReason: TypeAlias = Literal["failing", "unreachable"]
 """Why a rank is passed over; part of the API."""
 

@@ -17,8 +17,6 @@ from select_service.core.tenancy.tenant_parts import TenantParts
 if TYPE_CHECKING:
     from indexer.types import Scope
 
-__all__ = ["PINS_MAX", "Pins"]
-
 PINS_MAX: Final = 65_536
 """Scopes without workers that are remembered; the oldest is forgotten first. About 100 bytes
 each."""

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from select_service.core.fleet.catalog import Worker
     from select_service.types import RouterConfig
 
-__all__ = ["TransferCosts", "shares_domain", "transfer_costs"]
-
 
 class TransferCosts(NamedTuple):
     """Costs of one block, in blocks of prefill."""

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from indexer.types import Scope
     from select_service.core.fleet.catalog import Catalog, Worker
 
-__all__ = ["REASONS_MAX", "UnschedulableWorkers"]
-
 REASONS_MAX: Final = 4
 """Reasons that one refusal names, the most frequent ones."""
 

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from select_service.core.instrumentation.marks import MarkRecorder
     from select_service.core.instrumentation.recorder import Recorder
 
-__all__ = ["CoreObservers"]
-
 
 class CoreObservers(Struct, frozen=True):
     """The observers of a core."""

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from select_service.core.pricing.placement import Placement
     from select_service.types import Answer
 
-__all__ = ["ADMISSION", "BOOK", "MATCH", "PICK", "WAIT", "Booked", "MarkRecorder", "Marks"]
-
 ADMISSION: Final = "admission"
 WAIT: Final = "wait"
 MATCH: Final = "match"

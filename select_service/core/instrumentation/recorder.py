@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from select_service.core.recording.notes import Note
     from select_service.types.admission import AdmissionSettings
 
-__all__ = ["Recorder", "Sink"]
-
 LIFE_BYTES: Final = 256
 """Bytes charged for a note of a reservation."""
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from select_service.core.ledger.ledger import Ledger
     from select_service.core.ledger.reservation import LedgerReservation
 
-__all__ = ["LedgerDifference", "audit"]
-
 STEPS_PER_TURN: Final = 256
 """Reservations, runs of their blocks, and `BLOCKS_PER_STEP` each visited in one go: some 100 µs."""
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from select_service.core.ledger.active_blocks import ChainNode
     from select_service.core.tenancy.shares import Bound
 
-__all__ = ["CacheEstimate"]
-
 CORRECTED_MAX: Final = 64
 """Prompts forgotten at most for one report of an engine; some µs each."""
 

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from select_service.core.counters import Counters
 
-__all__ = ["DemandTally", "RankTally"]
-
 FADES_S = 600.0
 
 _SIZES = 65

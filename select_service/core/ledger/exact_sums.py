@@ -10,8 +10,6 @@ from __future__ import annotations
 from math import floor
 from typing import Final
 
-__all__ = ["rounded", "rounded_sum", "units"]
-
 _FRACTION_BITS: Final = 1074
 """Every double in [0, 1] is a whole multiple of 2^-1074."""
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from select_service.core.ledger.reservation import LedgerReservation
     from select_service.core.ledger.slot_loads import SlotLoads
 
-__all__ = ["learn_first_token", "learn_prefill"]
-
 
 def learn_prefill(
     loads: SlotLoads, reservation: LedgerReservation, now: float, cached_tokens: int | None

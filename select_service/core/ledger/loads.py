@@ -13,17 +13,6 @@ import numpy as np
 if TYPE_CHECKING:
     from select_service.core.columns import Floats, Slots
 
-__all__ = [
-    "COLUMNS",
-    "PACE",
-    "TOTALS",
-    "PackedLoads",
-    "padding",
-    "ranks_in",
-    "unpacked",
-    "worked_off",
-]
-
 COLUMNS: Final = 4
 """Columns by slot, as doubles: P, D, the churn, and the context."""
 

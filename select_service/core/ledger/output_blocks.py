@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from select_service.core.ledger.active_blocks import ActiveBlocks
     from select_service.core.ledger.reservation import LedgerReservation
 
-__all__ = ["OutputBlocks"]
-
 
 class OutputBlocks:
     """Writes the output blocks and the fraction of live reservations.

@@ -16,8 +16,6 @@ from select_service.core.ledger.exact_sums import rounded_sum, units
 if TYPE_CHECKING:
     from indexer.types import PackedHashes
 
-__all__ = ["BlockCounts"]
-
 
 class _GenerationBlocks:
     """What one generation has."""

@@ -16,8 +16,6 @@ from select_service.core.ledger.loads import PACE, TOTALS, padding
 if TYPE_CHECKING:
     from select_service.core.columns import Floats, Slots
 
-__all__ = ["LoadRows"]
-
 
 class LoadRows:
     """Columns of equal length; `slot_loads.py` documents their content."""

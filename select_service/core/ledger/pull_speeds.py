@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from select_service.core.ledger.rank_speeds import RankSpeeds
     from select_service.types import KvTier
 
-__all__ = ["ANYWHERE", "PullPath", "PullSpeed", "PullSpeeds"]
-
 ANYWHERE: Final = ""
 """The domain of all ranks, and of a shared store."""
 

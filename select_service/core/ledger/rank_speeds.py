@@ -15,17 +15,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 if TYPE_CHECKING:
     from select_service.core.columns import Floats
 
-__all__ = [
-    "TOGETHER_S",
-    "Fit",
-    "PoolSpeed",
-    "PredictionError",
-    "RankSpeed",
-    "RankSpeeds",
-    "SpeedRow",
-    "seconds_at",
-]
-
 SAMPLES: Final = 64
 """Measurements after which an older one weighs 1/e."""
 SURE: Final = 4

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from select_service.core.columns import Slots
     from select_service.core.ledger.active_blocks import BlockCounts
 
-__all__ = ["SlotGenerations"]
-
 
 class SlotGenerations:
     """The generations of one ledger; a number is reused once nothing is left of its generation."""

@@ -29,15 +29,6 @@ else:
 if TYPE_CHECKING:
     from select_service.core.columns import Floats, Slots
 
-__all__ = [
-    "CHURN_MEMORY_S",
-    "LOOK_EVERY_S",
-    "MAX_NUM_SEQS",
-    "STEP_TOKENS",
-    "RecentActivity",
-    "SlotLoads",
-]
-
 STEP_TOKENS: Final = 8_192
 """Tokens a rank computes per step if its record does not say (`max_num_batched_tokens`)."""
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from indexer.types import Scope
     from select_service.types import CoreLimits
 
-__all__ = ["UnservedDemand"]
-
 
 class UnservedDemand:
     """Requests by scope; a count only grows while its scope is in here.

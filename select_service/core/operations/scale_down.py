@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from select_service.core.partition import Partition
     from select_service.types import Role
 
-__all__ = ["ScaleDown"]
-
 DELETION_COST_MAX: Final = 2**31 - 1
 """Maximum of `controller.kubernetes.io/pod-deletion-cost`, an int32."""
 

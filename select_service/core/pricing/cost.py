@@ -23,19 +23,6 @@ if TYPE_CHECKING:
     from select_service.core.ledger.slot_loads import SlotLoads
     from select_service.core.pricing.weights import Weights
 
-__all__ = [
-    "MatchedRows",
-    "Pulls",
-    "Size",
-    "Terms",
-    "TierMatches",
-    "decode_cost",
-    "delays",
-    "preferences",
-    "terms_of",
-    "tier_matches",
-]
-
 
 class MatchedRows(NamedTuple):
     """Matched blocks by row: on the device, then the extensions on host and disk."""

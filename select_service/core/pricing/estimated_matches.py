@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from indexer.core.tiers import SlotTable
     from select_service.core.columns import Groups, Slots
 
-__all__ = ["estimated"]
-
 
 class _ListedSlots:
     """Replaces the slot table of an index: masks are positions in a list."""

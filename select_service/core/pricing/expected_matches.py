@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from indexer.core.tiers import SlotTable
 
-__all__ = ["expecting"]
-
 
 class _OneSlotMore:
     """The slots of masks without one slot, which has a mask of its own."""

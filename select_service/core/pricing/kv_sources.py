@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from select_service.core.pricing.weights import Weights
     from select_service.types import KvTier, PulledBlocks
 
-__all__ = ["TIERS", "KvSources", "kv_source", "told_source"]
-
 TIERS: Final[tuple[KvTier, ...]] = ("device", "host_pinned", "disk", "external")
 _EXTERNAL: Final = 3
 

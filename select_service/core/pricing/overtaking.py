@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 if TYPE_CHECKING:
     from select_service.types import RouterConfig
 
-__all__ = ["NO_OVERTAKING", "OVERTAKING", "Overtaking", "overtaking"]
-
 
 class Overtaking(NamedTuple):
     """How much later a prompt with 1,000 fewer tokens to compute may arrive and still go first."""

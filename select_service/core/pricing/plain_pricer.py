@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from select_service.core.pricing.cost import MatchedRows, TierMatches
     from select_service.core.pricing.weights import Weights
 
-__all__ = ["Fill", "Pricer"]
-
 _LANES = 8
 """Parallel partial sums that make up one sum."""
 

@@ -15,8 +15,6 @@ from indexer.types import HASH_BYTES
 if TYPE_CHECKING:
     from indexer.types import PackedHashes
 
-__all__ = ["Prompt", "prompt_of"]
-
 
 class Prompt(Struct, eq=False):
     """What selection and ledger need to know of a prompt."""

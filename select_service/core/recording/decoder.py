@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from select_service.core.columns import Slots
     from select_service.core.recording.items import AttachedWorker, Prompted
 
-__all__ = ["BadRecording", "DamagedFile", "House", "RecordedFile", "hashes_of", "slots_of"]
-
 COLUMN_BYTES_MAX: Final = 64 << 20
 """Four million ranks: no fleet has as many, and a reader should not allocate more."""
 

@@ -58,8 +58,6 @@ if TYPE_CHECKING:
     from select_service.core.recording.notes import Attached, Note
     from select_service.types import SelectRequest
 
-__all__ = ["Packer", "message"]
-
 TEXT_MAX: Final = 256
 """Characters written of an id; a selection's id may be as long as a body."""
 

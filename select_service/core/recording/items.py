@@ -20,37 +20,6 @@ from msgspec import Struct
 
 from select_service.types import RouterConfig, RouterConfigOverride, WorkerSpec
 
-__all__ = [
-    "CHUNKS_MAX",
-    "CHUNK_BYTES",
-    "FRAME",
-    "FRAME_RAW_MAX",
-    "LENGTH",
-    "MAGIC",
-    "OPENING",
-    "VERSION",
-    "Asked",
-    "AttachedWorker",
-    "Column",
-    "Decided",
-    "End",
-    "Events",
-    "Gap",
-    "Header",
-    "Item",
-    "Pair",
-    "Prompted",
-    "RecordedMatches",
-    "RecordedMember",
-    "ReservationStep",
-    "SettingsChange",
-    "SlotsChange",
-    "Step",
-    "Wave",
-    "number_of",
-    "numbered",
-]
-
 VERSION: Final = 3
 MAGIC: Final = b"select-service recording "
 OPENING: Final = MAGIC + b"%d\n" % VERSION

@@ -24,19 +24,6 @@ if TYPE_CHECKING:
     from select_service.core.pricing.weights import Weights
     from select_service.types import SelectRequest, WorkerSpec
 
-__all__ = [
-    "BirthNote",
-    "ChangeNote",
-    "DecisionNote",
-    "Draws",
-    "EventNote",
-    "Note",
-    "SlotsNote",
-    "StepNote",
-    "ThresholdsInForce",
-    "WaveNote",
-]
-
 Draws: TypeAlias = "Sequence[float | int]"
 """Random draws, in order."""
 

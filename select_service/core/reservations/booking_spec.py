@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from select_service.core.pricing.prompt import Prompt
     from select_service.types import KvSource
 
-__all__ = ["BookingSpec"]
-
 
 class BookingSpec(Struct, frozen=True):
     """What to book, once the rank is known; replicas hear of it as a claim."""

@@ -16,8 +16,6 @@ from select_service.types import PairSelection, Selection
 if TYPE_CHECKING:
     from select_service.core.ledger.reservation_ids import LiveReservation
 
-__all__ = ["check_itl", "check_ttft", "learn_ttft"]
-
 
 def learn_ttft(booking: LiveReservation, now: float) -> None:
     """Learn from the first token of a booking whose answer goes on or ends now.

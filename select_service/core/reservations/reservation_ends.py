@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from select_service.core.tenancy.shares import Shares
     from select_service.types import CoreLimits
 
-__all__ = ["ReservationEnds"]
-
 
 class ReservationEnds:
     """Live reservations and their leases, and how they end by themselves."""

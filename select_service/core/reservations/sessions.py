@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from select_service.core.tenancy.shares import Party
     from select_service.types import CoreLimits
 
-__all__ = ["SessionCounters", "SessionSection", "Sessions"]
-
 _FORGOTTEN_AT_ONCE: Final = 2
 """Sessions forgotten at most for each one noted: their number never grows past the maximum, and
 shrinks if that was lowered."""

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from select_service.core.columns import Rows
     from select_service.core.effects import Effects
 
-__all__ = ["Admitter", "Judged", "WaitingPlaces"]
-
 
 class WaitingPlaces(Protocol):
     """Keeps waiting requests; see `operations/waiting_requests.py`."""

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     )
     from select_service.types.decisions import Decision
 
-__all__ = ["OtherAnswers", "explain"]
-
 
 class OtherAnswers:
     """Answers requests that get no new rank."""

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from select_service.types import CoreLimits
 
-__all__ = ["Bound", "Party", "Shares", "prefix_in", "prefix_of"]
-
 Party: TypeAlias = str | None
 """A tenant of the token file; None: the others."""
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from select_service.core.tenancy.shares import Party, Shares
 
-__all__ = ["TenantMemory", "with_places"]
-
 K = TypeVar("K")
 V = TypeVar("V")
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from select_service.core.tenancy.shares import Bound, Party, Shares
 
-__all__ = ["TenantParts"]
-
 Row = TypeVar("Row", bound=Sized)
 
 

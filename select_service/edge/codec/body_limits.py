@@ -20,8 +20,6 @@ from select_service.types import BodyLimits
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["BodyGuard"]
-
 _SHORT_BYTES: Final = 1 << 15  # up to this, bytes.count is fast enough
 _PIECE_BYTES: Final = 1 << 16
 

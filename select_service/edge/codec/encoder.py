@@ -33,19 +33,6 @@ if TYPE_CHECKING:
     from indexer.errors import IndexerError
     from indexer.types import PackedHashes
 
-__all__ = [
-    "ECHOED",
-    "JSON_WRITER",
-    "Writer",
-    "echo",
-    "encode",
-    "encode_capped",
-    "encode_msgpack",
-    "msgpack_writer",
-    "retry_after_line",
-    "show_hashes",
-]
-
 ECHOED: Final = "sequence_hashes"
 """The member of a booking's body that its answer repeats."""
 

@@ -10,8 +10,6 @@ import re
 from enum import Enum
 from typing import Final
 
-__all__ = ["MSGPACK_TYPES", "Format", "answer_type", "form_of"]
-
 MSGPACK_TYPES: Final = (
     b"application/msgpack",
     b"application/x-msgpack",

@@ -58,17 +58,6 @@ if TYPE_CHECKING:
     _Scanned: TypeAlias = tuple[bytes, list[str] | None, list[tuple[str, bytes]], bytes | None]
     _Scan: TypeAlias = Callable[[bytes], "_Scanned | None"]
 
-__all__ = [
-    "Decoded",
-    "RequestDecoder",
-    "check_values",
-    "judge_unknown",
-    "pack",
-    "pack_media",
-    "put_media",
-    "refusal_of",
-]
-
 T = TypeVar("T", bound=msgspec.Struct)
 
 

@@ -17,14 +17,6 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = [
-    "DuplicateMemberError",
-    "flat_names",
-    "is_deeper",
-    "top_level_names",
-    "without_items",
-]
-
 _COLON: Final = ord(":")
 _SPACE: Final = ord(" ")
 _BLANKS: Final = b" \t\r\n"

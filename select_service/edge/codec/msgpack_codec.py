@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 
     Shape: TypeAlias = "_MapOf | _ListOf | _Loose | None"
 
-__all__ = ["MsgpackDecoder"]
-
 T = TypeVar("T", bound=msgspec.Struct)
 
 _WIDTHS: Final = {TOKENS: (TOKEN_BYTES, "tokens")} | dict.fromkeys(HASHES, (HASH_BYTES, "hashes"))

@@ -14,16 +14,6 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import AsyncIterator, Callable, Generator
 
-__all__ = [
-    "ALWAYS_JSON",
-    "ONLY_JSON",
-    "VARY",
-    "DurableResponse",
-    "Feed",
-    "Response",
-    "Status",
-]
-
 _JSON: Final = (b"content-type", b"application/json")
 VARY: Final = (b"vary", b"accept")
 """An answer's format depends on this header of the request."""

@@ -14,8 +14,6 @@ from xxhash import xxh3_64_hexdigest
 from select_service.edge.codec.responses import Response
 from select_service.errors import RouteNotFound
 
-__all__ = ["CONSOLE", "DOCS", "PAGE", "SAFE", "Assets"]
-
 PAGE: Final = "index.html"
 CONSOLE: Final = Path(__file__).with_name("static")
 DOCS: Final = Path(__file__).with_name("docs")

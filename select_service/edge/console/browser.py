@@ -6,8 +6,6 @@ from typing import Any, Final
 
 import msgspec
 
-__all__ = ["for_browser"]
-
 SAFE_MAX: Final = (1 << 53) - 1
 """Larger integers lose precision in a browser."""
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from select_service.edge.http.api import Api, Handler, Reply, Request
     from select_service.edge.http.traffic import Traffic
 
-__all__ = ["CONSOLE_PATH", "ConsoleApp"]
-
 CONSOLE_PATH: Final = "/console"
 DOCS_PATH: Final = "/docs"
 

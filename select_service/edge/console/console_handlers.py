@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from select_service.edge.http.api import Request
     from select_service.edge.http.traffic import Traffic
 
-__all__ = ["LISTED_MAX", "Console"]
-
 LISTED: Final = 50
 LISTED_MAX: Final = 200
 """Most rows in one list, whatever limit is requested: some 300 µs of event loop."""

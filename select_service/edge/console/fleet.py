@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from select_service.edge.cooperative import TimeSlices
     from select_service.edge.driver.driver import Driver
 
-__all__ = ["RANK_FIELDS", "FleetTable", "News"]
-
 RANK_FIELDS: Final = (
     "worker_id",
     "dp_rank",

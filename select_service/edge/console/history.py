@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from select_service.edge.driver.driver import Driver
     from select_service.edge.http.traffic import Traffic
 
-__all__ = ["HISTORY_POINTS", "HISTORY_STEP_S", "POINT", "History"]
-
 HISTORY_STEP_S: Final = 5.0
 """Between two points: often enough to show a minute's peak, at no noticeable cost."""
 

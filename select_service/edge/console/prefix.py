@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from select_service.core.pricing.cost import MatchedRows
     from select_service.edge.driver.driver import Driver
 
-__all__ = ["HOLDERS_MAX", "PrefixRequest", "look_up"]
-
 HOLDERS_MAX: Final = 128
 """Ranks in one answer."""
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from select_service.edge.driver.driver import Driver
     from select_service.types.admission import BusyThreshold, ScopeAdmission
 
-__all__ = ["actions", "sections"]
-
 
 async def sections(service: Driver, slices: TimeSlices) -> dict[str, bytes]:
     """Return all sections by name, yielding to the loop in between."""

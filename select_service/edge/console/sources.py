@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from select_service.edge.driver.driver import Driver
     from select_service.types.decisions import Decision
 
-__all__ = ["decision", "decisions", "findings"]
-
 
 async def decisions(service: Driver, wanted: Wanted) -> bytes:
     """Return the newest decisions, with the fields that a list shows."""

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from select_service.edge.driver.driver import Driver
     from select_service.edge.http.traffic import ConsoleTraffic
 
-__all__ = ["BEHIND_MAX", "INTERVAL_S", "LiveView"]
-
 INTERVAL_S: Final = 1.0
 """Between two messages: as often as people look."""
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from select_service.edge.replication.plane import ReplicaConnections
     from select_service.types import WorkerSpec
 
-__all__ = ["Discovery", "ReplicaFollower", "WorkerCallbacks", "WorkerFollower"]
-
 T = TypeVar("T")
 
 _log = logging.getLogger("select_service")

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     HasMeta = Pod | EndpointSlice
 
-__all__ = ["Watched"]
-
 O = TypeVar("O", bound="HasMeta")  # noqa: E741 - an object of the API
 T = TypeVar("T")
 

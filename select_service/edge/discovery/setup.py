@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from select_service.settings import Settings
     from select_service.types import WorkerSpec
 
-__all__ = ["create_discovery", "watched_replicas", "watched_workers", "worker_follower"]
-
 _log = logging.getLogger("select_service")
 _PODS = "/api/v1/namespaces/{namespace}/pods"
 _SLICES = "/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"

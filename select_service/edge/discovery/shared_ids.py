@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from select_service.edge.discovery.objects import DiscoveredPod
     from select_service.types import WorkerSpec
 
-__all__ = ["WorkerIdClaims"]
-
 
 class WorkerIdClaims:
     """Who has which id, over time.

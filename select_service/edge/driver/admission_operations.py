@@ -27,8 +27,6 @@ if TYPE_CHECKING:
         WorkerMetricsAnswer,
     )
 
-__all__ = ["AdmissionOperations"]
-
 
 class AdmissionOperations(CoreCalls):
     """Changes made while the service runs."""

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from select_service.core.service import SelectionCore
     from select_service.edge.state.keeper import Keeper
 
-__all__ = ["CallContext", "CoreCalls"]
-
 
 class CallContext(NamedTuple):
     """What parts of the driver beside its operations need for the same three steps."""

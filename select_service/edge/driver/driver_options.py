@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from select_service.edge.state.recording_file import Recording
     from select_service.edge.tracing.spans import Tracing
 
-__all__ = ["DriverOptions", "EdgeLimits"]
-
 READY_TIMEOUT_S: Final = 120.0
 """Default time that /ready waits for recoveries."""
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from select_service.edge.state.keeper import Keeper
     from select_service.edge.tracing.spans import Tracing
 
-__all__ = ["EffectsExecutor"]
-
 _log = logging.getLogger("select_service")
 
 

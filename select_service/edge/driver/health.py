@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from select_service.edge.state.keeper import Keeper
     from select_service.types.doctor import DoctorLimits, SourceLink
 
-__all__ = ["Health"]
-
 EXAMINED_AFTER_S = 5.0
 """From the start to the first examination, which loads its modules unless a request already has."""
 

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from select_service.edge.driver.core_calls import CallContext
 
-__all__ = ["HOUSEKEEPING_S", "Housekeeping"]
-
 _log = logging.getLogger("select_service")
 
 HOUSEKEEPING_S = 1.0

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     )
     from select_service.types.shadow import ShadowStatus
 
-__all__ = ["DIFFERENCES_LISTED", "SHADOW_SCOPES_LISTED", "QueryOperations"]
-
 _log = logging.getLogger("select_service")
 
 DIFFERENCES_LISTED = 100

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from select_service.edge.security.credentials import Credentials
     from select_service.types import ReplicaLimits, ReplicaStatus
 
-__all__ = ["ReplicaSync"]
-
 _log = logging.getLogger("select_service")
 
 HEARTBEATS_AWAITED: Final = 3

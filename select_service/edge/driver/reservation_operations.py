@@ -26,8 +26,6 @@ if TYPE_CHECKING:
         ReservationRequest,
     )
 
-__all__ = ["ReservationOperations"]
-
 LEASES_LISTED = 100
 
 

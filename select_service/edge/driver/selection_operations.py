@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     )
     from select_service.types.batches import SelectBatchRequest, WaveAnswer
 
-__all__ = ["SelectionOperations"]
-
 _WITHDRAWN_AT_ONCE: Final = 16
 """Bookings of one answer taken back in one turn, some 10 µs each."""
 

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from select_service.edge.security.credentials import Credentials
     from select_service.edge.state.recording_file import Recording
 
-__all__ = ["EventSources"]
-
 _log = logging.getLogger("select_service")
 
 RETRY_S: Final = 1.0

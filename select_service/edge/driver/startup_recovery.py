@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from select_service.edge.state.keeper import Keeper
     from select_service.edge.state.warm_start import WarmStart
 
-__all__ = ["StartupRecovery"]
-
 
 class StartupRecovery:
     """Recovery of one driver's index.

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from select_service.edge.driver.core_calls import CallContext
     from select_service.types import Answer
 
-__all__ = ["WaitingCallers"]
-
 
 class WaitingCallers:
     """The waiting callers of one driver."""

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from select_service.types import Role, WorkerPatch, WorkerRecord, WorkerSpec
     from select_service.types.drains import DrainRequest, DrainStatus, ScaleDownCandidate
 
-__all__ = ["WorkerOperations"]
-
 CANDIDATES_SLICE_S = 0.0003
 """How long the search for workers that are cheap to remove may hold the loop."""
 

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from select_service.types import Outcome
     from select_service.types.endpoint_picker import PickerLimits
 
-__all__ = ["Choice", "EndpointUnusable", "Picker", "Wishes", "address_of"]
-
 _PORTS: Final = {"http": 80, "https": 443}
 
 

@@ -7,8 +7,6 @@ from typing import Final
 
 from select_service.tokenization.openai_body import LOAD_ALONE
 
-__all__ = ["PROMPTS", "SERVED", "PickerTraffic"]
-
 PROMPTS: Final = ("token_ids", "tokenized", "cached", "load_alone")
 """Where the tokens of a prompt came from: the body, an engine, an engine's earlier answer, nowhere.
 """

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from select_service.types import Outcome
     from select_service.types.endpoint_picker import PickerLimits
 
-__all__ = ["OutOfOrder", "ProcessingStream", "TooMuchHeld"]
-
 _SUBSET: Final = "envoy.lb.subset_hint"
 _SUBSET_KEY: Final = "x-gateway-destination-endpoint-subset"
 _SERVED_KEY: Final = "x-gateway-destination-endpoint-served"

@@ -16,16 +16,6 @@ if TYPE_CHECKING:
     from select_service.edge.epp.picker import Choice
     from select_service.errors import ServiceError
 
-__all__ = [
-    "DESTINATION",
-    "NAMESPACE",
-    "body_pieces",
-    "destination",
-    "passed_on",
-    "refusal",
-    "status_of",
-]
-
 DESTINATION: Final = "x-gateway-destination-endpoint"
 NAMESPACE: Final = "envoy.lb"
 _PIECE_BYTES: Final = 62_000

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from select_service.edge.epp.picker_traffic import PickerTraffic
     from select_service.settings import Settings
 
-__all__ = ["EndpointPicker"]
-
 _log = logging.getLogger("select_service")
 
 _SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from select_service.edge.codec.responses import Response
 
-__all__ = ["TRACE_IDS", "log_access", "short"]
-
 _log = logging.getLogger("select_service.access")
 
 TRACE_IDS: Final = "select_service.trace_ids"

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from select_service.edge.state.keeper import Keeper
     from select_service.settings import FieldValidation
 
-__all__ = ["Api", "Handler", "Reply", "Request", "when_durable"]
-
 R = TypeVar("R", bound=msgspec.Struct)
 
 _REFUSED: Final = 400

@@ -55,8 +55,6 @@ if TYPE_CHECKING:
     from select_service.edge.tracing.request_tracer import Origin, RequestTracer
     from select_service.settings import Settings
 
-__all__ = ["HANDED_OVER", "UNTIL_SENT", "Application"]
-
 _log = logging.getLogger("select_service.http")
 
 HANDED_OVER: Final = "select_service.answer"

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from select_service.edge.http.calls import Head
     from select_service.edge.routing import Route
 
-__all__ = ["ClientGoneError", "has_no_body", "read_body", "refuse_encoding", "until_gone"]
-
 
 class ClientGoneError(Exception):
     """The client disconnected; there is nobody to answer."""

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from select_service.edge.codec.responses import Response
     from select_service.edge.http.traffic import Traffic
 
-__all__ = ["Sending"]
-
 _log = logging.getLogger("select_service.http")
 
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from select_service.edge.codec.body_limits import BodyGuard
     from select_service.settings import FieldValidation
 
-__all__ = ["Bodies"]
-
 R = TypeVar("R", bound=msgspec.Struct)
 
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from select_service.edge.routing import Route
     from select_service.edge.security.authority import Grant
 
-__all__ = ["Call", "Head", "OpenLines", "plain_lines"]
-
 _PLAIN: Final = rb"[A-Za-z0-9_.~:@-]+"
 """An id in a path that needs no decoding."""
 _NOTHING: Final = b"(?!)"

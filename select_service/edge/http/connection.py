@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from select_service.edge.http.calls import Call, Head
     from select_service.edge.security.authority import Authority, Grant
 
-__all__ = ["ANSWERS_MAX", "READ_BYTES_MAX", "HttpConnection"]
-
 ANSWERS_MAX: Final = 16
 """Answers of one turn of the loop are sent at the latest after this many, so that the first does
 not wait long: 16 take half a millisecond to make."""

@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from select_service.edge.http.exchange import Exchange
     from select_service.edge.http.traffic import Connections
 
-__all__ = ["GuardedConnection", "Phase", "TurnedAway"]
-
 LINGER_BYTES_MAX: Final = 64 * 1024 * 1024
 LINGER_S: Final = 5.0
 LINGER_MAX_S: Final = 60.0

@@ -11,8 +11,6 @@ from __future__ import annotations
 import time
 from typing import Final
 
-__all__ = ["http_date"]
-
 _DAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _MONTHS: Final = (
     "Jan",

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from select_service.edge.codec.responses import Response
     from select_service.edge.http.api import Api, Handler, Request
 
-__all__ = ["Declaration", "delete", "get", "patch", "post", "put", "safe_post"]
-
 _IN_PATH: Final[dict[str, Callable[[str], object]]] = {"int": read_u64, "str": str}
 _IN_QUERY: Final[dict[str, Callable[[str, str | None, Any], object]]] = {
     "int": read_count,

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from select_service.edge.http.application import Application
     from select_service.edge.http.pieces import Flow
 
-__all__ = ["Connection", "Exchange", "scope_of"]
-
 _log = logging.getLogger("select_service.http")
 
 BODY_AHEAD_BYTES_MAX: Final = 1 << 16

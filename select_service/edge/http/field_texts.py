@@ -19,8 +19,6 @@ from select_service.types.common_fields import COMMON_FIELDS
 if TYPE_CHECKING:
     from types import ModuleType
 
-__all__ = ["FieldText", "text_of"]
-
 _EXAMPLE: Final = re.compile(r"[,;:]? e\.g\. `(.*)`\.$")
 
 

@@ -10,8 +10,6 @@ from typing import Final
 
 import httptools
 
-__all__ = ["CHUNKED", "as_plain", "body_length", "is_host", "judge_framing"]
-
 CHUNKED: Final = -1
 """The length of a body that comes in chunks."""
 

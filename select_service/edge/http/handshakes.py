@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from select_service.edge.http.connection_limits import ConnectionLimits
     from select_service.edge.http.traffic import Connections
 
-__all__ = ["Handshakes"]
-
 _log = logging.getLogger("select_service")
 
 ACCEPTED_PER_TURN: Final = 16

@@ -15,8 +15,6 @@ from typing_extensions import override
 if TYPE_CHECKING:
     from select_service.edge.http.calls import Head
 
-__all__ = ["HEADS_MAX", "HEAD_BYTES_MAX", "LINES_MAX", "PEERS_MAX", "Heads", "Peers"]
-
 HEADS_MAX: Final = 1024
 """Heads remembered across all connections; when full, all are dropped."""
 

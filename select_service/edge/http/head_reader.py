@@ -10,8 +10,6 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["HeadReader"]
-
 _REQUEST_LINE: Final = re.compile(
     rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+ [!-~]+ HTTP/[0-9]\.[0-9]\r\n"  # RFC 9112, 3; and a fragment
 )

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["GUARDED", "KEPT", "LENGTH_DIGITS_MAX", "HeaderCache"]
-
 KEPT: Final = frozenset(
     (
         b"host",

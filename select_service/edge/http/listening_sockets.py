@@ -23,15 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Self
 
-__all__ = [
-    "NOT_AT_THE_SIDE",
-    "SIDE_PATHS",
-    "CannotListenError",
-    "ListeningSockets",
-    "UnixSocket",
-    "bind",
-]
-
 SIDE_PATHS: Final = ("/health", "/ready", "/metrics", "/replica_sync/snapshot")
 """The paths served by the side entrance."""
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from select_service.edge.codec.encoder import Writer
 
-__all__ = ["written"]
-
 T = TypeVar("T")
 
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from select_service.edge.security.authority import Authority, Grant
     from select_service.edge.tenancy.tenant_view import TenantView
 
-__all__ = ["CERTIFICATE", "Negotiation"]
-
 CERTIFICATE: Final = "select_service.certificate"
 """Scope key of the names in the client's certificate, which only the transport knows."""
 

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from select_service.edge.http.api import Handler
     from select_service.edge.routing import Route
 
-__all__ = ["Problem", "describe", "describing"]
-
 _PARAM: Final = re.compile(r"\{(\w+)\}")
 _REF: Final = "#/components/schemas/{name}"
 _U64_MAX: Final = (1 << 64) - 1

@@ -13,8 +13,6 @@ from select_service.edge.cooperative import TimeSlices
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["OpenApiDocument"]
-
 
 class OpenApiDocument:
     """The document of a service whose refusals for load have this status."""

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["LINES_PER_TURN", "Flow", "pieces_of"]
-
 LINES_PER_TURN: Final = 64
 """Lines parsed in one turn of the loop: some 15 requests, a millisecond."""
 

@@ -14,8 +14,6 @@ from select_service.edge.http.header_cache import LENGTH_DIGITS_MAX
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable
 
-__all__ = ["PlainFields", "credentials_in", "plain_fields"]
-
 _UNUSUAL: Final = frozenset((b"content-encoding", b"expect", b"upgrade"))
 
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from select_service.edge.http.connection_limits import ConnectionLimits
     from select_service.edge.http.traffic import Connections
 
-__all__ = ["http_protocol"]
-
 
 def http_protocol(
     application: Application, limits: ConnectionLimits, counts: Connections

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from select_service.edge.http.exchange import Exchange
 
-__all__ = ["PIPELINED_MAX", "RequestParser"]
-
 PIPELINED_MAX: Final = 16
 """Requests read ahead of the one being answered; beyond this, or 64 KiB of a body, the client
 waits."""

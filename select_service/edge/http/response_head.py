@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from select_service.edge.codec.responses import Response
 
-__all__ = ["CLOSE_LINE", "ResponseHead", "header_lines", "length_line", "status_line"]
-
 CLOSE_LINE: Final = b"connection: close\r\n"
 _OK: Final = 200
 _FORMS_MAX: Final = 8

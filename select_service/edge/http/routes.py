@@ -24,8 +24,6 @@ from select_service.edge.routing import Route
 if TYPE_CHECKING:
     from select_service.edge.http.api import Handler
 
-__all__ = ["OPERATIONS", "ROUTES", "TOPICS"]
-
 TOPICS: Final[dict[ModuleType, list[Route[Handler]]]] = {
     topic: [route for route in vars(topic).values() if isinstance(route, Route)]
     for topic in (process, workers, selection, reservations, operation, inspection, replicas)

@@ -7,8 +7,6 @@ from typing import Final
 from select_service.edge.routing import read_query
 from select_service.errors import InvalidField
 
-__all__ = ["SCOPE_QUERY", "read_scope", "scope_in"]
-
 SCOPE_QUERY: Final = ("model_name", "tenant_id", "routing_group")
 
 

@@ -15,15 +15,6 @@ from select_service.edge.epp.picker_traffic import PickerTraffic
 if TYPE_CHECKING:
     from select_service.core.tenancy.shares import Bound, Shares
 
-__all__ = [
-    "CLIENT_GONE",
-    "LATENCY_BUCKETS_S",
-    "Connections",
-    "ConsoleTraffic",
-    "RouteTraffic",
-    "Traffic",
-]
-
 LATENCY_BUCKETS_S: Final = (
     0.00005,
     0.0001,

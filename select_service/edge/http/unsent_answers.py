@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from select_service.edge.codec.responses import Response
     from select_service.edge.http.pieces import Flow
 
-__all__ = ["UnsentAnswers"]
-
 WRITE_BUFFER_MAX: Final = 65536
 """Unsent bytes of a connection from which on its writers wait: the default of asyncio."""
 

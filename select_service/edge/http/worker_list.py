@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from select_service.edge.http.api import Api
 
-__all__ = ["AT_ONCE_MAX", "records"]
-
 AT_ONCE_MAX: Final = 16
 """Up to this many are encoded without a pause, and without a task of their own."""
 

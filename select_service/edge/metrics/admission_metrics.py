@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from select_service.metric_rows import Collector
     from select_service.settings import Settings
 
-__all__ = ["admission_tables"]
-
 _OUTCOMES: Final = ("offered", "admitted", "refused", "withdrawn")
 _WORKER_TYPE: Final = "aggregated"
 

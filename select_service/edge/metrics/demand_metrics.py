@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from select_service.edge.metrics.scope_series import ScopeGroups, Sources
     from select_service.metric_rows import Collector
 
-__all__ = ["demand_tables"]
-
 _SIZE_MIN, _SIZE_MAX = 5, 21
 """Bit lengths: buckets from 31 to two million tokens; what is longer is in the last, open one."""
 _BOUNDS: Final = tuple((1 << size) - 1 for size in range(_SIZE_MIN, _SIZE_MAX + 1))

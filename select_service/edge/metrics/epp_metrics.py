@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from select_service.edge.epp.picker_traffic import PickerTraffic
     from select_service.metric_rows import Collector
 
-__all__ = ["epp_table"]
-
 _ROWS: Final[tuple[MetricRow[PickerTraffic], ...]] = (
     value(
         "epp_streams",

@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from select_service.metric_rows import Collector, Steps
     from select_service.settings import Settings
 
-__all__ = ["Metrics"]
-
 
 class Metrics:
     """Renders /metrics for one app."""

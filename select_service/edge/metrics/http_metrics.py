@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from select_service.edge.metrics.scope_series import Sources
     from select_service.metric_rows import Collector
 
-__all__ = ["http_tables"]
-
 _UNMATCHED: Final = ("other", "other")  # method and route of requests without a route
 _ROUTE: Final = ("method", "route")
 _CUT: Final = (

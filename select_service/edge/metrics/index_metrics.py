@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from select_service.metric_rows import Collector
     from select_service.settings import Settings
 
-__all__ = ["index_tables"]
-
 _STREAM_STATES: Final = ("silent", "current", "uncertain", "replaying")
 
 _INDEX: Final[tuple[MetricRow[IndexStats], ...]] = (

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from select_service.metric_rows import Collector
     from select_service.settings import Settings
 
-__all__ = ["TURN_BUDGETS", "limit_hits", "limit_tables", "limit_values"]
-
 TURN_BUDGETS: Final = {
     "expired_per_turn_max": "reservations ended that expired, or whose lease did",
     "let_in_per_turn_max": "waiting requests placed, or told why not, when load has gone",

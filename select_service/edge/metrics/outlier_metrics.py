@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from select_service.edge.driver.driver import Driver
     from select_service.metric_rows import Collector
 
-__all__ = ["outlier_table"]
-
 
 def _ranks(core: SelectionCore) -> dict[str, int]:
     tally = core.membership.outlier_tally

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-__all__ = ["bounds_table", "decisions_table", "findings_table", "security_tables", "tracing_table"]
-
 _MISSING: Final = ("tokens", "tls", "replicas")
 _CHANGED_BY: Final = ("put", "sighup", "restored")
 _CHANGES: Final[tuple[Outcome, ...]] = ("applied", "unchanged", "refused")

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from select_service.edge.metrics.scope_series import Sources
     from select_service.metric_rows import Collector
 
-__all__ = ["recovery_tables"]
-
 _OUTCOMES: Final = ("running", "recovered", "failed")
 _GATES: Final = (
     "index_recovery",

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from select_service.metric_rows import Collector
     from select_service.types import ReplicaStatus
 
-__all__ = ["replica_tables"]
-
 _PUBLISHER_STATES: Final = ("synced", "behind", "leaving", "gone", "foreign")
 
 

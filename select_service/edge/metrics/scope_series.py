@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from select_service.core.service import SelectionCore
     from select_service.metric_rows import Steps
 
-__all__ = ["RANK", "REST", "SCOPE", "ScopeGroup", "ScopeGroups", "Sources", "by_scope"]
-
 S = TypeVar("S")
 Sources: TypeAlias = "Iterator[tuple[Sequence[str], Iterable[S | None]] | None]"
 """Label values with what is added up under them, and None between steps: see `MetricTable`."""

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from select_service.metric_rows import Collector
     from select_service.settings import Settings
 
-__all__ = ["service_tables"]
-
 _LIFECYCLES: Final = ("incomplete", "schedulable", "draining", "unschedulable")
 _SESSION_OUTCOMES: Final = ("begun", "kept", "moved_busy", "moved_ineligible", "released")
 _RESERVATION_EVENTS: Final = (

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from select_service.edge.metrics.scope_series import ScopeGroups, Sources
     from select_service.metric_rows import Collector
 
-__all__ = ["shadow_tables"]
-
 _CHOSEN: Final = " Of decisions scored, by whose choice it is."
 
 

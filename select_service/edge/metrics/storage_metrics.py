@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from select_service.metric_rows import Collector
     from select_service.types import StateStatus
 
-__all__ = ["storage_tables"]
-
 
 class _State(NamedTuple):
     keeper: Keeper

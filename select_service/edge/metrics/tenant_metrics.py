@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from select_service.edge.metrics.scope_series import Sources
     from select_service.metric_rows import Collector
 
-__all__ = ["tenant_table"]
-
 _REST: Final = "other"
 """Label of callers of no tenant of the token file, and of tenants beyond `--tenant-labels-max`."""
 

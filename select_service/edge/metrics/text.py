@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from prometheus_client.metrics_core import Metric
 
-__all__ = ["LINES_PER_STEP", "text_of"]
-
 LINES_PER_STEP: Final = 16
 """Some 10 µs each."""
 

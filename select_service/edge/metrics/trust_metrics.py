@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from select_service.settings import Settings
     from select_service.types import RankTrustRow
 
-__all__ = ["trust_tables"]
-
 _REASONS: Final = ("prediction", "lag", "gaps")
 
 

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from select_service.edge.routing import Route
 
-__all__ = ["Authority", "Grant", "certificate_names"]
-
 _log = logging.getLogger("select_service")
 
 READ: Final = "read"

@@ -16,8 +16,6 @@ from select_service.token_file import TokenUnreadable, bearer_header
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["ClientCredentials"]
-
 
 class ClientCredentials:
     """Credentials of this process as a client of other replicas and peers.

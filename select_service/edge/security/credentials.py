@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from indexer.edge.curve import KeyPair
     from select_service.settings import Settings
 
-__all__ = ["Credentials"]
-
 _log = logging.getLogger("select_service")
 
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from select_service.standard_output import Commands
 
-__all__ = ["add_commands", "main"]
-
 _DAYS_MAX = 36_500
 """A century: dates end in the year 9999."""
 

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from select_service.settings import Settings
 
-__all__ = ["open_doors", "side_address"]
-
 
 def open_doors(settings: Settings) -> dict[str, str]:
     """Return what anybody on the network may do, by the missing protection."""

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from select_service.settings import Settings
 
-__all__ = ["SecurityFiles"]
-
 _log = logging.getLogger("select_service")
 
 

@@ -17,8 +17,6 @@ from typing import Final, NamedTuple, TypeAlias
 from indexer.plain_file import check_plain
 from select_service.errors import CertificatesUnusable
 
-__all__ = ["Certificates"]
-
 _log = logging.getLogger("select_service")
 
 FILE_BYTES_MAX: Final = 1 << 20

@@ -26,16 +26,6 @@ from select_service.settings import Settings
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-__all__ = [
-    "ADMIN",
-    "SCOPES",
-    "TokenBook",
-    "TokenEntry",
-    "TokenRecord",
-    "new_token",
-    "read_token_file",
-]
-
 AccessScope = Literal["catalog", "select", "lifecycle", "read", "admin"]
 SCOPES: Final[tuple[str, ...]] = get_args(AccessScope)
 ADMIN: Final = "admin"

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from select_service.core.changes import Changes, StateKey
     from select_service.edge.state.rows import Loaded
 
-__all__ = ["Journal"]
-
 _log = logging.getLogger("select_service.state")
 
 BATCH_ROWS_MAX: Final = 128

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from select_service.edge.state.rows import Row
     from select_service.types import StateLimits
 
-__all__ = ["Keeper"]
-
 _log = logging.getLogger("select_service.state")
 
 RESTORE_SLICE_S: Final = 0.0003

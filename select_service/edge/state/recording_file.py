@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from select_service.core.recording.notes import Note
     from select_service.types import RouterConfig
 
-__all__ = ["RecordSettings", "RecordedRng", "Recording"]
-
 _log = logging.getLogger("select_service.recording")
 
 FRAME_BYTES: Final = 256 << 10

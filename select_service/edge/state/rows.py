@@ -20,21 +20,6 @@ if TYPE_CHECKING:
 
     from select_service.core.changes import StateKey
 
-__all__ = [
-    "FILE",
-    "META_ID",
-    "Damage",
-    "Identity",
-    "LaterFormatError",
-    "Loaded",
-    "Row",
-    "RowReader",
-    "checksum_of",
-    "encode",
-    "inner_damage",
-    "is_corruption",
-]
-
 FILE: Final = "state.db"
 META_ID: Final = 0
 _FORMAT: Final = 1

@@ -47,8 +47,6 @@ if TYPE_CHECKING:
 
     from select_service.core.changes import StateKey
 
-__all__ = ["Store"]
-
 PAGE: Final = 4096  # SQLite's default
 
 CHECKPOINT_PAGES: Final = 1000

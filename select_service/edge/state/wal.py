@@ -16,8 +16,6 @@ from indexer.plain_file import open_own
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Log", "frames_taken", "inspect"]
-
 HEADER: Final = struct.Struct(">8I")  # magic, version, page size, number, salts, checksums
 FRAME: Final = struct.Struct(">6I")  # page, pages after a commit or 0, salts, checksums
 _MAGIC: Final = (0x377F0682, 0x377F0683)  # checksums over little- and big-endian words

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from indexer.types import SnapshotLimits
     from select_service.core.effects import Listen
 
-__all__ = ["WarmStart"]
-
 _log = logging.getLogger("select_service")
 
 

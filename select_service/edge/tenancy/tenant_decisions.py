@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from select_service.types import Answer, SelectRequest
     from select_service.types.decisions import Candidate
 
-__all__ = ["TenantDecisions"]
-
 
 class TenantDecisions:
     """Renders the decisions of some tenants; others do not exist."""

@@ -73,8 +73,6 @@ if TYPE_CHECKING:
     from select_service.types.drains import DrainRequest, DrainStatus, ScaleDownCandidate
     from select_service.types.shadow import ShadowStatus
 
-__all__ = ["Outside", "TenantView"]
-
 B = TypeVar("B", "SelectAndReserveRequest", "SelectPairRequest", "ReservationRequest")
 A = TypeVar("A")
 P = ParamSpec("P")

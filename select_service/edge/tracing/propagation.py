@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from opentelemetry.trace import SpanContext
 
-__all__ = ["parent_in", "read_parent"]
-
 STATE_BYTES_MAX: Final = 512
 """Of tracestate: what everybody must pass on at least; a longer one is omitted."""
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from select_service.edge.http.calls import Call
     from select_service.edge.tracing.spans import Span, Tracing
 
-__all__ = ["Origin", "RequestTracer"]
-
 Origin: TypeAlias = "bytes | list[tuple[bytes, bytes]] | Scope"
 """Names the parent of a request: its header lines as sent, or parsed, or an ASGI scope that
 `RequestTracer.note_parent` has seen."""

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 if TYPE_CHECKING:
     from opentelemetry.trace import SpanContext
 
-__all__ = ["TraceSampler", "sampler"]
-
 _UNSAMPLED: Final = re.compile(
     rb"\r\n(?i:traceparent):[ \t]*00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][02468ace](?=\r\n|\Z)"
 )

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
     from opentelemetry.trace import SpanContext, TraceState
 
-__all__ = ["FinishedRequest", "SpanExport", "TracingUnavailableError", "brief", "otlp_exporter"]
-
 _log = logging.getLogger("select_service.tracing")
 _exporters_log = logging.getLogger("opentelemetry")
 

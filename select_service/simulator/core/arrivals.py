@@ -9,8 +9,6 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Iterator
 
-__all__ = ["bursts", "diurnal", "gamma", "poisson"]
-
 
 def poisson(rng: random.Random, rate: float) -> Iterator[float]:
     """Independent arrivals, `rate` per second."""

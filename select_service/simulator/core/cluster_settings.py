@@ -10,8 +10,6 @@ from select_service.simulator.core.engine_settings import EngineSettings
 if TYPE_CHECKING:
     from select_service.simulator.core.requests import Role
 
-__all__ = ["ClusterSettings", "SimulatedPool"]
-
 
 @dataclass(frozen=True, slots=True)
 class SimulatedPool:

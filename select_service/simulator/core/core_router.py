@@ -52,8 +52,6 @@ if TYPE_CHECKING:
     from select_service.simulator.core.routers import RouterMember, Verdict
     from select_service.types import Answer, KvEvents
 
-__all__ = ["CoreRouter", "CoreSettings"]
-
 _SCOPE: Final = Scope("default", "default")
 REPLICA_TICK_S: Final = 0.1
 

@@ -55,16 +55,6 @@ if TYPE_CHECKING:
     from select_service.core.recording.decoder import House
     from select_service.core.recording.items import Decided, Prompted, RecordedMatches, Step, Wave
 
-__all__ = [
-    "DecisionReplay",
-    "Rank",
-    "ReplayChoice",
-    "SlotTables",
-    "WeightsFor",
-    "changed_weights",
-    "recorded_choice",
-]
-
 NOT_ELIGIBLE = "candidates that are not eligible"
 
 _ORDINARY = Asked()

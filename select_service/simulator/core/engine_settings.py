@@ -10,8 +10,6 @@ from indexer.types import Tier
 from select_service.simulator.core.kv_pool import CommonCache, LowerTier
 from select_service.simulator.core.latency import AnalyticLatency, Latency
 
-__all__ = ["KV_TOKENS", "EngineSettings"]
-
 KV_TOKENS: Final = 400_000
 
 

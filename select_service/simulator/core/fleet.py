@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from select_service.simulator.core.cluster_settings import SimulatedPool
     from select_service.simulator.core.kv_pool import CommonCache
 
-__all__ = ["FleetWorker", "SimulatedFleet"]
-
 
 class FleetWorker:
     """A worker and its state in the cluster."""

@@ -9,8 +9,6 @@ from indexer.types import Tier
 if TYPE_CHECKING:
     from array import array
 
-__all__ = ["KvEvent", "Removed", "Stored"]
-
 
 class Stored(NamedTuple):
     """Consecutive blocks can be found from now on, behind `parent`; None: at the root."""

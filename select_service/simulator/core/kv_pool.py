@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from indexer.types import Tier
     from select_service.simulator.core.kv_events import KvEvent
 
-__all__ = ["BlockSet", "CommonCache", "KvPool", "LowerTier", "SharingKvPool", "TieredKvPool"]
-
 _NOTED_PER_BLOCK: Final = 3
 """Limit of release notes, as a multiple of the capacity in blocks; beyond it, stale ones go."""
 

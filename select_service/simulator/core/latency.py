@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["AnalyticLatency", "Latency", "ProfileLatency", "SlowedLatency"]
-
 _TIME_MAX_S = 3_600.0
 """Limit of a step's time, and of what a token adds to it: runs are simulated by the second."""
 

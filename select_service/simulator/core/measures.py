@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from select_service.simulator.core.cluster import Cluster
     from select_service.simulator.core.requests import ClientRequest, RequestOutcome
 
-__all__ = ["Distribution", "Measures", "RunPart", "SloRow", "ceiling_of", "measure"]
-
 _POINTS: Final = (*range(0, 100, 2), 99, 100)
 _WINDOWS: Final = 40
 """Parts of a run in charts over time."""

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from select_service.simulator.core.requests import RequestOutcome
 
-__all__ = ["ISL_EDGES", "Observation", "ObservedPool", "Tally"]
-
 ISL_EDGES: Final = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 """Upper edges, inclusive, of the histogram of prompt lengths; longer ones have one more bin."""
 

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 _NUMBER_MAX: Final = float(1 << 53)
 """Limit of loads and of times: beyond it whole numbers are no longer exact."""
 
-__all__ = ["RecordedIndex", "RecordedLedger", "RecordedSources", "RecordedTrust", "matches"]
-
 
 class _Found:
     """Replaces the slot table of an index: masks are positions in the recording."""

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from select_service.simulator.core.requests import ClientRequest
     from select_service.simulator.core.routers import Counting, RouterMember, Verdict
 
-__all__ = ["Replicated"]
-
 
 class Replicated:
     """See the module; a Router."""

@@ -15,17 +15,6 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = [
-    "LOST",
-    "OK",
-    "TOO_LARGE",
-    "ClientRequest",
-    "RequestOutcome",
-    "Role",
-    "Workload",
-    "chain_of",
-]
-
 Role = Literal["prefill", "decode", "aggregated"]
 
 OK: Final = "ok"

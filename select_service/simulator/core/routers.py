@@ -20,21 +20,6 @@ if TYPE_CHECKING:
     from select_service.simulator.core.worker import EngineWorker
     from select_service.types import KvEvents
 
-__all__ = [
-    "SIMPLE_ROUTERS",
-    "Counting",
-    "LeastLoaded",
-    "Placed",
-    "PowerOfTwo",
-    "PrefixAffinity",
-    "RandomChoice",
-    "Refused",
-    "RoundRobinRouter",
-    "RouterMember",
-    "Verdict",
-    "WorkerRouter",
-]
-
 
 class Placed(NamedTuple):
     """A request goes to this worker."""

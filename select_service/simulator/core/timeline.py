@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Timeline"]
-
 
 class Timeline:
     """Makes calls at the same time in the order they were scheduled.

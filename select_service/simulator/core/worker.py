@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from select_service.simulator.core.kv_pool import CommonCache
     from select_service.simulator.core.requests import ClientRequest, Role
 
-__all__ = ["EngineJob", "EngineWorker", "Happening"]
-
 _NEVER: Final = math.inf
 _NO_STEP: Final = -1
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from select_service.simulator.core.requests import Workload
 
-__all__ = ["KINDS", "Mix", "SessionWorkload", "Shape", "Waves", "WorkloadSettings", "workload_of"]
-
 Kind = Literal["chat", "agents", "shared-prompts", "rl"]
 
 

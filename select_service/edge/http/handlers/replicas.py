@@ -14,8 +14,6 @@ from select_service.errors import ServiceError
 if TYPE_CHECKING:
     from select_service.edge.http.api import Api, Reply, Request
 
-__all__ = ["PeerRequest"]
-
 BYTES: Final = ((b"content-type", b"application/octet-stream"),)
 
 

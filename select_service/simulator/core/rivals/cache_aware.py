@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from select_service.simulator.core.routers import RouterMember
     from select_service.types import KvEvents
 
-__all__ = ["CacheAware"]
-
 
 class CacheAware(Counting):
     """See the module.

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from select_service.simulator.core.routers import Placed
     from select_service.types import KvEvents
 
-__all__ = ["D2Lpm"]
-
 INPUT_PRICE: Final = 1.0
 OUTPUT_PRICE: Final = 2.0
 QUANTUM_TOKENS: Final = 50_000.0

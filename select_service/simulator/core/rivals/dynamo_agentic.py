@@ -10,8 +10,6 @@ from typing import Final
 
 from select_service.types import RouterConfig
 
-__all__ = ["DYNAMO_AGENTIC", "agentic_weights"]
-
 DYNAMO_AGENTIC: Final = "dynamo-agentic"
 REQUEST_TOKENS: Final = 64 * 16
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from select_service.simulator.core.requests import ClientRequest
     from select_service.types import KvEvents
 
-__all__ = ["LlmD"]
-
 PREFIX, QUEUE, KV_USE = 3.0, 2.0, 2.0
 SCRAPE_S: Final = 0.05
 

@@ -15,8 +15,6 @@ from select_service.simulator.core.rivals.cache_aware import CacheAware
 if TYPE_CHECKING:
     from select_service.simulator.core.requests import ClientRequest
 
-__all__ = ["LMetric"]
-
 
 class LMetric(CacheAware):
     """See the module."""

@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from select_service.simulator.core.worker import EngineWorker
     from select_service.types import KvEvents
 
-__all__ = ["BoundRouter", "OracleRouter"]
-
-
 HORIZON_TOKENS: Final = 30
 """Of its answer; later the batch is another one. Whole answers make worse choices: their sum counts
 a load for minutes that is gone in seconds."""

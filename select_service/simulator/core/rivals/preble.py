@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from select_service.simulator.core.routers import Placed
     from select_service.types import KvEvents
 
-__all__ = ["PrebleE2"]
-
 WINDOW_S: Final = 180.0
 IMBALANCE: Final = 1.4
 

@@ -16,8 +16,6 @@ from select_service.simulator.core.rivals.cache_aware import CacheAware
 if TYPE_CHECKING:
     from select_service.simulator.core.requests import ClientRequest
 
-__all__ = ["SglangCacheAware"]
-
 CACHE_THRESHOLD: Final = 0.3
 BALANCE_ABS: Final = 64
 BALANCE_REL: Final = 1.5
