@@ -1,7 +1,7 @@
 """The command line: `select-service [flags]` serves; `demo` shows it at work, `doctor` examines it.
 
 Exit codes: 0 ended by SIGINT or SIGTERM, 1 could not start, 2 wrong usage,
-130 interrupted before it served.
+130 interrupted before it served (by the signal itself while it was loaded).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from select_service import NOT_OF_THE_CLIENT
+from select_service import NOT_OF_THE_CLIENT, interrupts
 from select_service.settings import (
     ENVIRONMENT,
     FLAGS,
@@ -93,9 +93,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         text = f"select-service: this needs {needed}, {NOT_OF_THE_CLIENT}"
         complain(text)
         return 1
-    except KeyboardInterrupt:  # while modules were loaded
-        return _INTERRUPTED
     try:
+        interrupts.raise_again()
         return run()
     except KeyboardInterrupt:  # before there was anything to end in order, or a second time
         complain("select-service: interrupted")

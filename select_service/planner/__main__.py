@@ -1,9 +1,24 @@
-"""`python -m select_service.planner`: the same as the console script `select-planner`."""
+"""`python -m select_service.planner`, and where the console script `select-planner` begins."""
 
 from __future__ import annotations
 
 import sys
 
-from select_service.planner.cli import main
+from select_service import interrupts
 
-sys.exit(main())
+__all__ = ["main"]
+
+
+def main() -> int:
+    """Load the command, and run it; returns the exit code."""
+    interrupts.end_at_once()
+    from select_service.planner import cli
+
+    try:
+        return cli.main()
+    finally:
+        interrupts.end_at_once()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

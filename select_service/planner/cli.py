@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import orjson
 
+from select_service import interrupts
 from select_service.planner.errors import MissingExtra, PlannerError
 from select_service.planner.settings import (
     SECTIONS,
@@ -52,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = parser().parse_args(argv)
         arguments.command_line = command_line(command, argv)
         command = f"{command} {arguments.command}"
+        interrupts.raise_again()
         run = partial(_COMMANDS[arguments.command], arguments)
         return printing(run, command, unread=_FAILED)
     except PlannerError as error:

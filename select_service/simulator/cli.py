@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from select_service import interrupts
 from select_service.core.recording.decoder import BadRecording
 from select_service.settings.command_line import add_flags, read_section
 from select_service.simulator import calibrate as calibrate_command
@@ -52,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str] | None) -> int:
     args = parser().parse_args(argv)
+    interrupts.raise_again()
     args.command_line = command_line("select-sim", argv)
     if args.command in ("admit", "queue"):
         code: int = args.execute(args)

@@ -1,0 +1,24 @@
+"""What Ctrl-C does to our commands: while one is loaded there is nothing to end in order.
+
+Raised there, `KeyboardInterrupt` shows a traceback of whatever was being imported, and numpy's
+start does not survive it. So the process ends by the signal itself, as any program does that has
+not set a handler, until the command is loaded and handles what is raised.
+"""
+
+from __future__ import annotations
+
+import signal
+
+__all__ = ["end_at_once", "raise_again"]
+
+
+def end_at_once() -> None:
+    """Let Ctrl-C end the process at once; not where it is ignored, as in the background."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def raise_again() -> None:
+    """Let Ctrl-C raise `KeyboardInterrupt`, as Python has it; undoes `end_at_once`."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,0 +1,94 @@
+"""Ctrl-C while a command is loaded ends it at once, and shows no traceback."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.wait import PATIENCE_S
+
+# The signal comes to a process of its own at the moment when it begins to import a module.
+AT_AN_IMPORT = """
+import os, runpy, signal, sys
+handler, moment, module, *arguments = sys.argv[1:]
+signal.signal(signal.SIGINT, getattr(signal, handler))
+
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == moment:
+            os.write(2, b"now\\n")
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+sys.argv[1:] = arguments
+runpy.run_module(module, run_name="__main__", alter_sys=True)
+"""
+SERVICE = "select_service"
+SIMULATOR = "select_service.simulator"
+PLANNER = "select_service.planner"
+
+
+def _run(handler: str, moment: str, *command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", AT_AN_IMPORT, handler, moment, *command],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("moment", "command"),
+    [
+        ("select_service.cli", (SERVICE, "--port", "0")),
+        ("select_service.settings", (SERVICE, "--port", "0")),
+        ("numpy._core._multiarray_umath", (SERVICE, "--port", "0")),
+        ("select_service.edge.server", (SERVICE, "--port", "0")),
+        ("msgspec", (SERVICE, "doctor")),
+        ("httpx", (SERVICE, "doctor")),
+        ("select_service.demo.cli", (SERVICE, "demo", "--requests", "1")),
+        ("httpcore", (SERVICE, "demo", "--requests", "1")),
+        ("select_service.simulator.cli", (SIMULATOR, "run")),
+        ("numpy._core._multiarray_umath", (SIMULATOR, "run")),
+        ("select_service.core.service", (SIMULATOR, "run")),
+        ("select_service.planner.cli", (PLANNER, "plan")),
+        ("numpy._core._multiarray_umath", (PLANNER, "plan")),
+    ],
+)
+def test_an_interrupted_command_ends_by_the_signal(moment: str, command: tuple[str, ...]) -> None:
+    ended = _run("default_int_handler", moment, *command)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, "", "now\n")
+
+
+def test_where_the_signal_is_ignored_it_stays_so() -> None:
+    """A shell ignores it for what runs in its background."""
+    ended = _run("SIG_IGN", "select_service.settings", SERVICE, "--help")
+    assert (ended.returncode, ended.stderr) == (0, "now\n")
+
+
+def test_once_loaded_a_command_handles_it() -> None:
+    """Then there may be something to say, and is something to end in order."""
+    late = "select_service.planner.edge.what_if"
+    ended = _run("default_int_handler", late, PLANNER, "predict", "--predictor", "kalman")
+    said = "now\nselect-planner predict: interrupted, nothing was written\n"
+    assert (ended.returncode, ended.stderr) == (130, said)
+
+
+@pytest.mark.parametrize("project", ["pyproject.toml", "deploy/client/pyproject.toml"])
+def test_scripts_begin_where_dash_m_begins(project: str) -> None:
+    """Those load nothing before they have seen to the signal."""
+    scripts = tomllib.loads(Path(project).read_text("utf-8"))["project"]["scripts"]
+    assert scripts
+    for name, entry in scripts.items():
+        module, _, function = entry.partition(":")
+        assert module.endswith(".__main__")
+        code = f"from {module} import {function}; {function}()"
+        said = subprocess.check_output([sys.executable, "-c", code, "--version"], text=True)
+        assert said.startswith(f"{name} ")
