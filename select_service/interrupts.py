@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import signal
 
-__all__ = ["end_at_once", "raise_again"]
-
 
 def end_at_once() -> None:
     """Let Ctrl-C end the process at once; not where it is ignored, as in the background."""

@@ -6,8 +6,6 @@ import sys
 
 from select_service import interrupts
 
-__all__ = ["main"]
-
 
 def main() -> int:
     """Load the command, and run it; returns the exit code."""

@@ -7,6 +7,7 @@ of two of them is the difference over seeds. The same search over workers answer
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -20,7 +21,7 @@ from select_service.simulator.core.rivals import BEYOND
 from select_service.simulator.page import folded, page, table
 from select_service.simulator.progress_bar import progress_bar
 from select_service.simulator.results import expect_writable, write_whole
-from select_service.simulator.run_command import policies_of, write_json
+from select_service.simulator.run_command import MEASURING, policies_of, write_json
 from select_service.simulator.runs import at_load, capacity_of, run
 from select_service.simulator.settings import WORKERS_MAX, SimulationSettings
 from select_service.simulator.statistics import Estimate, estimate
@@ -36,6 +37,8 @@ _LOAD_MAX: Final = 64.0
 _LOAD_MIN: Final = 0.01
 _STEPS: Final = 10
 """As many runs a search takes, about: for the progress bar."""
+_NEARLY_DONE: Final = 0.95
+"""What the bar shows of a search that takes more of them."""
 
 
 class CapacitySearch(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,15 +80,17 @@ def search(task: CapacitySearch, progress: Callable[[float], None] | None = None
     """
     trials: list[tuple[float, float]] = []
 
+    def tell(share: float) -> None:
+        if progress is not None:
+            progress(min((len(trials) + share) / _STEPS, _NEARLY_DONE))
+
     def good(at: float) -> float:
         settings = task.settings
         if task.workers:
             settings = replace(settings, workers=int(at))
         else:
             settings = _scaled(settings, at, task.capacity)
-        trials.append((at, run(settings).good))
-        if progress is not None:
-            progress(min(len(trials) / _STEPS, 0.95))
+        trials.append((at, run(settings, tell).good))
         return trials[-1][1]
 
     found, beyond = _workers(task, good) if task.workers else _load(task, good)
@@ -179,7 +184,10 @@ def execute(args: Namespace) -> int:
     expect_writable(options.out, options.report)
     by_workers = options.find == "workers"
     has_pace = settings.trace is not None and not settings.trace.users
-    capacity = capacity_of(settings) if has_pace and not by_workers else None
+    capacity = None
+    if has_pace and not by_workers:
+        with progress_bar(MEASURING, 1.0, quiet=options.quiet) as progress:
+            capacity = capacity_of(settings, progress)
     tasks = [
         CapacitySearch(
             settings=replace(settings, policy=name, seed=settings.seed + at),
@@ -249,12 +257,25 @@ class _Group(NamedTuple):
         """What every seed carries, or needs, at least; only a bound where some are beyond."""
         return min(self.values)
 
-    def text(self, digits: int, scale: float = 1.0) -> str:
+    def text(self, scale: float = 1.0) -> str:
+        """Format it, without digits that say nothing: those of a limit, or of whole numbers."""
+        whole = scale == 1.0 and all(one.is_integer() for one in self.values)
         if not self.beyond:
-            return estimate(self.values).text(digits, scale)
+            found = estimate(self.values)
+            is_one = whole and found.half is None
+            return found.text(0 if is_one else _digits(scale * found.mean), scale)
         # a mean of numbers of which some are only known to be greater would be none
-        low, high = (f"{scale * one(self.values):.{digits}f}" for one in (min, max))
+        low, high = (_significant(scale * one(self.values)) for one in (min, max))
         return f"> {high}" if self.is_beyond else f"{low} to > {high} (by seed)"
+
+
+def _digits(value: float) -> int:
+    """Return how many decimals of a number are significant: the border is found to a percent."""
+    return 0 if not value else max(0, 2 - math.floor(math.log10(value)))
+
+
+def _significant(value: float) -> str:
+    return f"{value:.{0 if value.is_integer() else _digits(value)}f}"
 
 
 def _by_policy(result: Capacities) -> dict[str, _Group]:
@@ -288,9 +309,9 @@ def table_of(result: Capacities) -> tuple[list[str], list[list[str]]]:
     head = ["policy", what, *(["requests/s"] if capacity else []), f"against {base}, %"]
     rows = []
     for policy, group in groups.items():
-        row = [policy, group.text(1 if by_workers else 3)]
+        row = [policy, group.text()]
         if capacity:
-            row.append(group.text(2, capacity))
+            row.append(group.text(capacity))
         change = None if policy == base else _against(group, groups[base])
         rows.append([*row, "-" if change is None else _signed(change)])
     return head, rows
@@ -330,13 +351,15 @@ def verdict(result: Capacities) -> str:
     if not amount.mean:
         return f"However light the load, {first} does not have {in_time}{within}."
     if by_workers:
-        told = f"{first} needs {best.text(1 if amount.half is not None else 0)} workers"
+        told = f"{first} needs {best.text()} workers"
     elif result.capacity is not None:
         least = best.bound if best.beyond else amount.mean
-        rate = f"{'at least ' * bool(best.beyond)}{least * result.capacity:.2f} requests/s"
-        told = f"{first} carries {best.text(3)} of capacity, {rate},"
+        rate = (
+            f"{'at least ' * bool(best.beyond)}{_significant(least * result.capacity)} requests/s"
+        )
+        told = f"{first} carries {best.text()} of capacity, {rate},"
     else:
-        told = f"{first} carries {best.text(3)} times the given load"
+        told = f"{first} carries {best.text()} times the given load"
     told += f" with {in_time}{within}"
     if not others:
         return f"{told}."
@@ -351,7 +374,7 @@ def _beside(best: _Group, other: _Group, name: str) -> str:
         return f"and for {name} {other.bound:.0f} are not enough"
     if best.beyond or other.beyond:
         more = "" if best.is_beyond else ": not every seed has a number"
-        return f"{name} {other.text(3)}{more}"
+        return f"{name} {other.text()}{more}"
     gap = _against(best, other)
     if gap is None:
         return f"{name} no load"

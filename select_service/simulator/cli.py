@@ -125,7 +125,7 @@ def _add_runs(commands: _Commands) -> None:
         description="Runs the selection code with many weights and several seeds, and prints the "
         "Pareto front of what was aimed at, with 95 % intervals, and kv-cost with its defaults.",
         examples="select-sim sweep --vary overlap_score_credit=0.5,1 "
-        "--workload agents,rate=2 --block-size 64",
+        "--workload agents,rate=2,requests=300 --block-size 64",
     )
     add_options(sweep, SweepOptions)
     sweep.set_defaults(execute=sweep_command.execute)
@@ -135,9 +135,8 @@ def _add_runs(commands: _Commands) -> None:
         description="Bisects the load of a trace (as a share of the fleet's capacity) or the rates "
         "of workloads, until nine of ten requests are just in time by --slo-ttft and --slo-itl. "
         "With --find workers, it looks for the number of workers at the load given.",
-        examples="select-sim capacity --trace conversation.jsonl --jitter 3 --workers 16 "
-        "--slo-ttft 2 --slo-itl 0.025 --seeds 3\n"
-        "select-sim capacity --find workers --workload agents,rate=8 --slo-ttft 1",
+        examples="select-sim capacity --trace conversation.jsonl --slo-ttft 2 --slo-itl 0.025\n"
+        "select-sim capacity --find workers --workload agents,rate=8,requests=1000 --slo-ttft 1",
     )
     add_options(capacity, CapacityOptions)
     capacity.set_defaults(execute=capacity_command.execute)

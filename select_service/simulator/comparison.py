@@ -7,10 +7,15 @@ is a fraction of either's own.
 
 from __future__ import annotations
 
-from concurrent.futures import ProcessPoolExecutor, as_completed
+import signal
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
+import numpy as np
 
 from select_service.simulator.core.measures import Measures, RunPart
 from select_service.simulator.core.rivals import BEYOND
@@ -20,9 +25,15 @@ from select_service.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from concurrent.futures import Future
+
+    from select_service.core.columns import Floats
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
+
+_REDRAWN_S: Final = 0.2
+"""Between two looks at how far the tasks of other processes are."""
 
 METRICS: Final[dict[str, tuple[str, Callable[[Measures], float], float, int]]] = {
     "ttft_p50": ("TTFT p50, ms", lambda one: one.ttft_s.p50, 1e3, 0),
@@ -94,20 +105,53 @@ def perform(
     """
     if jobs <= 1 or len(tasks) == 1:
         return [_one(do, task, at, progress) for at, task in enumerate(tasks)]
-    results: dict[int, Result] = {}
-    with ProcessPoolExecutor(min(jobs, len(tasks))) as pool:
-        places = {pool.submit(do, task, None): at for at, task in enumerate(tasks)}
+    with (
+        TemporaryDirectory() as folder,
+        ProcessPoolExecutor(min(jobs, len(tasks)), initializer=_leave_ctrl_c_to_others) as pool,
+    ):
+        shares = Path(folder, "shares")
+        np.zeros(len(tasks)).tofile(shares)
+        running = [pool.submit(_in_the_pool, do, task, at, shares) for at, task in enumerate(tasks)]
         try:
-            for done in as_completed(places):
-                results[places[done]] = done.result()
-                progress(len(results))
+            _watch(running, shares, progress)
         except BaseException:  # including Ctrl-C: do not wait for runs whose results are lost
             workers = list((pool._processes or {}).values())  # noqa: SLF001 - terminate_workers() is 3.14
             pool.shutdown(wait=False, cancel_futures=True)
             for process in workers:
                 process.terminate()
             raise
-    return [results[at] for at in range(len(tasks))]
+    return [one.result() for one in running]
+
+
+def _watch(
+    running: Sequence[Future[Result]], shares: Path, progress: Callable[[float], None]
+) -> None:
+    """Tell how far the tasks are, until all are done or one has failed."""
+    pending, done_of_each = set(running), _mapped(shares)
+    while pending:
+        done, pending = wait(pending, _REDRAWN_S, FIRST_COMPLETED)
+        for one in done:
+            one.result()
+        progress(float(done_of_each.sum()))
+
+
+def _mapped(shares: Path) -> Floats:
+    """Return of each task the share that is done, in the memory of all processes."""
+    return np.memmap(shares, np.float64, "r+")
+
+
+def _leave_ctrl_c_to_others() -> None:
+    """Do nothing about it in a process of the pool: it reaches all, and who started us ends us."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _in_the_pool(
+    do: Callable[[Task, Callable[[float], None] | None], Result], task: Task, at: int, shares: Path
+) -> Result:
+    mapped = _mapped(shares)
+    result = do(task, partial(mapped.__setitem__, at))
+    mapped[at] = 1.0
+    return result
 
 
 def _one(

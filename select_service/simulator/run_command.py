@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from msgspec.structs import replace
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
     from select_service.simulator.settings import SimulationSettings
 
+MEASURING: Final = "measuring the capacity"
+"""What the progress bar before the runs of a load says."""
+
 
 def execute(args: Namespace) -> int:
     """Run the command; returns the exit code.
@@ -41,7 +44,7 @@ def execute(args: Namespace) -> int:
     settings = settings_of(args, options)
     names = policies_of(options.policy, settings)
     expect_writable(options.out, options.report)
-    settings, capacity = loaded(settings, options.load)
+    settings, capacity = loaded(settings, options.load, quiet=options.quiet)
     seeds = range(settings.seed, settings.seed + options.seeds)
     tasks = [replace(settings, policy=name, seed=seed) for name in names for seed in seeds]
     with progress_bar("simulating", len(tasks), quiet=options.quiet) as progress:
@@ -73,16 +76,22 @@ def policies_of(text: str, settings: SimulationSettings) -> list[str]:
 
 
 def loaded(
-    settings: SimulationSettings, load: float | None
+    settings: SimulationSettings, load: float | None, *, quiet: bool
 ) -> tuple[SimulationSettings, float | None]:
     """Scale a trace to a share of capacity, if requested; returns settings and capacity.
+
+    Args:
+        settings: with the trace.
+        load: the share; None: as it is.
+        quiet: show no progress.
 
     Raises:
         ValueError, OSError: it cannot be done.
     """
     if load is None:
         return settings, None
-    capacity = capacity_of(settings)
+    with progress_bar(MEASURING, 1.0, quiet=quiet) as progress:
+        capacity = capacity_of(settings, progress)
     sys.stdout.write(f"capacity {capacity:.2f} requests/s, offered {load * capacity:.2f}\n")
     return at_load(settings, load, capacity), capacity
 

@@ -240,9 +240,7 @@ def run(settings: SimulationSettings, progress: Callable[[float], None] | None =
     with _seldom_collecting():
         settings.validate()
         requests = workload(settings)
-        total = sum(one.requests for one in settings.workloads)
-        if isinstance(requests, TraceWorkload | ClosedTraceWorkload):
-            total = requests.total
+        total = _total(settings, requests)
         built = cluster(settings, requests)
         while not built.is_done:
             built.advance(built.now + STRIDE_S)
@@ -251,6 +249,12 @@ def run(settings: SimulationSettings, progress: Callable[[float], None] | None =
         if settings.check:
             built.check()
         return measure(built, settings.policy, settings.seed)
+
+
+def _total(settings: SimulationSettings, requests: Workload) -> int:
+    if isinstance(requests, TraceWorkload | ClosedTraceWorkload):
+        return requests.total
+    return sum(one.requests for one in settings.workloads)
 
 
 _BACKLOG_SPEED: Final = 1e6
@@ -286,11 +290,17 @@ def at_load(
     return replace(settings, trace=replace(trace, speed=load * capacity / rate))
 
 
-def capacity_of(settings: SimulationSettings) -> float:
+def capacity_of(
+    settings: SimulationSettings, progress: Callable[[float], None] | None = None
+) -> float:
     """Return the requests per second that the fleet answers with a backlog of thousands.
 
     This is the rate between the first and the last tenth of the answers, with the peer's formula
     and no delays; it includes the cache hits that such a backlog allows.
+
+    Args:
+        settings: of the fleet and its trace.
+        progress: called occasionally with the share of requests that have ended.
 
     Raises:
         ValueError: there is no trace, or it is too short.
@@ -305,8 +315,13 @@ def capacity_of(settings: SimulationSettings) -> float:
         load_lag_s=0.0,
         trace=replace(trace, speed=_BACKLOG_SPEED, limit=limit),
     )
-    built = cluster(door)
-    built.finish()
+    requests = workload(door)
+    total = _total(door, requests)
+    built = cluster(door, requests)
+    while not built.is_done:
+        built.finish(built.now + STRIDE_S)
+        if progress is not None:
+            progress(len(built.outcomes) / total)
     ends = [one.finished for one in built.outcomes if one.is_ok]
     first, last = len(ends) // 10, len(ends) * 9 // 10
     if len(ends) < _SHORTEST or ends[last] == ends[first]:

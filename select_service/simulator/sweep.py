@@ -77,7 +77,9 @@ def execute(args: Namespace) -> int:
         raise ValueError(f"--aims: there is no {', '.join(unknown)}, but {', '.join(METRICS)}")
     expect_writable(options.out, options.report)
     asked = settings_of(args, options)
-    settings, _ = loaded(replace(asked, policy=asked.weights.policy), options.load)
+    settings, _ = loaded(
+        replace(asked, policy=asked.weights.policy), options.load, quiet=options.quiet
+    )
     points = _points(_grid(options.vary, settings.weights), options.draw, settings.seed)
     variants = [replace(settings, weights=weights_with(settings.weights, one)) for one in points]
     variants.append(peer_of(settings))

@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 import pytest
 
+from select_service.simulator.capacity import CapacitySearch, search
+from select_service.simulator.comparison import perform
 from select_service.simulator.progress_bar import progress_bar
+from select_service.simulator.runs import capacity_of
+from select_service.simulator.settings import SimulationSettings, Trace
+from tests.select_service.simulator.test_select_sim import trace_file
+from tests.select_service.simulator.test_targets import TARGETS
+from tests.wait import block_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
 
 
 @pytest.mark.parametrize(
@@ -46,3 +58,40 @@ def test_nobody_is_bothered_who_does_not_look(
     with progress_bar("replaying", 4.0, quiet=quiet) as progress:
         progress(2.0)
     assert capsys.readouterr().err == ""
+
+
+def _half_done_until_seen(seen: Path, progress: Callable[[float], None] | None) -> str:
+    assert progress is not None
+    progress(0.5)
+    block_until(seen.exists)
+    return seen.name
+
+
+def test_progress_within_runs_of_other_processes_is_seen(tmp_path: Path) -> None:
+    told: list[float] = []
+
+    def progress(done: float) -> None:
+        told.append(done)
+        if done == 1.0:  # two halves
+            (tmp_path / "seen").touch()
+
+    names = perform(_half_done_until_seen, [tmp_path / "seen"] * 2, 2, progress)
+    assert names == ["seen", "seen"]
+    assert told[-1] == 2.0
+    assert told == sorted(told)
+
+
+def test_progress_within_a_run_of_a_search_is_seen() -> None:
+    told: list[float] = []
+    search(CapacitySearch(settings=TARGETS, workers=False, share=0.9, tolerance=0.5), told.append)
+    assert told == sorted(told)
+    assert 0.0 < told[0] < 0.1, "within the first run"
+    assert told[-1] < 1.0, "it is done when it has ended"
+
+
+def test_progress_of_the_capacity_s_measurement_is_seen(tmp_path: Path) -> None:
+    told: list[float] = []
+    trace = Trace(path=str(trace_file(tmp_path)))
+    capacity_of(SimulationSettings(trace=trace, workers=2), told.append)
+    assert told == sorted(told)
+    assert told[-1] == 1.0

@@ -160,7 +160,7 @@ def found_of(*loads: tuple[str, float]) -> str:
 
 def test_who_carries_nothing_is_no_equal() -> None:
     assert found_of(("first-token", 0.5), ("kv-cost", 0.0)) == (
-        "first-token carries 0.500 of capacity, 5.00 requests/s, with 90 % of requests in time "
+        "first-token carries 0.500 of capacity, 5 requests/s, with 90 % of requests in time "
         "(TTFT 200 ms, ITL 20 ms), kv-cost no load."
     )
     assert found_of(("first-token", 0.0), ("kv-cost", 0.0)).startswith("However light the load")
@@ -182,9 +182,9 @@ def test_who_is_in_time_at_the_greatest_load_has_a_row_beside_the_others() -> No
         return capacity_verdict(result), capacity_table(result)[1]
 
     verdict, rows = told("load", ("kv-cost", 2.0, False), ("first-token", 64.0, True))
-    assert verdict.startswith("first-token carries > 64.000 times the given load with 90 % of")
-    assert verdict.endswith(", kv-cost 2.000.")
-    assert rows == [["kv-cost", "2.000", "-"], ["first-token", "> 64.000", "-"]]
+    assert verdict.startswith("first-token carries > 64 times the given load with 90 % of")
+    assert verdict.endswith(", kv-cost 2.")
+    assert rows == [["kv-cost", "2", "-"], ["first-token", "> 64", "-"]]
     verdict, _ = told("load", ("kv-cost", 64.0, True), ("first-token", 64.0, True))
     assert verdict.endswith(
         "as does first-token: more requests, or tighter targets, tell them apart."
@@ -192,23 +192,23 @@ def test_who_is_in_time_at_the_greatest_load_has_a_row_beside_the_others() -> No
     verdict, rows = told("workers", ("kv-cost", 64.0, True), ("first-token", 3.0, False))
     assert verdict.startswith("first-token needs 3 workers with 90 %")
     assert verdict.endswith(", and for kv-cost 64 are not enough.")
-    assert rows == [["kv-cost", "> 64.0", "-"], ["first-token", "3.0", "-"]]
+    assert rows == [["kv-cost", "> 64", "-"], ["first-token", "3", "-"]]
     verdict, _ = told("workers", ("kv-cost", 64.0, True))
     assert verdict.startswith("64 workers are not enough for 90 % of requests in time")
     # one seed of two: the mean of 3 and of more than 64 was told as more than 33.5
     mixed = (("first-token", 3.0, False), ("first-token", 64.0, True))
     verdict, rows = told("load", *mixed, ("kv-cost", 2.0, False), ("kv-cost", 2.5, False))
-    assert verdict.startswith("first-token carries 3.000 to > 64.000 (by seed) times the given")
-    assert verdict.endswith(", kv-cost 2.250 ±3.176: not every seed has a number.")
+    assert verdict.startswith("first-token carries 3 to > 64 (by seed) times the given")
+    assert verdict.endswith(", kv-cost 2.25 ±3.18: not every seed has a number.")
     assert rows == [
-        ["first-token", "3.000 to > 64.000 (by seed)", "-"],
-        ["kv-cost", "2.250 ±3.176", "-"],
+        ["first-token", "3 to > 64 (by seed)", "-"],
+        ["kv-cost", "2.25 ±3.18", "-"],
     ]
     # what every seed carries decides: two seeds of 4 are ahead of 3 and more than 64
     verdict, _ = told("load", *mixed, ("kv-cost", 4.0, False), ("kv-cost", 4.0, False))
-    assert verdict.startswith("kv-cost carries 4.000 ±0.000 times the given load")
+    assert verdict.startswith("kv-cost carries 4.00 ±0.00 times the given load")
     verdict, _ = told("workers", *mixed)
-    assert verdict.startswith("first-token needs 3.0 to > 64.0 (by seed) workers with 90 %")
+    assert verdict.startswith("first-token needs 3 to > 64 (by seed) workers with 90 %")
 
 
 def test_capacity_as_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
