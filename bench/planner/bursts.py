@@ -29,7 +29,7 @@ from bench.provenance import provenance
 from select_service.planner.core.demand import Forecast, intervals_of
 from select_service.planner.core.lengths import Lengths, from_values
 from select_service.planner.core.sizing import Goals, size_decode, size_prefill
-from select_service.planner.core.surface import Surface
+from select_service.planner.core.surface import Surface, surface_of
 from select_service.planner.core.warm_up import TracedRequest
 from select_service.planner.edge.baselines import Contest
 from select_service.planner.edge.predictors import PredictorSettings
@@ -97,7 +97,7 @@ def engines_for(rate: float) -> tuple[int, int]:
 
 @lru_cache(maxsize=1)
 def _surface() -> Surface:
-    return Surface(read_profile(PROFILE))
+    return surface_of(read_profile(PROFILE))
 
 
 @lru_cache(maxsize=1)

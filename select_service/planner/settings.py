@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from indexer.redaction import redact
+from select_service.planner.core.engine_speed import SPEEDS
 from select_service.planner.core.recurrence import RECURRING
 from select_service.planner.errors import SettingsError
 from select_service.settings.row import ValueType, flags_of
@@ -47,6 +48,7 @@ PREDICTORS: Final = ("constant", "kalman", "ets", RECURRING, "arima", "prophet",
 POLICIES: Final = ("slo", "compatible", "reactive", "static", "oracle")
 _SHORTEST_S: Final = 0.01
 """Between two looks or plans; below it nothing else would be done."""
+_FACTOR_MAX: Final = 100.0
 _VARIANCE_MAX: Final = 1e12
 """Of counts in the millions; the squares of much larger ones are no numbers."""
 
@@ -97,6 +99,12 @@ MaxGpuBudget: TypeAlias = Annotated[
 MinEndpoint: TypeAlias = Annotated[int, count(0), "least replicas of each role"]
 EngineGpus: TypeAlias = Annotated[int, count(metavar="GPUS"), "GPUs of one engine of that role"]
 LoadInterval: TypeAlias = Annotated[float, _interval(), "time between two looks of the fast loop"]
+EngineSpeed: TypeAlias = Annotated[
+    str,
+    choice(*SPEEDS).common(),
+    "how fast engines are taken to be: as profiled, as measured (learnt), or as profiled unless "
+    "that is wrong by more than a factor of two or there is no profile (auto)",
+]
 Mode: TypeAlias = Annotated[
     str,
     choice("compatible", "slo").common(),
@@ -197,6 +205,7 @@ class ReplayedSettings(TuningSettings, frozen=True, kw_only=True):
     adjustment_interval: AdjustmentInterval = 60.0
     load_interval: LoadInterval = 5.0
     no_likeness: Annotated[bool, switch(), _NO_LIKENESS] = False
+    engine_speed: EngineSpeed = "profile"
     startup: Annotated[float, seconds(), "time that an engine takes to start"] = 60.0
     max_gpu_budget: MaxGpuBudget = 64
     prefill_engine_num_gpu: EngineGpus = 1
@@ -250,6 +259,15 @@ class RunSettings(TuningSettings, frozen=True, kw_only=True):
     prefill_engine_num_gpu: EngineGpus = 1
     decode_engine_num_gpu: EngineGpus = 1
     no_correction: Annotated[bool, switch(), "do not correct profiles by what is measured"] = False
+    engine_speed: EngineSpeed = "auto"
+    learnt_speed_max_age: Annotated[
+        float, seconds(), "age at which what selectors measured counts no more"
+    ] = 86_400.0
+    learnt_load_factor: Annotated[
+        float,
+        number(1.0, _FACTOR_MAX, "X"),
+        "an engine is planned for at most so many times the context it was measured with",
+    ] = 4.0
     load_predictor: Annotated[str, choice(*PREDICTORS).common(), "how demand is forecast"] = "auto"
     load_predictor_warmup_trace: Annotated[
         Path | None, file("FILE"), "earlier requests, from which it has learnt"
@@ -416,6 +434,11 @@ _USES: Final[tuple[tuple[tuple[str, ...], str, Callable[[RunSettings], bool]], .
         ("prometheus_ca",),
         "{} is for a --prometheus-url with https://",
         lambda one: one.prometheus_url.startswith("https:"),
+    ),
+    (
+        ("learnt_speed_max_age", "learnt_load_factor"),
+        "{} is of an --engine-speed that is learnt",
+        lambda one: one.engine_speed != "profile",
     ),
     (("trace",), "{} is of --metrics-source trace", lambda one: one.metrics_source == "trace"),
     (

@@ -7,25 +7,9 @@ knows). The three are types of their own: no reading is ever silently a zero.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from msgspec import Struct
-
-__all__ = [
-    "IDLE",
-    "Idle",
-    "Load",
-    "Missing",
-    "ModelKey",
-    "PoolKey",
-    "PoolState",
-    "Reading",
-    "Role",
-    "ScalingDecision",
-    "Target",
-    "Value",
-    "Window",
-]
 
 Role: TypeAlias = Literal["prefill", "decode", "aggregated"]
 
@@ -51,6 +35,20 @@ class Missing:
 
 Reading: TypeAlias = Value | Idle | Missing
 IDLE: Final = Idle()
+
+
+class Moments(NamedTuple):
+    """Sums over what ranks were measured to take: `y` seconds at `x` tokens."""
+
+    samples: float = 0.0
+    x: float = 0.0
+    y: float = 0.0
+    xx: float = 0.0
+    xy: float = 0.0
+
+
+MOMENTS: Final = ("count", "tokens", "seconds", "tokens_squared", "token_seconds")
+"""How the metrics of selectors call its fields, in order."""
 
 
 class ModelKey(Struct, frozen=True, order=True):
@@ -98,6 +96,14 @@ class Window:
     """Live requests, on average, of all engines together."""
     isl_mix: tuple[tuple[float, float], ...] = ()
     """(prompt length, share of requests), where a histogram tells it."""
+    prefill_moments: Moments | Missing = _NOT_ASKED
+    """Of first tokens: over the tokens to compute before them, on their rank."""
+    itl_moments: Moments | Missing = _NOT_ASKED
+    """Of times between tokens: over the tokens of context that their rank attends to."""
+    rank_kv_tokens: Reading = _NOT_ASKED
+    """KV tokens that a rank has."""
+    worker_ranks: Reading = _NOT_ASKED
+    """Ranks of a worker."""
     arrived: Reading = _NOT_ASKED
     """The requests since the last look at the load, if the next look counts from here."""
     arrived_s: float = 0.0

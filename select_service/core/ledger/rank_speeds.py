@@ -54,6 +54,50 @@ def seconds_at(base: float, slope: float, x: T) -> T:
     return base + slope * x
 
 
+def line_through(
+    weight: float, x: float, y: float, xx: float, xy: float, *, is_level: bool
+) -> tuple[float, float]:
+    """Return base and slope of the line through measurements, by their sums; none is below 0.
+
+    Args:
+        weight: how many there are, above 0.
+        x: their sum.
+        y: likewise.
+        xx: the sum of squares.
+        xy: of products.
+        is_level: whether measurements at one x alone mean a constant; else y is taken as
+            proportional to x.
+    """
+    mean_x, mean_y = x / weight, y / weight
+    variance = xx / weight - mean_x * mean_x
+    steepest = mean_y / mean_x if mean_x > 0.0 else 0.0
+    if variance > _LEVEL * mean_x * mean_x:
+        believed = 0.0 if is_level else DOUBT * mean_x * mean_x
+        slope = xy / weight - mean_x * mean_y + believed * steepest
+        slope = min(max(slope / (variance + believed), 0.0), steepest)
+    else:
+        slope = 0.0 if is_level else steepest
+    return max(0.0, mean_y - slope * mean_x), slope  # not even by rounding
+
+
+class Moments:
+    """Sums over all measurements of a pool, which only grow: others fit lines to their growth."""
+
+    __slots__ = ("count", "x", "xx", "xy", "y")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.x = self.y = self.xx = self.xy = 0.0
+
+    def add(self, x: float, y: float) -> None:
+        """Add a measurement."""
+        self.count += 1
+        self.x += x
+        self.y += y
+        self.xx += x * x
+        self.xy += x * y
+
+
 class Fit:
     """A line fitted to recent measurements; neither its base nor its slope is below 0.
 
@@ -70,8 +114,8 @@ class Fit:
         self.base = self.slope = 0.0
         self._w = self._x = self._y = self._xx = self._xy = self._yy = 0.0  # fading sums
 
-    def learn(self, x: float, y: float) -> None:
-        """Add a measurement. O(1)."""
+    def learn(self, x: float, y: float) -> tuple[float, float]:
+        """Add a measurement; returns it as far as it is believed. O(1)."""
         expected = seconds_at(self.base, self.slope, x)
         if self.samples < SURE:
             if y * OUTLIER < expected:  # an engine is slow while it warms up
@@ -90,16 +134,10 @@ class Fit:
         self._xx = self._xx * _KEPT + x * x
         self._xy = self._xy * _KEPT + x * y
         self._yy = self._yy * _KEPT + y * y
-        mean_x, mean_y = self._x / weight, self._y / weight
-        variance = self._xx / weight - mean_x * mean_x
-        steepest = mean_y / mean_x if mean_x > 0.0 else 0.0
-        if variance > _LEVEL * mean_x * mean_x:
-            believed = 0.0 if self._is_level else DOUBT * mean_x * mean_x
-            slope = self._xy / weight - mean_x * mean_y + believed * steepest
-            self.slope = min(max(slope / (variance + believed), 0.0), steepest)
-        else:
-            self.slope = 0.0 if self._is_level else steepest
-        self.base = max(0.0, mean_y - self.slope * mean_x)  # not even by rounding
+        self.base, self.slope = line_through(
+            weight, self._x, self._y, self._xx, self._xy, is_level=self._is_level
+        )
+        return x, y
 
     def at(self, x: float) -> float | None:
         """Return what is expected at x; None: too little was measured."""
@@ -217,10 +255,15 @@ _UNKNOWN: Final = SpeedRow(-1.0, -1.0, -1.0, -1.0)
 class RankSpeeds:
     """The ranks of one ledger that were measured, by slot."""
 
-    __slots__ = ("_base_tokens", "_measured", "_tokens_per_s", "by_slot")
+    __slots__ = ("_base_tokens", "_measured", "_tokens_per_s", "blocks", "by_slot", "prefills")
 
     def __init__(self) -> None:
         self.by_slot: dict[int, RankSpeed] = {}
+        self.prefills = Moments()
+        """Of first tokens: seconds over tokens; of ranks that are not new, whose outliers are
+        known."""
+        self.blocks = Moments()
+        """Likewise of blocks of output: seconds over blocks of context."""
         self._measured = 0  # ranks in the sums
         self._base_tokens = self._tokens_per_s = 0  # sums over them; whole numbers do not drift
 
@@ -239,7 +282,10 @@ class RankSpeeds:
             if others:
                 of_others = (self._tokens_per_s - rank.tokens_per_s) / others
                 fastest = min(fastest, UNEQUAL * of_others)
-            rank.ttft.learn(min(float(tokens), fastest * seconds), seconds)
+            is_new = rank.ttft.samples < SURE
+            believed = rank.ttft.learn(min(float(tokens), fastest * seconds), seconds)
+            if not is_new:
+                self.prefills.add(*believed)
             self._count(rank)
 
     def _count(self, rank: RankSpeed, *, is_gone: bool = False) -> None:
@@ -293,7 +339,10 @@ class RankSpeeds:
         rank = self._of(slot)
         if seconds > 0.0 and now - rank.measured_at >= BLOCKS_EVERY_S:
             rank.measured_at = now
-            rank.block.learn(context, seconds)
+            is_new = rank.block.samples < SURE
+            believed = rank.block.learn(context, seconds)
+            if not is_new:
+                self.blocks.add(*believed)
 
     def _of(self, slot: int) -> RankSpeed:
         rank = self.by_slot.get(slot)

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from select_service.core.ledger.rank_speeds import SURE
 from select_service.edge.metrics.scope_series import RANK, SCOPE, by_scope
-from select_service.metric_rows import SERIES_PER_STEP, MetricRow, MetricTable, table, total, value
+from select_service.metric_rows import (
+    SERIES_PER_STEP,
+    MetricRow,
+    MetricTable,
+    Sum,
+    paced,
+    table,
+    total,
+    value,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from select_service.core.ledger.pull_speeds import PullPath, PullSpeeds
+    from select_service.core.ledger.rank_speeds import Moments
+    from select_service.core.partition import Partition
     from select_service.core.service import SelectionCore
     from select_service.edge.driver.driver import Driver
     from select_service.edge.metrics.scope_series import ScopeGroups, Sources
@@ -83,6 +97,79 @@ def _path(path: PullPath) -> str:
     return f"{path.domain or 'any'}/{path.tier}"
 
 
+_MOMENTS: Final[tuple[MetricRow[Partition], ...]] = (
+    total(
+        "measured_prefill_moments",
+        "Sums over first tokens that were measured: seconds, over tokens to compute before them.",
+        lambda one: _moments(one.ledger.loads.speeds.prefills),
+        "moment",
+        in_order=True,
+    ),
+    total(
+        "measured_itl_moments",
+        "Sums over times between tokens that were measured: seconds, over a rank's tokens of "
+        "context.",
+        lambda one: _moments(one.ledger.loads.speeds.blocks, one.index.block_size),
+        "moment",
+        in_order=True,
+    ),
+)
+
+
+def _moments(sums: Moments, block_size: int = 1) -> dict[str, float]:
+    """Return sums over tokens of sums over blocks."""
+    return {
+        "count": sums.count,
+        "tokens": sums.x * block_size,
+        "seconds": sums.y / block_size,
+        "tokens_squared": sums.xx * block_size**2,
+        "token_seconds": sums.xy,
+    }
+
+
+class _DecodingRank(NamedTuple):
+    """A rank whose time between tokens is known."""
+
+    kv_tokens: int
+    """That its worker registered; 0: none."""
+    ranks: int
+    """Of its worker."""
+
+
+_DECODING: Final[tuple[MetricRow[_DecodingRank], ...]] = (
+    value(
+        "measured_rank_kv_tokens",
+        "KV tokens that such ranks have, mean of those that told.",
+        lambda one: Sum(1, one.kv_tokens) if one.kv_tokens else None,
+    ),
+    value(
+        "measured_worker_ranks",
+        "Ranks of the workers of such ranks, mean.",
+        lambda one: Sum(1, one.ranks),
+    ),
+)
+
+
+def _decoding(groups: ScopeGroups) -> Sources[_DecodingRank]:
+    for group in groups.found:
+        yield group.scope, (one for part in group.partitions for one in _decoding_ranks(part))
+        yield None
+
+
+def _decoding_ranks(partition: Partition) -> Iterator[_DecodingRank | None]:
+    occupants, block_size = partition.fleet_slots.occupants, partition.index.block_size
+    for one in paced(list(partition.ledger.loads.speeds.by_slot.items())):
+        if one is None:
+            yield None
+            continue
+        slot, speed = one
+        occupant = occupants[slot]  # None: it has left between two steps
+        if occupant is not None and speed.block.samples >= SURE:
+            worker = occupant[0]
+            kv_tokens = (worker.spec.total_kv_blocks or 0) * block_size
+            yield _DecodingRank(kv_tokens, len(worker.slots))
+
+
 _SHRUNK: Final[tuple[MetricRow[Counter[str]], ...]] = (
     value(
         "trust_shrunk_ranks",
@@ -130,6 +217,8 @@ def trust_tables(driver: Driver, settings: Settings, groups: ScopeGroups) -> tup
     return (
         MetricTable(_BY_RANK, by_rank, RANK),
         MetricTable(_PULLS, by_scope(groups, lambda one: one.ledger.loads.pull_speeds), SCOPE),
+        MetricTable(_MOMENTS, by_scope(groups, lambda one: one), SCOPE),
+        MetricTable(_DECODING, lambda: _decoding(groups), SCOPE),
         table(_SHRUNK, lambda: shrunk_by),
         table(_COUNTERS, lambda: core),
     )

@@ -14,11 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 from select_service.planner.core.analog_forecast import AnalogForecast
 from select_service.planner.core.correction import (
-    SAMPLES_MIN,
     Correction,
     expected_itl_ms,
-    expected_ttft_ms,
-    measured_queue,
 )
 from select_service.planner.core.demand import Demand
 from select_service.planner.core.forecast_errors import EXACT
@@ -47,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from select_service.planner.core.demand import Forecast, Interval, Predictors, Stretch
-    from select_service.planner.core.surface import Surface
+    from select_service.planner.core.engine_speed import EngineSpeed
 
 __all__ = ["PlannedModel"]
 
@@ -64,7 +61,7 @@ class PlannedModel(ModelNeeds):
     Args:
         key: of the model.
         pools: settings by role: prefill and decode, or aggregated.
-        surface: its engines' profile.
+        speed: of its engines.
         predictors: of its traffic.
         goals: its targets.
         weight: its share of a short budget, relative to other models.
@@ -74,15 +71,14 @@ class PlannedModel(ModelNeeds):
         self,
         key: ModelKey,
         pools: Mapping[Role, PoolSettings],
-        surface: Surface,
+        speed: EngineSpeed,
         predictors: Predictors,
         goals: Goals,
         weight: float = 1.0,
     ) -> None:
-        super().__init__(surface, goals)
+        super().__init__(speed, goals, Demand(predictors))
         self.key = key
         self.pools = [PlannedPool(PoolKey(key, role), settings) for role, settings in pools.items()]
-        self.demand = Demand(predictors)
         self.weight = weight
         self.forecast: Forecast | None = None
         """For the next interval."""
@@ -118,12 +114,17 @@ class PlannedModel(ModelNeeds):
             requests = window.arrived.value if isinstance(window.arrived, Value) else 0.0
             self._count(requests, window.arrived_s, now)
         remarks = self.demand.observe(window, now, interval_s)
+        remarks += self._learn_speed(window)
         told.reasons += [f"{self.key}: {text}" for text in remarks]
         if self.demand.missed:
             self.analog_forecast.lose()
             self._hold(told)
             return told
         self.analog_forecast.learn(self.demand.history[-1])
+        if self.speed.surface is None:
+            self.forecast = None
+            self._hold_to_learn(told, "how fast its engines are is not known")
+            return told
         if correct:
             self._correct(window)
         # one more than this decision needs: the fast loop continues the plan
@@ -184,12 +185,18 @@ class PlannedModel(ModelNeeds):
         """Plan without lengths: no request has come yet, or their lengths are unknown."""
         untold = self.demand.untold
         if untold:
-            are_all_there = all(pool.state.desired for pool in self.pools)
-            what = "replicas are held" if are_all_there else "one replica each, to learn it"
-            told.reasons.append(f"{self.key}: nobody has told any {' and '.join(untold)}: {what}")
+            self._hold_to_learn(told, f"nobody has told any {' and '.join(untold)}")
+            return
         for pool in self.pools:
-            # lengths are reported only for requests that are served
-            pool.hold(max(1, pool.state.desired) if untold else 0)
+            pool.hold(0)
+
+    def _hold_to_learn(self, told: ModelReport, why: str) -> None:
+        """Hold replicas, and at least one of each kind: engines that serve tell what is unknown."""
+        are_all_there = all(pool.state.desired for pool in self.pools)
+        what = "replicas are held" if are_all_there else "one replica each, to learn it"
+        told.reasons.append(f"{self.key}: {why}: {what}")
+        for pool in self.pools:
+            pool.hold(max(1, pool.state.desired))
 
     def _least(self, pool: PlannedPool, forecast: Forecast) -> float:
         """Return the engines for a rate one standard deviation of an interval's count lower."""
@@ -478,19 +485,6 @@ class PlannedModel(ModelNeeds):
             if pool.key.role != "prefill":
                 expected = expected_itl_ms(self.surface, window, engines)
                 self.d_correction.hear(window.itl_ms, expected, samples, steady=steady)
-
-    def _correct_prefill(
-        self, window: Window, engines: int, samples: float, *, steady: bool
-    ) -> None:
-        lumps, ttft_ms, computed = self.demand.lumps, window.ttft_ms, self.demand.computed
-        most_s = lumps.most_s(samples, window.seconds)
-        expected = expected_ttft_ms(self.surface, self.goals, computed, window, engines, most_s)
-        self.p_correction.hear(ttft_ms, expected, samples, steady=steady)
-        if steady and samples >= SAMPLES_MIN and isinstance(ttft_ms, Value):
-            slowness = self.p_correction.factor
-            found = measured_queue(self.surface, computed, window, engines, slowness)
-            if found is not None:
-                lumps.learn(*found, ttft_ms.value, most_s)
 
 
 def _as_wrong_as_usual(rate: float, usual: float, seconds: float) -> float:

@@ -5,7 +5,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from select_service.planner.core.correction import Correction
+from select_service.planner.core.correction import (
+    SAMPLES_MIN,
+    Correction,
+    expected_ttft_ms,
+    measured_queue,
+)
 from select_service.planner.core.forecast_errors import EXACT
 from select_service.planner.core.marginal_value import table_of
 from select_service.planner.core.pool import SAME
@@ -17,16 +22,19 @@ from select_service.planner.core.sizing import (
     size_decode,
     size_prefill,
 )
+from select_service.planner.types import Value
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from select_service.planner.core.demand import Forecast
+    from select_service.planner.core.demand import Demand, Forecast
+    from select_service.planner.core.engine_speed import EngineSpeed
     from select_service.planner.core.forecast_errors import Spread
     from select_service.planner.core.marginal_value import Table
     from select_service.planner.core.pool import PlannedPool
     from select_service.planner.core.profile import Floats
     from select_service.planner.core.surface import Surface
+    from select_service.planner.types import Window
 
 __all__ = ["ModelNeeds"]
 
@@ -35,15 +43,51 @@ class ModelNeeds:
     """One model's engines and targets.
 
     Args:
-        surface: the engines' profile.
+        speed: of the engines.
         goals: the targets.
+        demand: what comes.
     """
 
-    def __init__(self, surface: Surface, goals: Goals) -> None:
-        self.surface = surface
+    def __init__(self, speed: EngineSpeed, goals: Goals, demand: Demand) -> None:
+        self.speed = speed
         self.goals = goals
+        self.demand = demand
         self.p_correction = Correction()
         self.d_correction = Correction()
+
+    @property
+    def surface(self) -> Surface:
+        """The engines' speed; only to be asked for where it is known."""
+        assert self.speed.surface is not None, "nothing is planned without a speed"
+        return self.speed.surface
+
+    def _learn_speed(self, window: Window) -> list[str]:
+        """Learn how fast the engines are; returns what is to be told of it.
+
+        What a profile was corrected by says nothing of a speed that was measured, nor the other
+        way around.
+        """
+        before = self.speed.by_measurement
+        told = self.speed.learn(window, self.demand.computed)
+        changed = before ^ self.speed.by_measurement
+        if "prefill" in changed:
+            self.p_correction = Correction()
+        if "decode" in changed:
+            self.d_correction = Correction()
+        return told
+
+    def _correct_prefill(
+        self, window: Window, engines: int, samples: float, *, steady: bool
+    ) -> None:
+        lumps, ttft_ms, computed = self.demand.lumps, window.ttft_ms, self.demand.computed
+        most_s = lumps.most_s(samples, window.seconds)
+        expected = expected_ttft_ms(self.surface, self.goals, computed, window, engines, most_s)
+        self.p_correction.hear(ttft_ms, expected, samples, steady=steady)
+        if steady and samples >= SAMPLES_MIN and isinstance(ttft_ms, Value):
+            slowness = self.p_correction.factor
+            found = measured_queue(self.surface, computed, window, engines, slowness)
+            if found is not None:
+                lumps.learn(*found, ttft_ms.value, most_s)
 
     def _need(self, pool: PlannedPool, forecast: Forecast) -> Need:
         role, gpus = pool.key.role, pool.settings.gpus

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
         Profile,
     )
 
-__all__ = ["Capacity", "DecodeSurface", "PrefillCurve", "Surface"]
-
 _CELLS: Final = 201  # along KV use: half a percent each
 _ONE_LENGTH: Final = 1.05  # context lengths with a smaller ratio count as one
 _SAMPLES_MIN: Final = 3  # for a curve along KV use
@@ -131,12 +129,16 @@ def _sorted(kv: Floats, values: Floats) -> tuple[Floats, Floats]:
     return kv[order], isotonic(values[order])
 
 
-class Surface:
-    """Both halves of a profile."""
+class Surface(NamedTuple):
+    """Both halves: of a profile, or as engines were measured (`engine_speed.py`)."""
 
-    def __init__(self, profile: Profile) -> None:
-        self.prefill = PrefillCurve(profile.prefill)
-        self.decode = DecodeSurface(profile.decode)
+    prefill: PrefillCurve
+    decode: DecodeSurface
+
+
+def surface_of(profile: Profile) -> Surface:
+    """Return the repaired profile."""
+    return Surface(PrefillCurve(profile.prefill), DecodeSurface(profile.decode))
 
 
 def _by_context(profile: DecodeProfile) -> list[tuple[float, Rows]]:

@@ -15,10 +15,11 @@ from select_service.planner.core.compatible_sizing import (
     terms_of,
 )
 from select_service.planner.core.demand import Predictors
+from select_service.planner.core.engine_speed import EngineSpeed, SpeedSettings
 from select_service.planner.core.fleet_plan import FleetPlan, PlannedModel, PoolSettings
 from select_service.planner.core.sizing import Goals
 from select_service.planner.core.stabilization_window import PoolLimits
-from select_service.planner.core.surface import Surface
+from select_service.planner.core.surface import surface_of
 from select_service.planner.edge.fixed_fleets import (
     FixedFleets,
     SearchBudget,
@@ -70,7 +71,10 @@ class Ours:
         }
         predictors = Predictors(*(make_predictor(tuning) for _ in range(3)))
         goals = _goals(settings)
-        model = PlannedModel(KEY, pools, Surface(profile), predictors, goals)  # type: ignore[arg-type] # roles
+        speed = EngineSpeed(
+            surface_of(profile), settings.decode_gpus, SpeedSettings(settings.engine_speed)
+        )
+        model = PlannedModel(KEY, pools, speed, predictors, goals)  # type: ignore[arg-type] # roles
         self._fleet = FleetPlan([model], gpus_max, settings.interval_s, likens=settings.likens)
         model.warm_up(settings.warmup, settings.interval_s)
 
@@ -175,7 +179,7 @@ class Reactive:
     name = "reactive"
 
     def __init__(self, profile: Profile, settings: ReplaySettings, ceiling: Ceiling) -> None:
-        self._surface = Surface(profile)
+        self._surface = surface_of(profile)
         self._settings = settings
         self._ceiling = ceiling
         self._wanted: list[tuple[float, int, int]] = []

@@ -10,7 +10,7 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from select_service.planner.core.surface import Surface
+from select_service.planner.core.surface import surface_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -288,7 +288,7 @@ def engines_of_use(profile: Profile, requests: Sequence[TracedRequest]) -> Fleet
     With as many, no request shares an engine with another; however large a budget is, no fleet
     with more needs to be tried.
     """
-    surface = Surface(profile)
+    surface = surface_of(profile)
     prefill: list[tuple[float, int]] = []
     decode: list[tuple[float, int]] = []
     for one in requests:

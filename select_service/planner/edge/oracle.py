@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from select_service.planner.core.demand import Forecast
 from select_service.planner.core.lengths import Lengths, from_values
 from select_service.planner.core.sizing import Goals, size_decode, size_prefill
-from select_service.planner.core.surface import Surface
+from select_service.planner.core.surface import surface_of
 from select_service.planner.edge.trace_replay import DECODE, PREFILL
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Oracle:
         settings: ReplaySettings,
         ceiling: Callable[[int, int], dict[PoolKey, int]],
     ) -> None:
-        self._surface = Surface(profile)
+        self._surface = surface_of(profile)
         self._settings = settings
         self._ceiling = ceiling
         self._goals = Goals(ttft_ms=settings.ttft_ms, itl_ms=settings.itl_ms)

@@ -129,6 +129,29 @@ _MODELS: Final[tuple[MetricRow[_Model], ...]] = (
         "phase",
     ),
     value(
+        "planned_by_measurement",
+        "1: engines are taken to be as fast as selectors measured, 0: as profiled.",
+        lambda one: {
+            phase: float(phase in one.model.speed.by_measurement)
+            for phase in one.model.speed.learnt
+        },
+        "phase",
+    ),
+    value(
+        "speed_measurements",
+        "Measurements that the learnt speed stands on, older ones faded.",
+        lambda one: {phase: line.sums.samples for phase, line in one.model.speed.learnt.items()},
+        "phase",
+    ),
+    value(
+        "speed_age_seconds",
+        "How long before the last interval's end the latest of them came.",
+        lambda one: {
+            phase: line.age_s for phase, line in one.model.speed.learnt.items() if line.sums.samples
+        },
+        "phase",
+    ),
+    value(
         "likeness_price",
         "Late requests/s a GPU is spared for, where the past decides.",
         lambda one: one.model.analog_forecast.price,

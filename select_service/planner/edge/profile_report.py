@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from select_service.planner.core.surface import Surface
+from select_service.planner.core.surface import Surface, surface_of
 from select_service.simulator.page import figure, folded, page, table
 from select_service.simulator.plots import Series, lines
 
@@ -55,7 +55,7 @@ def findings(profile: Profile) -> list[str]:
 
 def html(profile: Profile, name: str, command_line: str = "") -> str:
     """Return one HTML document with a plot per curve."""
-    surface = Surface(profile)
+    surface = surface_of(profile)
     prefill, decode = profile.prefill, profile.decode
     lengths = np.linspace(float(prefill.isl[0]), float(prefill.isl[-1]), _POINTS).tolist()
     contexts = sorted(set(decode.context_length.tolist()))

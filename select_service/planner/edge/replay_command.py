@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from html import escape
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import msgspec
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    from select_service.planner.core.engine_speed import SpeedSource
     from select_service.planner.edge.fixed_fleets import FixedPoint
     from select_service.planner.edge.predictors import PredictorSettings
     from select_service.planner.edge.trace_replay import Result, ScalingPolicy
@@ -86,6 +87,7 @@ def question_of(told: ReplayedSettings) -> ReplayQuestion:
         seed=told.seed,
         search_requests=told.search_requests,
         attainment=told.attainment,
+        engine_speed=cast("SpeedSource", told.engine_speed),
         likens=not told.no_likeness,
         warmup=() if past is None else tuple(intervals_of(read_trace(past), interval_s)),
     )

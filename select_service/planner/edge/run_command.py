@@ -13,7 +13,7 @@ import ssl
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import uvicorn
 from typing_extensions import override
@@ -23,6 +23,7 @@ from indexer.http_client import ProxyUnusable, http_client
 from indexer.redaction import redact
 from select_service.kubernetes_api import KubernetesApi
 from select_service.planner.core.demand import intervals_of
+from select_service.planner.core.engine_speed import SpeedSettings
 from select_service.planner.edge.connectors.connector import DryRun
 from select_service.planner.edge.connectors.virtual import VirtualConnector
 from select_service.planner.edge.engine_drain import EngineDrain
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
 
     import httpx
 
+    from select_service.planner.core.engine_speed import SpeedSource
     from select_service.planner.core.fleet_plan import FleetPlan
     from select_service.planner.edge.connectors.connector import Connector
     from select_service.planner.edge.leases.lease import LeaderLease
@@ -70,6 +72,10 @@ if TYPE_CHECKING:
 __all__ = ["run", "single_model"]
 
 _ROLES: Final[tuple[Role, ...]] = ("prefill", "decode")
+_NO_SPEED: Final = (
+    "this source does not tell what selectors measured; --metrics-source selector does, and "
+    "--prometheus-names selector, or a file with prefill_moments and itl_moments"
+)
 _LEAVE_S: Final = 5
 """Seconds for pending responses at shutdown; the successor waits for the lease."""
 
@@ -100,6 +106,7 @@ class _Lines(logging.Formatter):
 async def _run(settings: RunSettings) -> None:
     models = _models(settings)
     _expect_told_apart(settings, models)
+    _expect_speeds(settings, models)
     fleet = build_fleet(
         models,
         predictor_settings(settings.load_predictor, settings),
@@ -108,6 +115,11 @@ async def _run(settings: RunSettings) -> None:
         is_watched=settings.fast_s is not None,
         likens=not settings.no_likeness,
         give_up_s=settings.decision_timeout,
+        speeds=SpeedSettings(
+            cast("SpeedSource", settings.engine_speed),
+            settings.learnt_speed_max_age,
+            settings.learnt_load_factor,
+        ),
     )
     _warm_up(fleet, settings)
     state, memory = _state(fleet, settings)
@@ -184,13 +196,13 @@ def _wall() -> float:
 def _models(settings: RunSettings) -> list[ModelSettings]:
     if settings.targets is not None:
         return read_targets(settings.targets)
-    if settings.model_name is None or settings.profile_results_dir is None:
-        raise SettingsError("--targets, or --model-name with --profile-results-dir, is needed")
+    if settings.model_name is None:
+        raise SettingsError("--targets or --model-name is needed")
     return [
         single_model(
             settings.model_name,
             settings.tenant_id,
-            str(settings.profile_results_dir),
+            str(settings.profile_results_dir or ""),
             resources=(settings.prefill_resource, settings.decode_resource),
             gpus=(settings.prefill_engine_num_gpu, settings.decode_engine_num_gpu),
             endpoints_min=settings.min_endpoint,
@@ -218,6 +230,26 @@ def _expect_told_apart(settings: RunSettings, models: list[ModelSettings]) -> No
             "for all of them; --prometheus-names selector, or a file with a tenant_label, tells "
             "them apart"
         )
+
+
+def _expect_speeds(settings: RunSettings, models: list[ModelSettings]) -> None:
+    """Check that the speed of each model's engines can be known.
+
+    Raises:
+        SettingsError: there is no profile, and nobody who measures.
+    """
+    learns = settings.metrics_source == "selector"
+    if settings.metrics_source == "prometheus":
+        names = read_names(settings.prometheus_names)
+        learns = bool(names.prefill_moments and names.itl_moments)
+    if settings.engine_speed == "learnt" and not learns:
+        raise SettingsError(f"--engine-speed learnt: {_NO_SPEED}")
+    for one in models:
+        if one.profile_results_dir or (learns and settings.engine_speed != "profile"):
+            continue
+        flag = "profile_results_dir" if settings.targets else "--profile-results-dir"
+        why = "--engine-speed profile is asked for" if learns else _NO_SPEED
+        raise SettingsError(f"{one.key}: {flag} is needed: {why}")
 
 
 def _warm_up(fleet: FleetPlan, settings: RunSettings) -> None:

@@ -14,10 +14,11 @@ import msgspec
 import yaml
 
 from select_service.planner.core.demand import Predictors
+from select_service.planner.core.engine_speed import EngineSpeed, SpeedSettings
 from select_service.planner.core.fleet_plan import FleetPlan, PlannedModel, PoolSettings
 from select_service.planner.core.sizing import Goals
 from select_service.planner.core.stabilization_window import GIVE_UP_S, PoolLimits
-from select_service.planner.core.surface import Surface
+from select_service.planner.core.surface import surface_of
 from select_service.planner.edge.fit_thread import Fitter
 from select_service.planner.edge.predictors import PredictorSettings, make_predictor
 from select_service.planner.edge.profile_files import read_profile
@@ -48,8 +49,9 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """One model."""
 
     model_name: str
-    profile_results_dir: str
     pools: list[PoolTarget]
+    profile_results_dir: str = ""
+    """Empty: there is none, and its speed is learnt."""
     tenant_id: str = "default"
     ttft_ms: float = 500.0
     itl_ms: float = 50.0
@@ -80,6 +82,8 @@ def read_targets(path: Path) -> list[ModelSettings]:
         raise SettingsError(f"{path}: {error}") from error
     return [
         msgspec.structs.replace(one, profile_results_dir=str(path.parent / one.profile_results_dir))
+        if one.profile_results_dir
+        else one
         for one in models
     ]
 
@@ -93,6 +97,7 @@ def build_fleet(
     is_watched: bool = True,
     likens: bool = True,
     give_up_s: float = GIVE_UP_S,
+    speeds: SpeedSettings = SpeedSettings(),  # noqa: B008 - immutable
 ) -> FleetPlan:
     """Build the core from settings; reads the profiles.
 
@@ -104,6 +109,7 @@ def build_fleet(
         is_watched: a fast loop runs, too.
         likens: similar times in the past may decide.
         give_up_s: missing replicas are not waited for longer than this after the last came.
+        speeds: how those of engines are learnt.
 
     Raises:
         SettingsError: models or roles contradict each other.
@@ -114,7 +120,7 @@ def build_fleet(
         raise SettingsError("a model is named twice")
     fitter = Fitter(tuning.fit_deadline_s)
     return FleetPlan(
-        [_model(one, tuning, fitter, give_up_s) for one in models],
+        [_model(one, tuning, fitter, give_up_s, speeds) for one in models],
         gpus_max,
         tuning.interval_s,
         correct=correct,
@@ -129,7 +135,11 @@ def resources_of(models: list[ModelSettings]) -> dict[PoolKey, str]:
 
 
 def _model(
-    one: ModelSettings, tuning: PredictorSettings, fitter: Fitter, give_up_s: float
+    one: ModelSettings,
+    tuning: PredictorSettings,
+    fitter: Fitter,
+    give_up_s: float,
+    speeds: SpeedSettings,
 ) -> PlannedModel:
     roles = [pool.role for pool in one.pools]
     for name in ("ttft_ms", "itl_ms", "weight"):
@@ -141,10 +151,13 @@ def _model(
         raise SettingsError(f"{one.key}: every role needs exactly one pool")
     if "aggregated" in roles and len(roles) > 1:
         raise SettingsError(f"{one.key}: aggregated engines stand alone")
+    directory = one.profile_results_dir
+    profile = surface_of(read_profile(Path(directory))) if directory else None
+    gpus = next((pool.gpus for pool in one.pools if pool.role != "prefill"), 1)
     return PlannedModel(
         one.key,
         {pool.role: _pool(one.key, pool, give_up_s) for pool in one.pools},
-        Surface(read_profile(Path(one.profile_results_dir))),
+        EngineSpeed(profile, gpus, speeds),
         Predictors(*(make_predictor(tuning, fitter) for _ in range(3))),
         Goals(
             ttft_ms=one.ttft_ms,

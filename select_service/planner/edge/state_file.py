@@ -6,6 +6,7 @@ A file that is unreadable or was changed is set aside and reported: neither trus
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 from typing import TYPE_CHECKING, Final
@@ -14,8 +15,9 @@ import msgspec
 import xxhash
 
 from select_service.planner.core.demand import Interval, resampled
+from select_service.planner.core.engine_speed import Phase
 from select_service.planner.errors import PlannerError
-from select_service.planner.types import ModelKey, PoolKey, PoolState, Role
+from select_service.planner.types import ModelKey, Moments, PoolKey, PoolState, Role
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,6 +38,13 @@ _SIGNED: Final = re.compile(rb'(\{.*),"checksum":"([0-9a-f]{16})"\}', re.DOTALL)
 """The checksum is the last member, over everything before it."""
 
 
+class _LineMemory(msgspec.Struct):
+    """Measurements, and how long before the end of the last interval the latest of them came."""
+
+    sums: Moments
+    age_s: float
+
+
 class _ModelMemory(msgspec.Struct):
     model: ModelKey
     history: list[Interval]
@@ -44,6 +53,8 @@ class _ModelMemory(msgspec.Struct):
     d_correction: float
     missed: int = 0
     """Unknown intervals in a row, at the end."""
+    learnt: dict[Phase, _LineMemory] = {}
+    """How fast its engines were measured to be."""
 
 
 class _PoolMemory(msgspec.Struct):
@@ -134,6 +145,9 @@ class StateFile:
                     fleet.interval_s,
                     _since(memory, one, at, fleet.interval_s),
                 )
+                away_s = _away_s(memory, at)
+                for phase, line in one.learnt.items():
+                    model.speed.recall(phase, line.sums, line.age_s + away_s)
         return memory
 
     def write(
@@ -162,6 +176,11 @@ class StateFile:
                 one.p_correction.factor,
                 one.d_correction.factor,
                 one.demand.missed,
+                {
+                    phase: _LineMemory(line.sums, line.age_s)
+                    for phase, line in one.speed.learnt.items()
+                    if line.sums.samples
+                },
             )
             for one in fleet.models
         ]
@@ -220,14 +239,23 @@ def _makes_sense(memory: Memory) -> bool:
 
 def _since(memory: Memory, one: _ModelMemory, at: float, interval_s: float) -> int:
     """Return the intervals since the last known one; clocks may have been set in the meantime."""
-    away_s = max(0.0, at - memory.at) if memory.at else 0.0
+    away_s = _away_s(memory, at)
     return round(min((away_s + one.missed * memory.interval_s) / interval_s, _SINCE_MOST))
+
+
+def _away_s(memory: Memory, at: float) -> float:
+    return max(0.0, at - memory.at) if memory.at else 0.0
 
 
 def _is_past(one: _ModelMemory) -> bool:
     factors = (one.computed, one.p_correction, one.d_correction)
-    return all(factor > 0 for factor in factors) and all(
-        value is None or value >= 0
-        for interval in one.history
-        for value in (*interval[:3], *interval.parts)
+    sums = (number for line in one.learnt.values() for number in (*line.sums, line.age_s))
+    return (
+        all(factor > 0 for factor in factors)
+        and all(0 <= number < math.inf for number in sums)
+        and all(
+            value is None or value >= 0
+            for interval in one.history
+            for value in (*interval[:3], *interval.parts)
+        )
     )

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
-from typing_extensions import override
 
 from select_service.planner.core.lengths import from_buckets
+from select_service.planner.edge.replay_router import LeastWork, Measuring
 from select_service.planner.types import (
     IDLE,
     Load,
@@ -32,19 +32,18 @@ from select_service.simulator.core.engine_settings import EngineSettings
 from select_service.simulator.core.latency import ProfileLatency
 from select_service.simulator.core.observation import ISL_EDGES
 from select_service.simulator.core.requests import ClientRequest, chain_of
-from select_service.simulator.core.routers import Counting, Placed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from typing import TypeAlias
 
     from select_service.planner.core.demand import Interval
+    from select_service.planner.core.engine_speed import SpeedSource
     from select_service.planner.core.profile import Profile
     from select_service.planner.core.warm_up import TracedRequest
     from select_service.planner.types import Reading
     from select_service.simulator.core.observation import Observation
     from select_service.simulator.core.requests import RequestOutcome
-    from select_service.simulator.core.routers import Verdict
 
     Fleet: TypeAlias = tuple[int, int]
     """Prefill and decode engines."""
@@ -80,6 +79,8 @@ class ReplaySettings:
     seed: int = 1
     search_requests: int = 5_000_000
     """As many requests may be simulated to find what is found by trying."""
+    engine_speed: SpeedSource = "profile"
+    """How our policy knows how fast engines are."""
     likens: bool = True
     """Whether similar times in the past may decide, in our policy."""
     warmup: tuple[Interval, ...] = ()
@@ -150,42 +151,6 @@ class _Trace:
         return ()
 
 
-class LeastWork(Counting):
-    """Places like the service: prompts where the fewest tokens wait, outputs likewise."""
-
-    def __init__(self, rng: random.Random) -> None:
-        super().__init__(rng)
-        self._tokens: Counter[int] = Counter()  # of prompts that are not computed, by worker
-        self._prompts: dict[str, tuple[int, int]] = {}  # worker and tokens, by key
-
-    @override
-    def route(self, key: str, request: ClientRequest, now: float) -> Verdict | None:
-        verdict = super().route(key, request, now)
-        if isinstance(verdict, Placed) and verdict.prefill_worker_id is not None:
-            self._prompts[key] = verdict.prefill_worker_id, request.isl
-            self._tokens[verdict.prefill_worker_id] += request.isl
-        return verdict
-
-    @override
-    def choose(self, ids: list[int], request: ClientRequest) -> int:
-        return min(ids, key=lambda one: (self._tokens[one], self.load(one), one))
-
-    @override
-    def prefilled(self, key: str, cached_tokens: int, now: float) -> None:
-        super().prefilled(key, cached_tokens, now)
-        self._computed(key)
-
-    @override
-    def finished(self, key: str, now: float) -> None:
-        super().finished(key, now)
-        self._computed(key)
-
-    def _computed(self, key: str) -> None:
-        worker_id, tokens = self._prompts.pop(key, (None, 0))
-        if worker_id is not None:
-            self._tokens[worker_id] -= tokens
-
-
 class TraceReplay:
     """One policy on one trace.
 
@@ -222,6 +187,8 @@ class TraceReplay:
             start: engines that are there at the beginning; None: those of the settings.
         """
         settings = self._settings
+        measures = settings.engine_speed != "profile"
+        router = (Measuring if measures else LeastWork)(random.Random(settings.seed))
         cluster = Cluster(
             ClusterSettings(
                 pools={
@@ -231,7 +198,7 @@ class TraceReplay:
                 block_size=_BLOCK,
                 sample_s=1e9,
             ),
-            LeastWork(random.Random(settings.seed)),
+            router,
             _Trace(self._requests),
         )
         for pool, count in zip(_POOLS.values(), start or settings.start, strict=True):
@@ -265,10 +232,16 @@ class _Turn:
         cluster.advance(cluster.now + settings.fast_s)
         seen = cluster.observe()
         self._seen.append(seen)
+        router = cluster.router
+        if isinstance(router, Measuring):
+            router.look(cluster.workers, cluster.now)
         self._account(seen)
         states = self._states(seen)
         if sum(one.interval_s for one in self._seen) >= settings.interval_s - _SAME_S:
             window = _window(self._seen)
+            if isinstance(router, Measuring):
+                prefills, itls = router.measured(_BLOCK)
+                window = replace(window, prefill_moments=prefills, itl_moments=itls)
             if settings.scrape_s:
                 self._unscraped.append(_load(seen))  # for the next look, which counts on from there
             else:

@@ -21,7 +21,7 @@ from select_service.planner.core.compatible_sizing import (
 from select_service.planner.core.demand import Forecast
 from select_service.planner.core.lengths import Lengths
 from select_service.planner.core.sizing import Goals, Need, size_decode, size_prefill
-from select_service.planner.core.surface import Surface
+from select_service.planner.core.surface import surface_of
 from select_service.planner.edge.predictors import make_predictor
 from select_service.planner.edge.sources.trace import TOKENS_MAX
 from select_service.planner.errors import SettingsError
@@ -75,7 +75,7 @@ def plan_slo(profile: Profile, question: PlanSettings) -> dict[str, object]:
         SettingsError: a number is invalid.
     """
     _check(question)
-    surface = Surface(profile)
+    surface = surface_of(profile)
     goals = Goals(
         ttft_ms=question.ttft,
         itl_ms=question.itl,

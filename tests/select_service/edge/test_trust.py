@@ -15,6 +15,8 @@ from indexer.types import Scope, Tier, WorkerRank
 from select_service.demo.encoding import StoredBlocks, encode_batch
 from select_service.demo.publisher import EventPublisher
 from select_service.edge.driver.driver import Driver
+from select_service.planner.edge.sources.selector_counters import parse
+from select_service.planner.types import MOMENTS
 from tests.coroutines import run_by
 from tests.select_service.edge.http.test_api import problem
 from tests.select_service.edge.metrics.test_exposition import SCOPE, scrape, value
@@ -221,6 +223,14 @@ def test_people_and_prometheus_are_told(caplog: pytest.LogCaptureFixture) -> Non
             assert value(samples, "trust_missing_share", **labels) == missing
             assert value(samples, "trust_prediction_error_tokens", **labels) == error
             assert value(samples, "rank_prefill_tokens_per_second", **labels) > 0
+        # of eight prompts of worker 2 the first four tell only what is an outlier
+        counted = {
+            moment: value(samples, "measured_prefill_moments_total", moment=moment, **SCOPE)
+            for moment in MOMENTS
+        }
+        assert counted["count"] == 4
+        assert counted["seconds"] > 0
+        assert counted["tokens_squared"] * 4 >= counted["tokens"] ** 2 > 0
         assert value(samples, "trust_shrunk_ranks", reason="prediction") == 1
         assert value(samples, "trust_shrunk_ranks", reason="lag") == 0
         assert value(samples, "cached_tokens_told_total", outcome="compared") == 9
@@ -232,6 +242,37 @@ def test_people_and_prometheus_are_told(caplog: pytest.LogCaptureFixture) -> Non
     assert [one.message for one in told] == ["a rank's index counts for less"]
     assert vars(told[0])["worker_id"] == 2
     assert vars(told[0])["reasons"] == "prediction"
+
+
+@run_by(in_process)
+async def test_prometheus_is_told_how_ranks_that_decode_were_measured(
+    client: httpx.AsyncClient, service: Driver
+) -> None:
+    seat(service, 1, total_kv_blocks=500)
+    seat(service, 2)
+    scope = Scope("default", "default")
+    speeds = service.core.partitions[scope].ledger.loads.speeds
+    slots = service.core.partitions[scope].fleet_slots
+    for worker_id in (1, 2):
+        slot = slots.slot_of(WorkerRank(worker_id, 0))
+        assert slot is not None
+        for at in range(1, 7):
+            speeds.decoded(slot, 100.0 * worker_id, 0.16, float(at))
+    samples = await scrape(client)
+
+    def told(moment: str) -> float:
+        return value(samples, "measured_itl_moments_total", moment=moment, **SCOPE)
+
+    assert told("count") == 2 * (6 - 4)
+    assert told("seconds") == pytest.approx(4 * 0.01)  # a block is 16 tokens
+    assert told("tokens") == pytest.approx(2 * 1600 + 2 * 3200)
+    assert told("tokens_squared") == pytest.approx(2 * 1600**2 + 2 * 3200**2)
+    assert told("token_seconds") == pytest.approx((2 * 1600 + 2 * 3200) * 0.01)
+    assert value(samples, "measured_rank_kv_tokens", **SCOPE) == 8000  # of the one that told
+    assert value(samples, "measured_worker_ranks", **SCOPE) == 1
+    read = parse((await client.get("/metrics")).text, [SCOPE["model_name"]])  # as the planner does
+    for moment in MOMENTS:
+        assert read["measured_itl_moments_total", "default", "default", moment] == told(moment)
 
 
 @run_by(in_process)

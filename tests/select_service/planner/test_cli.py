@@ -318,6 +318,42 @@ def test_traffic_that_would_be_counted_twice_is_refused(
     assert "no tenants: each of several would be taken for all" in told
 
 
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        ([], "m: --profile-results-dir is needed: this source does not tell"),
+        (["--metrics-source", "trace", "--trace", "x"], "m: --profile-results-dir is needed"),
+        (
+            ["--prometheus-names", "selector", "--engine-speed", "profile"],
+            "m: --profile-results-dir is needed: --engine-speed profile is asked for",
+        ),
+        (["--engine-speed", "learnt"], "--engine-speed learnt: this source does not tell"),
+        (
+            ["--engine-speed", "profile", "--learnt-speed-max-age", "60"],
+            "--learnt-speed-max-age is of an --engine-speed that is learnt",
+        ),
+        # everything is known how to be known: what is wrong is the next thing
+        (["--prometheus-names", "selector", "--max-gpu-budget", "0"], "GPU"),
+    ],
+)
+def test_engines_of_a_speed_that_nobody_can_tell_are_refused_at_the_start(
+    flags: list[str], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, told = asked(capsys, "run", "--model-name", "m", *flags)
+    assert code == 1
+    assert why in told
+
+
+def test_targets_without_a_profile_are_refused_by_their_field(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "targets.yaml"
+    path.write_text("models: [{model_name: m, pools: [{role: decode}]}]")
+    code, _, told = asked(capsys, "run", "--targets", str(path))
+    assert code == 1
+    assert "m: profile_results_dir is needed: this source does not tell" in told
+
+
 def test_charts_that_can_never_be_written_are_refused_before_anything_is_computed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,7 +20,7 @@ from select_service.planner.core.lengths import from_buckets
 from select_service.planner.edge.http_answers import OK, whole_answer, without_user
 from select_service.planner.edge.sources.scraped import Arrived, ScrapedArrivals, ScrapedSample
 from select_service.planner.edge.sources.series_names import DYNAMO, MATCH, SELECTOR
-from select_service.planner.edge.sources.source import counted, ratio
+from select_service.planner.edge.sources.source import counted, moments, ratio
 from select_service.planner.errors import SourceError
 from select_service.planner.types import Idle, Load, Missing, Value, Window
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import httpx
 
     from select_service.planner.edge.sources.series_names import Names
-    from select_service.planner.types import ModelKey, Reading
+    from select_service.planner.types import ModelKey, Moments, Reading
 
 __all__ = ["PrometheusSource"]
 
@@ -106,6 +106,12 @@ class PrometheusSource:
         )
         isl, osl, ttft_ms, itl_ms, request_s, effective = means
         isl_mix = await self._mix(names.isl, model, seconds)
+        prefills, itls, kv_tokens, ranks = await asyncio.gather(
+            self._moments(names.prefill_moments, model, seconds),
+            self._moments(names.itl_moments, model, seconds),
+            self._largest(names.rank_kv_tokens, model),
+            self._largest(names.worker_ranks, model),
+        )
         live = await self._live(model, seconds)
         if isinstance(live, Missing):
             live = _by_littles_law(requests, request_s, seconds)
@@ -120,6 +126,10 @@ class PrometheusSource:
             effective_isl=effective,
             concurrency=live,
             isl_mix=isl_mix,
+            prefill_moments=prefills,
+            itl_moments=itls,
+            rank_kv_tokens=kv_tokens,
+            worker_ranks=ranks,
         )
 
     async def _live(self, model: ModelKey, seconds: float) -> Reading:
@@ -154,6 +164,18 @@ class PrometheusSource:
         except SourceError as error:
             return Missing(str(error))
         return Missing("no series") if value is None else Value(value)
+
+    async def _largest(self, name: str, model: ModelKey) -> Reading:
+        return await self._gauge(f"max({self._series(name, model)})" if name else "", model)
+
+    async def _moments(self, name: str, model: ModelKey, seconds: float) -> Moments | Missing:
+        if not name:
+            return Missing("not configured")
+        try:
+            told = await self._ask(self._increase(name, model, seconds, "moment"), "moment")
+        except SourceError as error:
+            return Missing(str(error))
+        return moments(told, f"no series {name}")
 
     async def _arrived(self, model: ModelKey) -> Arrived:
         """Return the arrivals that have been scraped since the last look.

@@ -27,16 +27,16 @@ from select_service.planner.edge.sources.selector_counters import (
     SelectorCounters,
     parse,
 )
-from select_service.planner.edge.sources.source import counted, ratio
+from select_service.planner.edge.sources.source import counted, moments, ratio
 from select_service.planner.errors import SourceError
-from select_service.planner.types import Idle, Load, Missing, Value, Window
+from select_service.planner.types import MOMENTS, Idle, Load, Missing, Value, Window
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from select_service.planner.edge.selector_addresses import SelectorAddresses
     from select_service.planner.edge.sources.selector_counters import Since
-    from select_service.planner.types import ModelKey, Reading
+    from select_service.planner.types import ModelKey, Moments, Reading
 
 __all__ = ["SelectorSource"]
 
@@ -311,6 +311,10 @@ class SelectorSource:
             effective_isl=self._mean("demand_prefill_tokens", model, requests),
             concurrency=Value(sum(live) / len(live)) if live else Missing("nobody looked"),
             isl_mix=from_buckets(self._buckets("demand_isl_tokens_bucket", model)),
+            prefill_moments=self._moments("measured_prefill_moments_total", model),
+            itl_moments=self._moments("measured_itl_moments_total", model),
+            rank_kv_tokens=self._gauge("measured_rank_kv_tokens", model),
+            worker_ranks=self._gauge("measured_worker_ranks", model),
             arrived=self._arrived(model),
             arrived_s=self._clock() - self._looked_at,
         )
@@ -326,8 +330,12 @@ class SelectorSource:
             return Missing(f"workers do not report {name.removeprefix('demand_')}")
         return told
 
-    def _sum(self, name: str, model: ModelKey) -> float | None:
-        key = (name, model.model_name, model.tenant_id, "")
+    def _moments(self, name: str, model: ModelKey) -> Moments | Missing:
+        told = {moment: self._sum(name, model, moment) for moment in MOMENTS}
+        return moments(told, f"no selector tells {name}")
+
+    def _sum(self, name: str, model: ModelKey, label: str = "") -> float | None:
+        key = (name, model.model_name, model.tenant_id, label)
         found = [one.grown[key] for one in self._distinct() if key in one.grown]
         return sum(found) if found else None
 

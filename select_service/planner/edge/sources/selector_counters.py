@@ -20,7 +20,7 @@ __all__ = ["PREFIX", "STARTED", "SelectorCounters", "SeveralProcesses", "parse"]
 
 PREFIX: Final = "select_service_"
 Samples: TypeAlias = dict[tuple[str, str, str, str], float]
-"""By name, model, tenant and bucket; summed over all other labels."""
+"""By name, model, tenant, and bucket or moment; summed over all other labels."""
 
 
 STARTED: Final = ("process_start_time_seconds", "", "", "")
@@ -31,6 +31,10 @@ _READ: Final = tuple(
         "rank_prefill_tokens{",
         "reservations{",
         "pending_isl_tokens{",
+        "measured_prefill_moments_total{",
+        "measured_itl_moments_total{",
+        "measured_rank_kv_tokens{",
+        "measured_worker_ranks{",
     )
 )
 _INSTANCE: Final = PREFIX + "instance_info"
@@ -80,7 +84,7 @@ def parse(text: str, models: Iterable[str] | None = None) -> Samples:
                     one.name.removeprefix(PREFIX),
                     labels["model_name"],
                     labels.get("tenant_id", "default"),
-                    labels.get("le", ""),
+                    labels.get("le") or labels.get("moment", ""),
                 )
                 samples[key] += one.value
     return dict(samples)

@@ -11,8 +11,6 @@ import yaml
 
 from select_service.planner.errors import SettingsError
 
-__all__ = ["DYNAMO", "MATCH", "SELECTOR", "Names", "read_names"]
-
 MATCH: Final = "$match"
 """Stands for the label matchers in a query."""
 
@@ -35,6 +33,12 @@ class Names(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     itl: str = ""
     request_duration: str = ""
     effective_isl: str = ""
+    prefill_moments: str = ""
+    """Counters by `moment` of what ranks were measured to take; as of the selectors."""
+    itl_moments: str = ""
+    rank_kv_tokens: str = ""
+    """A gauge, of which the largest counts; so is the next."""
+    worker_ranks: str = ""
     model_label: str = "model"
     tenant_label: str = ""
     """Empty: tenants are not distinguished."""
@@ -62,6 +66,10 @@ SELECTOR: Final = Names(
     itl="select_service_demand_itl_seconds",
     request_duration="select_service_demand_request_seconds",
     effective_isl="select_service_demand_prefill_tokens",
+    prefill_moments="select_service_measured_prefill_moments_total",
+    itl_moments="select_service_measured_itl_moments_total",
+    rank_kv_tokens="select_service_measured_rank_kv_tokens",
+    worker_ranks="select_service_measured_worker_ranks",
     model_label="model_name",
     tenant_label="tenant_id",
     # every selector knows the whole load, so take the fullest book, never the sum; requests waiting

@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Protocol
 
-from select_service.planner.types import IDLE, Missing, Value
+from select_service.planner.types import IDLE, MOMENTS, Missing, Moments, Value
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from select_service.planner.types import Load, ModelKey, Reading, Window
-
-__all__ = ["TrafficSource", "counted", "ratio"]
 
 
 class TrafficSource(Protocol):
@@ -49,3 +47,14 @@ def ratio(total: float | None, count: float | None, why: str, scale: float = 1.0
     if count <= 0:
         return IDLE
     return Value(scale * total / count)
+
+
+def moments(told: Mapping[str, float | None], why: str) -> Moments | Missing:
+    """Turn sums by the name of their moment into one reading; one that lacks is missing."""
+    found = [told.get(name) for name in MOMENTS]
+    if all(one is None for one in found):
+        return Missing(why)
+    for name, one in zip(MOMENTS, found, strict=True):
+        if one is None:
+            return Missing(f'{why} of moment "{name}"')
+    return Moments(*(one or 0.0 for one in found))

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from select_service.planner.core.demand import Predictors
+from select_service.planner.core.engine_speed import EngineSpeed
 from select_service.planner.core.fleet_plan import FleetPlan, PlannedModel, PoolSettings
 from select_service.planner.core.prediction import Constant, Predictor
 from select_service.planner.core.predictor_choice import ForecastModel
 from select_service.planner.core.sizing import Goals
 from select_service.planner.core.stabilization_window import PoolLimits
-from select_service.planner.core.surface import Surface
+from select_service.planner.core.surface import surface_of
 from select_service.planner.edge.profile_files import read_profile
 from select_service.planner.types import (
     Load,
@@ -23,7 +24,7 @@ from select_service.planner.types import (
 )
 from tests.select_service.planner.golden import PROFILE
 
-SURFACE = Surface(read_profile(PROFILE))
+SURFACE = surface_of(read_profile(PROFILE))
 KEY = ModelKey("m")
 PREFILL, DECODE = PoolKey(KEY, "prefill"), PoolKey(KEY, "decode")
 INTERVAL = 180.0
@@ -48,7 +49,8 @@ def model(
     forecasts = (requests or Constant(), Constant(), Constant())
     predictors = Predictors(*(Predictor(one) for one in forecasts))
     goals = Goals(ttft_ms=500.0, itl_ms=20.0, pooled=False)
-    return PlannedModel(key, {"prefill": pool, "decode": pool}, SURFACE, predictors, goals, weight)
+    speed = EngineSpeed(SURFACE)
+    return PlannedModel(key, {"prefill": pool, "decode": pool}, speed, predictors, goals, weight)
 
 
 class Run:

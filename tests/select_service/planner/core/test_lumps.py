@@ -14,11 +14,11 @@ from select_service.planner.core.catch_up import is_surge
 from select_service.planner.core.lengths import Lengths
 from select_service.planner.core.lumps import Lumps
 from select_service.planner.core.prefill_sizing import PrefillQueue
-from select_service.planner.core.surface import Surface
+from select_service.planner.core.surface import surface_of
 from select_service.planner.edge.profile_files import read_profile
 from tests.select_service.planner.golden import PROFILE
 
-CURVE = Surface(read_profile(PROFILE)).prefill
+CURVE = surface_of(read_profile(PROFILE)).prefill
 LOOK_S, EVERY_S, RATE = 5.0, 3.0, 10 / 3
 QUEUE = PrefillQueue(CURVE, Lengths.single(8_000.0))
 WORK = RATE * QUEUE.mean_s

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from select_service.planner.core.demand import Interval, Predictors
+from select_service.planner.core.engine_speed import EngineSpeed
 from select_service.planner.core.fleet_plan import FleetPlan, PlannedModel, PoolSettings
 from select_service.planner.core.parts import PARTS
 from select_service.planner.core.sizing import Goals
@@ -47,7 +48,7 @@ def fleet() -> FleetPlan:
     model = PlannedModel(
         KEY,
         {"prefill": pool, "decode": pool},
-        SURFACE,
+        EngineSpeed(SURFACE),
         Predictors(*(make_predictor(tuning) for _ in range(3))),
         Goals(ttft_ms=600.0, itl_ms=20.0, attainment=0.99),
     )

@@ -13,11 +13,11 @@ from select_service.planner.core.demand import Forecast
 from select_service.planner.core.lengths import Lengths, from_buckets
 from select_service.planner.core.prefill_sizing import PrefillQueue
 from select_service.planner.core.sizing import Goals, Need, size_decode, size_prefill
-from select_service.planner.core.surface import Surface
+from select_service.planner.core.surface import surface_of
 from select_service.planner.edge.profile_files import read_profile
 from tests.select_service.planner.golden import PROFILE
 
-SURFACE = Surface(read_profile(PROFILE))
+SURFACE = surface_of(read_profile(PROFILE))
 MIXED = Lengths(((500.0, 0.6), (3000.0, 0.3), (9000.0, 0.1)))
 SAME = Lengths.single(MIXED.mean)
 

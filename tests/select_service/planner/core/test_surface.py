@@ -12,11 +12,11 @@ from hypothesis.extra.numpy import arrays
 
 from select_service.planner.core.curves import MonotoneCurve, isotonic
 from select_service.planner.core.profile import decode_of
-from select_service.planner.core.surface import DecodeSurface, Surface
+from select_service.planner.core.surface import DecodeSurface, surface_of
 from select_service.planner.edge.profile_files import read_profile
 from tests.select_service.planner.golden import PROFILE
 
-SURFACE = Surface(read_profile(PROFILE))
+SURFACE = surface_of(read_profile(PROFILE))
 VALUES = arrays(np.float64, st.integers(2, 12), elements=st.floats(0.1, 100.0))
 
 

@@ -381,3 +381,20 @@ def test_headroom_for_bursts_nobody_foresees_is_the_user_s_choice() -> None:
     ]
     assert results[1].attainment > results[0].attainment + 0.02
     assert results[1].gpu_hours > results[0].gpu_hours
+
+
+def test_without_a_profile_the_fleet_is_nearly_as_large() -> None:
+    """Engines are as the profile says, which only one of two planners knows."""
+    requests = traffic(lambda now: 9.0 - 5.0 * math.cos(now / 300.0), 900.0)
+    start = (2, 3)
+    with_profile, without = (
+        replayed("slo", requests, dataclasses.replace(SETTINGS, start=start, engine_speed=source))
+        for source in ("profile", "learnt")
+    )
+    for pool, counts in with_profile.replicas.items():
+        means = [
+            sum(count for _, count in one) / len(one) for one in (counts, without.replicas[pool])
+        ]
+        assert abs(means[0] - means[1]) < 1.0, (pool, means)
+    assert without.gpu_hours < 1.25 * with_profile.gpu_hours
+    assert without.attainment > with_profile.attainment - 0.01

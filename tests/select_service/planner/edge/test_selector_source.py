@@ -7,7 +7,7 @@ import pytest
 
 from select_service.planner.edge.sources.selector import SelectorSource
 from select_service.planner.edge.sources.selector_counters import parse
-from select_service.planner.types import IDLE, Missing, ModelKey, Value
+from select_service.planner.types import IDLE, MOMENTS, Missing, ModelKey, Moments, Value
 from tests.select_service.planner.edge.fakes import KEY, Clock
 from tests.select_service.planner.edge.test_sources import client, number
 
@@ -23,6 +23,7 @@ class Selectors:
         self.has_demand = True
         self.started: dict[str, float] = {}
         self.ids: dict[str, str] = {}
+        self.measured: dict[str, float] = {}  # first tokens, of 2,000 tokens and 50 ms each
 
     def answer(self, request: httpx.Request) -> httpx.Response:
         name = request.url.host
@@ -47,6 +48,12 @@ class Selectors:
                 lines.append(f"select_service_demand_isl_tokens_bucket{labels} {share * count}")
             lines.append(f"select_service_demand_isl_tokens_sum{{{scope}}} {1500 * count}")
             lines.append(f"select_service_demand_isl_tokens_count{{{scope}}} {count}")
+        if name in self.measured:
+            for moment, one in zip(MOMENTS, (1.0, 2000.0, 0.05, 4e6, 100.0), strict=True):
+                labels = f'{{{scope},moment="{moment}"}}'
+                number = one * self.measured[name]
+                lines.append(f"select_service_measured_prefill_moments_total{labels} {number}")
+            lines.append(f"select_service_measured_rank_kv_tokens{{{scope}}} 400000")
         if name in self.started:
             lines.append(f"process_start_time_seconds {self.started[name]}")
         if name in self.ids:
@@ -71,6 +78,21 @@ async def test_selectors_are_added_up_and_their_loads_are_not() -> None:
     assert isinstance(window.ttft_ms, Missing)
     quiet = (await source.windows([KEY], 180.0))[KEY]
     assert (quiet.requests, quiet.isl) == (IDLE, IDLE)
+    await source.close()
+
+
+async def test_what_selectors_measured_is_told_of_the_time_of_the_window() -> None:
+    fake = Selectors()
+    fake.measured = {"a": 1000.0, "b": 500.0}
+    source = SelectorSource(["http://a", "http://b"], client=client(fake.answer))
+    await source.windows([KEY], 180.0)
+    fake.measured = {"a": 1030.0, "b": 30.0}  # b has restarted
+    window = (await source.windows([KEY], 180.0))[KEY]
+    assert isinstance(window.prefill_moments, Moments)
+    assert window.prefill_moments == pytest.approx((60.0, 120e3, 3.0, 240e6, 6000.0))
+    assert window.itl_moments == Missing("no selector tells measured_itl_moments_total")
+    assert window.rank_kv_tokens == Value(400_000.0)
+    assert isinstance(window.worker_ranks, Missing)
     await source.close()
 
 

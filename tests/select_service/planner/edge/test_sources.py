@@ -19,7 +19,17 @@ from select_service.planner.edge.sources.selector import SelectorSource
 from select_service.planner.edge.sources.series_names import SELECTOR
 from select_service.planner.edge.sources.trace import TraceSource, read_trace
 from select_service.planner.errors import TraceError
-from select_service.planner.types import IDLE, Load, Missing, ModelKey, Reading, Value, Window
+from select_service.planner.types import (
+    IDLE,
+    MOMENTS,
+    Load,
+    Missing,
+    ModelKey,
+    Moments,
+    Reading,
+    Value,
+    Window,
+)
 from tests.select_service.planner.edge.fakes import KEY
 from tests.select_service.planner.golden import GOLDEN
 from tests.wait import run
@@ -150,6 +160,38 @@ def test_prometheus_a_metric_that_stopped_is_missing_while_requests_come() -> No
     window, _ = prometheus_window(silent)
     assert isinstance(window.ttft_ms, Missing)
     assert "counts nothing while requests come" in window.ttft_ms.why
+
+
+async def test_what_selectors_measured_is_asked_for_by_moment() -> None:
+    asked: list[str] = []
+    sums = dict(zip(MOMENTS, ("60", "120000", "3", "2.4e8", "6000"), strict=True))
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        query = request.url.params["query"]
+        asked.append(query)
+        rows: list[dict[str, Any]] = []
+        if "by (moment) (increase(select_service_measured_prefill" in query:
+            rows = [{"metric": {"moment": one}, "value": [1.0, n]} for one, n in sums.items()]
+        elif "by (moment) (increase(select_service_measured_itl" in query:
+            rows = [{"metric": {"moment": "count"}, "value": [1.0, "3"]}]
+        elif query.startswith("max(select_service_measured_rank_kv_tokens{"):
+            rows = [{"metric": {}, "value": [1.0, "400000"]}]
+        return httpx.Response(200, json={"status": "success", "data": {"result": rows}})
+
+    source = PrometheusSource("http://p", SELECTOR, client(answer))
+    window = (await source.windows([KEY], 180.0))[KEY]
+    assert window.prefill_moments == Moments(60.0, 120e3, 3.0, 2.4e8, 6000.0)
+    series = "select_service_measured_itl_moments_total"
+    assert window.itl_moments == Missing(f'no series {series} of moment "tokens"')
+    assert window.rank_kv_tokens == Value(400_000.0)
+    assert isinstance(window.worker_ranks, Missing)
+    asked.clear()
+    other = PrometheusSource("http://p", client=client(answer))
+    window = (await other.windows([KEY], 180.0))[KEY]
+    assert window.prefill_moments == Missing("not configured")
+    assert not any("moment" in one for one in asked), "Dynamo tells no such thing"
+    await source.close()
+    await other.close()
 
 
 async def test_prometheus_quotes_names() -> None:

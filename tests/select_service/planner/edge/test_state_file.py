@@ -14,10 +14,12 @@ from select_service.planner.core.fleet_plan import FleetPlan
 from select_service.planner.edge.http_server import create_app
 from select_service.planner.edge.state_file import StateFile, signed
 from select_service.planner.errors import PlannerError
-from select_service.planner.types import PoolState
+from select_service.planner.types import Moments, PoolState
 from tests.harms import HARMS, Harm, flipped
 from tests.select_service.planner.edge.loops import loop_of
 from tests.select_service.planner.edge.test_restarts import unsigned
+
+ITLS = Moments(100.0, 4e6, 1.25, 1.7e11, 5e4)
 
 
 def test_a_damaged_file_that_cannot_be_put_aside(tmp_path: Path) -> None:
@@ -54,6 +56,7 @@ def remembering() -> FleetPlan:
     for model in fleet.models:
         for requests in (5400.0, 10.25):
             model.demand.history.append(Interval(requests, 3000.0, None))
+        model.speed.recall("decode", ITLS, 60.0)
     return fleet
 
 
@@ -68,7 +71,9 @@ def past_of(path: Path) -> tuple[bool, object]:
     """Whether the file counts as damaged, and what a fleet remembers after it."""
     fleet, state = loop_of().fleet, StateFile(path)
     memory = state.read(fleet)
-    histories = [list(one.demand.history) for one in fleet.models]
+    histories = [
+        (list(one.demand.history), one.speed.learnt["decode"].sums) for one in fleet.models
+    ]
     return state.damaged, (memory.decision_id, memory.at, memory.states, histories)
 
 
@@ -98,6 +103,17 @@ def test_a_file_changed_anywhere_is_set_aside(tmp_path: Path, harm: Harm) -> Non
         assert past_of(path) == (True, nothing), f"at {at}: {bent[max(0, at - 20) : at + 20]!r}"
         assert (tmp_path / "planner.damaged").read_bytes() == bent
         assert not path.exists()
+
+
+def test_what_was_measured_ages_while_no_planner_runs(tmp_path: Path) -> None:
+    path = tmp_path / "planner.json"
+    written(path)
+    fleet = loop_of().fleet
+    StateFile(path).read(fleet, 1_700_000_000.5 + 3600.0)
+    for model in fleet.models:
+        assert model.speed.learnt["decode"].sums == ITLS
+        assert model.speed.learnt["decode"].age_s == 3660.0
+        assert not model.speed.learnt["prefill"].sums.samples
 
 
 def test_a_file_of_an_older_build_has_no_checksum(tmp_path: Path) -> None:

@@ -1,0 +1,250 @@
+"""How fast a model's engines are: as profiled, or as the selectors measured their ranks.
+
+Selectors tell sums over what ranks took for first tokens, by the tokens to compute before them, and
+between tokens, by the tokens of context. A straight line through each is half of a surface, like
+one of a profile. Without a profile both come from there; with one, a half that is measured to be
+more than twice as slow or fast is replaced: a smaller deviation is that of `correction.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+
+from select_service.core.ledger.rank_speeds import line_through, seconds_at
+from select_service.planner.core.correction import FACTOR_MOST
+from select_service.planner.core.profile import DecodeProfile, PrefillProfile
+from select_service.planner.core.surface import DecodeSurface, PrefillCurve, Surface
+from select_service.planner.types import MOMENTS, Missing, Moments, Value
+
+if TYPE_CHECKING:
+    from select_service.planner.types import Window
+
+SpeedSource: TypeAlias = Literal["auto", "profile", "learnt"]
+SPEEDS: Final[tuple[SpeedSource, ...]] = ("auto", "profile", "learnt")
+Phase: TypeAlias = Literal["prefill", "decode"]
+
+MEASUREMENTS_LEAST: Final = 64
+"""With fewer nothing is planned by them: the first of an engine are those of its warm-up."""
+MEMORY_S: Final = 3600.0
+"""Time with measurements after which older ones weigh 1/e."""
+BACK: Final = 1.5
+"""A profile is believed again when it is wrong by no more than this."""
+FASTEST_TOKENS_PER_S: Final = 1e6
+"""No engine computes prompts faster, nor writes tokens."""
+_ROUNDING: Final = 1e-6
+_LENGTHS: Final = np.array([1.0, 256.0, 4096.0, 65536.0])  # of prompts, on a line
+_CONTEXTS: Final = np.array([1.0, 1e7])  # tokens: only their sum over an engine counts
+_SHARES: Final = np.geomspace(1e-3, 1.0, 65)  # of KV tokens in use
+
+
+class Line(NamedTuple):
+    """Seconds at so many tokens."""
+
+    base_s: float
+    s_per_token: float
+    load: float
+    """Tokens at which it was measured: the root of the mean square."""
+
+    def at(self, tokens: float) -> float:
+        """Return the seconds."""
+        return seconds_at(self.base_s, self.s_per_token, tokens)
+
+
+class LearntLine:
+    """A line through measurements, of which older ones fade.
+
+    Args:
+        phase: whose: what a load that hardly varied says of others depends on it.
+
+    Attributes:
+        sums: of what was measured.
+        age_s: how long before the last window that was.
+        problem: why there is no line, or nothing new; empty: nothing.
+    """
+
+    def __init__(self, phase: Phase) -> None:
+        self._phase = phase
+        self.sums = Moments()
+        self.age_s = 0.0
+        self.problem = f"no {phase} has been measured"
+
+    def learn(self, told: Moments | Missing, seconds: float) -> None:
+        """Add the measurements of a window."""
+        self.age_s += seconds
+        if isinstance(told, Missing):
+            self.problem = told.why
+            return
+        if not told.samples:
+            return
+        self.problem = _problem(self._phase, told)
+        if self.problem:
+            return
+        kept = math.exp(-seconds / MEMORY_S)
+        self.sums = Moments(*(kept * old + new for old, new in zip(self.sums, told, strict=True)))
+        self.age_s = 0.0
+
+    @property
+    def line(self) -> Line | None:
+        """The line; None: too little was measured."""
+        count, x, y, xx, xy = self.sums
+        if count < MEASUREMENTS_LEAST:
+            return None
+        base_s, slope = line_through(count, x, y, xx, xy, is_level=self._phase == "decode")
+        fastest = 1.0 / FASTEST_TOKENS_PER_S
+        if self._phase == "decode":
+            return Line(max(base_s, fastest), slope, math.sqrt(xx / count))
+        return Line(base_s, max(slope, fastest), math.sqrt(xx / count))
+
+
+def _problem(phase: Phase, told: Moments) -> str:
+    """Return what is wrong with the growth of sums, naming it; empty: nothing."""
+    for name, number in zip(MOMENTS, told, strict=True):
+        if not math.isfinite(number) or number <= 0.0:
+            return f"moment {name} of {phase} is {number:g}, and there are measurements"
+    if told.xx * told.samples < told.x * told.x * (1.0 - _ROUNDING):
+        return f"moment tokens_squared of {phase} is {told.xx:g}: less than tokens allow"
+    return ""
+
+
+class SpeedSettings(NamedTuple):
+    """How speeds are learnt."""
+
+    source: SpeedSource = "auto"
+    age_most_s: float = 86_400.0
+    """Older measurements count no more."""
+    load_factor: float = 4.0
+    """An engine is taken to bear so many times the context it was measured with, at most."""
+
+
+class EngineSpeed:
+    """The speed that a model is planned with.
+
+    Args:
+        profile: None: there is none.
+        gpus: of an engine that decodes.
+        settings: how it is learnt.
+
+    Attributes:
+        surface: to plan with; None: no speed is known.
+        learnt: what was measured, by phase.
+        by_measurement: phases in which the surface is that of measurements.
+    """
+
+    def __init__(
+        self,
+        profile: Surface | None,
+        gpus: int = 1,
+        settings: SpeedSettings = SpeedSettings(),  # noqa: B008 - immutable
+    ) -> None:
+        self._profile = profile if settings.source != "learnt" else None
+        self._settings, self._gpus = settings, gpus
+        self.surface = self._profile
+        self.learnt: dict[Phase, LearntLine] = {
+            "prefill": LearntLine("prefill"),
+            "decode": LearntLine("decode"),
+        }
+        self.by_measurement: frozenset[Phase] = frozenset()
+        self._kv_tokens = math.inf
+        self._ranks = 1.0
+
+    def recall(self, phase: Phase, sums: Moments, age_s: float) -> None:
+        """Continue with what an earlier planner knew, so long ago."""
+        self.learnt[phase].sums, self.learnt[phase].age_s = sums, age_s
+
+    def learn(self, window: Window, computed: float) -> list[str]:
+        """Take a window's measurements in; returns what they change, in words.
+
+        Args:
+            window: what was measured.
+            computed: share of prompt tokens not cached on any worker.
+        """
+        if self._settings.source == "profile":
+            return []
+        self.learnt["prefill"].learn(window.prefill_moments, window.seconds)
+        self.learnt["decode"].learn(window.itl_moments, window.seconds)
+        if isinstance(window.rank_kv_tokens, Value):
+            self._kv_tokens = window.rank_kv_tokens.value
+        if isinstance(window.worker_ranks, Value):
+            self._ranks = window.worker_ranks.value
+        problems = {phase: self._unknown(phase) for phase in self.learnt}
+        if self._profile is None:
+            self._take(dict.fromkeys(self.learnt, 0.0), problems)
+            return [f"{phase}: {why}" for phase, why in problems.items() if why]
+        wrong = {
+            phase: ratio
+            for phase, ratio in self._ratios(window, computed).items()
+            if not problems[phase] and not self._is_believed(phase, ratio)
+        }
+        self._take(wrong, dict.fromkeys(wrong, ""))
+        return [
+            f"{phase} takes {ratio:.2f} times as long as profiled: it is planned as measured"
+            for phase, ratio in wrong.items()
+        ]
+
+    def _is_believed(self, phase: Phase, ratio: float) -> bool:
+        most = BACK if phase in self.by_measurement else FACTOR_MOST
+        return 1.0 / most <= ratio <= most
+
+    def _unknown(self, phase: Phase) -> str:
+        """Return why the speed of a phase is not known by measurement; empty: it is."""
+        learnt = self.learnt[phase]
+        if learnt.line is None:
+            why = f": {learnt.problem}" if learnt.problem else ""
+            return f"{learnt.sums.samples:.0f} of {MEASUREMENTS_LEAST} measurements{why}"
+        most_s = self._settings.age_most_s
+        if learnt.age_s > most_s:
+            return f"measured {learnt.age_s:.0f} s ago, which counts for {most_s:.0f} s"
+        if self._ranks > 1.0:
+            return f"ranks are measured, and workers have {self._ranks:g} each: it needs a profile"
+        return ""
+
+    def _ratios(self, window: Window, computed: float) -> dict[Phase, float]:
+        """Return measured over profiled times, at what was measured; unknown ones are left out."""
+        profile, found = self._profile, dict[Phase, float]()
+        if profile is None or not isinstance(window.isl, Value):
+            return found
+        isl, osl = window.isl.value, window.osl
+        prefill, decode = (self.learnt[phase].line for phase in ("prefill", "decode"))
+        if prefill is not None:
+            tokens = isl * computed
+            found["prefill"] = 1e3 * prefill.at(tokens) / profile.prefill.ttft_ms(tokens)
+        if decode is not None and isinstance(osl, Value):
+            context = isl + osl.value / 2
+            profiled = profile.decode.itl_ms(decode.load / context, context)
+            found["decode"] = 1e3 * decode.at(decode.load) / profiled
+        return found
+
+    def _take(self, measured: dict[Phase, float], problems: dict[Phase, str]) -> None:
+        """Set the surface, with these phases as measured."""
+        if any(problems.values()):
+            self.surface, self.by_measurement = None, frozenset()
+            return
+        self.by_measurement = frozenset(measured)
+        if not measured:
+            self.surface = self._profile
+            return
+        both = self._profile or Surface(self._prefill(), self._decode())
+        if "prefill" in measured:
+            both = both._replace(prefill=self._prefill())
+        if "decode" in measured:
+            both = both._replace(decode=self._decode())
+        self.surface = both
+
+    def _prefill(self) -> PrefillCurve:
+        line = self.learnt["prefill"].line
+        assert line is not None, "a phase is planned as measured when it was"
+        ttft_s = line.base_s + line.s_per_token * _LENGTHS
+        return PrefillCurve(PrefillProfile(_LENGTHS, 1e3 * ttft_s, _LENGTHS / ttft_s))
+
+    def _decode(self) -> DecodeSurface:
+        """Return the decode half; of an engine that bears no more than was nearly measured."""
+        line = self.learnt["decode"].line
+        assert line is not None, "as above"
+        kv_tokens = max(1.0, min(self._kv_tokens, self._settings.load_factor * line.load))
+        used, context = (one.reshape(-1) for one in np.meshgrid(_SHARES, _CONTEXTS))
+        itl_s = line.base_s + line.s_per_token * used * kv_tokens
+        throughput = used * kv_tokens / context / itl_s / self._gpus
+        return DecodeSurface(DecodeProfile(used, context, 1e3 * itl_s, throughput, kv_tokens))

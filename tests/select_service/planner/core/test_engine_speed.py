@@ -1,0 +1,206 @@
+"""Planning with the speed that selectors measured: as profiled, learnt, or neither is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from select_service.planner.core.engine_speed import (
+    MEASUREMENTS_LEAST,
+    EngineSpeed,
+    SpeedSettings,
+)
+from select_service.planner.core.surface import Surface
+from select_service.planner.types import Missing, Moments, Value, Window
+from tests.select_service.planner.core.planned_fleet import (
+    BUSY,
+    DECODE,
+    INTERVAL,
+    SURFACE,
+    Run,
+    model,
+)
+
+
+def measured(base_s: float, s_per_token: float, loads: tuple[float, ...], times: int) -> Moments:
+    """Return what a rank tells that takes exactly this, so often at each load."""
+    pairs = [(load, base_s + s_per_token * load) for load in loads] * times
+    return Moments(
+        len(pairs),
+        sum(x for x, _ in pairs),
+        sum(y for _, y in pairs),
+        sum(x * x for x, _ in pairs),
+        sum(x * y for x, y in pairs),
+    )
+
+
+PREFILLS = measured(0.012, 28e-6, (500.0, 3000.0, 12_000.0), 100)
+ITLS = measured(0.006, 0.12e-6, (20_000.0, 40_000.0, 60_000.0), 100)
+
+
+def window(**told: Any) -> Window:
+    known = {name: getattr(BUSY, name) for name in ("requests", "isl", "osl")}
+    moments = {"prefill_moments": PREFILLS, "itl_moments": ITLS, "worker_ranks": Value(1.0)}
+    return Window(seconds=INTERVAL, **(known | moments | told))
+
+
+def known(speed: EngineSpeed) -> Surface:
+    assert speed.surface is not None
+    return speed.surface
+
+
+def test_what_ranks_took_is_what_their_engines_are_planned_with() -> None:
+    speed = EngineSpeed(None, gpus=2)
+    assert speed.surface is None
+    assert speed.learn(window(), 1.0) == []
+    found = known(speed)
+    assert speed.by_measurement == {"prefill", "decode"}
+    for tokens in (500.0, 3000.0, 100_000.0):
+        assert found.prefill.ttft_ms(tokens) == pytest.approx(12.0 + 28e-3 * tokens, rel=0.05)
+    for live, context in ((1.0, 3000.0), (20.0, 3000.0), (5.0, 12_000.0)):
+        itl_ms = 6.0 + 0.12e-3 * live * context
+        assert found.decode.itl_ms(live, context) == pytest.approx(itl_ms, rel=0.01)
+    best = found.decode.best(12.0, 3000.0)
+    assert best is not None
+    assert best.concurrency == pytest.approx(50_000.0 / 3000.0, rel=0.02)
+    assert best.thpt_per_gpu == pytest.approx(best.concurrency / 0.012 / 2, rel=0.02)
+
+
+def test_an_engine_is_not_planned_for_loads_far_from_those_that_were_measured() -> None:
+    for factor in (2.0, 4.0):
+        speed = EngineSpeed(None, settings=SpeedSettings(load_factor=factor))
+        speed.learn(window(itl_moments=measured(0.006, 0.0, (10_000.0,), 100)), 1.0)
+        best = known(speed).decode.best(1e3, 1000.0)
+        assert best is not None
+        assert best.concurrency == pytest.approx(10.0 * factor, rel=0.01)
+        speed.learn(window(rank_kv_tokens=Value(15_000.0)), 1.0)
+        best = known(speed).decode.best(1e3, 1000.0)
+        assert best is not None
+        assert best.concurrency == pytest.approx(15.0, rel=0.01)  # it has room for no more
+
+
+def test_without_a_profile_and_measurements_replicas_are_held_and_it_is_said_why() -> None:
+    one = model()
+    one.speed = EngineSpeed(None)
+    run = Run(one, prefill=3, decode=6)
+    few = MEASUREMENTS_LEAST // 2
+    decision = run.slow(
+        window(
+            prefill_moments=measured(0.012, 28e-6, (500.0,), few),
+            itl_moments=Missing("no selector tells measured_itl_moments_total"),
+        )
+    )
+    assert run.counts == (3, 6)
+    told = "\n".join(decision.reasons)
+    assert f"prefill: {few} of {MEASUREMENTS_LEAST} measurements" in told
+    assert "no selector tells measured_itl_moments_total" in told
+    assert "how fast its engines are is not known: replicas are held" in told
+    run.slow(window())
+    assert run.counts != (3, 6), "now it is known"
+
+
+def test_a_fleet_at_zero_starts_one_engine_each_to_learn_its_speed() -> None:
+    one = model(least=0)
+    one.speed = EngineSpeed(None)
+    run = Run(one, prefill=0, decode=0)
+    decision = run.slow(window(prefill_moments=Missing("none"), itl_moments=Missing("none")))
+    assert run.counts == (1, 1)
+    assert any("one replica each, to learn it" in text for text in decision.reasons)
+
+
+def test_it_chooses_what_the_true_profile_chooses() -> None:
+    """Measurements that are drawn from the profile, at the loads of the fleet that it wants."""
+    counts = []
+    for profile in (SURFACE, None):
+        one = model()
+        one.speed = EngineSpeed(profile)
+        run = Run(one, prefill=6, decode=9)
+        for _ in range(20):
+            prefills = [(x, SURFACE.prefill.ttft_ms(x) / 1e3) for x in (1000.0, 3000.0, 6000.0)]
+            live = 180.0 / run.states[DECODE].desired
+            decodes = [
+                (share * live * 3150.0, SURFACE.decode.itl_ms(share * live, 3150.0) / 1e3)
+                for share in (0.8, 1.0, 1.2)
+            ]
+            sums = [
+                Moments(300.0, *(100.0 * sum(column) for column in zip(*rows, strict=True)))
+                for rows in (
+                    [(x, y, x * x, x * y) for x, y in found] for found in (prefills, decodes)
+                )
+            ]
+            run.slow(window(prefill_moments=sums[0], itl_moments=sums[1]))
+        counts.append(run.counts)
+    with_profile, without = counts
+    assert abs(with_profile[0] - without[0]) <= 1, counts
+    assert abs(with_profile[1] - without[1]) <= 1, counts
+
+
+@pytest.mark.parametrize("times", [3.0, 1 / 3])
+def test_a_profile_that_is_wrong_is_replaced_and_believed_again(times: float) -> None:
+    slow = measured(times * 0.012, times * 28e-6, (500.0, 3000.0, 12_000.0), 100_000)
+    one = model()
+    run = Run(one, prefill=3, decode=6)
+    right = run.slow(window())
+    assert one.speed.by_measurement == frozenset(), "it is right"
+    assert not any("as measured" in text for text in right.reasons)
+    decision = run.slow(window(prefill_moments=slow))
+    assert one.speed.by_measurement == {"prefill"}
+    assert known(one.speed).decode is SURFACE.decode
+    ratio = known(one.speed).prefill.ttft_ms(3000.0) / SURFACE.prefill.ttft_ms(3000.0)
+    assert ratio == pytest.approx(times, rel=0.15)
+    assert any(
+        "times as long as profiled: it is planned as measured" in t for t in decision.reasons
+    )
+    assert one.p_correction.factor == 1.0
+    many = PREFILLS._replace(**{name: 1e6 * one for name, one in PREFILLS._asdict().items()})
+    run.slow(window(prefill_moments=many))
+    assert one.speed.by_measurement == frozenset()
+    assert one.speed.surface is SURFACE
+
+
+def test_one_who_believes_the_profile_alone_learns_nothing() -> None:
+    speed = EngineSpeed(SURFACE, settings=SpeedSettings("profile"))
+    assert speed.learn(window(prefill_moments=measured(1.0, 1e-3, (500.0,), 1000)), 1.0) == []
+    assert speed.surface is SURFACE
+    assert not speed.learnt["prefill"].sums.samples
+    speed = EngineSpeed(SURFACE, settings=SpeedSettings("learnt"))
+    assert speed.surface is None, "nothing has been measured"
+
+
+def test_what_was_measured_long_ago_counts_no_more() -> None:
+    speed = EngineSpeed(None, settings=SpeedSettings(age_most_s=3 * INTERVAL))
+    speed.learn(window(), 1.0)
+    quiet = window(prefill_moments=Moments(), itl_moments=Moments())
+    for _ in range(3):
+        assert speed.learn(quiet, 1.0) == []
+    assert "prefill: measured 720 s ago, which counts for 540 s" in speed.learn(quiet, 1.0)
+    assert speed.surface is None
+    assert speed.learn(window(), 1.0) == []
+    assert speed.surface is not None
+
+
+def test_ranks_that_share_a_worker_need_a_profile() -> None:
+    speed = EngineSpeed(None)
+    told = speed.learn(window(worker_ranks=Value(4.0)), 1.0)
+    assert "decode: ranks are measured, and workers have 4 each: it needs a profile" in told
+    assert speed.surface is None
+
+
+@pytest.mark.parametrize(
+    ("field", "number", "named"),
+    [
+        ("y", 0.0, "moment seconds of prefill is 0"),
+        ("x", -1.0, "moment tokens of prefill is -1"),
+        ("xy", float("nan"), "moment token_seconds of prefill is nan"),
+        ("xx", float("inf"), "moment tokens_squared of prefill is inf"),
+        ("xx", 1.0, "moment tokens_squared of prefill is 1: less than tokens allow"),
+    ],
+)
+def test_sums_that_are_none_are_refused_by_their_moment(
+    field: str, number: float, named: str
+) -> None:
+    speed = EngineSpeed(None)
+    told = speed.learn(window(prefill_moments=PREFILLS._replace(**{field: number})), 1.0)
+    assert any(named in one for one in told), told
+    assert not speed.learnt["prefill"].sums.samples
