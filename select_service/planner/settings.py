@@ -224,8 +224,9 @@ class ReplayedSettings(TuningSettings, frozen=True, kw_only=True):
     search_requests: Annotated[
         int,
         count(),
-        "requests that may be simulated to find the best fixed fleet, the frontier and the "
-        "oracle's plan, some 13,000 a second; of a longer trace the busiest part is searched first",
+        "requests that may be simulated, some 13,000 a second: what playing each policy leaves, a "
+        "quarter at least, finds the best fixed fleet, the frontier and the oracle's plan; of a "
+        "longer trace the busiest part is searched first",
     ] = 5_000_000
     out: Annotated[Path | None, file("HTML").common(), "page to write the charts to"] = None
     quiet: Annotated[bool, switch(), "show no progress bar"] = False

@@ -48,6 +48,8 @@ __all__ = ["Contest", "Ours", "Reactive", "Reference"]
 SIMULATIONS: Final = 32
 """As many as finding the best fixed fleet, the oracle's plan and the frontier takes. A trace with
 which so many are beyond the budget is searched in its busiest part first."""
+_SEARCHED: Final = 4
+"""The search has a part like this of what may be simulated, however long playing takes."""
 _BUSY: Final = 0.7  # utilization a reactive scaler aims for
 States = dict[PoolKey, PoolState]
 
@@ -213,6 +215,7 @@ class Contest:
         requests: sorted by time, from 0.
         settings: the environment.
         gpus_max: of all engines together.
+        plays: policies that will be played; what they simulate is part of what may be.
 
     Raises:
         InfeasiblePlan: one engine of each kind costs more GPUs than there are.
@@ -224,12 +227,14 @@ class Contest:
         requests: Sequence[TracedRequest],
         settings: ReplaySettings,
         gpus_max: int,
+        plays: int = 0,
     ) -> None:
         self._profile, self._requests = profile, requests
         self._settings, self._gpus_max = settings, gpus_max
         self._ceiling = Ceiling(settings, gpus_max)
         self._run = TraceReplay(profile, requests, settings)
         useful, limit = engines_of_use(profile, requests), settings.search_requests
+        limit = max(limit - plays * len(requests), limit // _SEARCHED)
         part = None
         if len(requests) * SIMULATIONS > limit:
             some = busiest(requests, limit // (2 * SIMULATIONS))

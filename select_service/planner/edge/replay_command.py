@@ -127,7 +127,7 @@ def replay(
             f"{SPAN_MOST_S / 86400:.0f} are replayed at most: is every `timestamp` in milliseconds?"
         )
     requests = [TracedRequest(one.at_s - first, one.isl, one.osl) for one in requests]
-    contest = Contest(profile, requests, question.settings, question.gpus_max)
+    contest = Contest(profile, requests, question.settings, question.gpus_max, _plays(question))
     # all first: what one of them lacks is told before minutes are spent on the others
     entered = list(_policies(question, contest, print_line))
     results = []
@@ -160,6 +160,13 @@ def replay(
     replayed = Replayed(results, frontier, contest.fixed.target, contest.fixed.is_whole)
     print_line(verdict(replayed))
     return replayed
+
+
+def _plays(question: ReplayQuestion) -> int:
+    """Return how often the trace is played by policies that are not found by trying."""
+    predicting = sum(name in _PREDICTING for name in question.policies)
+    others = sum(name == "reactive" for name in question.policies)
+    return predicting * len(question.tunings) + others
 
 
 def _policies(

@@ -9,6 +9,7 @@ import random
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -259,6 +260,37 @@ def test_a_planner_that_costs_what_a_fixed_fleet_costs_is_not_beaten(
     assert words in verdict(whole)
     assert "--search-requests" not in verdict(whole)
     assert verdict(whole._replace(is_whole=False)).endswith("too (--search-requests).")
+
+
+@pytest.mark.parametrize("runs", [9, 10])
+def test_what_policies_play_is_part_of_what_may_be_simulated(
+    runs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They came on top: eleven runs of the trace."""
+    requests = traffic(lambda _: 40.0, 30.0)
+    simulated: list[int] = []
+    run = TraceReplay.run
+
+    def counted(self: TraceReplay, *arguments: Any) -> Result:
+        simulated.append(self.requests)
+        return run(self, *arguments)
+
+    monkeypatch.setattr(TraceReplay, "run", counted)
+    path = tmp_path / "trace.jsonl"
+    lines = [
+        {"timestamp": 1e3 * one.at_s, "input_length": one.isl, "output_length": one.osl}
+        for one in requests
+    ]
+    path.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    settings = dataclasses.replace(
+        SETTINGS, search_requests=runs * len(requests), interval_s=20.0, startup_s=10.0
+    )
+    names = ("kalman", "ets", "constant", "auto")
+    tunings = tuple(PredictorSettings(name=name, interval_s=20.0) for name in names)
+    policies = ("slo", "reactive", "static", "oracle")
+    replay(ReplayQuestion(path, PROFILE, policies, tunings, settings, 24), lambda _: None)
+    assert simulated.count(len(requests)) >= 8, "each policy, two fixed fleets and the oracle"
+    assert sum(simulated) <= runs * len(requests)
 
 
 class Listener:
