@@ -1,8 +1,9 @@
 """A worker that computes in model time: continuous batching, chunked prefill, a full KV cache.
 
 One step computes one token of every decoding sequence and as much of the prompts, first come first
-served, as the step's budget of tokens leaves. A request enters the batch when there are a seat and
-KV blocks for its whole length: nobody is preempted. Reads no clock.
+served, as the step's budget of tokens leaves. A request enters when
+the batch has a place and there are KV blocks for its whole length: nobody is preempted. Reads no
+clock.
 """
 
 from __future__ import annotations

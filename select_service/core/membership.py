@@ -345,12 +345,12 @@ class Membership:
         dropped: list[Lost] = []
         if old is not None and old.slots:
             kept = new.ranks if staying and new is not None else range(0)
-            dropped = self._unseat(old, kept, effects, keep=staying)
+            dropped = self._detach(old, kept, effects, keep=staying)
         if new is not None and entering:
             self._attach(new, old if staying else None, effects)
         return dropped
 
-    def _unseat(self, worker: Worker, kept: range, effects: Effects, *, keep: bool) -> list[Lost]:
+    def _detach(self, worker: Worker, kept: range, effects: Effects, *, keep: bool) -> list[Lost]:
         partition = self.partitions[worker.scope]
         dropped: list[Lost] = []
         for rank, slot in list(worker.slots.items()):

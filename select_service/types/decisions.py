@@ -229,7 +229,7 @@ class Candidate(Struct, frozen=True):
     """One rank with every term of its cost (blocks); None: this term was not computed.
 
     `context_cost` adds up, for each of its requests and this one, the blocks it attends to and a
-    fixed part for being one, and a part for waiting for a seat where all are taken.
+    fixed part for being one, and a part for waiting for an answer to end where `max_num_seqs` run.
 
     cost = (prefill_load_scale · (prefill_cost - credit + pull_cost + delay_cost
                                   + eviction_cost + interference_cost)

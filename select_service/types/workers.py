@@ -15,7 +15,7 @@ what routing put there; nowhere."""
 KvCacheReportMode = Literal["incremental", "full"]
 """What an engine's KV events tell: changes of its cache; also what each prompt finds there."""
 Inflight = Annotated[int, Meta(ge=1, le=(1 << 32) - 1)]
-Seats = Annotated[int, Meta(ge=1)]  # upper bound: `__post_init__`, as of U64
+SequenceLimit = Annotated[int, Meta(ge=1)]  # upper bound: `__post_init__`, as of U64
 
 
 def _check_curve_key(key: str | None) -> None:
@@ -49,7 +49,7 @@ class WorkerSpec(Struct, kw_only=True):
     # additions of this product
     max_inflight: Inflight | None = None  # N: requests it is given at a time
     max_queued: U32 | None = None  # Q: requests that may wait for it
-    max_num_seqs: Seats | None = None  # requests that each of its ranks runs at once
+    max_num_seqs: SequenceLimit | None = None  # requests that each of its ranks runs at once
     role: Role | None = None
     curve_public_key: str | None = None  # of its event and replay sockets, where they encrypt
     replay_endpoints: dict[
@@ -90,7 +90,7 @@ class WorkerPatch(Struct, kw_only=True):
     kv_transfer_preferred_weight: float | None = None
     max_inflight: Inflight | None = None
     max_queued: U32 | None = None
-    max_num_seqs: Seats | None = None
+    max_num_seqs: SequenceLimit | None = None
     role: Role | None = None
     curve_public_key: str | None = None
     replay_endpoints: dict[str, str] | None = None

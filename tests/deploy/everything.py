@@ -15,7 +15,7 @@ from select_service.edge.http.traffic import Traffic
 from select_service.edge.metrics.exposition import Metrics
 from tests.deploy.dashboard import BOARD, every_panel
 from tests.live.ports import free_port
-from tests.select_service.edge.serving import PROMPT, SETTINGS, Wire, on_a_port, seat
+from tests.select_service.edge.serving import PROMPT, SETTINGS, Wire, add_worker, on_a_port
 
 RULES = Path(__file__).parents[2] / "deploy" / "prometheus" / "rules.yaml"
 EVERYONE = frozenset(("job", "instance"))
@@ -76,7 +76,7 @@ def exported(directory: Path) -> dict[str, Family]:
     }
 
     async def use(port: int, service: Driver, _: object) -> None:
-        seat(service)
+        add_worker(service)
         wire = await Wire.to(port)
         for path, body in (
             ("/select", PROMPT),

@@ -12,7 +12,7 @@ from select_service.client import AsyncClient, Client, Options, ServiceError, Un
 from select_service.client import cli as commands
 from select_service.errors import MissingScope, Unauthenticated
 from tests.select_service.edge.security.credentials_made import Authority, TokenFile
-from tests.select_service.edge.serving import on_a_port, seat
+from tests.select_service.edge.serving import add_worker, on_a_port
 
 pytestmark = pytest.mark.e2e
 
@@ -40,7 +40,7 @@ def test_tokens_and_certificates(tmp_path: Path, capsys: pytest.CaptureFixture[s
     (tmp_path / "mine").write_text(tokens.tokens["all"] + "\n")
 
     async def use(port: int, service: Any, _: object) -> None:
-        seat(service)
+        add_worker(service)
         url = f"https://localhost:{port}"
         known: dict[str, Any] = {"ca": str(ca.cert), "cert": tuple(map(str, mine))}
         async with AsyncClient(url, token=tokens.tokens["gateway"], **known) as client:

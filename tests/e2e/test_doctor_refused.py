@@ -65,7 +65,7 @@ def test_replicas_that_refuse_us(tmp_path: Path) -> None:
         (tmp_path / "known").write_text(f"{theirs.public} {lists_others.replica_endpoint}\n")
         us = ("--curve-key", str(tmp_path / "key"), "--curve-replica-keys", str(tmp_path / "known"))
         with ours(tmp_path, "us", *us, command=CLOCKED, env=clocks.env, peers=[*wrong]) as server:
-            server.seat(1)
+            server.add_worker(1)
             eventually(
                 lambda: server.metric("handshakes_failed_total", plane="replicas") >= 2, True
             )

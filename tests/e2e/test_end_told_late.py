@@ -28,7 +28,7 @@ def test_what_a_dead_replica_has_ended_is_over_when_it_is_back(tmp_path: Path) -
     ):
         owner.listen_to(way.endpoint)
         for one in (owner, other):
-            one.seat(1)
+            one.add_worker(1)
             eventually(lambda: one.metric("replica_publishers", state="synced"), 1.0)
         for name in ("ended", "kept"):
             owner.reserve(name, 1, range(2))

@@ -149,7 +149,7 @@ def test_events_dumps_replicas_and_state_carry_every_number(
 @pytest.mark.parametrize("number", [1 << 64, -1, -(1 << 63) - 1])
 def test_what_is_no_such_number_is_refused_by_its_name(tmp_path: Path, number: int) -> None:
     with ours(tmp_path, "a") as a:
-        a.seat(1)
+        a.add_worker(1)
         body = {"sequence_hashes": [1], "isl_tokens": 16, "worker_id": number}
         answer = a.request("POST", "/reservations", {**body, "reservation_id": "r"})
         assert answer.status in {400, 422}

@@ -65,11 +65,11 @@ def test_nothing_that_was_frozen_becomes_garbage(tmp_path: Path) -> None:
     state = ("--state-dir", str(tmp_path / "state"))
     with ours(tmp_path, "a", *state, command=WATCHED) as a:
         of_the_start(a)
-        a.seat()
+        a.add_worker()
         lifecycles(a)
         with ours(tmp_path, "b", command=WATCHED, peers=[a.replica_endpoint]) as b:
             of_the_start(b)
-            b.seat()
+            b.add_worker()
             eventually(lambda: b.load(1)[2], ROUNDS // 2)  # by way of a snapshot
             for replica in (a, b):
                 first = garbage(replica)

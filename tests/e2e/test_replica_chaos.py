@@ -208,7 +208,7 @@ def mesh(folder: Path, count: int, seed: int) -> Iterator[tuple[list[Replica], l
             links.append(stack.enter_context(link))
             hearer.listen_to(link.endpoint)
         for replica in replicas:
-            replica.seat()
+            replica.add_worker()
             eventually(
                 lambda: replica.metric("replica_publishers", state="synced"),
                 float(count - 1),

@@ -52,7 +52,7 @@ def pair(
             ways.append(stack.enter_context(Proxy(speaker.replica_port, seed=seed + number)))
             hearer.listen_to(ways[-1].endpoint)
         for one in both:
-            one.seat(*WORKERS)
+            one.add_worker(*WORKERS)
         for one in both:
             eventually(lambda: one.metric("replica_publishers", state="synced"), 1.0)
         yield both, ways

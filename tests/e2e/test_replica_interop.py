@@ -33,8 +33,8 @@ def pair(folder: Path, version: str) -> Iterator[tuple[Replica, Replica]]:
     )
     we.args = (*we.args, "--replica-sync-peers", they.replica_endpoint)
     with we, they:
-        we.seat()
-        they.seat()
+        we.add_worker()
+        they.add_worker()
         eventually(lambda: we.metric("replica_peers", state="connected"), 1.0)
         _until_heard(we, they)
         yield we, they

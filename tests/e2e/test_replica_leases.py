@@ -97,7 +97,7 @@ def test_ended_leases_are_remembered_after_a_restart(tmp_path: Path) -> None:
     state = ("--state-dir", str(tmp_path / "state"))
     port = free_port()
     with ours(tmp_path, "a", *state, port=port) as a:
-        a.seat()
+        a.add_worker()
         for name in ("closed", "missed", "kept"):
             lease(a, name)
         a.ask("DELETE", "/leases/closed")

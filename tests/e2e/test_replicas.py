@@ -35,8 +35,8 @@ def pair(
         for name, own, other in zip("ab", ports, reversed(ports), strict=True)
     ]
     with made[0] as a, made[1] as b:
-        a.seat()
-        b.seat()
+        a.add_worker()
+        b.add_worker()
         for one in (a, b):
             eventually(lambda: one.metric("replica_peers", state="connected"), 1.0)
         yield a, b
@@ -105,16 +105,16 @@ def test_a_request_is_repeated_at_another_replica_in_whatever_form(tmp_path: Pat
 
 def test_who_comes_late_has_it_all(tmp_path: Path) -> None:
     with ours(tmp_path, "a") as a:
-        a.seat()
+        a.add_worker()
         for number in range(300):
             a.reserve(f"r{number}", 1 + number % 2, [number * 2, number * 2 + 1])
         a.ask("POST", "/reservations/r0/prefill_complete")
         a.ask("POST", "/reservations/r1/output_block", {})
         a.ask("DELETE", "/reservations/r2")
         with ours(tmp_path, "b", peers=[a.replica_endpoint]) as b:
-            b.seat(1)
+            b.add_worker(1)
             eventually(lambda: b.load(1)[2], 149)
-            b.seat(2)  # its reservations were known before it was
+            b.add_worker(2)  # its reservations were known before it was
             assert sum(row[2] for row in agree((a, b)).values()) == 299
             assert b.metric("replica_pulls_total", outcome="complete") >= 1
 
@@ -137,7 +137,7 @@ def test_one_that_is_restarted_gets_its_load_back_from_the_other(tmp_path: Path)
             peers=[b.replica_endpoint],
         )
         with again:
-            again.seat()
+            again.add_worker()
             eventually(again.loads, expected)
             again.ask("DELETE", "/reservations/mine")  # an orphan is ended by whoever is asked
             eventually(lambda: b.load(1), (0, 0, 0))

@@ -34,7 +34,7 @@ class Fleet:
             self.replicas.append(stack.enter_context(ours(folder, name, *state)))
         self.ways: list[Proxy] = []
         for one in self.replicas:
-            one.seat(1)
+            one.add_worker(1)
             for other in self.replicas:
                 if other is not one:
                     way = stack.enter_context(Proxy(other.replica_port))

@@ -74,8 +74,8 @@ def run(tmp_path: Path, lives: int, others: int) -> None:
         server = stack.enter_context(ours(tmp_path, "a", *state, command=WATCHED, peers=peers))
         for one in witnesses:
             one.listen_to(server.replica_endpoint)
-            one.seat(1, 2)
-        server.seat(1, 2)
+            one.add_worker(1, 2)
+        server.add_worker(1, 2)
         said, freed = set[str](), set[str]()
         for life in range(lives):
             eventually(lambda: server.metric("replica_publishers", state="synced"), float(others))

@@ -244,7 +244,7 @@ def join_and_leave(folder: Path, a: Replica, b: Replica) -> None:
             for one, other in ((third, a), (third, b), (a, third), (b, third)):
                 one.listen_to(other.replica_endpoint)
             eventually(lambda: third.metric("replica_publishers", state="synced") >= 2, True)
-            third.seat(41, 42)
+            third.add_worker(41, 42)
             third.reserve("of-the-third", 41, range(4))
             third.ask("DELETE", "/reservations/of-the-third")
         for one in (a, b):

@@ -72,7 +72,7 @@ def test_slow_clients(tmp_path: Path, room: None, record_property: Record) -> No
     """500 of each kind: all are gone at their deadline, and what they took with them."""
     soon = ("--header-timeout-s", "3", "--body-timeout-s", "3")
     with service(tmp_path, *soon) as server, contextlib.ExitStack() as stack:
-        server.seat(1)
+        server.add_worker(1)
         patient = Patient(server)
         before = vitals(patient.pid)
         with patient.suffering("1,500 slow clients", record_property) as line:
@@ -90,7 +90,7 @@ def test_too_many_from_one_address(tmp_path: Path, room: None, record_property: 
     """Beyond its share an address is sent away at once, and nobody else notices."""
     few = ("--connections-per-address-max", str(FEW), "--connections-max", str(2 * FEW))
     with service(tmp_path, *few) as server, contextlib.ExitStack() as stack:
-        server.seat(1)
+        server.add_worker(1)
         patient = Patient(server)
         before = vitals(patient.pid)
         with patient.suffering("1,500 from one address", record_property) as line:

@@ -115,7 +115,7 @@ def test_a_hundred_thousand_reservations(tmp_path: Path, record_property: Record
     # of its own, from prompts that have ended
     flags += ("--kv-estimate-after-s", "0")
     with service(tmp_path, *flags) as server:
-        server.seat(1, 2)
+        server.add_worker(1, 2)
         patient = Patient(server)
         book_and_end(server, 1000, patient.pid)  # what is imported and set up once
         blocks = bin_of(server).blocks

@@ -66,7 +66,7 @@ def test_a_replica_is_cut_off(tmp_path: Path, place: Namespace, record_property:
         near.listen_to(f"tcp://{place.there}:{far.replica_port}")
         far.listen_to(f"tcp://{place.here}:{near.replica_port}")
         for one in (near, far):
-            one.seat(1, 2)
+            one.add_worker(1, 2)
         for one in (near, far):
             eventually(
                 lambda: one.metric("replica_publishers", state="synced"),

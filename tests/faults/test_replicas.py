@@ -107,7 +107,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
             pair.ways.append(way)
             hearer.listen_to(way.endpoint)
         for one in pair.both:
-            one.seat(*WORKERS)
+            one.add_worker(*WORKERS)
         for one in pair.both:
             synced(one)
         yield pair

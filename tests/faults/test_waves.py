@@ -28,7 +28,7 @@ def test_waves_of_a_killed_process_stand_or_were_never_there(tmp_path: Path) -> 
     flags = ("--state-dir", str(tmp_path / "state"), "--reservation-ttl-s", "0")
     numbers, said = itertools.count(), set[str]()
     with service(tmp_path, *flags) as server:
-        server.seat(1, 2)
+        server.add_worker(1, 2)
         for life in range(LIVES):
             first = threading.Event()
 

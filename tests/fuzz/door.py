@@ -24,7 +24,7 @@ from select_service.settings.environment import RouterSettings
 from select_service.types import RouterConfig
 from tests.fuzz.bodies import PATHS, Body, path_of, templates, to_json, to_msgpack
 from tests.live.ports import free_port
-from tests.select_service.edge.serving import Wire, listening, seat
+from tests.select_service.edge.serving import Wire, add_worker, listening
 from tests.sliced import answer_of
 from tests.wait import PATIENCE_S
 
@@ -253,7 +253,7 @@ class House:
             if record.worker_id not in WORKERS:
                 self._service.delete_worker(record.worker_id)
         for worker_id in WORKERS:
-            seat(self._service, worker_id, data_parallel_size=2)
+            add_worker(self._service, worker_id, data_parallel_size=2)
             self._service.undrain_worker(worker_id)
         for body in (
             ("PUT", "/admission", {"policy": "always-admit"}),

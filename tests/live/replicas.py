@@ -56,7 +56,7 @@ class Replica(Server):
         assert answer.status in ok, (method, path, body, answer.status, answer.json)
         return answer.json
 
-    def seat(self, *workers: int, model: str = "default") -> None:
+    def add_worker(self, *workers: int, model: str = "default") -> None:
         """Register workers nobody publishes for."""
         for worker_id in workers or WORKERS:
             record = {

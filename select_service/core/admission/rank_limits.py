@@ -67,11 +67,11 @@ class RankLimits:
         before = self._slots.get(worker_id, {})
         for rank, slot in before.items():
             if worker.slots.get(rank) != slot:
-                self._unseat_slot(slot)
+                self._release_slot(slot)
         self._slots[worker_id] = dict(worker.slots)
         for rank, slot in worker.slots.items():
             if self._by_slot.get(slot) != (worker_id, rank):
-                self._unseat_slot(slot)
+                self._release_slot(slot)
             self._by_slot[slot] = (worker_id, rank)
             self.pool.attach(slot, spec.total_kv_blocks, spec.max_num_seqs)
             self.busy.attach(slot, spec.max_num_batched_tokens, spec.total_kv_blocks)
@@ -86,7 +86,7 @@ class RankLimits:
     def _drop(self, worker_id: int) -> int:
         """Remove a worker; return how many requests held a place with it."""
         for slot in self._slots.pop(worker_id, {}).values():
-            self._unseat_slot(slot)
+            self._release_slot(slot)
         self._capped.discard(worker_id)
         self.changes.look = True
         return self.caps.detach(worker_id)
@@ -95,7 +95,7 @@ class RankLimits:
         """Exclude these slots from the pool's load: their workers drain."""
         self.pool.disregard(slots)
 
-    def _unseat_slot(self, slot: int) -> None:
+    def _release_slot(self, slot: int) -> None:
         self._by_slot.pop(slot, None)
         self.pool.detach(slot)
         self.busy.detach(slot)

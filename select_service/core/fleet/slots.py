@@ -142,7 +142,7 @@ class FleetSlots:
             ]
             self._ranks_and_slots = (
                 ranks_and_slots,
-                [seat for seat in ranks_and_slots if seat[0].worker_id in self.workers],
+                [pair for pair in ranks_and_slots if pair[0].worker_id in self.workers],
             )
         return self._ranks_and_slots
 
@@ -165,7 +165,7 @@ class FleetSlots:
         assert self.workers == {i: one for i, one in self.present.items() if one.drain is None}
         for worker in self.present.values():
             assert worker.lifecycle == ("schedulable" if worker.drain is None else "draining")
-            assert set(worker.slots) == set(worker.ranks), "a seat per rank"
+            assert set(worker.slots) == set(worker.ranks), "a slot per rank"
             for rank, slot in worker.slots.items():
                 assert self.rank_at(slot) == (worker, rank)
         slots = sorted(slot for one in self.workers.values() for slot in one.slots.values())

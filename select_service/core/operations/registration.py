@@ -116,7 +116,7 @@ class Registration:
         self._check_source(worker_id, source)
         worker = self._catalog.get(worker_id)
         effects = Effects()
-        self._reseat(worker, None, effects, now)
+        self._change(worker, None, effects, now)
         self._catalog.remove(worker_id)
         self._recount()
         self.repin(now, effects)
@@ -161,11 +161,11 @@ class Registration:
     def _put(self, worker: Worker, now: float, effects: Effects, *, is_patch: bool = False) -> None:
         before = self._catalog.find(worker.worker_id)
         self._membership.judge(worker, before, is_patch=is_patch)
-        self._reseat(before, worker, effects, now)
+        self._change(before, worker, effects, now)
         self._catalog.put(worker)
         self._recount()
 
-    def _reseat(self, old: Worker | None, new: Worker | None, effects: Effects, now: float) -> None:
+    def _change(self, old: Worker | None, new: Worker | None, effects: Effects, now: float) -> None:
         """Replace a worker's ranks; the first slice of the lost load is cleared away at once."""
         self._lifecycle.dropped(self._membership.replace(old, new, effects))
         partition = None if old is None else self._membership.partitions.get(old.scope)
@@ -210,7 +210,7 @@ class Registration:
         worker.hold_back(old.operator_drain, old.unready)
         where = f"worker {rank.worker_id} dp_rank {rank.dp_rank}"
         worker.reasons = [reconciliation_failed(f"event source of {where}: {why}")]
-        self._reseat(old, worker, effects, now)
+        self._change(old, worker, effects, now)
         self._catalog.put(worker)
         self._recount()
         return effects

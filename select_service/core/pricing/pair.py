@@ -74,7 +74,7 @@ class PairPlan(NamedTuple):
     weights: Weights  # as they applied
 
     def advice(self, fleet_slots: FleetSlots) -> Advice:
-        """Say it to a caller, by who sits where."""
+        """Say it to a caller, by rank."""
         couple = self.couple
         candidate = None
         if couple is not None and self.mode == "disaggregated":

@@ -26,22 +26,21 @@ CONTEXT_LOAD_SCALE: Final = 0.0625
 SEQUENCE_TOKENS: Final = 4_096
 """`first-token`: a request's fixed weight in the context, besides what it attends to. A step does
 the same work for every sequence, however short, which takes about as long as reading a thousand
-tokens of cache. And each request takes one of the engine's seats (a hundredth of a cache or less):
-levelling lengths alone filled the seats of ranks with short prompts, and what came there next
-waited for an answer to end. A thousand tokens only made that rarer; 4,096 was chosen by measuring,
-from 256 to 8,192."""
+tokens of cache. And an engine runs `max_num_seqs` requests at once: levelling lengths alone filled
+the batches of ranks with short prompts, and what came there next waited for an answer to end. A
+thousand tokens only made that rarer; 4,096 was chosen by measuring, from 256 to 8,192."""
 
-SEAT_TOKENS: Final = 8_192
-"""`first-token`: context tokens that waiting for one more answer to end is worth, on a rank whose
-seats (`max_num_seqs`) are taken. Answers last for seconds, but a request that takes a seat
-elsewhere without its prefix there is computed at everybody's cost. 512 tokens to compute (sixteen
-tokens of context equal one of them) were chosen by measuring. Twice as much helps more if seats are
-unequal or nothing is shared, and costs conversations on small engines 5 % of their p90; the
-measured duration of answers would be four times as much and more."""
+FULL_BATCH_TOKENS: Final = 8_192
+"""`first-token`: context tokens that waiting for one more answer to end is worth, on a rank that
+runs `max_num_seqs` requests. Answers last for seconds, but a request that goes elsewhere without
+its prefix there is computed at everybody's cost. 512 tokens to compute (sixteen tokens of context
+equal one of them) were chosen by measuring. Twice as much helps more if limits are unequal or
+nothing is shared, and costs conversations on small engines 5 % of their p90; the measured duration
+of answers would be four times as much and more."""
 
-FEW_SEATS: Final = 32
-"""`first-token`: with fewer seats one becomes free more rarely, and is worth proportionally
-more."""
+SMALL_BATCH: Final = 32
+"""`first-token`: with a smaller limit an answer ends more rarely, and waiting is worth
+proportionally more."""
 
 DELAY_SCALE: Final = 1.0
 """`first-token`: requests behind wait for the current prefill just as its own request does."""
@@ -189,9 +188,9 @@ def sequence_blocks(block_size: int) -> int:
     return round(SEQUENCE_TOKENS / block_size)
 
 
-def wait_blocks(seats: int, block_size: int) -> int:
-    """Return the context blocks that waiting for one of `seats` seats, at least 1, is worth.
+def wait_blocks(max_num_seqs: int, block_size: int) -> int:
+    """Return the context blocks that waiting for an answer to end is worth; a limit is at least 1.
 
-    A request at a rank with R requests waits for R + 1 - seats of them to end.
+    A request at a rank with R requests waits for R + 1 - max_num_seqs of them to end.
     """
-    return round(SEAT_TOKENS * max(1.0, FEW_SEATS / seats) / block_size)
+    return round(FULL_BATCH_TOKENS * max(1.0, SMALL_BATCH / max_num_seqs) / block_size)

@@ -88,7 +88,7 @@ class Packer:
 
     def __init__(self) -> None:
         # the latest of each scope, in whatever file it was
-        self._seats: dict[Scope, SlotsNote] = {}
+        self._slots: dict[Scope, SlotsNote] = {}
         self.begin()
 
     def begin(self) -> None:
@@ -112,7 +112,7 @@ class Packer:
             yield from self._name(note.scope)
             yield from self._events(note)
         elif isinstance(note, SlotsNote):
-            self._seats[note.scope] = note
+            self._slots[note.scope] = note
             yield from self._attached(note)
         elif isinstance(note, WaveNote):
             yield from self._name(note.scope)
@@ -126,7 +126,7 @@ class Packer:
     def _name(self, scope: Scope) -> Iterator[Item]:
         """Write the fleet of a scope, if this file does not have it yet."""
         if scope not in self._scopes:
-            yield from self._attached(self._seats.get(scope) or SlotsNote(scope, 0, ()))
+            yield from self._attached(self._slots.get(scope) or SlotsNote(scope, 0, ()))
 
     def _attached(self, note: SlotsNote) -> Iterator[Item]:
         is_new = note.scope not in self._scopes

@@ -167,12 +167,12 @@ class DynamoPeers:
             return
         record = claimed(envelope, event, data, None)
         claim = Claim(event.router_id, record)
-        seat = self._resolver.seat(claim)
-        if seat is None:
+        place = self._resolver.place_of(claim)
+        if place is None:
             self._counters.dropped += 1
             return
         reservation = self._lifecycle.learn(
-            *seat, record, claim.hashes, event.router_id, now, is_news=early is None
+            *place, record, claim.hashes, event.router_id, now, is_news=early is None
         )
         if early is not None:
             self._resolver.complete_unclaimed(event.request_id, now)
@@ -180,7 +180,7 @@ class DynamoPeers:
         span = None if hint is None else hint.expected_prefill_duration
         if record.prefill_tokens and span is not None:
             duration_s = span.secs + span.nanos / 1e9
-            self._fading[reservation] = _Fading(seat[0], record.prefill_tokens, duration_s)
+            self._fading[reservation] = _Fading(place[0], record.prefill_tokens, duration_s)
         self._counters.booked += 1
 
     def tick(self, now: float) -> None:

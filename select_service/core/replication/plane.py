@@ -200,7 +200,7 @@ class Replicas:
         self.publishers.check()
         for view in self.publishers.views.values():
             for claim in view.claims.by_id.values():
-                assert not (claim.booked and self.resolver.seat(claim) is None)
+                assert not (claim.booked and self.resolver.place_of(claim) is None)
                 reservation = claim.reservation
                 if claim.lease is not None and claim.booked and reservation is not None:
                     assert not reservation.ttl_s, "the copy of its lease watches its time"

@@ -39,9 +39,9 @@ class Resolver:
 
     def resolve(self, reservation_id: str, now: float, *, is_news: bool = False) -> None:
         """Bring the ledger in line with the claims on an id; `is_news`: one was made just now."""
-        winner, seat = self._winner(reservation_id, now)
+        winner, place = self._winner(reservation_id, now)
         booking = self._lifecycle.bookings.live(reservation_id)
-        if winner is None or seat is None:
+        if winner is None or place is None:
             return
         if booking is not None:
             if booking.reservation.claim is winner:
@@ -52,7 +52,7 @@ class Resolver:
                     self._lifecycle.renewal.adopt(booking, now)
                 return
             self._give_up(booking, now)
-        partition, slot = seat
+        partition, slot = place
         origin = "local" if winner.owner == self._claims.router_id else winner.owner
         reservation = self._lifecycle.learn(
             partition,
@@ -76,16 +76,16 @@ class Resolver:
         for claim in sorted(claims.alive(reservation_id), key=lambda one: one.owner):
             if claim.aged:
                 continue
-            seat = self.seat(claim)
+            place = self.place_of(claim)
             lost = claim.reservation is not None and not claim.booked
             ours = claim.owner == claims.router_id
-            if ours and (seat is None or lost or self.is_over(claim)):
+            if ours and (place is None or lost or self.is_over(claim)):
                 self.unbook(claim, now)
                 claims.end_own(claim, now)  # with its rank, as any reservation ends
-            elif seat is not None:
+            elif place is not None:
                 if lost:  # the rank has left and come back
                     claims.untie(claim, self.chain(claim))
-                return claim, seat
+                return claim, place
             else:
                 claims.waiting.add(claim)
         return None, None
@@ -106,7 +106,7 @@ class Resolver:
         partition = self._membership.partitions[claim.scope]
         return partition.ledger.blocks.chain(claim.reservation.chain)
 
-    def seat(self, claim: Claim) -> tuple[Partition, int] | None:
+    def place_of(self, claim: Claim) -> tuple[Partition, int] | None:
         """Return where a claim would be booked; None while its rank is not here."""
         partition = self._membership.partitions.get(claim.scope)
         if partition is None or partition.index.block_size != claim.record.block_size:

@@ -134,7 +134,7 @@ class DecisionReplay:
             BadRecording: it is empty.
         """
         if slot not in self._attached:
-            raise BadRecording(f"nobody sits on slot {slot}")
+            raise BadRecording(f"no rank has slot {slot}")
         worker, dp_rank = self.partition.fleet_slots.rank_at(slot)
         return worker.worker_id, dp_rank
 
@@ -316,7 +316,7 @@ class DecisionReplay:
         for step in wave.steps:
             recorded |= {number: self._planned_at(slot) for number, slot in step.planned_ranks}
         if not recorded.keys() <= {one.number for one in wave.members}:
-            raise BadRecording("a seat for nobody")
+            raise BadRecording("a slot without a rank")
         if wave.steps:
             made = guide.plan(members, wave, rng)
             for piece in made.planned_ranks():

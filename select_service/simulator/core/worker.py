@@ -3,7 +3,8 @@
 A step decodes a token for every running sequence and spends the rest of its token budget on
 prompts, first come, first served. Decode-only steps are simulated as one *stretch*, up to the first
 end of an answer or the last free block; a request arriving meanwhile is considered when the step in
-progress ends. A request is scheduled when there are a seat and blocks for its whole prompt. When
+progress ends. A request is scheduled when fewer than `sequences_max` run
+and there are blocks for its whole prompt. When
 decoding runs out of blocks, the last scheduled request goes back to the front of the queue and
 recomputes what is no longer cached (as in vLLM). Reads no clock: `due` says when to call `step`.
 """
@@ -344,11 +345,11 @@ class EngineWorker:
         self.due = now + prefill_s + self._latency.stretch_s(decoding, self._kv_tokens, steps)
 
     def _let_in(self, budget: int) -> float:
-        """Schedule jobs while there are seats, tokens and blocks; returns the time they add."""
+        """Schedule jobs while there are places, tokens and blocks; returns the time they add."""
         pool, latency, size = self.pool, self._latency, self.block_size
-        seats = self.settings.sequences_max - len(self._running)
+        places = self.settings.sequences_max - len(self._running)
         prefill_s = 0.0
-        while self.waiting and seats > 0 and budget > 0:
+        while self.waiting and places > 0 and budget > 0:
             job = self.waiting[0]
             request = job.request
             if -(-(request.isl + request.osl) // size) > pool.capacity:
@@ -367,7 +368,7 @@ class EngineWorker:
             pool.use(blocks, found)
             pool.take(need)
             job.named, job.held = found, found + need
-            seats -= 1
+            places -= 1
             self._running[job] = None
             if done:
                 job.cached = found * size

@@ -20,7 +20,7 @@ from tests.coroutines import run_by
 from tests.live.ports import HOST, free_port
 from tests.live.tcp_server import tcp_server
 from tests.select_service.edge.security.credentials_made import TokenFile
-from tests.select_service.edge.serving import on_a_port, seat
+from tests.select_service.edge.serving import add_worker, on_a_port
 
 Capture = pytest.CaptureFixture[str]
 
@@ -42,7 +42,7 @@ def url(port: int) -> tuple[str, str]:
 
 @run_by(on_a_port)
 async def test_a_healthy_service(port: int, service: Driver, *, capsys: Capture) -> None:
-    seat(service)
+    add_worker(service)
     assert await run(*url(port)) == 0
     assert "ready; 1 of 1 workers schedulable\nNo problems found.\n" in capsys.readouterr().out
     assert await run(*url(port), "--json") == 0
@@ -58,7 +58,7 @@ async def test_a_healthy_service(port: int, service: Driver, *, capsys: Capture)
 
 @run_by(on_a_port)
 async def test_what_may_pass_is_told_apart(port: int, service: Driver, *, capsys: Capture) -> None:
-    seat(service)
+    add_worker(service)
     service.upsert_worker(WorkerSpec(worker_id=7, endpoint="http://w7"))
     assert await run(*url(port)) == 0
     found, _, suspected = capsys.readouterr().out.partition("Seen just now, and a problem if it")
@@ -68,7 +68,7 @@ async def test_what_may_pass_is_told_apart(port: int, service: Driver, *, capsys
 
 @run_by(on_a_port)
 async def test_findings_for_people(port: int, service: Driver, *, capsys: Capture) -> None:
-    seat(service)
+    add_worker(service)
     service.upsert_worker(WorkerSpec(worker_id=(1 << 64) - 1, endpoint="http://w2"))
     await service.doctor().examine()
     later(service, 20.0)
@@ -106,7 +106,7 @@ def test_over_a_unix_socket(capsys: Capture, tmp_path: Path) -> None:
     path = str(tmp_path / "s")
 
     async def use(_: int, service: Driver, __: Any) -> None:
-        seat(service)
+        add_worker(service)
         assert await run("--uds", path) == 0
         assert capsys.readouterr().out.startswith(path)
 
@@ -121,7 +121,7 @@ def test_a_service_that_asks_for_a_token(capsys: Capture, tmp_path: Path) -> Non
     (tmp_path / "long").write_text("two\nlines")
 
     async def use(port: int, service: Driver, _: Any) -> None:
-        seat(service)
+        add_worker(service)
         assert await run(*url(port), "--token-file", str(tmp_path / "reader")) == 0
         assert "No problems found." in capsys.readouterr().out
         for name in ("gateway", "strange", "long", "none"):
@@ -136,7 +136,7 @@ def test_a_service_that_asks_for_a_token(capsys: Capture, tmp_path: Path) -> Non
 @run_by(on_a_port)
 async def test_ports_seen_from_here(port: int, service: Driver, *, capsys: Capture) -> None:
     nowhere = free_port()
-    seat(
+    add_worker(
         service,
         endpoint=f"http://{HOST}:{port}",
         kv_events_endpoint=f"tcp://{HOST}:{nowhere}",
@@ -144,9 +144,9 @@ async def test_ports_seen_from_here(port: int, service: Driver, *, capsys: Captu
     # open, and silent: libzmq takes an answer of HTTP for messages of its first protocol
     with socket.create_server((HOST, 0)) as silent:
         events = f"tcp://{HOST}:{silent.getsockname()[1]}"
-        seat(service, 2, endpoint="ray://opaque", kv_events_endpoint=events)
+        add_worker(service, 2, endpoint="ray://opaque", kv_events_endpoint=events)
         unused = f"tcp://{HOST}:{free_port()}"
-        seat(service, 3, endpoint="ray://3", kv_events="none", kv_events_endpoint=unused)
+        add_worker(service, 3, endpoint="ray://3", kv_events="none", kv_events_endpoint=unused)
         assert await run(*url(port), "--probe", "--json") == 1
         (finding,) = json.loads(capsys.readouterr().out)["findings"]
         assert finding["code"] == "unreachable-from-here"

@@ -16,7 +16,7 @@ import msgspec
 
 from select_service.edge import garbage_collection
 from select_service.edge.driver.driver import Driver
-from tests.select_service.edge.serving import in_process, seat
+from tests.select_service.edge.serving import add_worker, in_process
 from tests.wait import until
 
 SCOPES = 1000
@@ -28,7 +28,7 @@ def resident_bytes() -> int:
 
 async def come_and_go(service: Driver, now: float, others: int) -> float:
     for number in range(SCOPES):
-        seat(service, number, model_name=f"m{number}")
+        add_worker(service, number, model_name=f"m{number}")
     for number in range(SCOPES):
         service.delete_worker(number)
     more = True

@@ -47,7 +47,7 @@ def worker(worker_id: int = 1, **fields: Any) -> dict[str, Any]:
     }
 
 
-def seat(service: Driver, worker_id: int = 1, **fields: Any) -> None:
+def add_worker(service: Driver, worker_id: int = 1, **fields: Any) -> None:
     """Register a worker without HTTP."""
     service.upsert_worker(msgspec.convert(worker(worker_id, **fields), WorkerSpec))
 

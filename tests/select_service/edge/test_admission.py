@@ -17,7 +17,14 @@ from select_service.edge.metrics.exposition import Metrics
 from select_service.edge.server import Server
 from tests.coroutines import run_by
 from tests.select_service.edge.http.test_api import problem
-from tests.select_service.edge.serving import PROMPT, SETTINGS, Wire, in_process, on_a_port, seat
+from tests.select_service.edge.serving import (
+    PROMPT,
+    SETTINGS,
+    Wire,
+    add_worker,
+    in_process,
+    on_a_port,
+)
 from tests.sliced import answer_of
 from tests.wait import until
 
@@ -51,7 +58,7 @@ async def asked(
 async def test_a_refusal_for_load_says_why_and_when_to_come_again(
     port: int, service: Driver, *, headers: tuple[str, ...]
 ) -> None:
-    seat(service)
+    add_worker(service)
     assert (await asked(port, "/select_and_reserve", BOOK))[0] == 200
     status, got, body = await asked(port, "/select", PROMPT, *headers)
     assert status == 503
@@ -76,7 +83,7 @@ async def test_a_refusal_for_load_says_why_and_when_to_come_again(
 @pytest.mark.parametrize("status", [429, 529, 999])
 def test_the_status_of_overload_is_configurable(status: int, headers: tuple[str, ...]) -> None:
     async def use(port: int, service: Driver, _: Server) -> None:
-        seat(service)
+        add_worker(service)
         got, answer_headers, body = await asked(port, "/select", PROMPT, *headers)
         assert (got, body["reason"]) == (status, "reject-all")
         assert int(answer_headers["retry-after"]) >= 1
@@ -96,7 +103,7 @@ async def test_every_503_says_when_to_come_again(
         status, headers, _ = await asked(port, path, body, method=method)
         assert status == 503
         assert int(headers["retry-after"]) >= 1
-    seat(service)
+    add_worker(service)
     nobody = {**PROMPT, "allowed_worker_ids": [7]}
     status, headers, got = await asked(port, "/select", nobody)
     assert (status, got["code"]) == (503, "no_eligible_worker")
@@ -111,7 +118,7 @@ async def test_every_503_says_when_to_come_again(
 @pytest.mark.parametrize("status", [503, 529])
 def test_what_never_fits_is_told_so_and_no_time(status: int, headers: tuple[str, ...]) -> None:
     async def use(port: int, service: Driver, _: Server) -> None:
-        seat(service)
+        add_worker(service)
         body = {**PROMPT, "isl_tokens": 5000}
         got, answer_headers, told = await asked(port, "/select", body, *headers)
         assert (got, told["reason"], told["code"]) == (status, *["exceeds-capacity"] * 2)
@@ -147,7 +154,7 @@ def _waiting(service: Driver) -> int:
 async def test_a_client_that_leaves_the_queue_gives_its_place_back(
     port: int, service: Driver, *, headers: tuple[str, ...]
 ) -> None:
-    seat(service, max_inflight=1, max_queued=1)
+    add_worker(service, max_inflight=1, max_queued=1)
     assert (await asked(port, "/select_and_reserve", BOOK))[0] == 200
     waits = await Wire.to(port)
     waits.ask("POST", "/select_and_reserve", {**BOOK, "reservation_id": "b"}, *headers)
@@ -171,7 +178,7 @@ async def test_a_client_that_leaves_the_queue_gives_its_place_back(
 
 @run_by(on_a_port, queue_deadline_s=0.05)
 async def test_who_waits_too_long_is_answered(port: int, service: Driver) -> None:
-    seat(service, max_inflight=1)
+    add_worker(service, max_inflight=1)
     assert (await asked(port, "/select_and_reserve", BOOK))[0] == 200
     status, headers, body = await asked(
         port, "/select_and_reserve", {**BOOK, "reservation_id": "b"}
@@ -183,7 +190,7 @@ async def test_who_waits_too_long_is_answered(port: int, service: Driver) -> Non
 
 @run_by(on_a_port)
 async def test_another_policy_reaches_who_waits(port: int, service: Driver) -> None:
-    seat(service, max_inflight=1)
+    add_worker(service, max_inflight=1)
     assert (await asked(port, "/select_and_reserve", BOOK))[0] == 200
     waits = await Wire.to(port)
     waits.ask("POST", "/select_and_reserve", {**BOOK, "reservation_id": "b"})
@@ -202,7 +209,7 @@ async def test_another_policy_reaches_who_waits(port: int, service: Driver) -> N
 async def test_a_cache_hit_threshold_nobody_reaches_is_no_error(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
-    seat(service)
+    add_worker(service)
     ask = {**BOOK, "selection_id": "s", "cache_hit_threshold": 0.5}
     answer = await client.post("/select_and_reserve", json=ask)
     assert answer.status_code == 200
@@ -234,7 +241,7 @@ async def test_a_cache_hit_threshold_nobody_reaches_is_no_error(
 async def test_what_is_no_threshold_is_refused(
     client: httpx.AsyncClient, service: Driver, *, value: str
 ) -> None:
-    seat(service)
+    add_worker(service)
     body = json.dumps(PROMPT)[:-1] + f', "cache_hit_threshold": {value}}}'
     answer = await client.post(
         "/select", content=body, headers={"content-type": "application/json"}
@@ -247,7 +254,7 @@ async def test_what_is_no_threshold_is_refused(
 
 @run_by(in_process, admission_control="token-capacity")
 async def test_busy_thresholds_over_http(client: httpx.AsyncClient, service: Driver) -> None:
-    seat(service)
+    add_worker(service)
     off = dict.fromkeys(THRESHOLDS)
     path = "/busy_threshold"
 
@@ -296,7 +303,7 @@ async def test_busy_thresholds_over_http(client: httpx.AsyncClient, service: Dri
 async def test_what_cannot_be_a_busy_threshold(
     client: httpx.AsyncClient, service: Driver, *, body: str, status: int
 ) -> None:
-    seat(service)
+    add_worker(service)
     kind = {"content-type": "application/json"}
     answer = await client.post("/busy_threshold", content=body, headers=kind)
     assert answer.status_code == status
@@ -309,7 +316,7 @@ async def test_what_cannot_be_a_busy_threshold(
 async def test_busy_thresholds_while_admission_control_is_off(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
-    seat(service)
+    add_worker(service)
     setting = {"model": "default", "active_prefill_tokens_threshold": 1}
     answer = await client.post("/busy_threshold", json=setting)
     assert (answer.status_code, answer.json()["code"]) == (409, "admission_control_off")
@@ -321,7 +328,7 @@ async def test_busy_thresholds_while_admission_control_is_off(
 
 @run_by(in_process)
 async def test_the_policy_is_read_and_changed(client: httpx.AsyncClient, service: Driver) -> None:
-    seat(service)
+    add_worker(service)
     before = (await client.get("/admission")).json()
     assert (before["policy"], before["mode"], before["scopes"]) == ("always-admit", "none", [])
     change = {"policy": "token-bucket", "config": {"capacity": 32, "refill_rate": 1}}
@@ -355,7 +362,7 @@ async def test_a_worker_tells_its_load_and_shows_its_caps(
 ) -> None:
     told: dict[str, Any] = {"max_inflight": 3, "max_queued": 2, "max_num_seqs": 256}
     told["role"] = "aggregated"
-    seat(service, total_kv_blocks=100, **told)
+    add_worker(service, total_kv_blocks=100, **told)
     record = (await client.get("/workers")).json()[0]
     assert {name: record[name] for name in told} == told
     told = {"ranks": [{"kv_used_blocks": 90}, {"dp_rank": 4, "kv_used_blocks": 1}]}
@@ -376,7 +383,7 @@ async def test_a_worker_tells_its_load_and_shows_its_caps(
 async def test_metrics_of_admission_and_their_aliases(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
-    seat(service)
+    add_worker(service)
     assert (await client.post("/select_and_reserve", json=BOOK)).status_code == 200
     assert (await client.post("/select", json=PROMPT)).status_code == 503
     text = (await client.get("/metrics")).text
@@ -402,7 +409,7 @@ async def test_counters_of_all_scopes_do_not_fall_when_one_is_empty(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
     """To Prometheus one that falls began anew: what is there again later would count twice."""
-    seat(service)
+    add_worker(service)
     assert (await client.post("/select_and_reserve", json=BOOK)).status_code == 200
     assert (await client.post("/select", json=PROMPT)).status_code == 503
     other = {"worker_id": 2, "endpoint": "e", "block_size": 16, "tenant_id": "t"}
@@ -419,7 +426,7 @@ async def test_counters_of_all_scopes_do_not_fall_when_one_is_empty(
 
 @run_by(in_process, admission_policy="reject-all", tenant_labels_max=4)
 async def test_tenants_have_few_labels(client: httpx.AsyncClient, service: Driver) -> None:
-    seat(service)
+    add_worker(service)
     for number in range(20):
         ask = {**PROMPT, "fairness_id": f"t{number}"}
         assert (await client.post("/select", json=ask)).status_code == 503
@@ -431,7 +438,7 @@ async def test_tenants_have_few_labels(client: httpx.AsyncClient, service: Drive
 
 def test_what_an_operator_set_outlives_the_process(tmp_path: Path) -> None:
     async def sets(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service)
+        add_worker(service)
         change = {"policy": "token-bucket", "config": {"capacity": 77}}
         assert (await client.put("/admission", json=change)).status_code == 200
         for body in (
@@ -475,7 +482,7 @@ def test_settings_that_make_no_sense_do_not_start() -> None:
 async def test_who_leaves_with_more_requests_behind_the_waiting_one_waits_no_longer(
     port: int, service: Driver
 ) -> None:
-    seat(service)
+    add_worker(service)
     assert (await asked(port, "/select_and_reserve", BOOK))[0] == 200
     wire = await Wire.to(port)
     wire.ask("POST", "/select_and_reserve", {**BOOK, "reservation_id": "b"})
@@ -491,7 +498,7 @@ def test_a_change_of_policy_lets_others_have_their_turn(monkeypatch: pytest.Monk
 
     async def use(client: httpx.AsyncClient, service: Driver) -> None:
         for number in range(20):
-            seat(service, number, model_name=f"m{number:02}")
+            add_worker(service, number, model_name=f"m{number:02}")
         plain = (await client.get("/admission")).json()
         assert plain["scopes"] == []
         asking = asyncio.ensure_future(client.put("/admission", json={"policy": "reject-all"}))

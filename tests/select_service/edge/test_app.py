@@ -23,7 +23,7 @@ from select_service.types import RouterConfig
 from tests.live.http import exchange
 from tests.live.ports import HOST, free_port
 from tests.live.server import OURS, Server
-from tests.select_service.edge.serving import PROMPT, seat, worker
+from tests.select_service.edge.serving import PROMPT, add_worker, worker
 from tests.wait import PATIENCE_S
 
 pytestmark = pytest.mark.e2e
@@ -152,7 +152,7 @@ def test_an_environment_nobody_can_read(tmp_path: Path) -> None:
 def test_a_policy_file_nobody_can_use(text: str, why: str) -> None:
     router = RouterSettings(RouterConfig(), PolicyFile("p.yaml", text, None), ())
     service = create_driver(Settings(router=router))
-    seat(service)
+    add_worker(service)
     (record,) = service.workers()
     assert record.not_schedulable_reasons
     assert record.not_schedulable_reasons[0].startswith(f"reconciliation failed: {why}")

@@ -10,7 +10,7 @@ import msgspec
 
 from tests.coroutines import run_by
 from tests.select_service.edge.security.credentials_made import TokenFile
-from tests.select_service.edge.serving import PROMPT, Wire, in_process, on_a_port, seat
+from tests.select_service.edge.serving import PROMPT, Wire, add_worker, in_process, on_a_port
 from tests.wait import until
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ def requests(service: Driver) -> int:
 
 @run_by(in_process)
 async def test_a_wave_in_json_and_in_msgpack(client: httpx.AsyncClient, service: Driver) -> None:
-    seat(service, 1)
-    seat(service, 2)
+    add_worker(service, 1)
+    add_worker(service, 2)
     body = {"requests": wave(2, n=2), "reserve": True}
     answer = await client.post("/select_batch", json=body)
     assert answer.status_code == 200
@@ -77,7 +77,7 @@ def _packed(hashes: list[int]) -> bytes:
 async def test_what_is_wrong_with_one_is_told_of_that_one(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
-    seat(service)
+    add_worker(service)
     items: list[Any] = [wave(1)[0] | {"oddity": 1}, wave(1, allowed_worker_ids=[9])[0]]
     answer = await client.post("/select_batch", json={"requests": items})
     assert answer.status_code == 200
@@ -122,8 +122,8 @@ async def test_what_is_wrong_with_one_is_told_of_that_one(
 async def test_decisions_are_told_with_the_samples_that_ask(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
-    seat(service, 1)
-    seat(service, 2)
+    add_worker(service, 1)
+    add_worker(service, 2)
     items = [wave(1, explain=True)[0], wave(1)[0]]
     answer = await client.post("/select_batch", json={"requests": items})
     told, plain = (one["selection"] for one in answer.json()["results"])
@@ -136,7 +136,7 @@ async def test_others_are_answered_while_a_big_wave_is_placed_and_its_client_may
     port: int, service: Driver
 ) -> None:
     for worker_id in range(1, 33):
-        seat(service, worker_id)
+        add_worker(service, worker_id)
     big, other = await Wire.to(port), await Wire.to(port)
     items = wave(400, blocks=32, reservation_id="r", n=2)
     for number, item in enumerate(items):
@@ -155,8 +155,8 @@ def test_a_tenant_sees_its_own_names_and_no_others_workers(tmp_path: Path) -> No
     file.add("ours", "select", "lifecycle", tenants=["acme"])
 
     async def use(port: int, service: Driver, _: object) -> None:
-        seat(service, 1, tenant_id="acme")
-        seat(service, 2, tenant_id="rival")
+        add_worker(service, 1, tenant_id="acme")
+        add_worker(service, 2, tenant_id="rival")
         wire = await Wire.to(port)
         items = [
             PROMPT | {"tenant_id": "acme", "reservation_id": "mine", "n": 2},

@@ -19,7 +19,7 @@ from select_service.types import CoreLimits, SelectAndReserveRequest
 from tests import wait
 from tests.coroutines import run_by
 from tests.live.ports import free_port
-from tests.select_service.edge.serving import in_process, listening, seat
+from tests.select_service.edge.serving import add_worker, in_process, listening
 
 TOKENS = 1 << 20
 PROMPT = array("I", range(100_000, 100_000 + TOKENS))  # six or seven digits each in JSON
@@ -54,7 +54,7 @@ def test_a_million_tokens(form: str, size: int) -> None:
     blocks = TOKENS // size
 
     async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service, block_size=size)
+        add_worker(service, block_size=size)
         for path in ROUTES:
             kind, body = body_of(form, size, path)
             answer = await client.post(path, content=body, headers={"content-type": kind})
@@ -103,7 +103,7 @@ async def test_a_million_tokens_embedded(size: int) -> None:
 async def test_a_million_tokens_that_an_engine_has_cached(
     client: httpx.AsyncClient, service: Driver, *, size: int
 ) -> None:
-    seat(service, block_size=size)
+    add_worker(service, block_size=size)
     index = service.core.partitions[Scope("default", "default")].index
     local, parent = block_hashes(PACKED, size), None
     for start in range(0, TOKENS // size, 4096):
@@ -129,7 +129,7 @@ async def test_a_million_blocks_reach_a_replica() -> None:
         listening(replica_sync_port=ports[1]) as (_, theirs, _),
     ):
         for service, other in ((ours, ports[1]), (theirs, ports[0])):
-            seat(service, block_size=1)
+            add_worker(service, block_size=1)
             service.register_peer(f"tcp://127.0.0.1:{other}")
         await wait.until(lambda: all(map(hears_another, (ours, theirs))))
         request = SelectAndReserveRequest(token_ids=PACKED, reservation_id="r")
@@ -161,7 +161,7 @@ def test_the_limit_counts_tokens(size: int) -> None:
     limit = 4 * size
 
     async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service, block_size=size)
+        add_worker(service, block_size=size)
         for blocks, status in ((4, 200), (5, 422)):
             hashes = list(range(blocks))
             prompts: list[dict[str, Any]] = [

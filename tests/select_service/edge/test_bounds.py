@@ -26,7 +26,7 @@ from select_service.types import (
 )
 from tests.coroutines import run_by
 from tests.live.ports import free_port
-from tests.select_service.edge.serving import in_process, listening, seat, worker
+from tests.select_service.edge.serving import add_worker, in_process, listening, worker
 from tests.wait import SCENARIO_S, until
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -48,7 +48,7 @@ def statuses(
     answers: list[dict[str, Any]] = []
 
     async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service)
+        add_worker(service)
         for body in bodies:
             answer = await client.request(method, path, json=body)
             is_last = body is bodies[-1]
@@ -140,7 +140,7 @@ def test_ranks_of_a_worker() -> None:
 
 @run_by(in_process, scopes_max=3)
 async def test_scopes(client: httpx.AsyncClient, service: Driver) -> None:
-    seat(service, 1)
+    add_worker(service, 1)
     records = []
     for number in (2, 3, 4):
         answer = await client.post("/workers", json=worker(number, model_name=f"m{number}"))
@@ -196,7 +196,7 @@ def test_operations_of_a_batch() -> None:
 @pytest.mark.parametrize("bracket", ["[]", "{}"])
 @run_by(in_process, json_depth_max=8)
 async def test_depth_of_a_body(client: httpx.AsyncClient, service: Driver, *, bracket: str) -> None:
-    seat(service)
+    add_worker(service)
     for depth, status in ((7, 200), (8, 200), (9, 400), (100_000, 400)):
         inner = depth - 2  # within the body and the array of the field
         opening = '{"a":' if bracket == "{}" else "["
@@ -271,7 +271,7 @@ def test_what_a_body_may_hold(
     """Refused with the limit in the text where it can be, counted, and changed under way."""
 
     async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service)
+        add_worker(service)
 
         async def ask(size: int) -> httpx.Response:
             return await client.post(path, content=made(size), headers={"content-type": form})
@@ -298,7 +298,7 @@ def test_what_a_body_may_hold(
 
 def test_names_that_are_too_long_are_counted_by_their_limit() -> None:
     async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service)
+        add_worker(service)
         one = {"op": "free", "reservation_id": "x"}
         for path, body in (
             ("/reservations", booking("n" * 9)),
@@ -379,7 +379,7 @@ async def test_replica_peers_are_refused_where_nobody_may_go() -> None:
 async def test_event_sources_where_nobody_may_go_put_the_worker_out(
     client: httpx.AsyncClient, service: Driver, *, endpoint: str
 ) -> None:
-    seat(service)
+    add_worker(service)
     for number, fields in enumerate(
         ({"kv_events_endpoint": endpoint}, {"replay_endpoint": endpoint}), 2
     ):
@@ -425,7 +425,7 @@ async def test_empty_scopes_are_given_up_and_stay_pinned(
     core = service.core
     now = 1000.0
     for number in range(20):
-        seat(service, number, model_name=f"m{number}")
+        add_worker(service, number, model_name=f"m{number}")
     core.tick(now)
     for number in range(1, 20):
         service.delete_worker(number)

@@ -30,7 +30,14 @@ from select_service.errors import InvalidField, NeedsRestart
 from select_service.settings import FLAGS, ConfigError, Settings
 from tests.coroutines import run_by
 from tests.select_service.edge.security.credentials_made import TokenFile
-from tests.select_service.edge.serving import PROMPT, SETTINGS, in_process, listening, seat, worker
+from tests.select_service.edge.serving import (
+    PROMPT,
+    SETTINGS,
+    add_worker,
+    in_process,
+    listening,
+    worker,
+)
 from tests.wait import until
 
 BY_FIELD = {flag.field: flag for flag in FLAGS}
@@ -176,7 +183,7 @@ def test_whatever_is_put_is_in_force_or_changes_nothing(settings: dict[str, Any]
 
 @run_by(in_process)
 async def test_over_http(client: httpx.AsyncClient, service: Driver) -> None:
-    seat(service)
+    add_worker(service)
     before = (await client.get("/config")).json()
     assert before["settings"].keys() == BY_FIELD.keys()
     shown = before["settings"]["tokens_per_request_max"]
@@ -225,7 +232,7 @@ async def test_connections_that_are_open_follow() -> None:
 async def test_thresholds_hold_at_once_and_let_in_who_waits(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
-    seat(service, total_kv_blocks=100)
+    add_worker(service, total_kv_blocks=100)
     assert (await client.post("/select_and_reserve", json=PROMPT)).status_code == 200
     body: Any = {"settings": {"max_inflight_default": 1, "max_queued_default": 1}}
     assert (await client.put("/config", json=body)).status_code == 200
@@ -410,8 +417,8 @@ def test_an_app_in_somebody_elses_process_has_it_too() -> None:
     reloading = create_application(service, settings)[0].reloading
     assert reloading.describe().settings["workers_max"].source == "flag"
     put(reloading, workers_max=2)
-    seat(service, 1)
-    seat(service, 2)
+    add_worker(service, 1)
+    add_worker(service, 2)
     assert worker(3)
 
 

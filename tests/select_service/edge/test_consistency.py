@@ -10,13 +10,13 @@ from select_service.edge.driver.driver import Driver
 from select_service.edge.driver.query_operations import DIFFERENCES_LISTED
 from tests.coroutines import run_by
 from tests.select_service.edge.metrics.test_exposition import scrape, value
-from tests.select_service.edge.serving import PROMPT, in_process, seat
+from tests.select_service.edge.serving import PROMPT, add_worker, in_process
 
 
 @run_by(in_process)
 async def test_a_ledger_that_adds_up_says_so(client: httpx.AsyncClient, service: Driver) -> None:
-    seat(service)
-    seat(service, worker_id=2)
+    add_worker(service)
+    add_worker(service, worker_id=2)
     for name in "abc":
         answer = await client.post("/select_and_reserve", json=PROMPT | {"reservation_id": name})
         assert answer.status_code == 200
@@ -38,7 +38,7 @@ def test_what_does_not_add_up_is_told_counted_and_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service, worker_id=7)
+        add_worker(service, worker_id=7)
         await client.post("/select_and_reserve", json=PROMPT | {"reservation_id": "a"})
         ledger = service.core.partitions[Scope("default", "default")].ledger
         ledger.loads.decode[0] += 5
@@ -65,7 +65,7 @@ async def test_of_many_the_first_are_told_and_all_are_counted(
 ) -> None:
     count = DIFFERENCES_LISTED + 20
     for worker_id in range(count):
-        seat(service, worker_id=worker_id)
+        add_worker(service, worker_id=worker_id)
     service.core.partitions[Scope("default", "default")].ledger.loads.context += 1.0
     told = (await client.get("/debug/consistency")).json()
     assert len(told["differences"]) == DIFFERENCES_LISTED

@@ -18,7 +18,7 @@ from select_service.edge.driver.driver import Driver
 from select_service.types.decisions import Candidate
 from tests.coroutines import run_by
 from tests.select_service.edge.http.test_api import problem
-from tests.select_service.edge.serving import PROMPT, in_process, seat
+from tests.select_service.edge.serving import PROMPT, add_worker, in_process
 from tests.wait import until
 
 PACKED = {"accept": "application/msgpack"}
@@ -37,8 +37,8 @@ def same_time(decision: dict[str, Any]) -> dict[str, Any]:
 
 @run_by(in_process)
 async def test_one_by_either_of_its_ids(client: httpx.AsyncClient, service: Driver) -> None:
-    seat(service, 1)
-    seat(service, 2**64 - 1, taints=["gpu"])
+    add_worker(service, 1)
+    add_worker(service, 2**64 - 1, taints=["gpu"])
     body = PROMPT | {"selection_id": "s/1", "reservation_id": "r"}
     body |= {"routing_constraints": {"required_taints": ["gpu"]}}
     answer = await client.post("/select_and_reserve", json=body)
@@ -72,7 +72,7 @@ async def test_a_decision_told_twice_was_at_one_time(
         "select_service.edge.decision_report.time",
         SimpleNamespace(time=lambda: service._clock() + apart[0]),
     )
-    seat(service, 1)
+    add_worker(service, 1)
     await client.post("/select", json=PROMPT | {"selection_id": "s"})
 
     async def told() -> dict[str, Any]:
@@ -90,8 +90,8 @@ async def test_a_decision_told_twice_was_at_one_time(
 async def test_the_list_is_newest_first_and_filtered(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
-    seat(service, 1)
-    seat(service, 2, model_name="m", tenant_id="t")
+    add_worker(service, 1)
+    add_worker(service, 2, model_name="m", tenant_id="t")
     for number in range(5):
         scope = {"model_name": "m", "routing_group": "t"} if number % 2 else {}
         await client.post("/select", json=PROMPT | scope)
@@ -145,7 +145,7 @@ async def test_bad_queries(client: httpx.AsyncClient, *, query: str, field: str)
 @pytest.mark.parametrize("ring", [0, 4])
 def test_explained_inline(ring: int) -> None:
     async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service, 1)
+        add_worker(service, 1)
         plain = await client.post("/select", json=PROMPT)
         assert "decision" not in plain.json()
         for unasked in (None, False):
@@ -196,7 +196,7 @@ def test_explained_inline(ring: int) -> None:
 async def test_explain_is_a_switch(
     client: httpx.AsyncClient, service: Driver, *, path: str, value: object
 ) -> None:
-    seat(service, 1)
+    add_worker(service, 1)
     answer = await client.post(path, json=PROMPT | {"explain": value})
     problem(answer, 422, "invalid_field", "explain")
 
@@ -206,7 +206,7 @@ async def test_explain_is_a_switch(
 async def test_one_that_waited_is_explained_to_who_asked(
     client: httpx.AsyncClient, service: Driver, *, first: bool
 ) -> None:
-    seat(service, 1, max_num_batched_tokens=1)
+    add_worker(service, 1, max_num_batched_tokens=1)
     await client.post("/select_and_reserve", json=PROMPT | {"reservation_id": "first"})
     body = PROMPT | {"reservation_id": "second"}
     three = [
@@ -230,7 +230,7 @@ async def test_a_large_fleet_is_told_in_slices_and_whole(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
     for worker_id in range(3):
-        seat(
+        add_worker(
             service,
             worker_id,
             data_parallel_size=SLICE,
@@ -259,7 +259,7 @@ def test_a_large_fleet_is_written_in_slices() -> None:
         ranks = 3 * SLICE
         ends = {str(at): "tcp://127.0.0.1:9" for at in range(ranks)}
         more = {"kv_events_endpoint": None, "kv_events_endpoints": ends}
-        seat(service, 1, data_parallel_size=ranks, **more)
+        add_worker(service, 1, data_parallel_size=ranks, **more)
         await client.post("/select", json=PROMPT | {"selection_id": "s"})
         record = service.decision_reports.find("s")
         telling = asyncio.ensure_future(service.decision_reports.tell(record, write))
@@ -278,7 +278,7 @@ def test_a_large_fleet_is_written_in_slices() -> None:
 async def test_a_sum_that_messagepack_cannot_say_is_told_as_the_nearest(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
-    seat(service, 1)
+    add_worker(service, 1)
     huge = PROMPT | {"isl_tokens": 2**64 - 1}
     for _ in range(2):
         told = await client.post("/select_and_reserve", json=huge)
@@ -293,7 +293,7 @@ async def test_a_sum_that_messagepack_cannot_say_is_told_as_the_nearest(
 
 @run_by(in_process, decision_ring=2)
 async def test_metrics_show_the_ring(client: httpx.AsyncClient, service: Driver) -> None:
-    seat(service, 1)
+    add_worker(service, 1)
     for _ in range(3):
         await client.post("/select", json=PROMPT)
     lines = (await client.get("/metrics")).text.splitlines()

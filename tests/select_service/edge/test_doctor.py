@@ -16,7 +16,7 @@ from select_service.edge.driver.driver import Driver
 from select_service.settings.environment import RouterSettings
 from select_service.types import RouterConfig, WorkerSpec
 from tests.coroutines import run_by
-from tests.select_service.edge.serving import in_process, seat
+from tests.select_service.edge.serving import add_worker, in_process
 from tests.wait import until
 
 NO_EVENTS = RouterSettings(RouterConfig(use_kv_events=False), None, ())
@@ -47,7 +47,7 @@ async def grown(service: Driver) -> None:
 async def test_ready_without_verbose_says_nothing_of_it(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
-    seat(service)
+    add_worker(service)
     before = await client.get("/ready")
     incomplete(service, 2)
     service.delete_worker(2)
@@ -62,7 +62,7 @@ async def test_ready_without_verbose_says_nothing_of_it(
 
 @run_by(in_process, router=NO_EVENTS, doctor_interval_s=0.0)
 async def test_ready_verbose_adds_findings(client: httpx.AsyncClient, service: Driver) -> None:
-    seat(service)
+    add_worker(service)
     plain = (await client.get("/ready")).json()
     verbose = await client.get("/ready?verbose=true")
     assert verbose.status_code == 200
@@ -95,7 +95,7 @@ async def test_a_service_that_is_not_ready_tells_as_well(
 
 @run_by(in_process, router=NO_EVENTS, doctor_interval_s=0.0, doctor_findings_max=3)
 async def test_no_more_findings_than_allowed(client: httpx.AsyncClient, service: Driver) -> None:
-    seat(service)
+    add_worker(service)
     for number in range(2, 9):
         incomplete(service, number)
     await grown(service)
@@ -124,11 +124,11 @@ def test_what_comes_and_goes_is_logged_once(caplog: pytest.LogCaptureFixture) ->
     caplog.set_level(logging.INFO, "select_service")
 
     async def use(_: httpx.AsyncClient, service: Driver) -> None:
-        seat(service)
+        add_worker(service)
         incomplete(service, 2)
         await grown(service)
         await service.doctor().examine()
-        seat(service, 2)
+        add_worker(service, 2)
         await service.doctor().examine()
         await service.doctor().examine()
         records = [one for one in caplog.records if one.message.startswith("doctor: ")]
@@ -175,7 +175,7 @@ async def test_who_asks_at_once_shares_an_examination(
 @run_by(in_process, router=NO_EVENTS, doctor_interval_s=0.0)
 async def test_it_examines_when_it_is_asked_to(client: httpx.AsyncClient, service: Driver) -> None:
     """What was wired a moment ago is told, apart from what has lasted."""
-    seat(service)
+    add_worker(service)
     path = "/ready?verbose=true&examine=true"
     assert (await client.get(path)).json()["suspected"] == []
     incomplete(service, 2)
@@ -233,7 +233,7 @@ async def test_a_large_fleet_is_examined_in_slices(
 async def test_a_client_that_goes_breaks_an_examination_off_and_nothing_else(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
-    seat(service)
+    add_worker(service)
     for number in range(2, 50):
         incomplete(service, number)
     doctor = service.doctor()

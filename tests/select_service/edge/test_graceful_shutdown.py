@@ -66,7 +66,7 @@ def test_bookings_move_to_those_who_stay(tmp_path: Path) -> None:
     staying = Replica(tmp_path / "stays", args=slow)
     with staying, Replica(tmp_path / "goes", args=(*slow, "--leave-grace-s", "0.2")) as going:
         for one, other in ((staying, going), (going, staying)):
-            one.seat(1)
+            one.add_worker(1)
             one.listen_to(other.replica_endpoint)
         eventually(lambda: staying.metric("replica_publishers", state="synced"), 1.0)
         going.reserve("r", 1, [1, 2])

@@ -13,7 +13,7 @@ import zmq
 from indexer.edge.curve import KeyPair
 from select_service.edge.driver.driver import Driver
 from tests.live.relay import Relay
-from tests.select_service.edge.serving import listening, seat
+from tests.select_service.edge.serving import add_worker, listening
 
 ENGINE, OTHER = KeyPair.new(), KeyPair.new()
 
@@ -72,7 +72,7 @@ async def test_events_and_replays_of_an_engine_that_encrypts(of: str) -> None:
     else:
         settings["curve_worker_key"] = ENGINE.public
     async with listening(**settings) as (_, service, _):
-        seat(service, **record)
+        add_worker(service, **record)
         asked = 0
         while not blocks(service) or not asked:  # batch 0 is lost to who subscribes later
             engine.events.send_multipart(batch(3))
@@ -94,7 +94,7 @@ async def test_who_has_not_the_key_is_not_believed(key: str | None) -> None:
     engine = EncryptedEngine()
     async with listening() as (_, service, _):
         fields: dict[str, Any] = {} if key is None else {"curve_public_key": key}
-        seat(service, kv_events_endpoint=engine.endpoint, **fields)
+        add_worker(service, kv_events_endpoint=engine.endpoint, **fields)
         assert service.sources.listeners is not None
         for _ in range(20):
             engine.events.send_multipart(batch(0))
@@ -103,7 +103,7 @@ async def test_who_has_not_the_key_is_not_believed(key: str | None) -> None:
         assert not service.sources.listeners.is_connected(stream)
         assert blocks(service) == 0
         # the record is mended: another key is another source
-        seat(service, kv_events_endpoint=engine.endpoint, curve_public_key=ENGINE.public)
+        add_worker(service, kv_events_endpoint=engine.endpoint, curve_public_key=ENGINE.public)
         while not blocks(service):
             engine.events.send_multipart(batch(0))
             await asyncio.sleep(0.01)
@@ -114,4 +114,4 @@ async def test_who_has_not_the_key_is_not_believed(key: str | None) -> None:
 async def test_a_key_that_is_none_is_refused(key: str) -> None:
     async with listening() as (_, service, _):
         with pytest.raises(msgspec.ValidationError, match="curve_public_key"):
-            seat(service, curve_public_key=key)
+            add_worker(service, curve_public_key=key)

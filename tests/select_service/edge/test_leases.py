@@ -18,7 +18,7 @@ from select_service.edge.lifecycle_batches import LifecycleBatches
 from select_service.types import BatchAnswer, Operation, OperationResult
 from tests.coroutines import run_by
 from tests.select_service.edge.http.test_api import JSON, problem
-from tests.select_service.edge.serving import PROMPT, Wire, in_process, on_a_port, seat
+from tests.select_service.edge.serving import PROMPT, Wire, add_worker, in_process, on_a_port
 from tests.wait import until
 
 BOOKING: dict[str, Any] = {"worker_id": 1, "sequence_hashes": [1, 2], "isl_tokens": 32}
@@ -30,7 +30,7 @@ def requests(service: Driver) -> int:
 
 @run_by(in_process)
 async def test_the_life_of_a_lease(client: httpx.AsyncClient, service: Driver) -> None:
-    seat(service)
+    add_worker(service)
     answer = await client.post("/leases", json={"owner": "me", "ttl_s": 30, "lease_id": "a/b"})
     assert answer.status_code == 201
     record = answer.json()
@@ -59,7 +59,7 @@ async def test_the_life_of_a_lease(client: httpx.AsyncClient, service: Driver) -
 
 @run_by(in_process, leases_max=1)
 async def test_refusals(client: httpx.AsyncClient, service: Driver) -> None:
-    seat(service)
+    add_worker(service)
     for path, extra in (("/reservations", BOOKING), ("/select_and_reserve", PROMPT)):
         body: dict[str, Any] = {**extra, "reservation_id": "r", "lease_id": "nobody's"}
         problem(await client.post(path, json=body), 404, "lease_not_found", "lease_id")
@@ -88,7 +88,7 @@ async def test_refusals(client: httpx.AsyncClient, service: Driver) -> None:
 
 @run_by(in_process, batch_operations_max=5)
 async def test_a_batch_answers_each_for_itself(client: httpx.AsyncClient, service: Driver) -> None:
-    seat(service)
+    add_worker(service)
     for name in ("a", "batch"):
         await client.post("/reservations", json={**BOOKING, "reservation_id": name})
     operations = [
@@ -142,7 +142,7 @@ async def test_a_batch_answers_each_for_itself(client: httpx.AsyncClient, servic
 async def test_long_batches_and_big_leases_go_in_slices_and_are_finished_without_their_client(
     port: int, service: Driver
 ) -> None:
-    seat(service)
+    add_worker(service)
     service.open_lease(LeaseRequest(owner="o", ttl_s=30.0, lease_id="l"))
 
     def book(prefix: str, **more: Any) -> list[str]:
@@ -200,7 +200,7 @@ async def test_a_batch_under_way_is_finished_before_the_end() -> None:
 
 @run_by(in_process)
 async def test_metrics(client: httpx.AsyncClient, service: Driver) -> None:
-    seat(service)
+    add_worker(service)
     for name in ("a", "b"):
         await client.post("/leases", json={"owner": "me", "ttl_s": 30, "lease_id": name})
     body = {**BOOKING, "reservation_id": "r", "lease_id": "a"}

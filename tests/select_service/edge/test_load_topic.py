@@ -15,7 +15,7 @@ from select_service.edge import load_topic
 from select_service.edge.load_topic import LoadTopic
 from select_service.types.admission import WorkerMetrics
 from tests.coroutines import run_by
-from tests.select_service.edge.serving import in_process, seat
+from tests.select_service.edge.serving import add_worker, in_process
 from tests.wait import until
 
 PACK = msgspec.msgpack.encode
@@ -97,7 +97,7 @@ async def test_what_nobody_understands_is_counted(frames: tuple[bytes, ...]) -> 
 async def test_over_a_real_socket_and_events_go_on(client: Any, service: Any) -> None:
     with zmq.Context() as context, context.socket(zmq.PUB) as publisher:
         port = publisher.bind_to_random_port("tcp://127.0.0.1")
-        seat(service, kv_events_endpoint=f"tcp://127.0.0.1:{port}", total_kv_blocks=100)
+        add_worker(service, kv_events_endpoint=f"tcp://127.0.0.1:{port}", total_kv_blocks=100)
         stream = service.core.registry.streams()[0]
         events = PACK([0.0, [["AllBlocksCleared"]]])
 

@@ -87,7 +87,7 @@ def test_connections_leave_descriptors_to_others(server: Replica) -> None:
     """Those beyond are refused and counted; probes, engines and the files have what they need."""
     assert server.process is not None
     pid = server.process.pid
-    server.seat(1)
+    server.add_worker(1)
     with crowd(server, 2 * DESCRIPTORS):
         eventually(lambda: server.metric("limit_hits_total", name="descriptors_kept") > 0, True)
         assert server.request("GET", "/health").status == 200

@@ -13,7 +13,7 @@ from select_service.edge.driver.driver import Driver
 from tests.coroutines import run_by
 from tests.live.server import Server
 from tests.select_service.edge.http.test_api import JSON, problem
-from tests.select_service.edge.serving import PROMPT, in_process, seat, worker
+from tests.select_service.edge.serving import PROMPT, add_worker, in_process, worker
 from tests.wait import until
 
 PAIR: dict[str, Any] = PROMPT | {"reservation_id": "p"}
@@ -33,8 +33,8 @@ def loads(service: Driver) -> dict[int, tuple[int, int, int]]:
 
 @run_by(in_process)
 async def test_the_life_of_a_pair(client: httpx.AsyncClient, service: Driver) -> None:
-    seat(service, 1, role="prefill")
-    seat(service, 2, role="decode")
+    add_worker(service, 1, role="prefill")
+    add_worker(service, 2, role="decode")
     answer = await client.post("/select_pair", json=PAIR | {"selection_id": "s"})
     assert answer.status_code == 200, answer.text
     body = answer.json()
@@ -63,7 +63,7 @@ async def test_the_life_of_a_pair(client: httpx.AsyncClient, service: Driver) ->
 async def test_refusals_have_a_code_and_name_the_role(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
-    seat(service, 1, role="prefill")
+    add_worker(service, 1, role="prefill")
     answer = await client.post("/select_pair", json=PAIR)
     assert (answer.status_code, answer.json()["code"]) == (503, "no_worker_for_role")
     assert answer.json()["details"] == {"role": "decode"}
@@ -101,8 +101,8 @@ async def test_records_show_a_role_that_was_given_and_none_that_was_not(
 async def test_the_price_of_moving_blocks_is_a_flag(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
-    seat(service, 1, role="prefill")
-    seat(service, 2, role="decode")
+    add_worker(service, 1, role="prefill")
+    add_worker(service, 2, role="decode")
     body = (await client.post("/select_pair", json=PAIR)).json()
     assert body["disaggregated_cost"] == 2 + 2 + 2 * 5
 
@@ -111,8 +111,8 @@ async def test_the_price_of_moving_blocks_is_a_flag(
 async def test_a_waiting_pair_is_answered_when_a_prefill_ends(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
-    seat(service, 1, role="prefill", max_num_batched_tokens=1)
-    seat(service, 2, role="decode")
+    add_worker(service, 1, role="prefill", max_num_batched_tokens=1)
+    add_worker(service, 2, role="decode")
     await client.post("/select_pair", json=PAIR)
     waiting = asyncio.ensure_future(
         client.post("/select_pair", json=PAIR | {"reservation_id": "q"})

@@ -14,7 +14,7 @@ from tests.coroutines import run_by
 from tests.live.ports import HOST, free_port
 from tests.live.server import Server
 from tests.select_service.edge.security.credentials_made import TokenFile
-from tests.select_service.edge.serving import PROMPT, Wire, in_process, on_a_port, seat
+from tests.select_service.edge.serving import PROMPT, Wire, add_worker, in_process, on_a_port
 from tests.wait import PATIENCE_S, eventually
 
 ASKED = "/ready?for=traffic"
@@ -26,7 +26,7 @@ async def test_a_fleet_at_zero_may_be_asked(client: httpx.AsyncClient, service: 
     assert (await client.get("/ready")).status_code == 503
     answer = await client.get(ASKED)
     assert (answer.status_code, answer.json()) == (200, READY)
-    seat(service)
+    add_worker(service)
     assert (await client.get(ASKED)).json() == READY, "no records: it is asked every second"
     assert (await client.get("/ready")).json()["schedulable_workers"] == 1
 
@@ -35,7 +35,7 @@ async def test_a_fleet_at_zero_may_be_asked(client: httpx.AsyncClient, service: 
 async def test_it_waits_for_recoveries_and_for_nothing_once_it_leaves(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
-    seat(service)
+    add_worker(service)
     is_there = False
     service.readiness.wait_for("index_recovery", lambda: is_there)
     answer = await client.get(ASKED)

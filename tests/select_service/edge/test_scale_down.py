@@ -17,7 +17,7 @@ from select_service.planner.types import Missing, ModelKey, Value
 from select_service.types import CoreLimits
 from tests.coroutines import run_by
 from tests.select_service.edge.metrics.test_exposition import SCOPE, Samples, scrape, value
-from tests.select_service.edge.serving import PROMPT, in_process, seat
+from tests.select_service.edge.serving import PROMPT, add_worker, in_process
 
 SHARED = [1, 2, 3, 4]
 
@@ -52,7 +52,7 @@ async def test_the_cheapest_to_lose_holds_nothing_hot_and_does_nothing(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
     for worker_id in (1, 2, 3, 4):
-        seat(service, worker_id)
+        add_worker(service, worker_id)
     hold(service, 1, SHARED)
     hold(service, 2, SHARED)  # the same: cheap to lose once
     hold(service, 3, [10, 11, 12])  # alone, and in use
@@ -78,8 +78,8 @@ async def test_the_cheapest_to_lose_holds_nothing_hot_and_does_nothing(
 async def test_one_holder_of_a_longer_prefix_is_alone_with_the_rest(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
-    seat(service, 1)
-    seat(service, 2)
+    add_worker(service, 1)
+    add_worker(service, 2)
     hold(service, 1, [1, 2, 3, 4, 5, 6])
     hold(service, 2, [1, 2])
     found = {one["worker_id"]: one for one in await candidates(client, count=2)}
@@ -93,9 +93,9 @@ async def test_one_holder_of_a_longer_prefix_is_alone_with_the_rest(
 async def test_who_drains_goes_first_and_scopes_are_kept_apart(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
-    seat(service, 1)
-    seat(service, 2)
-    seat(service, 3, model_name="other")
+    add_worker(service, 1)
+    add_worker(service, 2)
+    add_worker(service, 3, model_name="other")
     hold(service, 2, SHARED)
     await client.post("/workers/2/drain")
     found = await candidates(client, count=9)
@@ -111,7 +111,7 @@ async def test_who_drains_goes_first_and_scopes_are_kept_apart(
 @run_by(in_process)
 async def test_a_pool_is_asked_for_by_its_role(client: httpx.AsyncClient, service: Driver) -> None:
     for worker_id, role in ((1, "prefill"), (2, "prefill"), (3, "decode"), (4, None)):
-        seat(service, worker_id, **({} if role is None else {"role": role}))
+        add_worker(service, worker_id, **({} if role is None else {"role": role}))
     hold(service, 1, SHARED)
     hold(service, 2, [10, 11])
     hold(service, 3, SHARED)
@@ -128,7 +128,7 @@ async def test_who_is_advised_takes_along_little_of_the_hit_rate(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
     for worker_id in (1, 2, 3):
-        seat(service, worker_id)
+        add_worker(service, worker_id)
     assert all(one["advised"] for one in await candidates(client, count=3)), "nothing is asked"
     hold(service, 1, SHARED)
     hold(service, 2, [10])
@@ -159,13 +159,13 @@ async def test_who_comes_back_under_its_id_has_nothing_in_its_cache(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
     for worker_id in (1, 2):
-        seat(service, worker_id)
+        add_worker(service, worker_id)
     hold(service, 1, SHARED)
     hold(service, 2, [10])
     await client.post("/select", json=prompt(SHARED, 1))
     await client.post("/select_and_reserve", json=prompt([10, 11], 2, "r"))
     service.delete_worker(1)
-    seat(service, 1)
+    add_worker(service, 1)
     found = await candidates(client, count=2)
     assert [one["worker_id"] for one in found] == [1, 2]
     assert [one["reused_tokens"] for one in found] == [0, 16]
@@ -184,7 +184,7 @@ async def test_what_is_found_for_a_pair_is_found_where_its_prompt_is_computed(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
     for worker_id, role in ((1, "prefill"), (2, "decode"), (3, "prefill")):
-        seat(service, worker_id, role=role)
+        add_worker(service, worker_id, role=role)
     hold(service, 1, SHARED)
     body = prompt(SHARED, 1) | {"allowed_worker_ids": [1, 2]}
     answer = await client.post("/select_pair", json=body | {"reservation_id": "pair"})
@@ -196,7 +196,7 @@ async def test_what_is_found_for_a_pair_is_found_where_its_prompt_is_computed(
 
 @run_by(in_process)
 async def test_heat_fades(client: httpx.AsyncClient, service: Driver) -> None:
-    seat(service, 1)
+    add_worker(service, 1)
     hold(service, 1, SHARED)
     await client.post("/select", json=prompt(SHARED, 1))
     demand = service.core.partitions[Scope("default", "default")].demand
@@ -210,7 +210,7 @@ async def test_heat_fades(client: httpx.AsyncClient, service: Driver) -> None:
 async def test_demand_is_counted_with_what_was_refused(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
-    seat(service, 1)
+    add_worker(service, 1)
     hold(service, 1, [1])
     await client.post("/select_and_reserve", json=prompt([1, 2], 1, "r"))
     await client.post("/select", json=PROMPT)
@@ -250,7 +250,7 @@ def test_a_fleet_at_zero_is_still_asked_for() -> None:
     ours = frozenset({**SCOPE, "outcome": "unserved"}.items())
 
     async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service, 1)
+        add_worker(service, 1)
         assert (await client.post("/select", json=PROMPT)).status_code == 200
         assert ours not in asked(await scrape(client))
         await client.delete("/workers/1")

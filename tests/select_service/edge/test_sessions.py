@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.coroutines import run_by
-from tests.select_service.edge.serving import PROMPT, in_process, seat
+from tests.select_service.edge.serving import PROMPT, add_worker, in_process
 
 if TYPE_CHECKING:
     import httpx
@@ -18,7 +18,7 @@ async def test_a_session_follows_its_last_request(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
     for worker_id in range(1, 9):
-        seat(service, worker_id)
+        add_worker(service, worker_id)
     chosen = set()
     for _ in range(12):
         answer = await client.post("/select", json=PROMPT | {"session_id": "s"})

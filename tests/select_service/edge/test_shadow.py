@@ -15,7 +15,7 @@ from tests.coroutines import run_by
 from tests.select_service.edge.http.test_api import problem
 from tests.select_service.edge.metrics.test_exposition import SCOPE, scrape, value
 from tests.select_service.edge.security.credentials_made import TokenFile
-from tests.select_service.edge.serving import Wire, in_process, on_a_port, seat
+from tests.select_service.edge.serving import Wire, add_worker, in_process, on_a_port
 
 HASHES = [1, 2, 3, 4]
 BODY: dict[str, Any] = {"block_hashes": HASHES, "sequence_hashes": HASHES, "isl_tokens": 64}
@@ -30,7 +30,7 @@ LOAD = {"reservation_id": "load", "worker_id": 1, "sequence_hashes": [90, 91], "
 async def prepare(client: httpx.AsyncClient, service: Driver) -> None:
     """Worker 1 holds the prompt and has a little to do; worker 2 is idle."""
     for worker_id in (1, 2):
-        seat(service, worker_id)
+        add_worker(service, worker_id)
     index = service.core.partitions[Scope("default", "default")].index
     names = [1000 + one for one in HASHES]
     index.store(WorkerRank(1, 0), Tier.DEVICE, None, names, pack_u64(HASHES))
@@ -94,7 +94,7 @@ def test_the_other_policy_looks_on() -> None:
 
     async def use(client: httpx.AsyncClient, service: Driver) -> None:
         for worker_id in (1, 2):
-            seat(service, worker_id)
+            add_worker(service, worker_id)
         wide = {"reservation_id": "wide", "worker_id": 1, "isl_tokens": 16}
         assert (
             await client.post("/reservations", json=wide | {"sequence_hashes": [91, 92, 93]})
@@ -210,7 +210,7 @@ def test_a_tenant_is_told_of_its_own(tmp_path: Path) -> None:
 
     async def use(port: int, service: Driver, _: object) -> None:
         for worker_id, tenant in enumerate(("ours", "ours", "theirs", "theirs"), 1):
-            seat(service, worker_id, tenant_id=tenant)
+            add_worker(service, worker_id, tenant_id=tenant)
         wire = await Wire.to(port)
 
         async def ask(who: str, path: str) -> Any:

@@ -20,7 +20,7 @@ from select_service.planner.types import MOMENTS
 from tests.coroutines import run_by
 from tests.select_service.edge.http.test_api import problem
 from tests.select_service.edge.metrics.test_exposition import SCOPE, scrape, value
-from tests.select_service.edge.serving import Wire, in_process, on_a_port, seat
+from tests.select_service.edge.serving import Wire, add_worker, in_process, on_a_port
 from tests.wait import until
 
 HASHES = [1, 2, 3, 4]
@@ -55,7 +55,7 @@ async def row(client: httpx.AsyncClient, worker_id: int = 1) -> dict[str, Any]:
 async def test_what_is_told_with_the_end_or_after_it(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
-    seat(service)
+    add_worker(service)
     hold(service, 1)
     await book(client)
     await client.delete("/reservations/r")
@@ -78,7 +78,7 @@ async def test_what_is_told_with_the_end_or_after_it(
 async def test_what_is_told_in_either_form_and_in_a_batch(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
-    seat(service)
+    add_worker(service)
     hold(service, 1)
     packed = msgspec.msgpack.encode({"cached_tokens": 32})
     for told in (
@@ -126,7 +126,7 @@ async def test_what_is_told_in_either_form_and_in_a_batch(
 async def test_what_is_no_number_of_tokens_is_refused_and_named(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
-    seat(service)
+    add_worker(service)
     await book(client)
     for wrong in (-1, 71, 2**64, 1.5, "1", [1], True):
         answer = await client.post(DONE, json={"cached_tokens": wrong})
@@ -142,7 +142,7 @@ async def test_what_is_no_number_of_tokens_is_refused_and_named(
 
 @run_by(in_process)
 async def test_other_bodies_are_ignored_as_ever(client: httpx.AsyncClient, service: Driver) -> None:
-    seat(service)
+    add_worker(service)
     await book(client)
     for content in (b"", b"{}", b'{"x": 1}', b"no json", b"\xff"):
         for kind in ({}, {"content-type": "application/json"}, {"content-type": "a/b"}):
@@ -159,7 +159,7 @@ async def test_other_bodies_are_ignored_as_ever(client: httpx.AsyncClient, servi
 
 @run_by(on_a_port)
 async def test_on_the_wire_whole_and_in_chunks(port: int, service: Driver) -> None:
-    seat(service)
+    add_worker(service)
     hold(service, 1)
     wire = await Wire.to(port)
     samples = 0
@@ -188,7 +188,7 @@ async def test_on_the_wire_whole_and_in_chunks(port: int, service: Driver) -> No
 async def test_a_body_that_is_too_long_is_ignored_like_any_other(
     port: int, service: Driver, *, said: bytes, chunked: bool
 ) -> None:
-    seat(service)
+    add_worker(service)
     wire = await Wire.to(port)
     wire.ask("POST", "/select_and_reserve", BODY | {"reservation_id": "r"})
     assert (await wire.answer())[0] == 200
@@ -207,7 +207,7 @@ async def test_a_body_that_is_too_long_is_ignored_like_any_other(
 def test_people_and_prometheus_are_told(caplog: pytest.LogCaptureFixture) -> None:
     async def use(client: httpx.AsyncClient, service: Driver) -> None:
         for worker_id in (1, 2):
-            seat(service, worker_id)
+            add_worker(service, worker_id)
             hold(service, worker_id)
         for worker_id, found in ((1, 64), *[(2, 0)] * 8):
             await book(client, worker_id)
@@ -248,8 +248,8 @@ def test_people_and_prometheus_are_told(caplog: pytest.LogCaptureFixture) -> Non
 async def test_prometheus_is_told_how_ranks_that_decode_were_measured(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
-    seat(service, 1, total_kv_blocks=500)
-    seat(service, 2)
+    add_worker(service, 1, total_kv_blocks=500)
+    add_worker(service, 2)
     scope = Scope("default", "default")
     speeds = service.core.partitions[scope].ledger.loads.speeds
     slots = service.core.partitions[scope].fleet_slots
@@ -279,14 +279,14 @@ async def test_prometheus_is_told_how_ranks_that_decode_were_measured(
 async def test_a_doubtful_index_is_read_again_over_the_wire(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
-    seat(service, 2)
+    add_worker(service, 2)
     hold(service, 2)
     with EventPublisher() as engine:
         endpoints = {
             "kv_events_endpoint": engine.endpoint,
             "replay_endpoint": engine.replay_endpoint,
         }
-        seat(service, 1, **endpoints)
+        add_worker(service, 1, **endpoints)
         rank = WorkerRank(1, 0)
         stream = service.core.membership.stream_at(rank)
         index = service.core.partitions[Scope("default", "default")].index
@@ -330,7 +330,7 @@ async def test_a_doubtful_index_is_read_again_over_the_wire(
 
 @run_by(in_process, trust_samples=2, trust_error_max=0.5, no_freshness_weighting=True)
 async def test_flags_reach_the_core(client: httpx.AsyncClient, service: Driver) -> None:
-    seat(service)
+    add_worker(service)
     hold(service, 1)
     assert not service.core.trust_monitor._settings.weigh_freshness
     for found in (64, 0, 0):

@@ -16,7 +16,7 @@ from select_service.edge.driver.driver import Driver
 from select_service.edge.http.routes import ROUTES
 from select_service.settings import FieldValidation
 from tests.coroutines import run_by
-from tests.select_service.edge.serving import PROMPT, in_process, seat, worker
+from tests.select_service.edge.serving import PROMPT, add_worker, in_process, worker
 from tests.wait import until
 
 TYPE = "application/msgpack"
@@ -57,7 +57,7 @@ async def ask(
 
 @run_by(in_process)
 async def test_hashes_come_back_packed(client: httpx.AsyncClient, service: Driver) -> None:
-    seat(service)
+    add_worker(service)
     asked = BINARIES | {"reservation_id": "r"}
     told = await ask(client, "/select_and_reserve", asked)
     assert told["sequence_hashes"] == BINARIES["sequence_hashes"]
@@ -75,7 +75,7 @@ async def test_a_repeat_in_another_form_is_the_same_request(
         "lists": (LISTS, True),
         "binaries": (BINARIES, True),
     }
-    seat(service)
+    add_worker(service)
     for path, more, status in (
         ("/select_and_reserve", {"reservation_id": "a"}, 200),
         ("/reservations", {"reservation_id": "b", "worker_id": 1}, 201),
@@ -95,7 +95,7 @@ async def test_a_repeat_in_another_form_is_the_same_request(
 async def test_unknown_members_of_a_repeat_count_in_either_form(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
-    seat(service)
+    add_worker(service)
     asked = {**PROMPT, "reservation_id": "r", "surprise": {"b": [1, 2.5], "a": None}}
     for packed in (True, False, True):
         await ask(client, "/select_and_reserve", asked, packed=packed)
@@ -126,7 +126,7 @@ async def test_refusals_are_packed_as_well(client: httpx.AsyncClient) -> None:
 
 def test_unknown_members_are_told_of_and_refused() -> None:
     async def warn(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service)
+        add_worker(service)
         content = msgspec.msgpack.encode({**BINARIES, "surprise": 1})
         answer = await client.post("/select", content=content, headers=PACKED | WANTED)
         assert answer.headers["warning"] == '299 - "unknown field: surprise"'
@@ -189,7 +189,7 @@ async def test_sums_that_no_64_bits_hold_are_told_as_the_most_they_do(
     """Two clients that say their prompts have 2^64-1 tokens must not blind who reads the loads."""
     most = 2**64 - 1
     huge = {"block_hashes": [], "sequence_hashes": [], "isl_tokens": most}
-    seat(service)
+    add_worker(service)
     for _ in range(2):
         await ask(client, "/select_and_reserve", huge)
     packed = await client.get("/loads", headers=WANTED)
@@ -218,7 +218,7 @@ def test_whatever_comes_there_is_an_answer() -> None:
     routes = [route for route in ROUTES if route.takes is not None]
 
     async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service)
+        add_worker(service)
         answered = set()
         for number in range(1500):
             body = bytearray(msgspec.msgpack.encode(rng.choice(values)))

@@ -15,7 +15,7 @@ from select_service.edge.driver.driver import Driver
 from select_service.edge.http.routes import ROUTES
 from select_service.types import LeaseRequest, SelectAndReserveRequest
 from tests.coroutines import run_by
-from tests.select_service.edge.serving import in_process, seat
+from tests.select_service.edge.serving import add_worker, in_process
 
 BIG = 2**64 - 1
 OURS_BYTES_MAX, EVERYTHING_BYTES_MAX = 160_000, 215_000  # the latter with uPlot
@@ -99,7 +99,7 @@ async def test_no_other_file_can_be_had(client: httpx.AsyncClient, *, path: str)
 
 @run_by(in_process)
 async def test_ids_are_strings(client: httpx.AsyncClient, service: Driver) -> None:
-    seat(service, BIG)
+    add_worker(service, BIG)
     service.open_lease(LeaseRequest(lease_id="l", owner="o", ttl_s=30.0))
     await service.select_and_reserve(
         SelectAndReserveRequest(reservation_id="a", lease_id="l", token_ids=[1] * 40)
@@ -120,7 +120,7 @@ async def test_ids_are_strings(client: httpx.AsyncClient, service: Driver) -> No
 async def test_lists_are_bounded_and_newest_first(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
-    seat(service)
+    add_worker(service)
     for number in range(300):
         await service.select_and_reserve(
             SelectAndReserveRequest(reservation_id=str(number), token_ids=[1])
@@ -135,8 +135,8 @@ async def test_lists_are_bounded_and_newest_first(
 
 @run_by(in_process)
 async def test_decisions_are_narrowed(client: httpx.AsyncClient, service: Driver) -> None:
-    seat(service, 1)
-    seat(service, 2)
+    add_worker(service, 1)
+    add_worker(service, 2)
     for name, body in (("a", {"allowed_worker_ids": [1]}), ("b", {"allowed_worker_ids": [3]})):
         await client.post("/select", json={"token_ids": [1], "selection_id": name, **body})
     for query, names in (

@@ -16,7 +16,7 @@ from select_service.edge.console.fleet import RANK_FIELDS, FleetTable, News
 from select_service.edge.cooperative import TimeSlices
 from select_service.types import SelectAndReserveRequest
 from select_service.types.admission import RankMetrics, WorkerMetrics
-from tests.select_service.edge.serving import SETTINGS, seat
+from tests.select_service.edge.serving import SETTINGS, add_worker
 
 
 def look(view: FleetTable) -> News:
@@ -29,7 +29,7 @@ def row(news: News, at: int = 0) -> dict[str, Any]:
 
 def test_a_backlog_beyond_64_bits_is_told_as_the_largest_number() -> None:
     service = create_driver(SETTINGS)
-    seat(service)
+    add_worker(service)
     for name in ("a", "b"):
         service.select_and_reserve_now(
             SelectAndReserveRequest(
@@ -43,7 +43,7 @@ def test_a_backlog_beyond_64_bits_is_told_as_the_largest_number() -> None:
 
 def test_a_worker_that_cannot_be_scheduled_has_reasons_and_no_ranks() -> None:
     service = create_driver(SETTINGS)
-    seat(service, 1, endpoint=None)
+    add_worker(service, 1, endpoint=None)
     news = look(FleetTable(service))
     told = json.loads(news.workers[0])
     assert told["lifecycle"] == "incomplete"
@@ -53,12 +53,12 @@ def test_a_worker_that_cannot_be_scheduled_has_reasons_and_no_ranks() -> None:
 
 def test_a_worker_becomes_schedulable_and_back() -> None:
     service = create_driver(SETTINGS)
-    seat(service, 1, endpoint=None)
+    add_worker(service, 1, endpoint=None)
     view = FleetTable(service)
     look(view)
-    seat(service, 1)
+    add_worker(service, 1)
     assert len(look(view).ranks) == 1
-    seat(service, 1, endpoint=None)
+    add_worker(service, 1, endpoint=None)
     news = look(view)
     assert len(news.workers) == 1
     assert view.all_rows().ranks == [], "rows of ranks go with them"
@@ -66,7 +66,7 @@ def test_a_worker_becomes_schedulable_and_back() -> None:
 
 def test_what_a_worker_says_of_itself() -> None:
     service = create_driver(SETTINGS)
-    seat(service, 1)
+    add_worker(service, 1)
     told = RankMetrics(kv_used_blocks=12, kv_total_blocks=2**64 - 1, num_requests_waiting=3)
     service.report(1, WorkerMetrics(ranks=[told]))
     found = row(look(FleetTable(service)))
@@ -77,7 +77,7 @@ def test_what_a_worker_says_of_itself() -> None:
 def test_a_publisher_out_of_reach_is_not_called_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     """The doctor calls it an error at the same time; who is only quiet may have nothing to say."""
     service = create_driver(SETTINGS)
-    seat(service, 1)
+    add_worker(service, 1)
     view = FleetTable(service)
     assert row(look(view))["kv_state"] == "silent", "nobody has listened yet"
     since = service.now()
@@ -93,7 +93,7 @@ def test_a_publisher_out_of_reach_is_not_called_silent(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("stamp", [float("nan"), float("inf"), -1e300, 1e300])
 def test_an_engine_with_a_mad_clock(stamp: float) -> None:
     service = create_driver(SETTINGS)
-    seat(service, 1)
+    add_worker(service, 1)
     (stream,) = service.core.registry.streams()
     stream.last_batch_ts = stamp
     assert row(look(FleetTable(service)))["event_at_ms"] is None
@@ -103,7 +103,7 @@ def test_a_large_fleet_is_looked_at_in_slices(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(cooperative, "SLICE_S", 0.0)  # every step is too long
     service = create_driver(SETTINGS)
     for worker_id in range(64):
-        seat(service, worker_id)
+        add_worker(service, worker_id)
     view = FleetTable(service)
 
     async def run() -> tuple[News, int]:
@@ -124,7 +124,7 @@ def test_a_large_fleet_is_looked_at_in_slices(monkeypatch: pytest.MonkeyPatch) -
 
 def test_how_far_a_rank_is_believed() -> None:
     service = create_driver(SETTINGS)
-    seat(service, 1)
+    add_worker(service, 1)
     view = FleetTable(service)
     assert row(look(view))["trust"] == 1.0
     (partition,) = service.core.partitions.values()

@@ -18,7 +18,7 @@ from select_service.edge.driver.driver import Driver
 from select_service.edge.http.traffic import LATENCY_BUCKETS_S, RouteTraffic, Traffic
 from tests import wait
 from tests.coroutines import run_by
-from tests.select_service.edge.serving import SETTINGS, in_process, seat
+from tests.select_service.edge.serving import SETTINGS, add_worker, in_process
 from tests.wait import until
 
 
@@ -47,7 +47,7 @@ async def test_a_point_knows_what_was_cached_and_refused(
     book = History(service, Traffic())
     await client.post("/select", json={"token_ids": [1]})
     assert read(book.now())["failed"] == 1
-    seat(service)
+    add_worker(service)
     (partition,) = service.core.partitions.values()
     (rank, _), *_ = partition.fleet_slots.ranks_and_slots()
     tokens = list(range(64))

@@ -12,7 +12,7 @@ from indexer.types import Tier, WorkerRank
 from select_service.edge.console import prefix
 from select_service.edge.driver.driver import Driver
 from tests.coroutines import run_by
-from tests.select_service.edge.serving import in_process, seat
+from tests.select_service.edge.serving import add_worker, in_process
 
 TOKENS = list(range(64))
 HASHES = block_hashes(TOKENS, 16)
@@ -41,7 +41,7 @@ async def ask(client: httpx.AsyncClient, **body: Any) -> dict[str, Any]:
 @run_by(in_process)
 async def test_ranges_by_tier_and_depth(client: httpx.AsyncClient, service: Driver) -> None:
     for worker_id in (1, 2, BIG):
-        seat(service, worker_id)
+        add_worker(service, worker_id)
     hold(service, 1, 1)
     hold(service, BIG, 2)
     hold(service, BIG, 1, Tier.HOST_PINNED, at=2)
@@ -67,7 +67,7 @@ async def test_ranges_by_tier_and_depth(client: httpx.AsyncClient, service: Driv
 
 @run_by(in_process)
 async def test_nobody_holds_it(client: httpx.AsyncClient, service: Driver) -> None:
-    seat(service, 1)
+    add_worker(service, 1)
     told = await ask(client, token_ids=TOKENS)
     assert (told["holders_total"], told["holders"]) == (0, [])
     hold(service, 1, 4)
@@ -79,7 +79,7 @@ def test_the_deepest_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def use(client: httpx.AsyncClient, service: Driver) -> None:
         for worker_id in range(1, 5):
-            seat(service, worker_id)
+            add_worker(service, worker_id)
             hold(service, worker_id, worker_id)
         told = await ask(client, token_ids=TOKENS)
         assert told["holders_total"] == 4
@@ -111,7 +111,7 @@ def test_the_deepest_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_what_is_no_question_is_refused(
     client: httpx.AsyncClient, service: Driver, *, body: bytes, status: int
 ) -> None:
-    seat(service, 1)
+    add_worker(service, 1)
     headers = {"content-type": "application/json"}
     answer = await client.post("/console/api/prefix", content=body, headers=headers)
     assert answer.status_code == status, answer.text

@@ -17,7 +17,7 @@ from select_service.edge.server import Server
 from select_service.types import SelectAndReserveRequest
 from tests.coroutines import run_by
 from tests.select_service.edge.console.watching import ranks_of, watching
-from tests.select_service.edge.serving import Wire, on_a_port, seat
+from tests.select_service.edge.serving import Wire, add_worker, on_a_port
 from tests.wait import until
 
 BIG = 2**64 - 1
@@ -35,7 +35,7 @@ def _book(service: Driver, name: str) -> None:
 
 @run_by(on_a_port)
 async def test_one_snapshot_then_what_changes(port: int, service: Driver) -> None:
-    seat(service, BIG, total_kv_blocks=100)
+    add_worker(service, BIG, total_kv_blocks=100)
     async with watching(port) as page:
         assert page.headers["content-type"] == "text/event-stream"
         assert page.headers["x-content-type-options"] == "nosniff"
@@ -55,7 +55,7 @@ async def test_one_snapshot_then_what_changes(port: int, service: Driver) -> Non
         counted = {"selections": 1, "isl_tokens": 64, "selected_prefill_tokens": 64}
         assert ranks_of(told, fields) == {(str(BIG), 0): row | booked | counted}
         assert told["state"]["reservations"] == 1
-        seat(service, 7)
+        add_worker(service, 7)
         assert [one["worker_id"] for one in (await page.until("workers"))["workers"]] == ["7"]
         service.delete_worker(BIG)
         assert (await page.until("gone"))["gone"] == [str(BIG)]
@@ -64,7 +64,7 @@ async def test_one_snapshot_then_what_changes(port: int, service: Driver) -> Non
 @run_by(on_a_port)
 async def test_who_comes_later_gets_all_there_is(port: int, service: Driver) -> None:
     for worker_id in range(40):
-        seat(service, worker_id, data_parallel_size=2, kv_events_endpoints=_endpoints(2))
+        add_worker(service, worker_id, data_parallel_size=2, kv_events_endpoints=_endpoints(2))
     async with watching(port) as early:
         await early.next()
         _book(service, "a")
@@ -159,7 +159,7 @@ async def test_a_client_without_pieces_is_told_so(
 async def test_who_does_not_read_is_dropped(port: int, service: Driver, server: Server) -> None:
     traffic = server._application._traffic
     service.core.limits.worker_bytes_max = 1 << 30
-    seat(service, 1, endpoint="http://" + "x" * 16_000_000)  # more than sockets take
+    add_worker(service, 1, endpoint="http://" + "x" * 16_000_000)  # more than sockets take
     async with watching(port):
         await until(lambda: traffic.console.dropped == 1)
         console = server._application._console
@@ -200,7 +200,7 @@ def test_what_a_failed_look_had_found_is_told(monkeypatch: pytest.MonkeyPatch) -
 
     async def use(port: int, service: Driver, server: Server) -> None:
         nonlocal is_ill
-        seat(service, 1)
+        add_worker(service, 1)
         async with watching(port) as page:
             await page.next()
             is_ill = True
@@ -228,7 +228,7 @@ class Breaths(TimeSlices):
 @run_by(on_a_port, admission_control="token-capacity")
 async def test_pools_and_thresholds_are_written_one_by_one(port: int, service: Driver) -> None:
     for number in range(20):
-        seat(service, number, model_name=f"m{number}", max_inflight=9)
+        add_worker(service, number, model_name=f"m{number}", max_inflight=9)
     breaths = Breaths()
     text = (await sections(service, breaths))["admission"]
     told = json.loads(text)

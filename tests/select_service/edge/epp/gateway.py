@@ -39,7 +39,7 @@ class Gateway:
         self.driver, self.picker, self.traffic = driver, picker, traffic
         self.channel: Any = grpc.aio.insecure_channel(f"{HOST}:{picker.port}")
 
-    def seat(self, worker_id: int = 1, **fields: Any) -> None:
+    def add_worker(self, worker_id: int = 1, **fields: Any) -> None:
         """Register a worker at 10.0.0.<id>:8000 for the model `m`."""
         known = {"endpoint": f"http://10.0.0.{worker_id}:8000", "model_name": "m"}
         spec = worker(worker_id, **{**known, **fields})

@@ -18,12 +18,12 @@ GOLDEN = json.loads(
 )
 
 
-def seat(at: Gateway, name: str) -> None:
+def add_worker(at: Gateway, name: str) -> None:
     """Of two workers only the first is usual: the other takes what is not for everybody."""
     if name == "several ranks":
         streams = {"3": "tcp://127.0.0.1:9", "4": "tcp://127.0.0.1:9"}
         ranks = {"data_parallel_start_rank": 3, "data_parallel_size": 2}
-        at.seat(1, **ranks, kv_events_endpoint=None, kv_events_endpoints=streams)
+        at.add_worker(1, **ranks, kv_events_endpoint=None, kv_events_endpoints=streams)
         busy = ReservationRequest(
             reservation_id="busy",
             worker_id=1,
@@ -34,15 +34,15 @@ def seat(at: Gateway, name: str) -> None:
         )
         at.driver.reserve(busy)
         return
-    at.seat(1)
+    at.add_worker(1)
     if name == "a subset":
-        at.seat(2)
+        at.add_worker(2)
 
 
 @pytest.mark.parametrize("name", GOLDEN["exchanges"])
 def test_an_exchange_goes_as_recorded(name: str) -> None:
     async def use(at: Gateway) -> None:
-        seat(at, name)
+        add_worker(at, name)
         stream = at.stream()
         for sent, gets in GOLDEN["exchanges"][name]:
             await stream.write(base64.b64decode(sent))
@@ -65,7 +65,7 @@ def test_an_exchange_goes_as_recorded(name: str) -> None:
 @pytest.mark.parametrize("name", GOLDEN["refused"])
 def test_a_refusal_is_an_immediate_response(name: str) -> None:
     async def use(at: Gateway) -> None:
-        at.seat()
+        at.add_worker()
         stream = at.stream()
         status, sends = GOLDEN["refused"][name]
         head, *rest = sends

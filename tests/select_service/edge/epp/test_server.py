@@ -44,7 +44,7 @@ async def test_health_tells_whether_requests_can_be_placed(at: Gateway) -> None:
     for service in ("", "readiness", SERVICE):
         assert await at.health(service) == NOT_SERVING
     assert await at.health("liveness") == SERVING
-    at.seat()
+    at.add_worker()
     for service in ("", "readiness", SERVICE):
         assert await at.health(service) == SERVING
     at.driver.announce_leaving()
@@ -56,7 +56,7 @@ async def test_health_tells_whether_requests_can_be_placed(at: Gateway) -> None:
 
 @played()
 async def test_strange_calls_harm_nobody(at: Gateway) -> None:
-    at.seat()
+    at.add_worker()
     check = at.channel.unary_unary("/grpc.health.v1.Health/Check")
     with pytest.raises(grpc.aio.AioRpcError) as found:
         await check(b"\xff\xff")
@@ -77,7 +77,7 @@ def test_a_bug_ends_its_stream_and_is_counted(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def use(at: Gateway) -> None:
-        at.seat()
+        at.add_worker()
 
         def fail(*_: object) -> None:
             raise ZeroDivisionError("a bug")
@@ -107,8 +107,8 @@ def test_a_token_is_asked_for_and_says_whose_requests_these_are(tmp_path: Path) 
         tokens.add(name, scope, **more)
 
     async def use(at: Gateway) -> None:
-        at.seat(1)
-        at.seat(2, tenant_id="acme")
+        at.add_worker(1)
+        at.add_worker(2, tenant_id="acme")
         for credentials, code in (
             ((), grpc.StatusCode.UNAUTHENTICATED),
             ((("authorization", "Bearer x"),), grpc.StatusCode.UNAUTHENTICATED),
@@ -131,7 +131,7 @@ def test_tls_is_that_of_the_service(tmp_path: Path) -> None:
     cert, key = authority.issue("server")
 
     async def use(at: Gateway) -> None:
-        at.seat()
+        at.add_worker()
         trusted = grpc.ssl_channel_credentials(authority.cert.read_bytes())
         async with grpc.aio.secure_channel(f"localhost:{at.picker.port}", trusted) as channel:
             stream = channel.stream_stream(PROCESS)(timeout=PATIENCE_S)

@@ -27,7 +27,7 @@ PROMPT = {"model": "m", "prompt": TOKENS}
 
 @played()
 async def test_the_first_bytes_end_the_prefill_and_the_end_frees(at: Gateway) -> None:
-    at.seat()
+    at.add_worker()
     stream, endpoint = await placed(at, PROMPT)
     assert endpoint == "10.0.0.1:8000"
     assert at.driver.awaited == 1
@@ -52,7 +52,7 @@ async def test_the_first_bytes_end_the_prefill_and_the_end_frees(at: Gateway) ->
 @pytest.mark.parametrize("how", ["cancel", "half_close"])
 def test_a_stream_that_breaks_frees(after: str, how: str) -> None:
     async def use(at: Gateway) -> None:
-        at.seat()
+        at.add_worker()
         stream, endpoint = await placed(at, PROMPT)
         if after != "choice":
             await say(stream, response_headers(endpoint))
@@ -74,7 +74,7 @@ def test_a_stream_that_breaks_frees(after: str, how: str) -> None:
 
 @played()
 async def test_a_stream_that_breaks_before_the_choice_leaves_nothing(at: Gateway) -> None:
-    at.seat()
+    at.add_worker()
     stream = at.stream()
     await say(stream, headers())
     await say(stream, body(b'{"model"', end=False))
@@ -86,7 +86,7 @@ async def test_a_stream_that_breaks_before_the_choice_leaves_nothing(at: Gateway
 
 @played(max_inflight_default=1)
 async def test_a_request_that_waits_is_placed_when_one_ends(at: Gateway) -> None:
-    at.seat()
+    at.add_worker()
     first, _ = await placed(at, PROMPT)
     second, third = at.stream(), at.stream()
     for stream in (second, third):
@@ -103,7 +103,7 @@ async def test_a_request_that_waits_is_placed_when_one_ends(at: Gateway) -> None
 
 @played(max_inflight_default=1, max_queued_default=0)
 async def test_what_is_shed_is_429_with_a_time(at: Gateway) -> None:
-    at.seat()
+    at.add_worker()
     first, _ = await placed(at, PROMPT)
     stream = at.stream()
     await say(stream, headers())
@@ -127,7 +127,7 @@ async def test_nobody_to_serve_is_503(at: Gateway) -> None:
 
 @played()
 async def test_an_endpoint_without_an_address_is_503_and_frees(at: Gateway) -> None:
-    at.seat(endpoint="http://engine.example:8000")
+    at.add_worker(endpoint="http://engine.example:8000")
     stream = at.stream()
     await say(stream, headers())
     await say(stream, body(PROMPT))
@@ -138,7 +138,7 @@ async def test_an_endpoint_without_an_address_is_503_and_frees(at: Gateway) -> N
 @played(epp_body_bytes_max=1024)
 @pytest.mark.parametrize("mode", [2, 4])
 async def test_a_body_that_is_too_long_is_413(at: Gateway, *, mode: int) -> None:
-    at.seat()
+    at.add_worker()
     stream = at.stream()
     await say(stream, headers(request_mode=mode))
     if mode == 2:
@@ -154,7 +154,7 @@ async def test_a_body_that_is_too_long_is_413(at: Gateway, *, mode: int) -> None
 
 @played(epp_body_bytes_max=1024)
 async def test_a_message_beyond_all_bounds_ends_its_stream_alone(at: Gateway) -> None:
-    at.seat()
+    at.add_worker()
     stream = at.stream()
     await say(stream, headers(request_mode=2))
     await hear(stream)
@@ -166,7 +166,7 @@ async def test_a_message_beyond_all_bounds_ends_its_stream_alone(at: Gateway) ->
 
 @played(epp_buffered_bytes_max=1024)
 async def test_bodies_of_all_streams_are_bounded_together(at: Gateway) -> None:
-    at.seat()
+    at.add_worker()
     first, second = at.stream(), at.stream()
     await say(first, headers())
     await say(first, body(b" " * 600, end=False))
@@ -183,7 +183,7 @@ async def test_bodies_of_all_streams_are_bounded_together(at: Gateway) -> None:
 
 @played(epp_streams_max=1)
 async def test_streams_are_bounded(at: Gateway) -> None:
-    at.seat()
+    at.add_worker()
     first, _ = await placed(at, PROMPT)
     second = at.stream()  # refused whatever it would say
     status, named, said = await refused(second)
@@ -197,9 +197,9 @@ async def test_streams_are_bounded(at: Gateway) -> None:
 
 @played()
 async def test_a_request_that_another_worker_served_moves(at: Gateway) -> None:
-    at.seat(1)
+    at.add_worker(1)
     stream, endpoint = await placed(at, PROMPT)
-    at.seat(2)
+    at.add_worker(2)
     await say(stream, response_headers("10.0.0.2:8000"))
     await hear(stream)
     loads = {name: requests for name, (_, requests) in at.loads().items()}
@@ -214,7 +214,7 @@ async def test_a_request_that_another_worker_served_moves(at: Gateway) -> None:
 
 @played()
 async def test_an_unknown_server_moves_nothing(at: Gateway) -> None:
-    at.seat(1)
+    at.add_worker(1)
     stream, _ = await placed(at, PROMPT)
     await say(stream, response_headers("10.9.9.9:1"))
     await hear(stream)
@@ -228,7 +228,7 @@ async def test_a_long_response_keeps_its_reservation(
     at: Gateway, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processing_stream, "_SIGN_OF_LIFE_S", 0.0)
-    at.seat()
+    at.add_worker()
     stream, endpoint = await placed(at, PROMPT)
     await say(stream, response_headers(endpoint))
     await hear(stream)
@@ -243,7 +243,7 @@ async def test_a_long_response_keeps_its_reservation(
 
 @played()
 async def test_what_ended_elsewhere_is_counted(at: Gateway) -> None:
-    at.seat()
+    at.add_worker()
     stream, endpoint = await placed(at, PROMPT)
     at.driver.delete_worker(1)
     await until(lambda: not at.driver.awaited)
@@ -259,7 +259,7 @@ async def test_what_ended_elsewhere_is_counted(at: Gateway) -> None:
 @pytest.mark.parametrize("data", [b"\xff\xff", b"", b"\x42\x00"])
 def test_bytes_that_are_no_message_end_their_stream_alone(data: bytes) -> None:
     async def use(at: Gateway) -> None:
-        at.seat()
+        at.add_worker()
         stream = at.stream()
         await stream.write(data)
         assert await stream.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -274,7 +274,7 @@ def test_bytes_that_are_no_message_end_their_stream_alone(data: bytes) -> None:
 
 @played()
 async def test_messages_out_of_order_end_their_stream(at: Gateway) -> None:
-    at.seat()
+    at.add_worker()
     for late in (headers(), body(PROMPT)):
         stream, _ = await placed(at, PROMPT)
         await say(stream, late)
@@ -284,7 +284,7 @@ async def test_messages_out_of_order_end_their_stream(at: Gateway) -> None:
 
 @played()
 async def test_objective_and_fairness_name_class_and_share(at: Gateway) -> None:
-    at.seat()
+    at.add_worker()
     named = {
         "x-gateway-inference-objective": "batch",
         "x-gateway-inference-fairness-id": "team-a",
@@ -296,8 +296,8 @@ async def test_objective_and_fairness_name_class_and_share(at: Gateway) -> None:
 
 @played()
 async def test_tokens_meet_the_cache_of_their_salt(at: Gateway) -> None:
-    at.seat(1)
-    at.seat(2)
+    at.add_worker(1)
+    at.add_worker(2)
     at.store(2, TOKENS, "s")
     for salt, cached in (("s", len(TOKENS)), ("t", 0)):
         stream, endpoint = await placed(at, PROMPT | {"cache_salt": salt})
@@ -312,7 +312,7 @@ async def test_tokens_meet_the_cache_of_their_salt(at: Gateway) -> None:
 
 @played()
 async def test_a_text_is_placed_by_its_length(at: Gateway) -> None:
-    at.seat()
+    at.add_worker()
     stream, _ = await placed(at, {"model": "m", "prompt": "x" * 400})
     assert at.loads() == {1: (100, 1)}
     assert at.traffic.load_alone["engine_off"] == 1

@@ -213,7 +213,7 @@ async def test_a_text_goes_to_the_worker_that_has_its_tokens() -> None:
     async with engine() as one, gateway(epp_tokenize_timeout_s=PATIENCE_S) as at:
         port = one.url.rpartition(":")[2]
         for number in (1, 2):
-            at.seat(number, endpoint=f"http://127.0.0.{number}:{port}")
+            at.add_worker(number, endpoint=f"http://127.0.0.{number}:{port}")
         at.store(2, TOKENS)
         assert await chosen(at, {"model": "m", "prompt": "x"}) == f"127.0.0.2:{port}"
         assert at.traffic.prompts["tokenized"] + at.traffic.load_alone["engine_failed"] >= 1

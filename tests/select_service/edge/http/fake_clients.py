@@ -19,7 +19,7 @@ from select_service.edge.http.connection import HttpConnection
 from select_service.edge.http.connection_limits import ConnectionLimits
 from select_service.edge.http.protocol import http_protocol
 from select_service.edge.http.traffic import Connections
-from tests.select_service.edge.serving import HOST, PROMPT, SETTINGS, seat
+from tests.select_service.edge.serving import HOST, PROMPT, SETTINGS, add_worker
 from tests.wait import run, until
 
 LIMITS = ConnectionLimits(1e3, 1e3, 100, 1 << 16, 128, 100, 100, 1 << 20, 0)
@@ -190,7 +190,7 @@ async def rig(**settings: Any) -> AsyncIterator[Rig]:
 def play(scene: Callable[[Rig], Any], **settings: Any) -> None:
     async def use() -> None:
         async with rig(**settings) as one:
-            seat(one.service)
+            add_worker(one.service)
             await scene(one)
 
     run(use())
@@ -201,7 +201,7 @@ def full(scene: Callable[[Rig, FakeClient], Any], **settings: Any) -> None:
 
     async def use(body: dict[str, Any] = BOOK) -> None:
         async with rig(**settings) as one:
-            seat(one.service, max_inflight=1)
+            add_worker(one.service, max_inflight=1)
             one.connect().ask("/select_and_reserve", {**PROMPT, "reservation_id": "first"})
             client = one.connect()
             client.ask("/select_and_reserve", body)

@@ -16,7 +16,14 @@ from select_service.version import __version__
 from tests.coroutines import run_by
 from tests.select_service.edge.metrics.test_exposition import scrape, value
 from tests.select_service.edge.security.credentials_made import TokenFile
-from tests.select_service.edge.serving import PROMPT, Wire, in_process, on_a_port, seat, worker
+from tests.select_service.edge.serving import (
+    PROMPT,
+    Wire,
+    add_worker,
+    in_process,
+    on_a_port,
+    worker,
+)
 
 JSON = {"content-type": "application/json"}
 
@@ -201,7 +208,7 @@ async def test_path_numbers(
 @run_by(in_process)
 async def test_path_numbers_in_other_spellings(client: httpx.AsyncClient, service: Driver) -> None:
     for spelling in ("+1", "01", "%31", "+00000000000000000000000001"):
-        seat(service)
+        add_worker(service)
         answer = await client.delete(raw(client, f"/workers/{spelling}"))
         assert answer.status_code == 200, spelling
         assert answer.json()["lifecycle"] == "unschedulable"
@@ -212,7 +219,7 @@ async def test_path_numbers_in_other_spellings(client: httpx.AsyncClient, servic
 
 @run_by(in_process)
 async def test_ids_are_percent_decoded_segments(client: httpx.AsyncClient, service: Driver) -> None:
-    seat(service)
+    add_worker(service)
     booking = {"reservation_id": "a/b c", "worker_id": 1, **PROMPT}
     assert (await client.post("/reservations", json=booking)).status_code == 201
     answer = await client.post(raw(client, "/reservations/a%2Fb%20c/prefill_complete"))
@@ -226,8 +233,8 @@ async def test_ids_are_percent_decoded_segments(client: httpx.AsyncClient, servi
 
 @run_by(in_process)
 async def test_queries(client: httpx.AsyncClient, service: Driver) -> None:
-    seat(service, 1)
-    seat(service, 2, model_name="m 1", tenant_id="")
+    add_worker(service, 1)
+    add_worker(service, 2, model_name="m 1", tenant_id="")
 
     async def ids(query: str) -> list[int]:
         answer = await client.get(raw(client, f"/workers?{query}"))
@@ -249,8 +256,8 @@ async def test_queries(client: httpx.AsyncClient, service: Driver) -> None:
 
 @run_by(in_process)
 async def test_a_worker_is_drained_and_put_back(client: httpx.AsyncClient, service: Driver) -> None:
-    seat(service)
-    seat(service, 2)
+    add_worker(service)
+    add_worker(service, 2)
     booking = {**PROMPT, "reservation_id": "a", "allowed_worker_ids": [1]}
     assert (await client.post("/select_and_reserve", json=booking)).status_code == 200
     idle = (await client.get("/workers/1/drain")).json()

@@ -16,7 +16,14 @@ from select_service.edge.driver.driver import Driver
 from select_service.edge.http.traffic import CLIENT_GONE
 from select_service.edge.server import Server
 from tests.coroutines import run_by
-from tests.select_service.edge.serving import PROMPT, SETTINGS, Wire, in_process, on_a_port, seat
+from tests.select_service.edge.serving import (
+    PROMPT,
+    SETTINGS,
+    Wire,
+    add_worker,
+    in_process,
+    on_a_port,
+)
 from tests.wait import until
 
 BUSY = {"reservation_id": "busy", "worker_id": 1, "sequence_hashes": [9], "isl_tokens": 100}
@@ -24,7 +31,7 @@ BUSY = {"reservation_id": "busy", "worker_id": 1, "sequence_hashes": [9], "isl_t
 
 async def _fill(port: int, service: Driver) -> Wire:
     """Make the only worker busy; returns an open connection."""
-    seat(service, max_num_batched_tokens=1)
+    add_worker(service, max_num_batched_tokens=1)
     wire = await Wire.to(port)
     wire.ask("POST", "/reservations", BUSY)
     assert (await wire.answer())[0] == 201

@@ -17,7 +17,7 @@ from select_service.edge.http.connection import HttpConnection
 from select_service.edge.http.routes import ROUTES
 from select_service.edge.server import Server
 from tests.coroutines import run_by
-from tests.select_service.edge.serving import PROMPT, SETTINGS, Wire, on_a_port, seat
+from tests.select_service.edge.serving import PROMPT, SETTINGS, Wire, add_worker, on_a_port
 from tests.wait import until
 
 BOOKING = {**PROMPT, "reservation_id": "r/1"}
@@ -112,7 +112,7 @@ async def test_both_ways_answer_alike(
     exchange: tuple[str, str, object],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    seat(service)
+    add_worker(service)
     service.dumps._clock = lambda: 0.0  # how a dump is cut in pieces is a matter of time
     fast = await _exchange(await Wire.to(port), exchange)
     _make_all_exchanges(monkeypatch)
@@ -130,7 +130,7 @@ def test_both_ways_answer_alike_in_msgpack(
     accept = "accept: application/x-msgpack"
 
     async def use(port: int, service: Driver, server: Server) -> None:
-        seat(service)
+        add_worker(service)
         service.dumps._clock = lambda: 0.0  # how a dump is cut in pieces is a matter of time
         _, _, plain = await _exchange(await Wire.to(port), exchange)
         fast = await _exchange(await Wire.to(port), exchange, accept, packed=packed)
@@ -189,7 +189,7 @@ def test_a_call_with_an_id_is_the_one_that_the_router_finds(name: str, is_usual:
 async def test_one_connection_may_speak_both(
     port: int, service: Driver, *, taken: list[bytes]
 ) -> None:
-    seat(service)
+    add_worker(service)
     wire = await Wire.to(port)
     packed = {**PROMPT, "block_hashes": bytes(16), "sequence_hashes": bytes(16)}
     answers = []
@@ -216,7 +216,7 @@ async def test_one_connection_may_speak_both(
 async def test_a_lifecycle_needs_no_exchange(
     port: int, service: Driver, *, taken: list[bytes]
 ) -> None:
-    seat(service)
+    add_worker(service)
     wire = await Wire.to(port)
     for method, path, body in (
         ("POST", "/select_and_reserve", BOOKING),
@@ -231,7 +231,7 @@ async def test_a_lifecycle_needs_no_exchange(
 
 @run_by(on_a_port)
 async def test_a_body_in_pieces(port: int, service: Driver, *, taken: list[bytes]) -> None:
-    seat(service)
+    add_worker(service)
     body = json.dumps(PROMPT).encode()
     wire = await Wire.to(port)
     head = b"POST /select HTTP/1.1\r\nhost: s\r\ncontent-type: application/json\r\n"
@@ -249,7 +249,7 @@ async def test_a_body_in_pieces(port: int, service: Driver, *, taken: list[bytes
 async def test_who_pipelines_is_answered_in_order_and_one_at_a_time(
     port: int, service: Driver, server: Server, *, taken: list[bytes]
 ) -> None:
-    seat(service)
+    add_worker(service)
     wire = await Wire.to(port)
     for path in ("/health", "/ready", "/workers", "/health"):
         wire.ask("GET", path)
@@ -328,7 +328,7 @@ CHUNKED = (
 async def test_a_body_in_chunks(
     port: int, service: Driver, *, taken: list[bytes], size: int, end: bytes
 ) -> None:
-    seat(service)
+    add_worker(service)
     body = json.dumps(PROMPT).encode()
     parts = [body[at : at + size] for at in range(0, len(body), size)]
     chunks = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts) + end
@@ -444,7 +444,7 @@ async def test_an_upgrade_does_not_overtake_who_came_before_it(
 async def test_a_body_that_arrives_while_the_server_leaves(
     port: int, service: Driver, server: Server, *, taken: list[bytes]
 ) -> None:
-    seat(service)
+    add_worker(service)
     body = json.dumps(PROMPT).encode()
     wire = await Wire.to(port)
     head = b"POST /select HTTP/1.1\r\nhost: s\r\ncontent-type: application/json\r\n"
@@ -465,7 +465,7 @@ def test_a_crash_costs_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("a bug of ours")
 
     async def use(port: int, service: Driver, server: Server) -> None:
-        seat(service)
+        add_worker(service)
         monkeypatch.setattr(service, "select_now", crash)
         wire = await Wire.to(port)
         wire.ask("POST", "/select", {**PROMPT, "explain": False})  # which no kernel takes

@@ -23,7 +23,7 @@ from select_service.edge.http.protocol import http_protocol
 from select_service.edge.http.traffic import Connections
 from select_service.edge.server import Server
 from tests.coroutines import run_by
-from tests.select_service.edge.serving import PROMPT, SETTINGS, Wire, on_a_port, seat
+from tests.select_service.edge.serving import PROMPT, SETTINGS, Wire, add_worker, on_a_port
 from tests.wait import PATIENCE_S, until
 
 SOON = {"header_timeout_s": 0.3, "body_timeout_s": 0.3}
@@ -120,7 +120,7 @@ async def test_an_idle_connection_is_closed(port: int, service: Driver, server: 
 
 @run_by(on_a_port, header_timeout_s=0.3, body_timeout_s=0.3)
 async def test_waiting_is_not_slowness(port: int, service: Driver) -> None:
-    seat(service, max_num_batched_tokens=1)
+    add_worker(service, max_num_batched_tokens=1)
     wire = await Wire.to(port)
     busy = {"reservation_id": "b", "worker_id": 1, "sequence_hashes": [9], "isl_tokens": 100}
     wire.ask("POST", "/reservations", busy)

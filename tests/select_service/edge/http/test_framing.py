@@ -13,7 +13,7 @@ from select_service.edge.http.connection import HttpConnection
 from select_service.edge.http.pieces import LINES_PER_TURN
 from select_service.edge.server import Server
 from tests.coroutines import run_by
-from tests.select_service.edge.serving import PROMPT, Wire, on_a_port, seat
+from tests.select_service.edge.serving import PROMPT, Wire, add_worker, on_a_port
 from tests.wait import until
 
 HEAD = b"POST /select HTTP/1.1\r\nhost: s\r\ncontent-type: application/json\r\n"
@@ -82,7 +82,7 @@ async def test_what_can_be_read_in_two_ways_is_refused(
     port: int, service: Driver, *, data: bytes
 ) -> None:
     """And nothing behind it is taken for a request."""
-    seat(service)
+    add_worker(service)
     wire = await Wire.to(port)
     wire.say(data + HIDDEN)
     assert await statuses(wire) == [400]
@@ -133,7 +133,7 @@ async def test_what_has_one_reading(
     port: int, service: Driver, *, data: bytes, answers: list[int]
 ) -> None:
     """And the request behind it is answered."""
-    seat(service)
+    add_worker(service)
     wire = await Wire.to(port)
     wire.say(data + HIDDEN)
     assert await statuses(wire) == [*answers, 200]
@@ -157,7 +157,7 @@ async def test_http_1_0_is_answered_and_closed(port: int) -> None:
 @run_by(on_a_port)
 async def test_a_trailer_is_no_header(port: int, service: Driver, server: Server) -> None:
     """A token behind the body was not there when the request was judged."""
-    seat(service)
+    add_worker(service)
     wire = await Wire.to(port)
     wire.say(HEAD + CHUNKED + b"\r\n" + CHUNK)
     await until(lambda: bool(server.server_state.connections))
@@ -206,7 +206,7 @@ def test_many_lines_are_parsed_in_many_turns(
     monkeypatch.setattr(HttpConnection, "take", take)
 
     async def use(port: int, service: Driver, _: Server) -> None:
-        seat(service)
+        add_worker(service)
         wire, other = await Wire.to(port), await Wire.to(port)
         wire.say(data + HIDDEN)
         other.ask("GET", "/health")
@@ -249,7 +249,7 @@ async def test_a_line_around_chunks_has_an_end(
     port: int, service: Driver, server: Server, *, start: bytes, way: str
 ) -> None:
     """A trailer was kept as it grew, as long as a body may take to arrive."""
-    seat(service)
+    add_worker(service)
     wire = await Wire.to(port)
     more = b"" if way == "fast" else b"content-encoding: identity\r\n"
     wire.say(HEAD + more + CHUNKED + b"\r\n" + start)
@@ -261,7 +261,7 @@ async def test_a_line_around_chunks_has_an_end(
 
 @run_by(on_a_port, head_bytes_max=20_000)
 async def test_trailers_within_the_limit_are_passed_over(port: int, service: Driver) -> None:
-    seat(service)
+    add_worker(service)
     wire = await Wire.to(port)
     wire.say(HEAD + CHUNKED + b"\r\n" + CHUNK + b"0\r\n")
     for _line in range(30):
@@ -277,7 +277,7 @@ async def test_a_connection_whose_end_is_said_in_a_trailer_ends(
     port: int, service: Driver, *, more: bytes
 ) -> None:
     """The parser passes over all that follows: who asked again waited for nothing."""
-    seat(service)
+    add_worker(service)
     wire = await Wire.to(port)
     wire.say(HEAD + more + CHUNKED + b"\r\n" + CHUNK + b"0\r\nconnection: close\r\n\r\n")
     assert await statuses(wire) == [200]

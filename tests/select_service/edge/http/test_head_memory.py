@@ -29,7 +29,7 @@ from select_service.edge.server import Server
 from select_service.settings import Durability
 from tests.conftest import MEMORY
 from tests.effort import examples, share_of
-from tests.select_service.edge.serving import PROMPT, SETTINGS, seat
+from tests.select_service.edge.serving import PROMPT, SETTINGS, add_worker
 
 TURNS = 20
 """Of the loop, after which nobody has anything left to do who does not wait for disk or client."""
@@ -276,7 +276,7 @@ async def answers(streams: list[Stream], **chosen: Any) -> Outcome:
     service = create_driver(options)
     await service.start()
     try:
-        seat(service)
+        add_worker(service)
         service.dumps._clock = lambda: 0.0  # how a dump is cut in pieces is a matter of time
         with ListeningSockets.bound((options.host, 0), None, 0) as entrances:
             server = Server(options, *create_application(service, options), entrances)

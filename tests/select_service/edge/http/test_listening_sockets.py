@@ -26,7 +26,7 @@ from select_service.edge.server import Server
 from tests import wait
 from tests.live.ports import free_port
 from tests.live.server import OURS
-from tests.select_service.edge.serving import PROMPT, Wire, listening, seat
+from tests.select_service.edge.serving import PROMPT, Wire, add_worker, listening
 from tests.wait import until
 
 MODE = 0o660
@@ -148,7 +148,7 @@ def test_both_doors_lead_to_one_service(path: str, monkeypatch: pytest.MonkeyPat
             await use(port, service, server)
 
     async def use(port: int, service: Driver, server: Server) -> None:
-        seat(service)
+        add_worker(service)
         tcp, unix = await Wire.to(port), await Wire.to(path)
         answers = []
         for wire in (tcp, unix, tcp, unix):

@@ -18,7 +18,7 @@ from select_service.edge.security.tokens import SCOPES
 from select_service.types import SelectAndReserveRequest
 from tests.select_service.edge.http.fake_clients import BOOK, FORMS, request
 from tests.select_service.edge.security.credentials_made import Authority, TokenFile
-from tests.select_service.edge.serving import HOST, PROMPT, listening, seat, worker
+from tests.select_service.edge.serving import HOST, PROMPT, add_worker, listening, worker
 from tests.wait import run, until
 
 # -- real sockets ----------------------------------------------------------------------------------
@@ -29,7 +29,7 @@ from tests.wait import run, until
 def test_a_real_client_that_leaves_in_the_instant_of_its_turn(end: str, loop: str) -> None:
     async def use() -> None:
         async with listening() as (port, service, _):
-            seat(service, max_inflight=1)
+            add_worker(service, max_inflight=1)
             service.select_and_reserve_now(_reserve("first"))
             client = socket.create_connection((HOST, port))
             client.setblocking(False)
@@ -82,7 +82,7 @@ def test_a_real_client_that_breaks_off_behind_its_request(
 
     async def use() -> None:
         async with listening(**settings) as (port, service, server):
-            seat(service)
+            add_worker(service)
             client = await asyncio.get_running_loop().run_in_executor(None, connect, port)
             await until(lambda: server.server_state.connections)
             client.sendall(request(*FORMS[form]))
@@ -116,7 +116,7 @@ def test_what_a_tenants_own_token_has_booked_is_withdrawn(
     async def use() -> None:
         tokens = {"token_file": str(file.path), "session_ttl_s": 60.0}
         async with listening(**tokens) as (port, service, server):
-            seat(service, tenant_id="acme", max_inflight=1 if waits else 100)
+            add_worker(service, tenant_id="acme", max_inflight=1 if waits else 100)
             if waits:
                 first = {**PROMPT, "reservation_id": "first", "tenant_id": "acme"}
                 service.select_and_reserve_now(convert(first, SelectAndReserveRequest))
@@ -167,7 +167,7 @@ def test_an_answer_that_a_real_kernel_has_no_room_for(
 
     async def use() -> None:
         async with listening(**settings) as (port, service, server):
-            seat(service)
+            add_worker(service)
             client = socket.socket()
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             client = await asyncio.get_running_loop().run_in_executor(None, connect, client, port)

@@ -24,7 +24,7 @@ from tests.live.ports import free_port
 from tests.select_service.edge.http.test_head_reader import MOST, head, say
 from tests.select_service.edge.http.test_listening_sockets import served
 from tests.select_service.edge.security.credentials_made import Authority, TokenFile
-from tests.select_service.edge.serving import HOST, PROMPT, Wire, listening, seat, worker
+from tests.select_service.edge.serving import HOST, PROMPT, Wire, add_worker, listening, worker
 from tests.wait import until
 
 Use = Callable[[int, int, Driver, Server], Awaitable[None]]
@@ -61,7 +61,7 @@ async def asked(wire: Wire, method: str, path: str, *headers: str) -> tuple[int,
 async def test_it_has_its_routes_and_no_others(
     port: int, side: int, service: Driver, server: Server
 ) -> None:
-    seat(service)
+    add_worker(service)
     main, wire = await Wire.to(port), await Wire.to(side)
     for _ in range(2):  # the second time from memory, of either entrance
         assert (await asked(main, "POST", "/select"))[0] == 200
@@ -228,7 +228,7 @@ def test_replicas_heal_there_where_the_api_is_on_a_unix_socket(tmp_path: Path) -
 
     async def use(one: httpx.Client) -> None:
         async with listening(replica_sync_port=free_port()) as (_, two, __):
-            seat(two)
+            add_worker(two)
             with LossyLink(published, heard, seed=1) as link:
                 two.register_peer(f"tcp://{HOST}:{heard}")
                 reserve(one, "before")

@@ -13,7 +13,7 @@ from indexer.types import Scope, Tier, WorkerRank
 from select_service.edge.driver.driver import Driver
 from select_service.edge.server import Server
 from tests.coroutines import run_by
-from tests.select_service.edge.serving import HOST, Wire, on_a_port, seat
+from tests.select_service.edge.serving import HOST, Wire, add_worker, on_a_port
 from tests.wait import until
 
 BLOCKS = 60_000  # 5 MB of /dump: more than the system takes in for a client
@@ -24,7 +24,7 @@ RANK = WorkerRank(1, 0)
 
 def fill(service: Driver) -> None:
     """Have much to tell."""
-    seat(service)
+    add_worker(service)
     index = service.core.registry.index(Scope("default", "default"))
     assert index is not None
     for start in range(0, BLOCKS, CHAIN):
@@ -123,7 +123,7 @@ async def test_dumps_at_one_time_are_bounded(port: int, service: Driver) -> None
 
 @run_by(on_a_port, dumps_max=1)
 async def test_asking_for_the_head_of_a_dump_takes_no_place(port: int, service: Driver) -> None:
-    seat(service)
+    add_worker(service)
     wire = await Wire.to(port)
     for _attempt in range(3):
         wire.ask("HEAD", "/dump")
@@ -166,16 +166,16 @@ async def test_http_1_0_is_sent_a_stream_as_it_reads(
     assert service.dumps.outcomes["complete"] == 1
 
 
-def seat_many(service: Driver) -> None:
+def add_many_workers(service: Driver) -> None:
     """Have eight megabytes of workers to tell of: the system takes in four for a client."""
     for number in range(40):
-        seat(service, number, taints=["x" * 200_000])
+        add_worker(service, number, taints=["x" * 200_000])
 
 
 @run_by(on_a_port, unread_bytes_max=8 << 20)
 async def test_answers_nobody_reads_are_bounded(port: int, service: Driver, server: Server) -> None:
     """The connections that read nothing for longest go, and not before there is too much."""
-    seat_many(service)
+    add_many_workers(service)
     counts = server._counts
     async with slow(port, 1, "/workers"):
         await until(lambda: counts.unread_bytes > 0)
@@ -194,7 +194,7 @@ async def test_an_answer_behind_which_the_connection_ends_has_a_deadline_too(
     port: int, service: Driver, server: Server
 ) -> None:
     """Uvicorn closes at once, which waits for the client for ever."""
-    seat_many(service)
+    add_many_workers(service)
     async with slow(port, 3, "/workers", "connection: close"):
         await until(lambda: server._counts.write_timeouts == 3)
         await until(lambda: not server.server_state.connections)

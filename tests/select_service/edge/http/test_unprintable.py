@@ -23,7 +23,7 @@ from select_service.edge.routing import Route
 from tests.effort import share_of
 from tests.fuzz.bodies import PATHS, members_of, templates
 from tests.live.ports import free_port
-from tests.select_service.edge.serving import Wire, listening, seat
+from tests.select_service.edge.serving import Wire, add_worker, listening
 from tests.wait import PATIENCE_S
 
 EVIL: Final = [
@@ -116,7 +116,7 @@ class Stage:
         self._port, self.service, _ = await self._stack.enter_async_context(
             listening(**self._chosen)
         )
-        seat(self.service)
+        add_worker(self.service)
 
     async def _close(self) -> None:
         await Wire.close_all()

@@ -14,7 +14,7 @@ from select_service.edge.http.application import Application
 from select_service.edge.http.connection import HttpConnection
 from select_service.edge.server import Server
 from tests.coroutines import run_by
-from tests.select_service.edge.serving import PROMPT, Wire, on_a_port, seat
+from tests.select_service.edge.serving import PROMPT, Wire, add_worker, on_a_port
 from tests.wait import until
 
 
@@ -64,7 +64,7 @@ def test_what_comes_behind_a_request_of_many_lines_that_waits_is_read_behind_it(
             return later() if sent == body else real(self, call, head, sent, *a, **k)
 
         monkeypatch.setattr(Application, "answer_now", answer_now)
-        seat(service)
+        add_worker(service)
         wire = await Wire.to(port)
         for method, path, prompt in (("GET", "/health", None), ("POST", "/select", PROMPT)):
             wire.ask(method, path, prompt)

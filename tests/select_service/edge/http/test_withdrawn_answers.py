@@ -21,7 +21,7 @@ from tests.select_service.edge.http.fake_clients import (
     full,
     play,
 )
-from tests.select_service.edge.serving import seat
+from tests.select_service.edge.serving import add_worker
 from tests.wait import until
 
 # -- answers given at once -------------------------------------------------------------------------
@@ -294,7 +294,7 @@ async def test_of_pipelined_answers_those_that_are_written_stay(
     one.service.free("first")
     await until(lambda: client.sent.endswith(b"}"), pause_s=0)
     await until(lambda: one.waiting == 1, pause_s=0)
-    seat(one.service, 2)
+    add_worker(one.service, 2)
     client.writes_left = 1
     await one.settled()
     assert one.booked == ["mine"]

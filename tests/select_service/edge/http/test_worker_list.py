@@ -11,7 +11,7 @@ import pytest
 from select_service.edge.driver.driver import Driver
 from select_service.edge.http.worker_list import AT_ONCE_MAX
 from tests.coroutines import run_by
-from tests.select_service.edge.serving import in_process, seat
+from tests.select_service.edge.serving import add_worker, in_process
 
 MANY = 3 * AT_ONCE_MAX
 MSGPACK = {"accept": "application/msgpack"}
@@ -24,7 +24,7 @@ def _every_record_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def people(service: Driver) -> None:
     for number in reversed(range(MANY)):
-        seat(service, number, model_name=f"m{number % 2}", taints=["a"] * (number % 3))
+        add_worker(service, number, model_name=f"m{number % 2}", taints=["a"] * (number % 3))
 
 
 @pytest.mark.parametrize("path", ["/workers", "/workers?model_name=m1", "/ready"])
@@ -71,6 +71,6 @@ async def test_who_goes_or_moves_meanwhile_is_told_of_no_more(
     for _ in range(AT_ONCE_MAX):
         await asyncio.sleep(0)
     service.delete_worker(MANY - 1)
-    seat(service, MANY - 3, model_name="m0")
+    add_worker(service, MANY - 3, model_name="m0")
     told = [one["worker_id"] for one in (await asking).json()]
     assert told == list(range(1, MANY - 3, 2))

@@ -40,7 +40,7 @@ from select_service.types.drains import DrainRequest
 from tests import wait
 from tests.coroutines import run_by
 from tests.live.ports import free_port
-from tests.select_service.edge.serving import PROMPT, SETTINGS, in_process, seat
+from tests.select_service.edge.serving import PROMPT, SETTINGS, add_worker, in_process
 from tests.wait import PATIENCE_S
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -94,9 +94,9 @@ async def test_requests_by_route_and_status(client: httpx.AsyncClient) -> None:
 
 @run_by(in_process)
 async def test_the_life_of_a_rank(client: httpx.AsyncClient, service: Driver) -> None:
-    seat(service, 5, data_parallel_size=2, kv_events_endpoints={"0": "tcp://127.0.0.1:9"})
+    add_worker(service, 5, data_parallel_size=2, kv_events_endpoints={"0": "tcp://127.0.0.1:9"})
     assert value(await scrape(client), "workers", lifecycle="incomplete") == 1
-    seat(
+    add_worker(
         service,
         5,
         data_parallel_size=2,
@@ -149,7 +149,7 @@ def test_threads_that_all_hang_leave_a_scrape_alone() -> None:
 
 @run_by(in_process)
 async def test_what_waits(client: httpx.AsyncClient, service: Driver) -> None:
-    seat(service, max_num_batched_tokens=1)
+    add_worker(service, max_num_batched_tokens=1)
     busy = SelectAndReserveRequest(block_hashes=[], sequence_hashes=[], isl_tokens=100)
     service.select_and_reserve_now(busy)
     waiting = asyncio.ensure_future(client.post("/select", json=PROMPT))
@@ -168,7 +168,7 @@ async def test_what_waits(client: httpx.AsyncClient, service: Driver) -> None:
 async def test_events_are_counted_by_kind_dialect_and_outcome(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
-    seat(service)
+    add_worker(service)
     (stream,) = service.core.registry.streams()
     stream.tallies.count_event("stored", "array", "applied")
     stream.tallies.count_bad_message("frames")
@@ -208,7 +208,7 @@ async def test_ranks_beyond_the_limit_are_only_counted(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
     for worker_id in range(5):
-        seat(service, worker_id)
+        add_worker(service, worker_id)
     samples = await scrape(client)
     listed = [labels for name, labels in samples if name == "select_service_rank_requests"]
     assert len(listed) == 3
@@ -220,11 +220,11 @@ async def test_ranks_beyond_the_limit_are_only_counted(
 async def test_scopes_that_come_and_go_leave_no_series(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
-    seat(service, 1)
+    add_worker(service, 1)
     await scrape(client)
     before = len(await scrape(client))
     for n in range(40):
-        seat(service, 2, model_name=f"m{n}")
+        add_worker(service, 2, model_name=f"m{n}")
     assert value(await scrape(client), "scopes") == 2
     await client.delete("/workers/2")
     after = await scrape(client)
@@ -236,9 +236,9 @@ async def test_scopes_that_come_and_go_leave_no_series(
 async def test_scopes_beyond_the_limit_are_summed_up(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
-    seat(service, 0, model_name="other", tenant_id="other")  # no series may come twice
+    add_worker(service, 0, model_name="other", tenant_id="other")  # no series may come twice
     for n in range(1, 5):
-        seat(service, n, model_name=f"m{n}")
+        add_worker(service, n, model_name=f"m{n}")
         body = {**PROMPT, "model_name": f"m{n}", "reservation_id": f"r{n}"}
         assert (await client.post("/select_and_reserve", json=body)).status_code == 200
     for stream in service.core.registry.streams():
@@ -268,7 +268,7 @@ async def test_no_counter_jumps_when_a_scope_with_a_name_goes(
     counted = "demand_requests_total"
     rest = {"model_name": "other", "tenant_id": "other", "outcome": "placed"}
     for number in range(3):
-        seat(service, number, model_name=f"m{number}")
+        add_worker(service, number, model_name=f"m{number}")
         for _ in range(number + 1):
             await client.post("/select", json=PROMPT | {"model_name": f"m{number}"})
     assert value(await scrape(client), counted, **rest) == 3
@@ -277,9 +277,9 @@ async def test_no_counter_jumps_when_a_scope_with_a_name_goes(
     assert value(samples, counted, **rest) == 3
     assert value(samples, "scopes") == 2
     assert value(samples, "scopes_unlisted") == 1
-    seat(service, 7, model_name="m7")
+    add_worker(service, 7, model_name="m7")
     await client.post("/select", json=PROMPT | {"model_name": "m7"})
-    seat(service, 0, model_name="m0")
+    add_worker(service, 0, model_name="m0")
     samples = await scrape(client)
     assert value(samples, counted, **rest) == 4
     assert value(samples, counted, **rest | {"model_name": "m0", "tenant_id": "default"}) == 1
@@ -292,7 +292,7 @@ async def test_what_is_summed_up_is_read_in_small_steps(
 ) -> None:
     """A thousand scopes under one name were added up in one step of 4 ms."""
     for number in range(3 * SERIES_PER_STEP):
-        seat(service, number, model_name=f"m{number}")
+        add_worker(service, number, model_name=f"m{number}")
     groups = ScopeGroups(service.core, 1)
     assert sum(1 for _ in groups.collect()) >= 3
     per_step: list[set[int]] = [set()]
@@ -355,7 +355,7 @@ def test_two_apps_share_nothing() -> None:
 
 def test_replica_events() -> None:
     async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service)
+        add_worker(service)
         service.reserve(ReservationRequest(reservation_id="r", worker_id=1, **PROMPT))
         samples = await scrape(client)
         assert value(samples, "replica_events_total", outcome="sent") >= 1
@@ -407,7 +407,7 @@ def test_a_scrape_is_read_in_small_steps(monkeypatch: pytest.MonkeyPatch) -> Non
     """However many ranks, scopes and drains there are: their series are made a few at a time."""
     service = create_driver(replace(SETTINGS, max_inflight_default=100))
     for number in range(300):
-        seat(service, number, model_name="many" if number < 200 else f"m{number % 50}")
+        add_worker(service, number, model_name="many" if number < 200 else f"m{number % 50}")
     metrics = Metrics(service, Traffic(), SETTINGS)
     made, add = 0, Metric.add_sample
 
@@ -433,7 +433,7 @@ def test_a_scrape_lives_with_workers_that_go(monkeypatch: pytest.MonkeyPatch) ->
 
     async def use(client: httpx.AsyncClient, service: Driver) -> None:
         for number in range(100):
-            seat(service, number)
+            add_worker(service, number)
             if number % 3 == 0:
                 service.drain_worker(number, DrainRequest())
         scraping = asyncio.ensure_future(client.get("/metrics"))
@@ -442,7 +442,7 @@ def test_a_scrape_lives_with_workers_that_go(monkeypatch: pytest.MonkeyPatch) ->
             await asyncio.sleep(0)
             if number < 100:
                 service.delete_worker(number)
-                seat(service, 1000 + number, model_name=f"m{number % 7}")
+                add_worker(service, 1000 + number, model_name=f"m{number % 7}")
             number += 1
         text = (await scraping).text
         lines = [line.split(" ")[0] for line in text.splitlines() if not line.startswith("#")]
@@ -454,7 +454,7 @@ def test_a_scrape_lives_with_workers_that_go(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_rank_is_told_with_its_own_load_wherever_it_sits_by_then() -> None:
     service = create_driver(replace(SETTINGS, max_inflight_default=10))
     for number in range(1, 21):
-        seat(service, number)
+        add_worker(service, number)
     told: dict[str, float] = {}
     tables = admission_tables(service, SETTINGS, ScopeGroups(service.core, 10))
     (by_rank,) = (
@@ -467,7 +467,7 @@ def test_a_rank_is_told_with_its_own_load_wherever_it_sits_by_then() -> None:
     for number in (19, 20):
         service.delete_worker(number)
     for number in (20, 19):  # each where the other was
-        seat(service, number)
+        add_worker(service, number)
     service.reserve(ReservationRequest(reservation_id="r", worker_id=20, **PROMPT))
     for family in steps:
         if family is not None and family.name.endswith("active_decode_blocks"):
@@ -480,7 +480,7 @@ def test_who_scrapes_meanwhile_shares_the_next_text(monkeypatch: pytest.MonkeyPa
     begun = 0
 
     async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service)
+        add_worker(service)
         first = asyncio.ensure_future(client.get("/metrics"))
         while not begun:
             await asyncio.sleep(0)

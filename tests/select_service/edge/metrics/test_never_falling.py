@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from select_service.core.admission.slo_shed import SloShed
 from select_service.edge.driver.driver import Driver
 from tests.coroutines import run_by
-from tests.select_service.edge.serving import PROMPT, in_process, seat
+from tests.select_service.edge.serving import PROMPT, add_worker, in_process
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -49,7 +49,9 @@ def fallen(before: Samples, after: Samples) -> dict[str, tuple[float, float | No
 async def use_all(client: httpx.AsyncClient, service: Driver, round_: int = 0) -> None:
     """Let something happen in every scope: bookings, refusals for load, promises, events."""
     for number, (model, tenant) in enumerate(SCOPES):
-        seat(service, number, model_name=model, tenant_id=tenant, max_inflight=1, max_queued=0)
+        add_worker(
+            service, number, model_name=model, tenant_id=tenant, max_inflight=1, max_queued=0
+        )
         for name in "rst":
             body = {
                 **PROMPT,
@@ -130,8 +132,8 @@ async def test_who_is_refused_most_takes_a_label_and_nothing_from_the_others(
     client: httpx.AsyncClient, service: Driver
 ) -> None:
     """Of one outcome under `other` nothing goes because of another outcome."""
-    seat(service, 1, model_name="a")
-    seat(service, 2, model_name="b", max_inflight=1, max_queued=0)
+    add_worker(service, 1, model_name="a")
+    add_worker(service, 2, model_name="b", max_inflight=1, max_queued=0)
     body = {**PROMPT, "model_name": "b", "fairness_id": "p"}
     await client.post("/select_and_reserve", json=body)
     for _ in range(9):

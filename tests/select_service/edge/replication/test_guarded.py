@@ -26,7 +26,7 @@ from tests.coroutines import run_by
 from tests.live.ports import free_port
 from tests.live.relay import Relay
 from tests.select_service.edge.security.credentials_made import Authority, TokenFile
-from tests.select_service.edge.serving import PROMPT, listening, seat
+from tests.select_service.edge.serving import PROMPT, add_worker, listening
 from tests.wait import until
 
 SECRET_ID = "reservation-4711"
@@ -69,7 +69,7 @@ def test_captured_traffic_shows_no_ids(tmp_path: Path) -> None:
                 )
             )
             one.core.replica_operations.announce(https)
-            seat(one)
+            add_worker(one)
             book(one, "before")
             relay = Relay(f"tcp://127.0.0.1:{port}")
             endpoint = await relay.start()
@@ -84,7 +84,7 @@ def test_captured_traffic_shows_no_ids(tmp_path: Path) -> None:
                     **guarded,
                 )
             )
-            seat(two)
+            add_worker(two)
             two.register_peer(endpoint)
             # what was booked before comes by a snapshot: over TLS, with the token
             await until(lambda: two.core.lifecycle.bookings.live("before") is not None)
@@ -165,7 +165,7 @@ def test_a_key_is_exchanged_under_traffic(tmp_path: Path) -> None:
             both: tuple[Driver, Driver] = (one, two)
             for service, port, peer in ((one, http_one, at[1]), (two, http_two, at[0])):
                 service.core.replica_operations.announce(port)
-                seat(service)
+                add_worker(service)
                 service.register_peer(peer)
             books = [one.core.lifecycle.bookings, two.core.lifecycle.bookings]
             number = 0
@@ -242,8 +242,8 @@ def test_a_replica_whose_key_is_taken_out_is_listened_to_no_longer(tmp_path: Pat
                 curve_replica_keys=str(tmp_path / "one.public"),
             ) as (_, two, _),
         ):
-            seat(one)
-            seat(two)
+            add_worker(one)
+            add_worker(two)
             one.register_peer(endpoint)
             assert one.security is not None
             assert one.replicas is not None
@@ -280,8 +280,8 @@ async def test_without_keys_captured_traffic_shows_ids() -> None:
         listening(replica_sync_port=port) as (_, one, _),
         listening(replica_sync_port=free_port()) as (_, two, _),
     ):
-        seat(one)
-        seat(two)
+        add_worker(one)
+        add_worker(two)
         relay = Relay(f"tcp://127.0.0.1:{port}")
         two.register_peer(await relay.start())
         await until(lambda: b"heartbeat" in relay.seen or len(relay.seen) > 500)
@@ -300,7 +300,7 @@ def test_the_references_words_count_for_nothing_where_keys_are_asked_for(tmp_pat
             service,
             _,
         ):
-            seat(service)
+            add_worker(service)
             book(service)
             rank = {"worker_id": 1, "dp_rank": 0}
             event = {"request_id": SECRET_ID, "worker": rank}
@@ -332,7 +332,7 @@ def test_recovery_shows_its_token_and_verifies_tls(tmp_path: Path, shows: bool) 
             one,
             _,
         ):
-            seat(one)
+            add_worker(one)
             asking: dict[str, Any] = {
                 "indexer_peers": (f"https://127.0.0.1:{port}",),
                 "recovery_attempts_max": 1,

@@ -10,7 +10,7 @@ import pytest
 
 from select_service.edge.driver.driver import Driver
 from tests.live.ports import free_port
-from tests.select_service.edge.serving import PROMPT, listening, seat
+from tests.select_service.edge.serving import PROMPT, add_worker, listening
 from tests.wait import run, until
 
 
@@ -24,7 +24,7 @@ async def two_replicas(**settings: Any) -> Any:
             for port in ports
         ]
         for (_, service, _), other in zip(served, reversed(ports), strict=True):
-            seat(service, total_kv_blocks=1000)
+            add_worker(service, total_kv_blocks=1000)
             service.register_peer(f"tcp://127.0.0.1:{other}")
         services = [service for _, service, _ in served]
         await until(lambda: all(knows_one(service) for service in services))

@@ -30,7 +30,7 @@ from select_service.types import ReservationRequest
 from tests.coroutines import run_by
 from tests.effort import examples
 from tests.live.ports import free_port
-from tests.select_service.edge.serving import PROMPT, in_process, seat
+from tests.select_service.edge.serving import PROMPT, add_worker, in_process
 
 PEER = "tcp://127.0.0.1:9"
 SNAPSHOT = "/replica_sync/snapshot"
@@ -74,7 +74,7 @@ async def test_a_snapshot_without_replica_sync(client: httpx.AsyncClient) -> Non
 
 def test_a_snapshot_holds_what_is_booked() -> None:
     async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service)
+        add_worker(service)
         for number in range(3):
             service.reserve(ReservationRequest(reservation_id=str(number), worker_id=1, **PROMPT))
         answer = await client.get(SNAPSHOT)
@@ -110,7 +110,7 @@ def test_no_more_snapshots_at_one_time_than_allowed() -> None:
 
 def test_a_snapshot_ends_when_nobody_of_ours_would_listen_any_more() -> None:
     async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service)
+        add_worker(service)
         plane = service.replica_plane()
         blocks = list(range(4_000))
         for number in range(10):
@@ -211,7 +211,7 @@ def _garbled(draw: st.DrawFn) -> list[bytes]:
 @given(st.lists(_garbled(), min_size=40, max_size=80))
 def test_no_word_of_a_peer_is_a_fault(messages: list[list[bytes]]) -> None:
     async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service)
+        add_worker(service)
         plane = service.replica_plane()
         for frames in messages:
             plane._hear(PEER, frames)
@@ -271,7 +271,7 @@ def test_all_that_is_published_has_a_checksum(monkeypatch: pytest.MonkeyPatch) -
     async def use(_: httpx.AsyncClient, service: Driver) -> None:
         plane = service.replica_plane()
         monkeypatch.setattr(plane.publisher, "publish", lambda _, payload: sent.append(payload))
-        seat(service)
+        add_worker(service)
         request = ReservationRequest(reservation_id="r", worker_id=1, dp_rank=0, **PROMPT)
         service.reserve(request)
         plane.carry_out(service.core.replica_operations.tick(1e9)[1])

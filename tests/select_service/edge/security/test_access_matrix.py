@@ -22,7 +22,7 @@ from select_service.edge.security.tokens import SCOPES
 from tests.coroutines import run_by
 from tests.select_service.edge.security.askers import OURS, THEIRS, ask, body_of
 from tests.select_service.edge.security.credentials_made import Authority, TokenFile
-from tests.select_service.edge.serving import PROMPT, Wire, on_a_port, seat
+from tests.select_service.edge.serving import PROMPT, Wire, add_worker, on_a_port
 
 """A body for each that a route may take, of what exists or might."""
 
@@ -53,7 +53,7 @@ def test_route_by_scope(tmp_path: Path, secure: bool) -> None:  # noqa: C901 - i
         tls = ca.client()
 
     async def use(port: int, service: Driver, _: object) -> None:
-        seat(service, 1, tenant_id=OURS)
+        add_worker(service, 1, tenant_id=OURS)
         expected = 0
         wire = await Wire.to(port, tls)
         for route in ROUTES:
@@ -157,8 +157,8 @@ def test_a_dump_is_cut_to_the_tenant(tmp_path: Path) -> None:
     file.add("ours", "read", tenants=[OURS])
 
     async def use(port: int, service: Driver, _: object) -> None:
-        seat(service, 1, tenant_id=OURS)
-        seat(service, 2, tenant_id=THEIRS)
+        add_worker(service, 1, tenant_id=OURS)
+        add_worker(service, 2, tenant_id=THEIRS)
         wire = await Wire.to(port)
         wire.ask("GET", "/dump", None, file.line("ours"), "connection: close")
         content = await wire.rest()
@@ -170,7 +170,7 @@ def test_a_dump_is_cut_to_the_tenant(tmp_path: Path) -> None:
 
 @run_by(on_a_port)
 async def test_without_a_token_file_nobody_is_asked(port: int, service: Driver) -> None:
-    seat(service, 1)
+    add_worker(service, 1)
     wire = await Wire.to(port)
     for lines in ((), ("authorization: Bearer whatever",)):
         wire.ask("POST", "/select", PROMPT, *lines)

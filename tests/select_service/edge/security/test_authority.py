@@ -16,7 +16,7 @@ from select_service.edge.driver.driver import Driver
 from select_service.edge.security.authority import Authority, certificate_names
 from select_service.errors import TokenFileUnusable
 from tests.select_service.edge.security.credentials_made import TokenFile
-from tests.select_service.edge.serving import PROMPT, Wire, in_process, on_a_port, seat
+from tests.select_service.edge.serving import PROMPT, Wire, add_worker, in_process, on_a_port
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def brief(tmp_path: Path) -> TokenFile:
 
 def wall_clock(service: Driver, left_s: float) -> tuple[Authority, list[float]]:
     """Seat a worker, and set the clock so long before the brief token ends."""
-    seat(service)
+    add_worker(service)
     authority = authority_of(service)
     now = [1893456000.0 - left_s]
     authority._wall = lambda: now[0]
@@ -57,7 +57,7 @@ async def selects(wire: Wire, line: str) -> int:
 
 def test_a_token_taken_away_is_refused_on_the_connection_it_is_used_on(file: TokenFile) -> None:
     async def use(port: int, service: Driver, _: object) -> None:
-        seat(service)
+        add_worker(service)
         wire = await Wire.to(port)
         gateway = file.line("gateway")
         assert [await selects(wire, gateway) for _ in range(3)] == [200] * 3
@@ -75,7 +75,7 @@ def test_a_token_taken_away_is_refused_on_the_connection_it_is_used_on(file: Tok
 
 def test_a_bad_file_changes_nothing_and_says_why(file: TokenFile) -> None:
     async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service)
+        add_worker(service)
         authority = authority_of(service)
         file.path.write_text("nonsense " + file.tokens["ops"])
         with pytest.raises(TokenFileUnusable, match="line 1") as caught:
@@ -153,7 +153,7 @@ def test_the_server_lets_go_of_what_expires(brief: TokenFile) -> None:
 )
 def test_other_ways_to_show_a_token(file: TokenFile, lines: list[str]) -> None:
     async def use(port: int, service: Driver, _: object) -> None:
-        seat(service)
+        add_worker(service)
         wire = await Wire.to(port)
         for _ in range(2):
             shown = [line.format(token=file.tokens["gateway"]) for line in lines]
@@ -166,7 +166,7 @@ def test_other_ways_to_show_a_token(file: TokenFile, lines: list[str]) -> None:
 @pytest.mark.parametrize("word", ["Bearer", "bearer", "BEARER"])
 def test_the_scheme_has_no_case(file: TokenFile, word: str) -> None:
     async def use(client: httpx.AsyncClient, service: Driver) -> None:
-        seat(service)
+        add_worker(service)
         line = {"Authorization": f"{word} {file.tokens['gateway']}"}
         assert (await client.post("/select", json=PROMPT, headers=line)).status_code == 200
 
@@ -177,7 +177,7 @@ def test_what_one_may_do_is_not_remembered_for_another(file: TokenFile) -> None:
     """The same request line and body under another token, or none, on one connection."""
 
     async def use(port: int, service: Driver, _: object) -> None:
-        seat(service)
+        add_worker(service)
         wire = await Wire.to(port)
         for _ in range(3):
             wire.ask("PUT", "/admission", {"policy": "always-admit"}, file.line("ops"))
@@ -192,7 +192,7 @@ def test_what_one_may_do_is_not_remembered_for_another(file: TokenFile) -> None:
 
 def test_strangers_push_nobody_out_of_memory(file: TokenFile) -> None:
     async def use(port: int, service: Driver, server: object) -> None:
-        seat(service)
+        add_worker(service)
         wire = await Wire.to(port)
         assert await selects(wire, file.line("gateway")) == 200
         lane = server.config.http_protocol_class  # type: ignore[attr-defined]
@@ -231,7 +231,7 @@ def test_tokens_are_shown_nowhere(
     stray = "sst_" + "z" * 43
 
     async def use(port: int, service: Driver, _: object) -> None:
-        seat(service)
+        add_worker(service)
         wire = await Wire.to(port)
         seen = bytearray()
         for line in (file.line("ops"), f"authorization: Bearer {stray}", file.line("gateway")):

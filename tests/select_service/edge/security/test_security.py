@@ -27,7 +27,7 @@ from select_service.settings import Settings
 from tests.live.ports import HOST, free_port
 from tests.live.server import Server
 from tests.select_service.edge.security.credentials_made import Authority, TokenFile
-from tests.select_service.edge.serving import PROMPT, Wire, in_process, on_a_port, seat
+from tests.select_service.edge.serving import PROMPT, Wire, add_worker, in_process, on_a_port
 from tests.wait import PATIENCE_S, block_until
 
 
@@ -96,7 +96,7 @@ def test_a_token_is_looked_up_once_for_the_header_lines_it_comes_in(
     file.add("gateway", "select")
 
     async def use(port: int, service: Driver, _: object) -> None:
-        seat(service)
+        add_worker(service)
         assert service.security is not None
         authority = service.security.authority
         assert authority is not None

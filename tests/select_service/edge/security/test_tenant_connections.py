@@ -13,7 +13,7 @@ from select_service.edge.http.traffic import Connections
 from select_service.edge.server import Server
 from tests.select_service.edge.http.test_slow_readers import slow
 from tests.select_service.edge.security.credentials_made import TokenFile
-from tests.select_service.edge.serving import PROMPT, Wire, on_a_port, seat
+from tests.select_service.edge.serving import PROMPT, Wire, add_worker, on_a_port
 from tests.wait import until
 
 ACME, RIVAL = "acme corp", "rival"
@@ -193,8 +193,8 @@ def test_whoever_has_most_unread_is_cut_off_first(tmp_path: Path) -> None:
 
     async def use(port: int, service: Driver, server: Server) -> None:
         for number in range(40):  # eight megabytes each: the system takes in four for a client
-            seat(service, number, tenant_id=RIVAL, taints=["x" * 200_000])
-            seat(service, 100 + number, tenant_id=ACME, taints=["x" * 200_000])
+            add_worker(service, number, tenant_id=RIVAL, taints=["x" * 200_000])
+            add_worker(service, 100 + number, tenant_id=ACME, taints=["x" * 200_000])
         counts = counts_of(server)
         async with slow(port, 1, "/workers", file.line("rival"), "connection: close") as (patient,):
             await until(lambda: counts.unread_bytes > 0)
@@ -216,7 +216,7 @@ def test_requests_that_wait_take_no_place_of_others(tmp_path: Path) -> None:
 
     async def use(port: int, service: Driver, _server: Server) -> None:
         for number, tenant in enumerate((ACME, RIVAL), 1):
-            seat(service, number, tenant_id=tenant, max_inflight=1, max_queued=100)
+            add_worker(service, number, tenant_id=tenant, max_inflight=1, max_queued=100)
         room, refused = (
             service.core.waiting_requests,
             service.core.shares.bounds["connections_max"].refused,

@@ -15,7 +15,7 @@ from select_service.settings import Settings
 from tests import wait
 from tests.coroutines import run_by
 from tests.select_service.edge.security.credentials_made import TokenFile
-from tests.select_service.edge.serving import PROMPT, in_process, listening, seat, worker
+from tests.select_service.edge.serving import PROMPT, add_worker, in_process, listening, worker
 from tests.wait import until
 
 ACME, RIVAL = "acme corp", "rival"
@@ -181,9 +181,9 @@ def test_reservations(tmp_path: Path, path: str) -> None:
 
     async def use(client: httpx.AsyncClient, service: Driver) -> None:
         tenants = Tenants(file, client)
-        seat(service, 1, tenant_id=ACME)
-        seat(service, 2, tenant_id=RIVAL)
-        seat(service, 3)
+        add_worker(service, 1, tenant_id=ACME)
+        add_worker(service, 2, tenant_id=RIVAL)
+        add_worker(service, 3)
         held = await flood(tenants, "reservations_max", made, "too_many_reservations", 503)
         assert held == 8
         for who, tenant, at in (("rival", RIVAL, 2), ("all", "default", 3)):
@@ -211,8 +211,8 @@ def test_requests_that_wait(tmp_path: Path) -> None:
     file = file_of(tmp_path)
 
     async def run(port: int, service: Driver) -> None:
-        seat(service, 1, tenant_id=ACME, max_inflight=1, max_queued=100)
-        seat(service, 2, tenant_id=RIVAL)
+        add_worker(service, 1, tenant_id=ACME, max_inflight=1, max_queued=100)
+        add_worker(service, 2, tenant_id=RIVAL)
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
             tenants = Tenants(file, client)
             async with asyncio.TaskGroup() as group:
@@ -264,8 +264,8 @@ def test_freed_ids_and_ended_leases(tmp_path: Path) -> None:
 
     async def use(client: httpx.AsyncClient, service: Driver) -> None:
         tenants = Tenants(file, client)
-        seat(service, 1, tenant_id=ACME)
-        seat(service, 2, tenant_id=RIVAL)
+        add_worker(service, 1, tenant_id=ACME)
+        add_worker(service, 2, tenant_id=RIVAL)
 
         async def end(who: str, tenant: str, at: int, number: int, chars: int = 1) -> None:
             name = f"r{number:0{chars}}"
@@ -305,7 +305,7 @@ def test_sessions(tmp_path: Path) -> None:
     async def use(client: httpx.AsyncClient, service: Driver) -> None:
         tenants = Tenants(file, client)
         for number, tenant in enumerate((ACME, RIVAL), 1):
-            seat(service, number, tenant_id=tenant)
+            add_worker(service, number, tenant_id=tenant)
         asked = {**PROMPT, "tenant_id": RIVAL, "session_id": "s"}
         assert (await tenants.ask("rival", "POST", "/select", asked)).status_code == 200
         for number in range(40):
@@ -327,7 +327,7 @@ def test_decisions(tmp_path: Path) -> None:
     async def use(client: httpx.AsyncClient, service: Driver) -> None:
         tenants = Tenants(file, client)
         for number, tenant in enumerate((ACME, RIVAL, "default"), 1):
-            seat(service, number, tenant_id=tenant)
+            add_worker(service, number, tenant_id=tenant)
 
         async def select(who: str, tenant: str, name: str | None) -> None:
             body = {**PROMPT, "tenant_id": tenant, "selection_id": name}
@@ -378,8 +378,8 @@ def test_a_tenant_may_come_while_others_hold_everything(tmp_path: Path) -> None:
     async def all_of_it() -> None:
         settings = {"token_file": str(file.path), "leases_max": 12, "reservations_max": 12}
         async with listening(**settings) as (port, service, _):
-            seat(service, 1, tenant_id=ACME)
-            seat(service, 2, tenant_id=RIVAL)
+            add_worker(service, 1, tenant_id=ACME)
+            add_worker(service, 2, tenant_id=RIVAL)
             async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
                 tenants = Tenants(file, client)
 

@@ -26,7 +26,7 @@ from tests.select_service.edge.security.askers import (
     path_of,
 )
 from tests.select_service.edge.security.credentials_made import TokenFile
-from tests.select_service.edge.serving import PROMPT, Wire, on_a_port, seat, worker
+from tests.select_service.edge.serving import PROMPT, Wire, add_worker, on_a_port, worker
 from tests.wait import until
 
 
@@ -40,8 +40,8 @@ def test_another_tenants_things_do_not_exist(tmp_path: Path) -> None:
 
     async def use(port: int, service: Driver, _: object) -> None:
         nonlocal asked
-        seat(service, 1, tenant_id=OURS)
-        seat(service, 2, tenant_id=THEIRS)
+        add_worker(service, 1, tenant_id=OURS)
+        add_worker(service, 2, tenant_id=THEIRS)
         wire = await Wire.to(port)
         book = {"worker_id": 2, "tenant_id": THEIRS, "selection_id": "s-theirs", **PROMPT}
         for name, reservation_id in (("theirs", "r-theirs"), ("all", "r-plain")):
@@ -132,8 +132,8 @@ def test_ids_of_two_tenants_do_not_meet(tmp_path: Path) -> None:
     file.add("theirs", *SCOPES, tenants=[THEIRS])
 
     async def use(port: int, service: Driver, _: object) -> None:
-        seat(service, 1, tenant_id=OURS)
-        seat(service, 2, tenant_id=THEIRS)
+        add_worker(service, 1, tenant_id=OURS)
+        add_worker(service, 2, tenant_id=THEIRS)
         wire = await Wire.to(port)
 
         async def do(name: str, method: str, path: str, body: object = None) -> tuple[int, Any]:
@@ -205,7 +205,7 @@ def test_a_bound_token_reaches_what_an_unbound_one_booked_for_its_tenant(tmp_pat
     file.add("all", "admin")
 
     async def use(port: int, service: Driver, _: object) -> None:
-        seat(service, 1, tenant_id=OURS)
+        add_worker(service, 1, tenant_id=OURS)
         wire = await Wire.to(port)
         wire.ask(
             *("POST", "/reservations"),
@@ -241,7 +241,7 @@ def test_a_name_like_ours_in_another_tenant_is_not_ours(tmp_path: Path) -> None:
     file.add("all", "admin")
 
     async def use(port: int, service: Driver, _: object) -> None:
-        seat(service, 2, tenant_id=THEIRS)
+        add_worker(service, 2, tenant_id=THEIRS)
         wire = await Wire.to(port)
         body = {"reservation_id": "acme%20corp:r", "worker_id": 2, "tenant_id": THEIRS, **PROMPT}
         wire.ask("POST", "/reservations", body, file.line("all"))
@@ -269,8 +269,8 @@ def test_decisions_are_told_under_their_clients_names(tmp_path: Path) -> None:
     file.add("theirs", *SCOPES, tenants=[THEIRS])
 
     async def use(port: int, service: Driver, _: object) -> None:
-        seat(service, 1, tenant_id=OURS)
-        seat(service, 2, tenant_id=THEIRS)
+        add_worker(service, 1, tenant_id=OURS)
+        add_worker(service, 2, tenant_id=THEIRS)
         wire = await Wire.to(port)
 
         async def do(name: str, method: str, path: str, body: object = None) -> tuple[int, Any]:
@@ -311,7 +311,7 @@ def test_a_worker_number_of_another_tenant_is_taken(tmp_path: Path) -> None:
     file.add("ours", "catalog", tenants=[OURS])
 
     async def use(port: int, service: Driver, _: object) -> None:
-        seat(service, 2, tenant_id=THEIRS)
+        add_worker(service, 2, tenant_id=THEIRS)
         wire = await Wire.to(port)
         wire.ask("POST", "/workers", worker(2, tenant_id=OURS), file.line("ours"))
         status, _, content = await wire.answer()
@@ -337,8 +337,8 @@ def test_ready_tells_strangers_little_and_tenants_their_own(tmp_path: Path) -> N
         wire = await Wire.to(port)
         wire.ask("GET", "/ready")
         assert (await wire.answer())[0] == 503
-        seat(service, 1, tenant_id=OURS)
-        seat(service, 2, tenant_id=THEIRS)
+        add_worker(service, 1, tenant_id=OURS)
+        add_worker(service, 2, tenant_id=THEIRS)
         wire.ask("GET", "/ready")
         status, _, content = await wire.answer()
         assert (status, content) == (200, b'{"ready":true}')
@@ -367,7 +367,7 @@ def test_a_request_that_waits_is_answered_under_its_clients_names(tmp_path: Path
     file.add("ours", *SCOPES, tenants=[OURS])
 
     async def use(port: int, service: Driver, _: object) -> None:
-        seat(service, 1, tenant_id=OURS, max_inflight=1)
+        add_worker(service, 1, tenant_id=OURS, max_inflight=1)
         first, second = await Wire.to(port), await Wire.to(port)
         ask = {"tenant_id": OURS, **PROMPT}
         first.ask("POST", "/select_and_reserve", ask | {"reservation_id": "1"}, file.line("ours"))
@@ -387,8 +387,8 @@ def test_pairs_under_their_clients_names(tmp_path: Path) -> None:
     file.add("ours", *SCOPES, tenants=[OURS])
 
     async def use(port: int, service: Driver, _: object) -> None:
-        seat(service, 1, tenant_id=OURS, role="prefill")
-        seat(service, 2, tenant_id=OURS, role="decode")
+        add_worker(service, 1, tenant_id=OURS, role="prefill")
+        add_worker(service, 2, tenant_id=OURS, role="decode")
         wire = await Wire.to(port)
         ask = {"tenant_id": OURS, "reservation_id": "pair", **PROMPT}
         wire.ask("POST", "/select_pair", ask, file.line("ours"))
@@ -413,7 +413,7 @@ def test_answers_that_are_kept_are_not_changed(tmp_path: Path) -> None:
     file.add("ours", "select", tenants=[OURS])
 
     async def use(port: int, service: Driver, _: object) -> None:
-        seat(service, 1, tenant_id=OURS)
+        add_worker(service, 1, tenant_id=OURS)
         wire = await Wire.to(port)
         wire.ask(
             *("POST", "/select_and_reserve"),

@@ -21,7 +21,7 @@ from select_service.edge.security.tls import FILE_BYTES_MAX, Certificates
 from select_service.edge.server import Server
 from select_service.errors import CertificatesUnusable
 from tests.select_service.edge.security.credentials_made import Authority, TokenFile
-from tests.select_service.edge.serving import HOST, PROMPT, Wire, on_a_port, seat
+from tests.select_service.edge.serving import HOST, PROMPT, Wire, add_worker, on_a_port
 from tests.wait import until
 
 
@@ -59,7 +59,7 @@ async def health(wire: Wire) -> int:
 
 def test_requests_over_tls(ca: Authority, tmp_path: Path) -> None:
     async def use(port: int, service: Driver, _: object) -> None:
-        seat(service)
+        add_worker(service)
         wire = await Wire.to(port, ca.client())
         for _ in range(3):
             wire.ask("POST", "/select", PROMPT)
@@ -192,7 +192,7 @@ def test_a_certificate_in_place_of_a_token(ca: Authority, tmp_path: Path) -> Non
     file.add("token", "lifecycle")
 
     async def use(port: int, service: Driver, _: object) -> None:
-        seat(service)
+        add_worker(service)
         gateway = ca.issue("anything", "URI:spiffe://fleet/gateway", cert=tmp_path / "g.pem")
         reader = ca.issue("reader", "DNS:reader.example", cert=tmp_path / "r.pem")
         nobody = ca.issue("mallory", cert=tmp_path / "n.pem")  # its SAN has other names

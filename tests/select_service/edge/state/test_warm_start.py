@@ -22,7 +22,7 @@ from select_service.edge.state.warm_start import WarmStart
 from tests import wait
 from tests.indexer.edge.fake_engine import FakeEngine
 from tests.indexer.encoding import encode_batch, stored
-from tests.select_service.edge.serving import SETTINGS, seat
+from tests.select_service.edge.serving import SETTINGS, add_worker
 from tests.wait import PATIENCE_S
 
 SCOPE = Scope("default", "default")
@@ -90,7 +90,7 @@ class Town:
     async def fill(self, service: Driver, engine: FakeEngine, count: int = 5) -> None:
         """Register worker 1 and let it store `count` blocks."""
         replay = engine.replay_endpoint
-        seat(service, kv_events_endpoint=engine.endpoint, replay_endpoint=replay)
+        add_worker(service, kv_events_endpoint=engine.endpoint, replay_endpoint=replay)
         await self.until(engine.has_subscriber)
         for number in range(count):
             engine.publish(batch(number))
@@ -148,7 +148,7 @@ def test_without_a_replay_endpoint(town: Town) -> None:
     engine = town.engine()
 
     async def first(service: Driver) -> None:
-        seat(service, kv_events_endpoint=engine.endpoint)
+        add_worker(service, kv_events_endpoint=engine.endpoint)
         await town.until(engine.has_subscriber)
         engine.publish(batch(0))
         await town.until(lambda: shown(service) == {0})
@@ -169,7 +169,7 @@ def test_a_worker_that_moved_begins_anew(town: Town) -> None:
     engine, other = town.engine(), town.engine()
 
     async def second(service: Driver) -> None:
-        seat(
+        add_worker(
             service,
             kv_events_endpoint=other.endpoint,
             replay_endpoint=engine.replay_endpoint,
@@ -191,7 +191,7 @@ def test_what_nobody_claimed_goes_into_the_next_snapshot_too(town: Town) -> None
 
     async def third(service: Driver) -> None:
         replay = engine.replay_endpoint
-        seat(service, kv_events_endpoint=engine.endpoint, replay_endpoint=replay)
+        add_worker(service, kv_events_endpoint=engine.endpoint, replay_endpoint=replay)
         await town.until(lambda: shown(service) == set(range(5)))
 
     town.live(partial(town.fill, engine=engine))
@@ -273,7 +273,7 @@ def test_ranks_beyond_the_limit_are_left_out(town: Town) -> None:
     async def first(service: Driver) -> None:
         for number, engine in enumerate(engines, 1):
             replay = engine.replay_endpoint
-            seat(service, number, kv_events_endpoint=engine.endpoint, replay_endpoint=replay)
+            add_worker(service, number, kv_events_endpoint=engine.endpoint, replay_endpoint=replay)
             await town.until(engine.has_subscriber)
             for block in range(5):
                 engine.publish(batch(10 * number + block))

@@ -19,7 +19,7 @@ from select_service.edge import logs
 from select_service.edge.driver.driver import Driver
 from select_service.edge.tracing.spans import HERE
 from tests.live.collector import Collector
-from tests.select_service.edge.serving import PROMPT, Wire, in_process, seat
+from tests.select_service.edge.serving import PROMPT, Wire, add_worker, in_process
 from tests.select_service.edge.tracing.traced import ON, ask, run, traced
 from tests.wait import until
 
@@ -414,8 +414,8 @@ def test_a_crash_is_logged_with_its_trace(collector: Collector, monkeypatch: Any
 def test_bookings_by_hand_and_pairs(collector: Collector) -> None:
     async def asks() -> None:
         async with traced() as (wire, service):
-            seat(service, 2, role="prefill")
-            seat(service, 3, role="decode")
+            add_worker(service, 2, role="prefill")
+            add_worker(service, 3, role="decode")
             body = {**PROMPT, "reservation_id": "r", "worker_id": 1, "dp_rank": 0}
             assert await ask(wire, "POST", "/reservations", body) == 201
             assert await ask(wire, "POST", "/select_pair", PROMPT) == 200
@@ -435,7 +435,7 @@ def test_what_clients_say_harms_nobody(
 
     async def asks() -> None:
         async with traced() as (wire, service):
-            seat(service, 2**64 - 1)
+            add_worker(service, 2**64 - 1)
             for name in ("\ud800", "x" * 10_000, "\0", "é"):
                 body = json.dumps(
                     {**PROMPT, "selection_id": name, "allowed_worker_ids": [2**64 - 1]}
@@ -469,7 +469,7 @@ def test_decisions_are_the_same_traced_or_not(collector: Collector) -> None:
         async def use(client: httpx.AsyncClient, service: Driver) -> None:
             service.core.selection._rng.seed(7)
             for number in range(1, 6):
-                seat(service, number)
+                add_worker(service, number)
             for number in range(60):
                 prompt = {
                     **PROMPT,

@@ -8,7 +8,7 @@ from typing import Any
 
 from select_service.edge.driver.driver import Driver
 from tests import wait
-from tests.select_service.edge.serving import Wire, listening, seat
+from tests.select_service.edge.serving import Wire, add_worker, listening
 
 ON: dict[str, Any] = {"tracing": "otlp", "trace_interval_ms": 10}
 
@@ -17,7 +17,7 @@ ON: dict[str, Any] = {"tracing": "otlp", "trace_interval_ms": 10}
 async def traced(**settings: Any) -> AsyncIterator[tuple[Wire, Driver]]:
     """A service that traces, with one worker, and a connection to it."""
     async with listening(**(ON | settings)) as (port, service, _):
-        seat(service)
+        add_worker(service)
         try:
             yield await Wire.to(port), service
         finally:

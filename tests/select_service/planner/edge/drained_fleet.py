@@ -17,7 +17,7 @@ from select_service.planner.edge.engine_drain import EngineDrain
 from select_service.planner.edge.selectors import SelectorFleet
 from select_service.planner.types import PoolState
 from tests.live.simulated_transport import answered_by
-from tests.select_service.edge.serving import SETTINGS, seat
+from tests.select_service.edge.serving import SETTINGS, add_worker
 from tests.select_service.planner.edge.fakes import DECODE, PREFILL, Clock, FakeKube, target
 from tests.wait import run
 
@@ -40,10 +40,10 @@ class Selecting(httpx.AsyncBaseTransport):
         await self.services[name].start()
         self.doors[name] = httpx.ASGITransport(create_app(self.services[name], settings))
 
-    def seat(self, worker_id: int, **fields: Any) -> None:
+    def add_worker(self, worker_id: int, **fields: Any) -> None:
         plain = {"model_name": "m", "role": "decode", "endpoint": f"http://10.0.0.{worker_id}:8000"}
         for service in self.services.values():
-            seat(service, worker_id, **plain | fields)
+            add_worker(service, worker_id, **plain | fields)
 
     @override
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -158,9 +158,9 @@ def housed(
             house.fake.deployment("decode", workers, workers, plural)
             house.fake.deployment("prefill", 1, 1)
             for worker_id in range(1, 1 + workers):
-                house.selecting.seat(worker_id)
+                house.selecting.add_worker(worker_id)
                 house.fake.pod(f"decode-{worker_id}", "decode", f"10.0.0.{worker_id}")
-            house.selecting.seat(50, role="prefill")
+            house.selecting.add_worker(50, role="prefill")
             house.fake.pod("prefill-z", "prefill", "10.0.0.50")
             await use(house)
         finally:

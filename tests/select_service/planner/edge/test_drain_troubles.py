@@ -93,7 +93,7 @@ async def test_who_is_gone_or_was_put_back_meanwhile_is_replaced_or_told_again(
     assert named in house.selecting.drained("two")
     for service in house.selecting.services.values():
         service.delete_worker(named)
-    house.selecting.seat(9)  # its replacement
+    house.selecting.add_worker(9)  # its replacement
     house.fake.pod("decode-9", "decode", "10.0.0.9")
     assert await house.wants(3, 4) == "", "the newcomer is idle"
     assert set(house.selecting.drained()) == {9}
@@ -235,7 +235,7 @@ async def test_who_moves_while_it_is_waited_for_is_marked_where_it_is(house: Hou
     named = await house.drains_one()
     del house.fake.pods[f"decode-{named}"]  # its container's pod was replaced
     house.fake.pod("decode-9", "decode", "10.0.0.9")
-    house.selecting.seat(named, endpoint="http://10.0.0.9:8000")
+    house.selecting.add_worker(named, endpoint="http://10.0.0.9:8000")
     await house.selecting.end("one", f"r{named}")
     assert await house.wants(3, 4) == ""
     assert house.marked() == {"10.0.0.9"}

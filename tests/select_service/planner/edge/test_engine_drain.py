@@ -97,7 +97,7 @@ async def test_nobody_waits_for_ever(house: House) -> None:
 def test_a_stateful_set_takes_the_highest_ordinals_and_so_do_we() -> None:
     async def use(house: House) -> None:
         for worker_id in (10, 11):
-            house.selecting.seat(worker_id)
+            house.selecting.add_worker(worker_id)
             house.fake.pod(f"decode-{worker_id}", "decode", f"10.0.0.{worker_id}")
         await house.selecting.book("one", 11, "r")  # not the cheapest
         path = "/apis/apps/v1/namespaces/inference/statefulsets/decode"
@@ -229,7 +229,7 @@ async def test_workers_are_found_in_their_pods_by_name_and_in_any_notation(
     house: House, *, endpoint: str
 ) -> None:
     for worker_id in range(1, 5):
-        house.selecting.seat(worker_id, endpoint=endpoint.format(worker_id))
+        house.selecting.add_worker(worker_id, endpoint=endpoint.format(worker_id))
         ips = house.fake.pods[f"decode-{worker_id}"]["status"]["podIPs"]
         ips.append({"ip": f"fd00::{worker_id}"})
     assert await house.wants(3, 4) == ""
@@ -240,12 +240,12 @@ async def test_workers_are_found_in_their_pods_by_name_and_in_any_notation(
 async def test_who_has_no_pod_is_not_named_in_the_place_of_one_that_has(house: House) -> None:
     """It crashed and was not taken out of the catalog: it does nothing, so it is the cheapest."""
     await house.keeps_busy()
-    house.selecting.seat(9)
+    house.selecting.add_worker(9)
     assert "1 reservation" in await house.wants(3, 4)
     (named,) = house.selecting.drained()
     assert named != 9
     for worker_id in (1, 2, 3, 4):
-        house.selecting.seat(worker_id, endpoint=f"http://192.168.0.{worker_id}:8000")
+        house.selecting.add_worker(worker_id, endpoint=f"http://192.168.0.{worker_id}:8000")
     house.retiring = house.another()
     for service in house.selecting.services.values():
         service.undrain_worker(named)
@@ -268,7 +268,7 @@ async def test_workers_of_one_pod_go_together(house: House) -> None:
     for worker_id in (1, 2, 3, 4):
         for rank in (1, 2):
             endpoint = f"http://10.0.0.{worker_id}:{8000 + rank}"
-            house.selecting.seat(100 * rank + worker_id, endpoint=endpoint)
+            house.selecting.add_worker(100 * rank + worker_id, endpoint=endpoint)
         await house.selecting.book("one", 200 + worker_id, f"r{worker_id}")
     assert "1 reservation" in await house.wants(3, 4)
     assert house.kept == 4
@@ -303,7 +303,7 @@ async def test_pods_that_share_an_address_are_not_told_apart(house: House) -> No
 async def test_a_name_longer_than_a_reason_may_be_drains_all_the_same(house: House) -> None:
     model = ModelKey("/models/" + "x" * 240)
     for worker_id in (61, 62):
-        house.selecting.seat(worker_id, model_name=model.model_name)
+        house.selecting.add_worker(worker_id, model_name=model.model_name)
         await house.selecting.book("one", worker_id, f"r{worker_id}", model.model_name)
     pool = PoolKey(model, "decode")
     for retiring in (house.another(), house.another()):  # the second knows the first one's
