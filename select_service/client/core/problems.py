@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from select_service.types import CacheThreshold
 
 _REFUSED: Final = 400
+_REASONS_SHOWN: Final = 3  # in the text; all that were told are in `details`
 _OF_GATES: Final = frozenset(
     ("message", "type", "code", "error", "reason", "gate", "policy", "retry_after_s", "promised")
 )
@@ -131,7 +132,7 @@ def refusal(outcome: ExchangeOutcome) -> ServiceError:
     details = body.get("details") if body.get("error") else body or None
     ServiceError.__init__(
         error,
-        str(body.get("error") or f"status {outcome.status}"),
+        _text(body, details) or f"status {outcome.status}",
         field=field if isinstance(field, str) else None,
         details=details if isinstance(details, dict) else None,
     )
@@ -147,6 +148,17 @@ def refusal(outcome: ExchangeOutcome) -> ServiceError:
         error.promised = bool(body.get("promised"))
         error.facts = {name: one for name, one in body.items() if name not in _OF_GATES}
     return error
+
+
+def _text(body: dict[str, Any], details: object) -> str:
+    """Return the sentence of a refusal, with the first reasons that its details have."""
+    text = str(body.get("error") or "")
+    reasons = details.get("reasons") if text and isinstance(details, dict) else None
+    if not isinstance(reasons, list) or not reasons:
+        return text
+    more = len(reasons) - _REASONS_SHOWN
+    told = "; ".join(map(str, reasons[:_REASONS_SHOWN]))
+    return f"{text}: {told}" + (f"; and {more} more" if more > 0 else "")
 
 
 def never_fits(outcome: ExchangeOutcome) -> bool:

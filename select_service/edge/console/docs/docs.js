@@ -15,6 +15,30 @@ function stored() {
 let token = stored();
 const bearer = () => (token ? { authorization: `Bearer ${token}` } : {});
 
+// One server, its own, is not worth a choice; one <main> and no level of headings left out; a link
+// within a button is for nobody who works without a mouse. The address follows what is opened.
+const plain = ({ React: { createElement: h } }) => ({
+  components: {
+    DeepLink: ({ text }) => h("span", null, text),
+    Page: ({ getComponent }) => {
+      const part = (name) => h(getComponent(name, true));
+      const assets = h(getComponent("SvgAssets"));
+      const heading = h("h2", { className: "unseen" }, "Operations");
+      const parts = ["InfoContainer", "AuthorizeBtnContainer", "errors"].map(part);
+      const shown = h("div", { className: "wrapper" }, ...parts, heading, part("operations"), part("Models"));
+      return h("div", { className: "swagger-ui" }, assets, shown);
+    },
+  },
+});
+
+// Answers are in tables, not in regions of a page, which would need a name each; a long example is
+// scrolled by the keyboard, too.
+function mend() {
+  for (const table of document.querySelectorAll("table[role=region]")) table.removeAttribute("role");
+  for (const example of document.querySelectorAll("pre.microlight:not([tabindex])")) example.tabIndex = 0;
+}
+new MutationObserver(mend).observe(document.getElementById("api"), { childList: true, subtree: true });
+
 async function show() {
   const answer = await fetch("openapi.json", { headers: bearer() });
   form.hidden = answer.ok;
@@ -25,6 +49,8 @@ async function show() {
   globalThis.SwaggerUIBundle({
     spec: await answer.json(),
     dom_id: "#api",
+    plugins: [plain],
+    layout: "Page",
     deepLinking: true,
     docExpansion: "list",
     defaultModelsExpandDepth: 0,

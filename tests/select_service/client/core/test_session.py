@@ -195,6 +195,19 @@ def test_a_model_that_no_selector_knows_is_said_at_once() -> None:
     assert reserve(on).selection.endpoint
 
 
+def test_the_first_reasons_of_a_refusal_are_in_its_text() -> None:
+    on = stage(1, lease_ttl_s=None)
+    service = on.network.services[0]
+    service.refuse["/select_and_reserve"] = (503, "no_schedulable_worker")
+    reasons = ["a", "b", "c", "d", "e"]
+    for told, text in ((reasons, ": a; b; c; and 2 more"), (reasons[:1], ": a"), ([], "")):
+        service.details = {"reasons": told, "is_known": False}
+        with pytest.raises(UnknownModel) as caught:
+            reserve(on)
+        assert str(caught.value) == f"no_schedulable_worker{text}"
+        assert caught.value.details == service.details
+
+
 def test_json_where_msgpack_is_not_taken() -> None:
     on = stage()
     on.network.services[0].json_only = True
