@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from html import escape
 from typing import TYPE_CHECKING, Final
@@ -30,7 +31,7 @@ _STYLE: Final = (
     "table{border-collapse:collapse;margin:1em 0}"
     "th,td{padding:.25em .7em;text-align:right;border-bottom:1px solid var(--line);"
     "overflow-wrap:normal}"
-    "th:first-child,td:first-child{text-align:left}"
+    "th:first-child,td:first-child,.word{text-align:left}"
     "pre{background:var(--sunk);padding:1em;white-space:pre-wrap}"
     "figure{display:inline-block;vertical-align:top;margin:0 1em 1em 0;max-width:100%}"
     "svg{display:block;max-width:100%;height:auto}figcaption{max-width:460px}"
@@ -41,6 +42,9 @@ _STYLE: Final = (
     # there plots are narrower than they were drawn
     "@media(max-width:500px){svg .v,svg .n,svg .g+.y{font-size:13px}}"
 )
+
+_NUMBER: Final = re.compile(r"$|[-\u2013+±]?\s*\d|[-\u2013]$")
+"""How a cell begins that is read as a number, or stands for none."""
 
 
 def page(title: str, parts: Iterable[str], *, verdict: str, command_line: str = "") -> str:
@@ -59,9 +63,9 @@ def page(title: str, parts: Iterable[str], *, verdict: str, command_line: str = 
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{named}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{_STYLE}</style></head><body><h1>{named}</h1>"
+        f"<style>{_STYLE}</style></head><body><main><h1>{named}</h1>"
         f'<p class="verdict">{escape(verdict)}</p><p class="made">{made}</p>'
-        f"{FILLS if 'url(#' in (body := ''.join(parts)) else ''}{body}</body></html>\n"
+        f"{FILLS if 'url(#' in (body := ''.join(parts)) else ''}{body}</main></body></html>\n"
     )
 
 
@@ -74,11 +78,20 @@ def folded(title: str, told: str, settings: str) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table; on a narrow page it scrolls by itself."""
-    names = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
-    cells = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
-    lines = [names, *cells]
-    return f'<div class="wide"><table>{"".join(f"<tr>{one}</tr>" for one in lines)}</table></div>'
+    """Return a table; on a narrow page it scrolls by itself, by the keyboard, too.
+
+    Numbers stand on the right of their columns, and words on the left.
+    """
+    told = [*rows]
+    worded = [not all(_NUMBER.match(cell) for cell in column) for column in zip(*told, strict=True)]
+    kinds = [' class="word"' if one else "" for one in worded or [False] * len(head)]
+    named = zip(head, kinds, strict=True)
+    lines = ["".join(f'<th scope="col"{kind}>{escape(cell)}</th>' for cell, kind in named)]
+    for row in told:
+        cells = zip(row, kinds, strict=True)
+        lines.append("".join(f"<td{kind}>{escape(cell)}</td>" for cell, kind in cells))
+    body = "".join(f"<tr>{one}</tr>" for one in lines)
+    return f'<div class="wide" tabindex="0"><table>{body}</table></div>'
 
 
 def key(names: Iterable[str], *, filled: bool = False) -> str:

@@ -136,7 +136,7 @@ def _what_if(told: WhatIf, course: Sequence[Part]) -> list[str]:
         "these weights would have led to. It tells what changes at once and not where it ends; "
         "that is select-sim run --trace FILE --format recording.</p>",
         f"<p>{escape(_moved(told))}</p>",
-        table(["", *_SIDES], _totals(told)),
+        table(["all decisions", *_SIDES], _totals(told)),
     ]
     if told.decisions:
         body += [key(_SIDES), *map(figure, _beside(told, course))]

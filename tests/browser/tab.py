@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 from tests.deploy.tools import AXE
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Locator, Request
+    from playwright.sync_api import Browser, Locator, Page, Request
 
 WAIT_MS = 15_000
 LOST = re.compile("ERR_CONNECTION_REFUSED|ERR_CONNECTION_RESET|ERR_INCOMPLETE_CHUNKED|ERR_EMPTY")
@@ -63,6 +63,13 @@ TOUCHING = """() => {
       `${one.ariaLabel} and ${other.ariaLabel}`));
 }"""
 """Panels with nothing between them."""
+
+
+def axe(page: Page) -> list[str]:
+    """What axe finds, by the rules of WCAG 2.2 AA and its own best practice."""
+    page.evaluate(AXE.read_text("utf-8"))
+    found: list[dict[str, Any]] = page.evaluate("axe.run().then((told) => told.violations)")
+    return [f"{one['id']}: {one['nodes'][0]['html'][:200]}" for one in found]
 
 
 class Tab:
@@ -147,12 +154,7 @@ class Tab:
         return wide
 
     def axe(self) -> list[str]:
-        """What axe finds, by the rules of WCAG 2.2 AA and its own best practice."""
-        self.page.evaluate(AXE.read_text("utf-8"))
-        found: list[dict[str, Any]] = self.page.evaluate(
-            "axe.run().then((told) => told.violations)"
-        )
-        return [f"{one['id']}: {one['nodes'][0]['html'][:200]}" for one in found]
+        return axe(self.page)
 
     def flaws(self) -> list[str]:
         """Text hard to read, controls without a name, words nobody meant, panels that touch."""

@@ -12,7 +12,12 @@ from tests.live.server import Server
 
 pytestmark = [pytest.mark.heavy, pytest.mark.e2e]
 
-OPENED = ("get-/health", "post-/workers", "patch-/workers/{worker_id}", "delete-/workers/{worker_id}")
+OPENED = (
+    "get-/health",
+    "post-/workers",
+    "patch-/workers/{worker_id}",
+    "delete-/workers/{worker_id}",
+)
 
 
 def operation(verb: str, path: str) -> str:

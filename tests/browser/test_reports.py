@@ -13,7 +13,8 @@ import pytest
 
 from select_service.planner.cli import main as select_planner
 from select_service.simulator.cli import main as select_sim
-from tests.browser.tab import CONTRAST
+from tests.browser.tab import CONTRAST, axe
+from tests.deploy.tools import AXE
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -134,6 +135,7 @@ def test_a_report_can_be_read(
         assert tab.locator("details").count() == 1
         assert tab.locator("details[open]").count() == 0, "settings are unfolded by who wants them"
         assert (asked, complaints) == ([address], [])
+        assert not AXE.exists() or axe(tab) == []
         tab.add_style_tag(content=LARGER)
         assert tab.evaluate(WIDER) == 0
         context.close()

@@ -87,7 +87,7 @@ def test_a_page_of_other_weights_says_what_the_json_says(
     assert what_if.changed > 0
     assert f"{what_if.changed} of {what_if.decisions} decisions go elsewhere" in page
     then, now = what_if.prefill_tokens_recorded, what_if.prefill_tokens
-    assert f"<td>tokens to prefill</td><td>{then:,}</td><td>{now:,}</td>" in page
+    assert f'<td class="word">tokens to prefill</td><td>{then:,}</td><td>{now:,}</td>' in page
     assert f">{then:,}</text>" in page, "above its bar, all of it"
     assert "Open loop" in page
     assert str(what_if.examples[0].selection_id or what_if.examples[0].reservation_id) in page
