@@ -69,11 +69,15 @@ _HATCHES: Final = (
 
 
 class Series(NamedTuple):
-    """One line; steps hold their value until the next point, dots are not connected."""
+    """One line; steps hold their value until the next point, dots are not connected.
+
+    `dots` are the names of dots that are not all called as the series is.
+    """
 
     name: str
     points: Sequence[tuple[float, float]]
     kind: str = "line"  # or "step", "dots"
+    dots: Sequence[str] = ()
 
 
 class _Axis:
@@ -179,9 +183,10 @@ def lines(
 def _drawn(one: Series, places: Sequence[tuple[float, float]], number: int) -> str:
     colour, name = COLOURS[number % len(COLOURS)], f"<title>{escape(one.name)}</title>"
     if one.kind == "dots":
+        names = one.dots or [one.name] * len(places)
         return "".join(
-            _mark(number, *place, _said(one.name, point))
-            for place, point in zip(places, one.points, strict=True)
+            _mark(number, *place, _said(called, point))
+            for called, place, point in zip(names, places, one.points, strict=True)
         )
     # what is pointed at is read out; a line of many points has them at equal steps
     step = -(-len(places) // _READ_MAX)

@@ -208,7 +208,8 @@ class _Player:
             for one in item.workers:
                 self._ranks.update((*scope, one.spec.worker_id, rank) for rank, _ in one.slots)
         elif isinstance(item, Gap):
-            told.missing.append(RecordingGap(str(path), item.why, item.notes))
+            why = "workers" if item.why == "seats" else item.why  # as early files have it
+            told.missing.append(RecordingGap(str(path), why, item.notes))
         else:
             told.changes += isinstance(item, SettingsChange)
 

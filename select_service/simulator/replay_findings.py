@@ -42,7 +42,7 @@ class RecordingGap(Struct):
     """A gap in a recording."""
 
     file: str
-    why: str  # queue | disk | fault | files before it; or why its file ends too early
+    why: str  # queue | disk | fault | workers | files before it; or why its file ends too early
     notes: int | None = None
     files: int | None = None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from select_service.simulator.replay_findings import (
@@ -62,12 +62,20 @@ def counted(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
+_REASONS: Final = {
+    "queue": "the queue of the recording was full",
+    "disk": "the disk was full, or could not be written to",
+    "fault": "by a fault of the service",
+    "workers": "workers came or went while a batch was planned",
+}
+
+
 def missing(gap: RecordingGap) -> str:
     """Return what is missing, from which file and why."""
     if gap.files is not None:
         return f"{counted(gap.files, 'file')} before {gap.file}"
     what = "the end" if gap.notes is None else counted(gap.notes, "note")
-    return f"{what} of {gap.file} ({gap.why})"
+    return f"{what} of {gap.file} ({_REASONS.get(gap.why, gap.why)})"
 
 
 def _spread(one: Spread) -> str:

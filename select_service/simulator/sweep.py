@@ -217,7 +217,12 @@ def _page(
         lines(
             f"{METRICS[other][0]} by {METRICS[aims[0]][0]}",
             [
-                Series(name, [_place(one, aims[0], other) for one in some], "dots")
+                Series(
+                    name,
+                    [_place(one, aims[0], other) for one in some],
+                    "dots",
+                    [f"{_called(one)} ({name})" for one in some],
+                )
                 for name, some in kinds.items()
             ],
             x=METRICS[aims[0]][0],

@@ -225,7 +225,7 @@ class Recorder:
         ]
         facts = partition.scope, plan.load_limit, plan.keep_together
         if roles is not partition.fleet_slots.roles:  # its slots may belong to others now
-            self.sink.put(Gap(1, "seats"), LIFE_BYTES)
+            self.sink.put(Gap(1, "workers"), LIFE_BYTES)
             return
         if not self.planned_ranks(partition):
             self.sink.leave_out()

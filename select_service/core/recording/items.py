@@ -248,12 +248,12 @@ class SettingsChange(Struct, array_like=True, tag="C"):
 class Gap(Struct, array_like=True, tag="G"):
     """Missing notes; if it `resets`, later items refer to nothing before it.
 
-    For `planned_ranks` the plan of a wave is missing, during which workers came or went; its
-    decisions are here.
+    For `workers` the plan of a wave is missing, during which workers came or went; its decisions
+    are here.
     """
 
     notes: int
-    why: str  # queue | disk | fault | seats
+    why: str  # queue | disk | fault | workers (early files: seats)
     resets: bool = False
 
 

@@ -27,6 +27,7 @@ from select_service.simulator.core.decision_replay import (
 )
 from select_service.simulator.recording_replay import RecordedRandom, replay
 from select_service.simulator.recordings import play, requests_of
+from select_service.simulator.replay_text import as_text
 from select_service.types import Answer, RouterConfig
 from select_service.types.admission import AdmissionSettings
 from tests.models.recorded_fleet import RecordedFleet
@@ -58,7 +59,7 @@ def test_every_decision_of_a_random_service_is_made_again(tmp_path: Path, seed: 
     told = replay([path])
     assert told.first_difference is None
     assert told.reproduced == told.decisions > 50
-    assert {one.why for one in told.missing} <= {"seats"}
+    assert {one.why for one in told.missing} <= {"workers"}
 
 
 class SheddingFleet(RecordedFleet):
@@ -147,7 +148,13 @@ def test_recorded_mixed_traffic_is_decided_again(path: Path) -> None:
     told = replay([path])
     assert told.first_difference is None
     assert told.reproduced == told.decisions > 300
-    assert {one.why for one in told.missing} <= {"seats"}
+    assert {one.why for one in told.missing} <= {"workers"}
+
+
+def test_a_gap_of_an_early_version_is_told_in_today_s_words() -> None:
+    told = replay([GOLDEN / "recordings" / "mixed" / "core-2000.rec"])
+    assert [one.why for one in told.missing] == ["workers"], "the file says seats"
+    assert "(workers came or went while a batch was planned)" in as_text(told)
 
 
 def test_the_recorded_mixed_traffic_has_all_kinds() -> None:

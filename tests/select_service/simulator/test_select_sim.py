@@ -210,6 +210,8 @@ def test_a_sweep_as_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "overlap_score_credit=0" in page
     plot = re.findall(r"<svg xmlns.*?</svg>", page, re.DOTALL)[0]
     assert plot.count('class="d"') == 3, "each setting once"
+    weights = re.findall(r"<title>(.*?) \((?:on the front|beaten)\): ", plot)
+    assert sorted(weights) == ["kv-cost", "overlap_score_credit=0", "overlap_score_credit=1"]
     with pytest.raises(SystemExit):
         main(["sweep", *vary, *options, "--report", str(tmp_path / "no" / "where.html")])
 
