@@ -4,8 +4,14 @@ pip install '.[ray]'  # in a checkout
 python examples/ray/engines.py
 """
 
-from ray import serve
-from ray.serve.config import RequestRouterConfig
+import sys
+
+try:
+    from ray import serve
+    from ray.serve.config import RequestRouterConfig
+except ModuleNotFoundError as error:
+    print(f"this needs Ray Serve ({error}): pip install '.[ray]' in a checkout", file=sys.stderr)
+    sys.exit(2)
 
 from select_service.client.ray.serve_worker import ServeWorker
 from select_service.serve_ray import app

@@ -9,6 +9,8 @@ from __future__ import annotations
 import ast
 import json
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,9 +30,27 @@ def test_every_example_is_named() -> None:
 
 
 def program(file: Path) -> str:
-    """A file's statements, without its docstring."""
-    tree = ast.parse(file.read_text("utf-8"))
-    return ast.unparse(ast.Module(tree.body[1:], []))
+    """A file's statements, without its docstring and what it says where an extra is missing."""
+    body: list[ast.stmt] = []
+    for one in ast.parse(file.read_text("utf-8")).body[1:]:
+        if isinstance(one, ast.Try):
+            body = [*body[:-1], *one.body]  # `import sys` stands before it
+        else:
+            body.append(one)
+    return ast.unparse(ast.Module(body, []))
+
+
+def test_ray_without_its_extra_says_what_to_install() -> None:
+    without = "import runpy, sys; sys.modules['ray'] = None; runpy.run_path(sys.argv[1])"
+    ended = subprocess.run(
+        [sys.executable, "-c", without, EXAMPLES / "ray/engines.py"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith("this needs Ray Serve (")
+    assert ended.stderr.endswith("): pip install '.[ray]' in a checkout\n")
 
 
 @pytest.mark.parametrize(
