@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from select_service.client.ray.registry import Present
     from select_service.edge.driver.driver import Driver
-    from select_service.edge.security.client_credentials import ClientCredentials
+    from select_service.edge.security.credentials import ClientCredentials
     from select_service.settings import Settings
 
 _log = logging.getLogger("select_service")

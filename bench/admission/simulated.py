@@ -16,7 +16,7 @@ from select_service.core.admission.gate import AdmissionDecision, Gate
 from select_service.core.admission.policies import Built, build
 from select_service.core.admission.policy_api import AdmissionRequest
 from select_service.errors import retry_after_header
-from select_service.simulator.recorded_loads import RecordedPool, RecordedRankLoad
+from select_service.simulator.trial_pool import RecordedPool, RecordedRankLoad
 
 if TYPE_CHECKING:
     from bench.admission.contender import Contender

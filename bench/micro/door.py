@@ -38,7 +38,7 @@ from indexer.types import Scope, Tier, WorkerRank
 from select_service.edge.app import create_application, create_driver
 from select_service.edge.http.connection import HttpConnection
 from select_service.edge.http.connection_limits import ConnectionLimits
-from select_service.edge.http.protocol import http_protocol
+from select_service.edge.server import http_protocol
 from select_service.settings import Settings
 from select_service.types import WorkerSpec
 

@@ -31,9 +31,8 @@ from msgspec.structs import replace
 from bench.output import progress
 from bench.provenance import provenance
 from select_service.simulator.core.cluster import Cluster, ClusterSettings
-from select_service.simulator.core.cluster_settings import SimulatedPool
 from select_service.simulator.core.core_router import CoreRouter, CoreSettings
-from select_service.simulator.core.engine_settings import EngineSettings
+from select_service.simulator.core.engine_settings import EngineSettings, SimulatedPool
 from select_service.simulator.traces import READERS, TraceWorkload
 from select_service.types.drains import ScaleDownCandidate
 

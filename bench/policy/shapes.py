@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from select_service.simulator.core import arrivals
+from select_service.simulator.core import workloads
 from select_service.simulator.traces import MOONCAKE_BLOCK
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class _Draw:
 
     def poisson(self, rate: float) -> Iterator[float]:
         """Return when sessions begin; some did before the trace does."""
-        return (at - WARM_S for at in arrivals.poisson(self.rng, rate))
+        return (at - WARM_S for at in workloads.poisson(self.rng, rate))
 
     def question(self, at_s: float, shared: Sequence[int]) -> Line:
         """Return a short question to what others ask about, too."""
@@ -188,7 +188,7 @@ def bursty(cv: float) -> Callable[[_Draw, float], Iterator[Iterable[Line]]]:
     def shape(draw: _Draw, rate: float) -> Iterator[Iterable[Line]]:
         systems = [draw.whole(512, 2_048) for _ in range(8)]
         often = _zipf(len(systems), 1.0)
-        for at in arrivals.gamma(draw.rng, rate, cv):
+        for at in workloads.gamma(draw.rng, rate, cv):
             system = draw.rng.choices(systems, often)[0]
             own, osl = draw.length(350, 1.1, 6_000), draw.length(200, 0.9, 1_500)
             yield (draw.line(at, system, own, osl),)

@@ -24,7 +24,7 @@ from bench.provenance import provenance
 from bench.resumable import Kept
 from select_service.simulator.comparison import METRICS, as_text
 from select_service.simulator.core.cluster import Cluster, ClusterSettings
-from select_service.simulator.core.cluster_settings import SimulatedPool
+from select_service.simulator.core.engine_settings import SimulatedPool
 from select_service.simulator.core.measures import Measures, measure
 from select_service.simulator.runs import capacity_of, router, run, workload
 from select_service.simulator.settings import (
@@ -36,7 +36,7 @@ from select_service.simulator.settings import (
 )
 from select_service.simulator.statistics import Estimate, estimate
 from select_service.types import RouterConfig
-from select_service.types.policy import Policy
+from select_service.types.router_config import Policy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -2,7 +2,7 @@
 
 The device tier comes first, parents before children, one event per run and rank; then the lower
 tiers, one event per block. The walk is lazy and the index may change between two events: each node
-is read once, in one go, and its parts are immutable values. `dump_import.py` reads them back.
+is read once, in one go, and its parts are immutable values. `dump_reader.py` reads them back.
 """
 
 from __future__ import annotations

@@ -9,9 +9,8 @@ from __future__ import annotations
 from math import lcm
 from typing import TYPE_CHECKING, Final
 
-from indexer.core.cache_groups import GroupRule, LimitingGroups
+from indexer.core.cache_groups import GroupRule, LimitingGroups, SparsePrefixes
 from indexer.core.event_hashes import SLICE_BLOCKS
-from indexer.core.sparse_stores import SparsePrefixes
 from indexer.types import HASH_BYTES, U64_MASK
 
 if TYPE_CHECKING:

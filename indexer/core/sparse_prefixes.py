@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from xxhash import xxh3_64_intdigest
 
+from indexer.core.cache_groups import SparsePrefixes, SparseStore
 from indexer.core.event_hashes import (
     CHECK_COST_BLOCKS,
     COLOURED_SLICE_BLOCKS,
@@ -24,7 +25,6 @@ from indexer.core.holdings import pack_name
 from indexer.core.irregular_stores import place_behind
 from indexer.core.node import all_ones, leading_run
 from indexer.core.removal import uncover_listed
-from indexer.core.sparse_stores import SparsePrefixes, SparseStore
 from indexer.types import HASH_BYTES, Tier
 
 if TYPE_CHECKING:

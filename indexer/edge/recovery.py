@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 
 from indexer.core.dump import DumpChange, DumpEvent, DumpKvEvent, DumpStored
-from indexer.core.dump_import import load_event
-from indexer.core.dump_reader import UNREADABLE, DumpReader, ScopeOpened
+from indexer.core.dump_reader import UNREADABLE, DumpReader, ScopeOpened, load_event
 from indexer.core.index import KvIndex
 from indexer.edge.addresses import Addresses
 from indexer.errors import BadDump, EndpointRefused, HostNotFound

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple, TypeVar
 import msgspec
 from xxhash import xxh3_64_intdigest
 
-from indexer.core.stream_memory import StreamMemory
+from indexer.core.cursor import StreamMemory
 from indexer.plain_file import open_own
 from indexer.types import U64_MASK, Scope, WorkerRank
 

@@ -3,7 +3,7 @@
 value, and the rows of load columns.
 
 Optional: built when there is a C compiler, left out when not (`indexer/compiled.py`). The plain
-forms, which say what is what, are `plain_active_blocks.py`, `plain_block_counts.py` and
+forms, which say what is what, are `plain_active_blocks.py`, `plain_active_blocks.py` and
 `plain_load_rows.py`: same names, same answers.
 """
 

@@ -20,8 +20,8 @@ from select_service.core.admission.tallies import HitTally
 from select_service.core.decisions.trust_factors import Trust
 from select_service.core.fleet.eligibility import eligible_slots, wants_everyone
 from select_service.core.fleet.outliers import Outliers, OutlierTally
+from select_service.core.fleet.roles import transfer_costs
 from select_service.core.fleet.slots import FleetSlots
-from select_service.core.fleet.transfer_costs import transfer_costs
 from select_service.core.ledger.cache_estimate import CacheEstimate
 from select_service.core.ledger.demand_tally import DemandTally
 from select_service.core.ledger.ledger import Ledger

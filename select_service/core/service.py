@@ -51,8 +51,7 @@ from select_service.core.operations.replica_operations import ReplicaOperations
 from select_service.core.operations.reservation_calls import ReservationCalls
 from select_service.core.operations.scale_down import ScaleDown
 from select_service.core.operations.waiting_requests import WaitingRequests
-from select_service.core.pricing.overtaking import overtaking
-from select_service.core.pricing.policy import default_policy
+from select_service.core.pricing.policy import default_policy, overtaking
 from select_service.core.replication.durable_rows import (
     ClaimRows,
     ClosedLeaseRows,

@@ -22,7 +22,6 @@ from select_service.edge.codec.encoder import show_hashes
 from select_service.edge.config_reload import ConfigReload
 from select_service.edge.console.console_app import ConsoleApp
 from select_service.edge.construction import create_driver, create_security
-from select_service.edge.descriptors import raise_limit
 from select_service.edge.driver.driver import Driver
 from select_service.edge.garbage_collection import GarbageCollection
 from select_service.edge.graceful_shutdown import GracefulShutdown
@@ -65,6 +64,33 @@ __all__ = [
     "loop_factory",
     "serve",
 ]
+
+
+# Raises the limit on open files to what the system allows. A worker takes five or six descriptors
+# and a client one, so the usual soft limit of 1,024 allows 170 workers.
+
+ENOUGH: Final = 1 << 20
+"""Requested when there is no hard limit; libzmq's own bound on sockets is a sixteenth of it."""
+
+
+def raise_limit() -> int | None:
+    """Raise the soft limit to the hard one; return the limit in force, None if unknown."""
+    if sys.platform == "win32":
+        return None
+    import resource  # POSIX only
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = ENOUGH if hard == resource.RLIM_INFINITY else hard
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return soft
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (OSError, ValueError) as error:
+        _log.warning("open files stay limited to %d: %s", soft, error)
+        return soft
+    _log.info("open files", extra={"limit": wanted, "before": soft})
+    return wanted
+
 
 _log = logging.getLogger("select_service")
 

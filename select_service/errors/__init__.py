@@ -31,13 +31,18 @@ from select_service.errors.placement import (
     WouldWait,
 )
 from select_service.errors.process import (
+    CertificatesUnusable,
     DecisionNotFound,
     DecisionsOff,
     NeedsRestart,
+    RecordingUnusable,
+    SecurityFileUnusable,
     ShuttingDown,
+    StateDirUnusable,
     StateDiskFull,
     StateStalled,
     StateUnwritable,
+    TokenFileUnusable,
     TooManyConsoles,
     TooManyDumps,
 )
@@ -89,13 +94,6 @@ from select_service.errors.reservation_errors import (
     TooManyReservations,
 )
 from select_service.errors.response import problem, retry_after, retry_after_header
-from select_service.errors.startup import (
-    CertificatesUnusable,
-    RecordingUnusable,
-    SecurityFileUnusable,
-    StateDirUnusable,
-    TokenFileUnusable,
-)
 from select_service.errors.worker_errors import (
     RankNotFound,
     TooManyWorkers,

@@ -99,3 +99,26 @@ class ShuttingDown(ServiceError):
 
     def __init__(self) -> None:
         super().__init__("the service is shutting down")
+
+
+class SecurityFileUnusable(Exception):
+    """A file of tokens, certificates or keys cannot be used; the text says where and why.
+
+    It never shows what stands there.
+    """
+
+
+class TokenFileUnusable(SecurityFileUnusable):
+    """`--token-file`."""
+
+
+class CertificatesUnusable(SecurityFileUnusable):
+    """`--tls-cert`, `--tls-key` or `--tls-client-ca`."""
+
+
+class StateDirUnusable(Exception):
+    """The service cannot start with this state directory; `str(error)` says why."""
+
+
+class RecordingUnusable(Exception):
+    """The service cannot start with this file to record to; `str(error)` says why."""

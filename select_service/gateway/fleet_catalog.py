@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from select_service.client import AsyncClient
-    from select_service.gateway.gateway_traffic import GatewayTraffic
-    from select_service.gateway.options import GatewayOptions
+    from select_service.gateway.options import GatewayOptions, GatewayTraffic
     from select_service.types import WorkerRecord
 
 _OK: Final = 200

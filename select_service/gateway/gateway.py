@@ -18,12 +18,10 @@ from select_service.client import ClientError, ServiceError
 from select_service.client.reservation import Reservation
 from select_service.client.reserve_context import AsyncReserve
 from select_service.errors import BodyTooLarge
-from select_service.gateway.engine_exchange import EngineExchange
-from select_service.gateway.failures import EngineFailed
+from select_service.gateway.engine_exchange import EngineExchange, EngineFailed
 from select_service.gateway.fleet_catalog import FleetCatalog, engine_url
-from select_service.gateway.gateway_traffic import GatewayTraffic
 from select_service.gateway.local_tokenizer import Encode, LocalTokenizer
-from select_service.gateway.options import GatewayOptions
+from select_service.gateway.options import GatewayOptions, GatewayTraffic
 from select_service.gateway.response import GatewayResponse, json_response, refusal
 from select_service.tokenization.engine_tokenizer import AnyUrl, EngineTokenizer
 from select_service.tokenization.openai_body import (

@@ -19,8 +19,7 @@ from select_service.tokenization.token_cache import TokenCache, cache_key
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from select_service.gateway.gateway_traffic import GatewayTraffic
-    from select_service.gateway.options import GatewayOptions
+    from select_service.gateway.options import GatewayOptions, GatewayTraffic
 
 _THREADS: Final = 4
 """Tokenizers are made of native code that lets others run; more threads help little."""

@@ -9,7 +9,7 @@ import msgspec
 from select_service.client import ClientError, NotCached, TimedOut
 from select_service.errors import ServiceError
 from select_service.errors.response import retry_after
-from select_service.gateway.failures import EngineFailed, error_body
+from select_service.gateway.engine_exchange import EngineFailed, error_body
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping

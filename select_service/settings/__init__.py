@@ -4,7 +4,6 @@
 ends the process (exit 2); an unreadable environment variable leaves the default and a warning.
 """
 
-from select_service.settings.choices import Durability, FieldValidation, LogFormat
 from select_service.settings.environment import (
     ENVIRONMENT,
     PolicyFile,
@@ -16,6 +15,7 @@ from select_service.settings.layers import ConfigError, Layers
 from select_service.settings.row import Flag
 from select_service.settings.service_settings import Settings
 from select_service.settings.table import FLAGS, SECTIONS
+from select_service.settings.value_types import Durability, FieldValidation, LogFormat
 
 __all__ = [
     "ENVIRONMENT",

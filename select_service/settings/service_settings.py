@@ -29,7 +29,7 @@ from select_service.types import (
 )
 from select_service.types.admission import AdmissionSettings
 from select_service.types.doctor import DoctorLimits
-from select_service.types.endpoint_picker import PickerLimits
+from select_service.types.router_config import PickerLimits
 from select_service.types.shadow import ShadowSettings
 
 Component = TypeVar("Component", bound=msgspec.Struct)

@@ -6,7 +6,7 @@ import re
 from enum import Enum
 from math import isinf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -405,3 +405,32 @@ def _content(path: str) -> bytes:
     if len(content) > _FILE_BYTES_MAX:
         raise ValueError(f"{path} is longer than {_FILE_BYTES_MAX} bytes")
     return content
+
+
+LogFormat = Literal["json", "text"]
+TracesTo = Literal["none", "otlp"]
+KubernetesKind = Literal["pods", "endpointslices"]
+SAMPLERS: Final = (
+    "always_on",
+    "always_off",
+    "traceidratio",
+    "parentbased_always_on",
+    "parentbased_always_off",
+    "parentbased_traceidratio",
+)
+"""The samplers, by OpenTelemetry's names."""
+
+
+class Durability(Enum):
+    """When a change may be acknowledged."""
+
+    STRICT = "strict"  # once it is on disk
+    RELAXED = "relaxed"  # at once; on disk within --durability-window-s
+
+
+class FieldValidation(Enum):
+    """What happens to an unknown top-level field."""
+
+    STRICT = "strict"  # 422
+    WARN = "warn"  # accepted, with a Warning header
+    IGNORE = "ignore"

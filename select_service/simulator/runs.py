@@ -11,6 +11,7 @@ import gc
 import gzip
 import random
 import zlib
+from collections import deque
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -18,10 +19,9 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from select_service.simulator.closed_trace import ClosedTraceWorkload
 from select_service.simulator.core.cluster import Cluster, ClusterSettings
-from select_service.simulator.core.cluster_settings import SimulatedPool
 from select_service.simulator.core.core_router import CoreRouter, CoreSettings
+from select_service.simulator.core.engine_settings import SimulatedPool
 from select_service.simulator.core.latency import SlowedLatency
 from select_service.simulator.core.measures import Measures, measure
 from select_service.simulator.core.replicated import Replicated
@@ -41,9 +41,9 @@ from select_service.simulator.traces import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from select_service.simulator.core.requests import Workload
+    from select_service.simulator.core.requests import RequestOutcome, Workload
     from select_service.simulator.core.routers import Counting, WorkerRouter
     from select_service.simulator.settings import FleetChange, SimulationSettings, Trace
 
@@ -327,3 +327,53 @@ def capacity_of(
     if len(ends) < _SHORTEST or ends[last] == ends[first]:
         raise ValueError("the trace is too short to measure capacity with it")
     return (last - first) / (ends[last] - ends[first])
+
+
+# A trace in a closed loop: so many users, each of which asks when the last answer has ended. The
+# trace says what is asked, in which order, and perhaps how long a user thinks first; when is up to
+# the fleet. Requests with the same session are asked by one user, one after another; without a
+# session each is its own.
+
+
+class ClosedTraceWorkload:
+    """See the module; a Workload.
+
+    Attributes:
+        total: Requests that will come.
+    """
+
+    def __init__(
+        self,
+        requests: Sequence[ClientRequest],
+        block_size: int,
+        rng: random.Random,
+        users: int,
+        limit: int = 0,
+    ) -> None:
+        self.block_size = block_size
+        self.total = min(limit or len(requests), len(requests))
+        sessions: dict[object, deque[ClientRequest]] = {}
+        for one in requests[: self.total]:
+            sessions.setdefault(one.session or one.number, deque()).append(one)
+        self._sessions = deque(sessions.values())  # that nobody has begun
+        self._asking: dict[int, deque[ClientRequest]] = {}  # by request: the rest of its session
+        # users come within a second, not all at once
+        times = sorted((rng.random() for _ in range(min(users, len(sessions)))), reverse=True)
+        self._first = [(now, self._sessions.popleft()) for now in reversed(times)][::-1]
+
+    def next(self) -> ClientRequest | None:
+        """See Workload."""
+        return self._ask(*self._first.pop()) if self._first else None
+
+    def after(self, outcome: RequestOutcome) -> tuple[ClientRequest, ...]:
+        """See Workload: the next of the session, or of the trace."""
+        rest = self._asking.pop(outcome.request.number)
+        if rest:
+            return (self._ask(outcome.finished + rest[0].think_s, rest),)
+        return (self._ask(outcome.finished, self._sessions.popleft()),) if self._sessions else ()
+
+    def _ask(self, now: float, session: deque[ClientRequest]) -> ClientRequest:
+        request = session.popleft()
+        request.arrival = now
+        self._asking[request.number] = session
+        return request

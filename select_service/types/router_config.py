@@ -7,8 +7,10 @@ from typing import Literal
 
 from msgspec import Struct
 
-from select_service.types.policy import Policy
 from select_service.types.workers import KvEvents
+
+Policy = Literal["kv-cost", "first-token"]
+"""By the contract's formula, or by when first tokens come (`core/pricing/cost.py`)."""
 
 
 class RouterConfig(Struct, frozen=True, kw_only=True):
@@ -183,3 +185,14 @@ class BodyLimits(Struct, frozen=True, kw_only=True):
     short_bytes_max: int = 1 << 21  # of a body without a prompt: a worker has 8,000 endpoints
     unknown_bytes_max: int = 1 << 18  # of a member nobody knows: up to half a second a megabyte
     media_bytes_max: int = 1 << 20  # of an array of objects in MessagePack
+
+
+class PickerLimits(Struct, frozen=True, kw_only=True):
+    """Bounds of `edge/epp`; the flags begin with `--epp-`."""
+
+    streams_max: int = 8192  # as many as there may be connections over HTTP
+    body_bytes_max: int = 8 << 20
+    buffered_bytes_max: int = 256 << 20  # of all streams together
+    tokenize_timeout_s: float = 0.25  # 0: no engine is asked
+    tokenize_calls_max: int = 64
+    tokenize_cache_bytes: int = 32 << 20

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, get_args
 
 from msgspec import UNSET, Struct, UnsetType, field
 
-from select_service.types.policy import Policy
+from select_service.types.router_config import Policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,8 +14,7 @@ import pytest
 
 from indexer.core.registry import StreamRegistry
 from select_service.core.service import SelectionCore
-from select_service.edge.clocks import forwards_only
-from select_service.edge.driver.driver import Driver
+from select_service.edge.driver.driver import Driver, forwards_only
 from select_service.errors import AdmissionRefused, LeaseNotFound, ReservationNotFound
 from select_service.types import (
     LeaseRenewal,

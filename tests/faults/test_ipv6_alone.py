@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from select_service.demo.publisher import EventPublisher
+from select_service.demo.worker import EventPublisher
 from tests.faults.namespaces import alone_on_ipv6, enter, why_not
 from tests.indexer.encoding import encode_batch
 from tests.live.http import Answer, exchange

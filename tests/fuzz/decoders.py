@@ -20,8 +20,7 @@ import msgspec
 from xxhash import xxh3_64_intdigest
 
 from indexer.core import wire
-from indexer.core.dump_import import load_event
-from indexer.core.dump_reader import DumpReader, ScopeOpened
+from indexer.core.dump_reader import DumpReader, ScopeOpened, load_event
 from indexer.core.events import BlockRemoved, BlockStored, EventBatch
 from indexer.core.index import KvIndex
 from indexer.core.normalize import UNREADABLE

@@ -9,7 +9,7 @@ from typing import Any
 
 from select_service.client.ray.serve_worker import ServeWorker
 from select_service.demo.encoding import StoredBlocks, encode_batch
-from select_service.demo.publisher import EventPublisher
+from select_service.demo.worker import EventPublisher
 
 BLOCK = 16
 

@@ -17,7 +17,7 @@ import pytest
 
 from select_service.compat.selection_service import SelectionService
 from select_service.demo.encoding import StoredBlocks, encode_batch
-from select_service.demo.publisher import EventPublisher
+from select_service.demo.worker import EventPublisher
 from tests.on_ray.cluster import Cluster
 from tests.wait import POLL_S, run, until
 

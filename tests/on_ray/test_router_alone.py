@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from select_service.client import Client
-from select_service.client.ray.worker_ids import reservation_id_of, worker_id_of
+from select_service.client.ray.serve_worker import reservation_id_of, worker_id_of
 from select_service.types import LoadRow, WorkerSpec
 from tests.coroutines import run_by
 from tests.live.ports import free_port

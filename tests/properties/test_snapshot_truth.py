@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from indexer.core.checkpoint import CheckpointRun
+from indexer.core.cursor import StreamMemory
 from indexer.core.hashing import block_hashes
 from indexer.core.index import KvIndex
 from indexer.core.stream import EventStream
-from indexer.core.stream_memory import StreamMemory
 from indexer.types import Scope, WorkerRank
 from tests.effort import examples
 from tests.indexer.encoding import (

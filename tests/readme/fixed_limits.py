@@ -31,7 +31,7 @@ FIXED: Final = (
     ("select_service.edge.state.store", "LOG_BYTES", "bytes of the state's log, from the start"),
     ("select_service.edge.state.journal", "BATCH_ROWS_MAX", "rows in one commit"),
     (
-        "select_service.core.ledger.expired_ids",
+        "select_service.core.reservations.reservation_ends",
         "LAPSED_MAX",
         "expired reservations remembered, each under its names",
     ),
@@ -52,7 +52,7 @@ FIXED: Final = (
         "bytes read of a collector's answer",
     ),
     (
-        "select_service.edge.tracing.propagation",
+        "select_service.edge.tracing.request_tracer",
         "STATE_BYTES_MAX",
         "bytes of a tracestate passed on",
     ),
@@ -158,7 +158,7 @@ FIXED: Final = (
     ),
     ("indexer.edge.curve", "FILE_BYTES_MAX", "bytes of a file of CURVE keys"),
     (
-        "select_service.edge.http.head_memory",
+        "select_service.edge.http.header_cache",
         "PEERS_MAX",
         "clients by certificate, remembered apart",
     ),
@@ -237,7 +237,7 @@ FIXED: Final = (
         "workers one GET /scale_down_candidates names",
     ),
     (
-        "select_service.core.fleet.cheapest_set",
+        "select_service.core.operations.scale_down",
         "SETS_MAX",
         "partial sets that one GET /scale_down_candidates examines before it takes the cheapest "
         "workers one by one",

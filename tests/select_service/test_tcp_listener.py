@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from indexer.edge.sockets import open_publisher
-from select_service.demo.publisher import EventPublisher
+from select_service.demo.worker import EventPublisher
 from select_service.tcp_listener import (
     bind_tcp,
     close_all,

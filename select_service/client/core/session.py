@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from select_service.client.core.attempts import Attempts, always
+from select_service.client.core.attempts import Attempts, Selectors, always
 from select_service.client.core.booking import ClientBooking, Draft
 from select_service.client.core.booking_kinds import booking_of, choosing, chosen, pairing
 from select_service.client.core.codec import CatalogWorker, decode
@@ -30,7 +30,6 @@ from select_service.client.core.problems import (
 )
 from select_service.client.core.prompts import Prompts
 from select_service.client.core.report_outbox import ReportOutbox
-from select_service.client.core.selectors import Selectors
 from select_service.types import OUTCOMES, CacheThreshold
 
 if TYPE_CHECKING:

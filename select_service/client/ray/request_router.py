@@ -29,8 +29,7 @@ from select_service.client.core.options import Options
 from select_service.client.ray.client_pool import client_pool_for
 from select_service.client.ray.registry import NAMESPACE
 from select_service.client.ray.routing import Routing, RoutingOptions
-from select_service.client.ray.serve_worker import ServeWorker
-from select_service.client.ray.worker_ids import reservation_id_of, worker_id_of
+from select_service.client.ray.serve_worker import ServeWorker, reservation_id_of, worker_id_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

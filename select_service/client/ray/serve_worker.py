@@ -11,6 +11,8 @@ import asyncio
 import contextlib
 import logging
 import sys
+from functools import lru_cache
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import msgspec
@@ -20,7 +22,6 @@ from select_service.client.core.options import Options
 from select_service.client.core.problems import ClientError
 from select_service.client.ray.client_pool import client_pool_for
 from select_service.client.ray.registry import BEAT_S, NAMESPACE, SelectorRegistry
-from select_service.client.ray.worker_ids import reservation_id_of, worker_id_of
 from select_service.errors import ServiceError
 from select_service.types import BatchAnswer, WorkerSpec
 
@@ -280,3 +281,26 @@ def _request_here() -> str | None:
         return context._get_serve_request_context()._internal_request_id or None  # noqa: SLF001
     except AttributeError:
         return None
+
+
+@lru_cache(maxsize=16_384)
+def worker_id_of(replica: str) -> int:
+    """Return the 64-bit worker id of a replica by its unique id (`replica_tag` in its context).
+
+    It equals the id that Ray Serve LLM computes, so both may refer to the same worker.
+    """
+    return int.from_bytes(blake2b(replica.encode(), digest_size=8).digest(), "big")
+
+
+def reservation_id_of(app: str, deployment: str, request: str) -> str:
+    """Return the id under which a request is booked.
+
+    The router and the replica that serves the request both know the three arguments, so nothing has
+    to be passed from one to the other.
+
+    Args:
+        app: application of the deployment.
+        deployment: the deployment whose replica serves the request.
+        request: Serve's internal request id, shared by all calls on behalf of one request.
+    """
+    return f"{app}:{deployment}:{request}"

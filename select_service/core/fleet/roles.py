@@ -14,7 +14,6 @@ import msgspec
 import numpy as np
 
 from select_service.core.fleet.eligibility import eligible_slots, wants_everyone
-from select_service.core.fleet.transfer_costs import TransferCosts, shares_domain
 from select_service.errors import NoEligibleWorker, NoWorkerForRole
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
     from select_service.core.columns import Floats, Rows, Slots
     from select_service.core.fleet.catalog import Worker
-    from select_service.types import Role, SelectRequest
+    from select_service.types import Role, RouterConfig, SelectRequest
 
 _CODES: Final[dict[str, int]] = {"aggregated": 1, "prefill": 2, "decode": 3}
 _PREFERRED_WEIGHT: Final = 1.0
@@ -285,3 +284,38 @@ def _accepts(worker: Worker, other: Worker) -> bool:
     spec = worker.spec
     demands = spec.kv_transfer_enforcement == "required" and spec.kv_transfer_domain is not None
     return not demands or shares_domain(worker, other, spec.kv_transfer_domain)
+
+
+class TransferCosts(NamedTuple):
+    """Costs of one block, in blocks of prefill."""
+
+    anywhere: float = 0.1
+    by_domain: Mapping[str, float] = {}  # between workers in the same place of it
+    are_learnt: bool = False  # of pulls, where they were measured
+
+    def between(self, worker: Worker, other: Worker) -> float:
+        """Return the cost between two workers: the least of the domains that they share.
+
+        At most the one between any two, as blocks may take that way, too.
+        """
+        shared = [
+            cost for domain, cost in self.by_domain.items() if shares_domain(worker, other, domain)
+        ]
+        return min([self.anywhere, *shared])
+
+
+def transfer_costs(config: RouterConfig) -> TransferCosts:
+    """Return the costs of the settings."""
+    return TransferCosts(
+        config.kv_transfer_cost_per_block,
+        config.kv_transfer_cost_by_domain,
+        are_learnt=config.kv_pull_costs == "learnt",
+    )
+
+
+def shares_domain(worker: Worker, other: Worker, domain: str | None) -> bool:
+    """Whether both are in the same place of a topology domain; unknown is not."""
+    if domain is None:
+        return False
+    place = worker.spec.topology_domains.get(domain)
+    return place is not None and place == other.spec.topology_domains.get(domain)

@@ -20,7 +20,7 @@ from select_service.errors import WorkerDraining
 if TYPE_CHECKING:
     from select_service.core.columns import Rows
     from select_service.core.fleet.catalog import Worker
-    from select_service.core.fleet.transfer_costs import TransferCosts
+    from select_service.core.fleet.roles import TransferCosts
     from select_service.types import SelectRequest
 
     RankSlots = list[tuple[WorkerRank, int]]

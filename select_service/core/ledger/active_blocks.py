@@ -3,9 +3,9 @@
 One path-compressed trie of sequence-hash chains is shared by all generations and reference-counted
 per generation: a booking touches the nodes on its path, never single blocks, and compares whole
 edges in C. When a node gets its first user in a generation, its values enter the counts of that
-generation, which make D (`plain_block_counts.py`): prefixes are a matter of positions, D of values.
-Reservations and prefill tokens live in `ledger.py`, the only caller; `pricing/cost.py` turns shared
-prefixes into N.
+generation, which make D (`plain_active_blocks.py`): prefixes are a matter of positions, D of
+values. Reservations and prefill tokens live in `ledger.py`, the only caller; `pricing/cost.py`
+turns shared prefixes into N.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import UNSET
 
 from select_service.core.effects import NOTHING, Effects
-from select_service.core.reservations.booking_spec import BookingSpec
+from select_service.core.reservations.lifecycle import BookingSpec
 from select_service.core.routing.read import fingerprint_of, read_booking
 from select_service.errors import (
     InvalidField,

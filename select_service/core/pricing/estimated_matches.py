@@ -13,6 +13,8 @@ import numpy as np
 from indexer.core.tiers import Matches
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from indexer.core.radix_tree import Group
     from indexer.core.tiers import SlotTable
     from select_service.core.columns import Groups, Slots
@@ -70,3 +72,40 @@ def estimated(matches: Matches, estimate: Groups, rows: int, fresh: dict[int, fl
     external = len(kept[2]) - local if matches.external else 0
     longer = np.flatnonzero(is_longer)
     return Matches(cast("SlotTable", table), *kept, external=external, estimated=longer)
+
+
+class _OneSlotMore:
+    """The slots of masks without one slot, which has a mask of its own."""
+
+    def __init__(self, matches: Matches, slot: int) -> None:
+        self._matches = matches
+        self._slot = slot
+        self._alone = np.array([slot], dtype=np.int64)
+
+    def slots(self, mask: int) -> NDArray[np.int64]:
+        """Return the slots of a mask; -1 is the mask of the one slot."""
+        if mask == _ALONE:
+            return self._alone
+        slots = self._matches.slots(mask)
+        others: NDArray[np.int64] = slots[slots != self._slot]
+        return others
+
+
+_ALONE = -1
+
+
+def expecting(matches: Matches, slot: int, blocks: int) -> Matches:
+    """Return the matches once a slot holds the prompt's first blocks; at least the present ones."""
+    if sum(matches.rows().get(slot, (0,))) >= blocks:
+        return matches
+    table = _OneSlotMore(matches, slot)
+    groups = [*matches.groups, (blocks, _ALONE)]
+    told = [] if matches.estimated is None else matches.estimated.tolist()
+    return Matches(
+        cast("SlotTable", table),
+        groups,
+        [*matches.host],
+        [*matches.disk],
+        external=matches.external,
+        estimated=np.array([*told, slot], dtype=np.int64),
+    )

@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from select_service.core.columns import Floats, Slots
-    from select_service.core.fleet.roles import Roles
+    from select_service.core.fleet.roles import Roles, TransferCosts
     from select_service.core.fleet.slots import FleetSlots
-    from select_service.core.fleet.transfer_costs import TransferCosts
     from select_service.core.ledger.pull_speeds import PullSpeeds
     from select_service.core.pricing.cost import TierMatches
     from select_service.core.pricing.weights import Weights

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+
 from indexer.core.group_index import EARLY_PROMPTS_MAX, PROMPT_END
 from indexer.core.hashing import unpack_i64
 from select_service.core.effects import NOTHING, Effects
@@ -39,10 +41,11 @@ if TYPE_CHECKING:
     from select_service.core.ledger.reservation import Lease, LedgerReservation
     from select_service.core.observers import ReservationRecorder, Tracer
     from select_service.core.partition import Partition
+    from select_service.core.pricing.prompt import Prompt
     from select_service.core.replication.messages import ClaimRecord
-    from select_service.core.reservations.booking_spec import BookingSpec
     from select_service.types import (
         CoreLimits,
+        KvSource,
         PairSelection,
         ReservationAnswer,
         ReservationRequest,
@@ -443,3 +446,18 @@ class Lifecycle(ReservationEnds):
     def follow_tenants(self, partitions: Iterable[Partition]) -> None:
         """Count by tenant from now on, because tenants have parts of the bounds. O(ranks)."""
         self.bookings.follow_tenants(self._tenants, partitions)
+
+
+class BookingSpec(Struct, frozen=True):
+    """What to book, once the rank is known; replicas hear of it as a claim."""
+
+    reservation_id: str
+    fingerprint: bytes
+    prompt: Prompt
+    computed_tokens: int  # of the prompt, that its rank has to compute
+    track_prefill_tokens: bool  # whether these count, and are sent to replicas
+    fairness_id: str | None = None  # whose share of the pool it counts against; None: its tenant's
+    pair: str | None = None  # the pair it is a leg of
+    wave: tuple[int, int] | None = None  # its group in the wave that books it, and shared tokens
+    session_id: str | None = None  # the session it belongs to, where sessions are kept
+    kv_source: KvSource | None = None  # where its rank pulls blocks of the prompt from

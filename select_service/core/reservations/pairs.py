@@ -17,7 +17,7 @@ from select_service.core.ledger.reservation_ids import leg_ids
 from select_service.core.pricing.placement import worker_overlap
 from select_service.core.pricing.prompt import prompt_of
 from select_service.core.replication.messages import Ended
-from select_service.core.reservations.booking_spec import BookingSpec
+from select_service.core.reservations.lifecycle import BookingSpec
 from select_service.core.reservations.predictions import (
     check_ttft,
 )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from select_service.core.pricing.expected_matches import expecting
+from select_service.core.pricing.estimated_matches import expecting
 
 if TYPE_CHECKING:
     import random

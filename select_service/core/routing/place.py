@@ -19,7 +19,7 @@ from select_service.core.effects import NOTHING, Effects
 from select_service.core.pricing.cost import tier_matches
 from select_service.core.pricing.kv_sources import kv_source
 from select_service.core.pricing.placement import PairMatch, Placement, worker_overlap
-from select_service.core.reservations.booking_spec import BookingSpec
+from select_service.core.reservations.lifecycle import BookingSpec
 from select_service.core.routing.admit import Admitter
 from select_service.core.routing.filters import Filters, planned_rows
 from select_service.core.routing.other_answers import OtherAnswers, explain

@@ -25,7 +25,7 @@ from indexer.core.hashing import (
 )
 from indexer.types import HASH_BYTES, U64_MASK, Namespace
 from select_service.core.fleet.eligibility import check_wishes
-from select_service.core.ledger.unserved_demand import UnservedDemand
+from select_service.core.ledger.demand_tally import UnservedDemand
 from select_service.core.pricing.prompt import Prompt, prompt_of
 from select_service.core.pricing.weights import weights_in_force
 from select_service.errors import (

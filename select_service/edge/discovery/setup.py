@@ -20,11 +20,11 @@ from select_service.edge.discovery.objects import (
     DiscoveredPod,
     EndpointSlice,
     Pod,
+    WorkerIdClaims,
     replicas_of_slices,
     workers_of_pod,
     workers_of_slice,
 )
-from select_service.edge.discovery.shared_ids import WorkerIdClaims
 from select_service.edge.discovery.source import BACKOFF_S
 from select_service.edge.discovery.workers_file import WorkersFile
 from select_service.kubernetes_api import KubernetesApi

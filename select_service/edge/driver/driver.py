@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import secrets
 import time
@@ -22,7 +23,6 @@ from indexer.types import EventLossPolicy
 from select_service.core.instrumentation.instrumented import CoreObservers
 from select_service.core.service import ProcessLife, SelectionCore
 from select_service.edge.batch_runner import BatchRunner
-from select_service.edge.clocks import forwards_only
 from select_service.edge.driver.admission_operations import AdmissionOperations
 from select_service.edge.driver.core_calls import CallContext
 from select_service.edge.driver.driver_options import DriverOptions, EdgeLimits
@@ -31,14 +31,16 @@ from select_service.edge.driver.health import Health
 from select_service.edge.driver.housekeeping import Housekeeping
 from select_service.edge.driver.query_operations import QueryOperations
 from select_service.edge.driver.replica_sync import ReplicaSync
-from select_service.edge.driver.reservation_operations import ReservationOperations
+from select_service.edge.driver.reservation_operations import (
+    LifecycleBatches,
+    ReservationOperations,
+)
 from select_service.edge.driver.selection_operations import SelectionOperations
 from select_service.edge.driver.sources import EventSources
 from select_service.edge.driver.startup_recovery import StartupRecovery
 from select_service.edge.driver.waiting_callers import WaitingCallers
 from select_service.edge.driver.worker_operations import WorkerOperations
 from select_service.edge.dump_stream import Dumps
-from select_service.edge.lifecycle_batches import LifecycleBatches
 from select_service.edge.load_topic import LoadTopic
 from select_service.edge.readiness import ReadinessGate
 from select_service.types import RouterConfig
@@ -436,3 +438,22 @@ def _differing(before: msgspec.Struct, after: msgspec.Struct) -> dict[str, objec
         for name in after.__struct_fields__
         if (value := getattr(after, name)) != getattr(before, name)
     }
+
+
+# A clock for the core, which requires that time never goes back. The system's monotonic clock meets
+# that. A clock supplied by an embedding caller may be set back; time then stands still until it has
+# caught up.
+
+
+def forwards_only(clock: Callable[[], float]) -> Callable[[], float]:
+    """Return a clock that never goes back: `time.monotonic` as it is, any other one wrapped."""
+    if clock is time.monotonic:
+        return clock
+    latest = -math.inf
+
+    def now() -> float:
+        nonlocal latest
+        latest = max(latest, clock())
+        return latest
+
+    return now

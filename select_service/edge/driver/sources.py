@@ -15,7 +15,7 @@ from indexer.edge.descriptors import descriptors_left
 from indexer.edge.listener import Listeners
 from indexer.errors import EndpointRefused, NoDescriptorLeft
 from indexer.types import StreamLimits
-from select_service.edge.log_throttle import LogThrottle
+from select_service.edge.logs import LogThrottle
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from select_service.edge.epp.picker_traffic import PickerTraffic
     from select_service.tokenization.openai_body import PromptBody
     from select_service.types import Outcome
-    from select_service.types.endpoint_picker import PickerLimits
+    from select_service.types.router_config import PickerLimits
 
 _PORTS: Final = {"http": 80, "https": 443}
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from select_service.edge.epp.picker import Choice, Picker
     from select_service.edge.epp.picker_traffic import PickerTraffic
     from select_service.types import Outcome
-    from select_service.types.endpoint_picker import PickerLimits
+    from select_service.types.router_config import PickerLimits
 
 _SUBSET: Final = "envoy.lb.subset_hint"
 _SUBSET_KEY: Final = "x-gateway-destination-endpoint-subset"

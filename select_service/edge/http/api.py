@@ -8,7 +8,7 @@ return a neutral response, so that any transport can serve them: `application.py
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
 import msgspec
 
@@ -16,9 +16,8 @@ from indexer.errors import IndexerError
 from select_service.edge.codec.body_limits import BodyGuard
 from select_service.edge.codec.encoder import JSON_WRITER, Writer
 from select_service.edge.codec.formats import Format
-from select_service.edge.codec.json_codec import judge_unknown
+from select_service.edge.codec.json_codec import RequestDecoder, judge_unknown
 from select_service.edge.codec.responses import DurableResponse, Response
-from select_service.edge.http.bodies import Bodies
 from select_service.edge.routing import unknown_in_query
 from select_service.errors import ServiceError
 
@@ -31,6 +30,39 @@ if TYPE_CHECKING:
     from select_service.edge.routing import Route
     from select_service.edge.state.keeper import Keeper
     from select_service.settings import FieldValidation
+
+
+class Bodies(dict[type[msgspec.Struct], Any]):
+    """The decoders of the API, by the type they produce; each is created when it is asked for."""
+
+    def __init__(self, form: Format, validation: FieldValidation, guard: BodyGuard) -> None:
+        """Decode one format.
+
+        Args:
+            form: the format of bodies.
+            validation: what happens to unknown fields.
+            guard: the limits of bodies.
+        """
+        super().__init__()
+        self._form, self._validation, self._guard = form, validation, guard
+
+    if TYPE_CHECKING:
+
+        def __getitem__(self, kind: type[R]) -> RequestDecoder[R]: ...
+
+    def __missing__(self, kind: type[R]) -> RequestDecoder[R]:
+        decoder: Any
+        if self._form is Format.JSON:
+            decoder = RequestDecoder(kind, self._validation, self._guard)
+        else:
+            from select_service.edge.codec.msgpack_codec import (
+                MsgpackDecoder,  # see `lazy_imports.py`
+            )
+
+            decoder = MsgpackDecoder(kind, self._validation, self._guard)
+        self[kind] = decoder
+        return decoder  # type: ignore[no-any-return]  # one of two with the same methods
+
 
 R = TypeVar("R", bound=msgspec.Struct)
 

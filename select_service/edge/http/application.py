@@ -1,7 +1,7 @@
 """ASGI in front of the API: runs one exchange, and watches for clients that disconnect.
 
 It handles what is independent of the route: disconnections, refusals, crashes and their counters.
-`negotiation.py` interprets heads, `asgi_receive.py` reads bodies, `asgi_send.py` sends answers.
+`negotiation.py` interprets heads, `asgi_receive.py` reads bodies, `asgi_receive.py` sends answers.
 `connection.py` stands before it and asks `answer_now` for what needs no exchange; `api.py` and the
 handlers are behind it.
 """
@@ -22,12 +22,12 @@ from select_service.edge.http.access_log import log_access, short
 from select_service.edge.http.api import Api, Handler, Request, when_durable
 from select_service.edge.http.asgi_receive import (
     ClientGoneError,
+    Sending,
     has_no_body,
     read_body,
     refuse_encoding,
     until_gone,
 )
-from select_service.edge.http.asgi_send import Sending
 from select_service.edge.http.calls import Call, Head, OpenLines, plain_lines
 from select_service.edge.http.negotiation import Negotiation
 from select_service.edge.http.routes import ROUTES

@@ -4,7 +4,7 @@
 else of uvicorn is used. What arrives takes the first of these steps that can answer it:
 
 1. `data_received`: the data is exactly one request, with header lines whose meaning is known by
-   their bytes (`head_memory.py`), and not even its head is parsed.
+   their bytes (`header_cache.py`), and not even its head is parsed.
 2. `read` and the parser's callbacks: the request is plain, and its handler is called once its body
    is complete. Most requests arrive whole, are answered from memory and fit one write: a task, an
    event and a scope per request would cost more than the answer.
@@ -29,8 +29,7 @@ from select_service.edge.http.application import HANDED_OVER, UNTIL_SENT
 from select_service.edge.http.connection_guard import Phase
 from select_service.edge.http.exchange import Exchange, scope_of
 from select_service.edge.http.framing import judge_framing
-from select_service.edge.http.head_memory import Heads, Peers
-from select_service.edge.http.header_cache import HeaderCache
+from select_service.edge.http.header_cache import HeaderCache, Heads, Peers
 from select_service.edge.http.negotiation import CERTIFICATE
 from select_service.edge.http.plain_fields import credentials_in, plain_fields
 from select_service.edge.http.request_reader import PIPELINED_MAX, RequestParser
@@ -61,7 +60,7 @@ _REQUEST_LINE: Final = re.compile(rb"(GET|POST|PUT|PATCH|DELETE) (/[!-~]*) HTTP/
 
 
 class HttpConnection(RequestParser):
-    """One connection; `protocol.py` makes the class of a server, with what they share."""
+    """One connection; `server.py` makes the class of a server, with what they share."""
 
     application: Application
     heads: Heads

@@ -1,6 +1,6 @@
 """Extracts what matters from the header lines of a plain request, in one pass.
 
-Used by `connection.py` when a client's lines are new; `head_memory.py` remembers the
+Used by `connection.py` when a client's lines are new; `header_cache.py` remembers the
 result. Requests that are not plain become exchanges, and are refused there if necessary.
 """
 

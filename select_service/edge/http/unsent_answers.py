@@ -6,13 +6,13 @@ waits for the kernel, so the kernel is asked.
 
 from __future__ import annotations
 
+import select
+import socket
+import sys
 from typing import TYPE_CHECKING, Final
-
-from select_service.edge.http.tcp_state import has_room, is_reset
 
 if TYPE_CHECKING:
     import asyncio
-    import socket
 
     from select_service.edge.codec.responses import Response
     from select_service.edge.http.pieces import Flow
@@ -76,3 +76,25 @@ class UnsentAnswers:
             for answer in self.answers:
                 answer.lost()
         self.answers = ()
+
+
+_TCP_CLOSE: Final = b"\x07"  # the first byte of Linux's tcp_info is the state
+
+
+def is_reset(connected: socket.socket) -> bool:
+    """Tell whether the other end has reset a TCP connection; only Linux tells, else False."""
+    if sys.platform != "linux":
+        return False
+    try:
+        return connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) == _TCP_CLOSE
+    except OSError:
+        return True  # closed here
+
+
+def has_room(connected: socket.socket) -> bool:
+    """Tell whether the kernel would take something of a connection; only Linux tells, else True."""
+    if sys.platform != "linux" or connected.fileno() < 0:
+        return True
+    asked = select.poll()
+    asked.register(connected, select.POLLOUT)
+    return bool(asked.poll(0))

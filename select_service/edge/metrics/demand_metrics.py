@@ -19,8 +19,7 @@ from select_service.metric_rows import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from select_service.core.ledger.demand_tally import DemandTally
-    from select_service.core.ledger.unserved_demand import UnservedDemand
+    from select_service.core.ledger.demand_tally import DemandTally, UnservedDemand
     from select_service.core.partition import Partition
     from select_service.edge.metrics.scope_series import ScopeGroups, Sources
     from select_service.metric_rows import Collector

@@ -21,8 +21,7 @@ from select_service.edge.metrics.demand_metrics import demand_tables
 from select_service.edge.metrics.epp_metrics import epp_table
 from select_service.edge.metrics.http_metrics import http_tables
 from select_service.edge.metrics.index_metrics import index_tables
-from select_service.edge.metrics.limit_metrics import limit_tables
-from select_service.edge.metrics.outlier_metrics import outlier_table
+from select_service.edge.metrics.limit_metrics import limit_tables, tenant_table
 from select_service.edge.metrics.process_metrics import (
     bounds_table,
     decisions_table,
@@ -33,10 +32,9 @@ from select_service.edge.metrics.process_metrics import (
 from select_service.edge.metrics.recovery_metrics import recovery_tables
 from select_service.edge.metrics.replica_metrics import replica_tables
 from select_service.edge.metrics.scope_series import ScopeGroups
-from select_service.edge.metrics.service_metrics import service_tables
+from select_service.edge.metrics.service_metrics import outlier_table, service_tables
 from select_service.edge.metrics.shadow_metrics import shadow_tables
 from select_service.edge.metrics.storage_metrics import storage_tables
-from select_service.edge.metrics.tenant_metrics import tenant_table
 from select_service.edge.metrics.text import text_of
 from select_service.edge.metrics.trust_metrics import trust_tables
 

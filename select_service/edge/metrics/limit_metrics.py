@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from select_service.metric_rows import MetricRow, table, total, value
+from select_service.metric_rows import MetricRow, MetricTable, paced, table, total, value
 from select_service.settings import FLAGS
 from select_service.types import CoreLimits
 
 if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable
+
+    from select_service.core.tenancy.shares import Party, Shares
     from select_service.edge.config_reload import ConfigReload
     from select_service.edge.driver.driver import Driver
     from select_service.edge.http.traffic import Traffic
+    from select_service.edge.metrics.scope_series import Sources
     from select_service.metric_rows import Collector
     from select_service.settings import Settings
 
@@ -123,3 +127,74 @@ def limit_hits(service: Driver, traffic: Traffic, orphans_dropped: int) -> dict[
         "replica_peers_max": plane.peers_refused if plane else 0,
         "doctor_findings_max": doctor.examiner.suspicions.left_out if doctor else 0,
     }
+
+
+_REST: Final = "other"
+"""Label of callers of no tenant of the token file, and of tenants beyond `--tenant-labels-max`."""
+
+
+class _Bound(NamedTuple):
+    held: dict[str, int]
+    share: float | None
+    refused: dict[str, int]
+
+
+_BOUNDS: Final[tuple[MetricRow[_Bound], ...]] = (
+    value(
+        "tenant_bound_held",
+        "What a tenant holds of a bound.",
+        lambda bound: bound.held,
+        "tenant_id",
+    ),
+    value(
+        "tenant_bound_share", "What is kept for each tenant of a bound.", lambda bound: bound.share
+    ),
+    total(
+        "tenant_bound_refused",
+        "Times a tenant got no more of a bound.",
+        lambda bound: bound.refused,
+        "tenant_id",
+    ),
+)
+
+
+def tenant_table(shares: Shares, labels_max: int) -> Collector:
+    """Return a series for each bound and tenant of the token file; without such there are none."""
+    labels = _TenantLabels(labels_max)
+
+    def bounds() -> Sources[_Bound]:
+        for bound in list(shares.bounds.values()):
+            share = bound.kept if shares.parties else None
+            held = yield from labels.sums(bound.rows())
+            refused = yield from labels.sums(bound.refused.items())
+            yield (bound.name,), (_Bound(held, share, refused),)
+
+    return MetricTable(_BOUNDS, bounds, ("bound",))
+
+
+class _TenantLabels:
+    """A tenant keeps its own label: counters must not fall."""
+
+    def __init__(self, labels_max: int) -> None:
+        self._labels_max = labels_max
+        self._labels: dict[Party, str] = {}
+
+    def sums(self, rows: Iterable[tuple[Party, int]]) -> Generator[None, None, dict[str, int]]:
+        """Return numbers of tenants by label."""
+        sums: dict[str, int] = {}
+        for row in paced(list(rows)):
+            if row is None:
+                yield None
+                continue
+            label = self._label(row[0])
+            sums[label] = sums.get(label, 0) + row[1]
+        return sums
+
+    def _label(self, party: Party) -> str:
+        label = self._labels.get(party)
+        if label is None:
+            is_listed = party is not None and len(self._labels) < self._labels_max
+            label = party if party is not None and is_listed else _REST
+            if is_listed:
+                self._labels[party] = label
+        return label

@@ -10,7 +10,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from indexer.compiled import kernels_in_use
-from select_service.edge.log_writer import LOST
+from select_service.edge.logs import LOST
 from select_service.edge.metrics.scope_series import RANK, SCOPE, by_scope
 from select_service.metric_rows import SERIES_PER_STEP, MetricRow, MetricTable, table, total, value
 from select_service.version import __version__
@@ -343,3 +343,34 @@ def _draining(core: SelectionCore) -> Iterator[int | None]:
         if core.catalog.find(worker.worker_id) is worker:  # still there after the yield
             yield core.drains.status(worker.worker_id).reservations
         yield None
+
+
+def _ranks(core: SelectionCore) -> dict[str, int]:
+    tally = core.membership.outlier_tally
+    found: Counter[str] = Counter(dict.fromkeys(tally.ejections, 0))
+    if tally.ranks:
+        for partition in core.partitions.values():
+            found.update(partition.outliers.ejected.values())
+    return dict(found)
+
+
+_ROWS: Final[tuple[MetricRow[SelectionCore], ...]] = (
+    value("outlier_ranks", "Ranks that are passed over now, by reason.", _ranks, "reason"),
+    total(
+        "outlier_ejections",
+        "Times a rank began to be passed over, by reason.",
+        lambda core: dict(core.membership.outlier_tally.ejections),
+        "reason",
+    ),
+    total(
+        "reservation_outcomes",
+        "Reservations of which callers said how they ended.",
+        lambda core: core.counters.outcomes,
+        "outcome",
+    ),
+)
+
+
+def outlier_table(driver: Driver) -> Collector:
+    """Return the outliers of all scopes together."""
+    return table(_ROWS, lambda: driver.core)

@@ -32,9 +32,9 @@ from select_service.core.replication.messages import (
     OWN_TOPIC,
     SESSIONS_TOPIC,
 )
+from select_service.edge.dump_stream import StreamCut, StreamLimit
 from select_service.edge.replication.pull import LENGTH_BYTES, SLICE_S, SnapshotPulls
 from select_service.edge.replication.sync import ReplicaPublisher, Subscriptions
-from select_service.edge.stream_limit import StreamCut, StreamLimit
 from select_service.errors import PeerNotFound, PeerRefused, TooManyPeers, TooManySnapshots
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from select_service.core.effects import Effects
     from select_service.core.replication.messages import ReplicaMessage
     from select_service.core.service import SelectionCore
-    from select_service.edge.security.client_credentials import ClientCredentials
-    from select_service.edge.stream_limit import StreamSlot
+    from select_service.edge.dump_stream import StreamSlot
+    from select_service.edge.security.credentials import ClientCredentials
     from select_service.types import ReplicaLimits
 
 _log = logging.getLogger("select_service")

@@ -18,8 +18,8 @@ from indexer.http_client import http_client
 from select_service.core.replication.checksum import GarbledReplicaMessage, is_checked
 from select_service.core.replication.message_codec import MalformedReplicaMessage, decode_part
 from select_service.core.replication.messages import SnapshotEnd, SnapshotHead
-from select_service.edge.log_throttle import LogThrottle
-from select_service.edge.security.client_credentials import ClientCredentials
+from select_service.edge.logs import LogThrottle
+from select_service.edge.security.credentials import ClientCredentials
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping

@@ -13,7 +13,7 @@ from select_service.settings.value_types import (
     yes_or_no,
 )
 from select_service.types import RouterConfig
-from select_service.types.policy import Policy
+from select_service.types.router_config import Policy
 from select_service.types.shadow import ShadowSettings, Weight
 
 _SHADOW: Final = ShadowSettings()

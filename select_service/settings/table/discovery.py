@@ -2,9 +2,9 @@
 
 from typing import Annotated, Final
 
-from select_service.settings.choices import KubernetesKind
 from select_service.settings.table.replication import ReplicationSettings
 from select_service.settings.value_types import (
+    KubernetesKind,
     choice,
     count,
     host_port,

@@ -3,9 +3,16 @@
 from typing import Annotated, Final
 
 from indexer.limits import SnapshotLimits, StreamLimits
-from select_service.settings.choices import Durability
 from select_service.settings.table.discovery import DiscoverySettings
-from select_service.settings.value_types import count, member, seconds, size, text, whole
+from select_service.settings.value_types import (
+    Durability,
+    count,
+    member,
+    seconds,
+    size,
+    text,
+    whole,
+)
 from select_service.types import StateLimits
 
 _STREAMS: Final = StreamLimits()

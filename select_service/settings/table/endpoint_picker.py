@@ -4,7 +4,7 @@ from typing import Annotated, Final
 
 from select_service.settings.table.listening import ListeningSettings
 from select_service.settings.value_types import count, seconds, size, tcp_port, text
-from select_service.types.endpoint_picker import PickerLimits
+from select_service.types.router_config import PickerLimits
 
 _PICKER: Final = PickerLimits()
 

@@ -5,8 +5,8 @@ from typing import Annotated, Final
 from msgspec import Struct
 
 from indexer.limits import StreamLimits
-from select_service.settings.choices import FieldValidation
 from select_service.settings.value_types import (
+    FieldValidation,
     count,
     file_mode,
     member,

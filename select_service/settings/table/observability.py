@@ -2,9 +2,11 @@
 
 from typing import Annotated, Final
 
-from select_service.settings.choices import SAMPLERS, LogFormat, TracesTo
 from select_service.settings.table.durability import DurabilitySettings
 from select_service.settings.value_types import (
+    SAMPLERS,
+    LogFormat,
+    TracesTo,
     choice,
     count,
     http_url,

@@ -23,7 +23,7 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from select_service.simulator.core.cluster_settings import ClusterSettings, SimulatedPool
+from select_service.simulator.core.engine_settings import ClusterSettings, SimulatedPool
 from select_service.simulator.core.fleet import FleetWorker, SimulatedFleet
 from select_service.simulator.core.kv_pool import CommonCache
 from select_service.simulator.core.observation import Observation, Tally, bin_of

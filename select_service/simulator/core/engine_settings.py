@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from indexer.types import Tier
 from select_service.simulator.core.kv_pool import CommonCache, LowerTier
 from select_service.simulator.core.latency import AnalyticLatency, Latency
+
+if TYPE_CHECKING:
+    from select_service.simulator.core.requests import Role
 
 KV_TOKENS: Final = 400_000
 
@@ -49,3 +52,26 @@ class EngineSettings:
         for name in ("host_tokens", "host_token_s", "disk_tokens", "disk_token_s"):
             if not 0.0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be at least 0, and finite")
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedPool:
+    """A pool of identical engines."""
+
+    role: Role = "aggregated"
+    engine: EngineSettings = field(default_factory=EngineSettings)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSettings:
+    """The environment of the engines."""
+
+    pools: dict[str, SimulatedPool] = field(default_factory=lambda: {"workers": SimulatedPool()})
+    block_size: int = 512
+    event_lag_s: float = 0.0  # from a cache change until routers know
+    load_lag_s: float = 0.0  # from a first or last token until the router knows
+    transfer_token_s: float = 0.0  # per token of the KV cache, from a prefill to a decode worker
+    detect_s: float = 1.0  # from a worker's death until the router knows
+    has_common_cache: bool = False  # every engine finds what any has computed
+    attempts_max: int = 3  # per request, if its workers die
+    sample_s: float = 5.0  # between two samples of the spread of load

@@ -16,7 +16,7 @@ from select_service.simulator.core.worker import EngineWorker
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from select_service.simulator.core.cluster_settings import SimulatedPool
+    from select_service.simulator.core.engine_settings import SimulatedPool
     from select_service.simulator.core.kv_pool import CommonCache
 
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import msgspec
 
-from select_service.simulator.core import arrivals
 from select_service.simulator.core.requests import ClientRequest, RequestOutcome, chain_of
 
 if TYPE_CHECKING:
@@ -23,6 +22,41 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from select_service.simulator.core.requests import Workload
+
+
+def poisson(rng: random.Random, rate: float) -> Iterator[float]:
+    """Independent arrivals, `rate` per second."""
+    now = 0.0
+    while True:
+        now += rng.expovariate(rate)
+        yield now
+
+
+def gamma(rng: random.Random, rate: float, cv: float) -> Iterator[float]:
+    """Gaps with coefficient of variation `cv`: 1 is Poisson, above is burstier, below more even."""
+    shape = 1.0 / (cv * cv)
+    now = 0.0
+    while True:
+        now += rng.gammavariate(shape, 1.0 / (shape * rate))
+        yield now
+
+
+def bursts(rng: random.Random, rate: float, size: int) -> Iterator[float]:
+    """Bursts of `size` simultaneous arrivals, `rate` per second on average."""
+    for now in poisson(rng, rate / size):
+        for _ in range(size):
+            yield now
+
+
+def diurnal(
+    rng: random.Random, times: Iterator[float], period_s: float, depth: float
+) -> Iterator[float]:
+    """Thin arrivals so that their rate oscillates between all and `1 - depth` of it."""
+    for now in times:
+        share = 1.0 - depth * (1.0 - math.cos(2.0 * math.pi * now / period_s)) / 2.0
+        if rng.random() < share:
+            yield now
+
 
 Kind = Literal["chat", "agents", "shared-prompts", "rl"]
 
@@ -378,11 +412,11 @@ def workload_of(
 
 def _times(settings: WorkloadSettings, rng: random.Random) -> Iterator[float]:
     if settings.arrivals == "gamma":
-        times = arrivals.gamma(rng, settings.rate, settings.cv)
+        times = gamma(rng, settings.rate, settings.cv)
     elif settings.arrivals == "bursts":
-        times = arrivals.bursts(rng, settings.rate, settings.burst_size)
+        times = bursts(rng, settings.rate, settings.burst_size)
     else:
-        times = arrivals.poisson(rng, settings.rate)
+        times = poisson(rng, settings.rate)
     if settings.diurnal_period_s:
-        return arrivals.diurnal(rng, times, settings.diurnal_period_s, settings.diurnal_depth)
+        return diurnal(rng, times, settings.diurnal_period_s, settings.diurnal_depth)
     return times

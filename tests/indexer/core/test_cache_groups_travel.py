@@ -9,12 +9,12 @@ import pytest
 
 from indexer.core.cache_groups import GroupRule
 from indexer.core.checkpoint import CheckpointRun
+from indexer.core.cursor import StreamMemory
 from indexer.core.dump import DumpEvent
-from indexer.core.dump_import import load_event
+from indexer.core.dump_reader import load_event
 from indexer.core.hashing import block_hashes
 from indexer.core.index import KvIndex
 from indexer.core.stream import EventStream
-from indexer.core.stream_memory import StreamMemory
 from indexer.types import Scope, WorkerRank
 from tests.indexer.core.indices import CPU, GPU, pack, rows
 from tests.indexer.core.test_cache_groups import House, full, mamba, prompt_of, side, sliding

@@ -10,7 +10,7 @@ import pytest
 
 from indexer.core.checkpoint import BadCheckpoint, CheckpointRun, RankChanged
 from indexer.core.dump import DumpBlock, DumpChange, DumpEvent, DumpKvEvent, DumpStored
-from indexer.core.dump_import import load_event
+from indexer.core.dump_reader import load_event
 from indexer.core.hashing import pack_u64
 from indexer.core.index import KvIndex
 from indexer.core.node import OrphanRoot

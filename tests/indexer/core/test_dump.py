@@ -9,7 +9,7 @@ import pytest
 
 import indexer.core.dump as dump_module
 from indexer.core.dump import DumpEvent
-from indexer.core.dump_import import load_event
+from indexer.core.dump_reader import load_event
 from indexer.core.index import KvIndex
 from indexer.types import Namespace, Tier, WorkerRank
 from tests.indexer.core.indices import CPU, DISK, FAR, GPU, pack

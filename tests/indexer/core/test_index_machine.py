@@ -23,7 +23,7 @@ import indexer.core.radix_tree as tree_module
 from indexer.core import holdings
 from indexer.core.checkpoint import CheckpointRestore, CheckpointRun
 from indexer.core.dump import TIER_OF, DumpEvent
-from indexer.core.dump_import import load_event
+from indexer.core.dump_reader import load_event
 from indexer.core.hashing import pack_u64
 from indexer.core.index import KvIndex
 from indexer.types import Tier, WorkerRank

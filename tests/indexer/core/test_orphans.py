@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from indexer.core.dump import DumpBlock, DumpChange, DumpEvent, DumpKvEvent, DumpStored
-from indexer.core.dump_import import load_event
+from indexer.core.dump_reader import load_event
 from indexer.core.index import KvIndex
 from indexer.types import Namespace, StreamLimits
 from tests.indexer.core.indices import CPU, GPU, A, B, pack, rows, swept

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from indexer.core.checkpoint import CheckpointRun
 from indexer.core.dump import DumpEvent
-from indexer.core.dump_import import load_event
+from indexer.core.dump_reader import load_event
 from indexer.core.hashing import block_hashes
 from indexer.core.index import KvIndex
 from indexer.core.stream import EventStream

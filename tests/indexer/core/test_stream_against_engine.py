@@ -14,10 +14,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from indexer.core.cursor import StreamMemory
 from indexer.core.progress import BEHEADED_BELIEVED
 from indexer.core.replay import ReplayRequest
 from indexer.core.stream import EventStream
-from indexer.core.stream_memory import StreamMemory
 from indexer.types import EventLossPolicy, Scope, StreamLimits, Tier, WorkerRank
 from tests.effort import examples
 from tests.indexer.encoding import (

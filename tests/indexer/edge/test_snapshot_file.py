@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from indexer.core.stream_memory import StreamMemory
+from indexer.core.cursor import StreamMemory
 from indexer.edge.snapshot_file import (
     NAME,
     NEW,

@@ -13,8 +13,7 @@ import msgspec
 import pytest
 
 from indexer.core.dump import DumpEvent
-from indexer.core.dump_import import load_event
-from indexer.core.dump_reader import DumpReader, ScopeOpened
+from indexer.core.dump_reader import DumpReader, ScopeOpened, load_event
 from indexer.core.index import KvIndex
 from indexer.core.stream import EventStream
 from indexer.types import WorkerRank

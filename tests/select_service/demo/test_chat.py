@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from random import Random
 
-from select_service.demo.chat import ChatShape, Turn, new_conversation, system_prompts
+from select_service.demo.session import ChatShape, Turn, new_conversation, system_prompts
 
 SHAPE = ChatShape(system_tokens=(5, 5), message_tokens=(2, 3), answer_tokens=(1, 4), turns=(3, 3))
 

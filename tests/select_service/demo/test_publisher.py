@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import zmq
 
-from select_service.demo.publisher import EventPublisher, held
+from select_service.demo.worker import EventPublisher, held
 from tests.wait import PATIENCE_S
 
 if TYPE_CHECKING:

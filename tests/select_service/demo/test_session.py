@@ -11,9 +11,8 @@ import httpx
 import msgspec
 import pytest
 
-from select_service.demo.chat import ChatShape
 from select_service.demo.client import SelectorClient
-from select_service.demo.session import DemoSession, DemoSettings
+from select_service.demo.session import ChatShape, DemoSession, DemoSettings
 from select_service.demo.worker import EngineShape
 from tests.live.simulated_transport import answered_by
 from tests.wait import PATIENCE_S

@@ -6,8 +6,8 @@ import resource
 
 import pytest
 
-from select_service.edge import descriptors
-from select_service.edge.descriptors import raise_limit
+from select_service.edge import app
+from select_service.edge.app import raise_limit
 
 
 class _System:
@@ -36,7 +36,7 @@ def system(monkeypatch: pytest.MonkeyPatch) -> _System:
 
 def test_no_hard_limit_is_no_reason_to_have_none(system: _System) -> None:
     system.limits = (1024, resource.RLIM_INFINITY)
-    assert raise_limit() == descriptors.ENOUGH
+    assert raise_limit() == app.ENOUGH
     system.limits = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
     assert raise_limit() == resource.RLIM_INFINITY
 

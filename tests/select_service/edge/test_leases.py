@@ -14,7 +14,7 @@ from select_service import (
     ReservationRequest,
 )
 from select_service.edge.driver.driver import Driver
-from select_service.edge.lifecycle_batches import LifecycleBatches
+from select_service.edge.driver.reservation_operations import LifecycleBatches
 from select_service.types import BatchAnswer, Operation, OperationResult
 from tests.coroutines import run_by
 from tests.select_service.edge.http.test_api import JSON, problem

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from select_service.edge.driver.driver import Driver
-from select_service.edge.log_throttle import LINES_MAX, PARTIES_REMEMBERED, PERIOD_S, LogThrottle
+from select_service.edge.logs import LINES_MAX, PARTIES_REMEMBERED, PERIOD_S, LogThrottle
 from tests.select_service.edge.serving import in_process, worker
 
 

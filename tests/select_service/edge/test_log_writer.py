@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from select_service.edge import log_writer
-from select_service.edge.log_writer import LOST, PIECE_BYTES, LogWriter
+from select_service.edge import logs
+from select_service.edge.logs import LOST, PIECE_BYTES, LogWriter
 from tests.live.replicas import Replica
 from tests.live.server import OURS
 from tests.wait import PATIENCE_S, block_until
@@ -81,7 +81,7 @@ def test_a_line_longer_than_a_pipe(pipe: tuple[int, int]) -> None:
 
 
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("select_service.edge.log_writer.RETRY_S", 0.0)
+    monkeypatch.setattr("select_service.edge.logs.RETRY_S", 0.0)
     number = os.open("/dev/full", os.O_WRONLY)
     taker, before = outlet(number), LOST["failed"]
     for _ in range(3):
@@ -155,7 +155,7 @@ def test_patience_is_in_vain_once_a_second(
             return [(0, 0)] if is_roomy else []
 
     monkeypatch.setattr(select, "poll", Room)
-    monkeypatch.setattr("select_service.edge.log_writer.time.monotonic", lambda: now)
+    monkeypatch.setattr("select_service.edge.logs.time.monotonic", lambda: now)
     taker = outlet(pipe[1])
     for _ in range(5):
         is_roomy = False
@@ -163,11 +163,11 @@ def test_patience_is_in_vain_once_a_second(
         say(taker, "lost")
         is_roomy = True
         say(taker, "taken")
-    assert waits == [log_writer.PATIENCE_MS]
-    now += 2 * log_writer.HASTE_S
+    assert waits == [logs.PATIENCE_MS]
+    now += 2 * logs.HASTE_S
     is_roomy = False
     say(taker, "lost")
-    assert waits == [log_writer.PATIENCE_MS] * 2
+    assert waits == [logs.PATIENCE_MS] * 2
 
 
 def test_one_patience_for_a_line_of_many_pieces(
@@ -187,11 +187,9 @@ def test_one_patience_for_a_line_of_many_pieces(
 
     now = iter(range(100))
     monkeypatch.setattr(select, "poll", Room)
-    monkeypatch.setattr(
-        "select_service.edge.log_writer.time.monotonic", lambda: next(now) * 0.001 * 0.75
-    )
+    monkeypatch.setattr("select_service.edge.logs.time.monotonic", lambda: next(now) * 0.001 * 0.75)
     say(outlet(pipe[1]), "x" * 9 * PIECE_BYTES)
-    assert 0 < sum(waits) <= 2 * log_writer.PATIENCE_MS
+    assert 0 < sum(waits) <= 2 * logs.PATIENCE_MS
 
 
 def test_a_stream_without_a_descriptor() -> None:
@@ -222,7 +220,7 @@ def test_a_system_that_cannot_be_asked_for_room(
     """Windows has neither of the two; the module did not even load."""
     monkeypatch.delattr(select, "poll")
     monkeypatch.delattr(select, "PIPE_BUF")
-    path = log_writer.__file__
+    path = logs.__file__
     spec = importlib.util.spec_from_file_location("elsewhere", path)
     assert spec is not None
     assert spec.loader is not None

@@ -10,7 +10,7 @@ import pytest
 
 from indexer.core.hashing import pack_u64
 from indexer.types import Scope, Tier, WorkerRank
-from select_service.core.ledger.unserved_demand import UnservedDemand
+from select_service.core.ledger.demand_tally import UnservedDemand
 from select_service.edge.driver.driver import Driver
 from select_service.planner.edge.sources.selector import SelectorSource
 from select_service.planner.types import Missing, ModelKey, Value

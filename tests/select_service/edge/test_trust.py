@@ -13,7 +13,7 @@ import pytest
 from indexer.core.hashing import pack_u64
 from indexer.types import Scope, Tier, WorkerRank
 from select_service.demo.encoding import StoredBlocks, encode_batch
-from select_service.demo.publisher import EventPublisher
+from select_service.demo.worker import EventPublisher
 from select_service.edge.driver.driver import Driver
 from select_service.planner.edge.sources.selector_counters import parse
 from select_service.planner.types import MOMENTS

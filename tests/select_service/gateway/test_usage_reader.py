@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from select_service.gateway.usage_reader import UsageReader
+from select_service.gateway.engine_exchange import UsageReader
 
 
 def event(**told: Any) -> bytes:

@@ -19,9 +19,8 @@ from bench.planner.scale_down import (
     told,
 )
 from select_service.simulator.core.cluster import Cluster, ClusterSettings
-from select_service.simulator.core.cluster_settings import SimulatedPool
 from select_service.simulator.core.core_router import CoreRouter, CoreSettings
-from select_service.simulator.core.engine_settings import EngineSettings
+from select_service.simulator.core.engine_settings import EngineSettings, SimulatedPool
 from select_service.simulator.core.workloads import WorkloadSettings, workload_of
 from select_service.types.drains import ScaleDownCandidate
 

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from select_service.core.recording.items import ReservationStep
-from select_service.simulator.calibrate import fit
+from select_service.simulator.calibrate import fit, points_of_lives
 from select_service.simulator.cli import main
 from select_service.simulator.core.latency import AnalyticLatency
 from select_service.simulator.core.requests import RequestOutcome
@@ -19,7 +19,6 @@ from select_service.simulator.core.workloads import WorkloadSettings
 from select_service.simulator.engine_presets import DEVICES, MODELS, preset_of
 from select_service.simulator.measured_points import Point, read_points
 from select_service.simulator.profiles import read_profile, write_profile
-from select_service.simulator.recorded_points import points_of_lives
 from select_service.simulator.runs import cluster
 from select_service.simulator.settings import EngineSpec, SimulationSettings
 from tests.models.recorded_fleet import RecordedFleet

@@ -18,12 +18,11 @@ from select_service.simulator.capacity import (
 from select_service.simulator.capacity import table_of as capacity_table
 from select_service.simulator.capacity import verdict as capacity_verdict
 from select_service.simulator.cli import main
-from select_service.simulator.closed_trace import ClosedTraceWorkload
 from select_service.simulator.comparison import changes, differences, verdict
 from select_service.simulator.core.measures import Distribution, Measures
 from select_service.simulator.core.requests import OK, ClientRequest, RequestOutcome, chain_of
 from select_service.simulator.core.workloads import WorkloadSettings
-from select_service.simulator.runs import at_load, run, workload
+from select_service.simulator.runs import ClosedTraceWorkload, at_load, run, workload
 from select_service.simulator.settings import SimulationSettings, Slow, Trace
 from tests.select_service.simulator.test_select_sim import trace_file
 

@@ -12,8 +12,15 @@ from select_service.edge.cooperative import TimeSlices
 from select_service.edge.decision_report import LISTED, LISTED_MAX, Wanted
 from select_service.edge.driver.query_operations import SHADOW_SCOPES_LISTED, QueryOperations
 from select_service.edge.http.decorators import get, safe_post
-from select_service.edge.http.scope_query import SCOPE_QUERY, read_scope, scope_in
-from select_service.edge.routing import read_count, read_id, read_query, read_switch
+from select_service.edge.routing import (
+    SCOPE_QUERY,
+    read_count,
+    read_id,
+    read_query,
+    read_scope,
+    read_switch,
+    scope_in,
+)
 from select_service.types import (
     Consistency,
     LoadRow,

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from select_service.edge.config_reload import ConfigChange, ConfigStatus
 from select_service.edge.driver.admission_operations import AdmissionOperations
 from select_service.edge.http.decorators import delete, get, post, put
-from select_service.edge.http.long_lists import written
+from select_service.edge.http.worker_list import written
 from select_service.edge.routing import read_query
 from select_service.errors import InvalidQuery, ServiceError
 from select_service.types.admission import (

@@ -7,10 +7,15 @@ from typing import TYPE_CHECKING, Final, cast, get_args
 from select_service.edge.driver.admission_operations import AdmissionOperations
 from select_service.edge.driver.worker_operations import WorkerOperations
 from select_service.edge.http.decorators import delete, get, patch, post
-from select_service.edge.http.long_lists import written
-from select_service.edge.http.scope_query import SCOPE_QUERY, read_scope, scope_in
-from select_service.edge.http.worker_list import AT_ONCE_MAX, records
-from select_service.edge.routing import read_count, read_query, read_share
+from select_service.edge.http.worker_list import AT_ONCE_MAX, records, written
+from select_service.edge.routing import (
+    SCOPE_QUERY,
+    read_count,
+    read_query,
+    read_scope,
+    read_share,
+    scope_in,
+)
 from select_service.errors import InvalidQuery
 from select_service.types import Role, WorkerPatch, WorkerRecord, WorkerSpec
 from select_service.types.admission import WorkerMetrics, WorkerMetricsAnswer

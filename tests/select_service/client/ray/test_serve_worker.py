@@ -12,8 +12,12 @@ import msgspec
 import pytest
 
 from select_service.client import AsyncClient, Options
-from select_service.client.ray.serve_worker import Replica, ServeWorker
-from select_service.client.ray.worker_ids import reservation_id_of, worker_id_of
+from select_service.client.ray.serve_worker import (
+    Replica,
+    ServeWorker,
+    reservation_id_of,
+    worker_id_of,
+)
 from tests.live.ports import free_port
 from tests.live.server import OURS_EXTRA, Server
 from tests.wait import POLL_S, until

@@ -15,8 +15,7 @@ from select_service.core.admission.queue import Ticket
 from select_service.core.fleet.catalog import Worker
 from select_service.core.fleet.slots import FleetSlots
 from select_service.core.ledger.ledger import Ledger
-from select_service.core.pricing.overtaking import Overtaking
-from select_service.core.pricing.policy import PolicyClass, RoutingPolicy
+from select_service.core.pricing.policy import Overtaking, PolicyClass, RoutingPolicy
 from select_service.core.pricing.prompt import prompt_of
 from select_service.errors import QueueFull
 from select_service.types import SelectRequest, WorkerSpec

@@ -17,7 +17,7 @@ from select_service.core.admission.policy_api import AdmissionRequest
 from select_service.core.admission.tallies import OTHER, TenantTally
 from select_service.core.admission.thresholds import Thresholds
 from select_service.core.admission.token_bucket import TokenBucketPolicy
-from select_service.simulator.recorded_loads import RecordedPool, RecordedRankLoad
+from select_service.simulator.trial_pool import RecordedPool, RecordedRankLoad
 
 RANKS = slice(0, 2)
 

@@ -11,7 +11,7 @@ from select_service.core.admission.policy_api import AdmissionRequest
 from select_service.core.admission.pool_load import PoolLoad
 from select_service.core.ledger.first_tokens import learn_first_token
 from select_service.core.ledger.ledger import Ledger
-from select_service.simulator.recorded_loads import RecordedPool, RecordedRankLoad
+from select_service.simulator.trial_pool import RecordedPool, RecordedRankLoad
 
 loads = st.builds(
     RecordedRankLoad,

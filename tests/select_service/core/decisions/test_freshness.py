@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexer.core.delivery import BASE_S, Delivery
+from indexer.core.progress import BASE_S, Delivery
 from indexer.types import EventLossPolicy
 from select_service.core.decisions.trust_monitor import LOOK_S
 from select_service.types import CoreLimits, TrustSettings

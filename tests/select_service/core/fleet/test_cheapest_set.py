@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import select_service.core.fleet.cheapest_set as module
-from select_service.core.fleet.cheapest_set import cheapest_set, marginals
+import select_service.core.operations.scale_down as module
+from select_service.core.operations.scale_down import cheapest_set, marginals
 from tests.effort import examples
 from tests.sliced import answer_of
 

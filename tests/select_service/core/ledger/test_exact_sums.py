@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from select_service.core.ledger import plain_block_counts
+from select_service.core.ledger import plain_active_blocks
 from tests.indexer.kernels import twins
 
-EITHER = pytest.mark.parametrize("form", twins("select_service.core._ledger", plain_block_counts))
+EITHER = pytest.mark.parametrize("form", twins("select_service.core._ledger", plain_active_blocks))
 
 
 def empty(form: ModuleType) -> Any:

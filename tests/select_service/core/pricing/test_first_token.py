@@ -34,7 +34,7 @@ from select_service.types import (
     WorkerPatch,
     WorkerSpec,
 )
-from select_service.types.policy import Policy
+from select_service.types.router_config import Policy
 from tests.indexer.kernels import twins
 
 PRICERS = twins("select_service.core._pricer", plain_pricer)

@@ -17,7 +17,7 @@ from select_service.types import PairSelection, RouterConfig, Selection
 from tests.select_service.core.whole_fleet import DEFAULT, Fleet
 
 if TYPE_CHECKING:
-    from select_service.types.policy import Policy
+    from select_service.types.router_config import Policy
 
 PROMPT = tuple(range(1, 7))
 MOVE = 0.375

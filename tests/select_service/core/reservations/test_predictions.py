@@ -14,7 +14,7 @@ from tests.select_service.core.whole_fleet import DEFAULT, Fleet, selection_of
 
 if TYPE_CHECKING:
     from select_service.core.ledger.rank_speeds import RankSpeed
-    from select_service.types.policy import Policy
+    from select_service.types.router_config import Policy
 
 TTFT_S, BLOCK_S, ISL = 0.25, 0.32, 640
 HELD = range(1, 9)

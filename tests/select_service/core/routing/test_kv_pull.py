@@ -15,7 +15,7 @@ from indexer.core.tiers import Matches, SlotTable
 from indexer.types import Tier, WorkerRank
 from select_service.core.decisions.explain import ExplainedRecord
 from select_service.core.pricing.cost import tier_matches
-from select_service.core.pricing.expected_matches import expecting
+from select_service.core.pricing.estimated_matches import expecting
 from select_service.core.pricing.weights import SEQUENCE_TOKENS
 from select_service.core.recording.items import Decided
 from select_service.simulator.recording_replay import replay
@@ -26,7 +26,7 @@ from tests.select_service.core.batches.test_batch_selection import place, prompt
 from tests.select_service.core.whole_fleet import DEFAULT, Fleet, selection_of
 
 if TYPE_CHECKING:
-    from select_service.types.policy import Policy
+    from select_service.types.router_config import Policy
 
 PROMPT = tuple(range(1, 9))
 ANYWHERE, IN_ZONE, READING = 0.5, 0.125, 0.75

@@ -17,15 +17,15 @@ from select_service.core.diagnostics.prompt_sample import PromptSample, PromptSa
 from select_service.core.diagnostics.rank_checks import RankChecks
 from select_service.core.fleet import pins
 from select_service.core.fleet.pins import Pins
-from select_service.core.ledger import expired_ids
 from select_service.core.ledger.active_blocks import ActiveBlocks
-from select_service.core.ledger.expired_ids import ExpiredIds
 from select_service.core.ledger.reservation import LedgerReservation, SlotGeneration
 from select_service.core.replication.claim import Claim
 from select_service.core.replication.claims import Claims
 from select_service.core.replication.lease_copies import LeaseCopies
 from select_service.core.replication.messages import ClaimRecord
 from select_service.core.replication.tombstones import Tombstones
+from select_service.core.reservations import reservation_ends
+from select_service.core.reservations.reservation_ends import ExpiredIds
 from select_service.core.tenancy.shares import Shares, prefix_of
 from select_service.core.tenancy.tenant_memory import TenantMemory
 from select_service.types import CoreLimits, LeaseState, SelectAndReserveRequest
@@ -284,7 +284,7 @@ def test_pinned_block_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_ids_that_ended_by_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expired_ids, "LAPSED_MAX", 12)
+    monkeypatch.setattr(reservation_ends, "LAPSED_MAX", 12)
     names = ExpiredIds(shares_of())
 
     def note(name: str) -> None:

@@ -15,9 +15,13 @@ from msgspec.structs import replace
 
 from select_service.core.fleet.roster import Unready
 from select_service.edge.app import create_app, create_driver
-from select_service.edge.discovery.objects import NOT_READY, TERMINATING, DiscoveredPod
+from select_service.edge.discovery.objects import (
+    NOT_READY,
+    TERMINATING,
+    DiscoveredPod,
+    WorkerIdClaims,
+)
 from select_service.edge.discovery.setup import create_discovery
-from select_service.edge.discovery.shared_ids import WorkerIdClaims
 from select_service.edge.driver.driver import Driver
 from select_service.settings.environment import RouterSettings
 from select_service.types import RouterConfig, WorkerSpec

@@ -15,7 +15,7 @@ from select_service.edge.epp.picker_traffic import PickerTraffic
 from select_service.edge.epp.processing_stream import OutOfOrder, ProcessingStream
 from select_service.errors import ServiceError
 from select_service.types import WorkerSpec
-from select_service.types.endpoint_picker import PickerLimits
+from select_service.types.router_config import PickerLimits
 from tests import wait
 from tests.effort import examples
 from tests.select_service.edge.serving import SETTINGS, worker

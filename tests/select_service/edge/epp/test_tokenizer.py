@@ -14,7 +14,7 @@ from indexer.edge.addresses import Addresses
 from indexer.types import EgressSettings
 from select_service.edge.epp.picker_traffic import PickerTraffic
 from select_service.tokenization.engine_tokenizer import PAUSE_S, EngineTokenizer
-from select_service.types.endpoint_picker import PickerLimits
+from select_service.types.router_config import PickerLimits
 from tests.coroutines import run_by
 from tests.select_service.edge.epp.gateway import Gateway, endpoint_in, gateway, headers, hear, say
 from tests.select_service.edge.epp.gateway import body as body_of

@@ -17,8 +17,8 @@ from select_service.edge.app import create_application, create_driver
 from select_service.edge.driver.driver import Driver
 from select_service.edge.http.connection import HttpConnection
 from select_service.edge.http.connection_limits import ConnectionLimits
-from select_service.edge.http.protocol import http_protocol
 from select_service.edge.http.traffic import Connections
+from select_service.edge.server import http_protocol
 from tests.select_service.edge.serving import HOST, PROMPT, SETTINGS, add_worker
 from tests.wait import run, until
 

@@ -19,9 +19,8 @@ from select_service.edge.http import connection_guard
 from select_service.edge.http.connection import HttpConnection
 from select_service.edge.http.connection_guard import RESERVED_MAX, Phase
 from select_service.edge.http.connection_limits import ConnectionLimits
-from select_service.edge.http.protocol import http_protocol
 from select_service.edge.http.traffic import Connections
-from select_service.edge.server import Server
+from select_service.edge.server import Server, http_protocol
 from tests.coroutines import run_by
 from tests.select_service.edge.serving import PROMPT, SETTINGS, Wire, add_worker, on_a_port
 from tests.wait import PATIENCE_S, until

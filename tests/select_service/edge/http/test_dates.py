@@ -7,7 +7,7 @@ from email.utils import formatdate
 from hypothesis import given
 from hypothesis import strategies as st
 
-from select_service.edge.http.dates import http_date
+from select_service.edge.server import http_date
 
 
 @given(st.integers(0, 253_402_300_799))

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from select_service.edge.app import create_application, create_driver
 from select_service.edge.http.connection import HttpConnection
-from select_service.edge.http.head_memory import PEERS_MAX, Peers
+from select_service.edge.http.header_cache import PEERS_MAX, Peers
 from select_service.edge.http.listening_sockets import ListeningSockets
 from select_service.edge.http.traffic import CLIENT_GONE
 from select_service.edge.server import Server

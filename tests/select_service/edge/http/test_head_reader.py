@@ -9,7 +9,7 @@ import h11
 import pytest
 
 from select_service.edge.driver.driver import Driver
-from select_service.edge.http.head_reader import HeadReader
+from select_service.edge.http.request_reader import HeadReader
 from select_service.edge.server import Server
 from tests.coroutines import run_by
 from tests.select_service.edge.serving import Wire, on_a_port

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from select_service.edge.http.header_cache import GUARDED, KEPT, HeaderCache
-from select_service.edge.tracing.propagation import parent_in
+from select_service.edge.tracing.request_tracer import parent_in
 
 
 @pytest.mark.parametrize("name", [b"b3:", b"content-length:", b"traceparent:"])

@@ -14,8 +14,8 @@ from select_service.edge.app import create_application, create_driver
 from select_service.edge.codec.responses import Response
 from select_service.edge.http.connection import ANSWERS_MAX, HttpConnection
 from select_service.edge.http.connection_limits import ConnectionLimits
-from select_service.edge.http.protocol import http_protocol
 from select_service.edge.http.traffic import Connections
+from select_service.edge.server import http_protocol
 from tests.select_service.edge.serving import SETTINGS
 
 LIMITS = ConnectionLimits(1.0, 1.0, 100, 1 << 16, 128, 100, 100, 1 << 20, 0)

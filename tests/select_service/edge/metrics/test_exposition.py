@@ -23,7 +23,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from select_service.core.ledger.unserved_demand import UnservedDemand
+from select_service.core.ledger.demand_tally import UnservedDemand
 from select_service.core.partition import Partition
 from select_service.edge.app import create_driver
 from select_service.edge.driver.driver import Driver

@@ -19,7 +19,7 @@ from indexer.edge.sockets import Link
 from indexer.errors import KeyFileUnusable
 from select_service.core.replication.dynamo_events import TOPIC
 from select_service.edge.driver.driver import Driver
-from select_service.edge.security.client_credentials import ClientCredentials
+from select_service.edge.security.credentials import ClientCredentials
 from select_service.types import ReservationRequest
 from tests import wait
 from tests.coroutines import run_by

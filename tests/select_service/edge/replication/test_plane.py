@@ -22,9 +22,9 @@ from select_service.core.replication.messages import (
     SnapshotHead,
 )
 from select_service.edge.driver.driver import Driver
+from select_service.edge.dump_stream import StreamCut
 from select_service.edge.replication.plane import ENDPOINT_CHARS_MAX
 from select_service.edge.replication.pull import Frames
-from select_service.edge.stream_limit import StreamCut
 from select_service.errors import TooManySnapshots
 from select_service.types import ReservationRequest
 from tests.coroutines import run_by

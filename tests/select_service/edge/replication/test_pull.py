@@ -20,7 +20,7 @@ from select_service.core.replication.messages import (
     SnapshotHead,
     SnapshotPart,
 )
-from select_service.edge.log_throttle import LINES_MAX, PERIOD_S
+from select_service.edge.logs import LINES_MAX, PERIOD_S
 from select_service.edge.replication.pull import (
     SnapshotPulls,
     snapshot_url,

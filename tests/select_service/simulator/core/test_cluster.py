@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from select_service.simulator.core.cluster import Cluster, ClusterSettings
-from select_service.simulator.core.cluster_settings import SimulatedPool
 from select_service.simulator.core.core_router import CoreRouter, CoreSettings
+from select_service.simulator.core.engine_settings import SimulatedPool
 from select_service.simulator.core.observation import ISL_EDGES, middle_of_bin
 from select_service.simulator.core.replicated import Replicated
 from select_service.simulator.core.requests import RequestOutcome

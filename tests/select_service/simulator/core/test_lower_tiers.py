@@ -9,9 +9,8 @@ import pytest
 
 from indexer.types import Tier, WorkerRank
 from select_service.simulator.core.cluster import Cluster, ClusterSettings
-from select_service.simulator.core.cluster_settings import SimulatedPool
 from select_service.simulator.core.core_router import CoreRouter, CoreSettings
-from select_service.simulator.core.engine_settings import EngineSettings
+from select_service.simulator.core.engine_settings import EngineSettings, SimulatedPool
 from select_service.simulator.core.kv_events import Removed, Stored
 from select_service.simulator.core.kv_pool import CommonCache, LowerTier, TieredKvPool
 from select_service.simulator.core.requests import chain_of

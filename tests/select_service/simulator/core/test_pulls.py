@@ -10,8 +10,8 @@ import pytest
 
 from indexer.types import Tier, WorkerRank
 from select_service.simulator.core.cluster import Cluster, ClusterSettings
-from select_service.simulator.core.cluster_settings import SimulatedPool
 from select_service.simulator.core.core_router import CoreRouter, CoreSettings
+from select_service.simulator.core.engine_settings import SimulatedPool
 from select_service.simulator.core.routers import Placed, RoundRobinRouter, RouterMember
 from select_service.types import RouterConfig
 from tests.select_service.simulator.core.engines import BLOCK, SMALL, Given, request

@@ -13,8 +13,7 @@ from heapq import heappop, heappush
 import pytest
 
 from select_service.simulator.core.cluster import Cluster, ClusterSettings
-from select_service.simulator.core.cluster_settings import SimulatedPool
-from select_service.simulator.core.engine_settings import EngineSettings
+from select_service.simulator.core.engine_settings import EngineSettings, SimulatedPool
 from select_service.simulator.core.latency import AnalyticLatency
 from select_service.simulator.core.requests import ClientRequest, chain_of
 from select_service.simulator.core.routers import RoundRobinRouter

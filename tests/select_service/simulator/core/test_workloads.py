@@ -8,7 +8,7 @@ from statistics import mean, pstdev
 
 import pytest
 
-from select_service.simulator.core import arrivals
+from select_service.simulator.core import workloads
 from select_service.simulator.core.requests import OK, ClientRequest, RequestOutcome, Workload
 from select_service.simulator.core.workloads import WorkloadSettings, workload_of
 
@@ -41,21 +41,21 @@ def gaps(times: list[float]) -> list[float]:
 
 @pytest.mark.parametrize("cv", [0.5, 1.0, 3.0])
 def test_gaps_have_the_mean_and_spread_asked_for(cv: float) -> None:
-    times = list(itertools.islice(arrivals.gamma(random.Random(1), 5.0, cv), COUNT))
+    times = list(itertools.islice(workloads.gamma(random.Random(1), 5.0, cv), COUNT))
     found = gaps(times)
     assert mean(found) == pytest.approx(0.2, rel=0.1)
     assert pstdev(found) / mean(found) == pytest.approx(cv, rel=0.1)
 
 
 def test_bursts_come_together_at_the_rate_asked_for() -> None:
-    times = list(itertools.islice(arrivals.bursts(random.Random(1), 5.0, 10), COUNT))
+    times = list(itertools.islice(workloads.bursts(random.Random(1), 5.0, 10), COUNT))
     assert len(set(times)) == COUNT // 10
     assert times[-1] == pytest.approx(COUNT / 5.0, rel=0.1)
 
 
 def test_a_day_has_its_valley() -> None:
     rng = random.Random(1)
-    times = arrivals.diurnal(rng, arrivals.poisson(rng, 20.0), 100.0, 0.8)
+    times = workloads.diurnal(rng, workloads.poisson(rng, 20.0), 100.0, 0.8)
     day = [now % 100.0 for now in itertools.takewhile(lambda now: now < 2_000.0, times)]
     peak = sum(now < 10.0 or now >= 90.0 for now in day)
     valley = sum(40.0 <= now < 60.0 for now in day)
