@@ -179,7 +179,9 @@ class LiveRun:
                 "block_hashes": hashes,
                 "sequence_hashes": hashes,
                 "isl_tokens": client.tokens,
-                "expected_output_tokens": client.output_tokens,
+                "expected_output_tokens": (
+                    client.output_tokens if self.play.script.tells_answers else None
+                ),
                 "slo_class": client.slo_class,
                 "slo_ttft_ms": client.target_s * self._scale * 1e3,
                 "fairness_id": client.tenant_id,

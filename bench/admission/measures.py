@@ -7,7 +7,7 @@ attempt. Both are told: with returns and without.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from bench.admission.play import Play
+    from bench.admission.worker import WorkerSettings
 
 __all__ = ["ClassResult", "Result", "jain", "max_min_shares", "measure", "outcome_of"]
 
@@ -94,7 +95,7 @@ class Result:
     goodput_tokens: float  # their input and output tokens
     utility: float  # weighted share in time
     jain_overall: float  # over tenants, of the share in time
-    jain_in_class: dict[str, float]  # over tenants, of tokens in time against the max-min share
+    jain_in_class: dict[str, float]  # over tenants, of work in time against the max-min share
     inversions: int
     first_retries: int  # returns under load
     first_retries_in: int
@@ -152,7 +153,9 @@ def measure(play: Play, refused_at: Sequence[tuple[float, str]]) -> Result:
         goodput_tokens=sum(one.tokens + one.output_tokens for one in good) / seconds,
         utility=sum(WEIGHTS[one.slo_class] for one in good) / worth if worth else 1.0,
         jain_overall=jain(one.attained for one in tenants.values()),
-        jain_in_class={name: _jain_of_class(clients, name) for name in classes},
+        jain_in_class={
+            name: _jain_of_class(clients, name, play.script.settings) for name in classes
+        },
         inversions=_inversions(play, refused_at),
         first_retries=len(answered),
         first_retries_in=sum(one.admitted_at is not None for one in answered),
@@ -175,15 +178,21 @@ def _of(clients: Sequence[Client]) -> ClassResult:
     )
 
 
-def _jain_of_class(clients: Sequence[Client], slo_class: str) -> float:
-    """Jain's index over a class's tenants of what they got by what was fair to get."""
-    asked, got = Counter[str](), Counter[str]()
+def _jain_of_class(clients: Sequence[Client], slo_class: str, settings: WorkerSettings) -> float:
+    """Jain's index over a class's tenants of what they got by what was fair to get.
+
+    Counted in the time of workers: by prompts alone, long answers would be free, and by requests
+    long prompts, too.
+    """
+    asked: defaultdict[str, float] = defaultdict(float)
+    got: defaultdict[str, float] = defaultdict(float)
     for client in clients:
         if client.slo_class == slo_class:
-            asked[client.tenant_id] += client.tokens
-            got[client.tenant_id] += client.tokens * outcome_of(client).startswith(IN_TIME)
+            work_s = settings.work_s(client.tokens, client.output_tokens)
+            asked[client.tenant_id] += work_s
+            got[client.tenant_id] += work_s * outcome_of(client).startswith(IN_TIME)
     names = list(asked)
-    fair = max_min_shares([asked[name] for name in names], float(got.total()))
+    fair = max_min_shares([asked[name] for name in names], sum(got.values()))
     return jain(got[name] / share for name, share in zip(names, fair, strict=True) if share)
 
 

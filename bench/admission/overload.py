@@ -1,7 +1,8 @@
-"""`python -m bench.admission.overload`: all policies far beyond capacity, on three kinds of work.
+"""`python -m bench.admission.overload`: all policies far beyond capacity, on four kinds of work.
 
-Simulated, hence the same on every machine: long prompts, long answers and both, at multiples of
-what the pool can compute at all. Policies run with their defaults; requests bring their targets.
+Simulated, hence the same on every machine: long prompts, long answers, both, and tenants of a class
+that send either, at multiples of what the pool can compute at all. Policies run with their
+defaults; requests bring their targets.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-_WORKLOADS = "prefill-bound,decode-bound,mixed"
+_WORKLOADS = "prefill-bound,decode-bound,mixed,unequal-answers"
 _LOADS = "0.8,1.2,1.6,2.5,4"
 _WARM_UP_S = 60.0
 """The longest answers take as long: before, the pool is only filling."""
@@ -56,6 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", default="1,2", help="default: %(default)s")
     parser.add_argument("--seconds", type=float, default=60.0, help="default: %(default)s")
     parser.add_argument("--processes", type=int, default=2, help="default: %(default)s")
+    parser.add_argument(
+        "--untold", action="store_true", help="requests do not say how long their answers will be"
+    )
     args = parser.parse_args(argv)
     seeds = [int(one) for one in args.seeds.split(",")]
     loads = [float(one) for one in args.loads.split(",")]
@@ -63,7 +67,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     with ProcessPoolExecutor(args.processes) as pool:
         for workload in args.workloads.split(","):
             script = Script(
-                read_workload(workload), rate=0.0, seconds=args.seconds, warm_up_s=_WARM_UP_S
+                read_workload(workload),
+                rate=0.0,
+                seconds=args.seconds,
+                warm_up_s=_WARM_UP_S,
+                tells_answers=not args.untold,
             )
             capacity = measure_throughput(script)
             progress(f"{workload}: {capacity.rate:.1f} requests/s")

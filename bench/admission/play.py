@@ -40,6 +40,7 @@ class Script:
     None: the longest one of the workload."""
     seed: int = 1
     retries: int = 1
+    tells_answers: bool = True  # whether requests say how long their answers will be
     workers: int = 4
     settings: WorkerSettings = field(default_factory=WorkerSettings)
 

@@ -15,6 +15,7 @@ from bench.admission.play import Play, Script
 from select_service.core.admission.gate import AdmissionDecision, Gate
 from select_service.core.admission.policies import Built, build
 from select_service.core.admission.policy_api import AdmissionRequest
+from select_service.core.ledger.charge import Charge
 from select_service.errors import retry_after_header
 from select_service.simulator.trial_pool import RecordedPool, RecordedRankLoad
 
@@ -51,6 +52,7 @@ class Simulated:
         self._slots = {worker_id: slot for slot, worker_id in enumerate(self.play.workers)}
         self._ranks = [_Rank() for _ in self._slots]
         self._queued: dict[int, int] = {}  # by client, tokens ahead of it on its rank
+        self._charges: dict[int, Charge] = {}  # by client
         for slot in range(len(self._ranks)):
             self.pool.attach(slot, script.settings.kv_blocks, script.settings.sequences_max)
 
@@ -70,6 +72,7 @@ class Simulated:
                 self._refuse(late.item, decision, now)
             while (one := gate.next_waiting()) is not None:
                 gate.serve(one, now)
+                self._charge(one.item, one.ask, one.band)
                 self._place(one.item, now)
         gate.check()
         return measure(play, self.refused_at)
@@ -79,7 +82,7 @@ class Simulated:
             client.tokens,
             client.slo_class,
             client.tenant_id,
-            output_tokens=client.output_tokens,
+            output_tokens=client.output_tokens if self.play.script.tells_answers else 0,
             target_s=client.target_s,
             key=client.number.to_bytes(8, "big"),
         )
@@ -88,9 +91,18 @@ class Simulated:
         if decision.outcome == "wait":
             self.gate.enqueue(ask, client, now)
         elif decision.admitted:
+            if self.gate.queue is not None:
+                self._charge(client, ask, self.gate.queue.judged_line)
             self._place(client, now)
         else:
             self._refuse(client, decision, now)
+
+    def _charge(self, client: Client, ask: AdmissionRequest, line: int) -> None:
+        assert self.gate.queue is not None
+        size = self.play.script.settings.block_size
+        self._charges[client.number] = Charge(
+            self.gate.queue, line, ask.tenant_id, ask.output_tokens, size
+        )
 
     def _refuse(self, client: Client, decision: AdmissionDecision, now: float) -> None:
         self.refused_at.append((now, client.slo_class))
@@ -128,6 +140,8 @@ class Simulated:
         elif kind == "block":
             rank.blocks += 1
         else:
+            if (charge := self._charges.pop(client.number, None)) is not None:
+                charge.ended((client.output_tokens - 1) // size)
             rank.requests -= 1
             rank.blocks -= client.tokens // size + (client.output_tokens - 1) // size
             self.pool.ended(client.tenant_id, client.admitted_at)

@@ -32,6 +32,11 @@ class WorkerSettings:
     kv_blocks: int = 12_288
     block_size: int = _BLOCK_SIZE
 
+    def work_s(self, tokens: int, output_tokens: int) -> float:
+        """Return the time of a worker that a request takes; of steps, what a full batch leaves."""
+        per_output_token = self.sequence_s + self.step_s / self.sequences_max
+        return tokens * self.prefill_token_s + output_tokens * per_output_token
+
 
 class Happening(NamedTuple):
     """What became of a request at the end of a step."""

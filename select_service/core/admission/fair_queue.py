@@ -116,9 +116,13 @@ class _Band(Generic[T]):
             self.flows.move_to_end(tenant_id)  # it waits, so it is not idle
 
     def charge(self, flow: TenantFlow[T], cost: int) -> None:
+        self.level = flow.counter
+        self.correct(flow, cost)
+
+    def correct(self, flow: TenantFlow[T], cost: int) -> None:
+        """Move a counter, and its tenant among those that wait; nobody is served."""
         if flow.waiting is not None:
             self.active.remove(flow)
-        self.level = flow.counter
         flow.counter += cost
         if flow.waiting is not None:
             self._join(flow)
@@ -271,6 +275,16 @@ class FairQueue(Generic[T]):
             flow.counter += cost
         else:
             one.charge(flow, cost)
+
+    def correct(self, band: int, tenant_id: str, cost: int) -> None:
+        """Charge a tenant so much more, or less, for what it was charged for before.
+
+        A tenant that is not remembered has nothing to be corrected.
+        """
+        one = self._bands[band]
+        flow = one.flows.get(tenant_id)
+        if flow is not None:
+            one.correct(flow, cost)
 
     def push(self, one: Waiting[T]) -> None:
         """Queue a request. The caller checks the quota."""

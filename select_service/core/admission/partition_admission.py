@@ -28,6 +28,7 @@ from select_service.core.admission.retry_after import RetryPromises
 from select_service.core.admission.tallies import WaitTimes
 from select_service.core.admission.tenant_budgets import TenantBudgets
 from select_service.core.admission.totals import Totals
+from select_service.core.ledger.charge import Charge
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -264,6 +265,15 @@ class PartitionAdmission(RankLimits):
             self.gate.serve(one, now)
         else:
             self.gate.placed(ask, now)
+
+    def charge_of(self, ticket: Ticket) -> Charge | None:
+        """Return what the end of a request that is being placed will correct, if anything."""
+        queue, ask = self.gate.queue, ticket.ask or ticket.asked
+        if queue is None or ask is None:
+            return None
+        line = queue.judged_line if ticket.waiting is None else ticket.waiting.band
+        size = ticket.partition.index.block_size
+        return Charge(queue, line, ask.tenant_id, ask.output_tokens, size)
 
     def turned_away(self, ticket: Ticket, code: str, now: float) -> None:
         """Refuse a ticket that waited; charged to nobody."""

@@ -26,6 +26,15 @@ class QueueingPolicy(AdmissionPolicy, Protocol[T]):
         """Within what time the prefill tokens booked on a rank should be computed."""
         ...
 
+    @property
+    def judged_line(self) -> int:
+        """The line in which the request that was judged last is charged if it goes at once."""
+        ...
+
+    def answered(self, line: int, tenant_id: str, expected: int, reported: int) -> None:
+        """Charge for an answer of `reported` tokens instead of the expected ones."""
+        ...
+
     def enqueue(
         self, ask: AdmissionRequest, item: T, now: float, *, is_promised: bool = False
     ) -> Waiting[T]:

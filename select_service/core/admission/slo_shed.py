@@ -364,6 +364,23 @@ class SloShed(Generic[T]):
             return ask.work
         return ask.work + int(self.settings.output_weight * ask.output_tokens)
 
+    @property
+    def judged_line(self) -> int:
+        """The line of the request that was judged last."""
+        return self._judged_line
+
+    def answered(self, line: int, tenant_id: str, expected: int, reported: int) -> None:
+        """Charge the tenant of a request in this line for its answer instead of the expected one.
+
+        Args:
+            line: in which it was charged.
+            tenant_id: its tenant.
+            expected: output tokens that it was charged for.
+            reported: those that came.
+        """
+        weight = self.settings.output_weight
+        self.queue.correct(line, tenant_id, int(weight * reported) - int(weight * expected))
+
     def _pay(self, ask: AdmissionRequest, now: float) -> None:
         if self._budgets is not None:
             self._budgets.of(self._budget_key(ask), round(now * 1e6)).take(ask.work)

@@ -306,6 +306,8 @@ class Ledger:
         del generation.reservations[reservation.reservation_id]
         self._deadlines.remove(reservation)
         blocks = self.blocks
+        if reservation.charge is not None:
+            reservation.charge.ended(reservation.reported_blocks)
         blocks.release(reservation.chain, generation.number)
         reservation.chain = blocks.root  # a reference to the reservation must not keep blocks
         if reservation.whole_outputs or reservation.faded_outputs:

@@ -16,6 +16,7 @@ from select_service.core.ledger.claim_owners import ClaimOwners
 
 if TYPE_CHECKING:
     from select_service.core.ledger.active_blocks import ChainNode
+    from select_service.core.ledger.charge import Charge
     from select_service.core.ledger.pull_speeds import PullPath
     from select_service.core.replication.claim import Claim
     from select_service.types import LeaseState, PulledBlocks
@@ -137,6 +138,7 @@ class LedgerReservation(Struct, eq=False):
     pair: str | None = None  # the id of the pair it is a leg of
     session_id: str | None = None  # where sessions are kept
     expected_output_tokens: int | None = None
+    charge: Charge | None = None  # by the policy that admitted it; told of its end
     track_prefill_tokens: bool = True
     fingerprint: bytes | None = None  # of the request, to recognise a repeat
     wave: tuple[int, int] | None = None  # made by a wave: its group there, shared tokens
@@ -153,6 +155,12 @@ class LedgerReservation(Struct, eq=False):
     def output_blocks(self) -> int:
         """Output blocks so far, regardless of their fraction."""
         return self.whole_outputs + self.faded_outputs
+
+    @property
+    def reported_blocks(self) -> int:
+        """The same, with those that replicas told of and that are not counted here yet."""
+        claim, booked = self.claim, self.output_blocks
+        return booked if claim is None else max(booked, claim.output_blocks)
 
     def leave(self) -> None:
         """Remove it from its generation."""

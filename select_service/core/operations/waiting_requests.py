@@ -164,6 +164,9 @@ class WaitingRequests:
         admission = ticket.partition.admission
         if ticket.ask is not None and admission is not None:
             if isinstance(answer, Selection | PairSelection):
+                charge = admission.charge_of(ticket)
+                if charge is not None and ticket.reservation_id is not None:
+                    self._lifecycle.note_charge(ticket.reservation_id, charge)
                 admission.placed(ticket, now)
             else:
                 code = answer.code if isinstance(answer, ServiceError) else answer.finish_reason

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from indexer.types import PackedHashes
     from select_service.core.counters import Counters
+    from select_service.core.ledger.charge import Charge
     from select_service.core.ledger.reservation import Lease, LedgerReservation
     from select_service.core.observers import ReservationRecorder, Tracer
     from select_service.core.partition import Partition
@@ -214,6 +215,15 @@ class Lifecycle(ReservationEnds):
             told = self.announcer.booked(partition, reservation, answer, held=held)
             effects.published.append(told)
         return effects
+
+    def note_charge(self, name: str, charge: Charge) -> None:
+        """Let the end of a request that was admitted correct what it was charged.
+
+        Of a pair, output is reported for one leg only.
+        """
+        booking = self.bookings.live(name)
+        for one in self.bookings.legs(name) if booking is None else (booking,):
+            one.reservation.charge = charge
 
     def learn(
         self,

@@ -202,6 +202,8 @@ class Placer:
             admission.gate.too_few_hits(judged.ask, now)
         else:
             admission.gate.admit(judged.ask, now)
+            if ticket.reservation_id is not None and (charge := admission.charge_of(ticket)):
+                self._lifecycle.note_charge(ticket.reservation_id, charge)
         return answer, effects
 
     def new_id(self) -> str:

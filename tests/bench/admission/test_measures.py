@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from bench.admission.measures import jain, max_min_shares, outcome_of
-from bench.admission.workload import Client
+from bench.admission.measures import jain, max_min_shares, measure, outcome_of
+from bench.admission.play import Play, Script
+from bench.admission.worker import WorkerSettings
+from bench.admission.workload import Client, read_workload
 
 
 def client(**became: object) -> Client:
@@ -43,3 +45,20 @@ def test_fair_is_what_small_ones_ask_for_and_an_equal_part_for_the_others() -> N
     assert max_min_shares([10.0, 100.0, 100.0], 90.0) == [10.0, 40.0, 40.0]
     assert max_min_shares([50.0, 1.0], 1000.0) == [50.0, 1.0]
     assert max_min_shares([], 1.0) == []
+
+
+def test_what_a_tenant_takes_is_its_prompts_and_its_answers() -> None:
+    settings = WorkerSettings(step_s=1.0, prefill_token_s=0.01, sequence_s=0.02, sequences_max=100)
+    assert settings.work_s(100, 0) == pytest.approx(1.0)
+    assert settings.work_s(0, 100) == pytest.approx(3.0), "with its part of the steps"
+    script = Script(
+        read_workload("mixed"), rate=1.0, seconds=10.0, warm_up_s=0.0, settings=settings
+    )
+    play = Play(script)
+    for number in range(40):
+        tokens, answer = (300, 0) if number % 2 else (0, 100)
+        one = Client(number, "batch", "ab"[number % 2], tokens, answer, arrives_at=0.0)
+        one.first_token_at = 0.0 if number < 20 else 1e3
+        play.clients.append(one)
+    jain_in_class = measure(play, []).jain_in_class
+    assert jain_in_class["batch"] == pytest.approx(1.0), "as much work, whatever it is"

@@ -53,6 +53,18 @@ def test_inside_a_flow_the_earliest_deadline_is_next() -> None:
     assert serve_all(queue) == ["a2", "a4", "a3", "a1"]
 
 
+def test_a_correction_moves_a_tenant_among_those_that_wait() -> None:
+    queue: FairQueue[str] = FairQueue([99])
+    for name in ("a1", "a2", "b1", "b2", "c1"):
+        wait(queue, name)
+    queue.correct(0, "a", 25)
+    queue.correct(0, "c", -1)
+    queue.correct(0, "unknown", 7)
+    queue.check()
+    assert queue.counter(0, "unknown") == 0
+    assert serve_all(queue) == ["c1", "b1", "b2", "a1", "a2"]
+
+
 def test_a_tenant_that_returns_is_lifted() -> None:
     queue: FairQueue[str] = FairQueue([99])
     for number in range(10):
