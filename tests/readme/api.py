@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 COMMAND = "make readme"
 FILE, GLANCE = REFERENCE / "api.md", DOCS / "routes.md"
-OTHERS = "| others | |\n"
+OTHERS = "| others | what for |\n"
 HEAD = """# API reference
 
 Every route and every type, generated from `GET /openapi.json` by `make readme`.
@@ -43,12 +43,12 @@ def written() -> str:
     """The whole file."""
     described: Any = msgspec.json.decode(describe())
     schemas: dict[str, Any] = described["components"]["schemas"]
-    lines = [HEAD, "## Routes", "", "| | | token's scope |", "|---|---|---|"]
+    lines = [HEAD, "## Routes", "", "| route | what for | token's scope |", "|---|---|---|"]
     operations = list(_operations(described["paths"]))
     for name, one in operations:
         summary = one["summary"].rstrip(".")
         lines.append(f"| [`{name}`](#{anchor(name)}) | {_cell(summary)} | {_scope(one)} |")
-    lines += ["", "### Statuses", "", "| status | |", "|---|---|"]
+    lines += ["", "### Statuses", "", "| status | meaning |", "|---|---|"]
     lines += _statuses(one for _, one in operations)
     lines += ["", "Errors are a [Problem](#problem), each with [its code](errors.md).", ""]
     for name, one in operations:
@@ -114,7 +114,7 @@ def _schema(name: str, schema: dict[str, Any]) -> Iterator[str]:
         yield from (_type(schema), "")
         return
     required = set(schema.get("required", ()))
-    yield from ("| field | type | unless given | |", "|---|---|---|---|")
+    yield from ("| field | type | unless given | meaning |", "|---|---|---|---|")
     for field, one in schema["properties"].items():
         default = "always" if field in required else _default(one)
         text = one["description"].rstrip(".")

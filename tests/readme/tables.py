@@ -69,7 +69,7 @@ def _chapter(links: list[str]) -> str:
 
 def first_flags() -> Iterable[str]:
     """The ten flags that most installations turn."""
-    yield "| flag | default | |"
+    yield "| flag | default | meaning |"
     yield "|---|---|---|"
     for flag in (one for one in FLAGS if one.type.is_common):
         yield f"| `{flag.name}` | {flag.default_text} | {_cell(flag.help)} |"
@@ -78,7 +78,7 @@ def first_flags() -> Iterable[str]:
 def first_metrics() -> Iterable[str]:
     """The ten metrics that tell whether all is well."""
     rows = {name: (labels, text) for name, _, labels, text in _families()}
-    yield f"| {PREFIX}… | labels | |"
+    yield f"| {PREFIX}… | labels | meaning |"
     yield "|---|---|---|"
     for name in FIRST_METRICS:
         labels, text = rows[name]
@@ -115,12 +115,12 @@ for limits with a count of their own. For the others the last column names the
         heading = importlib.import_module(f"select_service.settings.table.{section}").__doc__
         words = section.replace("_", " ").capitalize().replace("Kv", "KV")
         yield from ("", f"## {words}", "", str(heading), "")
-        yield "| flag | default | | watch |"
+        yield "| flag | default | meaning | watch |"
         yield "|---|---|---|---|"
         yield from map(_flag, flags_in_it)
     yield from ("", "## Environment", "")
     yield from ("An unreadable value keeps the default and is logged by name.", "")
-    yield "| variable | |"
+    yield "| variable | meaning |"
     yield "|---|---|"
     for variable in ENVIRONMENT:
         yield f"| `{variable.name}` | {_cell(variable.help)} |"
@@ -159,7 +159,7 @@ Every flag of `select-sim`, by command. They are set on the command line only;
 def _commands(program: str, sections: Mapping[str, Iterable[Flag]]) -> Iterator[str]:
     for command, flags_of_it in sections.items():
         yield from ("", f"## {program} {command}", "")
-        yield "| flag | default | |"
+        yield "| flag | default | meaning |"
         yield "|---|---|---|"
         for flag in flags_of_it:
             names = ", ".join(f"`{name}`" for name in (flag.name, *flag.type.aliases))
@@ -178,7 +178,7 @@ Limits that have one are among the [flags](flags.md).
 The work of one turn is bounded, so that no turn delays requests for long. `/metrics` shows these
 limits, too (`select_service_limit`).
 
-| limit | value | |
+| limit | value | meaning |
 |---|---|---|
 """)
     values = limit_values(Settings())
@@ -190,7 +190,7 @@ limits, too (`select_service_limit`).
 
 The source gives the reason beside each.
 
-| constant | value | |
+| constant | value | meaning |
 |---|---|---|
 """)
     for room, name, text in FIXED:
@@ -209,7 +209,7 @@ rank vanish with their worker, those of a scope with its last one. `--metrics-ra
 `--metrics-scope-series-max` bound their number. Dashboard and alerts built on them:
 [operating.md](../docs/operating.md#dashboard-and-alerts).
 
-| {PREFIX}… | type | labels | |
+| {PREFIX}… | type | labels | meaning |
 |---|---|---|---|
 """)
     for name, kind, labels, text in _families():
@@ -234,7 +234,7 @@ Every answer from 400 on is `{"error": "<text for people>", "code": "<one of the
 the `field` at fault or `details` ([all members](api.md#problem)). Codes are stable, texts are for
 people. 429 and 503 say in `Retry-After` when to retry, unless the same request never fits.
 
-| code | status | |
+| code | status | meaning |
 |---|---|---|
 """)
     meanings: dict[tuple[str, str], list[str]] = {}
@@ -271,7 +271,7 @@ What `select-service doctor`, `GET /ready?verbose=true`, the console and
 `select_service_doctor_findings` may name. How the doctor
 works: [operating.md](../docs/operating.md#the-doctor).
 
-| code | | cause | remedy |
+| code | severity | cause | remedy |
 |---|---|---|---|
 """)
     for cause in (*CAUSES, *OF_THE_COMMAND):

@@ -15,6 +15,7 @@ DOCUMENTS = sorted(
     for folder in (".", "bench", "bench/*", "deploy", "deploy/docs", "deploy/reference")
     for file in (ROOT / folder).glob("*.md")
 )
+HEAD = re.compile(r"^\|(.*)\|\n\|[ :|-]+\|$", re.MULTILINE)
 NAMED = re.compile(r"`((?:bench|deploy|indexer|select_service|tests)/[\w./-]+)`")
 
 
@@ -35,6 +36,12 @@ def test_there_are_links_and_pictures() -> None:
     links = LINK.findall(README.read_text("utf-8"))
     assert [link for link in links if link.endswith(".md")]
     assert [link for link in links if link.endswith((".png", ".svg"))]
+
+
+@pytest.mark.parametrize("file", DOCUMENTS, ids=lambda one: str(one.relative_to(ROOT)))
+def test_every_column_of_a_table_has_a_head(file: Path) -> None:
+    heads = HEAD.findall(file.read_text("utf-8"))
+    assert [head for head in heads if "" in {cell.strip() for cell in head.split("|")}] == []
 
 
 @pytest.mark.parametrize("file", DOCUMENTS, ids=lambda one: str(one.relative_to(ROOT)))
