@@ -1,9 +1,10 @@
 """Settings for every test: coroutines are tests, Hypothesis has no clock, machines may be busy."""
 
+import gc
 import inspect
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,17 @@ settings.register_profile(
 settings.load_profile("default")
 
 MEMORY = Path("/dev/shm")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep what is collected from the garbage collector: it is large, and lives until the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import cache
 
 import pytest
 
@@ -29,6 +30,7 @@ def planned() -> dict[str, Family]:
     return {one.name: Family("gauge", set(getattr(one, "_labelnames", ()))) for one in gauges}
 
 
+@cache
 def recorded() -> dict[str, Family]:
     """What the rules make, with the labels they keep."""
     return {

@@ -255,8 +255,9 @@ class NaiveIndex:
             low = depth
             while depth < len(blocks) and tuple(blocks[: depth + 1]) in held:
                 depth += 1
-            names = [self.names_of(rank, tuple(blocks[: at + 1])) for at in range(depth)]
             limited = rank in self.groups.limited
+            held_to = depth if limited else 0
+            names = [self.names_of(rank, tuple(blocks[: at + 1])) for at in range(held_to)]
             while limited and depth > low and not self.groups.allows(rank, tier, names, low, depth):
                 depth -= 1
             depths.append(depth)
