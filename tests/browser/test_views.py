@@ -316,9 +316,8 @@ def test_replicas_converge(serve: Serve, tab: Tabs) -> None:
     owns = "document.querySelector('[data-table=publishers] tbody tr').cells[5].innerText"
     page.page.wait_for_function(f"() => {owns} === '1'")
     two.stop()
-    page.page.wait_for_function(
-        "() => !document.getElementById('convergence').innerText.includes('converged')"
-    )
+    text = "document.getElementById('convergence').innerText"
+    page.page.wait_for_function(f"() => !{text}.includes('converged')")
 
 
 def test_findings_of_the_doctor(serve: Serve, tab: Tabs) -> None:

@@ -11,16 +11,8 @@ from indexer.core.events import EventBatch
 from indexer.core.hashing import block_hashes
 from indexer.core.wire import decode_plain
 from indexer.types import Namespace, StreamLimits
-from tests.indexer.core.test_ingest import (
-    BLOCK_SIZE,
-    MEDIA,
-    aged,
-    encode,
-    feed,
-    plainly,
-    shaped,
-    streams,
-)
+from tests.indexer.core.test_feeder import feed, streams
+from tests.indexer.core.test_ingest import BLOCK_SIZE, MEDIA, aged, encode, plainly, shaped
 from tests.indexer.encoding import encode_batch, message, stored
 
 

@@ -17,16 +17,8 @@ from indexer.core.dialects import MAP
 from indexer.core.wire import BatchDecoder, LongBatch, Reading, decode_plain
 from indexer.types import StreamLimits
 from tests.effort import examples
-from tests.indexer.core.test_ingest import (
-    BLOCK_SIZE,
-    FORMS,
-    PAYLOADS,
-    SEEDS,
-    Engines,
-    books,
-    feed,
-    streams,
-)
+from tests.indexer.core.test_feeder import FORMS, SEEDS, Engines, books, feed, streams
+from tests.indexer.core.test_ingest import BLOCK_SIZE, PAYLOADS
 from tests.indexer.encoding import comparable, encode_batch, message, removed, stored
 
 if TYPE_CHECKING:

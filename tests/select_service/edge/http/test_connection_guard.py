@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import socket
 from collections.abc import AsyncIterator
 from typing import cast
 
@@ -15,7 +14,6 @@ from uvicorn.server import ServerState
 
 from select_service.edge.app import create_application, create_driver
 from select_service.edge.driver.driver import Driver
-from select_service.edge.http import connection_guard
 from select_service.edge.http.connection import HttpConnection
 from select_service.edge.http.connection_guard import RESERVED_MAX, Phase
 from select_service.edge.http.connection_limits import ConnectionLimits
@@ -23,7 +21,7 @@ from select_service.edge.http.traffic import Connections
 from select_service.edge.server import Server, http_protocol
 from tests.coroutines import run_by
 from tests.select_service.edge.serving import PROMPT, SETTINGS, Wire, add_worker, on_a_port
-from tests.wait import PATIENCE_S, until
+from tests.wait import until
 
 SOON = {"header_timeout_s": 0.3, "body_timeout_s": 0.3}
 HEAD = b"POST /select HTTP/1.1\r\nhost: s\r\ncontent-type: application/json\r\n"
@@ -214,13 +212,13 @@ async def test_one_offer_of_another_protocol_behind_the_other(
 
 async def test_a_reserve_of_those_who_are_served() -> None:
     """Nobody is sent away to whom an answer is owed."""
-    protocols = [_alone(_Transport()) for _ in range(RESERVED_MAX + 2)]
-    counts, first = protocols[0].counts, _Transport()
+    protocols = [alone(NoTransport()) for _ in range(RESERVED_MAX + 2)]
+    counts, first = protocols[0].counts, NoTransport()
     for one in protocols:
         type(one).counts = counts
         one.server_state = protocols[0].server_state
     protocols[0].connection_made(first)
-    transports = [_Transport() for _ in protocols[1:]]
+    transports = [NoTransport() for _ in protocols[1:]]
     for one, transport in zip(protocols[1:-1], transports, strict=False):
         one.connection_made(transport)
         one.on_message_begin()
@@ -307,7 +305,7 @@ async def test_a_path_with_two_slashes_is_a_path(port: int) -> None:
     assert (await wire.answer())[0] == 200
 
 
-class _Transport(asyncio.Transport):
+class NoTransport(asyncio.Transport):
     """A connection that is only written down."""
 
     def __init__(self, **extra: object) -> None:
@@ -329,7 +327,7 @@ class _Transport(asyncio.Transport):
         return self.closed
 
 
-def _alone(transport: _Transport) -> HttpConnection:
+def alone(transport: NoTransport) -> HttpConnection:
     limits = ConnectionLimits(
         header_timeout_s=1,
         body_timeout_s=1,
@@ -370,8 +368,8 @@ def test_nonsense_behind_requests_that_wait(
 
 
 async def test_after_a_refusal_nothing_is_heard() -> None:
-    transport = _Transport()
-    protocol = _alone(transport)
+    transport = NoTransport()
+    protocol = alone(transport)
     protocol.connection_made(transport)
     protocol.data_received(b"NONSENSE\r\n\r\n")
     assert transport.ended
@@ -402,7 +400,7 @@ def test_a_process_that_stood_still_does_not_take_it_for_slowness(
     async def use(port: int, _: Driver, server: Server) -> None:
         wire = await Wire.to(port)
         wire.say(said)
-        (connection,) = await _connections(server)
+        (connection,) = await connections_of(server)
         await until(lambda: connection._stamped in (Phase.BODY, Phase.HEAD) and len(sweeps) > 1)
         loop = asyncio.get_running_loop()
         time, ahead_s = loop.time, 100.0
@@ -416,123 +414,7 @@ def test_a_process_that_stood_still_does_not_take_it_for_slowness(
     on_a_port(use)
 
 
-async def _connections(server: Server) -> list[HttpConnection]:
+async def connections_of(server: Server) -> list[HttpConnection]:
     found = server.server_state.connections
     await until(lambda: found)
     return cast("list[HttpConnection]", list(found))
-
-
-def _say_all(port: int, data: bytes) -> bytes:
-    """What a client reads that first sends everything, as many do; blocking."""
-    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as client:
-        client.sendall(data)
-        answer = b""
-        while piece := client.recv(65536):
-            answer += piece
-        return answer
-
-
-_TOO_LONG = b"x" * (8 * 1024 * 1024 + 1)
-
-
-@pytest.mark.parametrize(
-    ("data", "status"),
-    [
-        (HEAD + b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(_TOO_LONG), 413),
-        (HEAD + b"connection: close\r\ntransfer-encoding: chunked\r\n\r\n900000\r\n", 413),
-        (HEAD + b"expect: 100-continue\r\ncontent-length: %d\r\n\r\n" % len(_TOO_LONG), 413),
-        (b"GET / HTTP/1.1\r\nx: ", 431),
-        (b"no http\r\n", 400),
-    ],
-)
-@run_by(on_a_port)
-async def test_a_client_that_sends_all_before_it_reads_hears_why(
-    port: int, service: Driver, server: Server, *, data: bytes, status: int
-) -> None:
-    for _attempt in range(3):
-        answer = await asyncio.to_thread(_say_all, port, data + _TOO_LONG)
-        assert answer.startswith(b"HTTP/1.1 %d " % status)
-        assert b'"code":' in answer
-    await until(lambda: not server.server_state.connections)
-
-
-def test_a_refused_client_that_goes_on_for_ever_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_guard, "LINGER_BYTES_MAX", 1 << 20)
-
-    async def use(port: int, _: Driver, server: Server) -> None:
-        wire = await Wire.to(port)
-        wire.say(b"no http\r\n")
-        assert (await wire.answer())[0] == 400
-
-        async def go_on() -> None:
-            while True:
-                wire.say(bytes(1 << 16))
-                await wire.writer.drain()
-
-        with pytest.raises(ConnectionError):
-            await go_on()
-        await until(lambda: not server.server_state.connections)
-
-    on_a_port(use)
-
-
-def test_a_refused_client_that_still_sends_is_heard_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However slowly, within bounds: who sends all before it reads would lose the answer."""
-    monkeypatch.setattr(connection_guard, "LINGER_S", 0.05)
-    monkeypatch.setattr(connection_guard, "LINGER_MAX_S", 1000.0)
-
-    async def use(port: int, _: Driver, server: Server) -> None:
-        wire = await Wire.to(port)
-        wire.say(b"no http\r\n")
-        (connection,) = await _connections(server)
-        looks: list[int] = []
-        look = connection._end_linger
-
-        def seen(discarded: int) -> None:
-            looks.append(discarded)
-            wire.say(b"more")
-            connection._discard(b"it came before the look")
-            look(discarded)
-
-        monkeypatch.setattr(connection, "_end_linger", seen)
-        await until(lambda: len(looks) > 2)
-        assert server.server_state.connections
-        connection._linger_until = 0.0
-        await until(lambda: not server.server_state.connections)
-
-    on_a_port(use)
-
-
-def test_a_refused_client_that_stays_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_guard, "LINGER_S", 0.1)
-
-    async def use(port: int, _: Driver, server: Server) -> None:
-        wire = await Wire.to(port)
-        wire.say(b"no http\r\n")
-        assert (await wire.answer())[0] == 400
-        await until(lambda: not server.server_state.connections)
-
-    on_a_port(use)
-
-
-@run_by(on_a_port)
-async def test_a_refused_client_that_stays_does_not_delay_the_end(
-    port: int, service: Driver, server: Server
-) -> None:
-    wire = await Wire.to(port)
-    wire.say(b"no http\r\n")
-    assert (await wire.answer())[0] == 400
-    assert server.server_state.connections
-    server.should_exit = True
-    await until(lambda: not server.server_state.connections)
-
-
-async def test_a_client_that_reads_again_in_time() -> None:
-    transport = _Transport()
-    protocol = _alone(transport)
-    protocol.connection_made(transport)
-    protocol.pause_writing()
-    protocol.resume_writing()
-    now = asyncio.get_running_loop().time()
-    protocol.sweep(now + 0.5)
-    assert protocol.counts.write_timeouts == 0

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
-import logging
-import threading
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -15,9 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from select_service.edge import logs
 from select_service.edge.driver.driver import Driver
-from select_service.edge.tracing.spans import HERE
 from tests.live.collector import Collector
 from tests.select_service.edge.serving import PROMPT, Wire, add_worker, in_process
 from tests.select_service.edge.tracing.traced import ON, ask, run, traced
@@ -383,34 +378,6 @@ def test_requests_in_pieces_and_in_a_row(collector: Collector) -> None:
     assert [one.parent_id for one in collector.servers()] == [parents[0]] * 3 + parents
 
 
-def test_a_crash_is_logged_with_its_trace(collector: Collector, monkeypatch: Any) -> None:
-    async def fail(*_: object) -> None:
-        await asyncio.sleep(0)
-        raise ZeroDivisionError
-
-    said: list[tuple[str, object]] = []
-    log = logging.getLogger("select_service.http")
-    monkeypatch.setattr(
-        log, "error", lambda message, **_: said.append((message, dict(HERE.get() or {})))
-    )
-
-    async def asks() -> None:
-        async with traced() as (wire, service):
-            monkeypatch.setattr(service, "load_scopes", lambda *_: 1 / 0)
-            assert await ask(wire, "GET", "/loads", None, TRACEPARENT) == 500
-            monkeypatch.setattr(service, "clear_lease", fail)
-            monkeypatch.setattr(service, "close_lease_now", lambda *_: object())
-            assert await ask(wire, "DELETE", "/leases/x", None, TRACEPARENT) == 500
-            assert HERE.get() is None
-
-    run(asks())
-    assert [
-        ("request failed", {"trace_id": TRACE, "span_id": span.span_id})
-        for span in collector.servers()
-    ] == said
-    assert [span.failed for span in collector.servers()] == [True, True]
-
-
 def test_bookings_by_hand_and_pairs(collector: Collector) -> None:
     async def asks() -> None:
         async with traced() as (wire, service):
@@ -484,53 +451,3 @@ def test_decisions_are_the_same_traced_or_not(collector: Collector) -> None:
 
     assert answers() == answers(**ON)
     assert len(collector.servers()) == 60
-
-
-def test_log_records_name_the_request(collector: Collector) -> None:
-    stream = io.StringIO()
-    root, access = logging.getLogger(), logging.getLogger("select_service.access")
-    handlers, level = root.handlers[:], root.level
-    logs.configure("json", "debug", access_log=True, stream=stream, ids=HERE.get)
-
-    async def asks() -> None:
-        async with traced(access_log=True) as (wire, _):
-            body = {**PROMPT, "selection_id": "s1", "reservation_id": "r1"}
-            await ask(wire, "POST", "/select_and_reserve", body, TRACEPARENT)
-            await ask(wire, "DELETE", "/reservations/r1", None, TRACEPARENT.replace("-01", "-00"))
-            await ask(wire, "POST", "/select", PROMPT)
-
-    try:
-        run(asks())
-    finally:
-        root.handlers[:], root.level = handlers, level
-        access.disabled = False
-        for name in logs._LIBRARIES:
-            logging.getLogger(name).setLevel(logging.NOTSET)
-    records = [json.loads(line) for line in stream.getvalue().splitlines()]
-    booked, freed, selected = [one for one in records if one["event"] == "request"]
-    chosen, _ = [one for one in records if one["event"] == "Selected worker"]
-    span, other = collector.servers()
-    ids = {"trace_id": TRACE, "span_id": span.span_id}
-    names = {"selection_id": "s1", "reservation_id": "r1"}
-    assert booked.items() >= (ids | names).items()
-    assert chosen.items() >= (ids | names).items()
-    assert (freed["trace_id"], freed["reservation_id"], "span_id" in freed) == (TRACE, "r1", False)
-    assert (selected["trace_id"], selected["span_id"]) == (other.trace_id, other.span_id)
-
-
-def test_what_threads_log_is_about_no_request(collector: Collector) -> None:
-    seen: list[object] = []
-
-    async def asks() -> None:
-        async with traced():
-            HERE.ids = {"trace_id": TRACE}
-            try:
-                thread = threading.Thread(target=lambda: seen.append(HERE.get()))
-                thread.start()
-                thread.join()
-                seen.append(HERE.get())
-            finally:
-                HERE.ids = None
-
-    run(asks())
-    assert seen == [None, {"trace_id": TRACE}]
