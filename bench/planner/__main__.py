@@ -5,8 +5,8 @@ each policy scales; engines take a minute to start, and the oracle's, too. Then 
 that nobody could foresee: the goal of `--attainment` against what was reached and paid. Last, the
 same bursts when the hours before were learnt (`--load-predictor-warmup-trace`). `--predictors`
 plays a day, a ramp and bursts with those, and nothing else. `--public` plays hours that are drawn
-after public traces, beside the best fixed fleet, with whose engines every policy begins. What has
-ended is kept beside `--out`.
+after public traces, beside the best fixed fleet, with whose engines every policy begins; `--days`
+does so with days of eight hours. What has ended is kept beside `--out`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import msgspec
 from msgspec.structs import replace
 
 from bench.output import write_json
-from bench.planner.shapes import HOUR_S, PUBLIC, SHAPES, traffic
+from bench.planner.shapes import DAY_S, DAYS, HOUR_S, PUBLIC, SHAPES, traffic
 from bench.provenance import provenance
 from bench.resumable import Kept
 from select_service.planner.core.demand import Interval, intervals_of
@@ -103,9 +103,11 @@ def run_all(group: Group) -> list[Done]:
     """Carry out a group: fixed fleets are tried once for all of it."""
     first = group.tasks[0]
     settings = settings_of(first, group.settings)
-    is_public = first.shape in PUBLIC
-    if is_public:
+    is_public = first.shape in PUBLIC or first.shape in DAYS
+    if first.shape in PUBLIC:
         requests = PUBLIC[first.shape](first.seed, HOUR_S)
+    elif first.shape in DAYS:
+        requests = DAYS[first.shape](first.seed, DAY_S)
     else:
         requests = traffic(SHAPES[first.shape](first.seed), HOUR_S, first.seed)
     contest = Contest(read_profile(PROFILE), requests, settings, GPUS_MAX)
@@ -213,7 +215,7 @@ def groups_of(tasks: Sequence[Task], settings: ReplaySettings) -> list[Group]:
     """Put tasks together that differ in the policy alone."""
 
     def environment(task: Task) -> ReplaySettings:
-        if task.shape not in PUBLIC:
+        if task.shape not in PUBLIC and task.shape not in DAYS:
             return settings
         return OF_LUMPS if task.shape == "lumps" else OF_PUBLIC
 
@@ -231,6 +233,7 @@ def main() -> None:
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=POLICIES)
     parser.add_argument("--predictors", nargs="+", choices=PREDICTORS, help="of the planner, only")
     parser.add_argument("--public", action="store_true", help="hours like public traces, only")
+    parser.add_argument("--days", action="store_true", help="days of such clumps, only")
     parser.add_argument("--interval", type=float, default=SETTINGS.interval_s, metavar="SECONDS")
     parser.add_argument("--startup", type=float, default=SETTINGS.startup_s, metavar="SECONDS")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
@@ -238,11 +241,11 @@ def main() -> None:
     args = parser.parse_args()
     seeds = range(args.first_seed, args.first_seed + args.seeds)
     settings = dataclasses.replace(SETTINGS, interval_s=args.interval, startup_s=args.startup)
-    if args.public:
+    if args.public or args.days:
         policies = [one for one in ("static", "slo", "oracle") if one in args.policies]
         tasks = [
             Task(shape=shape, policy=policy, seed=seed)
-            for shape in PUBLIC
+            for shape in (DAYS if args.days else PUBLIC)
             for policy in policies
             for seed in seeds
         ]

@@ -10,6 +10,8 @@ from typing import Final, NamedTuple
 from select_service.planner.core.warm_up import TracedRequest
 
 HOUR_S: Final = 3600.0
+DAY_S: Final = 8 * HOUR_S
+"""Of the days that are played: three for the price of one, which is as hard to follow."""
 
 Rate = Callable[[float], float]
 """Requests a second at a time."""
@@ -97,18 +99,29 @@ def code_completion(seed: int, seconds: float = HOUR_S) -> list[TracedRequest]:
     Bursts of 3 to 40 requests/s last some seconds, with quiet seconds to minutes between them;
     prompts have a median of 1,500 tokens and 7,437 at the most, outputs a median of 13.
     """
-    rng = random.Random(f"{seed}/code")
+    return _clumps(random.Random(f"{seed}/code"), seconds, lambda _: 1.0)
+
+
+def code_completion_by_day(seed: int, seconds: float = DAY_S) -> list[TracedRequest]:
+    """Such requests over a day, of so many seconds: by night a twelfth of what comes at noon."""
+    rng = random.Random(f"{seed}/code day")
+    return _clumps(rng, seconds, lambda now: 0.54 - 0.46 * math.cos(2 * math.pi * now / seconds))
+
+
+def _clumps(rng: random.Random, seconds: float, busy: Rate) -> list[TracedRequest]:
+    """Draw code completion: what comes is in proportion to `busy`, in size and number of clumps."""
     now = 0.0
     found: list[TracedRequest] = []
     while True:
+        root = math.sqrt(busy(now))
         ends = now + rng.lognormvariate(math.log(5.0), 0.6)
-        rate = min(40.0, rng.lognormvariate(math.log(9.0), 0.8))
+        rate = min(40.0, rng.lognormvariate(math.log(9.0), 0.8)) * root
         while (now := now + rng.expovariate(rate)) < ends:
             if now >= seconds:
                 return found
             isl = min(7_437.0, rng.lognormvariate(math.log(1_500.0), 1.2))
             found.append(TracedRequest(now, isl, 5 + rng.lognormvariate(math.log(8.0), 1.1)))
-        now = ends + rng.lognormvariate(math.log(10.0), 1.25)
+        now = ends + rng.lognormvariate(math.log(10.0), 1.25) / root
 
 
 def conversation(seed: int, seconds: float = HOUR_S) -> list[TracedRequest]:
@@ -150,6 +163,10 @@ PUBLIC: Final[dict[str, Callable[[int, float], list[TracedRequest]]]] = {
     "code completion": code_completion,
     "conversation": conversation,
     "lumps": lumps,
+}
+
+DAYS: Final[dict[str, Callable[[int, float], list[TracedRequest]]]] = {
+    "code completion by day": code_completion_by_day,
 }
 
 
