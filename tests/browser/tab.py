@@ -64,6 +64,12 @@ TOUCHING = """() => {
 }"""
 """Panels with nothing between them."""
 
+STICKING_OUT = """() => [...document.querySelectorAll("#content .panel")].flatMap((panel) =>
+  [...panel.children].filter((one) => one.checkVisibility()
+    && one.getBoundingClientRect().right > panel.getBoundingClientRect().right)
+    .map((one) => `${panel.ariaLabel}: ${one.outerHTML.slice(0, 80)}`))"""
+"""What is wider than the panel that it is in."""
+
 
 def axe(page: Page) -> list[str]:
     """What axe finds, by the rules of WCAG 2.2 AA and its own best practice."""
@@ -157,9 +163,9 @@ class Tab:
         return axe(self.page)
 
     def flaws(self) -> list[str]:
-        """Text hard to read, controls without a name, words nobody meant, panels that touch."""
+        """What is hard to read, has no name or a word nobody meant; panels that touch or are left."""
         return [
             one
-            for look in (CONTRAST, NAMELESS, SLIPS, TOUCHING)
+            for look in (CONTRAST, NAMELESS, SLIPS, TOUCHING, STICKING_OUT)
             for one in self.page.evaluate(look)
         ]

@@ -47,10 +47,12 @@ def test_rates_are_differences_and_end_with_a_life(run: Callable[..., Any]) -> N
     first = snapshot(
         "one",
         [0, 0, 0, 0, 0, 0, 0, 0, 0],
-        [5000, 50, 5, 1000, 250, 1, 40, 10, 0],
-        [6000, 60, 5, 1000, 250, 2, 50, 10, 0],
+        [5000, 59, 5, 1000, 250, 1, 40, 9, 0],
+        [6000, 60, 6, 1000, 250, 1, 40, 10, 0],  # one point every five seconds
+        [10000, 61, 6, 1000, 250, 2, 41, 10, 0],
+        [11000, 110, 6, 1000, 250, 2, 90, 10, 0],
     )
-    second = snapshot("two", [9000, 0, 0, 0, 0, 0, 0, 0, 0], [10000, 7, 0, 0, 0, 0, 7, 0, 0])
+    second = snapshot("two", [15000, 0, 0, 0, 0, 0, 0, 0, 0], [20000, 35, 0, 0, 0, 0, 7, 0, 0])
     series = run(
         "store.js",
         "const s = new m.Store(); for (const one of arg) s.take('snapshot', one);"
@@ -70,7 +72,7 @@ def test_rates_are_differences_and_end_with_a_life(run: Callable[..., Any]) -> N
 def test_a_clock_that_is_set_back_does_not_stop_the_charts(run: Callable[..., Any]) -> None:
     first = snapshot("one", [10_000_000, 0, 0, 0, 0, 0, 0, 0, 0], [10_001_000] + [0] * 8)
     tick = QUIET | {"at_ms": 5000, "point": [5000, 1, 0, 0, 0, 0, 0, 0, 0]}
-    later = QUIET | {"at_ms": 6000, "point": [6000, 3, 0, 0, 0, 0, 0, 0, 0]}
+    later = QUIET | {"at_ms": 10_000, "point": [10_000, 11, 0, 0, 0, 0, 0, 0, 0]}
     series = run(
         "store.js",
         "const s = new m.Store(); s.take('snapshot', arg[0]);"

@@ -53,6 +53,21 @@ def test_numbers_that_change_move_nothing(serve: Serve, tab: Tabs) -> None:
     assert page.page.evaluate("window.moved") == []
 
 
+def test_bars_of_a_column_are_equally_long(serve: Serve, tab: Tabs) -> None:
+    """One of 1,000 blocks had a shorter track than one of 512: half of it looked like a third."""
+    server = serve()
+    register(server, 1, total_kv_blocks=1_000_000)
+    register(server, 2, total_kv_blocks=8)
+    page = tab(server)
+    page.open("fleet")
+    page.until('[data-key="2/0"]', "0 of 8")
+    widths = page.find("#content .bar-track").evaluate_all(
+        "all => all.map((one) => Math.round(one.getBoundingClientRect().width))"
+    )
+    assert len(widths) == 4
+    assert len({*widths[::2]}) == len({*widths[1::2]}) == 1
+
+
 def test_a_restart_is_survived(serve: Serve, tab: Tabs) -> None:
     server = serve()
     register(server, 1)
@@ -356,10 +371,10 @@ def test_the_service_says_what_it_is(serve: Serve, tab: Tabs) -> None:
     page.until("#version", __version__)
     page.page.wait_for_selector("[data-table=settings] [data-key=decision_ring]")
     row = page.rows("settings")["decision_ring"]
-    assert (row["In force"], row["Said by"], row["Changes"]) == ("77", "flag", "with a restart")
+    assert (row["In force"], row["Set by"], row["Changes"]) == ("77", "flag", "with a restart")
     assert "log_format" not in page.rows("settings")
     page.find("#settings-only").uncheck()
-    assert page.rows("settings")["log_format"]["Said by"] == "default"
+    assert page.rows("settings")["log_format"]["Set by"] == "default"
     assert page.rows("settings").keys() == call(server, "GET", "/config")["settings"].keys()
     assert page.flaws() == []
     links = page.find(".links a").evaluate_all("all => all.map((one) => one.href)")

@@ -207,6 +207,8 @@ def test_prefixes_are_found_by_tokens_and_by_decision(serve: Serve, tab: Tabs) -
         assert shown == {name: blocks for name, blocks in held.items() if blocks}
         assert list(shown) == [f"{BIG} · 0", "2 · 0"], "the deepest first"
         assert page.rows("holders")[f"{BIG} · 0"]["Ranges"] == "device 0\u20133"
+        page.page.set_viewport_size({"width": 390, "height": 800})
+        assert page.flaws() == []
         body = {"reservation_id": "asked", "token_ids": tokens}
         call(server, "POST", "/select_and_reserve", body)
         page.open("prefix/asked")
@@ -344,6 +346,7 @@ def test_findings_of_the_doctor(serve: Serve, tab: Tabs) -> None:
     page.page.wait_for_function(
         "n => document.querySelector('#tabs .badge').innerText === String(n)",
         arg=sum(one["severity"] != "info" for one in findings),
+        timeout=5000,  # at once, and not when the doctor is asked for the second time
     )
 
 

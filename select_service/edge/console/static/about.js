@@ -21,7 +21,8 @@ export class About {
     const link = (text, address, note) => h("li", {}, h("a", { href: address, target: "_blank", rel: "noreferrer" }, text), ` ${note}`);
     const links = [
       link("Documentation", about.links.documentation, "how to run, wire and tune it"),
-      link("OpenAPI", "openapi.json", "every route and type"),
+      link("API", "docs", "every route and field, to read and to try"),
+      link("OpenAPI", "openapi.json", "the same for programs"),
       link("Metrics", "metrics", "for Prometheus"),
       link("Readiness", "ready?verbose=true", "what it waits for, and the doctor's findings"),
       about.links.grafana ? link("Grafana", about.links.grafana, "the dashboard") : h("li", { class: "muted" }, "Grafana: --console-grafana-url names your dashboard"),
@@ -38,7 +39,7 @@ export class About {
       columns: [
         { id: "name", title: "Setting", sort: (row) => row.name, once: true, cell: (row) => h("code", {}, row.name) },
         { id: "value", title: "In force", wide: true, cell: (row) => said(row.value) },
-        { id: "source", title: "Said by", sort: (row) => row.source, cell: (row) => SOURCES[row.source] ?? row.source },
+        { id: "source", title: "Set by", sort: (row) => row.source, cell: (row) => SOURCES[row.source] ?? row.source },
         { id: "default", title: "Default", wide: true, cell: (row) => said(row.default) },
         { id: "reloads", title: "Changes", sort: (row) => row.reloads, cell: (row) => (row.reloads ? "at run time" : "with a restart") },
       ],

@@ -128,7 +128,9 @@ function showVitals() {
   );
 }
 
+// Looked for every few seconds, and at once when the service is there again.
 async function showFindings() {
+  clearTimeout(showFindings.timer);
   const badge = document.querySelector("#tabs [data-view=doctor] .badge");
   try {
     const told = link.state === "live" && !document.hidden ? await get("console/api/findings") : null;
@@ -140,7 +142,8 @@ async function showFindings() {
   } catch {
     badge.textContent = "";
   }
-  setTimeout(showFindings, FINDINGS_MS);
+  clearTimeout(showFindings.timer);
+  showFindings.timer = setTimeout(showFindings, FINDINGS_MS);
 }
 
 function take(kind, data) {
@@ -187,8 +190,10 @@ document.querySelector(".skip").addEventListener("click", (event) => {
 });
 addEventListener("hashchange", open);
 const follower = new Follower("console/events", take, (state) => {
+  const isBack = state.state === "live" && link.state !== "live";
   link = state;
   showConnection();
+  if (isBack) showFindings();
 });
 place("reconnect").addEventListener("click", () => follower.hurry());
 const askAndTry = () =>
@@ -203,4 +208,3 @@ place("forget").addEventListener("click", () => {
 });
 addEventListener("token-wanted", askAndTry);
 setInterval(showConnection, 1000);
-showFindings();

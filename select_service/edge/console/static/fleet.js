@@ -54,12 +54,12 @@ function events(rank) {
   return { pill: state, tone: EVENT_TONES[rank.kv_state], title };
 }
 
-function kv(row) {
+function kv(row, room) {
   const use = kvUse(row);
   if (!use) return NONE;
   if (!use.total) return { bar: null, text: count(use.used), title: "The worker has not said how many blocks it has" };
   const tone = use.share > 0.95 ? "bad" : use.share > 0.8 ? "warn" : "kv";
-  return { bar: use.share, text: `${count(use.used)} of ${count(use.total)}`, room: 2 * count(use.total).length + 4, tone, title: percent(use.share, 1) };
+  return { bar: use.share, text: `${count(use.used)} of ${count(use.total)}`, room, tone, title: percent(use.share, 1) };
 }
 
 function chosen(store, row) {
@@ -68,11 +68,17 @@ function chosen(store, row) {
   return lately.hitRate === null ? `${rate(lately.selections)}/s` : `${rate(lately.selections)}/s · ${percent(lately.hitRate)}`;
 }
 
-// What is told of a rank, wherever ranks are listed; `most`: the longest queue of them.
-export function rankColumns(store, most) {
+// What bars of a list are measured by: the longest queue, and the room that the longest text takes.
+export function scaleOf(rows) {
+  const digits = rows.map((row) => count(kvUse(row)?.total ?? 0).length);
+  return { most: Math.max(1, ...rows.map(({ rank }) => rank?.prefill_tokens ?? 0)), room: 2 * Math.max(1, ...digits) + 4 };
+}
+
+// What is told of a rank, wherever ranks are listed; `scale()`: as scaleOf tells of the list.
+export function rankColumns(store, scale) {
   return [
-    { id: "prefill", title: "Prefill tokens", numeric: true, hint: "Tokens booked and not computed yet", sort: ({ rank }) => rank?.prefill_tokens, cell: ({ rank }) => (rank ? { bar: rank.prefill_tokens / most(), text: count(rank.prefill_tokens) } : NONE) },
-    { id: "kv", title: "KV blocks", numeric: true, hint: "Blocks of live requests, of those the rank has", sort: (row) => kvUse(row)?.share ?? kvUse(row)?.used, cell: kv },
+    { id: "prefill", title: "Prefill tokens", numeric: true, hint: "Tokens booked and not computed yet", sort: ({ rank }) => rank?.prefill_tokens, cell: ({ rank }) => (rank ? { bar: rank.prefill_tokens / scale().most, text: count(rank.prefill_tokens) } : NONE) },
+    { id: "kv", title: "KV blocks", numeric: true, hint: "Blocks of live requests, of those the rank has", sort: (row) => kvUse(row)?.share ?? kvUse(row)?.used, cell: (row) => kv(row, scale().room) },
     { id: "requests", title: "Requests", numeric: true, hint: "Live ones", sort: ({ rank }) => rank?.requests, cell: ({ rank }) => count(rank?.requests) },
     { id: "chosen", title: "Rate · hits", numeric: true, hint: "Selections a second, and the share of their prompt tokens that it had cached; over a minute, or since this page was opened", sort: (row) => store.servedBy(row.key, RATE_MS)?.selections ?? null, cell: (row) => chosen(store, row) },
     { id: "cached", title: "Cached blocks", numeric: true, hint: "Blocks the index knows it to hold, on all tiers", sort: ({ rank }) => rank?.cached_blocks, cell: ({ rank }) => count(rank?.cached_blocks) },
@@ -88,7 +94,7 @@ export class Fleet {
     this.store = store;
     this.filters = filters;
     this.keep = keep;
-    this.most = 1;
+    this.scale = scaleOf([]);
     this.cards = h("div", { class: "cards", role: "list", "aria-label": "In numbers" });
     this.search = h("input", { type: "search", id: "fleet-filter", placeholder: "id, endpoint, model, tenant, state …", autocomplete: "off", spellcheck: "false", value: filters.get("filter") ?? "", oninput: () => this.narrow() });
     this.only = h("select", { id: "fleet-only", onchange: () => this.narrow() }, [["all", "All ranks"], ["problems", "With a problem"], ["schedulable", "Schedulable"], ["incomplete", "Not schedulable"], ["draining", "Draining"], ["loaded", "With load"]].map(([value, text]) => h("option", { value, selected: value === filters.get("only") }, text)));
@@ -107,7 +113,7 @@ export class Fleet {
       { id: "worker", title: "Worker · rank", sort: (row) => row.key, once: true, cell: (row) => this.name(row) },
       { id: "scope", title: "Model · tenant", sort: ({ worker }) => `${worker.model_name}\n${worker.tenant_id}`, wide: true, cell: ({ worker }) => ({ clip: scopeOf(worker) }) },
       { id: "lifecycle", title: "Lifecycle", sort: ({ worker }) => worker.lifecycle, cell: ({ worker, rank }) => ({ pill: rank?.busy ? "busy" : worker.lifecycle, tone: rank?.busy ? "warn" : LIFECYCLE_TONES[worker.lifecycle], title: worker.reasons.join("; ") || undefined }) },
-      ...rankColumns(this.store, () => this.most),
+      ...rankColumns(this.store, () => this.scale),
     ];
   }
 
@@ -131,7 +137,7 @@ export class Fleet {
 
   show() {
     const rows = this.store.rows();
-    this.most = Math.max(1, ...rows.map(({ rank }) => rank?.prefill_tokens ?? 0));
+    this.scale = scaleOf(rows);
     const found = rows.filter((row) => this.matches(row));
     if (rows.length && !found.length) this.table.empty = emptiness("No rank matches", "Change the filter to see others.", "no-match");
     else this.table.empty = this.nobody();

@@ -105,7 +105,7 @@ export class Prefix {
         "Who holds it",
         head,
         h("p", { class: "legend" }, key("device", "device"), key("host", "host"), key("disk", "disk"), h("span", { class: "when" }, `block 0 to ${count(told.blocks)}; at best ${percent(depth / told.blocks)} are held`)),
-        h("table", { class: "live", "data-table": "holders" }, h("caption", { class: "unseen" }, "Ranks and the blocks each holds"), h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Worker · rank"), h("th", { scope: "col", class: "wide-bar" }, "Blocks of the prompt"), h("th", { scope: "col", class: "num" }, "Held"), h("th", { scope: "col" }, "Ranges"))), h("tbody", {}, lines)),
+        h("div", { class: "table-box" }, h("table", { class: "live", "data-table": "holders" }, h("caption", { class: "unseen" }, "Ranks and the blocks each holds"), h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Worker · rank"), h("th", { scope: "col", class: "wide-bar" }, "Blocks of the prompt"), h("th", { scope: "col", class: "num" }, "Held"), h("th", { scope: "col" }, "Ranges"))), h("tbody", {}, lines))),
         note,
       ),
     );

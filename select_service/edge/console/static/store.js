@@ -3,7 +3,8 @@
 const KEPT_MS = 15 * 60 * 1000;
 const JUMP_MS = 60 * 1000;
 const WINDOW_MS = 10 * 1000; // latency is of the requests of so long
-const SERVED_STEP_MS = 5000; // between two points of what a rank was chosen for
+const STEP_MS = 5000; // between two points of a chart, as the service keeps them; the newest is of now
+const RATE_MIN_MS = 4000; // a rate is of no less: a second has too few requests to draw one
 const SERVED_WINDOW_MS = 30 * 1000; // what a worker was chosen for is of so long: few are for each
 
 // What was scored for a shadow between two points; where nothing was, nothing is known.
@@ -14,6 +15,7 @@ function shadowOf(now, then) {
   return { agreement: mean("shadow_agreed"), livePrefill: mean("shadow_live_prefill_tokens"), shadowPrefill: mean("shadow_own_prefill_tokens") };
 }
 
+const isOneStep = (a, b) => Math.floor(a / STEP_MS) === Math.floor(b / STEP_MS);
 const total = (numbers) => numbers.reduce((a, b) => a + b, 0);
 
 export class Store {
@@ -88,6 +90,7 @@ export class Store {
     const last = this.points.at(-1);
     if (last && last.at_ms > point.at_ms + JUMP_MS) this.points = []; // somebody has set the clock back
     else if (last && last.life === point.life && last.at_ms >= point.at_ms) return;
+    if (last && last.life === point.life && isOneStep(last.at_ms, point.at_ms)) this.points.pop();
     this.points.push(point);
     const oldest = point.at_ms - KEPT_MS;
     while (this.points[0].at_ms < oldest) this.points.shift();
@@ -114,16 +117,18 @@ export class Store {
   // agreement, livePrefill, shadowPrefill}]
   series() {
     const out = [];
-    let back = 0;
+    let back = 0; // of what is over ten seconds
+    let near = 0; // of rates
     for (let i = 1; i < this.points.length; i += 1) {
       const now = this.points[i];
       const before = this.points[i - 1];
       if (now.life !== before.life) {
         out.push({ at_ms: now.at_ms, isBreak: true });
-        back = i;
+        back = near = i;
         continue;
       }
-      const seconds = (now.at_ms - before.at_ms) / 1000;
+      while (near < i - 1 && this.points[near + 1].at_ms <= now.at_ms - RATE_MIN_MS) near += 1;
+      const seconds = (now.at_ms - this.points[near].at_ms) / 1000;
       if (seconds <= 0) continue;
       while (back < i - 1 && this.points[back + 1].at_ms <= now.at_ms - WINDOW_MS) back += 1;
       const then = this.points[back].life === now.life ? this.points[back] : before;
@@ -132,8 +137,8 @@ export class Store {
       const asked = total(counts);
       out.push({
         at_ms: now.at_ms,
-        selections: (now.selections - before.selections) / seconds,
-        failed: (now.failed - before.failed) / seconds,
+        selections: (now.selections - this.points[near].selections) / seconds,
+        failed: (now.failed - this.points[near].failed) / seconds,
         hitRate: isl > 0 ? 1 - (now.prefill_tokens - then.prefill_tokens) / isl : null,
         p50: asked ? this.quantile(counts, asked, 0.5) : null,
         p99: asked ? this.quantile(counts, asked, 0.99) : null,
@@ -154,8 +159,7 @@ export class Store {
       return;
     }
     if (last[1] === point[1]) return;
-    const step = (ms) => Math.floor(ms / SERVED_STEP_MS);
-    if (past.length > 1 && step(last[0]) === step(point[0])) past.pop();
+    if (past.length > 1 && isOneStep(last[0], point[0])) past.pop();
     past.push(point);
     while (past.length > 2 && past[1][0] < point[0] - KEPT_MS) past.shift();
   }
@@ -186,7 +190,7 @@ export class Store {
     if (!pasts.length) return [];
     const first = Math.max(this.atMs - KEPT_MS, Math.min(...pasts.map((past) => past[0][0])));
     const out = [];
-    for (let at = Math.ceil(first / SERVED_STEP_MS) * SERVED_STEP_MS; at < this.atMs; at += SERVED_STEP_MS) out.push(this.chosenFor(pasts, at, SERVED_WINDOW_MS));
+    for (let at = Math.ceil(first / STEP_MS) * STEP_MS; at < this.atMs; at += STEP_MS) out.push(this.chosenFor(pasts, at, SERVED_WINDOW_MS));
     out.push(this.chosenFor(pasts, this.atMs, SERVED_WINDOW_MS));
     return out.filter(Boolean);
   }

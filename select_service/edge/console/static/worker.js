@@ -6,7 +6,7 @@ import { change } from "./change.js";
 import { LineChart } from "./chart.js";
 import { confirmed } from "./dialog.js";
 import { count, emptiness, facts, h, panel, percent, pill, plural, rate } from "./dom.js";
-import { LIFECYCLE_TONES, rankColumns, scopeOf } from "./fleet.js";
+import { LIFECYCLE_TONES, rankColumns, scaleOf, scopeOf } from "./fleet.js";
 import { Poll } from "./poll.js";
 import { TimeRange } from "./range.js";
 import { LiveTable } from "./table.js";
@@ -36,7 +36,7 @@ export class WorkerPage {
     this.ranks = new LiveTable({
       name: "ranks",
       caption: "Its ranks",
-      columns: [{ id: "rank", title: "Rank", sort: ({ rank }) => rank.dp_rank, once: true, cell: ({ rank }) => String(rank.dp_rank) }, ...rankColumns(store, () => Math.max(1, ...this.rows.map(({ rank }) => rank.prefill_tokens))), { id: "trust", title: "Trust", numeric: true, hint: "How far its index is believed", sort: ({ rank }) => rank.trust, cell: ({ rank }) => percent(rank.trust) }],
+      columns: [{ id: "rank", title: "Rank", sort: ({ rank }) => rank.dp_rank, once: true, cell: ({ rank }) => String(rank.dp_rank) }, ...rankColumns(store, () => scaleOf(this.rows)), { id: "trust", title: "Trust", numeric: true, hint: "How far its index is believed", sort: ({ rank }) => rank.trust, cell: ({ rank }) => percent(rank.trust) }],
       key: (row) => row.key,
       empty: emptiness("No rank takes part", "A worker that is not schedulable has no load and no index.", "no-ranks"),
     });
