@@ -163,7 +163,7 @@ class Tab:
         return axe(self.page)
 
     def flaws(self) -> list[str]:
-        """What is hard to read, has no name or a word nobody meant; panels that touch or are left."""
+        """Text hard to read, no name, words nobody meant, panels that touch or are stuck out of."""
         return [
             one
             for look in (CONTRAST, NAMELESS, SLIPS, TOUCHING, STICKING_OUT)
