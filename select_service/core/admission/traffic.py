@@ -2,7 +2,8 @@
 
 `gate.py` and `slo_shed.py` add what they admit, and read it for predictions and return times. What
 came all at once is booked, so it is counted there as work ahead, and is no rate that will go on:
-the average over ten seconds counts up to a quarter more than that over a minute.
+the average over ten seconds counts up to a quarter more than that over a minute. Of the minute only
+time with requests counts: an idle hour says nothing of what comes after it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class AdmittedTraffic:
         lines: their number, most important first.
     """
 
-    __slots__ = ("_at", "_longer", "_span_s", "fades_at", "requests", "sums")
+    __slots__ = ("_at", "_left", "_longer", "_quiet_s", "_span_s", "fades_at", "requests", "sums")
 
     def __init__(self, lines: int) -> None:
         self.sums = [0.0] * lines
@@ -42,6 +43,8 @@ class AdmittedTraffic:
         """By how much the sums over `LASTING_S` are larger than these two."""
         self._span_s = 0.0  # seconds that those are of, weighted alike
         self._at = -math.inf
+        self._left = 0.0  # requests after the last decay: more have come if there are more
+        self._quiet_s = 0.0  # since some came
 
     def add(self, line: int, work: float, now: float) -> None:
         """Add admitted work of a line."""
@@ -59,7 +62,8 @@ class AdmittedTraffic:
     def fade(self, now: float) -> None:
         """Decay the sums."""
         passed = now - self._at if self._at > -math.inf else 0.0
-        fade, lasts = math.exp(-passed / MEMORY_S), math.exp(-passed / LASTING_S)
+        busy_s = self._busy_s(passed)
+        fade, lasts = math.exp(-passed / MEMORY_S), math.exp(-busy_s / LASTING_S)
         self._span_s = self._span_s * lasts + LASTING_S * (1.0 - lasts)
         work, requests = (
             [one * (lasts - fade) + more * lasts for one, more in zip(some, longer, strict=True)]
@@ -68,7 +72,16 @@ class AdmittedTraffic:
         self._longer = work, requests
         self.sums = [one * fade for one in self.sums]
         self.requests = [one * fade for one in self.requests]
+        self._left = sum(self.requests)
         self._at, self.fades_at = now, now + _STEP_S
+
+    def _busy_s(self, passed: float) -> float:
+        """Return how much of the time since the last decay counts: at most so long after any."""
+        if sum(self.requests) > self._left:
+            self._quiet_s = 0.0
+        counts = min(passed, max(0.0, MEMORY_S - self._quiet_s))
+        self._quiet_s += passed
+        return counts
 
     def above(self, line: int, now: float) -> float:
         """Return the work per second admitted in the lines above this one."""
