@@ -289,11 +289,11 @@ class Reservations:
                 bookings.remember(facts.pair, now)  # unless its other leg is there
             return None
         booking = _rebook(partition, slot, name, facts, now)
+        announcer, leases = self._lifecycle.announcer, self._lifecycle.leases
         if lease is not None:
-            self._lifecycle.leases.join(lease, booking.reservation)
-            self._lifecycle.leases.inherit(lease, facts.adopts)
+            leases.join(lease, booking.reservation)
+            leases.inherit(lease, facts.adopts, announcer.claims.is_silent)
         bookings.add(booking)
-        announcer = self._lifecycle.announcer
         if announcer.speaks:
             born = facts.born or announcer.claims.outbox.stamp().seq
             told = facts.adopts, facts.outputs

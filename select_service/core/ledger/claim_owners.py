@@ -2,7 +2,8 @@
 
 Each claim may name predecessors of any owners, whether these exist or not. So what is remembered
 is kept by the publisher that told of it: where it is too much, whoever told of more than its share
-loses the oldest of that.
+loses the oldest of that. Publishers that have left have one share together: each deployment leaves
+some behind, and a lease may outlive many.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 
 class ClaimOwners:
@@ -30,26 +31,39 @@ class ClaimOwners:
         for told in self._by_teller.values():
             yield from told.items()
 
-    def note(self, teller: int, keys: Iterable[tuple[int, int]], owners_max: int) -> None:
-        """Note claims that a publisher told of. O(1) each while it has more than its share.
+    def note(
+        self,
+        teller: int,
+        keys: Iterable[tuple[int, int]],
+        owners_max: int,
+        is_silent: Callable[[int], bool],
+    ) -> None:
+        """Note claims that a publisher told of. O(1) each, and O(publishers) where it is too much.
 
         Args:
             teller: the publisher.
             keys: (owner, born).
             owners_max: remembered of all publishers together, 1 or more.
+            is_silent: whether a publisher has left.
         """
         for owner, born in keys:
             told = self._by_teller.setdefault(teller, {})
             self._size += owner not in told
             told[owner] = max(born, told.pop(owner, 0))
             if self._size > owners_max:
-                self._forget_one(teller, owners_max)
+                self._forget_one(teller, owners_max, is_silent)
 
-    def _forget_one(self, teller: int, owners_max: int) -> None:
-        if len(self._by_teller[teller]) * len(self._by_teller) <= owners_max:
-            teller = max(self._by_teller, key=lambda one: len(self._by_teller[one]))
-        told = self._by_teller[teller]
+    def _forget_one(self, teller: int, owners_max: int, is_silent: Callable[[int], bool]) -> None:
+        by_teller = self._by_teller
+        left = [one for one in by_teller if is_silent(one)]
+        here = [one for one in by_teller if one not in left] if left else list(by_teller)
+        parties = len(here) + bool(left)
+        if sum(len(by_teller[one]) for one in left) * parties > owners_max:
+            teller = max(left, key=lambda one: len(by_teller[one]))
+        elif teller in left or len(by_teller[teller]) * parties <= owners_max:
+            teller = max(here, key=lambda one: len(by_teller[one]))
+        told = by_teller[teller]
         del told[next(iter(told))]
         self._size -= 1
         if not told:
-            del self._by_teller[teller]
+            del by_teller[teller]

@@ -31,7 +31,7 @@ from select_service.errors import (
 from select_service.types import LeaseList, LeaseRecord, LeaseState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence, Sized
+    from collections.abc import Callable, Iterator, Sequence, Sized
 
     from select_service.core.changes import Changes
     from select_service.core.ledger.reservation import LedgerReservation, SlotGeneration
@@ -269,13 +269,19 @@ class Leases:
         generation = lease.reservations[reservation] = reservation.generation
         lease.by_generation[generation] = lease.by_generation.get(generation, 0) + 1
 
-    def inherit(self, lease: Lease, adopts: Sequence[tuple[int, int]]) -> None:
+    def inherit(
+        self,
+        lease: Lease,
+        adopts: Sequence[tuple[int, int]],
+        is_silent: Callable[[int], bool],
+    ) -> None:
         """Note the claims of replicas that a reservation under it took over, the last one last.
 
-        The owner of that one told us of those before.
+        The owner of that one told us of those before; `is_silent` says whether it has left.
         """
         if adopts:
-            lease.ancestors.note(adopts[-1][0], adopts, self._limits.replica_publishers_max)
+            most = self._limits.replica_publishers_max
+            lease.ancestors.note(adopts[-1][0], adopts, most, is_silent)
 
     def leave(self, reservation: LedgerReservation) -> None:
         """Remove an ended reservation from its lease; idempotent."""

@@ -60,7 +60,7 @@ class Claims:
         self.sets = {router_id: self.own}  # by owner; one per known publisher
         self.homeless: list[str] = []  # ids that lost their booking; see `plane.py`
         self.gone: set[int] = set()  # silent owners; `publishers.py` decides when
-        self.copies = LeaseCopies(limits, shares)
+        self.copies = LeaseCopies(limits, shares, self.is_silent)
         self.names = ClaimNames()  # of others' claims
         self.counters = ReplicaCounters()
         self.adopted = 0

@@ -21,7 +21,7 @@ from select_service.core.tenancy.shares import Shares, prefix_in
 from select_service.types import LeaseRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from select_service.core.changes import Changes
     from select_service.core.replication.claim import Claim
@@ -38,8 +38,14 @@ LeaseTerms: TypeAlias = tuple[float, int]
 class LeaseCopies:
     """Copies by lease id, owner and deadline."""
 
-    def __init__(self, limits: CoreLimits, shares: Shares | None = None) -> None:
+    def __init__(
+        self,
+        limits: CoreLimits,
+        shares: Shares | None = None,
+        is_silent: Callable[[int], bool] = lambda _: False,
+    ) -> None:
         self._limits = limits
+        self._is_silent = is_silent  # whether a publisher has left
         shares = shares or Shares(limits)
         self._tenants = shares.bound(
             "lease_copies_max", lambda: limits.lease_copies_max, by_prefix=True
@@ -91,7 +97,8 @@ class LeaseCopies:
             self.touch(copy, now, ttl_s, terms.revision)
         copy.claims.setdefault(claim.owner, OrderedDict())[claim] = None
         first = (*claim.record.adopts, claim.key)[:1]
-        copy.latest.note(claim.owner, first, self._limits.replica_publishers_max)
+        most = self._limits.replica_publishers_max
+        copy.latest.note(claim.owner, first, most, self._is_silent)
         claim.lease = copy
         self.inherit(claim)
         claim.record = msgspec.structs.replace(claim.record, lease=copy.state)  # share the names
@@ -105,7 +112,8 @@ class LeaseCopies:
         """Note the claims that one under a lease took over."""
         if claim.lease is not None:
             most = self._limits.replica_publishers_max
-            claim.lease.ancestors.note(claim.owner, claim.record.adopts, most)
+            ancestors, adopts = claim.lease.ancestors, claim.record.adopts
+            ancestors.note(claim.owner, adopts, most, self._is_silent)
 
     def _has_room_for(self, terms: LeaseState) -> bool:
         longest = self._limits.lease_name_length_max

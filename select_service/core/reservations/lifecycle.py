@@ -264,7 +264,7 @@ class Lifecycle(ReservationEnds):
         )
         if lease is not None:
             self.leases.join(lease, reservation)
-            self.leases.inherit(lease, record.adopts)
+            self.leases.inherit(lease, record.adopts, self.announcer.claims.is_silent)
         reservation.track_prefill_tokens = record.track_prefill_tokens
         reservation.is_timed = is_news
         partition.note_pull(reservation, record.pulled)

@@ -111,5 +111,6 @@ class Renewal:
             )
         self._announcer.adopt(partition, reservation, now)
         if lease is not None and reservation.claim is not None:
-            self._leases.inherit(lease, reservation.claim.record.adopts)
+            adopts, claims = reservation.claim.record.adopts, self._announcer.claims
+            self._leases.inherit(lease, adopts, claims.is_silent)
         self._bookings.touched(booking)
