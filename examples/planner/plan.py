@@ -1,12 +1,19 @@
 """How many engines do three kinds of traffic need? deploy/docs/planner.md says how it is computed.
 
-The profile is what a benchmark of one engine measures: seconds to the first token by length of the
-prompt, time between tokens by how full the KV cache is. Put your own numbers there.
+    python examples/planner/plan.py [FOLDER]  # default: profile
+
+The profile is what a benchmark of one engine measures: time to the first token by length of the
+prompt, time between tokens by how full the KV cache is. It is written to FOLDER if there is none,
+where you can replace it by your own numbers.
 """
 
+import contextlib
+import io
 import json
-import tempfile
+import sys
 from pathlib import Path
+
+import msgspec
 
 from select_service.planner.cli import main
 
@@ -24,15 +31,29 @@ DECODE = {  # share of the KV cache in use, tokens of context, time between toke
 }
 TRAFFIC = {  # requests in three minutes, tokens of a prompt, tokens of an answer
     "chats": (3600, 1000, 200),
-    "documents": (600, 12_000, 300),
+    "documents": (600, 8000, 300),
     "agents": (1800, 4000, 1500),
 }
 
-with tempfile.TemporaryDirectory() as folder:
-    Path(folder, "prefill_raw_data.json").write_text(json.dumps(PREFILL))
-    Path(folder, "decode_raw_data.json").write_text(json.dumps(DECODE))
-    goals = "--ttft 500 --itl 30 --attainment 0.99 --max-gpu-budget 64 --mode slo --json"
-    for name, (requests, isl, osl) in TRAFFIC.items():
-        print(f"{name}: ", end="", flush=True)
-        demand = f"--num-req {requests} --isl {isl} --osl {osl} --profile-results-dir {folder}"
-        assert main(["plan", *demand.split(), *goals.split()]) == 0
+GOALS = "--ttft 500 --itl 30 --attainment 0.99 --max-gpu-budget 64 --mode slo --json"
+
+folder = Path(sys.argv[1] if len(sys.argv) > 1 else "profile")
+folder.mkdir(exist_ok=True)
+for half, measured in (("prefill", PREFILL), ("decode", DECODE)):
+    file = folder / f"{half}_raw_data.json"
+    if not file.exists():  # else it may be yours
+        file.write_text(json.dumps(measured))
+
+print("TTFT of 500 ms and ITL of 30 ms for 99 % of requests, with at most 64 GPUs:\n")
+columns = "{:<10} {:>10} {:>7} {:>7}   {:>7} {:>6} {:>4}   {}"
+print(columns.format("", "requests/s", "prompt", "answer", "prefill", "decode", "GPUs", "kept?"))
+for name, (requests, isl, osl) in TRAFFIC.items():
+    demand = f"--num-req {requests} --isl {isl} --osl {osl} --profile-results-dir"
+    answer = io.StringIO()
+    with contextlib.redirect_stdout(answer):
+        assert main(["plan", *demand.split(), str(folder), *GOALS.split()]) == 0
+    plan = msgspec.json.decode(answer.getvalue())
+    kept = "yes" if not plan["short_of_gpus"] + plan["infeasible"] else "no"
+    engines = plan["num_p"], plan["num_d"], plan["gpus"]
+    print(columns.format(name, f"{requests / 180:.1f}", isl, osl, *engines, kept))
+print(f"\nThe profile is in {folder}: select-planner profile inspect {folder} --out profile.html")

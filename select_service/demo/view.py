@@ -82,6 +82,13 @@ class LiveTable:
         self._live.update(_picture(board), refresh=True)
 
 
+_LEGEND: Final = (
+    "wN: worker N; load: tokens to prefill (t) and KV blocks in use by requests (b); "
+    "held: blocks in its cache, of how many; hit: prompt tokens found there, and as the service "
+    "predicted"
+)
+
+
 class PlainView:
     """A line per picture, for logs and pipes."""
 
@@ -91,6 +98,7 @@ class PlainView:
         self._write = write
 
     def __enter__(self) -> object:
+        self._write(_LEGEND)
         return self
 
     def __exit__(self, *exc_info: object) -> None:

@@ -9,16 +9,19 @@ from __future__ import annotations
 import ast
 import json
 import runpy
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import pytest
 import yaml
 
 from select_service.edge.discovery.objects import Pod, workers_of_pod
+from select_service.planner.cli import main
 from tests.readme import document
 
 EXAMPLES: Final = document.README.parent / "examples"
@@ -68,13 +71,29 @@ def test_a_gateway_is_a_page_of_code() -> None:
     assert len((EXAMPLES / "gateway/gateway.py").read_text("utf-8").splitlines()) < 150
 
 
-def test_planner(capsys: pytest.CaptureFixture[str]) -> None:
+def test_planner(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "profile"
+    monkeypatch.setattr(sys, "argv", ["plan.py", str(folder)])
     runpy.run_path(str(EXAMPLES / "planner/plan.py"))
-    told = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
-    plans: Any = {name: json.loads(plan) for name, plan in told.items()}
+    _, _, _, *rows, _, last = capsys.readouterr().out.splitlines()
+    plans = {name: list(map(int, row)) for name, row in _columns(rows)}
     assert list(plans) == ["chats", "documents", "agents"]
-    assert plans["documents"]["num_p"] > plans["chats"]["num_p"] >= 1
-    assert plans["agents"]["num_d"] > plans["chats"]["num_d"] >= 1
+    (chats, documents, agents) = plans.values()
+    assert documents[0] > chats[0] >= 1, "prefill engines"
+    assert agents[1] > chats[1] >= 1, "decode engines"
+    assert main(shlex.split(last.partition("select-planner ")[2])[:3]) == 0
+    (folder / "decode_raw_data.json").write_text("mine")
+    with pytest.raises(AssertionError):
+        runpy.run_path(str(EXAMPLES / "planner/plan.py"))
+    assert (folder / "decode_raw_data.json").read_text() == "mine"
+
+
+def _columns(rows: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    for name, *_, prefill, decode, gpus, kept in map(str.split, rows):
+        assert kept == "yes"
+        yield name, [prefill, decode, gpus]
 
 
 def test_the_selectors_find_the_engines_of_kubernetes() -> None:

@@ -48,7 +48,8 @@ def test_a_request(tmp_path: Path) -> None:
     ((*_, body),) = commands("curl")
     (source,) = (text for language, text in blocks(README) if language == "py")
     with Server(tmp_path / "log", args=("--state-dir", str(tmp_path / "state"))) as server:
-        record: Any = server.request("POST", "/workers", json.loads(body)).json
+        worker = json.loads(body) | {"model_name": "demo"}  # as README's five minutes have it
+        record: Any = server.request("POST", "/workers", worker).json
         assert record["lifecycle"] == "schedulable"
         source = source.replace("http://localhost:8092", f"http://127.0.0.1:{server.port}")
         asked: list[str] = []

@@ -11,13 +11,17 @@ from typing import TYPE_CHECKING, Final
 from select_service.errors.placement import none_registered
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from indexer.types import Scope
     from select_service.core.fleet.catalog import Catalog, Worker
 
 REASONS_MAX: Final = 4
 """Reasons that one refusal names, the most frequent ones."""
+
+
+MODELS_MAX: Final = 8
+"""Models of the tenant that a refusal for an unknown one names."""
 
 
 class UnschedulableWorkers:
@@ -28,11 +32,14 @@ class UnschedulableWorkers:
         self._held: dict[Scope, dict[int, Worker]] = {}
         self._told: dict[Scope, list[str]] = {}
         """As long as nothing changes: under load a scope without workers is asked for often."""
+        self._models: dict[str, str] | None = None
+        """Of each tenant the models that it has workers of, likewise."""
         catalog.watchers.append(self._note)
 
     def _note(self, scope: Scope, worker_id: int) -> None:
         """Follow a change of the catalog."""
         self._told.pop(scope, None)
+        self._models = None
         worker = self._catalog.find(worker_id)
         if worker is not None and worker.scope == scope and worker.lifecycle != "schedulable":
             self._held.setdefault(scope, {})[worker_id] = worker
@@ -48,15 +55,32 @@ class UnschedulableWorkers:
     def reasons(self, scope: Scope) -> list[str]:
         """Return why nobody takes the requests of a scope, for people, the most frequent first.
 
-        O(workers of the scope) after a change, else O(1).
+        Where nobody has registered one, the tenant's other models are named: of other tenants
+        nothing may be told. O(workers) after a change, else O(1).
         """
         held = self._held.get(scope)
         if held is None:
-            return [none_registered(scope)]
+            models = self._models_by_tenant().get(scope.tenant_id)
+            others = [f"tenant={scope.tenant_id} has workers of {models}"] if models else []
+            return [none_registered(scope), *others]
         told = self._told.get(scope)
         if told is None:
             told = self._told[scope] = _counted(held.values())
         return told
+
+    def _models_by_tenant(self) -> dict[str, str]:
+        if self._models is None:
+            found: dict[str, set[str]] = {}
+            for worker in self._catalog:
+                found.setdefault(worker.scope.tenant_id, set()).add(worker.scope.model_name)
+            self._models = {tenant: _listed(sorted(models)) for tenant, models in found.items()}
+        return self._models
+
+
+def _listed(models: Sequence[str]) -> str:
+    more = len(models) - MODELS_MAX
+    rest = f" and {more} more" if more > 0 else ""
+    return f"model={', model='.join(models[:MODELS_MAX])}{rest}"
 
 
 def _counted(workers: Iterable[Worker]) -> list[str]:

@@ -80,10 +80,27 @@ def told_of(fleet: Fleet, **wish: Any) -> dict[str, object]:
     return refused.value.details
 
 
+def test_a_refusal_of_a_model_without_workers_names_the_tenant_s_other_models() -> None:
+    fleet = busy_fleet(1)
+    none = "no worker is registered for model=m tenant=default"
+    one = "tenant=default has workers of model=default"
+    assert told_of(fleet, model_name="m")["reasons"] == [none, one]
+    fleet.worker(30, model_name="theirs", tenant_id="other")
+    assert told_of(fleet, model_name="m")["reasons"] == [none, one]
+    for worker_id in range(20, 30):
+        fleet.worker(worker_id, model_name=f"m{worker_id}")
+    named = ", ".join(f"model={one}" for one in ("default", *(f"m{at}" for at in range(20, 27))))
+    more = f"tenant=default has workers of {named} and 3 more"
+    assert told_of(fleet, model_name="m")["reasons"] == [none, more]
+    for worker_id in range(20, 30):
+        fleet.delete(worker_id)
+    assert told_of(fleet, model_name="m")["reasons"] == [none, one]
+
+
 def test_a_refusal_names_the_first_reasons() -> None:
     fleet = busy_fleet(1)
     nobody = {"reasons": ["no worker is registered for model=m tenant=t"], "is_known": False}
-    assert told_of(fleet, model_name="m", tenant_id="t") == nobody
+    assert told_of(fleet, model_name="m", tenant_id="t") == nobody, "of others nothing is told"
     for worker_id in (11, 12, 13):
         fleet.worker(worker_id, block_size=None)
     fleet.worker(14, endpoint="")
