@@ -34,7 +34,7 @@ from select_service.simulator.core.cluster import Cluster, ClusterSettings
 from select_service.simulator.core.core_router import CoreRouter, CoreSettings
 from select_service.simulator.core.engine_settings import EngineSettings, SimulatedPool
 from select_service.simulator.traces import READERS, TraceWorkload
-from select_service.types.drains import ScaleDownCandidate
+from select_service.types.workers import ScaleDownCandidate
 
 T = TypeVar("T")
 BLOCK: Final = 512

@@ -28,7 +28,7 @@ from select_service.types import (
 )
 from select_service.types.batches import WaveAnswer
 from select_service.types.decisions import Decision
-from select_service.types.drains import DrainStatus
+from select_service.types.workers import DrainStatus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,9 +8,8 @@ from __future__ import annotations
 from select_service.client import calls
 from select_service.client.synchronous_calls import Calls
 from select_service.types.admission import WorkerMetrics, WorkerMetricsAnswer
-from select_service.types.drains import DrainStatus
-from select_service.types.leases import LeaseList
-from select_service.types.workers import WorkerPatch, WorkerRecord, WorkerSpec
+from select_service.types.reservations import LeaseList
+from select_service.types.workers import DrainStatus, WorkerPatch, WorkerRecord, WorkerSpec
 
 
 class Operations(Calls):

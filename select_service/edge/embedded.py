@@ -39,8 +39,8 @@ from select_service.types import (
     TrustSettings,
 )
 from select_service.types.admission import AdmissionSettings
-from select_service.types.drains import DrainRequest
 from select_service.types.shadow import ShadowSettings
+from select_service.types.workers import DrainRequest
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -57,8 +57,8 @@ if TYPE_CHECKING:
     )
     from select_service.types.batches import SelectBatchRequest, WaveAnswer
     from select_service.types.decisions import Decision
-    from select_service.types.drains import DrainStatus
     from select_service.types.shadow import ShadowStatus
+    from select_service.types.workers import DrainStatus
 
 
 class SelectionService(EmbeddedOperations):

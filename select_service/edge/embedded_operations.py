@@ -12,11 +12,10 @@ from select_service.edge.arguments import taken
 from select_service.edge.driver.driver import Driver
 from select_service.edge.embedded_operation import operation
 from select_service.types.admission import WorkerMetrics, WorkerMetricsAnswer
-from select_service.types.drains import DrainStatus
 from select_service.types.inspection import LoadRow, OverlapScores
-from select_service.types.leases import LeaseList, LeaseRecord, LeaseRequest
 from select_service.types.requests import OverlapScoresRequest, PotentialLoadsRequest
-from select_service.types.workers import WorkerPatch, WorkerRecord, WorkerSpec
+from select_service.types.reservations import LeaseList, LeaseRecord, LeaseRequest
+from select_service.types.workers import DrainStatus, WorkerPatch, WorkerRecord, WorkerSpec
 
 
 class EmbeddedOperations:

@@ -37,8 +37,6 @@ from select_service.standard_output import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["main", "parser"]
-
 _FAILED = 1
 _INTERRUPTED = 130
 

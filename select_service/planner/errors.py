@@ -2,19 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "ConnectorError",
-    "InfeasiblePlan",
-    "LeaseHeld",
-    "MissingExtra",
-    "PlannerError",
-    "ProfileError",
-    "SelectorError",
-    "SettingsError",
-    "SourceError",
-    "TraceError",
-]
-
 
 class PlannerError(Exception):
     """The root of the tree; a command ends with its text."""

@@ -32,18 +32,6 @@ from select_service.settings.value_types import (
     text,
 )
 
-__all__ = [
-    "POLICIES",
-    "PREDICTORS",
-    "SECTIONS",
-    "InspectSettings",
-    "PlanSettings",
-    "PredictSettings",
-    "ReplayedSettings",
-    "RunSettings",
-    "TuningSettings",
-]
-
 PREDICTORS: Final = ("constant", "kalman", "ets", RECURRING, "arima", "prophet", "auto")
 POLICIES: Final = ("slo", "compatible", "reactive", "static", "oracle")
 _SHORTEST_S: Final = 0.01

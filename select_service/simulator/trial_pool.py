@@ -14,9 +14,8 @@ import numpy as np
 from typing_extensions import override
 
 from select_service.core.admission.pool_load import PoolLoad, SaturationLimits
-from select_service.core.ledger.drain_meter import PRIOR_TOKENS_PER_S, DrainMeter
+from select_service.core.ledger.drain_meter import PRIOR_TOKENS_PER_S, DrainMeter, WorkDone
 from select_service.core.ledger.rank_speeds import RankSpeeds
-from select_service.core.ledger.work_done import WorkDone
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

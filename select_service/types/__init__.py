@@ -24,20 +24,6 @@ from select_service.types.inspection import (
     TrustTable,
 )
 from select_service.types.kv_source import KvSource, KvTier, PulledBlocks
-from select_service.types.leases import (
-    LeaseList,
-    LeaseRecord,
-    LeaseRenewal,
-    LeaseRequest,
-    LeaseState,
-)
-from select_service.types.prompts import (
-    BlockMmInfo,
-    MmObject,
-    MmRoutingInfo,
-    PromptFields,
-    RouterConfigOverride,
-)
 from select_service.types.ranges import (
     I64,
     U32,
@@ -52,11 +38,16 @@ from select_service.types.ranges import (
     TokenList,
 )
 from select_service.types.requests import (
+    BlockMmInfo,
     CacheBasis,
     CacheScope,
+    MmObject,
+    MmRoutingInfo,
     OverlapScoresRequest,
     PinnedWorker,
     PotentialLoadsRequest,
+    PromptFields,
+    RouterConfigOverride,
     RoutingConstraints,
     SelectAndReserveRequest,
     SelectPairRequest,
@@ -69,6 +60,11 @@ from select_service.types.reservations import (
     BatchOutputBlock,
     BatchPrefillComplete,
     BatchRequest,
+    LeaseList,
+    LeaseRecord,
+    LeaseRenewal,
+    LeaseRequest,
+    LeaseState,
     Operation,
     OperationResult,
     Outcome,

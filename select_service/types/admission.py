@@ -12,22 +12,6 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from select_service.types.ranges import U32, U64, check_u64
 from select_service.types.requests import CacheBasis, CacheScope
 
-__all__ = [
-    "AdmissionChange",
-    "AdmissionSettings",
-    "AdmissionStatus",
-    "BusyThreshold",
-    "BusyThresholdChange",
-    "BusyThresholds",
-    "ClassCounts",
-    "Mode",
-    "RankMetrics",
-    "ScopeAdmission",
-    "StaleReports",
-    "WorkerMetrics",
-    "WorkerMetricsAnswer",
-]
-
 Mode = Literal["token-capacity", "none"]
 StaleReports = Literal["full", "unknown"]
 Count = Annotated[float, Meta(ge=0.0)]

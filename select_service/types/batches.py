@@ -11,8 +11,6 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from select_service.types.requests import SelectAndReserveRequest
 from select_service.types.selections import CacheThreshold, Selection
 
-__all__ = ["SelectBatchRequest", "WaveAnswer", "WaveItem", "WaveRank", "WaveResult"]
-
 Samples = Annotated[int, Meta(ge=1, le=1 << 16)]
 LoadLimit = Annotated[float, Meta(ge=1.0, le=1e6)]
 Together = Annotated[int, Meta(ge=1, le=1 << 32)]

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["COMMON_FIELDS", "WEIGHT_SETTINGS", "weight_text"]
-
 COMMON_FIELDS: Final = {
     "worker_id": "Id of the worker, chosen by whoever registers it, e.g. `7`.",
     "dp_rank": "Data-parallel rank of the worker, e.g. `0`.",

@@ -10,24 +10,6 @@ from msgspec import UNSET, Struct, UnsetType
 from select_service.types.kv_source import KvSource
 from select_service.types.shadow import ShadowWeights
 
-__all__ = [
-    "Candidate",
-    "Chosen",
-    "Decision",
-    "DecisionAdmission",
-    "DecisionIndex",
-    "DecisionLeg",
-    "DecisionLegs",
-    "DecisionList",
-    "DecisionPair",
-    "DecisionPrompt",
-    "DecisionRefusal",
-    "DecisionShadow",
-    "DecisionShadowChoice",
-    "DecisionWeights",
-    "RunnerUp",
-]
-
 Excluded = Literal[
     "busy",
     "cache_hit",

@@ -6,16 +6,6 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-__all__ = [
-    "DoctorLimits",
-    "Finding",
-    "PeerLink",
-    "Report",
-    "Severity",
-    "SourceLink",
-    "Subject",
-]
-
 Severity = Literal["error", "warning", "info"]
 
 

@@ -16,20 +16,6 @@ from select_service.types.router_config import Policy
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = [
-    "REGRET_BOUNDS",
-    "ShadowChoices",
-    "ShadowMean",
-    "ShadowNumbers",
-    "ShadowRegret",
-    "ShadowScope",
-    "ShadowSettings",
-    "ShadowStatus",
-    "ShadowWeights",
-    "Weight",
-    "read_shadow_weights",
-]
-
 Weight = float | bool | str
 """A string is the policy."""
 

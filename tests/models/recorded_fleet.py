@@ -45,8 +45,8 @@ from select_service.types import (
 )
 from select_service.types.admission import AdmissionSettings
 from select_service.types.batches import SelectBatchRequest, WaveItem
-from select_service.types.drains import DrainRequest
 from select_service.types.shadow import ShadowSettings
+from select_service.types.workers import DrainRequest
 
 TAINTS = ("a", "b", "c")
 SCOPES = (Scope("m", "default"), Scope("m", "other"), Scope("n", "default"))

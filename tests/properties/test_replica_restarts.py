@@ -23,7 +23,7 @@ from typing_extensions import override
 
 from select_service.errors import LeaseNotFound, WorkerNotFound
 from select_service.types import LeaseRenewal
-from select_service.types.drains import DrainRequest
+from select_service.types.workers import DrainRequest
 from tests.effort import examples, share_of
 from tests.models.replica_net import LIMITS, Node
 from tests.properties.test_replica_simulation import (

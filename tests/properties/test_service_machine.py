@@ -67,7 +67,7 @@ from select_service.types import (
     WorkerSpec,
 )
 from select_service.types.admission import AdmissionSettings
-from select_service.types.drains import DrainRequest
+from select_service.types.workers import DrainRequest
 from tests.effort import examples, share_of
 from tests.models.service_twin import (
     Rank,

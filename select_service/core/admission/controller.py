@@ -469,13 +469,3 @@ def scope_of_key(name: str) -> tuple[str, str | None]:
     """Return the model and tenant of such a key."""
     model, has_tenant, tenant = name.partition("\0")
     return model, tenant if has_tenant else None
-
-
-__all__ = [
-    "DEADLINE_S",
-    "POLICY",
-    "AdmissionController",
-    "check_admission",
-    "scope_of_key",
-    "threshold_key",
-]

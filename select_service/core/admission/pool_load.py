@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from select_service.core.columns import Floats
+    from select_service.core.ledger.drain_meter import WorkDone
     from select_service.core.ledger.rank_speeds import RankSpeeds
-    from select_service.core.ledger.work_done import WorkDone
 
 _Number = TypeVar("_Number", np.float64, np.int64)
 

@@ -1,6 +1,6 @@
 """What a gate knows of its ranks, kept in step with the ledger: their load, who is busy, who full.
 
-The ledger notes what has changed (`load_changes.py`); nothing is computed before somebody is
+The ledger notes what has changed (`loads.py`); nothing is computed before somebody is
 judged. Workers report the rest.
 """
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from select_service.core.admission.busy import BusyRanks
 from select_service.core.admission.capacity import WorkerCaps
 from select_service.core.admission.pool_load import PoolLoad, SaturationLimits
-from select_service.core.ledger.load_changes import LoadChanges
+from select_service.core.ledger.loads import LoadChanges
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from select_service.core.ledger.drain_meter import DrainMeter
     from select_service.core.ledger.ledger import Ledger
     from select_service.types.admission import AdmissionSettings, RankMetrics
-
-__all__ = ["RankLimits"]
 
 
 class RankLimits:

@@ -16,8 +16,7 @@ from indexer.core.hashing import unpack_u64
 from indexer.core.progress import PLAUSIBLE_LAG_S
 from indexer.types import HASH_BYTES
 from select_service.core.decisions.decision_log import decision_id, outcome_of
-from select_service.core.decisions.explained_pair import PairTerms
-from select_service.core.decisions.explained_terms import RankTerms, kv_source_at
+from select_service.core.decisions.explained_terms import PairTerms, RankTerms, kv_source_at
 from select_service.core.decisions.record import (
     ESTIMATED,
     HASHES_KEPT,

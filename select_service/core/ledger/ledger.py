@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from indexer.types import PackedHashes
     from select_service.core.columns import Slots
-    from select_service.core.ledger.load_changes import LoadChanges
+    from select_service.core.ledger.loads import LoadChanges
     from select_service.core.ledger.reservation import SlotGeneration
 
 BLOCKS_PER_STEP: Final = 64

@@ -20,9 +20,6 @@ from select_service.core.ledger.exact_sums import rounded_sum, units
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["ActiveBlocks", "BlockCounts", "ChainNode", "positions_of"]
-
-
 # How often each generation has every block value, and the weights of its distinct values. D counts
 # values, not positions: a value that a client repeats, or sends at other positions, costs what any
 # other costs.

@@ -15,11 +15,10 @@ import numpy as np
 from msgspec import UNSET, UnsetType
 
 from indexer.compiled import usable
-from select_service.core.ledger.drain_meter import PRIOR_TOKENS_PER_S, DrainMeter
+from select_service.core.ledger.drain_meter import PRIOR_TOKENS_PER_S, DrainMeter, WorkDone
 from select_service.core.ledger.loads import PACE, TOTALS, padding
 from select_service.core.ledger.pull_speeds import PullSpeeds
 from select_service.core.ledger.rank_speeds import RankSpeeds
-from select_service.core.ledger.work_done import WorkDone
 
 if not TYPE_CHECKING and usable("select_service.core._ledger", 3):
     from select_service.core._ledger import LoadRows

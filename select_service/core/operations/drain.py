@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from msgspec import UNSET
 
 from select_service.core.effects import Effects
-from select_service.types.drains import DrainStatus
+from select_service.types.workers import DrainStatus
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from select_service.core.operations.waiting_requests import WaitingRequests
     from select_service.core.partition import Partition
     from select_service.core.replication.plane import Replicas
-    from select_service.types.drains import DrainRequest
+    from select_service.types.workers import DrainRequest
 
 
 class Drain:

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from indexer.core.node import bits
 from indexer.types import WorkerRank
-from select_service.types.drains import HIT_RATE_LOSS_MAX, ScaleDownCandidate
+from select_service.types.workers import HIT_RATE_LOSS_MAX, ScaleDownCandidate
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Mapping, Sequence

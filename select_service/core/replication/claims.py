@@ -16,8 +16,7 @@ import msgspec
 from select_service.core.changes import CLAIM, RESERVATION
 from select_service.core.counters import ReplicaCounters
 from select_service.core.replication.absent_workers import AbsentWorkers, ClaimNames
-from select_service.core.replication.claim import Claim, ClaimSet
-from select_service.core.replication.early_growth import EarlyGrowth
+from select_service.core.replication.claim import Claim, ClaimSet, EarlyGrowth
 from select_service.core.replication.finished import FinishedClaims
 from select_service.core.replication.lease_copies import LeaseCopies
 from select_service.core.replication.messages import (

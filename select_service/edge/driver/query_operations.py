@@ -7,7 +7,7 @@ import logging
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from select_service.core.decisions.shadow_report import ShadowReport
+from select_service.core.decisions.shadow import ShadowReport
 from select_service.core.ledger.audit import audit
 from select_service.edge.cooperative import TimeSlices
 from select_service.edge.driver.core_calls import CoreCalls

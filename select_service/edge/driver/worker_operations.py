@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from select_service.core.fleet.roster import API
 from select_service.edge.driver.core_calls import CoreCalls
-from select_service.types.drains import HIT_RATE_LOSS_MAX
+from select_service.types.workers import HIT_RATE_LOSS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from select_service.core.effects import Effects
     from select_service.types import Role, WorkerPatch, WorkerRecord, WorkerSpec
-    from select_service.types.drains import DrainRequest, DrainStatus, ScaleDownCandidate
+    from select_service.types.workers import DrainRequest, DrainStatus, ScaleDownCandidate
 
 CANDIDATES_SLICE_S = 0.0003
 """How long the search for workers that are cheap to remove may hold the loop."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from select_service.edge.epp import replies
+from select_service.edge.epp import messages
 from select_service.edge.epp.messages import (
     BUFFERED,
     BUFFERED_PARTIAL,
@@ -138,7 +138,7 @@ class ProcessingStream:
             self._has_ended = True
             return await self._place(PromptBody(reason="no_body"), "request_headers")
         if self._request_mode in (BUFFERED, BUFFERED_PARTIAL):
-            return [replies.passed_on("request_headers")]
+            return [messages.passed_on("request_headers")]
         if self._request_mode == FULL_DUPLEX_STREAMED:
             return []
         body = PromptBody(length=_announced(self._headers), reason="no_body")
@@ -154,7 +154,7 @@ class ProcessingStream:
             return await self._whole_body(is_last=True) if part.end_of_stream else []
         self._has_ended = part.end_of_stream
         if self._was_placed or self._request_mode not in (BUFFERED, BUFFERED_PARTIAL):
-            return [replies.passed_on("request_body")]
+            return [messages.passed_on("request_body")]
         self._keep(part.body)
         return await self._place(self._read(), "request_body")
 
@@ -165,11 +165,11 @@ class ProcessingStream:
             answers = await self._whole_body(is_last=False)
             if self._headers is None and not self._has_body:
                 return answers
-            return [*answers, replies.passed_on("request_trailers")]
+            return [*answers, messages.passed_on("request_trailers")]
         self._has_ended = True
         if not self._was_placed:  # buffered, and no body came
             return await self._place(PromptBody(reason="no_body"), "request_trailers")
-        return [replies.passed_on("request_trailers")]
+        return [messages.passed_on("request_trailers")]
 
     async def _whole_body(self, *, is_last: bool) -> list[Any]:
         """Answer headers and body of a full-duplex stream."""
@@ -181,7 +181,7 @@ class ProcessingStream:
         answers = await self._place(self._read(), kind)
         pieces = []
         if self._has_body:
-            pieces = list(replies.body_pieces("request_body", body, is_last=is_last))
+            pieces = list(messages.body_pieces("request_body", body, is_last=is_last))
         if kind == "request_headers" or not pieces:
             return [*answers, *pieces]
         first, *rest = pieces  # the first piece names the endpoint
@@ -207,7 +207,7 @@ class ProcessingStream:
         self._was_placed = True
         self._touched_at = self._clock()
         self._traffic.chosen += 1
-        return [replies.destination(kind, choice)]
+        return [messages.destination(kind, choice)]
 
     def _read(self) -> PromptBody:
         headers = self._headers or {}
@@ -247,7 +247,7 @@ class ProcessingStream:
         self._has_failed = status.startswith(_ENGINE_FAILED)
         if message.response_headers.end_of_stream:
             self._finish()
-        return [replies.passed_on("response_headers")]
+        return [messages.passed_on("response_headers")]
 
     async def _response_body(self, message: Any) -> list[Any]:
         part = message.response_body
@@ -256,19 +256,19 @@ class ProcessingStream:
         if part.end_of_stream:
             self._finish()
         if self._response_mode != FULL_DUPLEX_STREAMED:
-            return [replies.passed_on("response_body")]
-        pieces = replies.body_pieces("response_body", part.body, is_last=part.end_of_stream)
+            return [messages.passed_on("response_body")]
+        pieces = messages.body_pieces("response_body", part.body, is_last=part.end_of_stream)
         return list(pieces)
 
     async def _response_trailers(self, message: Any) -> list[Any]:
         self._finish()
-        return [replies.passed_on("response_trailers")]
+        return [messages.passed_on("response_trailers")]
 
     def _note_served(self, message: Any) -> None:
         fields = message.metadata_context.filter_metadata
-        if self._choice is None or self._is_done or replies.NAMESPACE not in fields:
+        if self._choice is None or self._is_done or messages.NAMESPACE not in fields:
             return
-        served = fields[replies.NAMESPACE].fields
+        served = fields[messages.NAMESPACE].fields
         if _SERVED_KEY in served:
             self._picker.served(self._choice, served[_SERVED_KEY].string_value)
 

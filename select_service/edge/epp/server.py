@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import grpc
 from google.protobuf.message import DecodeError
 
-from select_service.edge.epp import replies
+from select_service.edge.epp import messages
 from select_service.edge.epp.messages import (
     HealthCheckRequest,
     HealthCheckResponse,
@@ -151,8 +151,8 @@ class EndpointPicker:
 
     async def _refuse(self, context: Any, error: ServiceError) -> None:
         """Let the gateway answer its client; the stream ends with it."""
-        self._traffic.refused[replies.status_of(error)] += 1
-        await context.write(replies.refusal(error).SerializeToString())
+        self._traffic.refused[messages.status_of(error)] += 1
+        await context.write(messages.refusal(error).SerializeToString())
 
     def _tenant_of(self, context: Any) -> str:
         """Return whose requests a stream may place.

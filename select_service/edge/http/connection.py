@@ -29,9 +29,14 @@ from select_service.edge.http.application import HANDED_OVER, UNTIL_SENT
 from select_service.edge.http.connection_guard import Phase
 from select_service.edge.http.exchange import Exchange, scope_of
 from select_service.edge.http.framing import judge_framing
-from select_service.edge.http.header_cache import HeaderCache, Heads, Peers
+from select_service.edge.http.header_cache import (
+    HeaderCache,
+    Heads,
+    Peers,
+    credentials_in,
+    plain_fields,
+)
 from select_service.edge.http.negotiation import CERTIFICATE
-from select_service.edge.http.plain_fields import credentials_in, plain_fields
 from select_service.edge.http.request_reader import PIPELINED_MAX, RequestParser
 from select_service.edge.http.response_head import ResponseHead, length_line
 

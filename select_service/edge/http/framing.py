@@ -1,6 +1,6 @@
 """Checks of framing that the HTTP parser omits: version, Host, transfer coding.
 
-`connection.py` has every head judged here that is not plain, `plain_fields.py` checks Host lines.
+`connection.py` has every head judged here that is not plain, `header_cache.py` checks Host lines.
 """
 
 from __future__ import annotations

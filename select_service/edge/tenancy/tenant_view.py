@@ -33,7 +33,7 @@ from select_service.types import (
     LeaseList,
     Ready,
 )
-from select_service.types.drains import HIT_RATE_LOSS_MAX
+from select_service.types.workers import HIT_RATE_LOSS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -70,8 +70,8 @@ if TYPE_CHECKING:
     )
     from select_service.types.admission import WorkerMetrics, WorkerMetricsAnswer
     from select_service.types.batches import SelectBatchRequest, WaveAnswer
-    from select_service.types.drains import DrainRequest, DrainStatus, ScaleDownCandidate
     from select_service.types.shadow import ShadowStatus
+    from select_service.types.workers import DrainRequest, DrainStatus, ScaleDownCandidate
 
 B = TypeVar("B", "SelectAndReserveRequest", "SelectPairRequest", "ReservationRequest")
 A = TypeVar("A")

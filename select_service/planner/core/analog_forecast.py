@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from select_service.planner.core.similar_past import PastTrial
     from select_service.planner.types import PoolKey
 
-__all__ = ["AnalogForecast"]
-
 LEARNT_MIN: Final = 60
 """Intervals that must be known part by part: an hour of one-minute ones."""
 LEARNT_MOST: Final = 500

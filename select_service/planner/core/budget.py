@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from select_service.planner.types import PoolKey
 
-__all__ = ["PoolNeed", "check_minima", "share_out"]
-
 
 class PoolNeed(NamedTuple):
     """The need of one pool."""

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from select_service.planner.core.parts import Parts
 
-__all__ = ["COUNT_S", "PARTS_BEFORE", "caught", "deviations", "is_surge"]
-
 COUNT_S: Final = 30.0
 """Arrivals are counted over this time, or less after a jump."""
 COUNTED_MIN: Final = 20

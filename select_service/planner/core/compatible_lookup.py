@@ -23,8 +23,6 @@ if TYPE_CHECKING:
         Profile,
     )
 
-__all__ = ["Best", "CompatibleDecode", "CompatibleLookup", "CompatiblePrefill"]
-
 RESOLUTION: Final = 100
 
 

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from select_service.planner.core.compatible_lookup import CompatibleLookup
 
-__all__ = ["CompatibleDemand", "CompatibleLimits", "CompatiblePlan", "Intermediate", "plan_as_they"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompatibleDemand:

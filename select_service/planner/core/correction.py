@@ -19,14 +19,6 @@ if TYPE_CHECKING:
     from select_service.planner.core.surface import Surface
     from select_service.planner.types import Reading, Window
 
-__all__ = [
-    "SAMPLES_MIN",
-    "Correction",
-    "expected_itl_ms",
-    "expected_ttft_ms",
-    "measured_queue",
-]
-
 FACTOR_LEAST: Final = 0.5
 FACTOR_MOST: Final = 2.0
 SAMPLES_MIN: Final = 20

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from select_service.planner.core.lengths import Lengths
     from select_service.planner.core.surface import DecodeSurface
 
-__all__ = ["KEEP_UP", "DecodeNeed", "decode_late", "decode_need"]
-
 KEEP_UP: Final = 0.85
 """The utilization of engines if their target cannot be met anyway."""
 

@@ -32,16 +32,6 @@ if TYPE_CHECKING:
     from select_service.planner.core.warm_up import TracedRequest
     from select_service.planner.types import Reading, Window
 
-__all__ = [
-    "Demand",
-    "Forecast",
-    "Interval",
-    "Predictors",
-    "Stretch",
-    "intervals_of",
-    "resampled",
-]
-
 HISTORY_MAX: Final = WINDOW
 """Intervals that survive a restart: as many as periods are searched in, three days of three-minute
 ones. With fewer, a day was forgotten at each restart."""

@@ -1,6 +1,6 @@
 """Library models, refitted to a history from time to time instead of learning step by step.
 
-The libraries are in `edge/libraries.py`; this module decides when to fit, on what, and what to
+The libraries are in `edge/predictors.py`; this module decides when to fit, on what, and what to
 forecast while there is too little to fit or a fit fails. A failed fit is counted and the last value
 stands in, as in the reference; unlike its ARIMA, no fit is kept for ever. A fit that takes too long
 (`TimeoutError`) leaves the previous model in place.
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     """(history that begins like the fitted one, number of values to forecast after it, number of
     values since the fit) to forecasts."""
     Fit: TypeAlias = Callable[[Sequence[float]], Forecast]
-
-__all__ = ["Fitted"]
 
 POINTS_MIN: Final = 5
 

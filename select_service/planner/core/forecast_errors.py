@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     Spread: TypeAlias = tuple[tuple[float, float], ...]
     """(factor of the expected rate, share of requests), shares adding up to 1."""
 
-__all__ = ["EXACT", "ForecastErrors"]
-
 EXACT: Final[Spread] = ((1.0, 1.0),)
 POINTS_MIN: Final = 12
 """With fewer intervals nothing is known about errors."""

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["Kalman"]
-
 _UNKNOWN: Final = 1000.0  # variance before the first measurement
 
 

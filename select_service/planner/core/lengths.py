@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["Lengths", "from_buckets", "from_values"]
-
 
 class Lengths(NamedTuple):
     """(tokens, share) with shares that add up to 1; never empty."""

@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from select_service.planner.core.prefill_sizing import PrefillQueue
 
-__all__ = ["Lumps"]
-
 LUMPY: Final = 2.0
 """Variance of neighbouring counts as a multiple of chance, by their median: one jump is none."""
 _STILL_LUMPY: Final = 1.5

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from select_service.planner.core.profile import Floats
     from select_service.planner.core.similar_past import PastTrial
 
-__all__ = ["COUNTS_MOST", "KEPT", "PRICES", "TRIED_LATE", "Table", "price_of", "table_of"]
-
 COUNTS_MOST: Final = 24
 """Engine counts compared, evenly from the fewest to the most that the rates need."""
 PRICES: Final = tuple(math.pow(2.0, -step / 2) for step in range(-6, 22))

@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from select_service.planner.core.demand import Forecast, Interval, Predictors, Stretch
     from select_service.planner.core.engine_speed import EngineSpeed
 
-__all__ = ["PlannedModel"]
-
 MISSED_MAX: Final = 3
 """Intervals without data after which the pool follows its load alone."""
 # largest share of a forecast attributed to chance, even with few requests

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from select_service.planner.core.surface import Surface
     from select_service.planner.types import Window
 
-__all__ = ["ModelNeeds"]
-
 
 class ModelNeeds:
     """One model's engines and targets.

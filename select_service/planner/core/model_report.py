@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from select_service.planner.core.pool import PlannedPool
     from select_service.planner.core.sizing import Need
 
-__all__ = ["ModelReport", "due"]
-
 
 class ModelReport:
     """One model's part of a decision, in words and terms."""

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     Parts: TypeAlias = tuple[float, ...]
     """Requests of each equal part of an interval; empty: not counted that often."""
 
-__all__ = ["PARTS", "Looks", "TrafficStretch", "runs"]
-
 PARTS: Final = 6
 """Of one interval."""
 COVERED_MIN: Final = 0.5

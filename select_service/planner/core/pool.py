@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from select_service.planner.types import PoolKey
 
-__all__ = ["SAME", "NeedStretch", "PlannedPool", "PoolSettings"]
-
 STEPS_MOST: Final = 10
 """The most intervals forecast ahead, however long engines take to start."""
 SAME: Final = 1e-9

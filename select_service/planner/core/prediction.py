@@ -17,8 +17,6 @@ from select_service.planner.core.recurrence import RECURRING, Recurrence
 if TYPE_CHECKING:
     from select_service.planner.core.predictor_choice import ForecastModel
 
-__all__ = ["Constant", "Predictor"]
-
 
 class Constant:
     """Forecasts the last value."""

@@ -21,8 +21,6 @@ from select_service.planner.core.recurrence import Recurrence, SameTime
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["UNDER_COSTS", "Chooser", "ForecastModel", "loss_of"]
-
 UNDER_COSTS: Final = 3.0
 _MEMORY: Final = 0.97  # factor on a loss per interval: about thirty intervals count
 _MARGIN: Final = 0.03  # share of the first candidate's loss that another one has to save

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from select_service.planner.core.lengths import Lengths
     from select_service.planner.core.surface import PrefillCurve
 
-__all__ = ["PrefillNeed", "PrefillQueue"]
-
 _HALVINGS: Final = 40
 _MANY: Final = 10_000.0
 """Engines' worth of work above which no queue is computed: chance is negligible among that many."""

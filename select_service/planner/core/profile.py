@@ -17,8 +17,6 @@ from select_service.planner.errors import ProfileError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["DecodeProfile", "Floats", "PrefillProfile", "Profile", "decode_of", "prefill_of"]
-
 Floats: TypeAlias = NDArray[np.float64]
 
 _PREFILL: Final = ("prefill_isl", "prefill_ttft", "prefill_thpt_per_gpu")

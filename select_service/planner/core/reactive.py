@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from select_service.planner.core.surface import Surface
     from select_service.planner.types import Load, Reading
 
-__all__ = ["ArrivalRate", "GrowthRate", "QueueMonitor", "Surge", "rate_ended"]
-
 RECOVERY_S: Final = 60.0
 """The time in which a queue is to be worked off."""
 _MEMORY: Final = 0.6  # weight of earlier growth, per look

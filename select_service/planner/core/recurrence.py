@@ -15,8 +15,6 @@ import numpy as np
 if TYPE_CHECKING:
     from select_service.planner.core.profile import Floats
 
-__all__ = ["RECURRING", "SAME_TIME", "WINDOW", "Recurrence", "SameTime"]
-
 RECURRING: Final = "recurring"
 """The name of this model."""
 SAME_TIME: Final = "same-time"

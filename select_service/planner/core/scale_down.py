@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-__all__ = ["GONE_S", "Leaving"]
-
 GONE_S: Final = 120.0
 """A worker leaves every catalog within this time after the count was lowered for it. If it has not,
 another one was stopped in its place, and it serves again."""

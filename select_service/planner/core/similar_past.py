@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     Truths: TypeAlias = NDArray[np.bool_]
 
-__all__ = ["RATES", "ROUGH_MOST", "Past", "PastPosition", "PastTrial", "tried"]
-
 RATES: Final = 64
 """Rates distinguished: 0, and equal ratios from the lowest to the highest."""
 SMOOTHED: Final = 0.6

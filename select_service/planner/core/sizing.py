@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from select_service.planner.core.demand import Forecast
     from select_service.planner.core.surface import Surface
 
-__all__ = ["Goals", "Need", "late_decode", "late_prefill", "size_decode", "size_prefill"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goals:

@@ -12,8 +12,6 @@ from typing import Final
 
 import numpy as np
 
-__all__ = ["DampedSmoothing"]
-
 _ALPHAS: Final = (0.1, 0.2, 0.4, 0.7, 1.0)
 _BETAS: Final = (0.0, 0.05, 0.2)
 _DAMPINGS: Final = (0.8, 0.9, 0.98)

@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from select_service.planner.types import PoolState
 
-__all__ = ["GIVE_UP_S", "PoolLimits", "StabilizationWindow", "StartTime"]
-
 GIVE_UP_S: Final = 1800.0
 """The longest engine start that is waited for: weights of hundreds of GB, read cold."""
 

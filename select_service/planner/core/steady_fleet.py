@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from select_service.planner.types import PoolKey
 
-__all__ = ["SteadyFleet"]
-
 REMEMBERED_S: Final = 3600.0
 COUNT_S: Final = 1.0
 """Shorter counts are added up, so that an hour has a few thousand at the most."""

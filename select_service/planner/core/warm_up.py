@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Bin", "TracedRequest", "compatible_bins", "whole_bins"]
-
 
 class TracedRequest(NamedTuple):
     """One line of a trace."""

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from select_service.planner.edge.selectors import MergedWorker, SelectorFleet
     from select_service.planner.types import PoolKey, PoolState, Target
 
-__all__ = ["REASON", "EngineDrain", "Kept"]
-
 REASON: Final = "select-planner"
 """Start of the reason of all our drains, by which a restarted planner recognises them."""
 NAME_MAX: Final = 200

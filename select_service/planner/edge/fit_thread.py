@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from select_service.planner.core.fitted import Fit, Forecast
 
-__all__ = ["Fitter"]
-
 DEADLINE_S: Final = 10.0
 
 

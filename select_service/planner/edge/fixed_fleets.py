@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     )
     from select_service.planner.types import Load, PoolKey, PoolState, Window
 
-__all__ = ["FixedFleets", "FixedPoint", "SearchBudget", "busiest", "engines_of_use"]
-
 TARGET: Final = 0.99
 """Share of requests in time where the settings promise none."""
 _POOLS: Final = ("prefill", "decode")

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from select_service.planner.errors import PlannerError
 
-__all__ = ["OK", "PAGE_BYTES_MAX", "Page", "whole_answer", "without_user"]
-
 OK: Final = 200
 PAGE_BYTES_MAX: Final = 64 << 20
 """Maximum size of an answer: half a million series. No legitimate server sends more."""

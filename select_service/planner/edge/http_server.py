@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from select_service.planner.edge.loop import Loop
 
-__all__ = ["create_app"]
-
 BODY_MAX: Final = 65_536
 ID_MOST: Final = 2**53
 """JSON readers round ids beyond it."""

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from select_service.kubernetes_api import KubernetesApi
 
-__all__ = ["Kube", "KubeAnswer"]
-
 TIMEOUT_S: Final = 10.0
 _REFUSED: Final = 300
 Json: TypeAlias = dict[str, object]

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from select_service.planner.edge.state_file import StateFile
     from select_service.planner.types import Load, ModelKey, PoolKey, ScalingDecision, Window
 
-__all__ = ["Loop", "LoopCounters", "Noted"]
-
 DECISIONS_MAX: Final = 200
 """Decisions kept for /decisions: ten hours of three-minute intervals with changes."""
 UNCOUNTED_REPORTED: Final = 12

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from select_service.planner.edge.loop import Loop
     from select_service.planner.types import Load, PoolKey, PoolState, Window
 
-__all__ = ["PlannerMetrics"]
-
 _PREFIX: Final = "select_planner_"
 _MODEL: Final = ("model_name", "tenant_id")
 _POOL: Final = (*_MODEL, "role")

@@ -7,25 +7,122 @@ negative.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import importlib
+import logging
+import os
+import warnings
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
+from select_service.planner.core.fitted import Fitted
 from select_service.planner.core.kalman import Kalman
 from select_service.planner.core.prediction import Constant, Predictor
 from select_service.planner.core.predictor_choice import Chooser
 from select_service.planner.core.recurrence import RECURRING, SAME_TIME, Recurrence, SameTime
 from select_service.planner.core.smoothing import DampedSmoothing
-from select_service.planner.edge import libraries
 from select_service.planner.edge.fit_thread import DEADLINE_S, Fitter
+from select_service.planner.errors import MissingExtra, PlannerError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from select_service.planner.core.fitted import Fit, Forecast
     from select_service.planner.core.predictor_choice import ForecastModel
     from select_service.planner.settings import TuningSettings
 
-__all__ = ["PredictorSettings", "make_predictor", "predictor_settings"]
+
+# Forecasters from external packages: ARIMA (statsforecast) and Prophet. A package is imported once,
+# on first use; a missing one is a start-up error that names the extra. A decision waits for a fit
+# no longer than `Fitter` allows.
+
+_WINDOW_ARIMA: Final = 240  # AutoARIMA takes 80 ms for this many
+_REFIT_ARIMA: Final = 10  # in between, the fitted model is carried forward
+_REFIT_PROPHET: Final = 1
+_STEPS_MOST: Final = 10  # intervals ahead; nobody asks for more
+_SEARCH: Final = {"max_p": 2, "max_q": 2, "max_d": 1, "approximation": True, "seasonal": False}
+# Ways in which a fit may fail without a bug of ours: too little variance, no convergence.
+_FAILURES: Final = (TimeoutError, ValueError, ArithmeticError, RuntimeError, IndexError, KeyError)
+
+
+def arima(fitter: Fitter) -> Fitted:
+    """Return an ARIMA model whose order is searched again every ten intervals.
+
+    Raises:
+        MissingExtra: statsforecast is not installed.
+    """
+    models = _imported("statsforecast.models", "arima", "statsforecast>=2.0")
+    return Fitted(
+        fitter.bounded(_fit_arima(models), keeps=True),
+        failures=_FAILURES,
+        window=_WINDOW_ARIMA,
+        refit_every=_REFIT_ARIMA,
+    )
+
+
+def prophet(fitter: Fitter, window: int = 50, interval_s: float = 180.0) -> Fitted:
+    """Return a Prophet model of the last `window` intervals, refitted for each.
+
+    Raises:
+        MissingExtra: prophet is not installed.
+        PlannerError: there is no directory for its files.
+    """
+    for name in ("prophet", "prophet.plot", "cmdstanpy"):
+        logging.getLogger(name).disabled = True  # they log every fit
+    module = _imported("prophet", "prophet", "prophet>=1.1.5")
+    pandas = _imported("pandas", "prophet", "prophet>=1.1.5")
+    fit = fitter.bounded(_fit_prophet(module, pandas, interval_s), keeps=False)
+    return Fitted(fit, failures=_FAILURES, window=window, refit_every=_REFIT_PROPHET)
+
+
+def _imported(name: str, extra: str, requirement: str) -> Any:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # more threads make small fits ten times slower
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return importlib.import_module(name)
+    except ImportError as error:
+        raise MissingExtra(f"the predictor {extra}", extra, requirement) from error
+    except OSError as error:  # it keeps files of its own while it runs
+        why = f"the predictor {extra} needs a directory that can be written: name one with TMPDIR"
+        raise PlannerError(why) from error
+
+
+def _fit_arima(models: Any) -> Fit:
+    import numpy as np  # loaded by the library at the latest
+
+    def fit(history: Sequence[float]) -> Forecast:
+        model = models.AutoARIMA(**_SEARCH)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model.fit(np.asarray(history, dtype=np.float64))
+
+        def forecast(recent: Sequence[float], steps: int, age: int) -> Sequence[float]:  # noqa: ARG001
+            values = np.asarray(recent, dtype=np.float64)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return [float(one) for one in model.forward(values, h=steps)["mean"]]
+
+        return forecast
+
+    return fit
+
+
+def _fit_prophet(module: Any, pandas: Any, interval_s: float) -> Fit:
+    def fit(history: Sequence[float]) -> Forecast:
+        step = pandas.Timedelta(seconds=interval_s)
+        start = pandas.Timestamp("2020-01-06")
+        times = [start + step * index for index in range(len(history) + _STEPS_MOST)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model = module.Prophet()
+            count = len(history)
+            model.fit(pandas.DataFrame({"ds": times[:count], "y": list(history)}))
+            # the next interval is one step after the last, not one second
+            ahead = model.predict(pandas.DataFrame({"ds": times[count:]}))["yhat"].tolist()
+        return lambda _, steps, age: ahead[age : age + steps]
+
+    return fit
 
 
 class PredictorSettings(Struct, frozen=True, kw_only=True):
@@ -106,8 +203,8 @@ _MODELS: Final[dict[str, Callable[[PredictorSettings, Fitter], ForecastModel]]] 
     "kalman": _kalman,
     "ets": lambda _, __: DampedSmoothing(),
     RECURRING: lambda _, __: Recurrence(),
-    "arima": lambda _, fitter: libraries.arima(fitter),
-    "prophet": lambda settings, fitter: libraries.prophet(
+    "arima": lambda _, fitter: arima(fitter),
+    "prophet": lambda settings, fitter: prophet(
         fitter, settings.prophet_window, settings.interval_s
     ),
     "auto": _chooser,

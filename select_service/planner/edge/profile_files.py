@@ -15,8 +15,6 @@ from numpy.lib import format as npy
 from select_service.planner.core.profile import Profile, decode_of, prefill_of
 from select_service.planner.errors import ProfileError
 
-__all__ = ["read_profile"]
-
 _NPZ: Final = "selected_{}_interpolation/raw_data.npz"
 _JSON: Final = "{}_raw_data.json"
 

@@ -16,8 +16,6 @@ from select_service.simulator.plots import Series, lines
 if TYPE_CHECKING:
     from select_service.planner.core.profile import Profile
 
-__all__ = ["findings", "html", "measured"]
-
 _POINTS = 80
 
 

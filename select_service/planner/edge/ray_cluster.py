@@ -10,8 +10,6 @@ from urllib.parse import urlsplit
 
 from select_service.planner.errors import MissingExtra, SettingsError
 
-__all__ = ["joined"]
-
 REACHED_WITHIN_S: Final = 5.0
 """Ray itself keeps trying to reach an address for two minutes before it reports anything."""
 

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from select_service.planner.edge.trace_replay import Result, ScalingPolicy
     from select_service.planner.settings import ReplayedSettings
 
-__all__ = ["ReplayQuestion", "Replayed", "brief", "html", "question_of", "replay", "verdict"]
-
 SPAN_MOST_S: Final = 366 * 86400.0
 """The longest trace. With one stray time a replay would simulate ages without requests."""
 _PREDICTING = ("slo", "compatible")

@@ -69,8 +69,6 @@ if TYPE_CHECKING:
     from select_service.planner.settings import RunSettings
     from select_service.planner.types import PoolKey, Role
 
-__all__ = ["run", "single_model"]
-
 _ROLES: Final[tuple[Role, ...]] = ("prefill", "decode")
 _NO_SPEED: Final = (
     "this source does not tell what selectors measured; --metrics-source selector does, and "

@@ -25,8 +25,6 @@ from select_service.planner.edge.profile_files import read_profile
 from select_service.planner.errors import SettingsError
 from select_service.planner.types import ModelKey, PoolKey, Role
 
-__all__ = ["ModelSettings", "PoolTarget", "build_fleet", "read_targets", "resources_of"]
-
 
 class PoolTarget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The engines of one role."""

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     Lookup: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
 
-__all__ = ["LOOKUP_S", "SILENT_S", "SelectorAddress", "SelectorAddresses", "is_waited_for"]
-
 LOOKUP_S: Final = 10.0
 """Between two look-ups, unless told otherwise."""
 SILENT_S: Final = 60.0

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from select_service.planner.edge.selector_addresses import SelectorAddresses
     from select_service.planner.types import ModelKey, PoolKey
 
-__all__ = ["DrainCandidate", "MergedWorker", "SelectorFleet"]
-
 TIMEOUT_S: Final = 5.0
 CANDIDATES_MAX: Final = 64
 """Maximum candidates per request."""

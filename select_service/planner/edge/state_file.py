@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from select_service.planner.core.fleet_plan import FleetPlan
 
-__all__ = ["Memory", "StateFile", "signed"]
-
 VERSION: Final = 1
 """Of the meaning of the numbers; a file of another version counts as damaged."""
 

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from select_service.planner.edge.predictors import PredictorSettings
     from select_service.planner.settings import PlanSettings
 
-__all__ = ["plan_compatible", "plan_slo", "predict", "read_series"]
-
 _POOLS = (PoolKey(ModelKey("model"), "prefill"), PoolKey(ModelKey("model"), "decode"))
 
 

@@ -37,7 +37,7 @@ from select_service.types import (
     WorkerSpec,
 )
 from select_service.types.admission import AdmissionSettings
-from select_service.types.drains import DrainRequest
+from select_service.types.workers import DrainRequest
 
 if TYPE_CHECKING:
     import random

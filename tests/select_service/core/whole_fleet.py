@@ -25,7 +25,7 @@ from select_service.types import (
     WorkerRecord,
     WorkerSpec,
 )
-from select_service.types.drains import DrainRequest, DrainStatus
+from select_service.types.workers import DrainRequest, DrainStatus
 
 __all__ = ["DEFAULT", "Fleet", "selection_of", "ticket_of"]
 

@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from indexer.edge.curve import KeyPair
-from select_service.types.drains import DrainRequest
+from select_service.types.workers import DrainRequest
 from tests.indexer.encoding import message, stored
 from tests.live.ports import HOST, free_port
 from tests.select_service.doctor.remedies import Found, remedy

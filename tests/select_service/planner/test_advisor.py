@@ -22,7 +22,7 @@ from select_service.simulator.core.cluster import Cluster, ClusterSettings
 from select_service.simulator.core.core_router import CoreRouter, CoreSettings
 from select_service.simulator.core.engine_settings import EngineSettings, SimulatedPool
 from select_service.simulator.core.workloads import WorkloadSettings, workload_of
-from select_service.types.drains import ScaleDownCandidate
+from select_service.types.workers import ScaleDownCandidate
 
 WORKERS, GONE, HALF_S = 6, 2, 150.0
 

@@ -19,7 +19,7 @@ from select_service.edge.routing import (
 from select_service.errors import InvalidQuery
 from select_service.types import Role, WorkerPatch, WorkerRecord, WorkerSpec
 from select_service.types.admission import WorkerMetrics, WorkerMetricsAnswer
-from select_service.types.drains import (
+from select_service.types.workers import (
     HIT_RATE_LOSS_MAX,
     DrainRequest,
     DrainStatus,

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from select_service.planner.types import PoolKey, Target
 
-__all__ = ["ACT_S", "Connector", "DryRun", "OneByOne", "ScalingOutcome"]
-
 READS_AT_ONCE: Final = 8
 """Pools that are read at the same time: a look has five seconds for hundreds of them."""
 ACT_S: Final = 10.0

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from select_service.planner.edge.kube import Kube, KubeAnswer
     from select_service.planner.types import PoolKey
 
-__all__ = ["KubernetesConnector", "path_of"]
-
 TRIES_MAX: Final = 3
 _FORBIDDEN, _NOT_FOUND, _CONFLICT = 403, 404, 409
 _TOO_MANY, _UNAVAILABLE = 429, 503

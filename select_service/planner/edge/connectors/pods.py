@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from select_service.planner.edge.kube import Json, KubeAnswer
 
-__all__ = ["DELETION_COST", "Homes", "PodSummary", "Pods"]
-
 DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 FIRST_TO_GO: Final = str(-(2**31))
 """The lowest possible cost: an int32."""

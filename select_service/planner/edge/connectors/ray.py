@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from select_service.planner.types import PoolKey
 
-__all__ = ["RayConnector"]
-
 PATH: Final = "/api/serve/applications/"
 TIMEOUT_S: Final = 10.0
 _JSON: Final = {"content-type": "application/json"}

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from select_service.planner.types import PoolKey
 
-__all__ = ["ENDS", "Completion", "End", "Issued", "There", "VirtualConnector"]
-
 TIMEOUT_S: Final = 1800.0
 WAIT_MAX_S: Final = 60.0
 FOLLOWED_MOST: Final = 2**52

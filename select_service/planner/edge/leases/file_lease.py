@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from select_service.planner.types import ModelKey
 
-__all__ = ["FileLease", "model_locks"]
-
 _log = logging.getLogger("select_planner")
 
 _NO_FOLDER: Final = (

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from select_service.planner.edge.kube import Kube
 
-__all__ = ["KubeLease"]
-
 _OK, _CREATED, _NOT_FOUND, _CONFLICT = 200, 201, 404, 409
 _KIND: Final = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
 

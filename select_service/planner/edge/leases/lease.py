@@ -17,8 +17,6 @@ from select_service.planner.errors import ConnectorError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["DURATION_S", "LeaderLease", "NoLease", "Timed", "duration_of"]
-
 _log = logging.getLogger("select_planner")
 
 DURATION_S: Final = 30.0

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["LeaseActor"]
-
 
 class LeaseActor:
     """The actor, and a plain object in tests."""

@@ -14,8 +14,6 @@ from select_service.planner.errors import ConnectorError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["NAMESPACE", "RayLease"]
-
 NAMESPACE: Final = "select-planner"
 """Of the actor."""
 ANSWER_S: Final = 5.0

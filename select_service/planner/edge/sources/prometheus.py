@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from select_service.planner.edge.sources.series_names import Names
     from select_service.planner.types import ModelKey, Moments, Reading
 
-__all__ = ["PrometheusSource"]
-
 TIMEOUT_S: Final = 10.0
 LOOKS: Final = 12
 """At a gauge in an interval: as many as scrapes of a usual one."""

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from select_service.planner.types import Reading
 
-__all__ = ["Arrived", "ScrapedArrivals", "ScrapedSample"]
-
 AWAITED: Final = 2.0
 """How many usual distances of its scrapes a target may be late before others go on without it."""
 _SPACING_S: Final = 60.0  # assumed until it is known: Prometheus' default

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from select_service.planner.edge.sources.selector_counters import Since
     from select_service.planner.types import ModelKey, Moments, Reading
 
-__all__ = ["SelectorSource"]
-
 TIMEOUT_S: Final = 5.0
 UNSEEN_S: Final = 60.0
 """Replicas that selectors hear and that are not scraped are reported after so long: some may just

@@ -16,8 +16,6 @@ from prometheus_client.parser import text_string_to_metric_families
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["PREFIX", "STARTED", "SelectorCounters", "SeveralProcesses", "parse"]
-
 PREFIX: Final = "select_service_"
 Samples: TypeAlias = dict[tuple[str, str, str, str], float]
 """By name, model, tenant, and bucket or moment; summed over all other labels."""

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from select_service.planner.types import ModelKey
 
-__all__ = ["TOKENS_MAX", "TraceSource", "read_trace"]
-
 TOKENS_MAX: Final = 1 << 32
 """The longest prompt or output; more is no realistic length, and a replay would process it all."""
 

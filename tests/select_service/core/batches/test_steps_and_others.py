@@ -18,7 +18,7 @@ from select_service.core.batches.batch_selection import RunningBatch
 from select_service.errors import ReservationUnderWay, ServiceError
 from select_service.types import SelectAndReserveRequest
 from select_service.types.batches import SelectBatchRequest, WaveAnswer
-from select_service.types.drains import DrainRequest
+from select_service.types.workers import DrainRequest
 from tests.select_service.core.batches.test_batch_selection import booked, prompt
 from tests.select_service.core.test_state import Disk, restored
 from tests.select_service.core.whole_fleet import Fleet

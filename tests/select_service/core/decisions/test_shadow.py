@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from select_service.core.admission.queue import Ticket
-from select_service.core.decisions.shadow import BURST_S
+from select_service.core.decisions.shadow import BURST_S, ShadowReport
 from select_service.core.decisions.shadow_regret import RegretTally, ShadowTally
-from select_service.core.decisions.shadow_report import ShadowReport
 from select_service.types import RouterConfig, RouterConfigOverride, Selection, SelectRequest
 from select_service.types.batches import WaveItem
 from select_service.types.shadow import REGRET_BOUNDS, ShadowSettings, ShadowStatus

@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from select_service.core.ledger.drain_meter import PRIOR_TOKENS_PER_S, DrainMeter
+from select_service.core.ledger.drain_meter import PRIOR_TOKENS_PER_S, DrainMeter, WorkDone
 from select_service.core.ledger.ledger import Ledger
-from select_service.core.ledger.work_done import WorkDone
 
 if TYPE_CHECKING:
     from select_service.core.ledger.reservation import LedgerReservation

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from select_service.core.ledger.drain_meter import PRIOR_TOKENS_PER_S, DrainMeter
+from select_service.core.ledger.drain_meter import PRIOR_TOKENS_PER_S, SILENCE_S, DrainMeter
 from select_service.core.ledger.ledger import Ledger
 from select_service.core.ledger.reservation import LedgerReservation
-from select_service.core.ledger.work_done import SILENCE_S
 from tests.effort import examples
 
 RANKS = 8

@@ -16,7 +16,7 @@ from indexer.core.hashing import pack_u64
 from indexer.types import Tier, WorkerRank
 from select_service.core.operations.scale_down import COLD
 from select_service.types import Role
-from select_service.types.drains import ScaleDownCandidate
+from select_service.types.workers import ScaleDownCandidate
 from tests.effort import examples
 from tests.select_service.core.whole_fleet import DEFAULT, Fleet
 from tests.sliced import answer_of

@@ -27,7 +27,7 @@ from select_service.types import (
     WorkerPatch,
     WorkerSpec,
 )
-from select_service.types.drains import DrainRequest
+from select_service.types.workers import DrainRequest
 from tests.models.replica_net import LIMITS, Net, Node
 
 if TYPE_CHECKING:

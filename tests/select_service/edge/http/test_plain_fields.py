@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from select_service.edge.http.header_cache import KEPT
-from select_service.edge.http.plain_fields import plain_fields
+from select_service.edge.http.header_cache import KEPT, plain_fields
 
 HOST = (b"host", b"s")
 

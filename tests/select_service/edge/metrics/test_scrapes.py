@@ -28,7 +28,7 @@ from select_service.edge.metrics.scope_series import ScopeGroups
 from select_service.edge.metrics.text import LINES_PER_STEP, text_of
 from select_service.metric_rows import Steps
 from select_service.types import ReservationRequest
-from select_service.types.drains import DrainRequest
+from select_service.types.workers import DrainRequest
 from tests import wait
 from tests.select_service.edge.serving import PROMPT, SETTINGS, add_worker, in_process
 

@@ -26,7 +26,7 @@ from select_service.types import (
 )
 from select_service.types.admission import AdmissionChange, BusyThresholdChange, WorkerMetrics
 from select_service.types.batches import SelectBatchRequest
-from select_service.types.drains import DrainRequest
+from select_service.types.workers import DrainRequest
 from tests.select_service.edge.serving import PROMPT, Wire, worker
 
 OURS, THEIRS, NOBODYS = "acme corp", "rival", "nobody"

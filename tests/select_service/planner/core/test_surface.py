@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from select_service.planner.core.curves import MonotoneCurve, isotonic
 from select_service.planner.core.profile import decode_of
-from select_service.planner.core.surface import DecodeSurface, surface_of
+from select_service.planner.core.surface import DecodeSurface, MonotoneCurve, isotonic, surface_of
 from select_service.planner.edge.profile_files import read_profile
 from tests.select_service.planner.golden import PROFILE
 

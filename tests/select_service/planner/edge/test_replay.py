@@ -17,9 +17,8 @@ from bench.planner.shapes import code_completion
 from select_service.planner.cli import main
 from select_service.planner.core.demand import intervals_of
 from select_service.planner.core.warm_up import TracedRequest
-from select_service.planner.edge.baselines import Ceiling, Contest
+from select_service.planner.edge.baselines import Ceiling, Contest, Oracle
 from select_service.planner.edge.fixed_fleets import FixedPoint, busiest, engines_of_use
-from select_service.planner.edge.oracle import Oracle
 from select_service.planner.edge.predictors import PredictorSettings
 from select_service.planner.edge.profile_files import read_profile
 from select_service.planner.edge.replay_command import Replayed, ReplayQuestion, replay, verdict

@@ -17,7 +17,7 @@ from select_service.planner.edge.sources import selector as selector_module
 from select_service.planner.edge.sources.selector import SelectorSource
 from select_service.planner.errors import SelectorError
 from select_service.planner.types import Missing, Reading
-from select_service.types.drains import DrainStatus
+from select_service.types.workers import DrainStatus
 from tests.live.tcp_server import tcp_server
 from tests.select_service.planner.edge.fakes import KEY, Clock
 from tests.select_service.planner.edge.loops import loop_of
