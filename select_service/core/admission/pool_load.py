@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from select_service.core.ledger.rank_speeds import RankSpeeds
 
 _Number = TypeVar("_Number", np.float64, np.int64)
+FloatOrColumn = TypeVar("FloatOrColumn", float, "Floats")
 
 _RATE_STEP_S: Final = 0.05
 """How often the measured rate, an average over half a minute, is refreshed."""
@@ -51,6 +52,18 @@ requests wait for answers to end."""
 
 BURST_SHARE: Final = 0.05
 """Requests that come together are counted again after this share of what the ranks run at once."""
+
+
+def fullness(share: FloatOrColumn, idle_share: float) -> FloatOrColumn:
+    """Return how far a rank is filled by so large a share of the requests that it runs at once.
+
+    0 is as good as idle, 1 full. What is beyond waits inside the rank, and counts alike in small
+    pools and in large ones: in these little lies between idle and full, and else a few hot ranks
+    would fill a pool whose other ranks are idle.
+    """
+    below, beyond = (share - idle_share) / (1.0 - idle_share), (share - 1.0) / (1.0 - IDLE_SHARE)
+    filled: FloatOrColumn = np.minimum(below, 1.0 + beyond)
+    return filled
 
 
 class SaturationLimits(NamedTuple):
@@ -295,8 +308,7 @@ class PoolLoad:
     def _fullness_by_requests(self, slot: int) -> float:
         """Return how far a rank's `max_num_seqs` are taken; more than 1: some requests wait."""
         most = self._max_num_seqs.item(slot)
-        idle = self._idle_share
-        return (self.loads.requests.item(slot) / most - idle) / (1.0 - idle)
+        return fullness(self.loads.requests.item(slot) / most, self._idle_share)
 
     # -- for policies --------------------------------------------------------------------------
 
@@ -327,8 +339,7 @@ class PoolLoad:
         requests = self.loads.requests
         rows = len(requests)
         self._ensure(rows)
-        idle = self._idle_share
-        taken = (requests / self._max_num_seqs[:rows] - idle) / (1.0 - idle)
+        taken = fullness(requests / self._max_num_seqs[:rows], self._idle_share)
         np.maximum(self._told[:rows], taken, out=self._floor[:rows])
         self._is_taken = bool(taken.max(initial=0.0) > 0.0)
         self._ended = self.meter.work.ended

@@ -66,6 +66,16 @@ def test_large_pools_leave_a_smaller_share_free_for_more_important_requests(
     pool.check()
 
 
+@pytest.mark.parametrize("ranks", [8, 64])
+def test_an_eighth_of_hot_ranks_does_not_fill_a_pool(ranks: int) -> None:
+    pool = RecordedPool()
+    for slot in range(ranks):
+        pool.attach(slot, 10**6, 256)
+    for slot in range(ranks // 8):
+        pool.note(slot, RecordedRankLoad(requests=384, waiting=0), 1.0)
+    assert pool.saturation == pytest.approx(0.25)
+
+
 def test_a_small_rank_more_leaves_a_large_pool_as_idle() -> None:
     """What is spared follows from what all ranks run, not from the smallest one."""
     pool = pool_of(0)
