@@ -40,7 +40,13 @@ def run(serve: Serve, tab: Tabs) -> Callable[..., Any]:
 def snapshot(life: str, *points: list[int]) -> dict[str, Any]:
     *history, last = points
     about = ABOUT | {"life": life}
-    return QUIET | {"about": about, "at_ms": last[0], "history": history, "point": last}
+    return QUIET | {
+        "about": about,
+        "at_ms": last[0],
+        "history": history,
+        "chosen": [],
+        "point": last,
+    }
 
 
 def test_rates_are_differences_and_end_with_a_life(run: Callable[..., Any]) -> None:
@@ -107,6 +113,24 @@ def test_what_a_rank_was_chosen_for_is_counted_from_when_it_was_first_seen(
     assert told[4]["selections"] == pytest.approx(4 / 30)
     assert told[4]["hitRate"] == 0.75
     assert told[5] is None
+
+
+def test_a_page_opened_later_has_what_the_service_has_kept_of_a_rank(
+    run: Callable[..., Any],
+) -> None:
+    fields = ["worker_id", "dp_rank", "selections", "isl_tokens", "selected_prefill_tokens"]
+    told = snapshot("one", [60_000] + [0] * 8)
+    told["about"] |= {"rank_fields": fields}
+    told |= {
+        "chosen": [[15_000, [["1/0", 0, 0, 0]]], [30_000, [["1/0", 30, 400, 100]]]],
+        "workers": [{"worker_id": "1", "ranks": [0, 1]}],
+        "ranks": [["1", 0, 60, 800, 200]],
+    }
+    script = "const s = new m.Store(); for (const one of arg) s.take('snapshot', one);"
+    series = run("store.js", script + " return s.served('1');", [told, told])
+    assert [one["at_ms"] for one in series] == [*range(20_000, 60_001, 5000)]
+    assert {one["hitRate"] for one in series if one["selections"]} == {0.75}
+    assert [one["selections"] for one in series][2:4] == [2, 1.5]
 
 
 def test_ids_are_ordered_as_the_numbers_they_are(run: Callable[..., Any]) -> None:

@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.heavy, pytest.mark.e2e]
 
 PAGES = (
     *("index", "CONTRIBUTING", "deploy/docs/tour", "deploy/docs/architecture"),
+    *("deploy/docs/index", "deploy/docs/policies"),
     *("deploy/docs/routes", "deploy/reference/flags", "bench/admission/index"),
 )
 """One of each kind: text, code of several languages, a drawing, tables, wide tables."""

@@ -75,6 +75,8 @@ FIXED: Final = (
     ("select_service.edge.console.stream", "BEHIND_MAX", "messages a page may leave unread"),
     ("select_service.edge.console.history", "HISTORY_POINTS", "points of the last minutes kept"),
     ("select_service.edge.console.history", "HISTORY_STEP_S", "seconds between two of them"),
+    ("select_service.edge.console.history", "RANKS_EVERY", "of them between two of each rank"),
+    ("select_service.edge.console.history", "RANKS_MAX", "ranks that have points of their own"),
     ("select_service.edge.console.console_handlers", "LISTED_MAX", "rows of a list of the console"),
     ("select_service.edge.console.prefix", "HOLDERS_MAX", "ranks the prefix browser shows"),
     (

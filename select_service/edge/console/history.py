@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
+import orjson
+
+from indexer.types import U64_MASK
 from select_service.edge.http.traffic import LATENCY_BUCKETS_S
 
 if TYPE_CHECKING:
@@ -23,6 +27,12 @@ HISTORY_STEP_S: Final = 5.0
 
 HISTORY_POINTS: Final = 180
 """A quarter of an hour."""
+
+RANKS_EVERY: Final = 3
+"""Points between two at which it is noted what each rank was chosen for."""
+
+RANKS_MAX: Final = 256
+"""Ranks of which that is noted, some ten kilobytes each time; others have it in open pages only."""
 
 _SELECTING: Final = tuple(
     ("POST", path) for path in ("/select", "/select_and_reserve", "/select_pair")
@@ -51,6 +61,8 @@ class History:
 
     def __init__(self, service: Driver, traffic: Traffic) -> None:
         self.points: deque[bytes] = deque(maxlen=HISTORY_POINTS)  # JSON, as sent
+        self.chosen: deque[bytes] = deque(maxlen=HISTORY_POINTS // RANKS_EVERY)
+        self._noted = 0
         self._service = service
         self._traffic = traffic
         self._timer: asyncio.TimerHandle | None = None
@@ -69,6 +81,9 @@ class History:
     def _note(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = loop.call_later(HISTORY_STEP_S, self._note, loop)
         self.points.append(self.now())
+        if self._noted % RANKS_EVERY == 0:
+            self.chosen.append(self._chosen_now())
+        self._noted += 1
 
     def now(self) -> bytes:
         """Return a point for this moment, as a JSON array."""
@@ -80,9 +95,8 @@ class History:
             if stats is not None and stats.statuses:
                 seconds += stats.seconds
                 buckets = [a + b for a, b in zip(buckets, stats.buckets, strict=True)]
-        at_ms = int(time.time() * 1000)  # noqa: TID251 - for people, who read wall clocks
         numbers = (
-            at_ms,
+            now_ms(),
             counters.selections,
             sum(counters.selections_failed.values()),
             counters.selected_isl_tokens,
@@ -95,3 +109,22 @@ class History:
         scored = (room.scored, room.agreed, room.live_prefill_tokens, room.own_prefill_tokens)
         text = ",".join(map(str, [*numbers, round(seconds, 6), *scored, *buckets]))
         return f"[{text}]".encode()
+
+    def _chosen_now(self) -> bytes:
+        """Return what ranks were chosen for in all: the moment, then rows with the page's keys."""
+        tallies = (
+            (f"{worker_id}/{dp_rank}", tally)
+            for partition in self._service.core.partitions.values()
+            for worker_id, ranks in partition.demand.ranks.items()
+            for dp_rank, tally in ranks.items()
+        )
+        rows = [
+            (key, one.selections, min(one.isl_tokens, U64_MASK), min(one.prefill_tokens, U64_MASK))
+            for key, one in islice(tallies, RANKS_MAX)
+        ]
+        return orjson.dumps((now_ms(), rows))
+
+
+def now_ms() -> int:
+    """Return the time in milliseconds, for people, who read wall clocks."""
+    return int(time.time() * 1000)  # noqa: TID251 - see above

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
 import orjson
 
 from select_service.edge.console.fleet import FleetTable, News, joined
+from select_service.edge.console.history import now_ms
 from select_service.edge.console.sections import sections
 from select_service.edge.cooperative import TimeSlices
 from select_service.errors import TooManyConsoles
@@ -168,13 +168,14 @@ class LiveView:
         client.send(snapshot)
 
     def _moment(self) -> bytes:
-        return b'"at_ms":%d,"point":%b,' % (_now_ms(), self._history.now())
+        return b'"at_ms":%d,"point":%b,' % (now_ms(), self._history.now())
 
     def _snapshot(self, view: _View) -> bytes:
         parts = [
             b"event: snapshot\ndata: {" + self._moment(),
             b'"about":' + self._about,
             b',"history":' + joined(self._history.points) + b",",
+            b'"chosen":' + joined(self._history.chosen) + b",",
             view.whole(),
             b"}\n\n",
         ]
@@ -213,7 +214,3 @@ def _members(news: News, sections: Mapping[str, bytes]) -> bytes:
     members += [b'"workers":' + joined(news.workers), b'"ranks":' + joined(news.ranks)]
     members.append(b'"gone":' + orjson.dumps(news.gone))
     return b",".join(members)
-
-
-def _now_ms() -> int:
-    return int(time.time() * 1000)  # noqa: TID251 - for people, who read wall clocks

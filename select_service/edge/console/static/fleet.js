@@ -80,7 +80,7 @@ export function rankColumns(store, scale) {
     { id: "prefill", title: "Prefill tokens", numeric: true, hint: "Tokens booked and not computed yet", sort: ({ rank }) => rank?.prefill_tokens, cell: ({ rank }) => (rank ? { bar: rank.prefill_tokens / scale().most, text: count(rank.prefill_tokens) } : NONE) },
     { id: "kv", title: "KV blocks", numeric: true, hint: "Blocks of live requests, of those the rank has", sort: (row) => kvUse(row)?.share ?? kvUse(row)?.used, cell: (row) => kv(row, scale().room) },
     { id: "requests", title: "Requests", numeric: true, hint: "Live ones", sort: ({ rank }) => rank?.requests, cell: ({ rank }) => count(rank?.requests) },
-    { id: "chosen", title: "Rate · hits", numeric: true, hint: "Selections a second, and the share of their prompt tokens that it had cached; over a minute, or since this page was opened", sort: (row) => store.servedBy(row.key, RATE_MS)?.selections ?? null, cell: (row) => chosen(store, row) },
+    { id: "chosen", title: "Rate · hits", numeric: true, hint: "Selections a second, and the share of their prompt tokens that it had cached, over a minute", sort: (row) => store.servedBy(row.key, RATE_MS)?.selections ?? null, cell: (row) => chosen(store, row) },
     { id: "cached", title: "Cached blocks", numeric: true, hint: "Blocks the index knows it to hold, on all tiers", sort: ({ rank }) => rank?.cached_blocks, cell: ({ rank }) => count(rank?.cached_blocks) },
     { id: "events", title: "KV events", sort: ({ rank }) => rank?.kv_state ?? null, cell: ({ rank }) => events(rank) },
     { id: "last", title: "Last event", numeric: true, hint: "How long ago, by the engine's clock", sort: ({ rank }) => ageOf(rank, store.atMs), cell: ({ rank }) => age(rank, store.atMs) },

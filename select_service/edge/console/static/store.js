@@ -25,7 +25,7 @@ export class Store {
     this.workers = new Map(); // by worker id
     this.ranks = new Map(); // by "worker/rank"
     this.points = []; // newest last; {life, at_ms, …, buckets}
-    this.pasts = new Map(); // by "worker/rank": [at_ms, …totals], newest last, since the page knows it
+    this.pasts = new Map(); // by "worker/rank": [at_ms, …totals], newest last
     this.admission = this.replicas = this.state = null;
     this.assets = null;
     this.heardAt = 0;
@@ -44,6 +44,8 @@ export class Store {
       if (life !== this.life) this.pasts.clear();
       this.life = life;
       for (const numbers of data.history) this.note(numbers);
+      const known = new Set(this.pasts.keys()); // better than what the service has kept
+      for (const [at, rows] of data.chosen) for (const [key, ...totals] of rows) if (!known.has(key)) this.notePast(key, [at, ...totals]);
     }
     this.atMs = data.at_ms;
     this.heardAt = Date.now();
@@ -184,7 +186,7 @@ export class Store {
     return past ? this.chosenFor([past], this.atMs, overMs) : null;
   }
 
-  // A worker's rates since the page knows it, every few seconds, and now.
+  // A worker's rates of the last minutes, every few seconds, and now.
   served(id) {
     const pasts = this.keysOf(id).map((key) => this.pasts.get(key)).filter(Boolean);
     if (!pasts.length) return [];

@@ -20,7 +20,7 @@ export class WorkerPage {
     this.go = go;
     this.changed = changed;
     this.range = new TimeRange({ filters, keep });
-    const note = "Over half a minute, since this page was opened.";
+    const note = "Over half a minute.";
     this.charts = [
       new LineChart({ name: "worker-rate", title: "Selections per second", range: this.range, format: rate, unit: "/s", note, lines: [{ id: "selections", label: "given", tone: "a", of: (one) => one.selections }] }),
       new LineChart({ name: "worker-hits", title: "Hit rate", range: this.range, top: 1, format: (value) => percent(value), note: `Share of their prompt tokens that it had cached. ${note}`, lines: [{ id: "hitRate", label: "hit rate", tone: "b", of: (one) => one.hitRate }] }),

@@ -13,7 +13,7 @@ from indexer.core.hashing import block_hashes
 from indexer.types import Tier
 from select_service.edge.app import create_driver
 from select_service.edge.console import history
-from select_service.edge.console.history import HISTORY_POINTS, POINT, History
+from select_service.edge.console.history import HISTORY_POINTS, POINT, RANKS_EVERY, History
 from select_service.edge.driver.driver import Driver
 from select_service.edge.http.traffic import LATENCY_BUCKETS_S, RouteTraffic, Traffic
 from tests import wait
@@ -55,6 +55,10 @@ async def test_a_point_knows_what_was_cached_and_refused(
     for body in ({"token_ids": tokens}, {"token_ids": tokens, "reservation_id": "a"}):
         path = "/select_and_reserve" if "reservation_id" in body else "/select"
         assert (await client.post(path, json=body)).status_code == 200
+    book.start(asyncio.get_running_loop())
+    book.close()
+    (_, rows), *_ = map(json.loads, book.chosen)
+    assert rows == [["1/0", 2, 128, 64]]
     point = read(book.now())
     assert (point["selections"], point["failed"], point["reservations"]) == (2, 1, 1)
     assert (point["isl_tokens"], point["prefill_tokens"]) == (128, 64)
@@ -76,6 +80,7 @@ def test_points_come_by_themselves_and_old_ones_go(monkeypatch: pytest.MonkeyPat
         assert len(book.points) == HISTORY_POINTS
         book.close()
         book.close()
+        assert len(book.chosen) == HISTORY_POINTS // RANKS_EVERY
         kept = list(book.points)
         await asyncio.sleep(0.01)
         assert list(book.points) == kept
