@@ -21,6 +21,9 @@ ENDPOINTS_MAX: Final = 4096
 
 TRIED_AT_ONCE: Final = 64
 
+_NO_HOST: Final = ".invalid"
+"""Reserved for names that never resolve (RFC 6761)."""
+
 
 def probe(workers: Iterable[ReachableWorker], timeout_s: float) -> list[Finding]:
     """Connect to every port in the workers' records; those that do not answer become findings."""
@@ -34,6 +37,11 @@ def probe(workers: Iterable[ReachableWorker], timeout_s: float) -> list[Finding]
                 targets.setdefault(address, _subject(worker, endpoint))
 
     def why_not(address: tuple[str, int]) -> str | None:
+        if address[0].endswith(_NO_HOST):
+            return (
+                f"names in {_NO_HOST} never resolve; this worker has no HTTP endpoint, as no "
+                "simulated engine of `select-service demo` has one"
+            )
         try:
             socket.create_connection(address, timeout_s).close()
         except OSError as error:

@@ -157,6 +157,17 @@ async def test_ports_seen_from_here(port: int, service: Driver, *, capsys: Captu
         assert json.loads(capsys.readouterr().out)["findings"] == []
 
 
+@run_by(on_a_port)
+async def test_an_engine_of_the_demo_has_no_http_endpoint(
+    port: int, service: Driver, *, capsys: Capture
+) -> None:
+    add_worker(service, endpoint="http://engine-1.invalid:8000", kv_events="none")
+    assert await run(*url(port), "--probe", "--json") == 1
+    (finding,) = json.loads(capsys.readouterr().out)["findings"]
+    assert "http://engine-1.invalid:8000: names in .invalid never resolve" in finding["what"]
+    assert "`select-service demo`" in finding["what"]
+
+
 def test_nobody_there(capsys: Capture, tmp_path: Path) -> None:
     for arguments in (
         url(free_port()),
