@@ -32,7 +32,7 @@ NOT_AGAIN := CC=false
 # What drives the console in tests: Debian's browser, and a font so that its text has a width.
 BROWSER_PACKAGES := chromium fonts-dejavu-core
 
-.PHONY: run demo newcomer bench bench-middle bench-quick bench-policy bench-policy-all bench-plot wheel docs fuzz test lint test-light coverage test-pure test-full test-floors test-beside-soak test-heavy downloads test-faults test-ray test-vllm test-sglang test-ray-llm test-engines test-forecast soak iproute test-long test-browser chromium peer vllm sglang promtool manifests buildah pins sbom client twin readme dashboard pictures clean
+.PHONY: run demo newcomer bench bench-middle bench-quick bench-policy bench-policy-all bench-plot wheel wheels-check docs fuzz test lint test-light coverage test-pure test-full test-floors test-beside-soak test-heavy downloads test-faults test-ray test-vllm test-sglang test-ray-llm test-engines test-forecast soak iproute test-long test-browser chromium peer vllm sglang promtool manifests buildah pins sbom client twin readme dashboard pictures clean
 
 run: $(VENV)/.installed
 	exec $(BIN)/select-service --port $(PORT) $(ARGS)
@@ -66,6 +66,15 @@ wheel: $(VENV)/bin/python
 	$(BIN)/python $(PIP_INSTALL:install=wheel) --no-deps --wheel-dir dist .
 	@$(BIN)/python -m zipfile --list $$(ls -t dist/select_service-*.whl | head -1) | grep -c '\.so ' \
 	  | grep -qx $(words $(filter %.pyx,$(KERNELS))) || { echo "a kernel was not built" >&2; exit 1; }
+
+# Wheels for other C libraries and processors, as far as one machine goes, with Debian's compilers and
+# qemu; five minutes. PYTHONS names more interpreters, with headers: 3.12 to 3.14.
+CROSS_PACKAGES := musl-tools gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static debootstrap
+PYTHONS ?=
+wheels-check: $(VENV)/.installed-test
+	@dpkg --status $(CROSS_PACKAGES) >/dev/null 2>&1 || { apt-get update --quiet=2 && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install --quiet=2 --yes --no-install-recommends $(CROSS_PACKAGES) >/dev/null; }
+	$(BIN)/python -m tests.deploy.wheels $(PYTHON) $(PYTHONS)
 
 # What bench/policy/README.md shows: policies beside each other, simulated, on drawn traces and on those
 # of TRACE, files in Mooncake's format; a quarter of an hour of one core. `-all`: every policy, fleet
