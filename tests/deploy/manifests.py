@@ -18,6 +18,7 @@ from tests.wait import PATIENCE_S
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 OVERLAYS = DEPLOY / "kubernetes" / "overlays"
+EXAMPLE = DEPLOY.parent / "examples" / "kubernetes"
 CHART = DEPLOY / "helm" / "select-service"
 
 Object: TypeAlias = dict[str, Any]
@@ -176,7 +177,7 @@ VARIED["everything beside a router"] = {
 
 @cache
 def kustomized(overlay: str) -> tuple[Object, ...]:
-    """Every object of an overlay."""
+    """Every object of an overlay, or of the folder with that path."""
     return _objects(_run(KUBECTL, "kustomize", str(OVERLAYS / overlay)))
 
 

@@ -25,6 +25,7 @@ from select_service.settings.command_line import read_section
 from tests.deploy import tools
 from tests.deploy.manifests import (
     DEPLOY,
+    EXAMPLE,
     OVERLAYS,
     SAME,
     VARIED,
@@ -94,6 +95,15 @@ def test_the_chart_says_what_the_overlay_says(overlay: str) -> None:
 def test_kubernetes_takes_it(name: str, version: str) -> None:
     objects = [one for one in RENDERED[name]() if not one["apiVersion"].startswith("monitoring.")]
     assert objects
+    assert [*chain.from_iterable(complaints(one, version) for one in objects)] == []
+
+
+@pytest.mark.parametrize("version", tools.VERSIONS)
+def test_kubernetes_takes_the_example(version: str) -> None:
+    objects = [
+        one for one in kustomized(str(EXAMPLE)) if not one["apiVersion"].startswith("monitoring.")
+    ]
+    assert {"vllm", "select-service"} <= {one["metadata"]["name"] for one in objects}
     assert [*chain.from_iterable(complaints(one, version) for one in objects)] == []
 
 

@@ -29,6 +29,7 @@ SOURCES: Final = (
     "deploy/reference/*.md",
     "examples/*/*.py",
     "examples/*/*.yaml",
+    "select_service/simulator/engine_presets.py",
 )
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from html import unescape
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import unquote
 
 import pytest
 import yaml
@@ -15,6 +17,8 @@ from tests.readme.document import INDEX, LINK, README
 
 ROOT: Final = README.parent
 KINDS: Final = ("Tutorials", "How-to guides", "Reference", "Explanation")
+LINKED: Final = re.compile(r"<a [^>]*?href=\"?([^\"> ]+)")
+PLACE: Final = re.compile(r" id=\"?([^\"> ]+)")
 LOADED: Final = re.compile(
     r"<(?:script|img|iframe)[^>]* src=\"?([^\"> ]+)|<link[^>]* href=\"?([^\"> ]+)"
 )
@@ -66,3 +70,19 @@ def test_the_site() -> None:
     for page in pages:
         for found in LOADED.findall(page.read_text("utf-8")):
             assert "//" not in "".join(found), page
+    assert [*_leading_nowhere(pages)] == []
+
+
+def _leading_nowhere(pages: list[Path]) -> Iterator[tuple[Path, str]]:
+    """Links within the site that do: MkDocs looks at those to documents alone."""
+    told = {page.resolve(): page.read_text("utf-8") for page in pages if page.name != "404.html"}
+    places = {page: {*PLACE.findall(text)} for page, text in told.items()}
+    for page, text in told.items():
+        for link in {unescape(one) for one in LINKED.findall(text)}:
+            path, _, place = link.partition("#")
+            if re.match("[a-z]+:", path):
+                continue
+            target = (page.parent / unquote(path)).resolve() if path else page
+            is_lost = place and target in places and unquote(place) not in places[target]
+            if is_lost or not target.is_file():
+                yield page, link
