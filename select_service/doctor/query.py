@@ -113,7 +113,7 @@ def ask(
         address, prefix = address_of(url, uds)
         client = Client(address, token=token, ca=tls, options=once)
     except (ValueError, OSError) as error:
-        raise CannotAskError(f"{url}: {error}") from error
+        raise CannotAskError(str(error).removeprefix(f"{url}: ")) from error
     with client:
         return _asked(client, prefix + _PATH)
 

@@ -168,6 +168,11 @@ async def test_an_engine_of_the_demo_has_no_http_endpoint(
     assert "`select-service demo`" in finding["what"]
 
 
+def test_an_address_of_no_kind_is_named_once(capsys: Capture) -> None:
+    assert cli.main(["doctor", "--url", "localhost:1"]) == 2
+    assert capsys.readouterr().err == "localhost:1: neither http://, https:// nor unix:/path\n"
+
+
 def test_nobody_there(capsys: Capture, tmp_path: Path) -> None:
     for arguments in (
         url(free_port()),
