@@ -264,7 +264,10 @@ class Ledger:
             slot, loads = reservation.slot, self.loads
             if outputs > told.outputs:
                 seconds = (now - told.at) / (outputs - told.outputs)
-                loads.speeds.decoded(slot, loads.context.item(slot), seconds, now)
+                believed = loads.speeds.decoded(slot, loads.context.item(slot), seconds, now)
+                if believed is not None:
+                    blocks = reservation.generation.attended_blocks(self.sequence_blocks)
+                    loads.speeds.blocks.add(float(blocks), believed)
             reservation.output_told = OutputTold(told.first_at, told.first_outputs, now, outputs)
 
     def resume_outputs(

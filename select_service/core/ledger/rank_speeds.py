@@ -9,7 +9,7 @@ between ranks, and a rank is forgotten with its slot.
 
 from __future__ import annotations
 
-from math import sqrt
+from math import inf, sqrt
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
@@ -35,6 +35,9 @@ UNEQUAL: Final = 16.0
 """Nor so many times as fast as the others of its pool."""
 BLOCKS_EVERY_S: Final = 0.05
 """Blocks of output are measured so often per rank: all of its requests go at the same pace."""
+TOLD_EVERY_S: Final = 1.0
+"""Of the blocks that are measured one in this time is counted in the sums of its pool, because what
+its rank attends to is added up for that."""
 TOGETHER_S: Final = 0.05
 """What is reported so soon after a first token was reported together with it: a client that does
 not stream has it all at the end of the answer."""
@@ -193,6 +196,7 @@ class RankSpeed:
         "block_error",
         "measured_at",
         "tokens_per_s",
+        "told_at",
         "ttft",
         "ttft_error",
     )
@@ -205,6 +209,7 @@ class RankSpeed:
         self.ttft_error = PredictionError()
         self.block_error = PredictionError()
         self.measured_at = 0.0  # when a block was measured last
+        self.told_at = -inf  # when one was counted in the sums
         self.base_tokens = self.tokens_per_s = 0
         """Of `ttft`, as counted in the sums of `RankSpeeds`: what it would compute in the time that
         its line begins with, and its speed; 0 tokens/s: not counted."""
@@ -263,7 +268,7 @@ class RankSpeeds:
         """Of first tokens: seconds over tokens; of ranks that are not new, whose outliers are
         known."""
         self.blocks = Moments()
-        """Likewise of blocks of output: seconds over blocks of context."""
+        """Likewise of blocks of output: seconds over the blocks that requests attend to."""
         self._measured = 0  # ranks in the sums
         self._base_tokens = self._tokens_per_s = 0  # sums over them; whole numbers do not drift
 
@@ -327,22 +332,27 @@ class RankSpeeds:
         base_s = self._base_tokens / self._tokens_per_s
         return PoolSpeed(base_s * computed / total, total, ranks, lately)
 
-    def decoded(self, slot: int, context: float, seconds: float, now: float) -> None:
+    def decoded(self, slot: int, context: float, seconds: float, now: float) -> float | None:
         """Note a block of output.
 
         Args:
             slot: its rank's.
-            context: blocks that the rank attends to.
+            context: of the rank, with all that prices add to the blocks that it attends to.
             seconds: that one block took.
             now: monotonic seconds.
+
+        Returns:
+            The time as it is believed, if it is to be counted in `blocks` now; else None.
         """
         rank = self._of(slot)
         if seconds > 0.0 and now - rank.measured_at >= BLOCKS_EVERY_S:
             rank.measured_at = now
             is_new = rank.block.samples < SURE
-            believed = rank.block.learn(context, seconds)
-            if not is_new:
-                self.blocks.add(*believed)
+            _, believed = rank.block.learn(context, seconds)
+            if not is_new and now - rank.told_at >= TOLD_EVERY_S:
+                rank.told_at = now
+                return believed
+        return None
 
     def _of(self, slot: int) -> RankSpeed:
         rank = self.by_slot.get(slot)

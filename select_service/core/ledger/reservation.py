@@ -35,6 +35,18 @@ class SlotGeneration:
         `SlotLoads.follows_queues`."""
         self.is_open = True
 
+    def attended_blocks(self, sequence_blocks: int) -> int:
+        """Return the blocks that requests attend to whose outputs are written. O(reservations).
+
+        Args:
+            sequence_blocks: the ledger's, which are left out; so are fractions.
+        """
+        return sum(
+            one.prompt_blocks - sequence_blocks + one.output_blocks
+            for one in self.reservations.values()
+            if one.prefill_done or one.output_blocks
+        )
+
 
 _NOWHERE: Final = SlotGeneration(-1)
 _NOWHERE.is_open = False

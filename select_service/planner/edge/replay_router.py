@@ -100,8 +100,10 @@ class Measuring(LeastWork):
         for worker_id, worker in workers.items():
             if worker.decoding:
                 step_s = worker.settings.latency.stretch_s(worker.decoding, worker.context, 1)
-                size = worker.block_size
-                self._speeds.decoded(worker_id, worker.context / size, size * step_s, now)
+                size, speeds = worker.block_size, self._speeds
+                believed = speeds.decoded(worker_id, worker.context / size, size * step_s, now)
+                if believed is not None:
+                    speeds.blocks.add(worker.context / size, believed)
 
     def measured(self, block_size: int) -> tuple[Moments, Moments]:
         """Return what was measured since the last call, of first tokens and between tokens."""

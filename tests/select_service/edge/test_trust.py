@@ -257,7 +257,9 @@ async def test_prometheus_is_told_how_ranks_that_decode_were_measured(
         slot = slots.slot_of(WorkerRank(worker_id, 0))
         assert slot is not None
         for at in range(1, 7):
-            speeds.decoded(slot, 100.0 * worker_id, 0.16, float(at))
+            seconds = speeds.decoded(slot, 356.0 * worker_id, 0.16, float(at))
+            if seconds is not None:
+                speeds.blocks.add(100.0 * worker_id, seconds)
     samples = await scrape(client)
 
     def told(moment: str) -> float:

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from indexer.core.hashing import pack_u64
 from select_service.core.ledger.first_tokens import learn_first_token
 from select_service.core.ledger.ledger import Ledger
 from select_service.core.ledger.rank_speeds import (
@@ -271,6 +272,27 @@ def test_blocks_that_replicas_were_told_of_count_for_the_time_they_took() -> Non
         else:
             ledger.output_block(one, None, 1.2 + number * 0.3)
     assert ledger.loads.speeds.by_slot[0].block.at(1.0) == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("fraction", [None, 0.25])
+def test_what_engines_attend_to_is_told_without_what_a_price_adds(fraction: float | None) -> None:
+    """Fixed weights of requests, weights of waiting, fading, and prompts that are not computed."""
+    ledger = Ledger(sequence_blocks=256)
+    ledger.ensure(1)
+    ledger.loads.limit_running_requests(0, 2, wait=512)
+    hashes = pack_u64(range(1, 11))
+    first, second, _ = [ledger.book(name, 0, hashes, 160, 1.0, isl_tokens=160) for name in "abc"]
+    for one in (first, second):
+        ledger.prefill_complete(one, 1.0)
+    for number in range(SURE + 2):
+        ledger.output_block(first, fraction, 2.0 + number)
+    told = ledger.loads.speeds.blocks
+    outputs = SURE + 2
+    assert (told.count, told.x, told.y) == (1, 10 + outputs + 10, 1.0)
+    ledger.output_block(first, fraction, 1.5 + outputs)  # counting them once a second is enough
+    assert told.count == 1
+    ledger.output_block(first, fraction, 2.0 + outputs)
+    assert told.count == 2
 
 
 def test_all_blocks_told_at_the_end_are_not_timed() -> None:
