@@ -211,6 +211,7 @@ def test_people_and_prometheus_are_told(caplog: pytest.LogCaptureFixture) -> Non
             hold(service, worker_id)
         for worker_id, found in ((1, 64), *[(2, 0)] * 8):
             await book(client, worker_id)
+            answer_for(service, 1.0)  # beside which it is the same how busy this machine is
             assert (await client.post(DONE, json={"cached_tokens": found})).status_code == 200
             answer_for(service, 1.0)
             await client.delete("/reservations/r")
