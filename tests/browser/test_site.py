@@ -34,7 +34,7 @@ def test_axe_finds_nothing_on_the_site(browser: Browser) -> None:
         page = context.new_page()
         for name in PAGES:
             page.goto((site.SITE / f"{name}.html").as_uri())
-            page.wait_for_selector(".md-search[aria-label]")
+            page.wait_for_selector(".md-search[aria-label]", state="attached")
             found[name, theme] = axe(page)
         context.close()
     assert {one: told for one, told in found.items() if told} == {}
