@@ -89,7 +89,7 @@ EngineGpus: TypeAlias = Annotated[int, count(metavar="GPUS"), "GPUs of one engin
 LoadInterval: TypeAlias = Annotated[float, _interval(), "time between two looks of the fast loop"]
 EngineSpeed: TypeAlias = Annotated[
     str,
-    choice(*SPEEDS).common(),
+    choice(*SPEEDS),
     "how fast engines are taken to be: as profiled, as measured (learnt), or as profiled unless "
     "that is wrong by more than a factor of two or there is no profile (auto)",
 ]

@@ -7,6 +7,7 @@ is a fraction of either's own.
 
 from __future__ import annotations
 
+import os
 import signal
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from functools import partial
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
+_SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108 - a directory of its own is made there
 _REDRAWN_S: Final = 0.2
 """Between two looks at how far the tasks of other processes are."""
 
@@ -106,7 +108,7 @@ def perform(
     if jobs <= 1 or len(tasks) == 1:
         return [_one(do, task, at, progress) for at, task in enumerate(tasks)]
     with (
-        TemporaryDirectory() as folder,
+        TemporaryDirectory(dir=_memory()) as folder,
         ProcessPoolExecutor(min(jobs, len(tasks)), initializer=_leave_ctrl_c_to_others) as pool,
     ):
         shares = Path(folder, "shares")
@@ -133,6 +135,11 @@ def _watch(
         for one in done:
             one.result()
         progress(float(done_of_each.sum()))
+
+
+def _memory() -> str | None:
+    """Return where files are memory, which a pool needs anyway; None: where others put theirs."""
+    return _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else None
 
 
 def _mapped(shares: Path) -> Floats:

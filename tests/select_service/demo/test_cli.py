@@ -55,7 +55,9 @@ def test_it_shows_the_token_that_a_service_asks_for(
         flags += ["--url", f"http://127.0.0.1:{server.port}"]
         assert main(flags) == 1
         assert "--token-file" in capsys.readouterr().err
-        assert main([*flags, "--token-file", str(tokens)]) == 0, capsys.readouterr()
+        main([*flags, "--token-file", str(tokens)])
+        told = capsys.readouterr()  # how well hits were foretold depends on how busy we are
+        assert ("back to zero" in told.out, told.err) == (True, ""), told
     assert main([*flags, "--token-file", str(tmp_path / "nowhere")]) == 1
     assert "nowhere: No such file" in capsys.readouterr().err
 
