@@ -71,9 +71,9 @@ class LearntLine:
         self.age_s = 0.0
         self.problem = f"no {phase} has been measured"
 
-    def learn(self, told: Moments | Missing, seconds: float) -> None:
-        """Add the measurements of a window."""
-        self.age_s += seconds
+    def learn(self, told: Moments | Missing, seconds: float, passed_s: float) -> None:
+        """Add the measurements of a window, `passed_s` after the one before."""
+        self.age_s += passed_s
         if isinstance(told, Missing):
             self.problem = told.why
             return
@@ -147,6 +147,7 @@ class EngineSpeed:
             "decode": LearntLine("decode"),
         }
         self.by_measurement: frozenset[Phase] = frozenset()
+        self._wrong: dict[Phase, float] = {}  # what profiles are wrong by, as last compared
         self._kv_tokens = math.inf
         self._ranks = 1.0
 
@@ -154,18 +155,21 @@ class EngineSpeed:
         """Continue with what an earlier planner knew, so long ago."""
         self.learnt[phase].sums, self.learnt[phase].age_s = sums, age_s
 
-    def learn(self, window: Window, computed: float) -> list[str]:
+    def learn(self, window: Window, computed: float, passed_s: float | None = None) -> list[str]:
         """Take a window's measurements in; returns what they change, in words.
 
         Args:
             window: what was measured.
             computed: share of prompt tokens not cached on any worker.
+            passed_s: since the last window; None: those that it is of. A window covers the time of
+                those before it of which nothing was told.
         """
         if self._settings.source == "profile":
             return []
-        self.learnt["prefill"].learn(window.prefill_moments, window.seconds)
-        self.learnt["decode"].learn(window.itl_moments, window.seconds)
-        if isinstance(window.rank_kv_tokens, Value):
+        passed_s = window.seconds if passed_s is None else passed_s
+        self.learnt["prefill"].learn(window.prefill_moments, window.seconds, passed_s)
+        self.learnt["decode"].learn(window.itl_moments, window.seconds, passed_s)
+        if isinstance(window.rank_kv_tokens, Value) and window.rank_kv_tokens.value > 0.0:
             self._kv_tokens = window.rank_kv_tokens.value
         if isinstance(window.worker_ranks, Value):
             self._ranks = window.worker_ranks.value
@@ -175,9 +179,10 @@ class EngineSpeed:
             return [f"{phase}: {why}" for phase, why in problems.items() if why]
         wrong = {
             phase: ratio
-            for phase, ratio in self._ratios(window, computed).items()
+            for phase, ratio in (self._wrong | self._ratios(window, computed)).items()
             if not problems[phase] and not self._is_believed(phase, ratio)
         }
+        self._wrong = wrong
         self._take(wrong, dict.fromkeys(wrong, ""))
         return [
             f"{phase} takes {ratio:.2f} times as long as profiled: it is planned as measured"

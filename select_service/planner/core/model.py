@@ -89,6 +89,7 @@ class PlannedModel(ModelNeeds):
         self._interval_s = 0.0  # of forecasts
         self._counted_until: float | None = None  # end of the last counted arrivals
         self._began: float | None = None  # begin of the first observed interval
+        self._observed_at: float | None = None  # end of the last one
         self._taken_in = 0  # intervals since then, including skipped ones
         late_most = None if goals.attainment is None else 1.0 - goals.attainment
         self.analog_forecast = AnalogForecast(late_most)
@@ -112,15 +113,17 @@ class PlannedModel(ModelNeeds):
             requests = window.arrived.value if isinstance(window.arrived, Value) else 0.0
             self._count(requests, window.arrived_s, now)
         remarks = self.demand.observe(window, now, interval_s)
-        remarks += self._learn_speed(window)
+        before, self._observed_at = self._observed_at, now
+        remarks += self._learn_speed(window, window.seconds if before is None else now - before)
         told.reasons += [f"{self.key}: {text}" for text in remarks]
+        if self.speed.surface is None:
+            self.forecast = None
         if self.demand.missed:
             self.analog_forecast.lose()
             self._hold(told)
             return told
         self.analog_forecast.learn(self.demand.history[-1])
         if self.speed.surface is None:
-            self.forecast = None
             self._hold_to_learn(told, "how fast its engines are is not known")
             return told
         if correct:
@@ -388,9 +391,9 @@ class PlannedModel(ModelNeeds):
         return max(pool.start_time.seconds for pool in self.pools)
 
     def _hold(self, told: ModelReport) -> None:
+        is_reactive = self.demand.missed > MISSED_MAX and self.speed.surface is not None
         for pool in self.pools:
-            pool.hold(None if self.demand.missed > MISSED_MAX else pool.state.desired)
-        is_reactive = self.demand.missed > MISSED_MAX
+            pool.hold(None if is_reactive else pool.state.desired)
         what = "the load alone decides" if is_reactive else "replicas are held"
         told.reasons.append(f"{self.key}: {self.demand.missed} intervals missing: {what}")
 

@@ -59,14 +59,14 @@ class ModelNeeds:
         assert self.speed.surface is not None, "nothing is planned without a speed"
         return self.speed.surface
 
-    def _learn_speed(self, window: Window) -> list[str]:
+    def _learn_speed(self, window: Window, passed_s: float) -> list[str]:
         """Learn how fast the engines are; returns what is to be told of it.
 
         What a profile was corrected by says nothing of a speed that was measured, nor the other
         way around.
         """
         before = self.speed.by_measurement
-        told = self.speed.learn(window, self.demand.computed)
+        told = self.speed.learn(window, self.demand.computed, passed_s)
         changed = before ^ self.speed.by_measurement
         if "prefill" in changed:
             self.p_correction = Correction()

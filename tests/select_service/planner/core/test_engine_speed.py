@@ -12,7 +12,7 @@ from select_service.planner.core.engine_speed import (
     SpeedSettings,
 )
 from select_service.planner.core.surface import Surface
-from select_service.planner.types import Missing, Moments, Value, Window
+from select_service.planner.types import IDLE, Load, Missing, Moments, Value, Window
 from tests.select_service.planner.core.planned_fleet import (
     BUSY,
     DECODE,
@@ -157,6 +157,46 @@ def test_a_profile_that_is_wrong_is_replaced_and_believed_again(times: float) ->
     run.slow(window(prefill_moments=many))
     assert one.speed.by_measurement == frozenset()
     assert one.speed.surface is SURFACE
+
+
+@pytest.mark.parametrize(
+    "quiet",
+    [
+        Window(seconds=INTERVAL, requests=IDLE, isl=IDLE, osl=IDLE),
+        Window(seconds=INTERVAL, requests=Missing("no answer")),
+    ],
+)
+def test_a_profile_that_is_wrong_is_not_believed_while_nothing_is_measured(quiet: Window) -> None:
+    speed = EngineSpeed(SURFACE)
+    speed.learn(window(prefill_moments=measured(0.036, 84e-6, (500.0, 3000.0), 100)), 1.0)
+    assert speed.by_measurement == {"prefill"}
+    told = speed.learn(quiet, 1.0)
+    assert speed.by_measurement == {"prefill"}
+    assert any("as measured" in one for one in told)
+    assert known(speed).prefill is not SURFACE.prefill
+
+
+def test_a_speed_that_becomes_too_old_while_nothing_is_told_holds_replicas() -> None:
+    one = model()
+    one.speed = EngineSpeed(None, settings=SpeedSettings(age_most_s=2.5 * INTERVAL))
+    run = Run(one, prefill=3, decode=6)
+    for _ in range(3):
+        run.slow(window())
+    before = run.counts
+    for lost in range(1, 8):
+        # as of a source whose next window covers what was lost
+        run.slow(Window(seconds=lost * INTERVAL, requests=Missing("no answer")))
+        assert (one.speed.surface is None) == (lost > 2), "the age is the time that has passed"
+        run.fast(Load(prefill_backlog_tokens=Value(0.0), concurrency=Value(180.0)))
+    assert run.counts == before
+
+
+def test_gauges_that_are_none_bound_no_engine() -> None:
+    speed = EngineSpeed(None)
+    speed.learn(window(), 1.0)
+    best = known(speed).decode.best(1e3, 1000.0)
+    speed.learn(window(rank_kv_tokens=Value(0.0)), 1.0)
+    assert known(speed).decode.best(1e3, 1000.0) == pytest.approx(best)
 
 
 def test_one_who_believes_the_profile_alone_learns_nothing() -> None:
