@@ -127,36 +127,36 @@ def _moments(sums: Moments, block_size: int = 1) -> dict[str, float]:
     }
 
 
-class _DecodingRank(NamedTuple):
-    """A rank whose time between tokens is known."""
+class _MeasuredRank(NamedTuple):
+    """A rank of which first tokens, or times between tokens, were measured."""
 
     kv_tokens: int
-    """That its worker registered; 0: none."""
+    """That its worker registered; 0: none, or it computes prompts alone."""
     ranks: int
     """Of its worker."""
 
 
-_DECODING: Final[tuple[MetricRow[_DecodingRank], ...]] = (
+_RANKS: Final[tuple[MetricRow[_MeasuredRank], ...]] = (
     value(
         "measured_rank_kv_tokens",
-        "KV tokens that such ranks have, mean of those that told.",
+        "KV tokens of ranks whose times between tokens were measured, mean of those that told.",
         lambda one: Sum(1, one.kv_tokens) if one.kv_tokens else None,
     ),
     value(
         "measured_worker_ranks",
-        "Ranks of the workers of such ranks, mean.",
+        "Ranks of the workers of ranks that were measured, mean.",
         lambda one: Sum(1, one.ranks),
     ),
 )
 
 
-def _decoding(groups: ScopeGroups) -> Sources[_DecodingRank]:
+def _ranks(groups: ScopeGroups) -> Sources[_MeasuredRank]:
     for group in groups.found:
-        yield group.scope, (one for part in group.partitions for one in _decoding_ranks(part))
+        yield group.scope, (one for part in group.partitions for one in _measured_ranks(part))
         yield None
 
 
-def _decoding_ranks(partition: Partition) -> Iterator[_DecodingRank | None]:
+def _measured_ranks(partition: Partition) -> Iterator[_MeasuredRank | None]:
     occupants, block_size = partition.fleet_slots.occupants, partition.index.block_size
     for one in paced(list(partition.ledger.loads.speeds.by_slot.items())):
         if one is None:
@@ -164,10 +164,11 @@ def _decoding_ranks(partition: Partition) -> Iterator[_DecodingRank | None]:
             continue
         slot, speed = one
         occupant = occupants[slot]  # None: it has left between two steps
-        if occupant is not None and speed.block.samples >= SURE:
+        decodes = speed.block.samples >= SURE
+        if occupant is not None and (decodes or speed.ttft.samples >= SURE):
             worker = occupant[0]
-            kv_tokens = (worker.spec.total_kv_blocks or 0) * block_size
-            yield _DecodingRank(kv_tokens, len(worker.slots))
+            kv_tokens = (worker.spec.total_kv_blocks or 0) * block_size if decodes else 0
+            yield _MeasuredRank(kv_tokens, len(worker.slots))
 
 
 _SHRUNK: Final[tuple[MetricRow[Counter[str]], ...]] = (
@@ -218,7 +219,7 @@ def trust_tables(driver: Driver, settings: Settings, groups: ScopeGroups) -> tup
         MetricTable(_BY_RANK, by_rank, RANK),
         MetricTable(_PULLS, by_scope(groups, lambda one: one.ledger.loads.pull_speeds), SCOPE),
         MetricTable(_MOMENTS, by_scope(groups, lambda one: one), SCOPE),
-        MetricTable(_DECODING, lambda: _decoding(groups), SCOPE),
+        MetricTable(_RANKS, lambda: _ranks(groups), SCOPE),
         table(_SHRUNK, lambda: shrunk_by),
         table(_COUNTERS, lambda: core),
     )

@@ -19,7 +19,7 @@ from select_service.planner.edge.sources.selector_counters import parse
 from select_service.planner.types import MOMENTS
 from tests.coroutines import run_by
 from tests.select_service.edge.http.test_api import problem
-from tests.select_service.edge.metrics.test_exposition import SCOPE, scrape, value
+from tests.select_service.edge.metrics.test_exposition import SCOPE, names, scrape, value
 from tests.select_service.edge.serving import Wire, add_worker, in_process, on_a_port
 from tests.wait import until
 
@@ -276,6 +276,22 @@ async def test_prometheus_is_told_how_ranks_that_decode_were_measured(
     read = parse((await client.get("/metrics")).text, [SCOPE["model_name"]])  # as the planner does
     for moment in MOMENTS:
         assert read["measured_itl_moments_total", "default", "default", moment] == told(moment)
+
+
+@run_by(in_process)
+async def test_ranks_that_only_compute_prompts_are_told_of_as_well(
+    client: httpx.AsyncClient, service: Driver
+) -> None:
+    endpoints = {str(rank): f"tcp://127.0.0.1:{9 + rank}" for rank in range(4)}
+    add_worker(service, total_kv_blocks=500, data_parallel_size=4, kv_events_endpoints=endpoints)
+    partition = service.core.partitions[Scope("default", "default")]
+    slot = partition.fleet_slots.slot_of(WorkerRank(1, 2))
+    assert slot is not None
+    for _ in range(4):
+        partition.ledger.loads.speeds.computed(slot, 1000, 0.1)
+    samples = await scrape(client)
+    assert value(samples, "measured_worker_ranks", **SCOPE) == 4
+    assert "select_service_measured_rank_kv_tokens" not in names(samples)
 
 
 @run_by(in_process)
