@@ -30,6 +30,8 @@ MEASUREMENTS_LEAST: Final = 64
 """With fewer nothing is planned by them: the first of an engine are those of its warm-up."""
 MEMORY_S: Final = 3600.0
 """Time with measurements after which older ones weigh 1/e."""
+FULL: Final = 0.7
+"""Share of KV tokens in use from which times between tokens say little of lower loads."""
 BACK: Final = 1.5
 """A profile is believed again when it is wrong by no more than this."""
 FASTEST_TOKENS_PER_S: Final = 1e6
@@ -89,10 +91,17 @@ class LearntLine:
     @property
     def line(self) -> Line | None:
         """The line; None: too little was measured."""
+        return self.line_below(math.inf)
+
+    def line_below(self, kv_tokens: float) -> Line | None:
+        """Return the line of engines with so many KV tokens; None: too little was measured."""
         count, x, y, xx, xy = self.sums
         if count < MEASUREMENTS_LEAST:
             return None
-        base_s, slope = line_through(count, x, y, xx, xy, is_level=self._phase == "decode")
+        # engines that are full are level, too: what they take is not the time of a single request
+        is_full = math.sqrt(xx / count) > FULL * kv_tokens
+        is_level = self._phase == "decode" and not is_full
+        base_s, slope = line_through(count, x, y, xx, xy, is_level=is_level)
         fastest = 1.0 / FASTEST_TOKENS_PER_S
         if self._phase == "decode":
             return Line(max(base_s, fastest), slope, math.sqrt(xx / count))
@@ -246,7 +255,7 @@ class EngineSpeed:
 
     def _decode(self) -> DecodeSurface:
         """Return the decode half; of an engine that bears no more than was nearly measured."""
-        line = self.learnt["decode"].line
+        line = self.learnt["decode"].line_below(self._kv_tokens)
         assert line is not None, "as above"
         kv_tokens = max(1.0, min(self._kv_tokens, self._settings.load_factor * line.load))
         used, context = (one.reshape(-1) for one in np.meshgrid(_SHARES, _CONTEXTS))

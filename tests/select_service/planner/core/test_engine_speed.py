@@ -191,6 +191,25 @@ def test_a_speed_that_becomes_too_old_while_nothing_is_told_holds_replicas() -> 
     assert run.counts == before
 
 
+@pytest.mark.parametrize("spread", [0.0, 0.1, 0.3])
+def test_engines_that_are_full_are_not_taken_for_slow_ones(spread: float) -> None:
+    """Of a load that hardly varies, and of one that waits, times between tokens are level."""
+    one = model()
+    one.speed = EngineSpeed(None)
+    run = Run(one, prefill=3, decode=2)
+    for _ in range(12):
+        live = 180.0 / run.states[DECODE].desired
+        loads = [live * 3150.0 * (1.0 + spread * part) for part in (-1.0, 0.0, 1.0)] * 100
+        pairs = [(load, SURFACE.decode.itl_ms(load / 3150.0, 3150.0) / 1e3) for load in loads]
+        rows = [(1.0, x, y, x * x, x * y) for x, y in pairs]
+        sums = Moments(*(sum(column) for column in zip(*rows, strict=True)))
+        decision = run.slow(window(itl_moments=sums, rank_kv_tokens=Value(200_000.0)))
+        assert not decision.infeasible
+    with_profile = Run(prefill=3, decode=2)
+    with_profile.slow(window())
+    assert abs(run.counts[1] - with_profile.counts[1]) <= 1
+
+
 def test_gauges_that_are_none_bound_no_engine() -> None:
     speed = EngineSpeed(None)
     speed.learn(window(), 1.0)
