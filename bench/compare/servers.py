@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import subprocess
@@ -46,6 +47,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 _INSTALLED = ("purelib", "platlib")
 _START_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 10.0
+_PORTS_TRIED = 5
 _HEALTH_POLL_S = 0.002  # how exactly `started_in_s` is known
 
 
@@ -121,6 +123,10 @@ def _path_for(python: str) -> str:
     return path
 
 
+class _PortTaken(Exception):
+    """Another process listens on the port that was free a moment ago."""
+
+
 class RunningServer:
     """One server process, from `with` to its end."""
 
@@ -131,8 +137,15 @@ class RunningServer:
         self._contender = contender
 
     def __enter__(self) -> Self:
+        for _ in range(_PORTS_TRIED):
+            with contextlib.suppress(_PortTaken):
+                self._start()
+                return self
+        raise BadAnswer(f"{self.name}: other processes took {_PORTS_TRIED} free ports")
+
+    def _start(self) -> None:
         self.address = ("127.0.0.1", _free_port())
-        self._log = tempfile.NamedTemporaryFile(prefix="bench-", suffix=".log")
+        self._log = tempfile.NamedTemporaryFile(prefix="bench-", suffix=".log")  # noqa: SIM115 - see `__exit__`
         started_at = time.perf_counter()
         self._process = subprocess.Popen(
             [*self._contender.command, "--port", str(self.address[1])],
@@ -144,10 +157,9 @@ class RunningServer:
         try:
             self._wait_healthy()
         except BaseException:
-            self._end()
+            self.__exit__()
             raise
         self.started_in_s = time.perf_counter() - started_at
-        return self
 
     def __exit__(self, *exc: object) -> None:
         self._end()
@@ -184,10 +196,14 @@ class RunningServer:
             except (OSError, BadAnswer) as error:
                 if self._process.poll() is not None or time.monotonic() > deadline:
                     log = Path(self._log.name).read_text(encoding="utf-8", errors="replace")
+                    if os.strerror(errno.EADDRINUSE) in log:  # in every contender's words
+                        raise _PortTaken from error
                     raise BadAnswer(f"{self.name} did not start:\n{log[-500:]}") from error
                 time.sleep(_HEALTH_POLL_S)
             else:
-                return
+                if self._process.poll() is None:
+                    return
+                raise _PortTaken  # it is another process that answers there
 
     def _end(self) -> None:
         self._process.terminate()

@@ -10,6 +10,7 @@ import pytest
 
 from bench.compare.servers import Contender, InterpreterUnfit, RunningServer, contenders, is_ours
 from bench.compare.targets import target_of
+from bench.load.http import BadAnswer
 
 # Serves nothing but /health, and says there whether it may keep bytecode.
 SERVER = """
@@ -30,6 +31,23 @@ def test_bytecode_is_kept_as_where_a_package_is_installed(monkeypatch: pytest.Mo
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     with RunningServer(Contender("one", (sys.executable, "-c", SERVER))) as server:
         assert server.started_in_s > 0.0
+
+
+def test_a_port_that_another_process_took_is_no_failure(tmp_path: Path) -> None:
+    """Between our look at what is free and the server's start anybody may take it."""
+    once = f"""
+import pathlib
+seen = pathlib.Path({str(tmp_path / "seen")!r})
+if not seen.exists():
+    seen.touch()
+    raise SystemExit("cannot listen: Address already in use")
+"""
+    with RunningServer(Contender("one", (sys.executable, "-c", once + SERVER))) as server:
+        assert server.started_in_s > 0.0
+    for text, told in (("Address already in use", "5 free ports"), ("no such flag", "no such")):
+        command = sys.executable, "-c", f"raise SystemExit({text!r})"
+        with pytest.raises(BadAnswer, match=told), RunningServer(Contender("one", command)):
+            pass
 
 
 def test_ours_is_run_by_another_interpreter_with_what_is_installed_for_this_one() -> None:
