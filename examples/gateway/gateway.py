@@ -110,13 +110,20 @@ async def serve(arguments: argparse.Namespace) -> None:
         await uvicorn.Server(config).serve()
 
 
+def port(text: str) -> int:
+    """Read a TCP port."""
+    if not text.isdecimal() or not 0 < int(text) < 1 << 16:
+        raise ValueError
+    return int(text)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description="An OpenAI-compatible gateway.")
     services = "The select-service; repeat it for each replica. Default: http://localhost:8092."
     parser.add_argument("--service", action="append", metavar="URL", help=services)
     parser.add_argument("--host", default="127.0.0.1", help="Address to listen on.")
-    parser.add_argument("--port", type=int, default=8080, help="Port to listen on.")
+    parser.add_argument("--port", type=port, default=8080, help="Port to listen on.")
     models = "Name of the model on Hugging Face, or its folder. Default: the engines tokenize."
     parser.add_argument("--tokenizer", help=models)
     arguments = parser.parse_args(argv)

@@ -379,6 +379,10 @@ def _beside(best: _Group, other: _Group, name: str) -> str:
     if gap is None:
         return f"{name} no load"
     if abs(gap.mean) <= (gap.half or 0.0):
-        return f"not clearly ahead of {name} ({_signed(gap)} %)"
+        if gap.mean or gap.half:
+            told = f"not clearly ahead of {name} ({_signed(gap)} %)"
+        else:
+            told = f"the same as for {name}"
+        return told
     more = " (one seed, so no interval)" if gap.half is None else ""
     return f"{_signed(gap)} % against {name}{more}"

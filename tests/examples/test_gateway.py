@@ -29,6 +29,16 @@ def requests(driver: Driver) -> int:
     return sum(row.active_requests for scope in driver.loads() for row in scope.loads)
 
 
+@pytest.mark.parametrize("port", ["0", "65536", "-1", "x"])
+def test_a_port_that_is_none_is_a_usage_error(
+    port: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module: Any = import_module("examples.gateway.gateway")
+    with pytest.raises(SystemExit, match="2"):
+        module.main(["--port", port])
+    assert f"--port: invalid port value: '{port}'" in capsys.readouterr().err
+
+
 @pytest.mark.heavy
 @pytest.mark.e2e
 async def test_the_client_of_openai() -> None:

@@ -76,7 +76,7 @@ def decode_need(
     if work.slow > slow_most:
         why = (
             f"an engine with a single request of {work.slow_from:.0f} tokens is slower than the "
-            f"ITL target ({itl_ms:.1f} ms as profiled)"
+            f"ITL target ({itl_ms:.1f} ms, corrections applied)"
         )
         if work.slow < _ALL:
             why += f", and {100 * work.slow:.1f} % are as long"

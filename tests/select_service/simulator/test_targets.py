@@ -163,6 +163,8 @@ def test_who_carries_nothing_is_no_equal() -> None:
         "(TTFT 200 ms, ITL 20 ms), kv-cost no load."
     )
     assert found_of(("first-token", 0.0), ("kv-cost", 0.0)).startswith("However light the load")
+    told = found_of(("first-token", 0.5), ("kv-cost", 0.5))
+    assert told.endswith(", the same as for kv-cost.")
     told = found_of(("first-token", 0.5), ("kv-cost", 0.4))
     assert told.endswith("+25.0 % against kv-cost (one seed, so no interval).")
 
