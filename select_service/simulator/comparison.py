@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-_SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108 - a directory of its own is made there
+_SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108  # nosec B108 - a directory of its own
 _REDRAWN_S: Final = 0.2
 """Between two looks at how far the tasks of other processes are."""
 
