@@ -165,10 +165,10 @@ class DemoSession:
                 await self._traffic()
                 seconds = time.perf_counter() - self._started
                 load_left = await self._load_left()
-                probes, wrong = await self._audit()
+                checks, wrong = await self._audit()
                 for task in background:
                     task.cancel()
-            return self._summary(seconds, load_left, probes, wrong)
+            return self._summary(seconds, load_left, checks, wrong)
         finally:
             await self._leave()
 
@@ -382,13 +382,13 @@ class DemoSession:
         return "; ".join(left) or None
 
     async def _audit(self) -> tuple[int, int]:
-        """Compare index and pools on the last prompts; return (probes, wrong at the deadline)."""
+        """Compare index and pools on the last prompts; return (checks, wrong at the deadline)."""
         draining = await self._client.draining()  # via the console, say: not reported
         audible = [
             w for w in self.workers.values() if self._has_spoken(w) and w.worker_id not in draining
         ]
         suspects: Sequence[list[int]] = list(self._prompts)
-        probes = len(suspects) * len(audible)
+        checks = len(suspects) * len(audible)
         deadline = time.perf_counter() + self.settings.settle_timeout_s
         while True:
             wrong: dict[int, int] = {}
@@ -398,7 +398,7 @@ class DemoSession:
                 if misses:
                     wrong[position] = misses
             if not wrong or time.perf_counter() > deadline:
-                return probes, sum(wrong.values())
+                return checks, sum(wrong.values())
             suspects = [suspects[position] for position in wrong]
             await asyncio.sleep(0.1)
 
@@ -407,7 +407,7 @@ class DemoSession:
         """Whether the service can know its cache: not after a silent restart."""
         return worker.restarts == 0 or worker.publisher.sequence > 0
 
-    def _summary(self, seconds: float, load_left: str | None, probes: int, wrong: int) -> Summary:
+    def _summary(self, seconds: float, load_left: str | None, checks: int, wrong: int) -> Summary:
         stats, total = self.stats, self.stats.total()
         workers = self.workers.values()
         return Summary(
@@ -428,7 +428,7 @@ class DemoSession:
             replays_served=sum(w.replays_served for w in workers),
             restarts=sum(w.restarts for w in workers),
             load_left=load_left,
-            audit_probes=probes,
+            audit_checks=checks,
             audit_wrong=wrong,
         )
 

@@ -101,7 +101,7 @@ class Summary:
     replays_served: int
     restarts: int
     load_left: str | None  # what /loads still shows, None when it is back to zero
-    audit_probes: int  # (prompt, engine) pairs compared at the end
+    audit_checks: int  # at the end: each of the last prompts against the cache of each engine
     audit_wrong: int
 
     def problems(self) -> list[str]:
@@ -115,7 +115,8 @@ class Summary:
             found.append(f"predictions are off by {self.prediction_error:.0%} of the reused blocks")
         if self.audit_wrong:
             found.append(
-                f"the index is wrong about {self.audit_wrong} of {self.audit_probes} probes"
+                f"the index is wrong in {self.audit_wrong} of {self.audit_checks} checks of what"
+                " an engine has cached of a prompt"
             )
         return found
 
@@ -130,12 +131,12 @@ class Summary:
             f" {self.hit_rate_predicted:.1%} predicted",
             f"prediction     off by {self.prediction_error:.1%} of the reused blocks,"
             f" summed per request",
-            f"index audit    {self.audit_probes - self.audit_wrong} of {self.audit_probes}"
-            f" (prompt, engine) probes exact after the run",
+            f"index audit    {self.audit_checks - self.audit_wrong} of {self.audit_checks}"
+            f" right: how much of each of the last prompts each engine has cached",
             f"selection      p50 {self.latency_p50_s * 1e3:.1f} ms, p99"
             f" {self.latency_p99_s * 1e3:.1f} ms, seen by the client",
             f"events         {self.batches_published} batches: {self.blocks_stored} blocks stored,"
-            f" {self.blocks_removed} removed; {self.replays_served} replays served",
+            f" {self.blocks_removed} removed; missed ones sent again {self.replays_served} times",
             f"restarts       {self.restarts}",
             f"load           {'back to zero' if self.load_left is None else self.load_left}",
             f"verdict        {'; '.join(verdict) if verdict else 'ok'}",

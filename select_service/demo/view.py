@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from select_service.demo.stats import DecisionLine
 
 _SNAPSHOT_COLUMNS: Final = 112
+_UNBOUNDED_COLUMNS: Final = 10_000  # to measure a table by itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,7 @@ class LiveTable:
     interval_s = 0.25
 
     def __init__(self, console: Console) -> None:
+        self._console = console
         self._live = Live(console=console, auto_refresh=False, transient=True)
 
     def __enter__(self) -> object:
@@ -79,7 +81,7 @@ class LiveTable:
 
     def show(self, board: Board) -> None:
         """Redraw."""
-        self._live.update(_picture(board), refresh=True)
+        self._live.update(_picture(board, self._console), refresh=True)
 
 
 _LEGEND: Final = (
@@ -135,55 +137,76 @@ class FleetPicture:
         if self._board is None:
             return
         console = Console(record=True, width=_SNAPSHOT_COLUMNS, file=io.StringIO())
-        console.print(_picture(self._board))
+        console.print(_picture(self._board, console))
         # a fixed id: two drawings of one picture are the same file
         text = console.export_svg(title="select-service demo", unique_id="demo")
         path.write_text("\n".join(line.rstrip() for line in text.splitlines()) + "\n", "utf-8")
 
 
-def _picture(board: Board) -> Group:
-    return Group(_fleet(board), _decisions(board))
+class _Column(NamedTuple):
+    """A column of the live table: its header, in lines, and the cell of a row."""
+
+    header: str
+    cell: Callable[[BoardRow], str | Text]
 
 
-def _fleet(board: Board) -> Table:
+_COLUMNS: Final = {
+    "worker": _Column("worker", lambda row: str(row.worker_id)),
+    "state": _Column(
+        "state", lambda row: Text("up", "green") if row.up else Text("down", "bold red")
+    ),
+    "running": _Column("running", lambda row: str(row.running)),
+    "waiting": _Column("waiting", lambda row: str(row.waiting)),
+    "prefill": _Column("prefill\ntokens", lambda row: _number(row.prefill_tokens)),
+    "decode": _Column("decode\nblocks", lambda row: _number(row.decode_blocks)),
+    "cache": _Column("cache\nblocks", lambda row: f"{row.blocks_held}/{row.blocks_capacity}"),
+    "predicted": _Column("hits\npredicted", lambda row: f"{row.hit_rate_predicted:.0%}"),
+    "actual": _Column("hits\nactual", lambda row: f"{row.hit_rate_actual:.0%}"),
+    "restarts": _Column("restarts", lambda row: str(row.restarts)),
+}
+_DROPPED_FIRST: Final = ("restarts", "decode", "prefill", "waiting", "running", "cache", "state")
+"""Columns that a narrow terminal does without, in this order. What is left is never dropped."""
+
+
+def _picture(board: Board, console: Console) -> Group:
+    return Group(_fleet(board, console), _decisions(board))
+
+
+def _fleet(board: Board, console: Console) -> Table:
+    """The widest table that the terminal has room for: no cell and no header is ever cut.
+
+    Spaces beside the rules go first, then columns.
+    """
+    unbounded = console.options.update(max_width=_UNBOUNDED_COLUMNS)
+    table = _fleet_table(board, (), padding=1)
+    for dropped in range(len(_DROPPED_FIRST) + 1):
+        if console.measure(table, options=unbounded).maximum <= console.width:
+            break
+        table = _fleet_table(board, _DROPPED_FIRST[:dropped], padding=0)
+    return table
+
+
+def _fleet_table(board: Board, without: Sequence[str], padding: int) -> Table:
+    columns = {name: column for name, column in _COLUMNS.items() if name not in without}
     table = Table(
         title=board.title,
         caption=f"{board.seconds:.0f} s · {board.finished} of {board.issued} requests done ·"
         f" {board.decisions_per_s:.1f} decisions/s · p50 {board.latency_p50_s * 1e3:.1f} ms",
+        padding=(0, padding),
     )
-    table.add_column("worker")
-    table.add_column("state")
-    for name in (
-        "running",
-        "waiting",
-        "prefill tokens",
-        "decode blocks",
-        "cache blocks",
-        "hits predicted",
-        "hits actual",
-        "restarts",
-    ):
-        table.add_column(name, justify="right")
+    for name, column in columns.items():
+        justify: Literal["left", "right"] = "left" if name in ("worker", "state") else "right"
+        table.add_column(column.header, justify=justify, no_wrap=True)
     for row in board.rows:
-        table.add_row(
-            str(row.worker_id),
-            Text("up", style="green") if row.up else Text("down", style="bold red"),
-            str(row.running),
-            str(row.waiting),
-            _number(row.prefill_tokens),
-            _number(row.decode_blocks),
-            f"{row.blocks_held}/{row.blocks_capacity}",
-            f"{row.hit_rate_predicted:.0%}",
-            f"{row.hit_rate_actual:.0%}",
-            str(row.restarts),
-        )
+        table.add_row(*(column.cell(row) for column in columns.values()))
     return table
 
 
 def _decisions(board: Board) -> Table:
     table = Table(title="last decisions", title_justify="left", box=None)
     for name in ("request", "worker", "prompt", "reused", "ms"):
-        table.add_column(name, justify="left" if name == "request" else "right")
+        justify: Literal["left", "right"] = "left" if name == "request" else "right"
+        table.add_column(name, justify=justify, no_wrap=name == "worker")
     for decision in board.decisions:
         table.add_row(
             decision.request_id,

@@ -208,14 +208,14 @@ def test_a_wrong_index_is_found() -> None:
     selector = Selector()
     selector.index_error = 1
     _, summary = run(selector, IMPATIENT)
-    assert summary.audit_wrong == summary.audit_probes > 0
+    assert summary.audit_wrong == summary.audit_checks > 0
 
 
 def test_a_worker_that_drains_is_not_asked_about() -> None:
     selector = Selector()
     selector.draining = {2}
     _, summary = run(selector)
-    assert summary.audit_probes == 40
+    assert summary.audit_checks == 40
     assert summary.problems() == []
 
 

@@ -26,7 +26,7 @@ GOOD = Summary(
     replays_served=1,
     restarts=1,
     load_left=None,
-    audit_probes=40,
+    audit_checks=40,
     audit_wrong=0,
 )
 
@@ -37,7 +37,7 @@ GOOD = Summary(
         ({"load_left": "worker 1 1 requests"}, "load did not return to zero"),
         ({"failed": 2, "first_failure": "no luck"}, "2 requests were not served: no luck"),
         ({"prediction_error": 0.4}, "off by 40%"),
-        ({"audit_wrong": 3}, "wrong about 3 of 40 probes"),
+        ({"audit_wrong": 3}, "wrong in 3 of 40 checks"),
     ],
 )
 def test_every_fault_is_named(fault: dict[str, object], words: str) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import re
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+from rich.console import Console
+
 from select_service.demo.stats import DecisionLine
-from select_service.demo.view import Board, BoardRow, FleetPicture, PlainView
+from select_service.demo.view import Board, BoardRow, FleetPicture, LiveTable, PlainView
 
 ROW = BoardRow(
     worker_id=7,
@@ -43,6 +48,34 @@ def test_plain_is_a_line_per_picture() -> None:
     assert "28/30 done  2.5 decisions/s" in line
     assert "w7 load=512t/40b held=100/256 hit=43%(said 41%)" in line
     assert "w8 down load=-t/-b" in line
+
+
+def drawn(board: Board, columns: int) -> str:
+    file = io.StringIO()
+    view = LiveTable(Console(file=file, width=columns, force_terminal=True, color_system=None))
+    with view:
+        view.show(board)
+    return re.sub(r"\x1b\[[0-9?]*[A-Za-z]", "", file.getvalue()).replace("\r", "\n")
+
+
+FOREIGN = [
+    replace(ROW, worker_id=n, blocks_held=51_200, blocks_capacity=51_200, prefill_tokens=123_456)
+    for n in (990_001, 990_002)
+]
+
+
+@pytest.mark.parametrize("columns", [40, 60, 72, 80, 100, 120, 200])
+def test_no_terminal_cuts_a_worker_or_its_hits(columns: int) -> None:
+    text = drawn(replace(BOARD, rows=FOREIGN), columns)
+    assert all(word in text for word in ("990001", "990002", "41%", "43%", "predicted", "actual"))
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= columns
+
+
+def test_eighty_columns_show_every_column_of_the_demo() -> None:
+    text = drawn(replace(BOARD, rows=[replace(ROW, worker_id=990_001, blocks_capacity=512)]), 80)
+    for word in ("state", "running", "waiting", "prefill", "decode", "100/512", "restarts"):
+        assert word in text
 
 
 def test_a_snapshot_is_the_last_busy_picture(tmp_path: Path) -> None:
