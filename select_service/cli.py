@@ -59,9 +59,9 @@ _COMMANDS: Final = {
     "explain": "Explain the last decisions, or one of them.",
     "drain": "Send a worker nothing new, so that it can be stopped.",
     "call": "Send one request to any route.",
-    "leave": "Announce that the service on this machine will stop.",
+    "leave": "Tell the service on this machine that it will have to go.",
     "token": "Make a bearer token (token new).",  # nosec B105 - a help text
-    "keys": "Make a key pair for the replica plane (keys new).",
+    "keys": "Make a key pair for traffic between replicas (keys new).",
     "completion": "Print a script that completes commands and flags in a shell.",
 }
 _INTERRUPTED: Final = 130

@@ -122,8 +122,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="An OpenAI-compatible gateway.")
     services = "The select-service; repeat it for each replica. Default: http://localhost:8092."
     parser.add_argument("--service", action="append", metavar="URL", help=services)
-    parser.add_argument("--host", default="127.0.0.1", help="Address to listen on.")
-    parser.add_argument("--port", type=port, default=8080, help="Port to listen on.")
+    where = "to listen on. Default: %(default)s."
+    parser.add_argument("--host", default="127.0.0.1", help=f"Address {where}")
+    parser.add_argument("--port", type=port, default=8080, help=f"Port {where}")
     models = "Name of the model on Hugging Face, or its folder. Default: the engines tokenize."
     parser.add_argument("--tokenizer", help=models)
     arguments = parser.parse_args(argv)

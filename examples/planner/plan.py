@@ -1,6 +1,6 @@
 """How many engines do three kinds of traffic need? deploy/docs/planner.md says how it is computed.
 
-    python examples/planner/plan.py [FOLDER]  # default: profile
+    .venv/bin/python examples/planner/plan.py [FOLDER]  # default: profile
 
 The profile is what a benchmark of one engine measures: time to the first token by length of the
 prompt, time between tokens by how full the KV cache is. It is written to FOLDER if there is none,
@@ -46,7 +46,7 @@ for half, measured in (("prefill", PREFILL), ("decode", DECODE)):
 
 print("TTFT of 500 ms and ITL of 30 ms for 99 % of requests, with at most 64 GPUs:\n")
 columns = "{:<10} {:>10} {:>7} {:>7}   {:>7} {:>6} {:>4}   {}"
-print(columns.format("", "requests/s", "prompt", "answer", "prefill", "decode", "GPUs", "kept?"))
+print(columns.format("", "requests/s", "prompt", "answer", "prefill", "decode", "GPUs", "in time?"))
 for name, (requests, isl, osl) in TRAFFIC.items():
     demand = f"--num-req {requests} --isl {isl} --osl {osl} --profile-results-dir"
     answer = io.StringIO()
@@ -56,4 +56,6 @@ for name, (requests, isl, osl) in TRAFFIC.items():
     kept = "yes" if not plan["short_of_gpus"] + plan["infeasible"] else "no"
     engines = plan["num_p"], plan["num_d"], plan["gpus"]
     print(columns.format(name, f"{requests / 180:.1f}", isl, osl, *engines, kept))
-print(f"\nThe profile is in {folder}: select-planner profile inspect {folder} --out profile.html")
+print("\nPrompts and answers are in tokens; prefill and decode are engines of each kind.")
+print(f"The profile is in {folder}. Charts of it:")
+print(f"  .venv/bin/select-planner profile inspect {folder} --out profile.html")

@@ -202,7 +202,7 @@ def serve(settings: Settings, layers: Layers | None = None) -> int:
         _log.warning(complaint)
     if unguarded := open_doors(settings):
         _log.warning(
-            "OPEN TO THE NETWORK: whoever reaches us may %s", "; ".join(unguarded.values())
+            "OPEN TO THE NETWORK: whoever reaches this port %s", "; ".join(unguarded.values())
         )
     raise_limit()
     address = None if settings.port is None else (settings.host, settings.port)

@@ -120,8 +120,8 @@ class PlanSettings(Struct, frozen=True, kw_only=True):
     mode: Annotated[
         str | None,
         optional(choice("compatible", "slo")).common(),
-        "compatible: the formulas of Dynamo's planner; slo: ours; off: the former where scipy is "
-        "installed, whose splines they take (the extra planner), else ours",
+        "compatible: the formulas of Dynamo's planner, which need scipy (the extra planner); slo: "
+        "ours; where it is not given: compatible if scipy is installed, else slo",
     ] = None
     pooled: Annotated[
         bool,

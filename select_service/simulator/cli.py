@@ -111,11 +111,12 @@ def _add_runs(commands: _Commands) -> None:
     run = commands.add_parser(
         "run",
         help="Compares policies side by side on a simulated cluster.",
-        description="Runs the real selection code, and others to compare, before simulated engines "
-        "and a fake clock; tells times to first token, hit rates and spread of load.",
+        description="Runs the service's selection code, and other routers beside it, before "
+        "simulated engines with a simulated clock; tells times to first token, hit rates and "
+        "spread of load.",
         examples="select-sim run --policy all --workload agents,rate=2,requests=600 "
         "--block-size 64 --report report.html\n"
-        "select-sim run --trace conversation.jsonl --load 0.8 --workers 16 --seeds 5 --jobs 4",
+        "select-sim run --trace conversation.jsonl --workers 16 --seeds 5",
     )
     add_options(run, RunOptions)
     run.set_defaults(execute=run_command.execute)

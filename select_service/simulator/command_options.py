@@ -152,7 +152,9 @@ class AdmitOptions(msgspec.Struct, frozen=True, kw_only=True):
     policy: Annotated[
         str, choice(*NAMES, metavar="NAME"), f"admission policy that decides: {', '.join(NAMES)}"
     ]
-    config: Annotated[str, text("JSON"), "configuration of the policy"] = "{}"
+    config: Annotated[
+        str, text("JSON"), "configuration of the policy, whose keys deploy/docs/admission.md lists"
+    ] = "{}"
     json: Annotated[
         bool, switch(), "print JSON lines: the only format there is, and the default"
     ] = False

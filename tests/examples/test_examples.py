@@ -77,7 +77,7 @@ def test_planner(
     folder = tmp_path / "profile"
     monkeypatch.setattr(sys, "argv", ["plan.py", str(folder)])
     runpy.run_path(str(EXAMPLES / "planner/plan.py"))
-    _, _, _, *rows, _, last = capsys.readouterr().out.splitlines()
+    _, _, _, *rows, _, _, _, last = capsys.readouterr().out.splitlines()
     plans = {name: list(map(int, row)) for name, row in _columns(rows)}
     assert list(plans) == ["chats", "documents", "agents"]
     (chats, documents, agents) = plans.values()

@@ -22,11 +22,11 @@ def open_doors(settings: Settings) -> dict[str, str]:
             may = (
                 "register workers, book, and read everything" if is_open else "read what is booked"
             )
-            found["tokens"] = f"{may}: there are no tokens (--token-file)"
+            found["tokens"] = f"may {may}, as there are no tokens (--token-file)"
         if settings.tls_cert is None:
-            found["tls"] = "listen in on HTTP: there is no TLS (--tls-cert)"
+            found["tls"] = "may read its HTTP traffic, as there is no TLS (--tls-cert)"
     if settings.replica_sync_port is not None and settings.curve_key is None:
-        found["replicas"] = "listen in on the replica plane: there is no key (--curve-key)"
+        found["replicas"] = "may read what replicas say, as there is no key (--curve-key)"
     return found
 
 

@@ -24,7 +24,7 @@ class ReplicationSettings(PeerRecoverySettings, frozen=True, kw_only=True):
     replica_sync_port: Annotated[
         int | None,
         tcp_port().common(),
-        "publish reservations to replicas on this ZMQ port; off: replica sync is off",
+        "publish reservations to replicas on this ZMQ port; off: there are no replicas",
     ] = None
     replica_sync_peers: Annotated[
         tuple[str, ...],

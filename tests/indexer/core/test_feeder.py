@@ -13,6 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from indexer.compiled import kernels_in_use
 from indexer.core import removal
 from indexer.core.index import KvIndex
 from indexer.core.progress import END_MARKER
@@ -22,6 +23,10 @@ from indexer.types import StreamLimits, WorkerRank
 from tests.effort import examples, share_of
 from tests.indexer.core.test_ingest import BLOCK_SIZE, MEDIA, SCOPE
 from tests.indexer.encoding import encode_batch, message, removed, stored
+
+pytestmark = pytest.mark.skipif(
+    not kernels_in_use().get("indexer._ingest"), reason="not built, or not wanted"
+)
 
 
 class Engines:
