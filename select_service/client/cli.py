@@ -140,10 +140,9 @@ def _watch(ask: Callable[[], list[ScopeLoads]], every_s: float) -> None:
         while True:
             time.sleep(every_s)
             try:
-                shown, trouble = text_output.table(ask()), None
+                shown = text_output.table(ask())
             except ClientError as error:  # keep watching: it may come back
-                trouble = f"what is shown may be old: {error}"
-            shown.caption = trouble
+                shown.caption = f"what is shown may be old: {error}"
             live.update(shown, refresh=True)
 
 
@@ -263,7 +262,7 @@ def add_commands(commands: Commands) -> None:
         "explain",
         _explain,
         "Lists the last decisions, or explains one: what each rank would have cost, and why. "
-        "Costs and their terms are in KV blocks: less is better.",
+        "A cost and its terms are in KV blocks: less is better.",
         "select-service explain\nselect-service explain 5f0c7f0e-6a1c-4b58-a5c1-5d1c2a9b7c11",
     )
     explain.epilog = f"{explain.epilog}\n\n{text_output.legend()}"

@@ -13,7 +13,7 @@ from msgspec import UNSET
 from select_service.types.common_fields import WEIGHT_SETTINGS, weight_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from rich.table import Table
 
@@ -31,10 +31,25 @@ _DECISIONS: Final = (
     "cost",
     "margin",
 )
-_MARGIN: Final = (
-    "COST and MARGIN (what the next best rank would have cost more) are in KV blocks.\n"
-    "`select-service explain ID` shows how a cost adds up."
-)
+_LOADS_LEGEND: Final = {
+    "rank": "data-parallel rank of the worker",
+    "requests": "reservations that are live on the rank",
+    "prefill": "tokens: prompts of these requests that are not computed yet, without cached parts",
+    "blocks": "KV blocks that these requests hold; one that several of them share counts once",
+    "waiting": "in place of a worker: requests that wait for a rank, and their prompts' tokens",
+}
+_WORKERS_LEGEND: Final = {
+    "state": "schedulable: gets requests; draining: gets no new ones; else LACKS says why not",
+    "ranks": "how many data-parallel ranks it has: each has a KV cache and a load of its own",
+    "role": "prefill, decode or aggregated, where workers are divided so; else -",
+    "lacks": "why the worker gets no requests; - if it does",
+}
+_DECISIONS_LEGEND: Final = {
+    "rank": "data-parallel rank of the chosen worker",
+    "tokens": "length of the prompt",
+    "cost": "KV blocks: what the chosen rank costs",
+    "margin": "KV blocks: how much cheaper it is than the next best rank",
+}
 _PICKED_BY: Final = {
     "lowest": "has the lowest cost",
     "tie": "was drawn",
@@ -42,22 +57,22 @@ _PICKED_BY: Final = {
     "only": "was the only candidate",
 }
 _COLUMNS: Final = {
-    "cost": "what the rank would have cost; the cheapest is chosen",
-    "prefill": "prompt tokens that it has to compute, with all of this prompt's",
-    "credit": "the part of this prompt that it has cached or is booked with",
-    "pull": "to pull blocks of this prompt from another rank",
-    "delay": "the wait of requests behind this one",
-    "eviction": "cached blocks that this prompt evicts",
-    "interference": "this prompt's prefill, for requests that the rank decodes",
-    "decode": "blocks that it holds for requests, with this one's",
-    "context": "blocks that its requests attend to, and a part for each request",
-    "requests": "its live requests",
-    "taint": "factor of the taints that the request prefers",
-    "cached": "tokens of the prompt that count as cached",
-    "trust": "how far its KV events are believed (0 to 1): a factor of CREDIT",
-    "left out": "why it could not be chosen",
+    "cost": "blocks: what the rank would have cost; the cheapest is chosen",
+    "prefill": "blocks queued on the rank, plus this whole prompt, before CREDIT",
+    "credit": "blocks of this prompt that the rank need not compute",
+    "pull": "blocks: what it costs to pull some from another rank",
+    "delay": "blocks: what the wait of requests behind this one costs",
+    "eviction": "blocks: what it costs that this prompt evicts cached ones",
+    "interference": "blocks: what it costs requests that decode on the rank",
+    "decode": "blocks that the rank's requests hold, with this one",
+    "context": "blocks that its requests read, plus a part for each request",
+    "requests": "live requests on the rank",
+    "taint": "factor: the taints that the request prefers",
+    "cached": "tokens of this prompt that count as cached",
+    "trust": "0 to 1: how far its KV events are believed; is in CREDIT",
+    "left out": "why the rank could not be chosen",
 }
-"""What the columns of a decision mean; costs and their terms are in KV blocks."""
+"""What the columns of a decision mean, with their units."""
 
 _PREFILL_TERMS: Final = ("pull", "delay", "eviction", "interference")
 _WEIGHTED: Final = {
@@ -69,7 +84,7 @@ _WIDTH: Final = 100
 
 def workers(found: Sequence[WorkerRecord]) -> str:
     """The catalog."""
-    return _columns(_WORKERS, map(_worker, found))
+    return _with_legend(_columns(_WORKERS, map(_worker, found)), _WORKERS_LEGEND)
 
 
 def _worker(one: WorkerRecord) -> tuple[object, ...]:
@@ -88,14 +103,14 @@ def _worker(one: WorkerRecord) -> tuple[object, ...]:
 
 def loads(scopes: Sequence[ScopeLoads]) -> str:
     """The load of every rank."""
-    return _columns(_LOADS, _load_rows(scopes))
+    return _with_legend(_columns(_LOADS, _load_rows(scopes)), _LOADS_LEGEND)
 
 
 def table(scopes: Sequence[ScopeLoads]) -> Table:
     """The same, for rich."""
     from rich.table import Table  # an optional extra, only for --watch
 
-    shown = Table(*_LOADS)
+    shown = Table(*_LOADS, caption="\n".join(_meanings(_LOADS_LEGEND)), caption_justify="left")
     for row in _load_rows(scopes):
         shown.add_row(*map(_text, row))
     return shown
@@ -136,7 +151,8 @@ def decisions(found: Sequence[dict[str, Any]]) -> str:
                 _number(chosen.get("margin")),
             )
         )
-    return f"{_columns(_DECISIONS, rows)}\n\n{_MARGIN}"
+    told = _with_legend(_columns(_DECISIONS, rows), _DECISIONS_LEGEND)
+    return f"{told}\n`select-service explain ID` shows how a cost adds up."
 
 
 def decision(one: dict[str, Any]) -> str:
@@ -157,27 +173,25 @@ def decision(one: dict[str, Any]) -> str:
         for name, value in weights.items()
         if value
     ]
-    off = ", ".join(_text(name) for name, value in weights.items() if not value)
+    zero = ", ".join(_text(name) for name, value in weights.items() if not value)
     return "\n".join(
         (
             head,
             _columns(("worker", "rank", *columns), rows),
             "",
             f"COST = {_formula(columns)}, in KV blocks",
-            *_explained([(name.upper(), _COLUMNS[name]) for name in columns[1:]]),
+            *_meanings({name: _COLUMNS[name] for name in columns[1:]}),
             "",
-            "weights:",
+            "weights that are in force:",
             *_explained(in_force),
-            *_wrapped("  off: ", off),
+            *(_wrapped("weights that are 0 or off here: ", zero) if zero else ()),
         )
     )
 
 
 def legend() -> str:
     """What the columns of a decision mean, a line each."""
-    return "\n".join(
-        ("columns:", *_explained([(name.upper(), text) for name, text in _COLUMNS.items()]))
-    )
+    return "\n".join(("columns:", *_meanings(_COLUMNS)))
 
 
 def _is_shown(name: str, ranks: Sequence[dict[str, Any]], weights: dict[str, Any]) -> bool:
@@ -212,6 +226,15 @@ def _formula(columns: Sequence[str]) -> str:
     ]
     total = " + ".join(terms)
     return f"({total}) * TAINT" if "taint" in columns else total
+
+
+def _with_legend(rows: str, texts: Mapping[str, str]) -> str:
+    return "\n".join((rows, "", *_meanings(texts)))
+
+
+def _meanings(texts: Mapping[str, str]) -> list[str]:
+    """A line for each column: what it means, and its unit."""
+    return _explained([(name.upper(), text) for name, text in texts.items()])
 
 
 def _explained(pairs: Sequence[tuple[str, str]]) -> list[str]:

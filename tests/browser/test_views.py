@@ -153,7 +153,7 @@ def test_decisions_are_explained(serve: Serve, tab: Tabs) -> None:
     chosen = told["chosen"]
     assert f"Worker {BIG} · 0" in verdict
     assert f"({chosen['cost']:.2f} blocks)" in verdict
-    assert f"{chosen['margin']:.2f} blocks ahead of worker 1 · 0" in verdict
+    assert f"{chosen['margin']:.2f} blocks cheaper than worker 1 · 0" in verdict
     for one in told["candidates"]:
         rank = page.find(f'[data-rank="{one["worker_id"]}/{one["dp_rank"]}"]')
         if one["excluded"]:

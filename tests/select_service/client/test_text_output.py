@@ -56,7 +56,7 @@ def test_what_adds_nothing_to_a_cost_is_left_out() -> None:
     row, below = told({})
     assert [*row] == ["WORKER", "RANK", "COST", "PREFILL", "CREDIT", "DECODE", "CACHED", "TRUST"]
     assert "COST = prefill_load_scale * (PREFILL - CREDIT) + decode_load_scale * DECODE, " in below
-    assert "off: context_load_scale, delay_weight" in below
+    assert "\nweights that are 0 or off here: context_load_scale, delay_weight" in below
 
 
 @pytest.mark.parametrize(
@@ -95,3 +95,12 @@ def test_every_weight_is_explained_and_says_what_sets_it() -> None:
 def test_nothing_to_list_is_said() -> None:
     for said in (text_output.workers([]), text_output.loads([]), text_output.decisions([])):
         assert said.splitlines()[1] == "(none)"
+
+
+def test_every_column_that_is_no_name_is_explained() -> None:
+    """Below a table stands what its columns mean, with units."""
+    named = {"WORKER", "MODEL", "TENANT", "ENDPOINT", "DECISION", "ROUTE", "OUTCOME"}
+    for said in (text_output.workers([]), text_output.loads([]), text_output.decisions([])):
+        head, *below = said.splitlines()
+        explained = {line.split()[0] for line in below if line.startswith("  ")}
+        assert {*head.split()} - named <= explained, said

@@ -117,7 +117,7 @@ export class Decisions {
 
   line(one) {
     const what = one.chosen ? `worker ${nameOf(one.chosen)}` : (one.refusal?.code ?? one.outcome.replaceAll("_", " "));
-    const margin = one.chosen && one.chosen.margin !== null && one.chosen.margin !== undefined ? `${decimal(Math.abs(one.chosen.margin))} blocks ${one.chosen.margin < 0 ? "dearer" : "ahead"}` : "";
+    const margin = one.chosen && one.chosen.margin !== null && one.chosen.margin !== undefined ? `margin ${decimal(one.chosen.margin)} blocks` : "";
     return h(
       "li",
       {},
@@ -125,7 +125,7 @@ export class Decisions {
         "button",
         { type: "button", "data-decision": one.decision_id, "aria-current": one.decision_id === this.chosen ? "true" : null, onclick: () => this.pick(one.decision_id) },
         h("span", { class: "choice-top" }, h("time", {}, clock(one.at_ms)), h("b", {}, what), one.outcome !== "placed" && pill(one.outcome.replaceAll("_", " "), OUTCOMES[one.outcome])),
-        h("span", { class: "choice-bottom" }, h("span", { class: "mono" }, one.decision_id), h("span", { title: "Margin to the runner-up" }, margin)),
+        h("span", { class: "choice-bottom" }, h("span", { class: "mono" }, one.decision_id), h("span", { title: "How much cheaper it is than the next best rank" }, margin)),
       ),
     );
   }
@@ -171,7 +171,7 @@ export class Decisions {
     const { chosen } = one;
     if (!chosen) return h("p", { id: "verdict" }, pill(one.outcome.replaceAll("_", " "), OUTCOMES[one.outcome]), " Nobody was chosen.");
     const how = { lowest: "has the lowest cost", tie: `was drawn among ${chosen.ties} of equal cost`, softmax: "was drawn by temperature", only: "was the only candidate" }[chosen.picked_by] ?? chosen.picked_by;
-    const margin = chosen.runner_up ? `; ${decimal(Math.abs(chosen.margin), 2)} blocks ${chosen.margin < 0 ? "dearer than" : "ahead of"} worker ${nameOf(chosen.runner_up)}` : "";
+    const margin = chosen.runner_up ? `; ${decimal(Math.abs(chosen.margin), 2)} blocks ${chosen.margin < 0 ? "dearer than" : "cheaper than"} worker ${nameOf(chosen.runner_up)}` : "";
     return h("p", { id: "verdict" }, h("b", {}, `Worker ${nameOf(chosen)}`), ` ${how} (${decimal(chosen.cost, 2)} blocks)${margin}.`);
   }
 
