@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from typing import TYPE_CHECKING, Final
 
@@ -43,7 +44,7 @@ def _lines(
     if probed:
         yield probed
     if not findings:
-        yield "No problems found."
+        yield "No lasting problem found yet." if answer.suspected else "No problems found."
     for alike in _kinds(findings):
         yield ""
         yield from _kind(alike, max(width, 40))
@@ -90,7 +91,10 @@ def _paragraph(name: str, text: str, width: int) -> str:
 
 
 def _since(finding: Finding) -> str:
-    return f" (for {_span(finding.since_s)})" if finding.since_s else ""
+    said = [f"for {_span(finding.since_s)}"] if finding.since_s else []
+    if finding.finding_in_s is not UNSET:
+        said.append(f"a problem if it lasts {_span(math.ceil(finding.finding_in_s))} longer")
+    return f" ({', '.join(said)})" if said else ""
 
 
 def _visible(text: str) -> str:

@@ -40,6 +40,8 @@ class Finding(Struct, frozen=True):
     """What to do about it, e.g. `"Register it again with what the reasons name."`."""
     since_s: float
     """For how many seconds it has looked like that, e.g. `20.0`."""
+    finding_in_s: float | UnsetType = UNSET
+    """Of what is suspected: seconds until it is a finding, if it lasts, e.g. `7.5`."""
 
 
 class Report(Struct, frozen=True):

@@ -8,6 +8,8 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from msgspec.structs import replace
+
 from select_service.core.diagnostics.causes import CAUSES
 from select_service.types.doctor import Finding, Report, Subject
 
@@ -97,7 +99,7 @@ class Suspicions:
             if subject not in self._told.get(code, ())
         ]
         young.sort(key=lambda one: _GRAVITY.index(one.cause.severity))
-        return [_finding(one, now) for one in young[: self._findings_max]]
+        return [_suspected(one, now) for one in young[: self._findings_max]]
 
     def _places(self) -> dict[str, int]:
         """How many of each code are told: as evenly as may be, or the commonest hid all others."""
@@ -118,6 +120,11 @@ class Suspicions:
 
 def _change(one: _Suspicion, *, is_there: bool) -> FindingChange:
     return FindingChange(one.cause.code, one.cause.severity, one.subject, one.what, is_there)
+
+
+def _suspected(one: _Suspicion, now: float) -> Finding:
+    left_s = one.since + one.cause.after_s - now
+    return replace(_finding(one, now), finding_in_s=round(max(0.0, left_s), 3))
 
 
 def _finding(one: _Suspicion, now: float) -> Finding:

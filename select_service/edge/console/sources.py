@@ -64,11 +64,12 @@ async def decision(service: Driver, name: str) -> bytes:
 
 
 async def findings(service: Driver) -> bytes:
-    """Return the doctor's findings."""
+    """Return the doctor's findings, and what becomes one if it lasts."""
     report = await service.doctor().report()
     told = {"available": True, "why": None, "left_out": report.left_out}
-    rows = await _rows(report.findings)
-    return orjson.dumps(told)[:-1] + b',"findings":' + rows + b"}"
+    rows, suspected = await _rows(report.findings), await _rows(report.suspected)
+    head = orjson.dumps(told)[:-1]
+    return b"".join((head, b',"findings":', rows, b',"suspected":', suspected, b"}"))
 
 
 async def _rows(values: Iterable[object]) -> bytes:

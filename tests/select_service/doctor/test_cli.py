@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,9 @@ def url(port: int) -> tuple[str, str]:
 async def test_a_healthy_service(port: int, service: Driver, *, capsys: Capture) -> None:
     add_worker(service)
     assert await run(*url(port)) == 0
-    assert "ready; 1 of 1 workers schedulable\nNo problems found.\n" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "ready; 1 of 1 workers schedulable\nNo " in told
+    assert ("No problems found." in told) is ("Seen just now" not in told)
     assert await run(*url(port), "--json") == 0
     told = json.loads(capsys.readouterr().out)
     assert isinstance(told.pop("suspected"), list)  # nobody publishes events here
@@ -62,8 +65,10 @@ async def test_what_may_pass_is_told_apart(port: int, service: Driver, *, capsys
     service.upsert_worker(WorkerSpec(worker_id=7, endpoint="http://w7"))
     assert await run(*url(port)) == 0
     found, _, suspected = capsys.readouterr().out.partition("Seen just now, and a problem if it")
-    assert found.endswith("No problems found.\n\n")
+    assert found.endswith("\nNo lasting problem found yet.\n\n")
+    assert "No problems found" not in found
     assert "worker-incomplete  worker 7" in suspected
+    assert re.search(r"a problem if it\s+lasts\s+10\s+s\s+longer", suspected)
 
 
 @run_by(on_a_port)
@@ -123,7 +128,7 @@ def test_a_service_that_asks_for_a_token(capsys: Capture, tmp_path: Path) -> Non
     async def use(port: int, service: Driver, _: Any) -> None:
         add_worker(service)
         assert await run(*url(port), "--token-file", str(tmp_path / "reader")) == 0
-        assert "No problems found." in capsys.readouterr().out
+        assert "schedulable\nNo " in capsys.readouterr().out
         for name in ("gateway", "strange", "long", "none"):
             assert await run(*url(port), "--token-file", str(tmp_path / name)) == 2
             assert "token" in capsys.readouterr().err or name != "gateway"

@@ -13,7 +13,8 @@ const SUBJECT = ["worker_id", "dp_rank", "peer", "source", "endpoint", "model_na
 function about(one) {
   const subject = SUBJECT.map((name) => [name, one.subject?.[name]]).filter(([, value]) => value !== null && value !== undefined);
   const since = one.since_s !== undefined && one.since_s !== null && ` · for ${duration(one.since_s)}`;
-  return [subject.map(([name, value]) => [" · ", `${name.replaceAll("_", " ")} `, h("span", { class: "mono" }, String(value))]), since];
+  const until = one.finding_in_s !== undefined && ` · a problem if it lasts ${duration(Math.ceil(one.finding_in_s))} longer`;
+  return [subject.map(([name, value]) => [" · ", `${name.replaceAll("_", " ")} `, h("span", { class: "mono" }, String(value))]), since, until];
 }
 
 // What stands between backticks is to be typed.
@@ -30,23 +31,32 @@ export class Doctor {
 
   async look() {
     const told = await get("console/api/findings");
-    const sign = JSON.stringify(told, (key, value) => (key === "since_s" ? undefined : value));
-    const age = Math.floor((told.findings?.[0]?.since_s ?? 0) / 10);
+    const sign = JSON.stringify(told, (key, value) => (["since_s", "finding_in_s"].includes(key) ? undefined : value));
+    const suspected = told.suspected ?? [];
+    // what counts down is shown anew each time
+    const age = suspected.length ? suspected[0].since_s : Math.floor((told.findings?.[0]?.since_s ?? 0) / 10);
     // while somebody has the focus in it, being older by ten seconds is no reason to make it anew
     if (sign === this.sign && (age === this.age || this.list.contains(document.activeElement))) return;
     [this.sign, this.age] = [sign, age];
-    const found = [...told.findings].sort((a, b) => (ORDER[a.severity] ?? 3) - (ORDER[b.severity] ?? 3));
+    const found = told.findings;
     if (!told.available) this.list.replaceChildren(emptiness("The doctor is not available", told.why, "no-doctor"));
-    else if (!found.length) this.list.replaceChildren(emptiness("No problems found", null, "no-findings"));
+    else if (!found.length && !suspected.length) this.list.replaceChildren(emptiness("No problems found", null, "no-findings"));
     else {
+      const none = found.length ? [] : [emptiness("No lasting problem found yet", null, "none-lasting")];
       const more = told.left_out ? [h("p", { class: "note" }, `${plural(told.left_out, "more finding")} beyond --doctor-findings-max.`)] : [];
-      const kinds = new Map(); // of a thousand workers cause and remedy are read once
-      for (const one of found) {
-        const kind = JSON.stringify([one.severity, one.code, one.why, one.remedy]);
-        kinds.set(kind, [...(kinds.get(kind) ?? []), one]);
-      }
-      this.list.replaceChildren(...[...kinds.values()].map((alike) => this.card(alike)), ...more);
+      const pending = suspected.length ? [h("section", { class: "findings", id: "suspected", "aria-label": "Seen just now" }, h("p", {}, "Seen just now, and a problem if it lasts:"), this.cards(suspected))] : [];
+      this.list.replaceChildren(...none, ...this.cards(found), ...more, ...pending);
     }
+  }
+
+  // The worst first; of a thousand workers cause and remedy are read once.
+  cards(found) {
+    const kinds = new Map();
+    for (const one of [...found].sort((a, b) => (ORDER[a.severity] ?? 3) - (ORDER[b.severity] ?? 3))) {
+      const kind = JSON.stringify([one.severity, one.code, one.why, one.remedy]);
+      kinds.set(kind, [...(kinds.get(kind) ?? []), one]);
+    }
+    return [...kinds.values()].map((alike) => this.card(alike));
   }
 
   card(alike) {

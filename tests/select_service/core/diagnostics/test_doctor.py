@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from msgspec import UNSET
+
 from indexer.core.index import KvIndex
 from indexer.types import BASE_NAMESPACE, Scope
 from select_service.core.diagnostics import prompt_checks
@@ -68,12 +70,14 @@ def test_a_suspicion_becomes_a_finding_in_time() -> None:
     suspicions.suspect(LATE, subject, "x", 0.0)
     assert concluded(suspicions, 0.0) == []
     assert suspicions.report(0.0).findings == []
+    (young,) = suspicions.report(4.0).suspected
+    assert (young.since_s, young.finding_in_s) == (4.0, LATE.after_s - 4.0)
     suspicions.begin()
     suspicions.suspect(LATE, subject, "y", 10.0)
     (came,) = concluded(suspicions, 10.0)
     assert (came.code, came.what, came.is_there) == (LATE.code, "y", True)
     (finding,) = suspicions.report(12.5).findings
-    assert (finding.what, finding.since_s) == ("y", 12.5)
+    assert (finding.what, finding.since_s, finding.finding_in_s) == ("y", 12.5, UNSET)
     suspicions.begin()
     (went,) = concluded(suspicions, 20.0)
     assert (went.code, went.is_there) == (LATE.code, False)

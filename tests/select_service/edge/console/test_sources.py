@@ -20,7 +20,7 @@ def test_findings_let_others_have_their_turn(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(cooperative, "SLICE_S", 0.0)
 
     async def report() -> Any:
-        return SimpleNamespace(findings=FINDINGS, left_out=3)
+        return SimpleNamespace(findings=FINDINGS, left_out=3, suspected=FINDINGS[:2])
 
     async def run() -> None:
         service: Any = SimpleNamespace(doctor=lambda: SimpleNamespace(report=report))
@@ -32,6 +32,7 @@ def test_findings_let_others_have_their_turn(monkeypatch: pytest.MonkeyPatch) ->
         told = json.loads(await asking)
         assert (told["available"], told["why"], told["left_out"]) == (True, None, 3)
         assert [one["worker_id"] for one in told["findings"]] == [str(n) for n in range(40)]
+        assert [one["worker_id"] for one in told["suspected"]] == ["0", "1"]
         assert turns >= len(FINDINGS)
 
     asyncio.run(run())
