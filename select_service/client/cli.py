@@ -21,7 +21,7 @@ from select_service.client.core.options import Options
 from select_service.client.core.problems import ClientError, MissingPackage, Unreachable
 from select_service.client.synchronous import Client
 from select_service.client.transport import DEFAULT_SELECTOR
-from select_service.errors import ServiceError
+from select_service.errors import DecisionNotFound, ServiceError
 from select_service.standard_output import (
     CommandParser,
     complain,
@@ -58,7 +58,12 @@ def main(argv: Sequence[str]) -> int:
             verb: Callable[[Client, argparse.Namespace], None] = chosen.verb
             verb(client, chosen)
     except ServiceError as refusal:
-        print(msgspec.json.encode(refusal.body()).decode(), file=sys.stderr)
+        if getattr(chosen, "json", True):  # as its answers are
+            print(msgspec.json.encode(refusal.body()).decode(), file=sys.stderr)
+        else:
+            complain(f"select-service {argv[0]}: {refusal}")
+            if isinstance(refusal, DecisionNotFound):
+                complain("`select-service explain` without an id lists those that are kept")
         if refusal.status == HTTPStatus.UNAUTHORIZED:
             complain(f"select-service {argv[0]}: --token-file FILE names a token that it accepts")
         return _REFUSED

@@ -105,7 +105,7 @@ class DecisionReporter:
             raise DecisionsOff
         record = self._decisions.find(name, tenants, aliases)
         if record is None:
-            raise DecisionNotFound(name)
+            raise DecisionNotFound(name, self._decisions.count_max)
         return record
 
     async def tell(

@@ -23,8 +23,10 @@ class DecisionNotFound(ServiceError):
     status = 404
     code = "decision_not_found"
 
-    def __init__(self, name: str) -> None:
-        super().__init__(f"decision {name} not found; only the last ones are kept")
+    def __init__(self, name: str, kept_max: int) -> None:
+        super().__init__(
+            f"decision {name} not found: at most the last {kept_max} are kept (--decision-ring)"
+        )
 
 
 class DecisionsOff(ServiceError):

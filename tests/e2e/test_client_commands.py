@@ -102,6 +102,17 @@ def test_a_session(server: Server, ask: Terminal) -> None:
     code, out, _ = ask("explain", "--json", *at)
     assert (code, json.loads(out)[0]["decision_id"]) == (0, "r")
 
+    code, out, err = ask("explain", "other", *at)
+    said, lists = err.splitlines()
+    assert (code, out) == (1, "")
+    assert said == (
+        "select-service explain: decision other not found: "
+        "at most the last 1024 are kept (--decision-ring)"
+    )
+    assert lists.startswith("`select-service explain` without an id lists")
+    code, _, err = ask("explain", "other", "--json", *at)
+    assert (code, json.loads(err)["code"]) == (1, "decision_not_found")
+
     code, _, err = ask("call", "select", "-", *at, stdin='{"token_ids": [1], "tenant_id": "x"}')
     assert (code, json.loads(err)["code"]) == (1, "unknown_model")
     assert json.loads(err)["details"]["reasons"], "why, as the service says it"

@@ -99,7 +99,7 @@ class DecisionLog:
         self._partitions = partitions
         catalog.watchers.append(self._note)
         self._stream_of = stream_of
-        self._count_max = count_max
+        self.count_max = count_max
         self._bytes_max = bytes_max
         shares = shares or Shares()
         self._rings = TenantRings(
@@ -352,7 +352,7 @@ class DecisionLog:
                 columns += 0 if one.seen[0] is other else len(one.seen[0])
             assert ring.bytes == columns + sum(one.size for one in records)
             held, count = held + ring.bytes, count + len(records)
-        assert count == len(self) <= self._count_max
+        assert count == len(self) <= self.count_max
         assert held == self.bytes <= self._bytes_max
         assert len(self._explained) <= EXPLAINED_MAX
         self._explained.check()
