@@ -23,13 +23,13 @@ async def main() -> None:
         chosen = await service.select_and_reserve(
             SelectAndReserveRequest(reservation_id="req-1", token_ids=list(range(64)))
         )
-        print(chosen.endpoint, chosen.effective_prefill_tokens)
+        print(chosen.endpoint, "computes", chosen.effective_prefill_tokens, "tokens")
         await service.prefill_complete("req-1")
         await service.free("req-1")
         try:
             await service.output_block("req-1")
         except ReservationNotFound as refusal:
-            print(refusal.status, refusal)
+            print("it has ended, so this is refused:", refusal.status, refusal)
 
 
 asyncio.run(main())

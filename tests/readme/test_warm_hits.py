@@ -31,12 +31,17 @@ def commands(name: str) -> list[list[str]]:
     return [shlex.split(one) for one in found]
 
 
+def registrations() -> list[dict[str, Any]]:
+    """The records that are sent, of the engines of vLLM."""
+    return [json.loads(words[-1]) for words in commands("curl") if "-d" in words]
+
+
 def after(words: list[str], flag: str) -> str:
     return words[words.index(flag) + 1]
 
 
 def test_the_engines_publish_where_the_workers_say() -> None:
-    engines, workers = commands("vllm"), [json.loads(words[-1]) for words in commands("curl")]
+    engines, workers = commands("vllm"), registrations()
     assert len(engines) == len(workers) == 2
     for words, worker in zip(engines, workers, strict=True):
         published = json.loads(after(words, "--kv-events-config"))
@@ -81,8 +86,8 @@ def engine() -> Iterator[str]:
 def test_the_program(engine: str, tmp_path: Path) -> None:
     (source,) = (text for language, text in blocks(PAGE) if language == "py")
     with Server(tmp_path / "log") as server:
-        for words in commands("curl"):
-            record = json.loads(words[-1]) | {"endpoint": engine}
+        for worker in registrations():
+            record = worker | {"endpoint": engine}
             assert b'"lifecycle":"schedulable"' in server.request("POST", "/workers", record).raw
         source = source.replace(PORT_IN_TEXT, f"127.0.0.1:{server.port}")
         script = tmp_path / "warm.py"
@@ -99,3 +104,8 @@ def test_the_program(engine: str, tmp_path: Path) -> None:
         assert done.stdout == line * source.count('?"')
         loads: Any = server.request("GET", "/loads").json
         assert {row["active_requests"] for row in loads[0]["loads"]} == {0}
+        for words in commands("curl"):
+            if "-X" in words:
+                path = words[-1].removeprefix(PORT_IN_TEXT)
+                server.request(after(words, "-X"), path)
+        assert server.request("GET", "/workers").json == [], "the page leaves no worker behind"

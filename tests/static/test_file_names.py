@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 PRODUCT = ("indexer", "select_service")
 PLACES = (*PRODUCT, "tests", "bench", "deploy", "examples")
 """Where a named file may be: comments tell of their tests and pages, too."""
-READERS = {"warm.py"}
+READERS = {"route.py", "warm.py"}
 """What the reader of a page is to write."""
 _NAMED = re.compile(r"`((?:\w+/)*\w+\.(?:pyx?|md))`")
 
