@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -47,6 +48,20 @@ def snapshot(life: str, *points: list[int]) -> dict[str, Any]:
         "chosen": [],
         "point": last,
     }
+
+
+def test_the_grid_of_a_chart_reaches_its_peak(run: Callable[..., Any]) -> None:
+    peaks = [0.0021, 0.5, 1, 1.01, 3, 7, 29, 31, 60, 61, 99, 1000, 12345]
+    for peak in peaks:
+        step = run("chart.js", "return m.gridStep(arg)", peak)
+        lines = math.ceil(peak / step - 1e-9)
+        assert peak <= lines * step * (1 + 1e-9)
+        assert lines <= 3, (peak, step)
+    assert run("chart.js", "return [m.gridStep(29), m.gridStep(31), m.gridStep(1, 1)]") == [
+        10,
+        20,
+        1,
+    ]
 
 
 def test_rates_are_differences_and_end_with_a_life(run: Callable[..., Any]) -> None:

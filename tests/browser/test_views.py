@@ -323,6 +323,7 @@ def test_replicas_converge(serve: Serve, tab: Tabs) -> None:
 
 
 LASTING = "[data-code]:not(#suspected [data-code])"
+ARTICLE = "article:not(#suspected article)"
 
 
 def test_what_has_not_lasted_is_told_as_the_command_tells_it(serve: Serve, tab: Tabs) -> None:
@@ -372,17 +373,17 @@ def test_many_alike_are_one_finding_with_long_names(serve: Serve, tab: Tabs) -> 
         call(server, "POST", "/workers", lacking | {"worker_id": BIG - at})
     page = tab(server)
     page.open("doctor")
-    page.page.wait_for_function("() => document.querySelectorAll('[data-code]').length === 12")
-    assert page.find("article").count() == 1
+    page.page.wait_for_function(f"() => document.querySelectorAll({LASTING!r}).length === 12")
+    assert page.find(ARTICLE).count() == 1
     width = "[document.documentElement.scrollWidth, document.documentElement.clientWidth]"
     found, there = page.page.evaluate(width)
     assert found == there
     assert str(BIG) not in page.text("#content")
     page.find("summary").press("Enter")
     page.page.wait_for_function("id => document.body.innerText.includes(id)", arg=str(BIG))
-    first = page.find("article").element_handle()
+    first = page.find(ARTICLE).element_handle()
     server.request("DELETE", f"/workers/{BIG - 11}")
-    page.page.wait_for_function("() => document.querySelectorAll('[data-code]').length === 11")
+    page.page.wait_for_function(f"() => document.querySelectorAll({LASTING!r}).length === 11")
     assert not first.is_visible()  # it was made anew, and stays unfolded
     assert str(BIG) in page.text("#content")
 
@@ -434,7 +435,7 @@ EMPTY = {
     "fleet": ["no-workers"],
     "worker/9": ["no-worker"],
     "traffic": ["none-refused"],
-    "admission": ["admission-off", "no-scopes", "no-sheds", "no-thresholds"],
+    "admission": ["admission-off", "no-classes", "no-scopes", "no-sheds", "no-thresholds"],
     "decisions": ["no-decisions", "no-choice"],
     "prefix": ["no-prompt"],
     "reservations": ["no-leases", "no-reservations"],

@@ -22,13 +22,13 @@ export class Admission {
       caption: "What became of requests, by class",
       key: (row) => row.name,
       sort: { id: "priority", down: true },
-      empty: emptiness("No classes", null, "no-classes"),
+      empty: emptiness("Nothing is counted", "Requests are counted by class while admission is on.", "no-classes"),
       columns: [
         { id: "name", title: "Class", sort: (row) => row.name, once: true, cell: (row) => row.name },
         { id: "priority", title: "Priority", numeric: true, sort: (row) => row.priority, cell: (row) => count(row.priority) },
         { id: "offered", title: "Offered", numeric: true, sort: (row) => row.offered, cell: (row) => count(row.offered) },
         { id: "admitted", title: "Admitted", numeric: true, sort: (row) => row.admitted, cell: (row) => count(row.admitted) },
-        { id: "refused", title: "Shed", numeric: true, sort: (row) => row.refused, cell: (row) => ({ bar: row.offered ? row.refused / row.offered : null, text: row.offered ? `${count(row.refused)} (${percent(row.refused / row.offered)})` : count(row.refused), tone: "bad" }) },
+        { id: "refused", title: "Shed", numeric: true, barred: true, sort: (row) => row.refused, cell: (row) => ({ bar: row.offered ? row.refused / row.offered : null, text: row.offered ? `${count(row.refused)} (${percent(row.refused / row.offered)})` : count(row.refused), tone: "bad" }) },
         { id: "withdrawn", title: "Withdrawn", numeric: true, sort: (row) => row.withdrawn, cell: (row) => count(row.withdrawn) },
         { id: "waiting", title: "Waiting", numeric: true, sort: (row) => row.waiting, cell: (row) => count(row.waiting) },
       ],
@@ -52,7 +52,7 @@ export class Admission {
       empty: emptiness("No pool is under admission control", "Set a policy, a busy threshold or a cap on requests.", "no-scopes"),
       columns: [
         { id: "scope", title: "Model · tenant", sort: (row) => row.model_name, once: true, wide: true, cell: (row) => `${row.model_name} · ${row.tenant_id}` },
-        { id: "saturation", title: "Saturation", numeric: true, sort: (row) => row.saturation, cell: (row) => ({ bar: row.saturation, text: percent(row.saturation), tone: row.saturation >= 1 ? "bad" : "load" }) },
+        { id: "saturation", title: "Saturation", numeric: true, barred: true, sort: (row) => row.saturation, cell: (row) => ({ bar: row.saturation, text: percent(row.saturation), tone: row.saturation >= 1 ? "bad" : "load" }) },
         { id: "rate", title: "Tokens/s of a rank", numeric: true, sort: (row) => row.prefill_tokens_per_s, cell: (row) => count(row.prefill_tokens_per_s) },
         { id: "waiting", title: "Requests waiting", numeric: true, sort: (row) => row.waiting, cell: (row) => count(row.waiting) },
         { id: "busy", title: "Busy ranks", numeric: true, sort: (row) => row.busy_ranks, cell: (row) => count(row.busy_ranks) },
@@ -66,7 +66,7 @@ export class Admission {
       key: (row) => `${row.model}\n${row.tenant_id ?? ""}`,
       sort: { id: "model", down: false },
       page: 50,
-      empty: emptiness("No thresholds", "No model is served yet.", "no-thresholds"),
+      empty: emptiness("No thresholds", "Each model that has workers has a line here. None has workers now.", "no-thresholds"),
       columns: [
         { id: "model", title: "Model · tenant", sort: (row) => row.model, once: true, wide: true, cell: (row) => (row.tenant_id === undefined ? row.model : `${row.model} · ${row.tenant_id}`) },
         ...LIMITS.map(([name, title]) => ({ id: name, title, numeric: true, sort: (row) => row[name], cell: (row) => (row[name] === null ? "not checked" : String(row[name])) })),
@@ -88,7 +88,8 @@ export class Admission {
       this.off.replaceChildren(...(isOff ? [emptiness("Admission is off", "Every request is let in. --admission-policy, --admission-control, caps of workers and PUT /admission turn it on.", "admission-off")] : []));
       this.policy.replaceChildren(facts([["Policy", told.policy], ["Configuration", Object.keys(told.config).length ? h("code", {}, JSON.stringify(told.config)) : "none"], ["Thresholds", told.mode === "none" ? "off (--admission-control none)" : told.mode]]));
     }
-    this.classes.show(Object.entries(told.counters).map(([name, counts]) => ({ name, priority: told.classes[name] ?? null, ...counts })));
+    const classes = Object.entries(told.counters).map(([name, counts]) => ({ name, priority: told.classes[name] ?? null, ...counts }));
+    this.classes.show(classes.some((one) => one.offered) || !isOff ? classes : []); // zeros would say that nothing has come
     this.scopes.show(told.scopes);
     this.reasons.show(told.decisions);
     this.thresholds.show(told.thresholds);

@@ -7,7 +7,7 @@ import { Follower, get } from "./api.js";
 import { Bookings } from "./bookings.js";
 import { Decisions } from "./decisions.js";
 import { Doctor } from "./doctor.js";
-import { ago, count, decimal, duration, h, percent } from "./dom.js";
+import { ago, count, decimal, duration, h, NONE, percent } from "./dom.js";
 import { Fleet } from "./fleet.js";
 import { Prefix } from "./prefix.js";
 import { Replicas } from "./replicas.js";
@@ -117,12 +117,13 @@ function showVitals() {
   const { state } = store;
   const isLost = link.state === "lost"; // whether it is ready now, nobody here knows
   const ready = isLost ? "unknown" : state.ready ? "ready" : `not ready: ${[...(state.schedulable_workers ? [] : ["no schedulable worker"]), ...state.waiting_for].join(", ")}`;
-  const vital = (name, title, value, tone) => h("div", { "data-vital": name, "data-tone": tone }, h("dt", {}, title), h("dd", {}, value));
+  const isIdle = !(last?.selections > 0); // then what is over ten seconds is of requests that are over
+  const vital = (name, title, value, tone, hint) => h("div", { "data-vital": name, "data-tone": tone, title: hint }, h("dt", {}, title), h("dd", {}, value));
   place("vitals").replaceChildren(
     vital("ready", "Service", ready, isLost ? null : state.ready ? "good" : "bad"),
     vital("rate", "Selections", last ? `${decimal(last.selections, last.selections < 10 ? 1 : 0)}/s` : "–"),
-    vital("p99", "Latency, p99", last ? duration(last.p99) : "–"),
-    vital("hits", "Hit rate", last ? percent(last.hitRate) : "–"),
+    vital("p99", "Latency, p99", isIdle ? NONE : duration(last.p99), null, "Of the selections of the last ten seconds"),
+    vital("hits", "Hit rate", isIdle ? NONE : percent(last.hitRate), null, "Share of the prompt tokens of the last ten seconds that the chosen worker had cached"),
     vital("waiting", "Requests waiting", count(state.waiting)),
     vital("reservations", "Reservations", count(state.reservations)),
   );

@@ -5,15 +5,24 @@ import { clock, h } from "./dom.js";
 
 const HEIGHT = 168;
 const AXIS_FONT = "11px system-ui, sans-serif";
+const GRID_LINES = 3; // above zero, at most
 const AWAY = { left: -10, top: -10 };
+
+// Between two lines of the grid, so that the highest is at the peak or above it.
+export function gridStep(peak, least = 0) {
+  const power = 10 ** Math.floor(Math.log10(peak / GRID_LINES));
+  const times = [1, 2, 5, 10].find((one) => one * power * GRID_LINES >= peak * (1 - 1e-9));
+  return Math.max(least, times * power);
+}
 
 export class LineChart {
   // lines: [{id, label, tone, of(point)}]
-  constructor({ name, title, lines, format, unit = "", top, range, note }) {
+  constructor({ name, title, lines, format, unit = "", top, range, note, stepLeast }) {
     this.lines = lines;
     this.format = format;
     this.unit = unit; // of what is read out; the title says it of the axis
     this.fixedTop = top;
+    this.stepLeast = stepLeast; // between lines of the grid: of what is counted there is no half
     this.range = range;
     range.charts.push(this);
     this.title = title;
@@ -84,15 +93,25 @@ export class LineChart {
       cursor: { y: false, drag: { x: true, y: false, setScale: false }, points: { size: 5 } },
       scales: {
         x: { time: false, range: ends },
-        y: { range: (_, least, most) => [0, this.fixedTop ?? uPlot.rangeNum(0, most > 0 ? most : 1, 0.1, true)[1]] },
+        y: { range: (_, least, most) => [0, this.fixedTop ?? this.gridTop(most > 0 ? most : 1)] },
       },
       axes: [
         { ...axis, grid: { show: false }, gap: 9, size: 26, splits: () => middled(ends()), values: (_, splits) => splits.map(at) },
-        { ...axis, grid, size: 56, space: 40, values: (_, splits) => splits.map((value) => this.format(value).replace(/\.0\b/, "")) },
+        { ...axis, grid, size: 56, splits: (_, at, least, most) => this.splits(most), values: (_, splits) => splits.map((value) => this.format(value).replace(/\.0\b/, "")) },
       ],
       series: [{}, ...this.lines.map((line, number) => ({ label: line.label, stroke: color(`--${line.tone}`), width: 1.6, dash: number ? [5, 3] : undefined, points: { show: false } }))],
       hooks: { draw: [(plot) => this.markRestarts(plot), (plot) => this.readOut(plot)], setCursor: [(plot) => this.readOut(plot)], setSelect: [(plot) => this.look(plot)] },
     };
+  }
+
+  gridTop(peak) {
+    const step = gridStep(peak, this.stepLeast);
+    return step * Math.ceil(peak / step - 1e-9);
+  }
+
+  splits(top) {
+    const step = this.fixedTop ? this.fixedTop / 2 : gridStep(top, this.stepLeast);
+    return Array.from({ length: Math.round(top / step) + 1 }, (_, at) => at * step);
   }
 
   // uPlot leaves marks across a chart to its users.

@@ -77,15 +77,15 @@ export function scaleOf(rows) {
 // What is told of a rank, wherever ranks are listed; `scale()`: as scaleOf tells of the list.
 export function rankColumns(store, scale) {
   return [
-    { id: "prefill", title: "Prefill tokens", numeric: true, hint: "Tokens booked and not computed yet", sort: ({ rank }) => rank?.prefill_tokens, cell: ({ rank }) => (rank ? { bar: rank.prefill_tokens / scale().most, text: count(rank.prefill_tokens) } : NONE) },
-    { id: "kv", title: "KV blocks", numeric: true, hint: "Blocks of live requests, of those the rank has", sort: (row) => kvUse(row)?.share ?? kvUse(row)?.used, cell: (row) => kv(row, scale().room) },
+    { id: "prefill", title: "Prefill tokens", numeric: true, barred: true, hint: "Tokens booked and not computed yet", sort: ({ rank }) => rank?.prefill_tokens, cell: ({ rank }) => (rank ? { bar: rank.prefill_tokens / scale().most, text: count(rank.prefill_tokens) } : NONE) },
+    { id: "kv", title: "KV blocks", numeric: true, barred: true, hint: "Blocks of live requests, of those the rank has", sort: (row) => kvUse(row)?.share ?? kvUse(row)?.used, cell: (row) => kv(row, scale().room) },
     { id: "requests", title: "Requests", numeric: true, hint: "Live ones", sort: ({ rank }) => rank?.requests, cell: ({ rank }) => count(rank?.requests) },
     { id: "chosen", title: "Rate · hits", numeric: true, hint: "Selections a second, and the share of their prompt tokens that it had cached, over a minute", sort: (row) => store.servedBy(row.key, RATE_MS)?.selections ?? null, cell: (row) => chosen(store, row) },
     { id: "cached", title: "Cached blocks", numeric: true, hint: "Blocks the index knows it to hold, on all tiers", sort: ({ rank }) => rank?.cached_blocks, cell: ({ rank }) => count(rank?.cached_blocks) },
     { id: "events", title: "KV events", sort: ({ rank }) => rank?.kv_state ?? null, cell: ({ rank }) => events(rank) },
     { id: "last", title: "Last event", numeric: true, hint: "How long ago, by the engine's clock", sort: ({ rank }) => ageOf(rank, store.atMs), cell: ({ rank }) => age(rank, store.atMs) },
-    { id: "lag", title: "Lag", numeric: true, hint: "How late its events come, against the fastest of the last hours", sort: ({ rank }) => rank?.lag_s ?? null, cell: ({ rank }) => lag(rank) },
-    { id: "gaps", title: "Gaps · lost", numeric: true, hint: "Gaps in the numbers of its batches · batches that will never come", sort: ({ rank }) => (rank ? rank.lost_batches * 1e6 + rank.gaps : null), cell: ({ rank }) => (rank ? `${count(rank.gaps)} · ${count(rank.lost_batches)}` : NONE) },
+    { id: "lag", title: "Lag", numeric: true, hint: "Lag: how much later its events come than the fastest of the last hours", sort: ({ rank }) => rank?.lag_s ?? null, cell: ({ rank }) => lag(rank) },
+    { id: "gaps", title: "Gaps · lost", numeric: true, hint: "Gaps: how often numbers were missing between its batches of events · lost: batches that nobody can send again", sort: ({ rank }) => (rank ? rank.lost_batches * 1e6 + rank.gaps : null), cell: ({ rank }) => (rank ? `${count(rank.gaps)} · ${count(rank.lost_batches)}` : NONE) },
   ];
 }
 
@@ -167,7 +167,7 @@ export class Fleet {
     const used = uses.reduce((sum, use) => sum + use.used, 0);
     const total = uses.reduce((sum, use) => sum + use.total, 0);
     const schedulable = workers.filter((one) => one.lifecycle === "schedulable").length;
-    const silent = seated.filter(({ rank }) => rank.kv_state === "silent").length;
+    const silent = seated.filter(({ rank }) => rank.kv_state !== "none" && isUnheard(rank)).length; // in trouble or not
     const troubled = seated.filter(({ rank }) => TROUBLED.includes(rank.kv_state)).length;
     const sum = (name) => seated.reduce((all, { rank }) => all + rank[name], 0);
     const card = (name, title, value, note, tone) => h("div", { class: "card", role: "listitem", "data-card": name, "data-tone": tone }, h("span", { class: "card-title" }, title), h("b", {}, value), h("span", { class: "muted" }, note));

@@ -40,7 +40,8 @@ function paintBar(cell, { bar, text, tone, title, room }) {
 }
 
 export class LiveTable {
-  // columns: {id, title, cell(row), sort?(row), numeric?, once?, wide?, hint?}; `once`: the cell never changes.
+  // columns: {id, title, cell(row), sort?(row), numeric?, barred?, once?, wide?, hint?}; `once`: the cell never
+  // changes; `barred`: it begins with a bar, and so the head stands above that.
   constructor({ name, caption, columns, key, sort, empty, page }) {
     this.columns = columns;
     this.key = key;
@@ -60,7 +61,7 @@ export class LiveTable {
   }
 
   head(column) {
-    const cell = h("th", { scope: "col", class: column.numeric ? "num" : null, title: column.hint });
+    const cell = h("th", { scope: "col", class: [column.numeric && "num", column.barred && "barred"].filter(Boolean).join(" ") || null, title: column.hint });
     if (column.sort) {
       cell.append(h("button", { type: "button", class: "sort", onclick: () => this.sortBy(column) }, column.title));
       this.heads.set(column.id, cell);

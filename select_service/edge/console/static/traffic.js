@@ -12,7 +12,7 @@ export class Traffic {
       new LineChart({ name: "rate", title: "Selections per second", range, format: rate, unit: "/s", lines: [{ id: "selections", label: "answered", tone: "a", of: (one) => one.selections }, { id: "failed", label: "refused", tone: "bad", of: (one) => one.failed }] }),
       new LineChart({ name: "latency", title: "Latency of selections", range, format: duration, note: "Over ten seconds, by the buckets of /metrics; waiting in the queue is part of it.", lines: [{ id: "p50", label: "p50", tone: "a", of: (one) => one.p50 }, { id: "p99", label: "p99", tone: "b", of: (one) => one.p99 }] }),
       new LineChart({ name: "hits", title: "Hit rate", range, top: 1, format: (value) => percent(value), note: "Share of prompt tokens that the chosen worker had cached, over ten seconds.", lines: [{ id: "hitRate", label: "hit rate", tone: "b", of: (one) => one.hitRate }] }),
-      new LineChart({ name: "waiting", title: "Requests", range, format: count, lines: [{ id: "reservations", label: "reserved", tone: "a", of: (one) => one.reservations }, { id: "waiting", label: "waiting", tone: "warn", of: (one) => one.waiting }] }),
+      new LineChart({ name: "waiting", title: "Requests", range, format: count, stepLeast: 1, lines: [{ id: "reservations", label: "reserved", tone: "a", of: (one) => one.reservations }, { id: "waiting", label: "waiting", tone: "warn", of: (one) => one.waiting }] }),
     ];
     this.failed = h("div");
     this.node = h("div", {}, range.node, h("div", { class: "charts" }, this.charts.map((chart) => chart.node)), panel("Selections refused since the start", this.failed));
