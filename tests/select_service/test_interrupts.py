@@ -8,6 +8,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.wait import PATIENCE_S
@@ -31,6 +32,9 @@ runpy.run_module(module, run_name="__main__", alter_sys=True)
 SERVICE = "select_service"
 SIMULATOR = "select_service.simulator"
 PLANNER = "select_service.planner"
+NUMPY = (
+    f"numpy.{'_core' if int(np.__version__.partition('.')[0]) > 1 else 'core'}._multiarray_umath"
+)
 
 
 def _run(handler: str, moment: str, *command: str) -> subprocess.CompletedProcess[str]:
@@ -49,17 +53,17 @@ def _run(handler: str, moment: str, *command: str) -> subprocess.CompletedProces
     [
         ("select_service.cli", (SERVICE, "--port", "0")),
         ("select_service.settings", (SERVICE, "--port", "0")),
-        ("numpy._core._multiarray_umath", (SERVICE, "--port", "0")),
+        (NUMPY, (SERVICE, "--port", "0")),
         ("select_service.edge.server", (SERVICE, "--port", "0")),
         ("msgspec", (SERVICE, "doctor")),
         ("httpx", (SERVICE, "doctor")),
         ("select_service.demo.cli", (SERVICE, "demo", "--requests", "1")),
         ("httpcore", (SERVICE, "demo", "--requests", "1")),
         ("select_service.simulator.cli", (SIMULATOR, "run")),
-        ("numpy._core._multiarray_umath", (SIMULATOR, "run")),
+        (NUMPY, (SIMULATOR, "run")),
         ("select_service.core.service", (SIMULATOR, "run")),
         ("select_service.planner.cli", (PLANNER, "plan")),
-        ("numpy._core._multiarray_umath", (PLANNER, "plan")),
+        (NUMPY, (PLANNER, "plan")),
     ],
 )
 def test_an_interrupted_command_ends_by_the_signal(moment: str, command: tuple[str, ...]) -> None:

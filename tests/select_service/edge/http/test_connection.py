@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -116,7 +117,8 @@ async def test_both_ways_answer_alike(
     service.dumps._clock = lambda: 0.0  # how a dump is cut in pieces is a matter of time
     fast = await _exchange(await Wire.to(port), exchange)
     _make_all_exchanges(monkeypatch)
-    assert await _exchange(await Wire.to(port), exchange) == fast
+    again = await _exchange(await Wire.to(port), exchange)
+    assert again == fast or _without_time(again, json.loads) == _without_time(fast, json.loads)
 
 
 FIXED = ("/dump", "/openapi.json", "/metrics")
@@ -143,9 +145,19 @@ def test_both_ways_answer_alike_in_msgpack(
             if exchange[0] != "HEAD":
                 assert _told(msgspec.msgpack.decode(body)) == _told(json.loads(plain))
         _make_all_exchanges(monkeypatch)
-        assert await _exchange(await Wire.to(port), exchange, accept, packed=packed) == fast
+        again = await _exchange(await Wire.to(port), exchange, accept, packed=packed)
+        decode = msgspec.msgpack.decode
+        assert again == fast or _without_time(again, decode) == _without_time(fast, decode)
 
     on_a_port(use)
+
+
+def _without_time(
+    answer: tuple[int, dict[str, str], bytes], decode: Callable[[bytes], Any]
+) -> tuple[int, dict[str, str], Any]:
+    """An answer whose seconds may be written with more digits, or fewer."""
+    status, headers, body = answer
+    return status, {**headers, "content-length": ""}, _told(decode(body))
 
 
 def _told(answer: Any) -> Any:
