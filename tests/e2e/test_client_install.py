@@ -72,4 +72,8 @@ def test_httpx_and_msgspec_are_enough(tmp_path: Path) -> None:
         "ray://w1",
         "hashing in the client needs xxhash: pip install 'xxhash>=3.4.1'",
     ]
-    assert (said[2].split()[:2], "ray://w1" in said[3], said[4]) == (["WORKER", "MODEL"], True, "0")
+    assert (said[2].split()[:2], "ray://w1" in said[3], said[-1]) == (
+        ["WORKER", "MODEL"],
+        True,
+        "0",
+    )
