@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 from select_service import interrupts
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
-def main() -> int:
-    """Load the command, and run it; returns the exit code."""
-    interrupts.end_at_once()
+
+def _load() -> Callable[[], int]:
     try:
         from select_service import cli
     except ModuleNotFoundError as error:
@@ -19,10 +21,12 @@ def main() -> int:
             f"select-service: {error.name} is not installed for {sys.executable}: use "
             ".venv/bin/python where `make run` has made it, or `pip install .` in the checkout"
         )
-    try:
-        return cli.main()
-    finally:
-        interrupts.end_at_once()
+    return cli.main
+
+
+def main() -> int:
+    """Load the command, and run it; returns the exit code."""
+    return interrupts.run(_load)
 
 
 if __name__ == "__main__":

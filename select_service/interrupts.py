@@ -8,15 +8,29 @@ not set a handler, until the command is loaded and handles what is raised.
 from __future__ import annotations
 
 import signal
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
-def end_at_once() -> None:
+def run(load: Callable[[], Callable[[], int]]) -> int:
+    """Load a command and run it; before and after that, Ctrl-C ends the process at once."""
+    _end_at_once()
+    command = load()
+    try:
+        return command()
+    finally:
+        _end_at_once()
+
+
+def _end_at_once() -> None:
     """Let Ctrl-C end the process at once; not where it is ignored, as in the background."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def raise_again() -> None:
-    """Let Ctrl-C raise `KeyboardInterrupt`, as Python has it; undoes `end_at_once`."""
+    """Let Ctrl-C raise `KeyboardInterrupt`, as Python has it; undoes `_end_at_once`."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)

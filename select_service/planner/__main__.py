@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 from select_service import interrupts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def _load() -> Callable[[], int]:
+    from select_service.planner import cli
+
+    return cli.main
 
 
 def main() -> int:
     """Load the command, and run it; returns the exit code."""
-    interrupts.end_at_once()
-    from select_service.planner import cli
-
-    try:
-        return cli.main()
-    finally:
-        interrupts.end_at_once()
+    return interrupts.run(_load)
 
 
 if __name__ == "__main__":

@@ -149,11 +149,6 @@ class Fleet:
         index.store(WorkerRank(worker_id, 0), Tier.DEVICE, None, prompt, pack_u64(prompt))
 
     def ask(self, prompt: list[int], **wishes: Any) -> int:
-        chosen = self.place(prompt, **wishes)
-        self.core.check()
-        return chosen
-
-    def place(self, prompt: list[int], **wishes: Any) -> int:
         self.made += 1
         hashes = pack_u64(prompt)
         request = SelectAndReserveRequest(
@@ -164,6 +159,7 @@ class Fleet:
         )
         answer, _ = self.core.selection.select_and_reserve(request, self.now)
         assert isinstance(answer, Selection)
+        self.core.check()
         return answer.worker_id
 
     def end(self) -> None:
@@ -209,15 +205,13 @@ def sent_to_who_hangs(config: RouterConfig, seconds: float, isl_tokens: int, loa
             fleet.core.reservations.free(name, at)
         reports = [one for one in reports if one[0] > fleet.now]
         number += 1
-        prompt = [number * 10 + 10**6, number * 10 + 1 + 10**6]
-        chosen = fleet.place(prompt, isl_tokens=isl_tokens)
+        chosen = fleet.ask([number * 10 + 10**6, number * 10 + 1 + 10**6], isl_tokens=isl_tokens)
         begins = max(fleet.now, free_at[chosen])
         free_at[chosen] = begins + isl_tokens / 8000.0
         if chosen == 0 and free_at[0] > 11.0:
             sent += fleet.now > 11.0
         else:
             reports.append((free_at[chosen], f"r{number}"))
-    fleet.core.check()
     return sent
 
 

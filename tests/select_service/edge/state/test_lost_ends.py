@@ -59,10 +59,9 @@ class Killed(NamedTuple):
     rows: Rows
     written: dict[StateKey, set[bytes]]  # every value that a key ever had
     ends_at: int  # of the last frame in use
-    turn: int  # which of the four it is
 
 
-def killed(directory: Path, log_bytes: int, turn: int, *, again: bool) -> Killed:
+def killed(directory: Path, log_bytes: int, *, again: bool) -> Killed:
     rng = random.Random(5)
     store = Store(directory)
     store.lock()
@@ -84,19 +83,18 @@ def killed(directory: Path, log_bytes: int, turn: int, *, again: bool) -> Killed
     log = found[WAL]
     starts = range(wal.HEADER.size, len(log) - FRAME + 1, FRAME)
     ends_at = FRAME + max(at for at in starts if log[at + 8 : at + 16] == log[16:24])
-    return Killed(found, rows, written, ends_at, turn)
+    return Killed(found, rows, written, ends_at)
 
 
 @pytest.fixture(
     scope="module",
-    params=[(0, 0, False), (1, 0, True), (2, 70, False), (3, 70, True)],
+    params=[(0, False), (0, True), (70, False), (70, True)],
     ids=["as it grew", "as it grew, used again", "reserved", "reserved, used again"],
 )
 def history(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Killed:
-    turn, frames, again = request.param
+    frames, again = request.param
     log_bytes = wal.HEADER.size + frames * FRAME
-    directory = tmp_path_factory.mktemp("killed") / "state"
-    return killed(directory, log_bytes, turn, again=again)
+    return killed(tmp_path_factory.mktemp("killed") / "state", log_bytes, again=again)
 
 
 def positions(name: str, data: bytes) -> list[int]:
@@ -113,11 +111,6 @@ def positions(name: str, data: bytes) -> list[int]:
     return sorted(at for at in found if at < len(data))
 
 
-def in_turn(history: Killed, harm: Harm, name: str, data: bytes) -> list[int]:
-    """Every other place: each harm comes to each of them in two of the four histories."""
-    return positions(name, data)[(history.turn // 2 + HARMS.index(harm)) % 2 :: 2]
-
-
 def expect_no_silence(history: Killed, found: tuple[Rows, list[str]], at: int) -> None:
     """All that was acknowledged is there, or damage is reported; nothing is invented either way."""
     rows, damage = found
@@ -132,7 +125,7 @@ def test_nothing_acknowledged_is_lost_in_silence(
     history: Killed, memory_path: Path, name: str, harm: Harm
 ) -> None:
     data = history.found[name]
-    for at in in_turn(history, harm, name, data):
+    for at in positions(name, data):
         found = started(memory_path / "s", history.found | {name: harm(data, at)})
         expect_no_silence(history, found, at)
 
@@ -161,7 +154,7 @@ def test_a_file_without_a_log(history: Killed, memory_path: Path, harm: Harm) ->
     assert started(directory, history.found) == (history.rows, [])
     closed = {name: (directory / name).read_bytes() for name in (FILE, LOCK)}
     assert not (directory / WAL).exists()
-    for at in in_turn(history, harm, FILE, closed[FILE]):
+    for at in positions(FILE, closed[FILE]):
         found = started(directory, closed | {FILE: harm(closed[FILE], at)})
         expect_no_silence(history, found, at)
 
