@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Self
 from tests.deploy.tools import AXE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from playwright.sync_api import Browser, Locator, Page, Request
 
 WAIT_MS = 15_000
@@ -132,6 +134,16 @@ class Tab:
             "([selector, text]) => document.querySelector(selector)?.innerText.includes(text)",
             arg=[selector, text],
         )
+
+    def until_while(self, act: Callable[[], object], script: str) -> None:
+        """Wait until a function in the page is true, while something goes on: rates and shares are
+        of the last seconds, and a busy machine needs longer than that to draw them."""
+        for _ in range(WAIT_MS // 250):
+            act()
+            if self.page.evaluate(script):
+                return
+            self.page.wait_for_timeout(250)
+        raise AssertionError(f"not seen while it went on: {script}")
 
     def rows(self, table: str) -> dict[str, dict[str, str]]:
         """A table as people see it: by the key of the row, then by column head."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from itertools import count
 
 import pytest
 
@@ -121,16 +122,19 @@ def test_a_worker_has_a_page_with_what_it_was_chosen_for(serve: Serve, tab: Tabs
         page.until("[data-table=ranks]", "silent")
         publish(engine, 0, tokens[:48], 100, time.time())
         page.until("[data-table=ranks]", "current")
-        for _ in range(4):
+
+        def select() -> None:
             call(server, "POST", "/select", {"token_ids": tokens})
-        page.page.wait_for_function(
-            "() => /[1-9].*s · 75 %/.test(document.querySelector('[data-table=ranks]').innerText)"
+
+        page.until_while(
+            select,
+            "() => /[1-9].*s · 75 %/.test(document.querySelector('[data-table=ranks]').innerText)",
         )
-        page.page.wait_for_function(
-            "() => document.querySelector('[data-value=hitRate]').innerText === '75 %'"
+        page.until_while(
+            select,
+            """() => document.querySelector('[data-value=hitRate]').innerText === '75 %'
+            && /[1-9].*\\/s$/.test(document.querySelector('[data-value=selections]').innerText)""",
         )
-        assert page.text("[data-value=selections]").endswith("/s")
-        assert page.text("[data-value=selections]") != "0.0/s"
         assert page.flaws() == []
         call(server, "DELETE", f"/workers/{BIG}")
         page.page.wait_for_selector("[data-empty=no-worker]")
@@ -328,8 +332,11 @@ def test_traffic_is_what_metrics_say(serve: Serve, tab: Tabs) -> None:
     page = tab(server)
     page.open("traffic")
     page.page.wait_for_selector("[data-empty=none-refused]")
-    for at in range(40):
-        call(server, "POST", "/select", {"token_ids": [at] * 32})
+    fresh = count(1)
+
+    def select() -> None:
+        call(server, "POST", "/select", {"token_ids": [next(fresh)] * 32})
+
     assert server.request("POST", "/select", {"token_ids": [1], "model_name": "x"}).status == 503
     page.until("[data-table=failed]", "no_schedulable_worker")
     assert page.rows("failed")["no_schedulable_worker"]["Requests"] == "1"
@@ -352,12 +359,11 @@ def test_traffic_is_what_metrics_say(serve: Serve, tab: Tabs) -> None:
       }
       return false;
     }"""  # the line of the answered ones, in its color
-    page.page.wait_for_function(drawn)
-    page.page.wait_for_function(
-        "() => document.querySelector('[data-value=hitRate]').innerText === '0 %'"
-    )
-    page.page.wait_for_function(
-        "() => /s$/.test(document.querySelector('[data-value=p99]').innerText)"
+    page.until_while(select, drawn)
+    page.until_while(
+        select,
+        """() => document.querySelector('[data-value=hitRate]').innerText === '0 %'
+          && /s$/.test(document.querySelector('[data-value=p99]').innerText)""",
     )
     # a page opened now is not empty: the service remembers
     late = tab(server)
@@ -444,8 +450,13 @@ def test_the_shadow_is_what_the_api_says(serve: Serve, tab: Tabs) -> None:
         assert page.overflow() == 0
         page.page.set_viewport_size({"width": 1280, "height": 800})
         call(server, "POST", "/select", {"token_ids": tokens, "selection_id": "now"})
-        page.until("[data-chart=agreement] [data-value=agreement]", "0 %")
-        page.until("[data-chart=shadow-prefill] [data-value=shadow]", "64")
+        page.until_while(
+            lambda: call(server, "POST", "/select", {"token_ids": tokens}),
+            """() => ['[data-value=agreement]|0 %', '[data-value=shadow]|64'].every((pair) => {
+              const [selector, text] = pair.split('|');
+              return document.querySelector(selector).innerText.includes(text);
+            })""",
+        )
         assert not page.flaws()
         page.open("decisions/now")
         page.until("#shadow-verdict", "worker 2 · 0")

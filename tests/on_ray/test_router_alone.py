@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -280,6 +281,7 @@ async def test_a_replica_that_raises_ends_as_failed(scene: Scene) -> None:
     await asyncio.sleep(0)
     scene.complete(best)  # Serve tells of the end first
     told[0](RuntimeError("the engine is dead"))
+    time.sleep(0.05)  # noqa: ASYNC251 - the loop comes back after reports are sent for as long
     await scene.until({})
     text = (await asyncio.to_thread(httpx.get, f"{scene.url}/metrics")).text
     assert 'reservation_outcomes_total{outcome="failed"} 1.0' in text

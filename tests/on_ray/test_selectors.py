@@ -26,8 +26,10 @@ def test_one_of_two_is_killed(cluster: Cluster) -> None:
     (new,) = set(selectors.urls()) - {first, second}
     wait_until(lambda: len(selectors.urls()) == 2, "the dead one is forgotten")
     (old,) = set(selectors.urls()) - {new}
-    workers = httpx.get(f"{new}/workers").json()
-    assert [one["worker_id"] for one in workers] == [7], "the catalog came along"
+    wait_until(
+        lambda: [one["worker_id"] for one in httpx.get(f"{new}/workers").json()] == [7],
+        "the catalog came along",
+    )
     wait_until(lambda: _knows(new, old) and _knows(old, new), "they hear each other")
     _booked_at_one_is_completed_at_the_other(new, old)
     wait_until(selectors.loads_are_zero, "nothing is left")

@@ -159,7 +159,10 @@ class SelectServiceRouter(LocalityMixin, MultiplexMixin, RequestRouter):  # type
         """End the booking of a completed request."""
         super().on_request_completed(replica_id, internal_request_id)
         if self._routing is not None:
-            self._routing.completed(internal_request_id, worker_id_of(replica_id.unique_id))
+            # a turn later: how it ended is told right after this, and has to be sent along
+            worker_id = worker_id_of(replica_id.unique_id)
+            end = self._routing.completed
+            asyncio.get_running_loop().call_soon(end, internal_request_id, worker_id)
 
     # -- behind ------------------------------------------------------------------------------------
 
