@@ -6,13 +6,14 @@ import re
 from typing import TYPE_CHECKING, Any, Self
 
 from tests.deploy.tools import AXE
+from tests.wait import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from playwright.sync_api import Browser, Locator, Page, Request
 
-WAIT_MS = 15_000
+WAIT_MS = int(PATIENCE_S * 1000)
 LOST = re.compile("ERR_CONNECTION_REFUSED|ERR_CONNECTION_RESET|ERR_INCOMPLETE_CHUNKED|ERR_EMPTY")
 """What Chromium says while the service is away."""
 

@@ -27,7 +27,7 @@ def test_what_has_not_lasted_is_told_as_the_command_tells_it(serve: Serve, tab: 
     page.until("#suspected [data-code=worker-incomplete]", "a problem if it lasts")
     assert "No lasting problem found yet" in page.text("[data-empty=none-lasting]")
     assert page.find("[data-empty=no-findings]").count() == 0
-    page.page.wait_for_selector(f"{LASTING}[data-code=worker-incomplete]", timeout=40_000)
+    page.page.wait_for_selector(f"{LASTING}[data-code=worker-incomplete]")
 
 
 def test_findings_of_the_doctor(serve: Serve, tab: Tabs) -> None:
@@ -37,7 +37,7 @@ def test_findings_of_the_doctor(serve: Serve, tab: Tabs) -> None:
     call(server, "POST", "/workers", clash | {"kv_events_endpoint": "tcp://127.0.0.1:9"})
     page = tab(server)
     page.open("doctor")
-    page.page.wait_for_selector(f"{LASTING}[data-code=worker-incomplete]", timeout=40_000)
+    page.page.wait_for_selector(f"{LASTING}[data-code=worker-incomplete]")
     findings = call(server, "GET", "/ready?verbose=true")["findings"]
     page.page.wait_for_function(
         f"n => document.querySelectorAll({LASTING!r}).length === n", arg=len(findings)
@@ -54,7 +54,6 @@ def test_findings_of_the_doctor(serve: Serve, tab: Tabs) -> None:
     page.page.wait_for_function(
         "n => document.querySelector('#tabs .badge').innerText === String(n)",
         arg=sum(one["severity"] != "info" for one in findings),
-        timeout=5000,  # at once, and not when the doctor is asked for the second time
     )
 
 
@@ -87,8 +86,7 @@ def test_a_worker_that_never_published_is_silent_also_in_trouble(serve: Serve, t
     page = tab(server)
     page.open("fleet")
     page.page.wait_for_function(
-        "() => document.querySelector('[data-card=events] b')?.innerText === '1 in trouble'",
-        timeout=60_000,
+        "() => document.querySelector('[data-card=events] b')?.innerText === '1 in trouble'"
     )
     assert page.text("[data-card=events] .muted") == "1 silent so far"
     assert page.text("[data-vital=hits] dd") == page.text("[data-vital=p99] dd")  # both a dash

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Self
 
 from tests.live.ports import HOST, free_port
+from tests.wait import PATIENCE_S
 
 PIECE_BYTES = 1 << 16
-DEADLINE_S = 10.0
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
@@ -67,11 +67,11 @@ class Proxy:
     def __enter__(self) -> Self:
         self._thread.start()
         serving = asyncio.start_server(self._serve, HOST, self.port)
-        self._server = asyncio.run_coroutine_threadsafe(serving, self._loop).result(DEADLINE_S)
+        self._server = asyncio.run_coroutine_threadsafe(serving, self._loop).result(PATIENCE_S)
         return self
 
     def __exit__(self, *_: object) -> None:
-        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(DEADLINE_S)
+        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(PATIENCE_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -94,7 +94,7 @@ class Proxy:
             done.set()
 
         self._loop.call_soon_threadsafe(do)
-        assert done.wait(DEADLINE_S)
+        assert done.wait(PATIENCE_S)
 
     def _set(self, fault: Fault) -> None:
         self._fault = fault

@@ -15,7 +15,7 @@ import pytest
 from tests.wait import PATIENCE_S
 
 TESTS = Path(__file__).parents[1]
-APART = {"faults", "on_ray", "golden", "bench", "browser", "fuzz", "lossy.py", "wait.py"}
+APART = {"faults", "on_ray", "golden", "bench", "pictures.py", "fuzz", "lossy.py", "wait.py"}
 CLOCKS = {"monotonic", "perf_counter"}
 CALLS = {"wait_for": 1, "timeout": 0}
 """Functions of asyncio and marks of pytest, and which argument is the time."""

@@ -17,12 +17,12 @@ from select_service.planner.types import IDLE, Load, Missing, ModelKey, Reading,
 from tests.deploy.test_live import prometheus
 from tests.live.ports import HOST
 from tests.live.tcp_server import tcp_server
+from tests.wait import PATIENCE_S
 
 pytestmark = [
     pytest.mark.heavy,
     pytest.mark.skipif(shutil.which("prometheus") is None, reason="no prometheus here"),
 ]
-DEADLINE_S = 45.0
 LLAMA = ModelKey("llama")
 # what one of two frontends says by itself, and as far from it as rounding never comes
 BUSY_ALONE_MS, QUIET_ALONE_MS = 1000.0 + 20.0, 3000.0 - 20.0
@@ -80,7 +80,7 @@ def test_two_frontends_are_weighted_by_their_requests(tmp_path: Path) -> None:
     async def seen(url: str) -> Window:
         source = PrometheusSource(url)
         try:
-            async with asyncio.timeout(DEADLINE_S):
+            async with asyncio.timeout(PATIENCE_S):
                 while True:
                     other = ModelKey("other")
                     windows = await source.windows([LLAMA, other], 10.0)
@@ -159,7 +159,7 @@ async def test_the_first_request_for_a_model_is_an_increase(tmp_path: Path) -> N
                 window = await source.windows([LLAMA], time.time() - at)
                 return window[LLAMA].requests
 
-            async with asyncio.timeout(DEADLINE_S):
+            async with asyncio.timeout(PATIENCE_S):
                 await one.scraped(2)
                 before = time.time()
                 assert isinstance(await asked_since(before - 1.0), Missing)
@@ -178,7 +178,7 @@ async def test_the_first_request_to_a_new_process_is_an_increase(tmp_path: Path)
         one.unserved = 1
         with prometheus(tmp_path, [one.target]) as prom:
             source = PrometheusSource(f"http://127.0.0.1:{prom.port}", SELECTOR)
-            async with asyncio.timeout(DEADLINE_S):
+            async with asyncio.timeout(PATIENCE_S):
                 await one.scraped(3)
                 for began, requests in (
                     (one.started_at - 5.0, Value(1.0)),
@@ -195,7 +195,7 @@ async def test_the_fast_loop_counts_what_was_scraped_when_it_was(tmp_path: Path)
         with prometheus(tmp_path, [busy.target, quiet.target], every_s=2) as prom:
             source = PrometheusSource(f"http://127.0.0.1:{prom.port}")
             told: list[Load] = []
-            async with asyncio.timeout(DEADLINE_S):
+            async with asyncio.timeout(PATIENCE_S):
                 while sum(one.seconds for one in told) < 6.0:
                     told.append((await source.loads([LLAMA]))[LLAMA])
                     await asyncio.sleep(0.5)
